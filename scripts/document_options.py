@@ -23,7 +23,7 @@ LIBRARIES = "tests/engine/model/test_session_options.py"
 TRITON = "tests/options/test_triton.py"
 OPENVINO = "tests/engine/test_openvino.py"
 OPERATORS = "tests/engine/test_custom_operators.py"
-BUFFERS = "tests/engine/runners/test_paged_buffers.py"
+BUFFERS = "tests/engine/kv_cache/test_paged_buffers.py"
 LIBRARY_BATCH = "tests/engine/runners/test_og_engine.py"
 REACHES = {Reach.BOTH: "both", Reach.GENERATOR: "onnxruntime-genai's model", Reach.BATCHED: "the batched session"}
 

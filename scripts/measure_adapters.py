@@ -24,7 +24,7 @@ from _models.engine_loop import Answered, Engine
 from _models.engine_spec import engine_spec
 from _models.table import table
 
-from genai_server.engine.runners import layout
+from genai_server.engine.kv_cache import layout
 from genai_server.engine.runners.choose import load_runners
 from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.sampling.grammar import model_guidance

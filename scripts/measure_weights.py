@@ -54,7 +54,7 @@ def main() -> None:
             {} if reference is None else {"reference": read(runner_of(reference, cache, "int4"), ids)}
         )
         runner = runner_of(model, cache, "int8")
-        if not runner.has_int8:
+        if runner.sessions.int8 is None:
             parser.exit(1, f"{model} has no matrices of 4 bits, or they cannot be stored in 8\n")
         for name, int8_from in (("own", None), ("8 bits", 1)):
             runner.runner.abilities = replace(runner.abilities, int8_from=int8_from)

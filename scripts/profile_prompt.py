@@ -22,7 +22,8 @@ from genai_server.engine.model.files import check_model_directory
 from genai_server.engine.model.graph import DecoderGraph, DoesNotFit, read_decoder_graph
 from genai_server.engine.model.weights import int8_model, prepacked_model
 from genai_server.engine.process import IDLE_CHUNK
-from genai_server.engine.runners.batched import BatchedRunner, BatchLimits
+from genai_server.engine.runners.batched import BatchedRunner
+from genai_server.engine.runners.lengths import BatchLimits
 from genai_server.messages.generation_request import ModelInfo
 
 MIN_SHARE = 0.01

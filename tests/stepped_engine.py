@@ -12,14 +12,15 @@ from pathlib import Path
 import numpy as np
 
 from genai_server.engine.ipc.mailbox import Connected, Resize
+from genai_server.engine.kv_cache.cpu_buffers import page_tokens
 from genai_server.engine.loop import EngineLoop
 from genai_server.engine.model.graph import read_decoder_graph
 from genai_server.engine.model.session import open_session
 from genai_server.engine.profiling.folder import ProfileFolder
 from genai_server.engine.profiling.runtime_options import PROFILING, TERMINATE, RuntimeOptionState
 from genai_server.engine.runners.base import Interrupted
-from genai_server.engine.runners.batched import BatchedRunner, BatchLimits
-from genai_server.engine.runners.cpu_buffers import page_tokens
+from genai_server.engine.runners.batched import BatchedRunner
+from genai_server.engine.runners.lengths import BatchLimits
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.sampling.grammar import model_guidance

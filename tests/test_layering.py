@@ -90,10 +90,12 @@ FORBIDDEN: dict[str, tuple[str, ...]] = {
     "http.telemetry": ("http.middleware",),
     # An engine's process combines these; each works without the others.
     "engine": ("text", "apis", "hub", "images", "audio"),
-    "engine.host": ("engine.ipc", "engine.measuring", "engine.model", "engine.profiling", "engine.runners")
-    + ("engine.sampling", "engine.scheduling", "engine.sequence"),
+    "engine.host": ("engine.ipc", "engine.kv_cache", "engine.measuring", "engine.model", "engine.profiling")
+    + ("engine.runners", "engine.sampling", "engine.scheduling", "engine.sequence"),
     "engine.ipc": ("engine.loop", "engine.process", "engine.measuring", "engine.model", "engine.profiling")
-    + ("engine.runners",),
+    + ("engine.kv_cache", "engine.runners"),
+    "engine.kv_cache": ("engine.loop", "engine.process", "engine.ipc", "engine.measuring", "engine.profiling")
+    + ("engine.runners", "engine.sampling"),
     "engine.model": ("engine.loop", "engine.process", "engine.ipc", "engine.measuring", "engine.profiling")
     + ("engine.sampling", "engine.scheduling", "engine.sequence"),
     "engine.profiling": ("engine.loop", "engine.process", "engine.ipc", "engine.measuring", "engine.model")
@@ -102,14 +104,14 @@ FORBIDDEN: dict[str, tuple[str, ...]] = {
     "engine.sampling": ("engine.loop", "engine.process", "engine.ipc", "engine.measuring", "engine.profiling")
     + ("engine.scheduling",),
     "engine.scheduling": ("engine.loop", "engine.process", "engine.host", "engine.ipc", "engine.measuring")
-    + ("engine.model", "engine.profiling", "engine.runners", "engine.sampling"),
+    + ("engine.kv_cache", "engine.model", "engine.profiling", "engine.runners", "engine.sampling"),
     "text.prompts": ("text.answers", "text.codec", "text.grammars"),
     "text.tool_formats": ("text.codec", "text.prompts"),
     "engine_client": ("text", "apis", "profiles", "hub", "grammar_checker"),
     "supervisor": ("text", "apis", "profiles", "hub", "grammar_checker"),
     # They use a server like any client.
     "tools.bench": ("text", "apis", "http", "generation", "profiles", "hub", "messages", "grammar_checker")
-    + ("engine.loop", "engine.measuring", "engine.runners", "engine_client", "supervisor"),
+    + ("engine.kv_cache", "engine.loop", "engine.measuring", "engine.runners", "engine_client", "supervisor"),
     "tools.terminal_chat": ("text", "apis", "generation", "profiles", "messages", "grammar_checker")
     + ("engine_client", "supervisor"),
 }
@@ -150,8 +152,8 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
     "matplotlib": ("tools.bench.plot",),
     "huggingface_hub": ("hub.client",),
     "ray": ("ray_serve.*",),
-    "zmq": ("engine.runners.kv_events",),
-    "cbor2": ("engine.runners.kv_events",),
+    "zmq": ("engine.kv_cache.kv_events",),
+    "cbor2": ("engine.kv_cache.kv_events",),
 }
 # Modules that only these modules may import.
 NAMES: dict[str, tuple[str, ...]] = {

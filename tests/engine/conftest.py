@@ -1,4 +1,4 @@
-"""Fixtures: the demo model in the library and in a session of ONNX Runtime."""
+"""Fixtures: the demo model in the library and in a session of ONNX Runtime, and models with states of fixed size."""
 
 from typing import Any
 
@@ -9,6 +9,8 @@ from genai_server.engine.model.session import open_session
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.sampling.grammar import Guidance, model_guidance
 from genai_server.engine.scheduling.step_time import StepTimeModel
+from scripts._models.driven import Driven
+from tests.engine.hybrids import Hybrid
 from tests.running_server import DEMO
 
 
@@ -25,6 +27,16 @@ def session() -> Any:
 @pytest.fixture(scope="module")
 def guidance(generator: OgGeneratorRunner) -> Guidance:
     return model_guidance(DEMO, generator.model)
+
+
+@pytest.fixture(scope="module", params=["lfm2", "qwen-3.5"])
+def hybrid(request: pytest.FixtureRequest) -> Hybrid:
+    return Hybrid(request.param)
+
+
+@pytest.fixture
+def runner(hybrid: Hybrid) -> Driven:
+    return hybrid.load()
 
 
 @pytest.fixture

@@ -11,7 +11,8 @@ from genai_server.engine.model.files import check_model_directory
 from genai_server.engine.model.graph import DecoderGraph, read_decoder_graph
 from genai_server.engine.model.session import open_session
 from genai_server.engine.runners.base import Runner, run_pass
-from genai_server.engine.runners.batched import BatchedRunner, BatchLimits
+from genai_server.engine.runners.batched import BatchedRunner
+from genai_server.engine.runners.lengths import BatchLimits
 from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.scheduling.scheduler_output import Read
 from genai_server.engine.sequence import Sequence

@@ -14,8 +14,9 @@ from llguidance import LLMatcher
 
 from genai_server.engine.model.files import check_model_directory
 from genai_server.engine.model.graph import read_decoder_graph
-from genai_server.engine.runners.batched import BatchedRunner, BatchLimits
+from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.runners.draft_model import DraftModel
+from genai_server.engine.runners.lengths import BatchLimits
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.sampling.grammar import Guidance
@@ -236,7 +237,7 @@ def test_answer_goes_on_without_a_draft_model_that_fails(
     def fail(*given: Any) -> None:
         raise RunnerFailed("no memory")
 
-    monkeypatch.setattr(model.runner, "_run", fail)
+    monkeypatch.setattr(model.runner.sessions.own, "run", fail)
     assert drafting.answer(1, ASKED) == wanted
     assert drafting.end(1).num_drafted == 0
     assert model.runner.slots.num_running == 0

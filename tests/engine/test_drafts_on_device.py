@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from genai_server.engine.kv_cache.paged_buffers import PagedBuffers
 from genai_server.engine.model.graph import read_decoder_graph
 from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
-from genai_server.engine.runners.paged_buffers import PagedBuffers
 from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.sampling.grammar import Guidance
 from genai_server.engine.scheduling.text_index import AnswerMemory

@@ -12,9 +12,9 @@ from genai_server.config.settings import Settings
 from genai_server.config.sources import engine_settings
 from genai_server.engine import process
 from genai_server.engine.ipc.mailbox import Resize
+from genai_server.engine.kv_cache.cpu_buffers import CpuBuffers, page_tokens
 from genai_server.engine.model.files import check_model_directory
 from genai_server.engine.model.graph import read_decoder_graph
-from genai_server.engine.runners.cpu_buffers import CpuBuffers, page_tokens
 from genai_server.engine.runners.load_batched import load_batched
 from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.sampling.grammar import model_guidance

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,7 @@ import pytest
 from llguidance import LLMatcher
 from numpy.typing import NDArray
 
-from genai_server.engine.model.graph import read_decoder_graph
-from genai_server.engine.runners.batched import BatchedRunner, BatchLimits
+from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.sampling.grammar import Guidance
@@ -25,7 +24,6 @@ from genai_server.profile_plan import ProfilePlan, SlowTokens
 from scripts._models.driven import Driven
 from tests.demo_device import MAX_LENGTH, DemoDevice, prompt
 from tests.engine.model_runners import batched_runner
-from tests.running_server import DEMO
 from tests.stepped_loop import API
 
 PERSON = {
@@ -314,28 +312,16 @@ def test_paused_sequence_reads_nothing_again_in_its_old_slot(
     assert device.tokens(1) == device.answer(2, "Count from 1 to 12.", exact=True)
 
 
-class Arriving(BatchedRunner):
-    """Lets a request arrive just before the model runs, in the passes that are chosen."""
-
-    arrive: Callable[[], None] | None = None
-
-    def _run(self, *arguments: Any) -> None:
-        arrive, self.arrive = self.arrive, None
-        if arrive is not None:
-            arrive()
-        super()._run(*arguments)
-
-
 @pytest.mark.parametrize("num_others", [0, 2], ids=["one prompt", "decoding and a prompt"])
 def test_request_interrupts_passes_of_the_background(
     generator: OgGeneratorRunner,
     session: Any,
     guidance: Guidance,
     tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
     num_others: int,
 ) -> None:
-    graph = read_decoder_graph(DEMO)
-    runner = Arriving(graph, session, generator.model, BatchLimits(6, MAX_LENGTH))
+    runner = batched_runner(session=session, num_slots=6, max_length=MAX_LENGTH)
     device = DemoDevice(RunnerPair(generator, runner), guidance, tmp_path)
     for key in range(10, 10 + num_others):
         device.submit(key, "Count from 1 to 12.", background=True)
@@ -350,8 +336,15 @@ def test_request_interrupts_passes_of_the_background(
         device.put(Submit(2, request))
         device.loop.interrupts.ask(API, Submit(2, request))
 
-    runner.arrive = arrive
-    device.steps(1)
+    run = runner.sessions.own.run
+
+    def run_late(*arguments: Any) -> Any:
+        arrive()
+        return run(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(runner.sessions.own, "run", run_late)
+        device.steps(1)
     assert device.loop.inbox.qsize() == 1
     # Nothing was read, and the next passes are those of the request.
     assert (sequence.num_read, {key: device.tokens(key) for key in tokens}) == (num_read, tokens)

@@ -12,6 +12,7 @@ from llguidance import LLMatcher
 
 from genai_server.engine.ipc.mailbox import Connected
 from genai_server.engine.runners.batched import BatchedRunner
+from genai_server.engine.runners.decoder_session import DecoderSession
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.sampling.grammar import Guidance
@@ -242,7 +243,7 @@ def test_a_failed_pass_with_a_draft_ends_its_answer_only(
         raise RunnerFailed("no memory")
 
     with monkeypatch.context() as patch:
-        patch.setattr(BatchedRunner, "_run", fail)
+        patch.setattr(DecoderSession, "run", fail)
         drafting.submit(2, COUNT, prediction=wanted)
         drafting.run(2)
     assert answer(drafting, 3, prediction=wanted) == wanted

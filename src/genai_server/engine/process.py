@@ -17,6 +17,7 @@ from genai_server.child_process import ignore_group_signals, private_standard_ou
 from genai_server.engine.host.parent_watch import ParentWatch
 from genai_server.engine.ipc.connections import Connections, Listener, listen
 from genai_server.engine.ipc.mailbox import Resize
+from genai_server.engine.kv_cache.kv_events import KvEventPublisher
 from genai_server.engine.loop import EngineLoop
 from genai_server.engine.model.files import CONFIG, session_profile
 from genai_server.engine.profiling.folder import profile_folder
@@ -24,7 +25,6 @@ from genai_server.engine.profiling.manifest import about_engine
 from genai_server.engine.profiling.runtime_options import RuntimeOptionState
 from genai_server.engine.runners.base import Runner
 from genai_server.engine.runners.choose import load_runners
-from genai_server.engine.runners.kv_events import KvEventPublisher
 from genai_server.engine.runners.lengths import on_cpu
 from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.runners.warm_up import scores_prompts, warm_up

@@ -13,8 +13,8 @@ import pytest
 from genai_server.engine.disk_cache.disk_cache import DiskCache
 from genai_server.engine.disk_cache.segment_folder import SegmentFolder
 from genai_server.engine.disk_cache.slot_memory import SlotMemory
+from genai_server.engine.kv_cache.cpu_buffers import CpuBuffers
 from genai_server.engine.runners.batched import BatchedRunner
-from genai_server.engine.runners.cpu_buffers import CpuBuffers
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.sampling.grammar import Guidance

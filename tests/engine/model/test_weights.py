@@ -16,8 +16,8 @@ from genai_server.engine.model.session import open_session
 from genai_server.engine.model.weights import int8_model, prepacked_model
 from genai_server.options.device import DeviceOptions, ProviderOptions
 from scripts._models.requantized import write_requantized
+from tests.engine.hybrids import BUILT
 from tests.engine.model_runners import batched_runner, greedy_logits
-from tests.engine.runners.hybrids import BUILT
 from tests.model_edits import edited_config, model_in_folders
 from tests.running_server import DEMO
 from tests.tokens import text

@@ -48,7 +48,7 @@ def batch(adapted: Path, session: Any) -> BatchedRunner:
 def files(adapted: Path, batch: BatchedRunner, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Adapters of random weights, of several ranks."""
     folder = tmp_path_factory.mktemp("adapters")
-    paths = [path for path in batch._graph.low_rank_paths if "lm_head" not in path.a]
+    paths = [path for path in batch.graph.low_rank_paths if "lm_head" not in path.a]
     nodes = ["/" + path.a.removesuffix(".lora_A.weight").replace(".", "/") + "/MatMul" for path in paths]
     shapes = {node: (path.num_inputs, path.num_outputs) for node, path in zip(nodes, paths, strict=True)}
     found = {}
@@ -176,7 +176,7 @@ def test_paused_row_continues_with_its_adapter(
 
 
 def test_weights_that_are_not_finite_are_refused(batch: BatchedRunner, tmp_path: Path) -> None:
-    path = batch._graph.low_rank_paths[0]
+    path = batch.graph.low_rank_paths[0]
     weights = {
         path.a: np.full((path.num_inputs, 1), np.nan, np.float32),
         path.b: np.zeros((1, path.num_outputs), np.float32),
@@ -207,7 +207,7 @@ def test_weights_of_8_bits_take_adapters_too(adapted: Path, tmp_path: Path) -> N
     spec = structs.replace(spec, settings=structs.replace(spec.settings, prefill_weights="int8"))
     batch = load_runners(spec).main
     assert isinstance(batch, BatchedRunner)
-    assert batch.has_int8
+    assert batch.sessions.int8 is not None
     adapter = LoadedAdapter("lively", {batch: batch.load_adapter(adapted / "lively.onnx_adapter")})
     first = []
     for int8_from in (None, 1):

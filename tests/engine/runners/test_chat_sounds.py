@@ -16,7 +16,8 @@ from genai_server.engine.model.session import open_session
 from genai_server.engine.model.vision import ImageEncoder
 from genai_server.engine.model.vision_files import read_vision_files
 from genai_server.engine.prompt_images import EncodedImage, PromptImages
-from genai_server.engine.runners.batched import BatchedRunner, BatchLimits
+from genai_server.engine.runners.batched import BatchedRunner
+from genai_server.engine.runners.lengths import BatchLimits
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.scheduling.scheduler_output import UNSHARED

@@ -15,17 +15,19 @@ import pytest
 from genai_server.config.settings import Settings
 from genai_server.config.sources import engine_settings
 from genai_server.engine import process
+from genai_server.engine.kv_cache import buffers, cpu_buffers
+from genai_server.engine.kv_cache.cpu_buffers import CpuBuffers, page_tokens
+from genai_server.engine.kv_cache.paged_buffers import Place
 from genai_server.engine.model import matrices, session, session_options
 from genai_server.engine.model.files import check_model_directory
 from genai_server.engine.model.graph import DecoderGraph, DoesNotFit, read_decoder_graph
 from genai_server.engine.model.paged_attention import BLOCK_TOKENS
 from genai_server.engine.model.ragged import slot_length
-from genai_server.engine.runners import buffers, choose, cpu_buffers
+from genai_server.engine.runners import choose
 from genai_server.engine.runners.batched import BatchedRunner
-from genai_server.engine.runners.cpu_buffers import CpuBuffers, page_tokens
+from genai_server.engine.runners.decoder_session import DecoderSession
 from genai_server.engine.runners.load_batched import int8_graph, load_batched
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
-from genai_server.engine.runners.paged_buffers import Place
 from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.runners.runner_rules import runs_by_library
 from genai_server.engine.runners.scripted import ScriptedRunner
@@ -247,10 +249,10 @@ def test_batch_does_not_fit_without_enough_free_memory(monkeypatch: pytest.Monke
 def test_failed_first_pass_falls_back_unless_batching_is_set(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def failing(self: BatchedRunner, *_: Any, **named: Any) -> None:
+    def failing(*_: Any) -> None:
         raise RunnerFailed("onnxruntime: shapes differ")
 
-    monkeypatch.setattr(BatchedRunner, "_run", failing)
+    monkeypatch.setattr(DecoderSession, "run", failing)
     runners = choose.load_runners(spec(128))
     assert not runners.has_batch
     assert "shapes differ" in (runners.batching.reason or "")

@@ -11,7 +11,7 @@ import pytest
 from genai_server.engine.model.graph import read_decoder_graph
 from genai_server.engine.model.int8_matrices import write_int8_model
 from genai_server.engine.model.session import open_session
-from genai_server.engine.runners.batched import BatchedRunner, Int8Session
+from genai_server.engine.runners.batch_sessions import Int8Session
 from genai_server.engine.runners.decoder_session import DecoderSession
 from genai_server.engine.scores import Logits
 from genai_server.errors import RunnerFailed
@@ -195,14 +195,14 @@ def test_weights_of_eight_bits_that_fail_are_left_out(
     four_bits: Sessions, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert four_bits.int8 is not None
-    read = BatchedRunner._read_prompt
+    eight, read = four_bits.int8.session, DecoderSession.read_prompt
 
-    def fail(self: BatchedRunner, on: DecoderSession) -> None:
-        if on is self._int8:
+    def fail(self: DecoderSession) -> None:
+        if self.session is eight:
             raise RunnerFailed("last two dimensions of skip needs to be same as input")
-        read(self, on)
+        read(self)
 
-    monkeypatch.setattr(BatchedRunner, "_read_prompt", fail)
+    monkeypatch.setattr(DecoderSession, "read_prompt", fail)
     runner = four_bits.runner(replace(four_bits.int8, min_gain=0.0))
     assert runner.abilities.int8_from is None
     assert "weights of 8 bits are not used: last two dimensions" in caplog.text

@@ -16,6 +16,7 @@ from genai_server.engine.runners.bare_sequences import open_bare
 from genai_server.engine.runners.base import Interrupted
 from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.runners.choose import load_runners
+from genai_server.engine.runners.decoder_session import DecoderSession
 from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.sampling.grammar import Guidance
 from genai_server.engine.scheduling.scheduler import Scheduler
@@ -23,7 +24,7 @@ from genai_server.engine.scheduling.scheduler_output import Read
 from genai_server.errors import RunnerFailed
 from genai_server.messages.launch import EngineSpec
 from scripts._models.driven import Driven
-from tests.engine.runners.hybrids import LENGTH, PADDING, SLOTS, STEPS, VOCAB, Hybrid, best, finish, text
+from tests.engine.hybrids import LENGTH, PADDING, SLOTS, STEPS, VOCAB, Hybrid, best, finish, text
 from tests.stepped_loop import SteppedLoop
 
 
@@ -150,7 +151,7 @@ def test_a_failed_pass_leaves_no_prefix(hybrid: Hybrid, runner: Driven, monkeypa
         raise RunnerFailed("broken")
 
     with monkeypatch.context() as patched:
-        patched.setattr(runner.runner, "_run", fail)
+        patched.setattr(DecoderSession, "run", fail)
         with pytest.raises(RunnerFailed):
             runner.decode([0], [5])
     runner.close(0)

@@ -20,7 +20,8 @@ from genai_server.engine.model.vision import ImageEncoder
 from genai_server.engine.model.vision_files import read_vision_files
 from genai_server.engine.prompt_images import EncodedImage, PromptImages
 from genai_server.engine.runners.base import run_pass
-from genai_server.engine.runners.batched import BatchedRunner, BatchLimits
+from genai_server.engine.runners.batched import BatchedRunner
+from genai_server.engine.runners.lengths import BatchLimits
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.runners.runner_pair import NO_ADAPTERS, RunnerPair
 from genai_server.engine.scheduling.scheduler_output import UNSHARED, Read

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from genai_server.engine.kv_cache.cpu_buffers import page_tokens
 from genai_server.engine.model.files import check_model_directory
 from genai_server.engine.model.graph import read_decoder_graph
 from genai_server.engine.runners import lengths
-from genai_server.engine.runners.cpu_buffers import page_tokens
 from genai_server.engine.runners.lengths import (
     batch_limits,
     generator_limits,
@@ -78,7 +78,7 @@ def test_little_memory_runs_fewer_requests_of_short_length() -> None:
 
 
 def test_whole_slots_leave_memory_for_several_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("genai_server.engine.runners.cpu_buffers.can_reserve", lambda *_: False)
+    monkeypatch.setattr("genai_server.engine.kv_cache.cpu_buffers.can_reserve", lambda *_: False)
     limit, _, slots = limited(0, 80_000 * GRAPH.bytes_per_token, max_batch_size=16)
     assert 18_000 < limit < 20_000
     assert slots == 4

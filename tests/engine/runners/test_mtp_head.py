@@ -26,7 +26,7 @@ from genai_server.engine.scheduling.step_time import StepTimeModel
 from genai_server.engine.sequence import Sequence
 from genai_server.messages.generation_request import Sampling
 from genai_server.messages.launch import EngineSpec
-from tests.engine.runners.hybrids import LENGTH, SLOTS, STEPS, VOCAB, Hybrid, text
+from tests.engine.hybrids import LENGTH, SLOTS, STEPS, VOCAB, Hybrid, text
 from tests.model_edits import edited_config
 from tests.stepped_loop import SteppedLoop
 

@@ -20,7 +20,8 @@ from genai_server.engine.model.session import open_session
 from genai_server.engine.model.sound_encoder import SoundEncoder
 from genai_server.engine.profiling.folder import wait_for_next_file_name
 from genai_server.engine.runners.base import Terminated, run_pass
-from genai_server.engine.runners.batched import BatchedRunner, BatchLimits
+from genai_server.engine.runners.batched import BatchedRunner
+from genai_server.engine.runners.lengths import BatchLimits
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.runners.profiled_rows import ProfiledRows
 from genai_server.engine.runners.runner_pair import RunnerPair

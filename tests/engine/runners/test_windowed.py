@@ -10,12 +10,12 @@ import numpy as np
 import onnx
 import pytest
 
+from genai_server.engine.kv_cache.cpu_buffers import CpuBuffers
+from genai_server.engine.kv_cache.layout import WINDOW_STEP
+from genai_server.engine.kv_cache.row import SlotSpan
 from genai_server.engine.model.graph import read_decoder_graph
 from genai_server.engine.model.session import open_session
-from genai_server.engine.runners.cpu_buffers import CpuBuffers
-from genai_server.engine.runners.layout import WINDOW_STEP
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
-from genai_server.engine.runners.row import SlotSpan
 from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.scheduling.scheduler_output import Read, Step
 from genai_server.engine.sequence import Sequence as Scheduled
@@ -111,7 +111,7 @@ def test_rows_far_behind_the_window_match_the_librarys(
 def test_keys_and_values_of_all_tokens_are_kept(windowed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     prompt, kept = text(200), []
     for step in (WINDOW_STEP, MAX_LENGTH):
-        monkeypatch.setattr("genai_server.engine.runners.layout.WINDOW_STEP", step)
+        monkeypatch.setattr("genai_server.engine.kv_cache.layout.WINDOW_STEP", step)
         runner = batched_runner(windowed, num_slots=1, max_length=MAX_LENGTH)
         greedy(Driven(runner), prompt, STEPS)
         assert isinstance(runner.buffers, CpuBuffers)

@@ -14,12 +14,12 @@ from genai_server.engine.disk_cache.prefix_storer import PrefixStorer
 from genai_server.engine.disk_cache.segment_folder import SegmentFolder
 from genai_server.engine.disk_cache.slot_memory import SlotMemory
 from genai_server.engine.host.priority import let_others_go_first
+from genai_server.engine.kv_cache.cpu_buffers import CpuBuffers
+from genai_server.engine.kv_cache.kv_slots import KvSlots
 from genai_server.engine.model.session_options import num_threads
 from genai_server.engine.model.weights import model_key
 from genai_server.engine.runners.base import Runner
 from genai_server.engine.runners.batched import BatchedRunner
-from genai_server.engine.runners.cpu_buffers import CpuBuffers
-from genai_server.engine.runners.kv_cache import KvSlots
 from genai_server.messages.figures import DiskCacheFigures
 from genai_server.messages.launch import EngineSpec
 from genai_server.pooling_model import Task, task_of

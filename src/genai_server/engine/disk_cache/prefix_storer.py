@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from genai_server.engine.disk_cache.segment_file import root_key, segment_key
 from genai_server.engine.disk_cache.segment_folder import Segment, SegmentFolder
 from genai_server.engine.disk_cache.slot_memory import SlotMemory
-from genai_server.engine.runners.kv_cache import KvSlots
-from genai_server.engine.runners.kv_slot import Slot
-from genai_server.engine.runners.row_states import Saved
+from genai_server.engine.kv_cache.kv_slot import Slot
+from genai_server.engine.kv_cache.kv_slots import KvSlots
+from genai_server.engine.kv_cache.row_states import Saved
 from genai_server.engine.sequence import common_length
 from genai_server.timing import Clock
 

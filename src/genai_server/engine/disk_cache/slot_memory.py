@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from genai_server.engine.disk_cache.segment_file import ArrayLayout
-from genai_server.engine.runners.row_states import RowStates
+from genai_server.engine.kv_cache.row_states import RowStates
 
 # Segments have about this many bytes, because a sequence that ends waits until the one being copied is complete.
 _SEGMENT_BYTES = 4 * 1024 * 1024

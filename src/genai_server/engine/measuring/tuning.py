@@ -15,7 +15,8 @@ from genai_server.engine.model.session_options import with_found_libraries
 from genai_server.engine.model.weights import prepacked_model
 from genai_server.engine.runners.bare_sequences import open_bare, read_all
 from genai_server.engine.runners.base import Runner
-from genai_server.engine.runners.batched import BatchedRunner, BatchLimits
+from genai_server.engine.runners.batched import BatchedRunner
+from genai_server.engine.runners.lengths import BatchLimits
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.sequence import Sequence
 from genai_server.options.device import DeviceOptions

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from genai_server.engine.kv_cache.row import Ranks
 from genai_server.engine.model.adapter_file import map_adapter_file
 from genai_server.engine.model.low_rank import LowRankPath
-from genai_server.engine.runners.row import Ranks
-from genai_server.errors import AdapterLoadFailed
+from genai_server.errors import AdapterLoadFailed, RunnerFailed
 
 # Adapters are moved together if a pass over all that rows use would take more than this many times their ranks.
 _MAX_SPREAD = 2
@@ -82,10 +82,13 @@ class AdapterStack:
         return place.first, place.rank
 
     def hold(self, sequence: int, weights: AdapterWeights) -> None:
-        """Keep an adapter's weights until the sequence ends. Raises MemoryError."""
+        """Keep an adapter's weights until the sequence ends. Raises RunnerFailed."""
         self._running[sequence] = weights
-        if not any(place.weights() is weights for place in self._places):
-            self._add(weights)
+        try:
+            if not any(place.weights() is weights for place in self._places):
+                self._add(weights)
+        except MemoryError as error:
+            raise RunnerFailed(f"no memory for an adapter: {error}") from error
 
     def release(self, sequence: int) -> None:
         """A sequence has ended, with or without an adapter."""

@@ -9,7 +9,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from genai_server.engine.abilities import Abilities
-from genai_server.engine.runners.kv_cache import KvSlots
+from genai_server.engine.kv_cache.kv_slots import KvSlots
 from genai_server.engine.scheduling.scheduler_output import NOTHING_KEPT, KvRoom, Read
 from genai_server.engine.scores import Scores
 from genai_server.engine.sequence import Sequence

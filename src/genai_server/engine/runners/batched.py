@@ -4,73 +4,41 @@ ONNX Runtime's contrib operator com.microsoft.GroupQueryAttention can have one b
 and writes new keys and values into it. So one pass reads any number of tokens of any slots (engine/model/ragged.py).
 """
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import numpy as np
-import onnxruntime
 from numpy.typing import NDArray
 
 from genai_server.engine.abilities import Abilities
+from genai_server.engine.kv_cache.buffers import MakeBuffers
+from genai_server.engine.kv_cache.checkpoints import before_checkpoint, ends_at_checkpoint, is_common_end
+from genai_server.engine.kv_cache.cpu_buffers import CpuBuffers
+from genai_server.engine.kv_cache.kv_slots import KvSlots
+from genai_server.engine.kv_cache.layout import lay_out, split_passes
+from genai_server.engine.kv_cache.row import Row
 from genai_server.engine.model.adapter_file import adapter_inputs, check_adapter_file
 from genai_server.engine.model.graph import DecoderGraph
-from genai_server.engine.model.output_head import BEST_LOGITS, BEST_TOKENS, SCALES, SHARES
-from genai_server.engine.model.pass_profile import profile_pass
 from genai_server.engine.model.ragged import slot_length
-from genai_server.engine.model.session import open_recurrences
 from genai_server.engine.model.session_options import node_shares
-from genai_server.engine.model.vision import TokenEmbedder
-from genai_server.engine.runners import trials
-from genai_server.engine.runners.adapter_stack import AdapterStack, AdapterWeights, load_weights
+from genai_server.engine.runners.adapter_stack import AdapterWeights, load_weights
 from genai_server.engine.runners.base import Interrupted, Runner
-from genai_server.engine.runners.buffers import MakeBuffers
-from genai_server.engine.runners.checkpoints import before_checkpoint, ends_at_checkpoint, is_common_end
-from genai_server.engine.runners.cpu_buffers import CpuBuffers
+from genai_server.engine.runners.batch_sessions import BatchSessions, Int8Session
 from genai_server.engine.runners.decoder_session import DecoderSession
-from genai_server.engine.runners.kv_cache import KvSlots
-from genai_server.engine.runners.layout import Layout, lay_out, split_passes
-from genai_server.engine.runners.paged_buffers import PagedBuffers
-from genai_server.engine.runners.row import Row
-from genai_server.engine.runners.row_states import RowStates
+from genai_server.engine.runners.lengths import BatchLimits
 from genai_server.engine.sampling.continuation import needs_all_logits
-from genai_server.engine.scheduling.scheduler_output import UNSHARED, KvMemory, KvRoom, Read, is_background
+from genai_server.engine.scheduling.scheduler_output import KvRoom, Read, is_background
 from genai_server.engine.scheduling.step_time import MAX_DRAFTED
-from genai_server.engine.scores import NUM_BEST, Best, Logits, Scores
+from genai_server.engine.scores import Scores
 from genai_server.engine.sequence import Sequence as Scheduled
-from genai_server.errors import InvalidField, RunnerFailed
+from genai_server.errors import InvalidField
 from genai_server.messages.generation_request import GenerationRequest, ModelInfo
 
-log = logging.getLogger(__name__)
-_INTERRUPTED_MESSAGE = "terminate flag"
 # Tokens of a chunk all of whose logits are computed on a device. With 150,000 tokens, they take 0.16 GB of its memory.
 _MAX_POSITIONS = 256
 TakeHidden = Callable[[Scheduled, int, NDArray[Any]], None]
-
-
-@dataclass(frozen=True)
-class BatchLimits:
-    """How much a batched runner holds."""
-
-    # Sequences at once.
-    num_slots: int
-    # Tokens of each sequence.
-    max_length: int
-    # What the slots share.
-    memory: KvMemory = UNSHARED
-
-
-@dataclass(frozen=True)
-class Int8Session:
-    """A session with matrices of 8 bits in place of 4-bit ones, for passes of many tokens without exact sequences."""
-
-    session: Any
-    # How many times faster a chunk must be with it.
-    min_gain: float = 1.2
 
 
 class BatchedRunner(Runner):
@@ -94,41 +62,27 @@ class BatchedRunner(Runner):
         run_entries: Mapping[str, str] = MappingProxyType({}),
         make_buffers: MakeBuffers = CpuBuffers,
     ) -> None:
-        self._graph = graph
+        self.graph, self.model = graph, model
         self.switches_at = graph.switches_at
         self._has_states = graph.has_states
-        self._make_buffers = make_buffers
         # Path prefix of the profiles that ONNX Runtime writes of the next passes; "" without.
         self.profile_prefix = ""
-        self._run_entries = dict(run_entries)  # run options of every pass
-        # Of passes that are never interrupted. Without entries they have none: with options, ONNX Runtime's Python part
-        # raises and catches an error in each pass.
-        self._run_options = self._new_run_options() if run_entries else None
-        self._embedder = None if graph.vision is None else TokenEmbedder(graph.vision)
-        self._stack = AdapterStack(graph.low_rank_paths) if graph.low_rank_paths else None
-        self._own = DecoderSession(graph, session, self._stack, self._embedder)
-        self._int8 = None if int8 is None else DecoderSession(graph, int8.session, self._stack, self._embedder)
-        self._recurrences = open_recurrences(graph, session)  # for drafts
+        self.sessions = sessions = BatchSessions(
+            graph, session, limits, model.vocab_size, int8=int8, run_entries=run_entries, make_buffers=make_buffers
+        )
+        self.buffers, self.states = sessions.buffers, sessions.states
         # Takes the states of a read's tokens for a head for multi-token prediction, after a pass and before its drafts
-        # are verified: a sequence, its length before these tokens, and the states [tokens, hidden_size]. None without.
+        # are verified: a sequence, its length before these tokens, and the states [tokens, hidden_size]. None without;
+        # only for graphs with a `hidden_size`.
         self.take_hidden: TakeHidden | None = None
-        self.model = model
         self._slot_length = slot_length(limits.max_length)
         # Run options of the pass in progress, if it can be interrupted.
         self._interruptible: Any = None
         self._may_interrupt = True
-        self._row_group = 1
-        self._take_memory(trials.ROWS, trials.TOKENS + 1)
-        self._read_prompt(self._own)
-        self._paged = graph.block_tokens > 0
-        if not self._paged:
-            self._row_group = trials.smallest_row_group(self._try, self._copy_row, model.vocab_size)
-        trial = trials.Int8Trial() if int8 is None else self._try_int8(int8.min_gain)
-        self._take_memory(limits.num_slots, limits.max_length)
         self.slots = KvSlots(
             limits.num_slots,
             self.buffers,
-            row_group=self._row_group,
+            row_group=sessions.row_group,
             min_copied=graph.block_tokens or 1,
             memory=limits.memory,
             states=self.states if self._has_states else None,
@@ -152,18 +106,18 @@ class BatchedRunner(Runner):
             # The states of many rows would have to be copied before each pass.
             interrupts=not self._has_states,
             uses_host_cores=on_host,
-            int8_from=trial.first,
-            tried_passes=trial.seconds,
+            int8_from=sessions.trial.first,
+            tried_passes=sessions.trial.seconds,
             memory=limits.memory,
         )
 
     @property
     def nodes(self) -> Mapping[str, int | None]:
-        return node_shares(self._own.session)
+        return node_shares(self.sessions.own.session)
 
     def check(self, request: GenerationRequest) -> None:
         super().check(request)
-        if request.exact and self._paged:
+        if request.exact and self.graph.block_tokens:
             raise InvalidField(
                 "exact is not supported on this device: its kernels round differently with the tokens of a pass",
                 param="exact",
@@ -194,15 +148,12 @@ class BatchedRunner(Runner):
         self.slots.of(sequence.id).adapter = sequence.adapter_name
         if sequence.sound is not None:
             self.states.set_sound(self.slots.of(sequence.id).index, sequence.sound.states)
-        if self._stack is not None and (weights := self._adapter(sequence)) is not None:
-            try:
-                self._stack.hold(sequence.id, weights)
-            except MemoryError as error:
-                raise RunnerFailed(f"no memory for an adapter: {error}") from error
+        if self.sessions.stack is not None and (weights := self._adapter(sequence)) is not None:
+            self.sessions.stack.hold(sequence.id, weights)
 
     def load_adapter(self, path: Path) -> AdapterWeights:
-        check_adapter_file(path, adapter_inputs(self._graph.path.parent))
-        return load_weights(path, self._graph.low_rank_paths)
+        check_adapter_file(path, adapter_inputs(self.graph.path.parent))
+        return load_weights(path, self.graph.low_rank_paths)
 
     def must_reopen(self, sequence: Scheduled) -> bool:
         return self.is_long(sequence) and not self.slots.of(sequence.id).is_long
@@ -213,7 +164,7 @@ class BatchedRunner(Runner):
         if not super().may_draft(sequence) or (is_near and not self.slots.of(sequence.id).is_long):
             return False
         # All logits of each token of a draft would have to be copied.
-        return not (self._own.offers_best and needs_all_logits(sequence))
+        return not (self.sessions.own.offers_best and needs_all_logits(sequence))
 
     def kept(self, most: int) -> KvRoom:
         return self.slots.kept(most)
@@ -221,18 +172,8 @@ class BatchedRunner(Runner):
     def match_again(self, sequence: Scheduled) -> int:
         return self.slots.match_again(sequence.id, sequence.prompt, prefilled_only=sequence.request.exact)
 
-    @property
-    def gives_hidden(self) -> bool:
-        """Whether `take_hidden` can be used."""
-        return self._graph.hidden_size > 0
-
-    @property
-    def has_int8(self) -> bool:
-        """Whether there are weights of 8 bits, used or not."""
-        return self._int8 is not None
-
     def fit_chunk(self, sequence: Scheduled, most: int) -> int:
-        if self._own.offers_best and sequence.wants_positions:
+        if self.sessions.own.offers_best and sequence.wants_positions:
             most = min(most, _MAX_POSITIONS)
         chunk = super().fit_chunk(sequence, most)
         if not self._has_states or not self.slots.has(sequence.id) or sequence.num_produced:
@@ -245,7 +186,7 @@ class BatchedRunner(Runner):
             self.states.accept_nothing()
         index = self.slots.of(reads[0].sequence.id).index
         interrupts = self._interrupts(reads)
-        options = self._new_run_options() if interrupts or self.profile_prefix else self._run_options
+        options = self.sessions.own.new_options(self.profile_prefix) if interrupts or self.profile_prefix else None
         self._interruptible = options if interrupts else None
         saved = self.states.save(index) if self._has_states and interrupts else None
         try:
@@ -295,18 +236,18 @@ class BatchedRunner(Runner):
         # differently.
         repeatable: set[int] = set()
         by_slot = {row.slot: read.sequence for read, row in zip(reads, rows, strict=True)}
-        passes = split_passes(rows, self._graph, self._slot_length)
+        passes = split_passes(rows, self.graph, self._slot_length)
         for number, members in enumerate(passes):
-            layout = lay_out(members, self._graph, exact_group=self._row_group if is_exact else None)
-            on = self._own if is_exact else self._session_for(layout.num_tokens)
+            layout = lay_out(members, self.graph, exact_group=self.slots.row_group if is_exact else None)
+            on = self.sessions.own if is_exact else self._session_for(layout.num_tokens)
             slots = [row.slot for row in members]
-            is_whole = len(members) == 1 or layout.num_tokens % self._row_group == 0
-            if on is self._own and is_whole and not any(span.window_start for span in layout.spans):
+            is_whole = len(members) == 1 or layout.num_tokens % self.slots.row_group == 0
+            if on is self.sessions.own and is_whole and not any(span.window_start for span in layout.spans):
                 repeatable.update(row.slot for row in members if row.ranks is None)
-            scores = self._scores(layout, on, options)
+            scores = on.scores(layout, options, with_hidden=self.take_hidden is not None)
             if self.take_hidden is not None:
                 for row, places in zip(members, layout.tokens, strict=True):
-                    self.take_hidden(by_slot[row.slot], row.num_cached, self._hidden[0, places])
+                    self.take_hidden(by_slot[row.slot], row.num_cached, on.hidden[0, places])
             # The next pass overwrites the logits.
             found |= zip(slots, scores if number + 1 == len(passes) else map(Scores.copy, scores), strict=True)
         for read, row in zip(reads, rows, strict=True):
@@ -321,8 +262,9 @@ class BatchedRunner(Runner):
         slot, images = self.slots.of(read.sequence.id), read.sequence.images
         num_cached = len(slot.tokens)
         num_logits = read.num_tokens if read.positions else 1 + len(read.draft)
-        ranks = None if self._stack is None else self._stack.ranks(read.sequence.id)
-        is_alone = (ranks is not None and read.sequence.request.exact) or (self._own.offers_best and read.positions)
+        own, stack = self.sessions.own, self.sessions.stack
+        ranks = None if stack is None else stack.ranks(read.sequence.id)
+        is_alone = (ranks is not None and read.sequence.request.exact) or (own.offers_best and read.positions)
         row = Row(
             slot.index,
             num_cached,
@@ -336,38 +278,13 @@ class BatchedRunner(Runner):
         )
         if images is None:
             return row
-        positions = images.positions(num_cached, read.num_tokens) if self._graph.position_axes else None
+        positions = images.positions(num_cached, read.num_tokens) if self.graph.position_axes else None
         return replace(row, tokens=read.model_tokens, features=images.features(read.tokens), positions=positions)
 
     def _session_for(self, num_tokens: int) -> DecoderSession:
         """The session for a pass without exact sequences."""
-        int8_from = self.abilities.int8_from
-        return self._own if self._int8 is None or int8_from is None or num_tokens < int8_from else self._int8
-
-    def _scores(self, layout: Layout, on: DecoderSession, options: Any) -> list[Scores]:
-        """Run a pass. A device returns the best logits, and others when they are asked for."""
-        if on.offers_best:
-            shape = (1, layout.num_logits, NUM_BEST)
-            best, tokens = np.empty(shape, np.float32), np.empty(shape, np.int64)
-            shares = np.empty((*shape[:2], 1), np.float32)
-            left = self._run(on, layout, {BEST_LOGITS: best, BEST_TOKENS: tokens, SHARES: shares}, options)
-            scales = layout.inputs[SCALES][:, 0]
-            every = range(layout.num_logits)
-            found = Best(best[0], tokens[0], shares[0, :, 0], scales, every, partial(self._left, left))
-            return [Scores(best=found.at(places)) for places in layout.logits]
-        logits = self._without_images(self._logits(on, layout, options))
-        return [Scores(logits[places]) for places in layout.logits]
-
-    def _left(self, left: Any, places: range) -> Logits:
-        """Some of the logits that a pass left on a device."""
-        assert isinstance(self.buffers, PagedBuffers)  # else the session does not offer the best
-        return self._without_images(self.buffers.read(left, places))
-
-    def _without_images(self, logits: Logits) -> Logits:
-        """Exclude in place the token that stands for features of images."""
-        if self._embedder is not None:
-            logits[:, self._embedder.image_token] = -np.inf
-        return logits
+        int8, int8_from = self.sessions.int8, self.abilities.int8_from
+        return self.sessions.own if int8 is None or int8_from is None or num_tokens < int8_from else int8
 
     def accept(self, sequence: int, tokens: Sequence[int]) -> None:
         if self._has_states:
@@ -391,107 +308,20 @@ class BatchedRunner(Runner):
         for name, values in past.items():
             self.buffers.write(index, name, values[:, :, : len(read)])
         num_prefilled = min(len(read), len(prompt)) if len(prompt) > 1 else 0
-        self.slots.append(sequence.id, read[:num_prefilled], prefilled=True)
-        self.slots.append(sequence.id, read[num_prefilled:], prefilled=False)
+        self.slots.add_loaded(sequence.id, read, num_prefilled, None)
 
     def interrupt(self) -> None:
         if (options := self._interruptible) is not None:
             options.terminate = True
 
     def end_session(self) -> None:
-        self._own.session.end_profiling()
+        self.sessions.own.session.end_profiling()
 
     def close(self, sequence: int) -> None:
-        if self._stack is not None:
-            self._stack.release(sequence)
+        if self.sessions.stack is not None:
+            self.sessions.stack.release(sequence)
         if self.slots.has(sequence):
             self.slots.release(sequence)
-
-    def _take_memory(self, num_rows: int, max_length: int) -> None:
-        """Replace the buffers by empty ones of `num_rows` rows with `max_length` tokens each. Raises RunnerFailed."""
-        sessions = [session for session in (self._own, self._int8) if session is not None]
-        for session in sessions:
-            session.release()
-        for name in ("buffers", "states"):
-            vars(self).pop(name, None)  # freed before the next are allocated
-        try:
-            self.buffers = self._make_buffers(self._graph, num_rows, max_length)
-            self.states = RowStates(self._graph, num_rows, self._recurrences)
-        except (RuntimeError, OSError, MemoryError) as error:
-            raise RunnerFailed(f"no memory for keys and values: {error}") from error
-        # Written by each pass that does not have more logits.
-        self._step_logits = np.empty((max(num_rows, MAX_DRAFTED), self.model.vocab_size), self._graph.logits_type)
-        for session in sessions:
-            session.use(self.buffers, self.states)
-
-    def _copy_row(self, source: int, target: int, length: int) -> None:
-        self.buffers.copy(source, target, length)
-        self.states.copy(source, target)
-
-    def _try(self, ids: NDArray[np.int64], lengths: NDArray[np.int64], *, on: DecoderSession | None = None) -> Logits:
-        """Run `ids` [rows, new] over the first slots; returns the logits [rows, new, vocab_size] of all positions."""
-        num_new = ids.shape[1]
-        rows = [Row(slot, int(lengths[slot]) - num_new, row.tolist(), num_new) for slot, row in enumerate(ids)]
-        for row in rows:
-            if not row.num_cached:
-                self.states.clear(row.slot)
-        before = [(row.slot, self.states.save(row.slot)) for row in rows if row.num_cached]
-        logits = self._logits(on or self._own, lay_out(rows, self._graph), self._run_options)
-        for slot, saved in before:
-            self.states.load(slot, saved)
-        return logits.copy().reshape(*ids.shape, -1)
-
-    def _try_int8(self, min_gain: float) -> trials.Int8Trial:
-        """Time passes with 8-bit weights, which are not used if they are slower, too coarse, or fail."""
-        assert self._int8 is not None
-        self._take_memory(1, trials.MAX_TIMED)
-        try:
-            self._read_prompt(self._int8)
-            tried = partial(self._try, on=self._int8)
-            return trials.try_int8(self._try, tried, self.model.vocab_size, min_gain)
-        except RunnerFailed as error:
-            log.warning("weights of 8 bits are not used: %s", error.message)
-            return trials.Int8Trial()
-
-    def _read_prompt(self, on: DecoderSession) -> None:
-        """Run a pass that reads more tokens than it gives logits, as most passes do."""
-        self._logits(on, lay_out([Row(0, 0, [1 % self.model.vocab_size] * 3)], self._graph), self._run_options)
-
-    def _logits(self, on: DecoderSession, layout: Layout, options: Any) -> Logits:
-        """Run a pass; returns the logits [positions, vocab_size], which the next one overwrites."""
-        logits = self._step_logits[: layout.num_logits]
-        if len(logits) < layout.num_logits:
-            logits = np.empty((layout.num_logits, self.model.vocab_size), self._graph.logits_type)
-        self._run(on, layout, {self._graph.logits: logits[np.newaxis]}, options)
-        return logits.astype(np.float32, copy=False)
-
-    def _run(self, on: DecoderSession, layout: Layout, wanted: Mapping[str, NDArray[Any]], options: Any) -> Any:
-        """Run a pass, which writes the wanted outputs; returns the logits that it left on a device, as an OrtValue."""
-        if self.take_hidden is not None:
-            shape = (1, layout.num_tokens, self._graph.hidden_size)
-            self._hidden = np.empty(shape, self._graph.logits_type)
-            wanted = {**wanted, self._graph.hidden_output: self._hidden}
-        binding = on.bind(layout, wanted)
-        try:
-            on.session.run_with_iobinding(binding, options)
-        except RuntimeError as error:
-            if _INTERRUPTED_MESSAGE in str(error):
-                raise Interrupted from None
-            raise RunnerFailed(f"onnxruntime: {error}") from error
-        else:
-            if layout.num_drafted:
-                self.states.passed(layout, on.unverified(binding))
-            return on.left(binding) if on.offers_best else None
-        finally:
-            on.keep_unread(binding, wanted)
-
-    def _new_run_options(self) -> Any:
-        options = onnxruntime.RunOptions()
-        for name, value in self._run_entries.items():
-            options.add_run_config_entry(name, value)
-        if self.profile_prefix:
-            profile_pass(options, self.profile_prefix)
-        return options
 
 
 def _is_chunk(reads: Sequence[Read]) -> bool:

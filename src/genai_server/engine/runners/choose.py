@@ -189,7 +189,7 @@ def _load_head(spec: EngineSpec, share: float, runners: RunnerPair) -> "DraftMod
 
     main, model_dir = runners.main, Path(spec.model_dir)
     try:
-        if not isinstance(main, BatchedRunner) or not main.abilities.drafts or not main.gives_hidden:
+        if not isinstance(main, BatchedRunner) or not main.abilities.drafts or not main.graph.hidden_size:
             raise DoesNotFit(runners.batching.reason or "the model's graph does not give it what it reads")
         own = with_kv_share(spec, share)
         graph = with_cache_type(own, read_decoder_graph(model_dir, MTP), main.model.context_length)

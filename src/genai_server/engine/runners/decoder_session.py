@@ -6,20 +6,26 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import onnxruntime
 from numpy.typing import NDArray
 
+from genai_server.engine.kv_cache.buffers import BatchBuffers
+from genai_server.engine.kv_cache.layout import Layout, lay_out
+from genai_server.engine.kv_cache.paged_buffers import PagedBuffers
+from genai_server.engine.kv_cache.row import Ranks, Row, SlotSpan, Span
+from genai_server.engine.kv_cache.row_states import RowStates
 from genai_server.engine.model.graph import DecoderGraph
-from genai_server.engine.model.output_head import BEST_LOGITS, BEST_TOKENS, SHARES
+from genai_server.engine.model.output_head import BEST_LOGITS, BEST_TOKENS, SCALES, SHARES
+from genai_server.engine.model.pass_profile import profile_pass
 from genai_server.engine.model.vision import TokenEmbedder
 from genai_server.engine.runners.adapter_stack import AdapterStack
-from genai_server.engine.runners.buffers import BatchBuffers
-from genai_server.engine.runners.layout import Layout
-from genai_server.engine.runners.paged_buffers import PagedBuffers
-from genai_server.engine.runners.row import Ranks, SlotSpan, Span
-from genai_server.engine.runners.row_states import RowStates
+from genai_server.engine.runners.base import Interrupted
+from genai_server.engine.scores import NUM_BEST, Best, Logits, Scores
+from genai_server.errors import RunnerFailed
 
 # Maximum number of kept bindings. Binding two names for each layer in every pass would cost 0.7 ms.
 _MAX_BINDINGS = 256
+_INTERRUPTED_MESSAGE = "terminate flag"
 
 # Of attention, of states, and of adapters with the version of their stack; with whether the states are kept, because
 # there are drafts.
@@ -27,14 +33,24 @@ Spans = tuple[tuple[SlotSpan, ...], tuple[Span, Span, Span] | None, tuple[Ranks,
 
 
 class DecoderSession:
-    """A session and the bindings of its passes, by the ranges of slots of the two groups."""
+    """Runs passes of a session, and keeps their bindings, by the ranges of slots of the two groups."""
 
     def __init__(
-        self, graph: DecoderGraph, session: Any, adapters: AdapterStack | None, embedder: TokenEmbedder | None = None
+        self,
+        graph: DecoderGraph,
+        session: Any,
+        *,
+        adapters: AdapterStack | None,
+        embedder: TokenEmbedder | None,
+        run_entries: Mapping[str, str],
     ) -> None:
         self.session = session
         self._adapters = adapters
         self._embedder = embedder  # of a graph that takes embeddings
+        self._run_entries = dict(run_entries)  # run options of every pass
+        # Of passes that are never interrupted. Without entries they have none: with options, ONNX Runtime's Python part
+        # raises and catches an error in each pass.
+        self._options = self.new_options() if run_entries else None
         self.offers_best = BEST_LOGITS in {value.name for value in session.get_outputs()}
         self._graph = graph
         self._inputs = {value.name for value in session.get_inputs()}
@@ -49,9 +65,100 @@ class DecoderSession:
         vars(self).pop("_states", None)
         self._bindings: OrderedDict[Spans, Any] = OrderedDict()
 
-    def use(self, buffers: BatchBuffers, states: RowStates) -> None:
-        """Use the slots of these buffers, and these states, from now on. Those before must have been released."""
-        self._buffers, self._states = buffers, states
+    def use(self, buffers: BatchBuffers, states: RowStates, logits: NDArray[Any]) -> None:
+        """Use the slots of these buffers, and these states, from now on. Those before must have been released.
+
+        Each pass that does not have more logits than `logits` [positions, vocab_size] writes its own there.
+        """
+        self._buffers, self._states, self._step_logits = buffers, states, logits
+
+    def new_options(self, profile_prefix: str = "") -> Any:
+        """Run options for some passes, which are profiled into files with this path prefix, unless it is empty."""
+        options = onnxruntime.RunOptions()
+        for name, value in self._run_entries.items():
+            options.add_run_config_entry(name, value)
+        if profile_prefix:
+            profile_pass(options, profile_prefix)
+        return options
+
+    def scores(self, layout: Layout, options: Any = None, *, with_hidden: bool = False) -> list[Scores]:
+        """Run a pass; returns the scores of its rows. The next pass overwrites their logits.
+
+        A device returns the best logits, and others when they are asked for. `with_hidden` leaves the states of all
+        tokens [1, T, hidden_size] in `hidden`. Raises Interrupted, and RunnerFailed.
+        """
+        wanted: dict[str, NDArray[Any]] = {}
+        if with_hidden:
+            self.hidden = np.empty((1, layout.num_tokens, self._graph.hidden_size), self._graph.logits_type)
+            wanted[self._graph.hidden_output] = self.hidden
+        if self.offers_best:
+            shape = (1, layout.num_logits, NUM_BEST)
+            best, tokens = np.empty(shape, np.float32), np.empty(shape, np.int64)
+            shares = np.empty((*shape[:2], 1), np.float32)
+            left = self.run(layout, {BEST_LOGITS: best, BEST_TOKENS: tokens, SHARES: shares, **wanted}, options)
+            scales = layout.inputs[SCALES][:, 0]
+            every = range(layout.num_logits)
+            found = Best(best[0], tokens[0], shares[0, :, 0], scales, every, partial(self._read, left))
+            return [Scores(best=found.at(places)) for places in layout.logits]
+        logits = self._without_images(self._logits(layout, wanted, options))
+        return [Scores(logits[places]) for places in layout.logits]
+
+    def _read(self, left: Any, places: range) -> Logits:
+        """Some of the logits that a pass left on a device."""
+        assert isinstance(self._buffers, PagedBuffers)  # else the session does not offer the best
+        return self._without_images(self._buffers.read(left, places))
+
+    def _without_images(self, logits: Logits) -> Logits:
+        """Exclude in place the token that stands for features of images."""
+        if self._embedder is not None:
+            logits[:, self._embedder.image_token] = -np.inf
+        return logits
+
+    def _logits(self, layout: Layout, wanted: Mapping[str, NDArray[Any]], options: Any) -> Logits:
+        """Run a pass; returns the logits [positions, vocab_size], which the next one overwrites."""
+        logits = self._step_logits[: layout.num_logits]
+        if len(logits) < layout.num_logits:
+            logits = np.empty((layout.num_logits, self._step_logits.shape[1]), self._graph.logits_type)
+        self.run(layout, {self._graph.logits: logits[np.newaxis], **wanted}, options)
+        return logits.astype(np.float32, copy=False)
+
+    def run(self, layout: Layout, wanted: Mapping[str, NDArray[Any]], options: Any = None) -> Any:
+        """Run a pass, which writes the wanted outputs; returns the logits that it left on a device, as an OrtValue."""
+        binding = self.bind(layout, wanted)
+        try:
+            self.session.run_with_iobinding(binding, self._options if options is None else options)
+        except RuntimeError as error:
+            if _INTERRUPTED_MESSAGE in str(error):
+                raise Interrupted from None
+            raise RunnerFailed(f"onnxruntime: {error}") from error
+        else:
+            if layout.num_drafted:
+                self._states.passed(layout, self._unverified(binding))
+            return binding.get_outputs_as_ortvaluevector()[0] if self.offers_best else None
+        finally:
+            self._keep_unread(binding, wanted)
+
+    def read_prompt(self) -> None:
+        """Run a pass that reads more tokens than it gives logits, as most passes do."""
+        self._logits(lay_out([Row(0, 0, [1 % self._step_logits.shape[1]] * 3)], self._graph), {}, None)
+
+    def try_rows(self, ids: NDArray[np.int64], lengths: NDArray[np.int64]) -> Logits:
+        """Run `ids` [rows, new] over the first slots; returns the logits [rows, new, vocab_size] of all positions."""
+        num_new = ids.shape[1]
+        rows = [Row(slot, int(lengths[slot]) - num_new, row.tolist(), num_new) for slot, row in enumerate(ids)]
+        for row in rows:
+            if not row.num_cached:
+                self._states.clear(row.slot)
+        before = [(row.slot, self._states.save(row.slot)) for row in rows if row.num_cached]
+        logits = self._logits(lay_out(rows, self._graph), {}, None)
+        for slot, saved in before:
+            self._states.load(slot, saved)
+        return logits.copy().reshape(*ids.shape, -1)
+
+    def copy_row(self, source: int, target: int, length: int) -> None:
+        """Copy the states of one slot, and the keys and values of its first tokens, to another."""
+        self._buffers.copy(source, target, length)
+        self._states.copy(source, target)
 
     def bind(self, layout: Layout, wanted: Mapping[str, NDArray[Any]]) -> Any:
         """The binding for a pass; `wanted` maps output names to the arrays that the pass writes."""
@@ -77,14 +184,10 @@ class DecoderSession:
         # Bound again each time: the binding would otherwise still write to the arrays of the last pass.
         for name, array in wanted.items():
             binding.bind_output(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
-        self.keep_unread(binding, wanted)
+        self._keep_unread(binding, wanted)
         return binding
 
-    def left(self, binding: Any) -> Any:
-        """The logits that a pass left on the device, as an OrtValue."""
-        return binding.get_outputs_as_ortvaluevector()[0]
-
-    def unverified(self, binding: Any) -> dict[str, Any]:
+    def _unverified(self, binding: Any) -> dict[str, Any]:
         """What a pass with drafts gave of its states, as OrtValues by their names. The binding lets go of them."""
         values = binding.get_outputs_as_ortvaluevector()
         found = {name: values[number] for number, name in enumerate(self._states.unverified)}
@@ -96,7 +199,7 @@ class DecoderSession:
         axes = self._graph.position_axes
         return np.broadcast_to(layout.positions, (axes, *layout.ids.shape)).copy() if axes else layout.positions
 
-    def keep_unread(self, binding: Any, wanted: Mapping[str, NDArray[Any]]) -> None:
+    def _keep_unread(self, binding: Any, wanted: Mapping[str, NDArray[Any]]) -> None:
         """Leave unwanted outputs in the memory where they are computed.
 
         Called before a pass, and again after it: a binding otherwise keeps its outputs as long as it lives.

@@ -4,7 +4,6 @@ import logging
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 from msgspec import structs
@@ -22,9 +21,6 @@ from genai_server.options.device import device_id
 from genai_server.options.providers import CPU
 from genai_server.pooling_model import Task, task_of
 from genai_server.system_memory import free_memory
-
-if TYPE_CHECKING:
-    from genai_server.engine.runners.batched import BatchLimits
 
 log = logging.getLogger(__name__)
 # Memory for sequences of fewer tokens is not given up for running fewer of them at once.
@@ -148,19 +144,30 @@ def with_cache_type(spec: EngineSpec, graph: DecoderGraph, context_length: int) 
     return replace(graph, cache_type=np.float16) if wanted == "fp16" else graph
 
 
+@dataclass(frozen=True)
+class BatchLimits:
+    """How much a batched runner holds."""
+
+    # Sequences at once.
+    num_slots: int
+    # Tokens of each sequence.
+    max_length: int
+    # What the slots share.
+    memory: KvMemory = UNSHARED
+
+
 def on_cpu(spec: EngineSpec) -> bool:
     """Whether the engine's model is in the memory of a CPU."""
     return spec.device.partition(":")[0] == CPU
 
 
-def batch_limits(spec: EngineSpec, graph: DecoderGraph, model: ModelInfo) -> tuple["BatchLimits", ModelInfo]:
+def batch_limits(spec: EngineSpec, graph: DecoderGraph, model: ModelInfo) -> tuple[BatchLimits, ModelInfo]:
     """How many sequences run at once, and which memory they share; and the model with the limit of each.
 
     Raises DoesNotFit or ConfigurationError if there is too little memory for one.
     """
+    from genai_server.engine.kv_cache.cpu_buffers import can_reserve, page_tokens
     from genai_server.engine.model.ragged import slot_length
-    from genai_server.engine.runners.batched import BatchLimits
-    from genai_server.engine.runners.cpu_buffers import can_reserve, page_tokens
 
     settings, memory = spec.settings, allowed(spec)
     most = settings.max_batch_size

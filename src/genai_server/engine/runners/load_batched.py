@@ -24,7 +24,8 @@ from genai_server.system_memory import free_memory
 
 if TYPE_CHECKING:
     from genai_server.engine.model.graph import DecoderGraph
-    from genai_server.engine.runners.batched import BatchedRunner, Int8Session
+    from genai_server.engine.runners.batch_sessions import Int8Session
+    from genai_server.engine.runners.batched import BatchedRunner
 
 log = logging.getLogger(__name__)
 # The share of the free memory that 8-bit weights may take if the settings leave the choice to the engine.
@@ -39,9 +40,9 @@ def load_batched(spec: EngineSpec, model_dir: Path, model: ModelInfo) -> "Batche
     Raises DoesNotFit if the settings exclude it or it cannot run the model. Raises ConfigurationError if
     GENAI_KV_CACHE_BYTES is too small for a single request, because Generators would not keep to that limit.
     """
+    from genai_server.engine.kv_cache.buffers import buffers_on
     from genai_server.engine.model.session import open_session
     from genai_server.engine.runners.batched import BatchedRunner
-    from genai_server.engine.runners.buffers import buffers_on
 
     settings = spec.settings
     why = never_batched(spec.device, Path(spec.model_dir), settings.scheduler, exact=settings.exact)
@@ -113,7 +114,7 @@ def min_gain(spec: EngineSpec) -> float:
 
 def _int8_session(spec: EngineSpec, graph: "DecoderGraph") -> "Int8Session | None":
     from genai_server.engine.model.session import open_session
-    from genai_server.engine.runners.batched import Int8Session
+    from genai_server.engine.runners.batch_sessions import Int8Session
 
     try:
         session = open_session(graph, spec.settings.threads, optimized=True, options=spec.options)

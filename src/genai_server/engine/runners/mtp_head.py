@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from genai_server.engine.kv_cache.row import Row
 from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.runners.draft_model import Copy, DraftModel
-from genai_server.engine.runners.row import Row
 from genai_server.engine.scheduling.scheduler_output import Read
 from genai_server.engine.sequence import Sequence
 
@@ -74,7 +74,7 @@ class HeadRunner(BatchedRunner):
         if states is None:
             return row
         first = states.first + row.num_cached
-        axes = max(1, self._graph.position_axes)
+        axes = max(1, self.graph.position_axes)
         positions = np.tile(np.arange(first, first + read.num_tokens), (axes, 1))
         return replace(row, positions=positions, hidden=states.of(first, read.num_tokens))
 

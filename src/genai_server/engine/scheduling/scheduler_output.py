@@ -132,7 +132,7 @@ class KvMemory:
     page_tokens: int
     # Pages that all slots share.
     num_pages: int
-    # Pages of a state checkpoint (engine/runners/kv_cache.py); 0 for a model without states of fixed size.
+    # Pages of a state checkpoint (engine/kv_cache/kv_slots.py); 0 for a model without states of fixed size.
     checkpoint_pages: int = 0
     # Bytes of a page; 0 if the size is fixed.
     page_bytes: int = 0

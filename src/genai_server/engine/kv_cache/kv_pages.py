@@ -8,7 +8,7 @@ others by their last use. State checkpoints take pages, too. Those of running se
 from collections.abc import Callable, Iterable
 from itertools import pairwise
 
-from genai_server.engine.runners.kv_slot import Slot
+from genai_server.engine.kv_cache.kv_slot import Slot
 from genai_server.engine.scheduling.scheduler_output import KvMemory
 
 

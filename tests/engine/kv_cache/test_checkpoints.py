@@ -5,8 +5,8 @@ from typing import cast
 
 import pytest
 
-from genai_server.engine.runners.kv_cache import KvSlots
-from genai_server.engine.runners.row_states import RowStates
+from genai_server.engine.kv_cache.kv_slots import KvSlots
+from genai_server.engine.kv_cache.row_states import RowStates
 from genai_server.engine.scheduling.scheduler_output import KvMemory
 from genai_server.errors import RunnerFailed
 

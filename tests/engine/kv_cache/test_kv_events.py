@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from genai_server.engine.runners.kv_cache import KvSlots
+from genai_server.engine.kv_cache.kv_slots import KvSlots
 from genai_server.engine.scheduling.scheduler_output import KvMemory
 from genai_server.errors import ConfigurationError, RunnerFailed
 from genai_server.messages.kv_events import (
@@ -25,7 +25,7 @@ from tests.running_server import free_port
 pytest.importorskip("cbor2")
 zmq = pytest.importorskip("zmq")
 
-from genai_server.engine.runners.kv_events import CachedBlocks, KvEventPublisher, block_hash, first_parent  # noqa: E402
+from genai_server.engine.kv_cache.kv_events import CachedBlocks, KvEventPublisher, block_hash, first_parent  # noqa: E402
 
 LONG = list(range(1, 5 * BLOCK_TOKENS))
 

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from genai_server.engine.runners.kv_cache import KvSlots
+from genai_server.engine.kv_cache.kv_slots import KvSlots
 from genai_server.engine.scheduling.scheduler_output import UNSHARED, KvMemory, KvRoom
 from genai_server.errors import RunnerFailed
 from tests.hand_clock import HandClock

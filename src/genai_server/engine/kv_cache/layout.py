@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from genai_server.engine.kv_cache.row import Ranks, Row, SlotSpan, Span
 from genai_server.engine.model import ragged_states
 from genai_server.engine.model.graph import DecoderGraph
 from genai_server.engine.model.low_rank import RANKS
@@ -29,7 +30,6 @@ from genai_server.engine.model.ragged import (
     WINDOW_BOUND,
     WINDOW_LAST,
 )
-from genai_server.engine.runners.row import Ranks, Row, SlotSpan, Span
 
 # With a single place for each row, attention on CPUs takes another kernel. Its results may depend on the other rows.
 _EXACT_WIDTH = 2

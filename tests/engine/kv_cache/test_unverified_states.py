@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from genai_server.engine.kv_cache.unverified_states import UnverifiedStates
 from genai_server.engine.runners.runner_pair import RunnerPair
-from genai_server.engine.runners.unverified_states import UnverifiedStates
 from genai_server.engine.sampling.grammar import Guidance
 from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.engine.scheduling.scheduler_output import StepPolicy
@@ -17,8 +17,8 @@ from genai_server.engine.scores import Scores
 from genai_server.messages.generation_request import Sampling
 from genai_server.messages.protocol import Cancel
 from scripts._models.driven import Driven, Tokens
+from tests.engine.hybrids import LENGTH, SLOTS, STEPS, VOCAB, Hybrid, best, finish, text
 from tests.engine.model_runners import greedy_logits
-from tests.engine.runners.hybrids import LENGTH, SLOTS, STEPS, VOCAB, Hybrid, best, finish, text
 from tests.engine.test_distributions import Answer, deviation, reference
 from tests.stepped_loop import SteppedLoop
 

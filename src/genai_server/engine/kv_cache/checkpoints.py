@@ -1,6 +1,6 @@
 """Where state checkpoints lie: at lengths of a prompt at which other prompts may end to have the same tokens.
 
-A checkpoint is a copy of the states of fixed size that some layers keep of a sequence (engine/runners/kv_cache.py).
+A checkpoint is a copy of the states of fixed size that some layers keep of a sequence (engine/kv_cache/kv_slots.py).
 """
 
 # A prompt of at least this many unread tokens has a checkpoint near its end.

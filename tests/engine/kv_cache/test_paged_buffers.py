@@ -13,17 +13,17 @@ import onnxruntime
 import pytest
 from numpy.typing import NDArray
 
+from genai_server.engine.kv_cache.buffers import buffers_on
+from genai_server.engine.kv_cache.cpu_buffers import CpuBuffers
+from genai_server.engine.kv_cache.layout import Layout
+from genai_server.engine.kv_cache.paged_buffers import PagedBuffers, Place
+from genai_server.engine.kv_cache.row import Row
 from genai_server.engine.model.graph import DecoderGraph, read_decoder_graph
 from genai_server.engine.model.paged_attention import BLOCK_TOKENS
 from genai_server.engine.model.session import open_session
 from genai_server.engine.runners.batched import BatchedRunner
-from genai_server.engine.runners.buffers import buffers_on
-from genai_server.engine.runners.cpu_buffers import CpuBuffers
 from genai_server.engine.runners.decoder_session import DecoderSession
-from genai_server.engine.runners.layout import Layout
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
-from genai_server.engine.runners.paged_buffers import PagedBuffers, Place
-from genai_server.engine.runners.row import Row
 from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.sampling.continuation import NextToken, choose_next_token
 from genai_server.engine.sampling.sampler import top_tokens

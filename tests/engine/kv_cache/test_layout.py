@@ -5,6 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from genai_server.engine.kv_cache.layout import MAX_FOREIGN_RANKS, Layout, lay_out, split_passes
+from genai_server.engine.kv_cache.row import Row, SlotSpan
 from genai_server.engine.model.graph import LayerState, read_decoder_graph
 from genai_server.engine.model.low_rank import RANKS
 from genai_server.engine.model.ragged import (
@@ -21,8 +23,6 @@ from genai_server.engine.model.ragged import (
     WINDOW_BOUND,
     WINDOW_LAST,
 )
-from genai_server.engine.runners.layout import MAX_FOREIGN_RANKS, Layout, lay_out, split_passes
-from genai_server.engine.runners.row import Row, SlotSpan
 from tests.running_server import DEMO
 
 GRAPH = read_decoder_graph(DEMO)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from genai_server.engine.runners.row_states import Saved
+from genai_server.engine.kv_cache.row_states import Saved
 
 
 @dataclass
