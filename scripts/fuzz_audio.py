@@ -12,7 +12,7 @@ import asyncio
 from contextlib import closing
 from pathlib import Path
 
-from _load.file_fuzzer import FileFuzzer, fuzz
+from _load.file_fuzzer import FileFuzzer, fuzz, parsed
 from _load.hostile_recordings import hostile_recording
 
 from genai_server.audio.recordings import Recordings
@@ -58,7 +58,7 @@ def _files(folder: Path) -> list[Path]:
 
 if __name__ == "__main__":
     fuzz(
-        argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter),
+        parsed(argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)),
         hostile_recording,
         "GENAI_AUDIO_TIMEOUT",
         send,

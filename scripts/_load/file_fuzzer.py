@@ -76,18 +76,22 @@ class FileFuzzer:
             self.counted["crashed"] = 0
 
 
-def fuzz(
-    parser: argparse.ArgumentParser,
-    make: Callable[[int, int], tuple[str, bytes]],
-    late: str,
-    work: Callable[[FileFuzzer, range, Path], Awaitable[None]],
-) -> None:
-    """The program: parse arguments, send files with `work`, print what became of them. Exits with status 0 or 1."""
+def parsed(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """The program's arguments: those of `parser`, and those that all fuzzers of files have."""
     parser.add_argument("--count", type=int, default=20_000, help="files in all (20000)")
     parser.add_argument("--seed", type=int, default=int(time.time()))
     parser.add_argument("--only", type=int, metavar="NUMBER", help="this file of the seed")
     parser.add_argument("--markdown", action="store_true", help="print the table as a document has it")
-    arguments = parser.parse_args()
+    return parser.parse_args()
+
+
+def fuzz(
+    arguments: argparse.Namespace,
+    make: Callable[[int, int], tuple[str, bytes]],
+    late: str,
+    work: Callable[[FileFuzzer, range, Path], Awaitable[None]],
+) -> None:
+    """The program: send files with `work`, print what became of them. Exits with status 0 or 1."""
     numbers = range(arguments.count) if arguments.only is None else range(arguments.only, arguments.only + 1)
     fuzzer = FileFuzzer(arguments.seed, make, late)
     started = time.monotonic()

@@ -93,6 +93,11 @@ def test_openais_client_sends_sounds(server: RunningServer) -> None:
         )
     assert found.usage is not None
     assert found.usage.prompt_tokens > 40
+    details = found.usage.prompt_tokens_details
+    assert details is not None
+    # A token for each 80 ms.
+    assert details.audio_tokens in (len(sentence()) // 1280 + extra for extra in range(2))
+    assert details.image_tokens == 0
 
 
 def test_responses_keep_sounds_of_earlier_turns(server: RunningServer) -> None:

@@ -135,6 +135,13 @@ def test_the_tokens_of_images_are_part_of_the_prompt(server: RunningServer, path
     assert prompt_tokens(path, answered(server, path, asked(path, URL, URL))) == len(rendered)
 
 
+def test_usage_names_the_tokens_of_images(server: RunningServer) -> None:
+    path = "/v1/chat/completions"
+    several = answered(server, path, asked(path, URL, URL) | {"n": 2})["usage"]["prompt_tokens_details"]
+    assert (several["image_tokens"], several["audio_tokens"]) == (2 * NUM_FEATURES, 0)
+    assert answered(server, path, asked(path))["usage"]["prompt_tokens_details"]["image_tokens"] == 0
+
+
 @pytest.mark.parametrize(
     ("path", "place"),
     [

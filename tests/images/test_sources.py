@@ -232,7 +232,8 @@ def test_proxies_of_the_environment_are_not_used(resolved: list[str], monkeypatc
 
 def test_address_that_is_not_public_is_refused(resolved: list[str]) -> None:
     host = Host({"/a.png": _ok()})
-    _fails(host, "images.example resolves to 127.0.0.1, which is not a public address", may_connect=is_public)
+    reason = "images.example resolves to 127.0.0.1, which is not a public address; send the image as data:"
+    _fails(host, reason, may_connect=is_public)
     _fails(host, "not a public", url="http://127.0.0.1:{port}", hosts=["127.0.0.1:{port}"], may_connect=is_public)
     assert host.requests == []
 

@@ -39,7 +39,7 @@ def test_hostile_grammars_end_neither_server_nor_engine() -> None:
 
 @pytest.mark.timeout(400)
 def test_hostile_images_are_read_or_refused() -> None:
-    run("fuzz_images", "--count", "200", "--seed", "1")
+    run("fuzz_images", "--count", "200", "--seed", "1", "--pulse", "5")
 
 
 @pytest.mark.timeout(400)

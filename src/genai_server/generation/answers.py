@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -20,6 +20,7 @@ from genai_server.messages.generation_request import FinishReason, Sampling
 from genai_server.messages.protocol import Progress, Tokens
 from genai_server.text.answers.answer_text import AnswerText
 from genai_server.timing import Stopwatch, Timings
+from genai_server.vision_model import Medium
 
 # Seconds after which a task gives way to others on the event loop.
 _MAX_SHARE = 0.01
@@ -234,8 +235,9 @@ class Generation:
     sampling: Sampling
     # Identifies the model and how it is served.
     fingerprint: str = ""
-    # Images of the prompts, whose files must exist until the answers have ended.
+    # Images of the prompts, or sounds, whose files must exist until the answers have ended.
     images: Sequence[ReadImage] = ()
+    medium: Medium = Medium.IMAGE
 
     async def pieces(self) -> AsyncIterator[tuple[int, RunningAnswer, Piece | None]]:
         """The pieces of all answers as they arrive, each with its answer and index; None when that answer has ended.
@@ -283,7 +285,9 @@ class Generation:
 
     def usage(self) -> Usage:
         """Total token counts of all answers."""
-        return usage_of(self.answers, self.num_per_prompt)
+        tokens = sum(len(image.expansion) for image in self.images)
+        found = usage_of(self.answers, self.num_per_prompt)
+        return replace(found, sounds=tokens) if self.medium is Medium.SOUND else replace(found, images=tokens)
 
     def metrics(self) -> dict[str, Any]:
         """The first answer's metrics with six digits, in the format of apis.shared.base.Metrics."""

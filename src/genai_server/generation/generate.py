@@ -30,6 +30,7 @@ from genai_server.text.answers.answer_text import AnswerText
 from genai_server.text.codec import TextCodec
 from genai_server.text.prompts.prompt import CONTINUE
 from genai_server.timing import Stopwatch
+from genai_server.vision_model import Medium
 
 Body = ChatParameters | CompletionRequest
 # Fields that have the same names and values in a body.
@@ -143,7 +144,8 @@ async def _generate(services: Services, body: Body, context: RequestContext, *, 
     ]
     images = [placed.image for prompt in encoded for placed in prompt.images]
     context.record.answered(answers, num_per_prompt, requests[0])
-    return Generation(chosen.id, answers, num_per_prompt, requests[0].sampling, served.fingerprint, images)
+    medium = Medium.IMAGE if codec.vision is None else codec.vision.medium
+    return Generation(chosen.id, answers, num_per_prompt, requests[0].sampling, served.fingerprint, images, medium)
 
 
 def _answer_text(

@@ -257,7 +257,9 @@ async def _connect(
     found = await loop.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
     addresses = list(dict.fromkeys(str(address[0]) for *_, address in found))
     if refused := next((address for address in addresses if not may_connect(address)), None):
-        raise InvalidField(f"{param}: {target.host} resolves to {refused}, which is not a public address", param=param)
+        raise InvalidField(
+            f"{param}: {target.host} resolves to {refused}, which is not a public address; {_AS_DATA}", param=param
+        )
     secure = _secure() if target.scheme == "https" else None
     server_hostname = target.host if secure else None
     for address in addresses[:-1]:

@@ -16,6 +16,9 @@ class Usage:
     # Drafted tokens that became part of the answer, and those that did not.
     accepted: int = 0
     rejected: int = 0
+    # Tokens of the prompt that stand for images, and for sounds.
+    images: int = 0
+    sounds: int = 0
 
     def to_json(self) -> JsonObject:
         """OpenAI's usage object."""
@@ -23,7 +26,11 @@ class Usage:
             "prompt_tokens": self.prompt,
             "completion_tokens": self.completion,
             "total_tokens": self.prompt + self.completion,
-            "prompt_tokens_details": {"cached_tokens": self.cached},
+            "prompt_tokens_details": {
+                "audio_tokens": self.sounds,
+                "cached_tokens": self.cached,
+                "image_tokens": self.images,
+            },
             "completion_tokens_details": {
                 "reasoning_tokens": self.reasoning,
                 "accepted_prediction_tokens": self.accepted,
