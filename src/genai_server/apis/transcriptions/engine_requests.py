@@ -12,7 +12,6 @@ from genai_server.engine_client.client import EngineClient
 from genai_server.engine_client.stream import TokenStream
 from genai_server.errors import GenaiServerError, QueueFull
 from genai_server.generation.dependencies import RequestContext
-from genai_server.generation.interruption import require_end
 from genai_server.http.telemetry.request_record import ABORT, AnswerFigures
 from genai_server.messages.generation_request import FinishReason, GenerationRequest, Phases, TokenLogprob
 from genai_server.messages.protocol import Tokens
@@ -135,7 +134,7 @@ class EngineRequests:
         finally:
             figures.end()
             stream.close()
-        require_end(stream.reason, self.deadline)
+        self.deadline.require_end(stream.reason)
         answer.token_times.extend(stream.finished.token_times)
         return answer
 
@@ -169,7 +168,7 @@ class EngineRequests:
                     raise
                 await asyncio.sleep(min(error.retry_after or 1, deadline.seconds_left))
                 if not deadline.seconds_left:
-                    require_end(FinishReason.TIMEOUT, deadline)
+                    deadline.require_end(FinishReason.TIMEOUT)
                 self._engine = await self._pick()
             else:
                 self.accepted.set()

@@ -23,7 +23,6 @@ from genai_server.audio.window_reader import Window
 from genai_server.engine_client.client import EngineClient
 from genai_server.errors import InvalidField
 from genai_server.generation.dependencies import Deadline, RequestContext, Services
-from genai_server.generation.interruption import require_end
 from genai_server.messages.generation_request import FinishReason, GenerationRequest
 from genai_server.pooling_model import Task
 from genai_server.quoted_values import quoted
@@ -254,7 +253,7 @@ async def within(deadline: Deadline) -> AsyncGenerator[None]:
         async with asyncio.timeout(deadline.seconds_left):
             yield
     except TimeoutError:
-        require_end(FinishReason.TIMEOUT, deadline)
+        deadline.require_end(FinishReason.TIMEOUT)
         raise
 
 
