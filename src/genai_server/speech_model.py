@@ -24,7 +24,7 @@ AUDIO_PROCESSOR = "audio_processor_config.json"
 GENERATION = "generation_config.json"
 # What the library makes of a window, [1, mels, frames].
 FEATURES = "audio_features"
-# Of all recordings that such a model reads, in Hz.
+# Hz of the recordings that speech models read.
 SAMPLE_RATE = 16_000
 # Seconds between two timestamps.
 TIME_PRECISION = 0.02

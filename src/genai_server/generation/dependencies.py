@@ -91,7 +91,7 @@ class Deadline:
         # In seconds.
         self._clock = clock
         self._began = clock()
-        # From the beginning; less where the request says so.
+        # Seconds from the request's beginning to the deadline; a request may ask for fewer.
         self.seconds = float(limit)
 
     def tighten(self, seconds: float, *, param: str) -> None:

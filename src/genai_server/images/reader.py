@@ -76,7 +76,7 @@ class _Result:
     result: str
     # Why the image cannot be used.
     reason: str = ""
-    # Of an image that can be used.
+    # Set for an image that can be used.
     image: ReadImage | None = None
 
 

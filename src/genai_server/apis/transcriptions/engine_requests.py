@@ -25,7 +25,7 @@ class EngineAnswer:
     tokens: list[int]
     # One for each token.
     logprobs: list[TokenLogprob]
-    # Of the request's alignment, in seconds.
+    # When each token of the request's alignment begins, in seconds.
     token_times: list[float] = field(default_factory=list)
 
 
@@ -35,7 +35,7 @@ class TranscriptFigures(AnswerFigures):
     def __init__(self, arrival: Arrival) -> None:
         # A finish reason or an error's code, once it has ended.
         self.ended_as = ABORT
-        # Of the request that runs now, or has run last.
+        # The answer of the current request, or of the last one.
         self.stream: TokenStream | None = None
         self._stopwatch = Stopwatch(arrival)
         self._cached = 0
@@ -93,7 +93,7 @@ class EngineRequests:
         self.deadline = context.deadline
         # Set when an engine has accepted the first request.
         self.accepted = asyncio.Event()
-        # Of the last request, with the digest of its window.
+        # The engine of the last request, and the digest of its window.
         self._engine: EngineClient | None = None
         self._digest = ""
         self._figures: TranscriptFigures | None = None
