@@ -71,11 +71,6 @@ class SpeechModel(Struct, frozen=True):
     # What a transcript never contains.
     suppressed: list[int]
 
-    @property
-    def num_timestamps(self) -> int:
-        """The number of timestamps within a window, with its beginning and its end."""
-        return round(self.window_seconds / TIME_PRECISION) + 1
-
 
 def transcribes(directory: Path) -> bool:
     """Whether the directory's model is of a type that transcribes speech. False if the file cannot be read."""
