@@ -87,7 +87,7 @@ class Transcription:
         Raises as `windows` does. `close` ends what has begun.
         """
         first = self._first = asyncio.ensure_future(anext(self._transcribed, None))
-        first.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may wait for it
+        first.add_done_callback(lambda done: done.cancelled() or done.exception())  # it may never be awaited
         accepted = asyncio.create_task(self._requests.accepted.wait())
         try:
             await asyncio.wait({first, accepted}, return_when=asyncio.FIRST_COMPLETED)
@@ -278,7 +278,7 @@ async def _options(form: AudioForm, model: SpeechModel, codec: TextCodec, *, tra
 
 
 def _detection(form: AudioForm) -> Detection:
-    """How speech is told from silence."""
+    """How speech is distinguished from silence."""
     strategy = form.chunking_strategy if isinstance(form, TranscriptionForm) else None
     return strategy.detection if isinstance(strategy, ServerVad) else Detection()
 
