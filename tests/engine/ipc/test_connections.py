@@ -94,7 +94,7 @@ def test_peer_with_the_secret_is_welcomed_and_heard(connections: Connections, ap
     assert receive(api, 1) == [Tokens(1, [2, 3])]
 
 
-def test_what_must_not_wait_for_a_pass_is_told_at_once(listener: Listener, inbox: Inbox) -> None:
+def test_urgent_messages_are_handled_before_the_inbox(listener: Listener, inbox: Inbox) -> None:
     handled: list[tuple[int, ToEngine]] = []
     connections = Connections(listener, "secret", MODEL)
     connections.start(inbox, lambda number, message: handled.append((number, message)))
