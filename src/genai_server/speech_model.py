@@ -16,11 +16,11 @@ from genai_server.json_file import read_object
 _CONFIG = "genai_config.json"
 _TOKENIZER = "tokenizer.json"
 _KIND = "whisper"
-# Of the original, in its config.json.
+# The architecture that the original model's config.json names.
 ARCHITECTURE = "WhisperForConditionalGeneration"
 # How recordings are prepared, in the library's words.
 AUDIO_PROCESSOR = "audio_processor_config.json"
-# The original's, which a directory need not have.
+# A file of the original model, which a directory may lack.
 GENERATION = "generation_config.json"
 # What the library makes of a window, [1, mels, frames].
 FEATURES = "audio_features"

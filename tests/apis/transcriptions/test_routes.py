@@ -34,7 +34,7 @@ from tests.server_here import run_here
 
 PATHS = ("/v1/audio/transcriptions", "/v1/audio/translations")
 SPEECH = encoded(sentence())
-# Seconds, in which a busy machine loads several models one after the other.
+# Seconds in which a busy machine loads several models, one after another.
 _PATIENCE = 150.0
 
 
