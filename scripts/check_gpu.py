@@ -44,7 +44,7 @@ QUICK = ("chat", "greedy", "speed 1", "speed 16")
 PROMPTS = (512, 4000)
 OUTPUT_TOKENS = 192
 QUICK_TOKENS = 96
-# The longest that each step may take.
+# Maximum seconds of each step.
 SECONDS, SECONDS_FOR_SPEED, SECONDS_TO_KILL = 25.0, 40.0, 60.0
 SECONDS_TO_STOP = 8.0
 SECONDS_TO_RECOVER = 15.0

@@ -301,7 +301,7 @@ def shown(ended: Counter[str]) -> str:
 
 
 def cells(router: Router, found: Found) -> list[str]:
-    """The figures in the form of the table."""
+    """The cells of a row of the table."""
     added = found.overhead
     cells = [f"{added.request * 1e3:.1f}", f"{added.token * 1e6:.0f}"]
     cells += [f"{added.request_processor * 1e6:.0f}", f"{added.token_processor * 1e6:.0f}"]

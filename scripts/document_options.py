@@ -31,7 +31,7 @@ REACHES = {Reach.BOTH: "both", Reach.GENERATOR: "onnxruntime-genai's model", Rea
 FIELD = f"`{LIBRARIES}::test_an_option_is_a_field_of_the_batched_session`"
 OVERLAY = "`::test_option_is_added_to_the_overlay_of_onnxruntime_genai`"
 ANSWERS = "`tests/engine/runners/test_choose.py::test_a_model_answers_with_options_as_without`"
-# Session options whose effect a test shows; of the others tests show only that they are accepted.
+# Session options whose effect a test shows. For the others, tests show only that they are accepted.
 EFFECT_SHOWN = {
     *(session.THREADS, "inter_op_num_threads", session.MODE, session.LEVEL, "level", session.POOL, session.LIBRARIES),
     "session.disable_cpu_ep_fallback",

@@ -22,7 +22,7 @@ from genai_server.speech_model import read_speech_model
 
 _MODEL = Path(__file__).resolve().parents[1] / "tests" / "built_models" / "whisper"
 _FIELD = "file"
-# Of a recording.
+# Windows of a recording.
 _WINDOWS = 3
 
 

@@ -31,7 +31,7 @@ from genai_server.supervisor.supervisor import Supervisor
 
 SLOTS, MAX_LENGTH = 16, 2048
 MAX_PROMPT_TOKENS, MAX_OUTPUT_TOKENS = 1000, 48
-# Below are special tokens; all models have as many others.
+# Lower ids are special tokens. Every bench model has at least these tokens.
 FIRST_TOKEN, LAST_TOKEN = 3, 1900
 WANTED = 1.3
 SECONDS = 1800

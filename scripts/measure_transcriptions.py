@@ -40,7 +40,7 @@ CPP_TOOLS = ["pywhispercpp==1.5.1"]
 OURS = "genai-server"
 RATE = 16_000
 SECONDS_TO_LOAD = 300
-# Of a stream.
+# Tokens of a stream.
 TOKENS = 200
 # Transcribes files at once; returns the seconds.
 Transcribe = Callable[[list[Path]], float]

@@ -34,7 +34,7 @@ def test_an_incomplete_line_is_removed(tmp_path: Path, length: int) -> None:
 
 
 @pytest.mark.parametrize("damage", [b"\x00" * 10 + b"\n", b"{}\n", b'{"custom_id": "a"}\n', b"[" * 5000 + b"\n"])
-def test_what_follows_a_damaged_line_is_removed(tmp_path: Path, damage: bytes) -> None:
+def test_lines_behind_a_damaged_one_are_removed(tmp_path: Path, damage: bytes) -> None:
     path = tmp_path / "results"
     path.write_bytes(LINES[0] + damage + LINES[1])
     assert recovered(path) == ["a"]

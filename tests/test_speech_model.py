@@ -39,7 +39,6 @@ def test_ids_come_from_the_tokenizer(tmp_path: Path) -> None:
     assert (model.end_of_text, model.start_of_transcript) == (_FIRST, _FIRST + 1)
     assert (model.translate, model.transcribe, model.first_timestamp) == (_FIRST + 4, _FIRST + 5, _FIRST + 10)
     assert model.window_seconds == 30.0
-    assert model.num_timestamps == 1501
 
 
 def test_annotations_and_marks_are_no_transcript(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from statistics import median_low
 
 import psutil
 
-# Two connections may just be closing. Grammar checkers start when they are first needed: two of them, with two pipes
+# Two connections may still be closing. Grammar checkers start when they are first needed: two of them, with two pipes
 # each. So do the threads of the event loop's pool.
 SPARE_HANDLES = 2 + 2 * 2
 SPARE_THREADS = min(32, (os.cpu_count() or 1) + 4)

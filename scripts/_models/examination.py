@@ -410,7 +410,7 @@ OWN_FRAMES = [
 
 
 def training_frames() -> list[str]:
-    """Every frame of the training text, the slots of server questions and prefixes taken along."""
+    """Every frame of the training text, including the slots of server questions and the prefixes."""
     lists = [value for name, value in vars(phrasings).items() if name.isupper() and isinstance(value, list)]
     frames = [frame for frames in lists for frame in frames]
     for line in toolbox.KNOWN:

@@ -103,7 +103,7 @@ class Line:
         self._near.send(encode_frame(messages))
 
     def drain(self) -> None:
-        """Read what is there."""
+        """Discard what the engine has sent."""
         with contextlib.suppress(BlockingIOError):
             self._far.recv(1 << 20)
 

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 _TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-# In a terminal.
+# Formats for a terminal.
 _SHORT, _SHORT_TIME = "%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S"
 # Libraries' loggers. asyncio is noisy at DEBUG, python_multipart warns of each wrong form, which gets a response, and
 # httpx2, under huggingface_hub, reports each request at INFO.

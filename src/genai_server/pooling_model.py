@@ -83,7 +83,7 @@ class PoolingModel(Struct, frozen=True):
     has_types: bool = True
     # Head size of a decoder's attention, which not every graph shows.
     head_size: int = 0
-    # Of attention; 0 if unknown.
+    # Attention heads; 0 if unknown.
     num_heads: int = 0
     # How the vectors of a text's tokens become one; the results of several are joined. Empty if the graph does it.
     modes: tuple[str, ...] = ()

@@ -1,7 +1,6 @@
 """Processes for work on untrusted input: what crashes or blocks one of them affects nothing else.
 
-A process reads questions from its standard input and writes one line of JSON when it is ready and for each question.
-It does one thing at a time, so that a crash can be attributed.
+A process runs worker_loop.py. It does one thing at a time, so that a crash can be attributed.
 """
 
 import asyncio
@@ -60,11 +59,10 @@ class WorkerProcess:
         # Whether `end` was called.
         self.is_ended = False
         try:
-            # What the process wrote when it was ready: null, or an object whose `failed` says why it is not.
-            self.first_line = self.ask(b"", _START_TIMEOUT)
+            ready = self._exchange(b"", _START_TIMEOUT)
         except (ProcessDied, ProcessTimeout) as error:
             raise self.unavailable(f"the process that {self.purpose} does not start: {error}") from None
-        if reason := (self.first_line or {}).get("failed"):
+        if reason := ready.get("failed"):
             self.end()
             raise self.unavailable(f"the process that {self.purpose} does not start: {reason}")
 
@@ -78,11 +76,15 @@ class WorkerProcess:
         """Whether the process can take a question."""
         return self._process.poll() is None
 
-    def ask(self, question: bytes, timeout: float) -> Any:
-        """Send a question; returns the value of the line that answers it.
+    def ask(self, question: Mapping[str, Any], data: bytes, timeout: float) -> dict[str, Any]:
+        """Send a question with its bytes; returns the answer.
 
         Raises ProcessDied and ProcessTimeout, after which the process is gone.
         """
+        head = json.dumps({**question, "size": len(data)}).encode()
+        return self._exchange(head + b"\n" + data, timeout)
+
+    def _exchange(self, question: bytes, timeout: float) -> dict[str, Any]:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         too_late = threading.Event()
@@ -101,19 +103,14 @@ class WorkerProcess:
             line = self._process.stdout.readline()
         limit.cancel()
         if line.endswith(b"\n"):
-            return json.loads(line)
+            found: dict[str, Any] = json.loads(line)
+            return found
         self._process.kill()
         status = self._process.wait()
         self._close()
         if too_late.is_set():
             raise ProcessTimeout(f"no answer within {timeout:g} s")
         raise ProcessDied(f"exit status {status}")
-
-    def ask_about(self, question: Mapping[str, Any], data: bytes, timeout: float) -> dict[str, Any]:
-        """Send a question of worker_loop.py with its bytes; returns the answer. Raises as `ask` does."""
-        head = json.dumps({**question, "size": len(data)}).encode()
-        found: dict[str, Any] = self.ask(head + b"\n" + data, timeout)
-        return found
 
     def end(self) -> None:
         """Kill the process, whatever it is doing."""

@@ -16,15 +16,15 @@ from genai_server.json_file import read_object
 _CONFIG = "genai_config.json"
 _TOKENIZER = "tokenizer.json"
 _KIND = "whisper"
-# Of the original, in its config.json.
+# The architecture that the original model's config.json names.
 ARCHITECTURE = "WhisperForConditionalGeneration"
 # How recordings are prepared, in the library's words.
 AUDIO_PROCESSOR = "audio_processor_config.json"
-# The original's, which a directory need not have.
+# A file of the original model, which a directory may lack.
 GENERATION = "generation_config.json"
 # What the library makes of a window, [1, mels, frames].
 FEATURES = "audio_features"
-# Of all recordings that such a model reads, in Hz.
+# Hz of the recordings that speech models read.
 SAMPLE_RATE = 16_000
 # Seconds between two timestamps.
 TIME_PRECISION = 0.02
@@ -70,11 +70,6 @@ class SpeechModel(Struct, frozen=True):
     context_length: int
     # What a transcript never contains.
     suppressed: list[int]
-
-    @property
-    def num_timestamps(self) -> int:
-        """The number of timestamps within a window, with its beginning and its end."""
-        return round(self.window_seconds / TIME_PRECISION) + 1
 
 
 def transcribes(directory: Path) -> bool:

@@ -29,7 +29,7 @@ from tests.audio.sounds import RATE, Samples, encoded, sentence, silence, tone
 from tests.audio.speech_directory import make_speech_directory
 from tests.running_server import wait_until
 
-_ASK = WorkerProcess.ask_about
+_ASK = WorkerProcess.ask
 
 
 class Seen:
@@ -228,12 +228,12 @@ def test_recording_that_ends_its_decoder_is_refused_alone(
     own_folder: Path, monkeypatch: pytest.MonkeyPatch, ask: Any, words: str, result: str
 ) -> None:
     async def work(seen: Seen) -> None:
-        monkeypatch.setattr(WorkerProcess, "ask_about", ask)
+        monkeypatch.setattr(WorkerProcess, "ask", ask)
         with pytest.raises(InvalidField, match=f"file: the recording {words}") as refused:
             await seen.open(sentence())
         assert refused.value.param == "file"
         assert seen.files() == []
-        monkeypatch.setattr(WorkerProcess, "ask_about", _ASK)
+        monkeypatch.setattr(WorkerProcess, "ask", _ASK)
         (await seen.open(sentence())).close()
 
     assert _run(own_folder, work).results == {result: 1, "decoded": 1}
@@ -246,12 +246,12 @@ def test_window_that_ends_its_reader_is_refused_alone(
 ) -> None:
     async def work(seen: Seen) -> None:
         with await seen.open(sentence()) as recording:
-            monkeypatch.setattr(WorkerProcess, "ask_about", ask)
+            monkeypatch.setattr(WorkerProcess, "ask", ask)
             with pytest.raises(InvalidField, match=rf"file: the recording {words}.*, from 1\.50 s on") as refused:
                 await recording.window(1.5)
             assert refused.value.param == "file"
             assert seen.files() == [".pcm"]
-            monkeypatch.setattr(WorkerProcess, "ask_about", _ASK)
+            monkeypatch.setattr(WorkerProcess, "ask", _ASK)
             assert await recording.window(1.5) is not None
 
     _run(own_folder, work)
@@ -269,14 +269,14 @@ def test_client_that_leaves_ends_its_decoding(own_folder: Path, monkeypatch: pyt
             loop.call_soon_threadsafe(asked.set)
             return _ASK(process, question, data, timeout)
 
-        monkeypatch.setattr(WorkerProcess, "ask_about", stop)
+        monkeypatch.setattr(WorkerProcess, "ask", stop)
         opening = asyncio.create_task(seen.open(sentence()))
         await asked.wait()
         opening.cancel()
         with pytest.raises(asyncio.CancelledError):
             await opening
         assert seen.files() == []
-        monkeypatch.setattr(WorkerProcess, "ask_about", _ASK)
+        monkeypatch.setattr(WorkerProcess, "ask", _ASK)
         (await seen.open(sentence())).close()
 
     assert _run(own_folder, work).results == {"decoded": 1}
@@ -294,7 +294,7 @@ def test_second_cancellation_leaves_no_decoding(own_folder: Path, monkeypatch: p
             loop.call_soon_threadsafe(asked.set)
             return _ASK(process, question, data, timeout)
 
-        monkeypatch.setattr(WorkerProcess, "ask_about", stop)
+        monkeypatch.setattr(WorkerProcess, "ask", stop)
         upload = own_folder / "upload"
         upload.write_bytes(encoded(sentence()))
         opening = asyncio.create_task(seen.recordings.open(seen.model(), upload, param="file"))
@@ -325,7 +325,7 @@ def test_window_that_nobody_waits_for_leaves_no_file(own_folder: Path, monkeypat
                 asyncio.run_coroutine_threadsafe(cancelled.wait(), loop).result()
                 return answer
 
-            monkeypatch.setattr(WorkerProcess, "ask_about", ask)
+            monkeypatch.setattr(WorkerProcess, "ask", ask)
             reading = asyncio.create_task(recording.window(0))
             await answered.wait()
             assert seen.files() == [".npz", ".pcm"]
@@ -426,7 +426,7 @@ def test_small_files_do_not_wait_for_large_ones(own_folder: Path, monkeypatch: p
         return _ASK(process, question, data, timeout)
 
     async def work(seen: Seen) -> None:
-        monkeypatch.setattr(WorkerProcess, "ask_about", held)
+        monkeypatch.setattr(WorkerProcess, "ask", held)
         large = encoded(sentence()) + bytes(8 * 1024 * 1024)
         waiting = [asyncio.create_task(seen.open(large)) for _ in range(3)]
         await asyncio.sleep(0)

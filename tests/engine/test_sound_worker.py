@@ -107,7 +107,7 @@ def test_the_longest_unused_is_dropped_first(tmp_path: Path) -> None:
     assert bench.encoded == [1.0, 2.0, 3.0, 4.0, 2.0]
 
 
-def test_what_a_present_request_has_is_never_encoded_twice(tmp_path: Path) -> None:
+def test_sound_of_a_present_request_is_encoded_once(tmp_path: Path) -> None:
     bench = Bench(tmp_path, max_bytes=0)
     present = [bench.sequence(value) for value in (1.0, 2.0, 3.0)]
     for sequence in present:
@@ -117,7 +117,7 @@ def test_what_a_present_request_has_is_never_encoded_twice(tmp_path: Path) -> No
     assert bench.encoded == [1.0, 2.0, 3.0]
 
 
-def test_what_requests_leave_counts_towards_the_limit(tmp_path: Path) -> None:
+def test_sounds_of_ended_requests_count_towards_the_limit(tmp_path: Path) -> None:
     bench = Bench(tmp_path, max_bytes=0)
     for value in (1.0, 2.0, 1.0):
         sequence = bench.sequence(value)

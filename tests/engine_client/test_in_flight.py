@@ -267,7 +267,7 @@ async def test_a_group_is_resumed_without_answers_that_were_closed() -> None:
 # waiting for the next engine
 
 
-class Patient(InFlight):
+class TimedFlight(InFlight):
     """Requests in flight on a clock that the test sets."""
 
     def __init__(self) -> None:
@@ -283,19 +283,19 @@ class Patient(InFlight):
 
 
 async def test_a_deadline_goes_on_while_a_request_waits() -> None:
-    patient, timed = Patient(), msgspec.structs.replace(REQUEST, timeout=5.0)
-    waiting = await submitted(patient, 0, timed)
-    patient.lose(DEATH)
-    patient.now = 2.0
-    (again,) = patient.resumed()
+    flight, timed = TimedFlight(), msgspec.structs.replace(REQUEST, timeout=5.0)
+    waiting = await submitted(flight, 0, timed)
+    flight.lose(DEATH)
+    flight.now = 2.0
+    (again,) = flight.resumed()
     assert isinstance(again, Submit)
     assert again.request.timeout == pytest.approx(3.0, abs=0.5)
     waiting.close()
-    late = await submitted(patient, 1, timed)
-    patient.lose(DEATH)
-    patient.now = 7.5
-    patient.give_up(EngineDied("lost"), all=False)
-    assert len(patient) == 0
+    late = await submitted(flight, 1, timed)
+    flight.lose(DEATH)
+    flight.now = 7.5
+    flight.give_up(EngineDied("lost"), all=False)
+    assert len(flight) == 0
     await late.accepted()
     with pytest.raises(StopAsyncIteration):
         await anext(late)
@@ -303,20 +303,20 @@ async def test_a_deadline_goes_on_while_a_request_waits() -> None:
 
 
 async def test_request_fails_after_its_patience_only() -> None:
-    patient = Patient()
-    late = await submitted(patient, 0)
-    patient.lose(DEATH)
-    patient.now = 1.0
-    await submitted(patient, 1)
-    patient.lose(DEATH)
-    patient.now = PATIENCE - 0.5
-    patient.give_up(EngineDied("lost"), all=False)
-    assert len(patient) == 2
-    patient.now = PATIENCE
-    patient.give_up(EngineDied("lost"), all=False)
+    flight = TimedFlight()
+    late = await submitted(flight, 0)
+    flight.lose(DEATH)
+    flight.now = 1.0
+    await submitted(flight, 1)
+    flight.lose(DEATH)
+    flight.now = PATIENCE - 0.5
+    flight.give_up(EngineDied("lost"), all=False)
+    assert len(flight) == 2
+    flight.now = PATIENCE
+    flight.give_up(EngineDied("lost"), all=False)
     with pytest.raises(EngineDied, match="lost"):
         await anext(late)
-    assert [again.key for again in patient.resumed() if isinstance(again, Submit)] == [1]
+    assert [again.key for again in flight.resumed() if isinstance(again, Submit)] == [1]
 
 
 async def test_request_with_its_end_is_not_kept(flight: InFlight) -> None:

@@ -101,11 +101,11 @@ def test_engine_is_told_which_requests_are_of_the_background(
     path: str,
     fields: dict[str, Any],
 ) -> None:
-    told: list[bool] = []
+    passed_on: list[bool] = []
     submit = InFlight.submit
 
     async def submit_and_note(self: InFlight, *requests: GenerationRequest) -> list[TokenStream]:
-        told.extend(request.background for request in requests)
+        passed_on.extend(request.background for request in requests)
         return await submit(self, *requests)
 
     def in_background(scope: Scope) -> HttpRequestState:
@@ -116,4 +116,4 @@ def test_engine_is_told_which_requests_are_of_the_background(
         assert server.client.post(path, json=fields).status_code == 200
         monkeypatch.setattr("genai_server.generation.dependencies.request_state", in_background)
         assert server.client.post(path, json=fields).status_code == 200
-    assert told == [False, True]
+    assert passed_on == [False, True]

@@ -23,23 +23,29 @@ def checker() -> Iterator["subprocess.Popen[bytes]"]:
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     with process:
         assert process.stdout is not None
-        assert process.stdout.readline() == b"null\n"
+        assert process.stdout.readline() == b"{}\n"
         yield process
         process.kill()
 
 
-def _say(checker: "subprocess.Popen[bytes]", grammar: str) -> bytes:
+def _send(checker: "subprocess.Popen[bytes]", grammar: str) -> None:
     assert checker.stdin is not None
-    assert checker.stdout is not None
-    checker.stdin.write(json.dumps(grammar).encode() + b"\n")
+    checker.stdin.write(json.dumps({"grammar": grammar, "size": 0}).encode() + b"\n")
     checker.stdin.flush()
-    return checker.stdout.readline()
+
+
+def _error(checker: "subprocess.Popen[bytes]", grammar: str) -> str | None:
+    _send(checker, grammar)
+    assert checker.stdout is not None
+    reply: dict[str, str | None] = json.loads(checker.stdout.readline())
+    assert reply.keys() == {"error"}
+    return reply["error"]
 
 
 def test_checker_replies_one_line_per_grammar(checker: "subprocess.Popen[bytes]") -> None:
-    assert _say(checker, GRAMMAR) == b"null\n"
-    assert "nowhere" in json.loads(_say(checker, GRAMMAR.replace('\\"a\\"', "nowhere")))
-    assert _say(checker, GRAMMAR) == b"null\n"
+    assert _error(checker, GRAMMAR) is None
+    assert "nowhere" in str(_error(checker, GRAMMAR.replace('\\"a\\"', "nowhere")))
+    assert _error(checker, GRAMMAR) is None
 
 
 def test_checker_imports_neither_server_nor_runtimes(checker: "subprocess.Popen[bytes]") -> None:
@@ -57,20 +63,19 @@ def test_checker_ends_with_its_stdin_and_ignores_signals(
     for name in ("SIGINT", "SIGTERM", "SIGHUP"):
         if sys.platform != "win32":
             checker.send_signal(getattr(signal, name))
-    assert _say(checker, GRAMMAR) == b"null\n"
+    assert _error(checker, GRAMMAR) is None
     assert checker.stdin is not None
     checker.stdin.close()
     assert checker.wait(10) == 0
 
 
 def test_checker_ends_during_a_check(checker: "subprocess.Popen[bytes]") -> None:
-    assert checker.stdin is not None
     endless = {"allOf": [{"pattern": f"^(a|b)*a(a|b){{{n}}}b(a|b)*$"} for n in range(24)]}
-    checker.stdin.write(json.dumps(json.dumps({"grammars": [{"json_schema": endless}]})).encode() + b"\n")
-    checker.stdin.flush()
+    _send(checker, json.dumps({"grammars": [{"json_schema": endless}]}))
     process = psutil.Process(checker.pid)
     wait_until(lambda: process.cpu_times().user >= 0.3)  # it is busy
     assert checker.poll() is None
+    assert checker.stdin is not None
     checker.stdin.close()
     assert checker.wait(10) == 0
 

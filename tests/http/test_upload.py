@@ -61,7 +61,7 @@ def refusal(body: bytes) -> GenaiServerError:
 @pytest.mark.parametrize(
     "body", [b"{}", b"", BODY[:-30], BODY[:60], b"--line\r\n\r\nx\r\n--line--\r\n", b"--line\r\n" + b"a" * 10_000]
 )
-def test_what_is_no_form_is_refused(body: bytes) -> None:
+def test_body_that_is_not_a_form_is_refused(body: bytes) -> None:
     error = refusal(body)
     assert isinstance(error, MalformedForm)
     assert "the body is not a form" in error.message

@@ -45,6 +45,6 @@ def test_formats_and_channels_make_the_same_spectrogram(processor: SoundProcesso
         (encoded(tone(0.001)), "is refused by the model's sound processor|is too short"),
     ],
 )
-def test_what_cannot_be_used_is_named(processor: SoundProcessor, data: bytes, reason: str) -> None:
+def test_unusable_sound_is_refused_with_its_reason(processor: SoundProcessor, data: bytes, reason: str) -> None:
     with pytest.raises(UnusableImage, match=reason):
         processor.process(data, 1)

@@ -34,7 +34,7 @@ def test_the_demo_model_answers_the_examples_and_is_called_a_toy(
 
 
 @pytest.mark.parametrize("status", [403, 200])
-def test_who_may_not_load_models_is_told_a_command(browser: Browser, demo: RunningServer, status: int) -> None:
+def test_visitor_without_the_right_to_load_sees_a_command(browser: Browser, demo: RunningServer, status: int) -> None:
     with opened(browser, demo) as page:
         refused = {"error": {"message": "admin key", "code": "admin_key_required"}}
         page.route("**/v1/requests", lambda route: route.fulfill(status=status, json=refused))

@@ -130,7 +130,7 @@ class _Job:
             self._process = process
         try:
             question = {"path": str(self.file), "target": str(self.target)}
-            answer = process.ask_about(question, b"", timeout)
+            answer = process.ask(question, b"", timeout)
         finally:
             with self._lock:
                 self._process = None

@@ -89,7 +89,7 @@ class WindowReader:
         reason = ""
         answer: Mapping[str, Any] = {}
         try:
-            answer = self._pool.with_process(lambda process: process.ask_about(question, b"", self._timeout))
+            answer = self._pool.with_process(lambda process: process.ask(question, b"", self._timeout))
         except ProcessTimeout:
             reason = f"takes longer than {self._timeout} s to read (GENAI_AUDIO_TIMEOUT)"
         except ProcessDied:

@@ -43,7 +43,7 @@ class ImageWorker(EncoderWorker[EncodedImage]):
         return bool(request.images)
 
     def check(self, request: GenerationRequest) -> None:
-        """Only images have image tokens, and no answer has: neither a feature nor an embedding stands for others."""
+        """Refuse sounds, and image tokens outside of images, because each one needs a feature. Raises InvalidField."""
         if request.sound is not None:
             raise InvalidField("this model takes no sound", param="sound")
         token = self.image_token

@@ -11,5 +11,5 @@ class LoadedAdapter:
 
     # Of the file's content. Keys and values depend on it.
     digest: str
-    # By runner, what that has loaded of the file.
+    # What each runner has loaded of the file, keyed by runner.
     parts: Mapping[Any, Any]

@@ -37,7 +37,7 @@ class Best:
     fetch: Callable[[range], Logits]
 
     def at(self, some: slice) -> "Best":
-        """Those of some of the positions."""
+        """The best tokens at some of the positions."""
         places, shares, scales = self.places[some], self.shares[some], self.scales[some]
         return Best(self.logits[some], self.tokens[some], shares, scales, places, self.fetch)
 

@@ -16,7 +16,7 @@ from starlette.types import Receive
 
 from genai_server.audio.recordings import Recordings
 from genai_server.config.settings import Settings
-from genai_server.errors import InvalidField, ServerStopping
+from genai_server.errors import DeadlinePassed, InvalidField, RequestCancelled, ServerStopping, SessionTerminated
 from genai_server.generation.catalog import Catalog
 from genai_server.generation.output_spec import CheckedSpecs
 from genai_server.generation.pulling import ModelStore
@@ -28,6 +28,7 @@ from genai_server.http.middleware.request_lifetime import Drain
 from genai_server.http.request_state import request_state
 from genai_server.http.telemetry.request_record import RecentRequests, RequestRecord
 from genai_server.images.reader import Images
+from genai_server.messages.generation_request import FinishReason
 from genai_server.pooling_model import Task
 from genai_server.quoted_values import quoted
 from genai_server.timing import Clock
@@ -90,7 +91,7 @@ class Deadline:
         # In seconds.
         self._clock = clock
         self._began = clock()
-        # From the beginning; less where the request says so.
+        # Seconds from the request's beginning to the deadline; a request may ask for fewer.
         self.seconds = float(limit)
 
     def tighten(self, seconds: float, *, param: str) -> None:
@@ -107,6 +108,21 @@ class Deadline:
     def seconds_left(self) -> float:
         """Seconds left now, at least 0."""
         return max(0.0, self._began + self.seconds - self._clock())
+
+    def require_end(self, reason: FinishReason | None) -> None:
+        """Check why the engine has ended a result of which a part is of no use.
+
+        Raises DeadlinePassed, SessionTerminated and RequestCancelled.
+        """
+        match reason:
+            case FinishReason.TIMEOUT:
+                raise DeadlinePassed(
+                    f"the request did not finish within {self.seconds:g} s (its timeout or GENAI_REQUEST_TIMEOUT)"
+                )
+            case FinishReason.TERMINATED:
+                raise SessionTerminated("an operator has terminated the device's session")
+            case FinishReason.CANCELLED:
+                raise RequestCancelled("an operator has cancelled the request")
 
 
 @dataclass(frozen=True)

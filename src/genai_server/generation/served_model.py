@@ -34,10 +34,10 @@ class ServedModel:
         self.router = Router(about.devices, status_file, about.name, about.serial)
         # Why the text side cannot be read, if it cannot.
         self.error: str | None = None
-        # Of its answers; "" until the text side is read.
+        # `system_fingerprint` of its answers; "" until the text side is read.
         self.fingerprint = ""
         self._about = about
-        # By device; empty until they are read.
+        # Text sides by device; empty until they are read.
         self._codecs: Mapping[str, TextCodec] = {}
         self._reading = asyncio.create_task(self._read_text(load_text, fingerprint))
         self._attached = asyncio.create_task(self.router.run())

@@ -1,7 +1,6 @@
 """Checks grammars in separate processes, so that a grammar that crashes or blocks one affects nothing else."""
 
 import hashlib
-import json
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,7 +30,7 @@ class CheckerProcess(WorkerProcess):
 
         Raises ProcessDied and ProcessTimeout, after which the process is gone.
         """
-        found: str | None = self.ask(json.dumps(grammar).encode() + b"\n", timeout)
+        found: str | None = self.ask({"grammar": grammar}, b"", timeout)["error"]
         return found
 
 

@@ -16,7 +16,7 @@ FILE = "file"
 MAX_FIELDS = 64
 MAX_FIELD_BYTES = 64 * 1024
 _FORM = b"multipart/form-data"
-# Of the headers of a part: their number, and the bytes of each.
+# Limits of a part's headers: their number, and the bytes of each.
 _MAX_HEADERS = 16
 _MAX_HEADER_BYTES = 8192
 _MAX_SHOWN = 100

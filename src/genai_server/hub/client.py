@@ -19,7 +19,7 @@ from genai_server.installation import this_installation
 from genai_server.quoted_values import escaped, quoted
 
 _MIN_VERSION = (2, 4)
-# With which the texts of Python's OSErrors begin.
+# Prefix of an OSError's text.
 _ERRNO = re.compile(r"^\[Errno -?\d+\] ")
 
 

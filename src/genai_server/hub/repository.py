@@ -63,7 +63,7 @@ class Selection:
 
     # The folder in the repository that contains them; "" for its root.
     folder: str
-    # By their names in the directory.
+    # Keyed by their names in the directory.
     files: dict[str, RemoteFile]
 
     @property

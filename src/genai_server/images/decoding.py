@@ -17,7 +17,7 @@ _LOW_DETAIL = 512
 _MAX_KEPT_PIXELS = 16_000_000
 _WHITE = (255, 255, 255, 255)
 _ORIENTATION = 0x0112
-# By the value of EXIF's tag.
+# How to turn an image back, by the value of EXIF's orientation.
 _TRANSPOSED = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,

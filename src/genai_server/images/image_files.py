@@ -43,7 +43,7 @@ class ImageFiles:
         self.folder = folder
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
-        # By digest, the least recently used first.
+        # Keyed by digest, in order of use.
         self._kept: OrderedDict[str, _Kept] = OrderedDict()
         self.num_bytes = 0
 

@@ -26,7 +26,7 @@ _MEMORY = 1024 * 1024 * 1024
 _MEMORY_PER_PIXEL = 40
 # The same for each second that a sound may have: samples, a file of them, and spectrograms in 32 bits.
 _MEMORY_PER_SECOND = 512 * 1024
-# Of the image that is read at the start.
+# Width and height of the image that is read at the start.
 _SIZE = (64, 64)
 # Decodes and prepares an image, or a small version of it.
 _Process = Callable[[bytes, bool], ProcessedImage]

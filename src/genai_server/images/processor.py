@@ -26,7 +26,7 @@ class ProcessedImage(NamedTuple):
     expansion: list[int]
     # Frames, rows and columns in tokens; None for models without.
     grid: tuple[int, int, int] | None
-    # By the processor's names.
+    # Keyed by the processor's names.
     tensors: dict[str, npt.NDArray[Any]]
 
 

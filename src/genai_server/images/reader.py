@@ -60,7 +60,7 @@ class ImageProcess(WorkerProcess):
         partial_file = path.with_suffix(f".{self.pid}")
         question = {"path": str(partial_file), "low_detail": low_detail}
         try:
-            found = self.ask_about(question, data, timeout)
+            found = self.ask(question, data, timeout)
             if "refused" not in found:
                 partial_file.replace(path)  # at once: an engine may be reading it
         finally:
@@ -76,7 +76,7 @@ class _Result:
     result: str
     # Why the image cannot be used.
     reason: str = ""
-    # Of an image that can be used.
+    # Set for an image that can be used.
     image: ReadImage | None = None
 
 

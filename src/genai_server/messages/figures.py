@@ -16,7 +16,7 @@ class Histogram(Struct, frozen=True):
 class DiskCacheFigures(Struct, frozen=True):
     """What is known of the prefix cache on disk, and what an engine has counted of it."""
 
-    # Of the files of all models, when this engine last wrote one.
+    # Bytes of all models' files when this engine last wrote one, and their limit.
     num_bytes: int = 0
     max_bytes: int = 0
     # Prefixes that were loaded, with their tokens, and the seconds that took.

@@ -15,7 +15,7 @@ _INLINE = re.compile(r"<(?:script|style)>(.*?)</(?:script|style)>", re.DOTALL)
 
 
 def as_page(report: Report) -> str:
-    """The page, which contains the report as JSON."""
+    """The HTML page of a report, which it contains as JSON."""
     data = msgspec.json.encode(report).decode()
     # Names of nodes and requests must not close the element that contains them.
     return _template().replace(_PLACE, data.replace("<", "\\u003c"))

@@ -26,9 +26,9 @@ from genai_server.logs import configure_logging
 _NAME = "genai-server"
 # They come from the environment of the cluster's processes, and are in no file.
 _SECRETS = {"api_keys", "admin_api_key"}
-# Of a cluster on this machine: only bodies and answers lie there.
+# Bytes of Ray's object store in a cluster on this machine. It holds only bodies and answers.
 _OBJECT_BYTES = 200 * 2**20
-# To find out whether a given cluster is there.
+# Timeout of the check that a given cluster exists.
 _CONNECT_SECONDS = 5.0
 
 

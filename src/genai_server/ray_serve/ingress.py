@@ -234,7 +234,7 @@ class _IngressApp:
     async def _messages(self, request: ForwardedRequest, model: str) -> AsyncGenerator[Message]:
         """The messages of one replica's response. Raises QueueFull, NoEngineReady and RayActorError."""
         handle = self._streams[model]
-        # By a keyword the request router does not look for a prompt, and refuses an empty one otherwise.
+        # The request router reads the prompt of positional arguments only, and refuses an empty one.
         answers = handle.remote(request) if request.prompt else handle.remote(request=request)
         try:
             async for messages in answers:

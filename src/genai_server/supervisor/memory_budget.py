@@ -72,7 +72,7 @@ class Decision(Enum):
 class Shortage:
     """Why a model cannot be loaded."""
 
-    # With the figures.
+    # Names the bytes that are needed and those that are free.
     reason: str
     # Whether it would not fit without any other model, either.
     is_too_large: bool

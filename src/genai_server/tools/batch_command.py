@@ -117,7 +117,7 @@ def _checked(source: Path) -> int:
 
 
 def _require_results(*targets: Path) -> None:
-    """Raise ChatFailed if a file that is to be continued, or replaced, has something else than results."""
+    """Raise ChatFailed if a file to continue or replace contains anything but results."""
     for target in targets:
         try:
             number = first_other_line(target)
@@ -146,7 +146,7 @@ class _Batch:
         self._idle: deque[http.client.HTTPConnection] = deque()
         # Those on which a thread waits.
         self._busy: set[http.client.HTTPConnection] = set()
-        # Set when no request is to be sent any more.
+        # Set when no more requests may be sent.
         self._is_over = threading.Event()
 
     def run(self, source: Path, done: set[bytes], num_requests: int) -> int:

@@ -263,7 +263,7 @@ def test_a_server_that_takes_no_requests_fails_none(tmp_path: Path) -> None:
     assert batch["request_counts"] == {"total": 10, "completed": 10, "failed": 0}
     assert counted.value("batches_total", status="completed") == 1
     assert counted.value("batch_requests_total", result="completed") == 10
-    # Only the chat's time counts, because nobody waits for the others.
+    # Only the chat's time counts, because no client waits for the others.
     assert counted.value("time_to_first_token_seconds_count") == 1
     assert counted.value("request_success_total") == 11
 

@@ -158,7 +158,7 @@ def test_only_the_servers_user_can_read_files(server: RunningServer) -> None:
     assert set(modes.values()) == {0o600}, modes
 
 
-def test_what_the_server_has_not_made_stays(server: RunningServer) -> None:
+def test_foreign_folder_is_not_removed(server: RunningServer) -> None:
     upload(server.client, b"{}")
     assert (server.folder / "files" / FOREIGN).is_dir()
 

@@ -1,4 +1,4 @@
-"""What the store of files removes by itself, and what it keeps."""
+"""What the store of files removes on its own, and what it keeps."""
 
 import os
 import time

@@ -34,7 +34,7 @@ from tests.server_here import run_here
 
 PATHS = ("/v1/audio/transcriptions", "/v1/audio/translations")
 SPEECH = encoded(sentence())
-# Seconds, in which a busy machine loads several models one after the other.
+# Seconds in which a busy machine loads several models, one after another.
 _PATIENCE = 150.0
 
 
@@ -209,7 +209,8 @@ def test_openais_client_reads_the_stream(client: openai.OpenAI, spoken: Spoken) 
 def test_usage_of_a_stream_counts_all_tokens(server: RunningServer) -> None:
     response = post(server, stream="true", language="en")
     assert response.headers["content-type"].startswith("text/event-stream")
-    events = [json.loads(line.removeprefix("data: ")) for line in response.text.splitlines() if line]
+    lines = response.text.splitlines()
+    events = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
     usage = events[-1]["usage"]
     assert events[-1]["type"] == "transcript.text.done"
     assert events[-1]["text"] == "".join(event.get("delta", "") for event in events)

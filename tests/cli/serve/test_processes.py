@@ -134,6 +134,14 @@ def test_the_log_says_why_an_api_process_died(server: RunningServer) -> None:
 
 
 @forks
+def test_the_fork_server_has_the_pid_that_is_read() -> None:
+    from multiprocessing.forkserver import _forkserver
+
+    missing = "multiprocessing's ForkServer._forkserver_pid has gone, which cli/serve/processes.py reads"
+    assert hasattr(_forkserver, "_forkserver_pid"), missing
+
+
+@forks
 def test_the_death_of_the_origin_replaces_all_api_processes(server: RunningServer) -> None:
     origin, before = origin_of(server), api_processes(server)
     wait_until(server.is_ready, 60)

@@ -389,7 +389,7 @@ def test_a_reset_removes_what_is_stored(start: MakeEngine, tmp_path: Path) -> No
     assert not list((tmp_path / "prefixes").rglob("*.kv"))
 
 
-def test_what_is_being_stored_at_a_reset_is_not(start: MakeEngine, tmp_path: Path) -> None:
+def test_prefix_being_stored_at_a_reset_is_dropped(start: MakeEngine, tmp_path: Path) -> None:
     engine = start()
     engine.answer(1, PROMPT)
     engine.stores.is_held = True

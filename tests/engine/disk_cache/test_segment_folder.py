@@ -154,7 +154,7 @@ def test_a_file_that_another_engine_removed_is_missed(folder: SegmentFolder, cap
     assert not caplog.text
 
 
-def test_what_is_set_aside_is_not_found(folder: SegmentFolder, tmp_path: Path) -> None:
+def test_segments_set_aside_are_not_found(folder: SegmentFolder, tmp_path: Path) -> None:
     other = SegmentFolder(tmp_path / "prefixes", "model-a", 100 * BYTES)
     assert folder.set_aside() is None
     store(folder, PROMPT, [FULL])

@@ -94,17 +94,17 @@ def test_peer_with_the_secret_is_welcomed_and_heard(connections: Connections, ap
     assert receive(api, 1) == [Tokens(1, [2, 3])]
 
 
-def test_what_must_not_wait_for_a_pass_is_told_at_once(listener: Listener, inbox: Inbox) -> None:
-    told: list[tuple[int, ToEngine]] = []
+def test_urgent_messages_are_handled_before_the_inbox(listener: Listener, inbox: Inbox) -> None:
+    handled: list[tuple[int, ToEngine]] = []
     connections = Connections(listener, "secret", MODEL)
-    connections.start(inbox, lambda number, message: told.append((number, message)))
+    connections.start(inbox, lambda number, message: handled.append((number, message)))
     urgent = [Submit(1, GenerationRequest("r", [1], 1, 2)), Cancel(1), CancelRequest(2, "r")]
     with connect(listener.address) as api:
         api.sendall(encode_frame([Hello("secret"), *urgent, Stop(3)]))
         received = [inbox.get(timeout=10) for _ in range(5)]
     number = received[0][0]
     assert [message for _, message in received] == [Connected(), *urgent, Stop(3)]
-    assert told == [(number, message) for message in urgent]
+    assert handled == [(number, message) for message in urgent]
 
 
 STRANGERS = [

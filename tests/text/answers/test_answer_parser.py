@@ -98,9 +98,9 @@ def test_the_arguments_of_a_complete_call_are_one_object(name: str, arguments: d
 
 
 def test_neighbours_of_a_kind_come_as_one() -> None:
-    told: list[list[Part]] = stream(parser(), ["a b <c> d\n\n<x y"])
-    assert told == [[Content("a b <c> d\n\n<x y")], []]
-    assert all(len(list(some)) == 1 for parts in told for _, some in groupby(parts, type))
+    parsed: list[list[Part]] = stream(parser(), ["a b <c> d\n\n<x y"])
+    assert parsed == [[Content("a b <c> d\n\n<x y")], []]
+    assert all(len(list(some)) == 1 for parts in parsed for _, some in groupby(parts, type))
 
 
 @pytest.mark.parametrize("form", [None, "hermes"])

@@ -47,7 +47,7 @@ def test_marked_calls_are_the_same_wherever_the_text_is_cut(form: str, text: str
         ("nemotron", '<TOOLCALL>[{"name": "other", "arguments": {}}]</TOOLCALL>'),
     ],
 )
-def test_what_calls_no_known_function_is_content(form: str, text: str) -> None:
+def test_call_of_an_unknown_function_is_content(form: str, text: str) -> None:
     assert parse(text, form) == [Content(text)]
 
 

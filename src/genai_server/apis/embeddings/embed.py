@@ -20,7 +20,6 @@ from genai_server.engine_client.stream import TokenStream
 from genai_server.errors import InvalidField
 from genai_server.generation.catalog import ChosenModel
 from genai_server.generation.dependencies import RequestContext, Services
-from genai_server.generation.interruption import require_end
 from genai_server.generation.served_model import ServedModel
 from genai_server.http.telemetry.request_record import ABORT, AnswerFigures
 from genai_server.messages.generation_request import GenerationRequest, ModelInfo, PooledText
@@ -218,7 +217,7 @@ class _PooledRequest:
         finally:
             stopwatch.stop()
             stream.close()
-        require_end(stream.reason, context.deadline)
+        context.deadline.require_end(stream.reason)
         return data
 
 

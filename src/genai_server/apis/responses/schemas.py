@@ -86,7 +86,7 @@ class CustomTool(Wire):
 class NamedApplyPatch(Wire):
     """Refers to the apply_patch tool in `tools`."""
 
-    # In the prompt.
+    # The tool's name in the prompt.
     name: ClassVar[str] = APPLY_PATCH
     namespace: ClassVar[None] = None
     type: Literal["apply_patch"]

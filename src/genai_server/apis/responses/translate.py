@@ -44,8 +44,8 @@ from genai_server.messages.generation_request import Sampling
 
 # The instruction to the model for compacting a conversation.
 _COMPACT = (
-    "Summarise the conversation above, so that it can go on from your summary alone. Keep names, numbers, decisions, "
-    "results of tools and what is still to be done. Write the summary only."
+    "Summarise the conversation above, so that it can continue from your summary alone. Keep names, numbers, "
+    "decisions, results of tools and what is still to be done. Write the summary only."
 )
 # Schema keyword for a text that matches a Lark grammar, handled by text/grammars/lark_in_json.py.
 LARK = "x-lark"

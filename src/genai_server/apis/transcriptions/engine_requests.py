@@ -12,7 +12,6 @@ from genai_server.engine_client.client import EngineClient
 from genai_server.engine_client.stream import TokenStream
 from genai_server.errors import GenaiServerError, QueueFull
 from genai_server.generation.dependencies import RequestContext
-from genai_server.generation.interruption import require_end
 from genai_server.http.telemetry.request_record import ABORT, AnswerFigures
 from genai_server.messages.generation_request import FinishReason, GenerationRequest, Phases, TokenLogprob
 from genai_server.messages.protocol import Tokens
@@ -26,7 +25,7 @@ class EngineAnswer:
     tokens: list[int]
     # One for each token.
     logprobs: list[TokenLogprob]
-    # Of the request's alignment, in seconds.
+    # When each token of the request's alignment begins, in seconds.
     token_times: list[float] = field(default_factory=list)
 
 
@@ -36,7 +35,7 @@ class TranscriptFigures(AnswerFigures):
     def __init__(self, arrival: Arrival) -> None:
         # A finish reason or an error's code, once it has ended.
         self.ended_as = ABORT
-        # Of the request that runs now, or has run last.
+        # The answer of the current request, or of the last one.
         self.stream: TokenStream | None = None
         self._stopwatch = Stopwatch(arrival)
         self._cached = 0
@@ -94,7 +93,7 @@ class EngineRequests:
         self.deadline = context.deadline
         # Set when an engine has accepted the first request.
         self.accepted = asyncio.Event()
-        # Of the last request, with the digest of its window.
+        # The engine of the last request, and the digest of its window.
         self._engine: EngineClient | None = None
         self._digest = ""
         self._figures: TranscriptFigures | None = None
@@ -135,7 +134,7 @@ class EngineRequests:
         finally:
             figures.end()
             stream.close()
-        require_end(stream.reason, self.deadline)
+        self.deadline.require_end(stream.reason)
         answer.token_times.extend(stream.finished.token_times)
         return answer
 
@@ -169,7 +168,7 @@ class EngineRequests:
                     raise
                 await asyncio.sleep(min(error.retry_after or 1, deadline.seconds_left))
                 if not deadline.seconds_left:
-                    require_end(FinishReason.TIMEOUT, deadline)
+                    deadline.require_end(FinishReason.TIMEOUT)
                 self._engine = await self._pick()
             else:
                 self.accepted.set()

@@ -15,7 +15,7 @@ _NAMES = (
     "tl tagalog,tr turkish,tt tatar,uk ukrainian,ur urdu,uz uzbek,vi vietnamese,yi yiddish,yo yoruba,yue cantonese,"
     "zh chinese"
 )
-# By code.
+# English names, keyed by code.
 LANGUAGE_NAMES: Mapping[str, str] = {
     code: name for code, _, name in (entry.partition(" ") for entry in _NAMES.split(","))
 }

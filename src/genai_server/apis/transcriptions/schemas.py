@@ -88,7 +88,7 @@ class TranslationForm(AudioForm):
 
 
 class ServerVad(Wire):
-    """How speech is told from silence. Forms have it as `chunking_strategy[type]` and so on, or as JSON."""
+    """How speech is distinguished from silence. Forms have it as `chunking_strategy[type]` and so on, or as JSON."""
 
     model_config = ConfigDict(strict=False)
 
@@ -135,7 +135,7 @@ class TranscriptionForm(AudioForm):
     chunking_strategy: Literal["auto"] | ServerVad | None = Field(
         None,
         description="Silence is always left out, and windows begin where segments end; `server_vad` changes how "
-        "speech is told from silence.",
+        "speech is distinguished from silence.",
     )
     keywords: Any = Field(None, description="Not supported.")
     known_speaker_names: Any = Field(None, description="Not supported.")

@@ -23,7 +23,7 @@ class Segment:
     start: float
     end: float
     text: str
-    # With the timestamps around the text.
+    # Includes the timestamps around the text.
     tokens: list[int]
     # Where its window begins.
     window_start: float
@@ -33,7 +33,7 @@ class Segment:
     avg_logprob: float
     compression_ratio: float
     no_speech_prob: float
-    # Of the text's tokens.
+    # Log probabilities of the text's tokens.
     logprobs: Sequence[TokenLogprob] = ()
     # If they are wanted.
     words: Sequence[Word] = ()

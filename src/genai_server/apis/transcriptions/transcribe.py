@@ -23,7 +23,6 @@ from genai_server.audio.window_reader import Window
 from genai_server.engine_client.client import EngineClient
 from genai_server.errors import InvalidField
 from genai_server.generation.dependencies import Deadline, RequestContext, Services
-from genai_server.generation.interruption import require_end
 from genai_server.messages.generation_request import FinishReason, GenerationRequest
 from genai_server.pooling_model import Task
 from genai_server.quoted_values import quoted
@@ -88,7 +87,7 @@ class Transcription:
         Raises as `windows` does. `close` ends what has begun.
         """
         first = self._first = asyncio.ensure_future(anext(self._transcribed, None))
-        first.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may wait for it
+        first.add_done_callback(lambda done: done.cancelled() or done.exception())  # it may never be awaited
         accepted = asyncio.create_task(self._requests.accepted.wait())
         try:
             await asyncio.wait({first, accepted}, return_when=asyncio.FIRST_COMPLETED)
@@ -254,7 +253,7 @@ async def within(deadline: Deadline) -> AsyncGenerator[None]:
         async with asyncio.timeout(deadline.seconds_left):
             yield
     except TimeoutError:
-        require_end(FinishReason.TIMEOUT, deadline)
+        deadline.require_end(FinishReason.TIMEOUT)
         raise
 
 
@@ -279,7 +278,7 @@ async def _options(form: AudioForm, model: SpeechModel, codec: TextCodec, *, tra
 
 
 def _detection(form: AudioForm) -> Detection:
-    """How speech is told from silence."""
+    """How speech is distinguished from silence."""
     strategy = form.chunking_strategy if isinstance(form, TranscriptionForm) else None
     return strategy.detection if isinstance(strategy, ServerVad) else Detection()
 

@@ -203,17 +203,13 @@ class WindowTranscriber:
     ) -> GenerationRequest:
         salt = self._base.cache_salt
         digest = blake2b(f"{salt}\n{window.digest}".encode(), person=b"sound").hexdigest()
-        return GenerationRequest(
-            self._base.request_id,
-            prompt,
-            max_tokens,
-            max_length=self._base.max_length,
+        return structs.replace(
+            self._base,
+            prompt=prompt,
+            max_tokens=max_tokens,
             sampling=sampling,
             cache_salt=digest,
-            priority=self._base.priority,
-            exact=self._base.exact,
             top_logprobs=0,
-            unique_id=self._base.unique_id,
             sound=Sound(digest, str(window.path)),
             transcript=transcript,
             scored_tokens=list(scored_tokens),

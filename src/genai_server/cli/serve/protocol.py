@@ -52,7 +52,7 @@ class GuardedProtocol(ReaderGuard, HttpToolsProtocol):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._most_head = self.config.h11_max_incomplete_event_size or _DEFAULT_HEAD
+        self._max_head = self.config.h11_max_incomplete_event_size or _DEFAULT_HEAD
         self._head_size = 0
         # Bytes received of the current request: of its body, and of everything else.
         self._body_bytes = 0
@@ -98,7 +98,7 @@ class GuardedProtocol(ReaderGuard, HttpToolsProtocol):
         if self._refusal is None:
             super().data_received(data)
             self._limit_what_is_no_body()
-        elif self._other_bytes > self._most_head:
+        elif self._other_bytes > self._max_head:
             self.transport.abort()
 
     def on_message_begin(self) -> None:
@@ -108,7 +108,7 @@ class GuardedProtocol(ReaderGuard, HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         size = len(self.url) + sum(len(name) + len(value) + len(b": \r\n") for name, value in self.headers)
-        if size > self._most_head:
+        if size > self._max_head:
             self._head_size = size
             raise _HeadTooLarge
         if self._head_timer is not None:
@@ -182,7 +182,7 @@ class GuardedProtocol(ReaderGuard, HttpToolsProtocol):
             reason = error if error is None or error.__context__ is None else error.__context__
             return MalformedHead(f"what was sent is no request of HTTP/1.1: {reason}")
         return HeadTooLarge(
-            f"the head of a request may have at most {self._most_head} bytes (GENAI_MAX_HEADER_BYTES), "
+            f"the head of a request may have at most {self._max_head} bytes (GENAI_MAX_HEADER_BYTES), "
             f"given {self._head_size} or more"
         )
 
@@ -203,7 +203,7 @@ class GuardedProtocol(ReaderGuard, HttpToolsProtocol):
         self.transport.close()
 
     def _limit_what_is_no_body(self) -> None:
-        if self._refusal is None and self._other_bytes > self._most_head + _FRAMING * self._body_bytes:
+        if self._refusal is None and self._other_bytes > self._max_head + _FRAMING * self._body_bytes:
             self._head_size = self._other_bytes
             self.send_400_response("")
 

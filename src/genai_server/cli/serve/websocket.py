@@ -29,14 +29,14 @@ class GuardedWebSocket(ReaderGuard, WebSocketsSansIOProtocol):
         self._bodies: BodyBudget = self.app_state[BODY_BUDGET]
         # Bytes that count now.
         self._kept = 0
-        # Of whole messages that the app has not received, and of the fragments of the next one.
+        # Number of complete messages that the app has not received, and of fragments of the next one.
         self._num_whole = 0
         self._num_fragments = 0
         # Runs while a message is incomplete.
         self._message_timer: asyncio.TimerHandle | None = None
         # When the first byte of the next message came, by `request_clock`; None before it.
         self._begun: float | None = None
-        # Of whole messages that the app has not received.
+        # When each complete message that the app has not received arrived.
         self._arrivals: deque[float] = deque()
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -41,7 +41,7 @@ class _Load:
     end: int
     # By the clock. Afterwards the sequence reads what is not loaded.
     deadline: float
-    # For the model to read a token; 0 if unknown.
+    # The time in which the model reads a token; 0 if unknown.
     seconds_per_token: float
     # Sequences that begin alike. They copy the prefix from the slot afterwards.
     followers: set[Sequence] = field(default_factory=set)

@@ -85,7 +85,7 @@ class SegmentFolder:
         _make_private(root)
         for removed in root.glob(f"{_REMOVED}*"):  # by a process that was killed
             shutil.rmtree(removed, ignore_errors=True)
-        # Of all models, when this process last wrote.
+        # Bytes of all models' files when this process last wrote.
         self.num_bytes = sum(status.st_size for _, status in _files(root))
         self._temporary = root / ".writing"
         self._lock = FileLock(str(root / "lock"), timeout=_PATIENCE, mode=0o600, thread_local=False)

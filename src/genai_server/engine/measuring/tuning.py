@@ -33,7 +33,7 @@ class Tuned:
     """A model to be measured on the CPU with a device's options."""
 
     model_dir: Path
-    # For packed weights; None does without.
+    # Keeps packed weights; None for none.
     cache_dir: Path | None
     options: DeviceOptions
     max_length: int

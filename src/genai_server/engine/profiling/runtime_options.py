@@ -230,7 +230,7 @@ class RuntimeOptionState:
         log.warning("profiling has stopped: %s", reason)
 
     def describe(self, sequences: Iterable[Sequence]) -> RuntimeOptions:
-        """The state, for the operator."""
+        """The current values, as operators see them."""
         files, size = self._folder.usage()
         return RuntimeOptions(
             terminate_session="1" if self.terminated else "0",

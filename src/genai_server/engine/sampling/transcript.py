@@ -38,7 +38,7 @@ def _time(rules: TranscriptRules, transcript: Sequence[int], logits: Logits) -> 
     if latest is not None:
         # A segment is not empty, but the next one may begin where it ended.
         times[: latest - first + (0 if last_is_time and not before_is_time else 1)] = -np.inf
-    likeliest = texts.max()
+    best_text = texts.max()
     with np.errstate(over="ignore"):
-        if likeliest > -np.inf and np.exp(times - likeliest).sum() > 1:  # some time is likelier than any one text
+        if best_text > -np.inf and np.exp(times - best_text).sum() > 1:  # the times together beat any one text
             texts[:] = -np.inf

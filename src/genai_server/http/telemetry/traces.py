@@ -16,7 +16,7 @@ from genai_server import __version__
 from genai_server.http.telemetry.request_record import AnswerFigures, RequestRecord
 
 _NANO = 1_000_000_000
-# By path without its version.
+# GenAI operation names, keyed by path without its version.
 _OPERATIONS = {
     "/completions": "text_completion",
     "/embeddings": "embeddings",

@@ -116,7 +116,7 @@ class _Pattern:
         return self._escape(within=True) if char == "\\" else ("char", char)
 
     def _escape(self, *, within: bool) -> tuple[str, str]:
-        """What a backslash begins: "char", "class" or "property", which stand in brackets, or something "as it is"."""
+        """The kind and text of an escape: "char", "class" or "property", which brackets may contain, or "as it is"."""
         if code := _CODE.match(self._text, self._place):
             self._place = code.end()
             return "char", self._character(code)

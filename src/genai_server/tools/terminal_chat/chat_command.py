@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_dialogue_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of what is said, which `run` has, too."""
+    """Add the options of a chat that `chat` and `run` share."""
     parser.add_argument("--system", default="", metavar="TEXT", help="the system prompt")
     parser.add_argument(
         "--image",

@@ -65,7 +65,7 @@ class Dialogue:
         self._client = client
         self._model = model
         self._conversation = conversation
-        # Of the next question.
+        # Sent with the next question.
         self._images = list(images)
         self._parameters: dict[str, Value] = {}
         # Each gets the text after its name.

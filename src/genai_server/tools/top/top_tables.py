@@ -58,7 +58,7 @@ class Choice:
     order: int = 0
     # The `unique_id` of the request.
     request: str | None = None
-    # In place of the line about keys.
+    # Replaces the line about keys.
     notice: str = ""
 
     def sorted(self, requests: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

@@ -23,7 +23,7 @@ class Measured:
 
     prefill_by_threads: dict[int, float] = field(default_factory=dict)
     decode_by_threads: dict[int, float] = field(default_factory=dict)
-    # With the best number of threads and one entry of the session.
+    # Measured with the best number of threads, keyed by a session entry.
     by_entry: dict[tuple[str, str], Rates] = field(default_factory=dict)
     decode_by_batch: dict[int, float] = field(default_factory=dict)
     prefill_by_chunk: dict[int, float] = field(default_factory=dict)
