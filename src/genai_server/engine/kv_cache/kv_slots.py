@@ -2,7 +2,7 @@
 
 A slot is one row of every layer's buffer. A sequence stays in its slot to its end: idle slots between others cost a
 pass nearly nothing. Idle slots keep the tokens of finished sequences as cached prefixes. This module only does the
-bookkeeping; the buffers move the data, and engine/kv_cache/kv_pages.py counts their memory.
+bookkeeping; the buffers move the data, and engine/kv_cache/prefix_eviction.py counts their memory.
 
 Some models have layers with states of fixed size in place of keys and values. Such a state cannot be cut back to fewer
 tokens. So a prefix is reused up to a state checkpoint, which is a copy of the states at some length, or up to the last
@@ -13,8 +13,8 @@ import time
 from typing import Protocol
 
 from genai_server.engine.kv_cache.checkpoints import is_common_end
-from genai_server.engine.kv_cache.kv_pages import KvPages
 from genai_server.engine.kv_cache.kv_slot import Slot
+from genai_server.engine.kv_cache.prefix_eviction import KvPages
 from genai_server.engine.kv_cache.row_states import RowStates, Saved
 from genai_server.engine.scheduling.scheduler_output import UNSHARED, KvMemory, KvRoom
 from genai_server.engine.sequence import common_length
