@@ -21,7 +21,7 @@ from genai_server.tools.doctor import machine
 from genai_server.tools.doctor import model_checks as models
 from genai_server.tools.doctor.finding import FAIL, OK, WARN, Finding
 from tests.model_edits import base_model, edited_config
-from tests.running_server import DEMO, RunningServer, clean_environment, free_port, run_server
+from tests.running_server import DEMO, ROOT, RunningServer, clean_environment, free_port, run_server
 
 
 def settings(**options: str) -> Settings:
@@ -287,6 +287,13 @@ def test_a_model_that_does_not_fit_the_memory_is_a_failure(monkeypatch: pytest.M
     assert states(list(machine.memory(settings()))) == [OK, OK]
     monkeypatch.setattr(machine, "free_memory", lambda root: 2**20)
     assert states(list(machine.memory(settings()))) == [FAIL]
+
+
+@pytest.mark.parametrize("model", ["demo-embeddings", "demo-speech"])
+def test_draft_model_without_effect_is_a_warning(model: str) -> None:
+    given = settings(model_dir=str(ROOT / "models" / model), draft_model=str(DEMO))
+    (warned,) = (found for found in models.model(given, next(iter(given.served))) if found.state == WARN)
+    assert warned.found.startswith(f"GENAI_DRAFT_MODEL={DEMO} has no effect: ")
 
 
 def test_the_memory_that_is_needed_includes_matrices_of_8_bits(tmp_path: Path) -> None:
