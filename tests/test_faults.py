@@ -102,6 +102,14 @@ def test_crash_fails_started_answers_only(own_folder: Path) -> None:
         assert sorted(answer.json()["content"] for answer in answers) == ["a", "b", "c"]
 
 
+def test_engine_whose_runner_fails_every_pass_is_restarted(own_folder: Path) -> None:
+    with run_here(own_folder, "--device", "scripted") as server:
+        scripts = ("break at 1; count 9", "say a", "say b")
+        assert {server.chat(script).json()["error"]["code"] for script in scripts} == {"runner_failed"}
+        wait_until(lambda: server.device("scripted")["restarts"] == 1 and server.device("scripted")["state"] == "ready")
+        assert server.chat("say back").json()["content"] == "back"
+
+
 def test_hung_engine_is_replaced_and_other_devices_continue(own_folder: Path) -> None:
     devices = "scripted:0,scripted:1"
     with run_server(own_folder, "--device", devices, "--step-timeout", "3") as server:

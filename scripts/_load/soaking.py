@@ -37,8 +37,6 @@ SECONDS_TO_REST = 60.0
 _SECONDS_TO_TIDY_UP = 12.0
 # An engine gives free memory back after two seconds without work.
 _SECONDS_FOR_AN_ENGINE = 4.0
-# Minimum seconds of a soak; in a shorter one, requests are still filling caches.
-_SHORT = 60.0
 _MAX_SECONDS_PER_PROFILING = 5.0
 # An engine that is killed before it counts as recovered is restarted later each time, and some day no more.
 _SECONDS_TO_RECOVER = 75.0
@@ -60,15 +58,13 @@ class Plan:
     with_kills: float
     without_kills: float
     tidy_up: float
-    # Whether each slot is filled to its whole length before memory is looked at.
-    fills: bool
 
     @classmethod
     def of(cls, seconds: float, without_kills: float) -> Plan:
         """The parts for these seconds with kills, and without."""
         warm_up = min(90.0, max(3.0, seconds / 5))
         tidy_up = min(_SECONDS_TO_TIDY_UP, max(_SECONDS_FOR_AN_ENGINE, seconds / 5))
-        return cls(warm_up, seconds, without_kills, tidy_up, fills=seconds >= _SHORT)
+        return cls(warm_up, seconds, without_kills, tidy_up)
 
     @property
     def between_kills(self) -> float:
@@ -155,16 +151,17 @@ class Soak:
         await asyncio.gather(*asking, return_exceptions=True)
 
     async def _warm_up(self, clients: Clients) -> None:
-        """Fill what fills up: each slot to its whole length, unless the plan is short, the caches and thread pools, and
-        what API processes keep of each model.
+        """Fill what fills up: each slot to its whole length, caches, thread pools, and what API processes keep of each
+        model.
 
-        Raises WrongAnswer if a slot is not filled.
+        An engine that has just started has touched little of the memory for keys and values. Without full slots, the
+        memory that is compared would depend on how many requests it has answered. Raises WrongAnswer if a slot is not
+        filled.
         """
         for model in ON_DEMAND:
             await asyncio.gather(*(clients.visit(model) for _ in range(_VISITS)))
-        num_full = CLIENTS if self._plan.fills else 0
         answers = await asyncio.gather(
-            *(ask_json(self._server.port, "/v1/chat", full_length(index)) for index in range(num_full))
+            *(ask_json(self._server.port, "/v1/chat", full_length(index)) for index in range(CLIENTS))
         )
         for answer in answers:
             if (ended := read_answer(answer.status, bytes(answer.body), streamed=False)).reason != "length":

@@ -59,6 +59,11 @@ class Task(StrEnum):
         """Whether the model reads complete texts, and returns a vector or a score for each."""
         return self in (Task.EMBED, Task.RERANK)
 
+    @property
+    def why_no_drafts(self) -> str:
+        """Why a draft model has no effect on a model of this task; "" if it has."""
+        return "" if self is Task.GENERATE else f"the task of the model is {self}, and only {Task.GENERATE} has drafts"
+
 
 # The API's paths for models that do not chat.
 ENDPOINTS = {

@@ -154,6 +154,23 @@ def test_failing_request_gets_its_error_and_others_continue(bench: Bench) -> Non
     assert bench.text(2) == "abc"
 
 
+def test_runner_that_fails_every_pass_ends_the_loop(bench: Bench) -> None:
+    bench.submit(1, "count 9; break at 2")
+    for key in (2, 3, 4):
+        bench.submit(key, "count 9")
+    with pytest.raises(RunnerFailed):
+        bench.run()
+    assert [len(bench.ends(key)) for key in (1, 2, 3, 4)] == [1, 1, 1, 0]
+    assert {bench.failure(key).code for key in (1, 2, 3)} == {"runner_failed"}
+
+
+@pytest.mark.parametrize("others", [[], ["say a"]], ids=["alone", "in turn with others"])
+def test_requests_that_fail_in_a_row_do_not_end_the_loop(bench: Bench, others: list[str]) -> None:
+    for key, script in enumerate(["fail at 0", *others] * 8):
+        bench.answer(key, script)
+    assert bench.answer(99, "say b") == "b"
+
+
 def test_internal_error_in_one_request_ends_no_other(bench: Bench) -> None:
     def fail_the_first(reads: Several[Read]) -> None:
         if reads[0].sequence.id == 0:

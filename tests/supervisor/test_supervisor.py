@@ -69,6 +69,20 @@ def test_engine_becomes_ready_and_ends_with_its_supervisor() -> None:
     assert not supervisor.folder.exists()
 
 
+def test_draft_model_without_effect_is_warned_of_and_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    models = {name: str(ROOT / "models" / name) for name in ("demo", "demo-embeddings", "demo-speech")}
+    entries = ",".join(f"{name}={path}" for name, path in models.items())
+    drafts = ",".join(f"{name}={DEMO}" for name in models)
+    supervisor = Supervisor(settings(models=entries, draft_model=drafts))
+    found = {about.name: about.draft_model for about in supervisor.model_statuses()}
+    assert found == {"demo": str(DEMO), "demo-embeddings": "", "demo-speech": ""}
+    assert [record.getMessage() for record in caplog.records] == [
+        f"GENAI_DRAFT_MODEL={DEMO} has no effect on model {name}: the task of the model is {task}, and only completion "
+        "has drafts"
+        for name, task in (("demo-embeddings", "embedding"), ("demo-speech", "transcription"))
+    ]
+
+
 def test_each_engine_publishes_cache_events_at_its_own_port() -> None:
     several = {"models": "a=./models/demo,b=./models/demo", "device": "scripted:0,scripted:1"}
     events = {"kv_events": "tcp://*:5557", "kv_events_topic": "kv@host@{model}"}

@@ -4,6 +4,7 @@ Owned by the engine process's main thread. A step is one forward pass, of one se
 for at most one step.
 """
 
+import logging
 import time
 from collections.abc import Sequence as Several
 from concurrent.futures import Future
@@ -32,6 +33,7 @@ from genai_server.engine.ipc.mailbox import (
 from genai_server.engine.meter import Meter
 from genai_server.engine.profiling.runtime_options import TERMINATE, RuntimeOptionState
 from genai_server.engine.requests import RequestTable
+from genai_server.engine.runners.bare_sequences import try_pass
 from genai_server.engine.runners.base import Interrupted
 from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.sampling.choice_threads import ChoiceThreads, slow_grammars
@@ -48,10 +50,13 @@ from genai_server.messages.protocol import Cancel, Progress, PromptLogprobs, Sto
 from genai_server.process_memory import release_free_memory
 from genai_server.timing import Clock
 
+log = logging.getLogger(__name__)
 # Seconds between two reports of the engine's figures.
 _FIGURES_EVERY = 1.0
 # Seconds between the heartbeats of an idle engine.
 _IDLE_BEAT = 0.5
+# Requests that fail in a row before the loop tries whether any can succeed.
+_MAX_FAILED = 3
 
 
 class EngineLoop:
@@ -105,7 +110,10 @@ class EngineLoop:
         self.inbox.put((0, Leave()))
 
     def run_one_step(self) -> None:
-        """Receive messages and run one forward pass. An idle engine waits a moment for messages."""
+        """Receive messages and run one forward pass. An idle engine waits a moment for messages.
+
+        Raises what a runner raises that fails every pass.
+        """
         self._receive()
         self._heartbeat.beat()
         self._heartbeat.count(len(self._requests), self._admission.num_arrived)
@@ -134,6 +142,8 @@ class EngineLoop:
         if step is not None:
             self._forward(step)
         self._deliver()
+        if self._requests.num_failed >= _MAX_FAILED:
+            self._try_pass()
 
     # receive
 
@@ -231,6 +241,20 @@ class EngineLoop:
             self._options.observe(step, seconds * min(1, len(step.reads) / max(1, num_tokens)))
             self._meter.passed(step, seconds)
 
+    def _try_pass(self) -> None:
+        """Run a pass that depends on no request; raises what the runner raises.
+
+        Some faults, such as an illegal access to a device's memory, last as long as the process. A request that always
+        fails must not end it.
+        """
+        self._requests.num_failed = 0
+        self._heartbeat.beat(1)
+        try:
+            try_pass(self._runners.main)
+        except Exception:
+            log.error("%d requests in a row have failed, and so does any pass: the engine exits", _MAX_FAILED)
+            raise
+
     def _run(self, step: Step) -> float:
         """Run a pass and sample from it; returns the seconds it took."""
         started = self._clock()
@@ -243,6 +267,7 @@ class EngineLoop:
             if step.is_background and not self.inbox.empty():
                 raise Interrupted  # it came before the pass could be interrupted
             scores = self._runners.forward(step)
+        self._requests.num_failed = 0
         self._options.after_step(step, self._requests)
         has_grammars = any(sequence.guide is not None for sequence in step.sequences)
         self._slow = slow_grammars(step.sequences) if has_grammars else set()

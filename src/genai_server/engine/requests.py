@@ -30,6 +30,7 @@ class RequestTable:
         self._outbox = outbox
         self._sequences: dict[tuple[int, int], Sequence] = {}
         self.num_terminated = 0  # sequences ended by the runtime option terminate_session
+        self.num_failed = 0  # sequences that a runner has failed since its last complete pass
         self._num_changes = 0  # of the sequences and their states up to the admission, which the scheduler makes
         self._sent_state: tuple[object, ...] = ()  # what the load ended last followed from
 
@@ -105,6 +106,7 @@ class RequestTable:
         for sequence in list(sequences):
             _, key = sequence.origin
             if self._end(sequence, Failed(key, ErrorInfo.from_error(error))):
+                self.num_failed += isinstance(error, RunnerFailed)
                 log.error("request %s failed: %s", sequence.request.request_id, error)
 
     @contextmanager

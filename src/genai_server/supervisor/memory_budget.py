@@ -108,7 +108,7 @@ class MemoryBudget:
         if self.fits_well(model, loaded):
             return Decision.LOAD
         # Some weights of loading models may lie in memory already, so at most this would be free without any.
-        if not self._can_run(model.about, self._movable(loaded) + sum(self._weights(other.about) for other in loaded)):
+        if not self._can_run(model.about, self._movable(loaded) + sum(self.weights(other.about) for other in loaded)):
             return Shortage(self._figures(model.about, loaded), is_too_large=True)
         used = [other for other in loaded if other not in idle]
         fits = self._fits(model, loaded, (), REQUIRED_TOKENS)
@@ -134,9 +134,19 @@ class MemoryBudget:
         for (_, engine), share in zip(engines, divided(total, ranges), strict=True):
             engine.resize(share)
 
+    def weights(self, about: ModelStatus, *, int8: bool = True) -> int:
+        """The memory of a model's engines without keys and values; without matrices of 8 bits if `int8` is false."""
+        found, wanted = self._memory(about), self._settings.prefill_weights
+        each = found.weights
+        if self._settings.cache_path is None:
+            each *= WITHOUT_CACHE
+        elif int8 and (wanted == "int8" or (wanted == "auto" and found.int8 <= _INT8_SHARE * self._free())):
+            each += found.int8
+        return len(about.devices) * RUNTIME + self._num_host_engines(about) * each
+
     def _figures(self, about: ModelStatus, loaded: Collection[MemoryModel]) -> str:
         """What a model needs, and what there is."""
-        weights, engines = self._weights(about, int8=False), self._num_host_engines(about)
+        weights, engines = self.weights(about, int8=False), self._num_host_engines(about)
         needed = engines * self._kv_needed(about, REQUIRED_TOKENS)
         next_to = ""
         if loaded:
@@ -163,22 +173,22 @@ class MemoryBudget:
         It must have memory for sequences of this number of tokens.
         """
         about = model.about
-        available = self._available([*kept, *ended]) + sum(self._weights(other.about) for other in ended)
+        available = self._available([*kept, *ended]) + sum(self.weights(other.about) for other in ended)
         if not kept and num_tokens == REQUIRED_TOKENS:
             return self._can_run(about, available)
-        available -= self._weights(about)
+        available -= self.weights(about)
         needed = self._num_host_engines(about) * self._kv_needed(about, num_tokens)
         return available >= 0 and sum(map(self._reserved, kept)) + needed <= _KV_SHARE * available
 
     def _can_run(self, about: ModelStatus, num_bytes: int) -> bool:
         """Whether a model runs at all where it has this memory for itself, with nothing to spare."""
         needed = self._num_host_engines(about) * self._kv_needed(about, REQUIRED_TOKENS)
-        return self._weights(about, int8=False) + needed <= num_bytes
+        return self.weights(about, int8=False) + needed <= num_bytes
 
     def _available(self, loaded: Collection[MemoryModel]) -> int:
         """The memory that the weights of the loaded models leave: what is free, and what keys and values take."""
         return self._movable(loaded) - sum(
-            self._weights(other.about) for other in loaded if other.state == ModelState.LOADING
+            self.weights(other.about) for other in loaded if other.state == ModelState.LOADING
         )
 
     def _movable(self, loaded: Collection[MemoryModel]) -> int:
@@ -203,16 +213,6 @@ class MemoryBudget:
         length = num_tokens if isinstance(settings.max_length, str) else settings.max_length
         needed = self._memory(about).keys_and_values(length)
         return needed // 2 if settings.kv_cache_type == "fp16" else needed
-
-    def _weights(self, about: ModelStatus, *, int8: bool = True) -> int:
-        """The memory of a model's engines without keys and values; without matrices of 8 bits if `int8` is false."""
-        found, wanted = self._memory(about), self._settings.prefill_weights
-        each = found.weights
-        if self._settings.cache_path is None:
-            each *= WITHOUT_CACHE
-        elif int8 and (wanted == "int8" or (wanted == "auto" and found.int8 <= _INT8_SHARE * self._free())):
-            each += found.int8
-        return len(about.devices) * RUNTIME + self._num_host_engines(about) * each
 
     def _memory(self, about: ModelStatus) -> ModelMemory:
         """The model's needs together with those of its draft model."""

@@ -18,6 +18,7 @@ from urllib.parse import quote
 
 from genai_server.config.settings import Settings
 from genai_server.config.sources import device_options, engine_settings
+from genai_server.errors import ModelLoadFailed
 from genai_server.messages.commands import (
     AddAdapter,
     Command,
@@ -33,6 +34,7 @@ from genai_server.messages.kv_events import KvEventTarget
 from genai_server.messages.launch import EngineSpec
 from genai_server.messages.status_file import EngineState, EngineStatus, ModelStatus, ServerStatus, write_status_file
 from genai_server.options.device import DeviceOptions
+from genai_server.pooling_model import task_of
 from genai_server.supervisor.command_listener import CommandListener
 from genai_server.supervisor.engine_watch import EngineWatch, Restarts
 from genai_server.supervisor.memory_budget import MemoryBudget
@@ -79,10 +81,14 @@ class Supervisor:
         for name, path in settings.served.items():
             model = self._managed_model(name, path, settings.devices)
             files = settings.adapter_files(name).items()
+            draft_model = settings.draft_model_of(name)
+            if draft_model and (why := task_of(Path(path)).why_no_drafts):
+                log.warning("GENAI_DRAFT_MODEL=%s has no effect on model %s: %s", draft_model, name, why)
+                draft_model = ""
             model.change(
                 adapters=[Adapter(adapter, file, secrets.token_hex(8)) for adapter, file in files],
                 chat_template=settings.chat_template_of(name),
-                draft_model=settings.draft_model_of(name),
+                draft_model=draft_model,
             )
             self._models.add(model)
         for alias, name in settings.aliases.items():
@@ -131,6 +137,8 @@ class Supervisor:
             match command:
                 case LoadModel(name, path, devices, chat_template, at_once, draft_model):
                     device_options(self._settings, name, devices)
+                    if draft_model and (why := task_of(Path(path)).why_no_drafts):
+                        raise ModelLoadFailed(f"draft_model={draft_model}: {why}", param="draft_model")
                     model = self._managed_model(name, path, devices, on_demand=True)
                     drafting = draft_model if self._settings.speculation != "off" else ""
                     model.change(chat_template=chat_template, draft_model=drafting)

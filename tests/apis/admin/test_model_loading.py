@@ -10,7 +10,7 @@ import pytest
 import tokenizers
 
 from genai_server.text.codec import TextCodec, load_text_codec
-from tests.running_server import DEMO, RunningServer, wait_until
+from tests.running_server import DEMO, ROOT, RunningServer, wait_until
 from tests.server_here import run_here
 
 
@@ -111,3 +111,13 @@ def test_a_tokenizer_that_encodes_nothing_is_refused(server: RunningServer, tmp_
     status, message = load(server, str(model), device="cpu")
     expected = f'the tokenizer {model / "tokenizer.json"} cannot be used: it encodes "a" to zero tokens'
     assert (status, message) == (400, expected)
+
+
+@pytest.mark.parametrize(("model", "task"), [("demo-embeddings", "embedding"), ("demo-speech", "transcription")])
+def test_draft_model_of_a_model_without_drafts_is_refused(server: RunningServer, model: str, task: str) -> None:
+    body = {"name": "drafting", "path": str(ROOT / "models" / model), "draft_model": str(DEMO)}
+    response = server.client.post("/v1/admin/models/load", json=body, timeout=60)
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, "draft_model")
+    assert error["message"] == f"draft_model={DEMO}: the task of the model is {task}, and only completion has drafts"
+    assert "drafting" not in server.health()["models"]

@@ -8,7 +8,7 @@ from genai_server.cli.serve.preflight import check_access, check_files, check_mo
 from genai_server.errors import ConfigurationError
 from tests.given_settings import given
 from tests.model_edits import base_model
-from tests.running_server import ROOT
+from tests.running_server import DEMO, ROOT
 
 _MODELS = {
     "speech": ROOT / "tests" / "built_models" / "whisper",
@@ -23,6 +23,11 @@ def test_only_models_that_generate_lack_a_chat_template(
     directory = _MODELS.get(name) or base_model(tmp_path / name)
     check_models(given(models=f"{name}={directory}"))
     assert (f"model {name} has no chat template" in caplog.text) is (name == "base")
+
+
+@pytest.mark.parametrize("name", _MODELS)
+def test_draft_model_without_effect_needs_no_common_tokens(name: str) -> None:
+    check_models(given(models=f"{name}={_MODELS[name]}", draft_model=f"{name}={DEMO}"))
 
 
 def test_the_folder_for_files_must_be_writable(tmp_path: Path) -> None:

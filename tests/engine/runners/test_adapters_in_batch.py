@@ -161,6 +161,7 @@ def test_paused_row_continues_with_its_adapter(
     batch: BatchedRunner, loaded: dict[str | None, LoadedAdapter | None]
 ) -> None:
     (expected,) = together(batch, loaded, [("small", 20)])
+    batch.forget()  # without an empty slot, the other sequence would take the row's
     row = begin(batch, loaded["small"], 20)
     run_pass(batch, [Read.next(row, row.num_unread)])
     row.append(10)

@@ -13,6 +13,7 @@ from genai_server.engine.model.files import check_model_directory
 from genai_server.engine.model.graph import read_decoder_graph
 from genai_server.engine.runners import lengths
 from genai_server.engine.runners.lengths import (
+    allowed,
     batch_limits,
     generator_limits,
     longest_text,
@@ -117,6 +118,21 @@ def test_long_texts_are_limited_by_the_memory_of_attention(monkeypatch: pytest.M
     assert longest_text(spec(0), MODEL, 1600).max_length == 2048
     assert longest_text(spec(9999), MODEL, 16).max_length == 9999
     assert longest_text(spec(0), ModelInfo(512, 100, [1], Sampling()), 16).max_length == 512
+
+
+@pytest.mark.parametrize(
+    ("free", "bytes_", "source"),
+    [
+        (None, 2**30, "the default where the free memory is unknown, as that of cuda:1 is"),
+        (0, 0, "four fifths of what the weights leave of cuda:1"),
+    ],
+)
+def test_memory_of_a_gpu_never_follows_that_of_the_host(
+    free: int | None, bytes_: int, source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lengths, "free_gpu_memory", lambda device_id: free)
+    found = allowed(spec(0, device="cuda:1"))
+    assert (found.bytes, found.source) == (bytes_, source)
 
 
 def test_demo_model_has_its_context_by_default() -> None:

@@ -22,7 +22,7 @@ from genai_server.errors import ChatTemplateError, ConfigurationError, ModelDire
 from genai_server.http.api_keys import load_keys
 from genai_server.hub.repository import could_be_repository
 from genai_server.installation import this_installation
-from genai_server.pooling_model import Task
+from genai_server.pooling_model import Task, task_of
 
 log = logging.getLogger(__name__)
 
@@ -104,9 +104,14 @@ def check_runners(settings: Settings, name: str) -> None:
 
 
 def check_draft_model_of(settings: Settings, name: str) -> None:
-    """Check that a checked model's draft model has its tokens, if it has one. Raises ConfigurationError."""
+    """Check that a checked model's draft model has its tokens, if it has one that has an effect.
+
+    Raises ConfigurationError.
+    """
     draft = settings.draft_model_of(name)
-    if draft and not all(device.startswith("scripted") for device in settings.devices):
+    if not draft or task_of(Path(settings.served[name])).why_no_drafts:
+        return
+    if not all(device.startswith("scripted") for device in settings.devices):
         try:
             check_draft_model(Path(settings.served[name]), Path(draft))
         except ConfigurationError as error:

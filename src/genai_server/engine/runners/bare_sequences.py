@@ -9,10 +9,11 @@ from genai_server.engine.runners.base import Runner, run_pass
 from genai_server.engine.scheduling.scheduler_output import Read
 from genai_server.engine.scores import Scores
 from genai_server.engine.sequence import Sequence
-from genai_server.messages.generation_request import GenerationRequest
+from genai_server.messages.generation_request import GenerationRequest, PooledText
 
 # Negative ids: those of clients' sequences ascend from 0.
 _IDS = count(-1, -1)
+_SHORT = 2
 
 
 def open_bare(
@@ -39,8 +40,19 @@ def read_all(runner: Runner, sequences: Several[Sequence]) -> list[Scores]:
     Raises RunnerFailed, also for what a runner reports in the scores.
     """
     while True:
-        scores = run_pass(runner, [Read.next(sequence, sequence.num_unread) for sequence in sequences])
+        reads = [Read.next(one, one.num_unread, texts=one.request.texts) for one in sequences]
+        scores = run_pass(runner, reads)
         for found in scores:
             found.chosen()
         if not any(found.is_pending for found in scores):
             return scores
+
+
+def try_pass(runner: Runner) -> None:
+    """Read a short text in a sequence of its own. Raises what the runner raises."""
+    texts = [PooledText(_SHORT)] if runner.abilities.pools else []
+    sequence = open_bare(runner, [1 % runner.model.vocab_size] * _SHORT, 2 * _SHORT, texts=texts)
+    try:
+        read_all(runner, [sequence])
+    finally:
+        runner.close(sequence.id)

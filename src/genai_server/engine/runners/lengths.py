@@ -35,6 +35,8 @@ _WHOLE = 4
 _DRAFT_SHARE = 0.2
 # The share of a GPU's memory beside the weights; the rest is for what passes compute.
 _GPU_SHARE = 0.8
+# The memory on a device whose free memory is unknown: that of the host says nothing about it.
+_UNKNOWN_BYTES = 1024**3
 # State checkpoints for each slot, at most, where slots share no memory.
 _CHECKPOINTS = 4
 
@@ -67,10 +69,12 @@ def _of_engine(spec: EngineSpec) -> Allowed:
         return Allowed(spec.settings.kv_cache_bytes, "GENAI_KV_CACHE_BYTES")
     if spec.kv_bytes:
         return Allowed(spec.kv_bytes, "its share of the free memory")
-    if not on_cpu(spec) and (free := free_gpu_memory(device_id(spec.options))) is not None:
-        left = free - read_model_memory(Path(spec.model_dir)).weights
-        return Allowed(max(0, int(_GPU_SHARE * left)), f"four fifths of what the weights leave of {spec.device}")
-    return Allowed(free_memory() // 2, "half of the free memory")
+    if on_cpu(spec):
+        return Allowed(free_memory() // 2, "half of the free memory")
+    if (free := free_gpu_memory(device_id(spec.options))) is None:
+        return Allowed(_UNKNOWN_BYTES, f"the default where the free memory is unknown, as that of {spec.device} is")
+    left = free - read_model_memory(Path(spec.model_dir)).weights
+    return Allowed(max(0, int(_GPU_SHARE * left)), f"four fifths of what the weights leave of {spec.device}")
 
 
 def draft_share(spec: EngineSpec) -> float:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from genai_server.engine.encoder_worker import EncoderWorker
 from genai_server.engine.kv_cache.kv_events import KvEventPublisher
-from genai_server.engine.model.adapters import Adapters
+from genai_server.engine.runners.adapters import Adapters
 from genai_server.engine.runners.base import Runner, run_pass
 from genai_server.engine.scheduling.scheduler_output import Step
 from genai_server.engine.scores import Scores

@@ -8,6 +8,7 @@ The last line of a prompt says what the sequence does, as commands separated by 
     delay S          take S seconds for each forward pass
     hold S at N      before output token N, keep Python's lock for S seconds, as some library calls do
     fail at N        raise RunnerFailed instead of output token N
+    break at N       the same, and in all passes of all sequences from then on
     crash at N       end the process at once instead of output token N
 
 Clients may write below what a user has typed. A line `script: COMMANDS` anywhere in the prompt is obeyed instead of the
@@ -46,6 +47,7 @@ _COMMANDS = {
     "delay": re.compile(r"delay (?P<argument>\d+(\.\d+)?)"),
     "hold": re.compile(r"hold (?P<argument>\d+(\.\d+)?) at (?P<at>\d+)"),
     "fail": re.compile(r"fail at (?P<at>\d+)"),
+    "break": re.compile(r"break at (?P<at>\d+)"),
     "crash": re.compile(r"crash at (?P<at>\d+)"),
 }
 _MARKED = re.compile(r"^[ \t]*script(?: after (?P<word>\S+))?: (?P<commands>.+)$", re.MULTILINE)
@@ -55,7 +57,8 @@ LINE_BREAK = "⏎"
 class ScriptedSequence:
     """One sequence's prompt, script and answer."""
 
-    def __init__(self, sequence: Scheduled, first: bytes = b"") -> None:
+    def __init__(self, sequence: Scheduled, first: bytes, break_runner: Callable[[], None]) -> None:
+        self.break_runner = break_runner
         self.first = first  # the adapter's line, said before the answer
         self.num_tokens = len(sequence.tokens)  # to read before the next token
         self.num_said = sequence.num_produced  # tokens of the answer among them
@@ -92,6 +95,7 @@ class ScriptedSequence:
             actions: dict[str, Callable[[], None]] = {
                 "hold": lambda: hold_lock(float(argument)),
                 "fail": _fail,
+                "break": self.break_runner,
                 "crash": lambda: os._exit(70),
             }
             self.events.setdefault(int(given["at"]), []).append(actions[verb])
@@ -114,6 +118,7 @@ class ScriptedRunner(Runner):
         self.model = ModelInfo(context_length, vocab_size=257, eos_token_ids=[EOS], defaults=Sampling())
         self.abilities = Abilities("generator", adapters=True)
         self._sequences: dict[int, ScriptedSequence] = {}
+        self._is_broken = False
 
     def load_adapter(self, path: Path) -> bytes:
         try:
@@ -122,10 +127,12 @@ class ScriptedRunner(Runner):
             raise AdapterLoadFailed(f"{path} cannot be read: {error}") from None
 
     def open(self, sequence: Scheduled) -> int:
-        self._sequences[sequence.id] = ScriptedSequence(sequence, self._adapter(sequence) or b"")
+        self._sequences[sequence.id] = ScriptedSequence(sequence, self._adapter(sequence) or b"", self._break)
         return 0
 
     def forward(self, reads: Sequence[Read]) -> list[Scores]:
+        if self._is_broken:
+            _fail()
         (read,) = reads
         # All tokens of a prompt are equally likely.
         logits = np.zeros((read.num_tokens if read.positions else 1, 257), np.float32)
@@ -147,6 +154,10 @@ class ScriptedRunner(Runner):
         logits = np.zeros(257, np.float32)
         logits[state.next_token()] = 10.0
         return logits
+
+    def _break(self) -> None:
+        self._is_broken = True
+        _fail()
 
     def set_runtime_option(self, sequence: int, option: str, value: str) -> None:
         state = self._sequences[sequence]

@@ -15,6 +15,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import psutil
+from msgspec import structs
 
 from genai_server import __version__
 from genai_server.cli.serve.preflight import bind
@@ -30,9 +31,11 @@ from genai_server.engine.runners.lengths import batch_limits
 from genai_server.errors import ConfigurationError
 from genai_server.installation import this_installation
 from genai_server.messages.launch import EngineSpec
-from genai_server.model_memory import LOADED, WITHOUT_CACHE
+from genai_server.messages.status_file import ModelStatus
 from genai_server.options.session import THREADS
 from genai_server.speech_model import transcribes
+from genai_server.supervisor.memory_budget import MemoryBudget
+from genai_server.supervisor.model_pool import new_status
 from genai_server.system_memory import free_memory
 from genai_server.tools.doctor.finding import FAIL, MIB, OK, WARN, Finding
 
@@ -134,39 +137,43 @@ def memory(settings: Settings, root: Path = Path("/")) -> Iterator[Finding]:
     Broken models are left out: other findings report them.
     """
     free = free_memory(root)
-    weights = {name: _weights(path) for name, path in settings.served.items()}
-    weights |= {name: size + _weights(settings.draft_model_of(name)) for name, size in weights.items() if size}
-    names = [name for name, size in weights.items() if size]
+    budget = MemoryBudget(settings, free=lambda: free)
+    models = [_status(settings, name) for name, path in settings.served.items() if _weights(path)]
     if isinstance(settings.max_models, int) and settings.max_models:
-        names = sorted(names, key=lambda name: -weights[name])[: settings.max_models]
-    copies = 1 if settings.cache_path is not None else WITHOUT_CACHE
-    needed = sum(weights[name] for name in names) * copies * len(settings.devices)
+        models = sorted(models, key=budget.weights, reverse=True)[: settings.max_models]
+    needed = sum(map(budget.weights, models))
     shown = f"{free / MIB:.0f} MiB are free"
-    if names:
-        of = f" of {len(names)} models" if len(names) > 1 else ""
+    if models:
+        of = f" of {len(models)} models" if len(models) > 1 else ""
         shown += f"; weights{of} need about {needed / MIB:.0f}"
-    if needed > free:
+    if sum(budget.weights(about, int8=False) for about in models) > free:
         yield Finding(FAIL, "memory", shown, "use a smaller or further quantized model, or free some memory")
         return
     yield Finding(OK, "memory", shown)
-    for name in names:
-        subject = f"context of {name}" if settings.models else "context"
-        yield from _context(subject, settings, name, (free - needed) // (2 * len(names)))
+    for about in models:
+        subject = f"context of {about.name}" if settings.models else "context"
+        yield from _context(subject, settings, about, max(0, free - needed) // (2 * len(models)))
+
+
+def _status(settings: Settings, name: str) -> ModelStatus:
+    """A configured model before it is loaded."""
+    about = new_status(name, settings.served[name], settings.devices, 0)
+    return structs.replace(about, draft_model=settings.draft_model_of(name))
 
 
 def _weights(directory: str) -> int:
-    """The memory of a model's weights; 0 without a directory, or if they cannot be read."""
+    """The size of a model's weights on disk; 0 without a directory, or if they cannot be read."""
     try:
         check_model_directory(Path(directory))
-        return int(weight_bytes(Path(directory)) * LOADED)
+        return weight_bytes(Path(directory))
     except Exception:  # a broken model, which other findings report
         return 0
 
 
-def _context(subject: str, settings: Settings, name: str, kv_bytes: int) -> Iterator[Finding]:
+def _context(subject: str, settings: Settings, about: ModelStatus, kv_bytes: int) -> Iterator[Finding]:
     """How long a model's sequences may be on a CPU, with this memory for keys and values."""
-    directory, draft_model = settings.served[name], settings.draft_model_of(name)
-    spec = EngineSpec("cpu", directory, engine_settings(settings), kv_bytes=max(1, kv_bytes), draft_model=draft_model)
+    directory, given = about.path, engine_settings(settings)
+    spec = EngineSpec("cpu", directory, given, kv_bytes=max(1, kv_bytes), draft_model=about.draft_model)
     try:
         read = read_cross_decoder if transcribes(Path(directory)) else read_decoder_graph
         graph = read(Path(directory))
@@ -234,7 +241,7 @@ def cache(settings: Settings) -> Iterator[Finding]:
         yield Finding(WARN, "cache", f"{folder}: {(error.strerror or str(error)).lower()}", remedy)
         return
     free = shutil.disk_usage(folder).free
-    need = int(sum(map(_weights, set(settings.served.values()))) / LOADED * _PACKED)
+    need = int(sum(map(_weights, set(settings.served.values()))) * _PACKED)
     shown = f"{folder}: {free / MIB:.0f} MiB are free"
     if free < need:
         yield Finding(WARN, "cache", f"{shown}, packed weights need {need / MIB:.0f}", "free some disk space")

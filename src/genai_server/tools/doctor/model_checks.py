@@ -99,16 +99,25 @@ def model(settings: Settings, name: str, *, with_text: bool = True) -> Iterator[
         return
     size, length = weight_bytes(directory) / MIB, f"{info.context_length} tokens of context"
     yield Finding(OK, subject, f"{directory}: {length}, a vocabulary of {info.vocab_size}, {size:.0f} MiB of weights")
+    yield from _draft_model(subject, settings, name)
     if (task := task_of(directory)).pools:
         yield Finding(OK, f"batching of {name}" if settings.models else "batching", f"{task}: texts are read together")
         return
     if task is Task.GENERATE and not all(codec.has_chat_template for codec in codecs.values()):
         yield Finding(WARN, subject, NO_CHAT_TEMPLATE, GIVE_A_TEMPLATE)
+    yield _batching(f"batching of {name}" if settings.models else "batching", directory)
+
+
+def _draft_model(subject: str, settings: Settings, name: str) -> Iterator[Finding]:
+    """What is wrong with a model's draft model."""
+    draft_model = settings.draft_model_of(name)
+    if draft_model and (why := task_of(Path(settings.served[name])).why_no_drafts):
+        remedy = "name it for models that complete text only: GENAI_DRAFT_MODEL=MODEL=PATH"
+        yield Finding(WARN, subject, f"GENAI_DRAFT_MODEL={draft_model} has no effect: {why}", remedy)
     try:
         check_draft_model_of(settings, name)
     except ConfigurationError as error:
         yield Finding(FAIL, subject, error.message, "name a smaller model of the same family, or none")
-    yield _batching(f"batching of {name}" if settings.models else "batching", directory)
 
 
 def _batching(subject: str, directory: Path) -> Finding:

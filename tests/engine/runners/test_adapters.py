@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from genai_server.engine.model.adapters import Adapters
+from genai_server.engine.runners.adapters import Adapters
 from genai_server.engine.runners.pooled import PooledRunner
 from genai_server.engine.runners.scripted import ScriptedRunner
 from genai_server.errors import AdapterLoadFailed, ModelNotFound, Unavailable
