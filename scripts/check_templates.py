@@ -37,7 +37,10 @@ TOOLS = [
     {"type": "function", "function": {"name": name, "description": f"Answers {name}.", "parameters": schema}}
     for name, schema in FUNCTIONS.items()
 ]
-CALLS: list[tuple[str, dict[str, Any]]] = [("get_weather", {"city": "Ærø <b>", "days": 3}), ("get_time", {"zone": "UTC"})]
+CALLS: list[tuple[str, dict[str, Any]]] = [
+    ("get_weather", {"city": "Ærø <b>", "days": 3}),
+    ("get_time", {"zone": "UTC"}),
+]
 THOUGHT, TEXT = "I have to look.", "Nothing else."
 USER = {"role": "user", "content": "How is the weather?"}
 
