@@ -109,7 +109,7 @@ def test_invalid_template_is_an_error_of_the_model_directory() -> None:
     [
         "{{ 'a' + messages[0].content }}",
         "{{ messages[0].content.strip() }}",
-        "{{ messages[0].content[0] }}",
+        "{{ messages[0].content[0].type }}",
         "{{ messages[0].nothing.at.all }}",
         "{{ messages[5].content }}",
         "{{ lipsum() }}",
