@@ -73,6 +73,7 @@ def prompts() -> list[list[int]]:
     return [[chance.randrange(10, 290) for _ in range(length)] for length in (5, 30, 80, 150, 200)]
 
 
+@pytest.mark.timeout(60 + NUM_REQUESTS)
 def test_cancelled_and_killed_company_changes_no_answer(server: RunningServer, prompts: list[list[int]]) -> None:
     assert server.device("cpu")["batching"]["scheduler"] == "batched"
     alone = [insist(server, prompt) for prompt in prompts]
