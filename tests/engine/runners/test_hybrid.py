@@ -97,7 +97,9 @@ def test_a_slot_that_was_cancelled_gives_nothing_to_the_next(hybrid: Hybrid, run
             assert finish(runner, number, first) == hybrid.answer(prompt)
 
 
-def test_exact_rows_are_bitwise_equal_in_any_company(hybrid: Hybrid, runner: Driven) -> None:
+@pytest.mark.parametrize("threads", [1, 2, 4, 8])
+def test_exact_rows_are_bitwise_equal_in_any_company(hybrid: Hybrid, threads: int) -> None:
+    runner = hybrid.load(threads=threads)
     prompt, found = text(40, 7), []
     for others in (0, 1, 3):
         for number in range(1, others + 1):
