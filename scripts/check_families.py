@@ -126,7 +126,7 @@ def run_builder(builder: str, family: Family, way: tuple[Path, Path], precision:
     source, target = way
     if (target / "genai_config.json").exists():
         return ""
-    log = target.with_suffix(".log")
+    log = target.with_name(f"{target.name}.log")
     command = [str(python()), "-m", builder, "-i", str(source), "-o", str(target), "-p", precision, "-e", "cpu"]
     command += ["-c", str(source.parent / "cache"), "--extra_options", "accuracy_level=4", "block_size=32"]
     with log.open("w") as output:
