@@ -1,6 +1,6 @@
 """Keep a server under full load, with everything that may happen to it, and report which of its promises it has kept.
 
-Two dozen clients send requests to the demo model in exact mode: valid and invalid ones, streamed and plain, on all
+Two dozen clients send requests to a model in exact mode: valid and invalid ones, streamed and plain, on all
 generating endpoints. Some disconnect, some are cancelled by the operator, some read slowly, some store conversations,
 require ambiguous grammars or load other models on demand, while profiling is switched on and off and the engine is
 killed repeatedly. Half of the time has no kills, and ends with SIGTERM under load. Linux only; exits with status 1 if a
@@ -27,7 +27,6 @@ from _models.table import table
 MAX_GROWTH = 0.03
 LONGEST_PULSE = 0.25
 SETTINGS = {
-    "GENAI_MODELS": ",".join(f"{model}={DEMO}" for model in (MODEL, *ON_DEMAND)),
     # The model that most requests name, and one of the others.
     "GENAI_MAX_MODELS": "2",
     "GENAI_EXACT": "true",
@@ -39,6 +38,9 @@ SETTINGS = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--model-dir", type=Path, default=DEMO, metavar="DIR", help="with a chat template (models/demo)"
+    )
     parser.add_argument("--minutes", type=float, default=30.0, help="with kills (30)")
     parser.add_argument("--without-kills", type=float, help="minutes that follow without kills (half of these)")
     parser.add_argument("--growth", type=float, default=MAX_GROWTH, help="of memory that is allowed (0.03)")
@@ -52,7 +54,11 @@ def main() -> None:
     plan = Plan.of(60 * minutes, 60 * without_kills)
     print(f"seed {arguments.seed}; {CLIENTS} clients; {plan}", flush=True)
     with tempfile.TemporaryDirectory() as folder:
-        settings = SETTINGS | {"GENAI_RESPONSE_STORE_FILE": f"{folder}/responses", "WORKERS": str(arguments.workers)}
+        settings = SETTINGS | {
+            "GENAI_MODELS": ",".join(f"{model}={arguments.model_dir.resolve()}" for model in (MODEL, *ON_DEMAND)),
+            "GENAI_RESPONSE_STORE_FILE": f"{folder}/responses",
+            "WORKERS": str(arguments.workers),
+        }
         with run_server(Path(folder), settings) as server, pulse(server.port) as beats:
             found = asyncio.run(Soak(server, Path(folder) / "profiles", plan, arguments.seed, beats).run())
     judge(found, arguments)

@@ -58,18 +58,26 @@ class Reference:
 
         Those longer than `switches_at` are left out: they would begin with the rope of short rows.
         """
+        return self._rounding(self.runner, _WHOLE, switches_at)
+
+    def rounding_of(self, nudged: Reference) -> Tally:
+        """How much the library's logits of the same prompts differ with another model's weights."""
+        return self._rounding(nudged.runner, self.max_length, None)
+
+    def _rounding(self, runner: Driven, whole: int, most: int | None) -> Tally:
+        """The logits of a runner that reads the first `whole` tokens at once, of prompts with at most `most` tokens."""
         tally = Tally()
         for prompt, (answer, expected) in self._known.items():
-            if len(prompt) <= _WHOLE or (switches_at is not None and len(prompt) > switches_at):
+            if len(prompt) <= _WHOLE or (most is not None and len(prompt) > most):
                 continue
-            self.runner.open(0, list(prompt), self.max_length)
-            self.runner.prefill(0, prompt[:_WHOLE])
-            for token in prompt[_WHOLE:]:
-                logits = self.runner.decode([0], [token])[0]
+            runner.open(0, list(prompt), self.max_length)
+            logits = runner.prefill(0, prompt[:whole])
+            for token in prompt[whole:]:
+                logits = runner.decode([0], [token])[0]
             for token, wanted in zip(answer, expected, strict=True):
                 tally.add(logits, wanted)
-                logits = self.runner.decode([0], [token])[0]
-            self.runner.close(0)
+                logits = runner.decode([0], [token])[0]
+            runner.close(0)
         return tally
 
     @property

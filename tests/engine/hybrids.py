@@ -33,9 +33,9 @@ class Hybrid:
         )
         self._answers: dict[tuple[int, ...], list[int]] = {}
 
-    def load(self) -> Driven:
-        model = self.generator.runner.model
-        return Driven(load_batched(EngineSpec("cpu", str(self.path), self.settings), self.path, model))
+    def load(self, **settings: object) -> Driven:
+        spec = EngineSpec("cpu", str(self.path), msgspec.structs.replace(self.settings, **settings))
+        return Driven(load_batched(spec, self.path, self.generator.runner.model))
 
     def answer(self, prompt: list[int]) -> list[int]:
         """The greedy answer of a Generator."""

@@ -621,12 +621,13 @@ def test_logits_are_made_for_the_end_of_a_prompt_only(runner: Driven) -> None:
     assert peak < 512 * runner.model.vocab_size
 
 
-# more threads than heads
+# threads, also more than there are heads
 
 
-def test_long_exact_rows_are_alike_with_more_threads_than_heads(graph: DecoderGraph) -> None:
+@pytest.mark.parametrize("threads", [2, 4, 8])
+def test_long_exact_rows_are_alike_with_any_number_of_threads(graph: DecoderGraph, threads: int) -> None:
     options = DeviceOptions(entries={SPINNING: "0"})
-    session, model = open_session(graph, 6, optimized=False, options=options), check_model_directory(DEMO)
+    session, model = open_session(graph, threads, optimized=False, options=options), check_model_directory(DEMO)
     runner = Driven(BatchedRunner(graph, session, model, BatchLimits(3, model.context_length)))
     together = exact_logits(runner, (1400, 1400, 1400), steps=2, reuse=False)
     for lengths in ((1400,), (1400, 1400), (1400, 30)):

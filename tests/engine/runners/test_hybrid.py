@@ -98,7 +98,9 @@ def test_a_slot_that_was_cancelled_gives_nothing_to_the_next(hybrid: Hybrid, run
             assert finish(runner, number, first) == hybrid.answer(prompt)
 
 
-def test_exact_rows_are_bitwise_equal_in_any_company(hybrid: Hybrid, runner: Driven) -> None:
+@pytest.mark.parametrize("threads", [1, 2, 4, 8])
+def test_exact_rows_are_bitwise_equal_in_any_company(hybrid: Hybrid, threads: int) -> None:
+    runner = hybrid.load(threads=threads)
     prompt, found = text(40, 7), []
     for others in (0, 1, 3):
         for number in range(1, others + 1):
@@ -207,15 +209,29 @@ def scheduled(runner: Driven) -> Iterator[Scheduled]:
     yield Scheduled(runner)
 
 
-def test_a_conversation_reads_only_its_new_tokens(hybrid: Hybrid, scheduled: Scheduled) -> None:
-    conversation, num_new = text(40, 20), 40
-    for turn in range(8):
-        answer = scheduled.ask(conversation)
-        assert answer == hybrid.answer(conversation)
-        new = text(10, 21 + turn)
+def test_twenty_turns_read_only_their_new_tokens(hybrid: Hybrid, scheduled: Scheduled) -> None:
+    conversation = text(40, 20)
+    num_new, num_tokens = len(conversation), 5
+    for turn in range(20):
+        answer = scheduled.ask(conversation, num_tokens)
+        assert answer == hybrid.answer(conversation)[:num_tokens]
+        new = text(5, 21 + turn)
         num_new += len(new) + 1  # the last token of an answer is read with the next turn
         conversation = [*conversation, *answer, *new]
     assert scheduled.num_read <= num_new
+
+
+def test_short_turns_without_the_prompts_end_are_read_once(hybrid: Hybrid, scheduled: Scheduled) -> None:
+    conversation, num_new = text(40, 20), 40
+    for turn in range(6):
+        before = scheduled.num_read
+        opening = text(4, 40 + turn)  # the next prompt lacks these tokens
+        answer = scheduled.ask([*conversation, *opening], 3)
+        assert answer == hybrid.answer([*conversation, *opening])[:3]
+        assert scheduled.num_read - before <= num_new + len(opening) + 9
+        new = [*answer, *text(28, 50 + turn)]
+        num_new = len(new)
+        conversation += new
 
 
 def test_an_edited_end_is_read_from_the_checkpoint_before_it(hybrid: Hybrid, scheduled: Scheduled) -> None:

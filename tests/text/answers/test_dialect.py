@@ -79,6 +79,9 @@ def test_an_unknown_format_is_refused_with_those_that_are_known() -> None:
         ('<tool_call>\n{"name": tool_name, "arguments": args}\n</tool_call>', "hermes"),
         # Seed-OSS, whose calls are in tags of its own
         ("<seed:tool_call>\n<function=example_function_name>\n<parameter=example_parameter_1>value_1", None),
+        # MiniMax M3, Apriel 1.5
+        ("{%- set ns_token = ']<]minimax[>[' -%}{%- set toolcall_begin_token = ns_token ~ '<tool_call>' -%}", None),
+        ('within <tool_call></tool_call> XML tags.\n<tool_calls>[{"name": <function-name-1>', None),
         # Llama 3.1 with functions of the user
         ("reply with <function=example_function_name>{parameters}</function>", None),
         ("{{ message.content }}", None),

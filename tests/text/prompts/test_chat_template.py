@@ -83,8 +83,6 @@ def test_a_template_can_refuse_messages_with_a_reason() -> None:
 @pytest.mark.parametrize(
     "source",
     [
-        "{{ messages[0].nothing.at.all }}",
-        "{{ messages[5].content }}",
         # changes
         "{{ messages.append(1) }}",
         "{{ messages[0].update({'role': 'system'}) }}",
@@ -92,7 +90,6 @@ def test_a_template_can_refuse_messages_with_a_reason() -> None:
         "{{ messages[0].__class__.__mro__ }}",
         "{{ ''.__class__.x }}",
         "{{ range.__globals__.x }}",
-        "{{ lipsum() }}",
         # takes too long
         "{% for n in range(10**9) %}{% endfor %}",
     ],
@@ -107,9 +104,20 @@ def test_invalid_template_is_an_error_of_the_model_directory() -> None:
         ChatTemplate("{% if %}", {})
 
 
-def test_text_added_to_another_type_raises_a_type_error() -> None:
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ 'a' + messages[0].content }}",
+        "{{ messages[0].content.strip() }}",
+        "{{ messages[0].content[0].type }}",
+        "{{ messages[0].nothing.at.all }}",
+        "{{ messages[5].content }}",
+        "{{ lipsum() }}",
+    ],
+)
+def test_value_without_what_is_read_raises_a_type_error(source: str) -> None:
     with pytest.raises(TypeError):
-        _render("{{ 'a' + messages[0].content }}", [{"content": None}])
+        _render(source, [{"content": None}])
 
 
 def test_a_text_that_grows_too_long_is_refused_while_it_is_made() -> None:

@@ -56,6 +56,13 @@ RENDERED: dict[str, tuple[str, list[dict[str, Any]], list[dict[str, Any]] | None
         'True{"a": 1}',
     ),
     "content as text": (f"{{{{ '[' + messages[1].content + ']' }}}}{{{{ {ARGUMENTS}.a }}}}", CALLED, None, "[]1"),
+    # Qwen 3, if the client sends the reasoning of a call back.
+    "content with methods of texts": (
+        f"{{{{ messages[1].content.lstrip() }}}}{{{{ {ARGUMENTS}.a }}}}",
+        CALLED,
+        None,
+        "1",
+    ),
     "content and arguments as text": (f"{{{{ messages[1].content + {ARGUMENTS} }}}}", CALLED, None, '{"a": 1}'),
     "a developer is the system": ("{{ messages[0].role }}", DEVELOPER, None, "system"),
     "unless the template knows one": ("{{ messages[0].role }}{# developer #}", DEVELOPER, None, "developer"),

@@ -4,7 +4,7 @@ A checkpoint is a copy of the states of fixed size that some layers keep of a se
 """
 
 # A prompt of at least this many unread tokens has a checkpoint near its end.
-_MIN_UNREAD = 64
+_MIN_UNREAD = 32
 # Tokens behind that checkpoint, at least. The next prompt of a conversation often differs in the last ones, which begin
 # the answer.
 _BEHIND = 6

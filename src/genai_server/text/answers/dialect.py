@@ -20,8 +20,9 @@ _ALL: tuple[ToolFormat, ...] = (
 )
 # All tool call formats, keyed by name.
 TOOL_FORMATS = {one.name: one for one in _ALL}
-# Words that must all occur in a chat template, and the format they indicate, most specific first. None stands for an
-# unsupported one: JSON in a tag with the function's name, which Llama 3.1 can be asked to write.
+# Words that must all occur in a chat template, and the format they indicate, most specific first. None stands for
+# unsupported ones: JSON in a tag with the function's name, which Llama 3.1 can be asked to write, MiniMax M3's tags
+# behind a mark, and Apriel's lists.
 _SIGNS: tuple[tuple[tuple[str, ...], str | None], ...] = (
     ((CHANNEL, "functions."), "harmony"),
     (("<｜tool▁sep｜>", "```json"), "deepseek_v3"),
@@ -30,6 +31,8 @@ _SIGNS: tuple[tuple[tuple[str, ...], str | None], ...] = (
     (("<minimax:tool_call>",), "minimax"),
     (("<tool_call>", "<parameter="), "qwen3_coder"),
     (("<function=",), None),
+    (("]<]minimax[>[",), None),
+    (("<tool_calls>[",), None),
     (("<arg_key>",), "glm"),
     (("<|tool_call_start|>",), "lfm2"),
     (("<|tool_list_start|>",), "lfm2"),

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Any, NoReturn
 
-from jinja2 import TemplateError
+from jinja2 import TemplateError, UndefinedError
 from jinja2.ext import Extension
 from jinja2.meta import find_undeclared_variables
 from jinja2.nodes import Const, Getattr, Getitem, Name, Node, Template, TemplateData
@@ -82,9 +82,9 @@ class ChatTemplate:
     def render(self, variables: Mapping[str, Any]) -> str:
         """Render the template.
 
-        Raises TypeError if the template concatenates a text and another type. Raises InvalidField, with the template's
-        own message, for all other failures, and if rendering takes too long or produces too much
-        (template_sandbox.py).
+        Raises TypeError if the template concatenates a text and another type, or reads what a value lacks, such as a
+        method of texts where there is none. Raises InvalidField, with the template's own message, for all other
+        failures, and if rendering takes too long or produces too much (template_sandbox.py).
         """
         pieces = []
         left = self._max_characters
@@ -97,6 +97,8 @@ class ChatTemplate:
                         raise TemplateError(f"the prompt has more than {self._max_characters} characters")
         except TypeError:
             raise
+        except UndefinedError as error:
+            raise TypeError(str(error)) from None
         except Exception as error:  # a template is a program from elsewhere and may fail in any way
             raise refused(error) from None
         return "".join(pieces)

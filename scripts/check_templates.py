@@ -1,0 +1,151 @@
+"""Check chat templates of published models: what one writes of an earlier call, the server reads as that call.
+
+FOLDER has templates (.jinja), such as models/templates of llama.cpp's sources. For each, the formats are detected as at
+a server's start, and a conversation with calls and results is rendered. The part that the template writes for the
+model's own turn is then parsed like an answer. Ends with status 1 if a call of a detected format is read differently.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import sys
+from collections.abc import Sequence
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from _models.table import table
+
+from genai_server.answer_parts import Reasoning, ToolCallArguments, ToolCallStart
+from genai_server.errors import GenaiServerError
+from genai_server.text.answers.answer_parser import AnswerParser
+from genai_server.text.answers.dialect import Dialect, read_dialect
+from genai_server.text.prompts.chat_template import ChatTemplate
+from genai_server.text.prompts.prompt import PromptWriter
+
+HEAD = ["template", "format", "calls", "reasoning"]
+SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
+PROPERTIES = {"city": {"type": "string"}, "days": {"type": "integer"}}
+FUNCTIONS: dict[str, dict[str, Any]] = {
+    "get_weather": {"type": "object", "properties": PROPERTIES, "required": ["city"]},
+    "get_time": {"type": "object", "properties": {"zone": {"type": "string"}}, "required": ["zone"]},
+}
+TOOLS = [
+    {"type": "function", "function": {"name": name, "description": f"Answers {name}.", "parameters": schema}}
+    for name, schema in FUNCTIONS.items()
+]
+CALLS: list[tuple[str, dict[str, Any]]] = [
+    ("get_weather", {"city": "Ærø <b>", "days": 3}),
+    ("get_time", {"zone": "UTC"}),
+]
+THOUGHT, TEXT = "I have to look.", "Nothing else."
+USER = {"role": "user", "content": "How is the weather?"}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, metavar="FOLDER")
+    parser.add_argument("--markdown", action="store_true", help="print the table as a document has it")
+    arguments = parser.parse_args()
+    rows, ok = [HEAD], True
+    for path in sorted(arguments.folder.glob("*.jinja"), key=lambda path: path.name.lower()):
+        source = path.read_text(encoding="utf-8")
+        dialect = read_dialect(source)
+        calls, reasoning = check(source, dialect)
+        ok = ok and not calls.startswith("differ")
+        names = [part.name if part else "–" for part in (dialect.tool_format, dialect.reasoning)]
+        rows.append([path.stem, names[0], calls, names[1] + reasoning])
+    print(table(rows, markdown=arguments.markdown))
+    sys.exit(not ok)
+
+
+def check(source: str, dialect: Dialect) -> tuple[str, str]:
+    """What became of the calls, and what of the reasoning."""
+    if dialect.tool_format is None:
+        return "–", ""
+    found: tuple[str, str] | None = None
+    for called in (CALLS, CALLS[:1]):  # some templates have one call only
+        try:
+            read = read_back(source, dialect, called)
+        except GenaiServerError as error:
+            read = f"refused: {error.message}", ""
+        if read[0].endswith("read"):
+            return read
+        found = found or read
+    assert found is not None
+    return found
+
+
+def read_back(source: str, dialect: Dialect, called: Sequence[tuple[str, dict[str, Any]]]) -> tuple[str, str]:
+    """As `check`, with these calls. Raises InvalidField if the template refuses them."""
+    template = ChatTemplate(source, SPECIAL)
+    assert dialect.tool_format is not None
+    writer = PromptWriter({"default": template}, tool_format=dialect.tool_format)
+    calls = [
+        {
+            "id": call_id(dialect, name, n),
+            "type": "function",
+            "function": {"name": name, "arguments": json.dumps(given)},
+        }
+        for n, (name, given) in enumerate(called)
+    ]
+    results = [{"role": "tool", "tool_call_id": call["id"], "content": "21"} for call in calls]
+    turn = {"role": "assistant", "content": None, "reasoning_content": THOUGHT, "tool_calls": calls}
+    begun = writer.write([USER], TOOLS, None).text
+    complete = {"add_generation_prompt": False} if "add_generation_prompt" in template.variables else None
+    ended, plain = (
+        writer.write([USER, message], TOOLS, complete).text
+        for message in (turn, {"role": "assistant", "content": TEXT})
+    )
+    if writer.write([USER, turn, *results], TOOLS, None).text.count("21") < len(results):
+        return "differ: results are left out", ""
+    reasoning = dialect.reasoning
+    begins_inside = reasoning is not None and reasoning.begins_inside(begun)
+    if reasoning is not None and begins_inside and not ended.startswith(begun):  # a call without its reasoning
+        begins_inside, begun = False, begun.rstrip().removesuffix(reasoning.opening)
+    common = re.sub(r"<\w*$", "", os.path.commonprefix([begun, ended]))  # not a part of two markers
+    answer = ended[len(common) :].removesuffix(plain.rpartition(TEXT)[2])
+    names, texts, thought = parse(answer, dialect, begins_inside=begins_inside)
+    found = [(name, json.loads(text or "null")) for name, text in zip(names, texts, strict=True)]
+    if found != list(called):
+        return f"differ: {answer!r} is read as {found}", ""
+    said = "read" if thought == THOUGHT else "not in the template"
+    return f"{len(called)} read", "" if reasoning is None else f", {said}"
+
+
+def call_id(dialect: Dialect, name: str, number: int) -> str:
+    """The id of an earlier call: Kimi's models have ids of their own, Mistral's take nine letters and digits only."""
+    is_own = dialect.tool_format is not None and dialect.tool_format.name == "kimi"
+    return f"functions.{name}:{number}" if is_own else f"call0000{number}"
+
+
+def parse(answer: str, dialect: Dialect, *, begins_inside: bool) -> tuple[list[str], list[str], str]:
+    """The names of an answer's calls, their arguments, and the reasoning."""
+    ids = map(str, count())
+    parser = AnswerParser(
+        dialect.tool_format,
+        FUNCTIONS,
+        reasoning=dialect.reasoning,
+        starts_in_reasoning=begins_inside,
+        new_id=lambda: next(ids),
+    )
+    names: list[str] = []
+    texts: list[str] = []
+    thought = ""
+    for part in (*parser.feed(answer), *parser.finish()):
+        match part:
+            case ToolCallStart(name=name):
+                names.append(name)
+                texts.append("")
+            case ToolCallArguments(index, fragment):
+                texts[index] += fragment
+            case Reasoning(text):
+                thought += text
+    return names, texts, thought.strip()
+
+
+if __name__ == "__main__":
+    main()
