@@ -231,7 +231,7 @@ def lay_out(rows: Sequence[Row], graph: DecoderGraph, *, exact_group: int | None
     num_rows = max(slots) + 1 - first
     state_spans.append((first, num_rows))
     if graph.conv_width:
-        inputs |= _conv_inputs(np.array(slots) - first, num_rows, ends, len(ids), graph.conv_width, num_drafted)
+        inputs |= ragged_states.conv_inputs(np.array(slots) - first, num_rows, ends, len(ids), graph.conv_width, num_drafted)
     return Layout(
         ids=np.array([ids], np.int64),
         positions=_with_axes(positions, image_positions),
@@ -343,28 +343,3 @@ def _with_axes(positions: list[int], image_positions: dict[int, NDArray[np.int64
             found = np.repeat(found[np.newaxis], len(own), axis=0)
         found[:, 0, start : start + own.shape[1]] = own
     return found
-
-
-def _conv_inputs(
-    rows: NDArray[np.int64], num_rows: int, ends: list[int], num_tokens: int, width: int, num_more: int
-) -> dict[str, NDArray[Any]]:
-    """The inputs of convolutions. `rows` have tokens; `ends` has a zero and the end of each one's flat tokens. A pass
-    gives this number of inputs more than a state has.
-    """
-    kept_width = width - 1  # a state has the inputs before a row's tokens
-    lengths = np.diff(ends)
-    starts = num_rows * kept_width + np.array(ends[:-1])  # behind the states of all rows
-
-    def places(row: NDArray[np.int64], start: NDArray[np.int64], index: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Where the inputs of rows are, from the state's first one on."""
-        return np.where(index < kept_width, row * kept_width + index, start + index - kept_width)
-
-    row, start = np.repeat(rows, lengths), np.repeat(starts, lengths)
-    index = start[0] + np.arange(len(row)) - start
-    taps = np.zeros((width, num_tokens), np.int64)  # tokens that fill groups up read anything
-    taps[:, : len(row)] = places(row, start, index + np.arange(width)[:, np.newaxis])
-    last = np.maximum(0, np.arange(-num_more, kept_width))  # of rows with fewer inputs, the first are not read
-    kept = np.arange(num_rows)[:, np.newaxis] * kept_width + last
-    index = np.maximum(0, lengths[:, np.newaxis] + np.arange(-num_more, kept_width))
-    kept[rows] = places(rows[:, np.newaxis], starts[:, np.newaxis], index)
-    return {ragged_states.TAPS: taps, ragged_states.KEPT: kept}

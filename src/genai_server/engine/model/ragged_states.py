@@ -252,3 +252,28 @@ def recurrences(model: onnx.ModelProto, decoder: DecoderGraph, group: str) -> on
         outputs.append(helper.make_tensor_value_info(group + state.present, kind, [rows, *state.shape]))
     found = helper.make_graph(nodes, "recurrences", inputs, outputs)
     return helper.make_model(found, opset_imports=model.opset_import, ir_version=model.ir_version)
+
+
+def conv_inputs(
+    rows: NDArray[np.int64], num_rows: int, ends: list[int], num_tokens: int, width: int, num_more: int
+) -> dict[str, NDArray[Any]]:
+    """The inputs TAPS and KEPT of a pass. `rows` have tokens; `ends` has a zero and the end of each one's flat tokens. A pass
+    gives this number of inputs more than a state has.
+    """
+    kept_width = width - 1  # a state has the inputs before a row's tokens
+    lengths = np.diff(ends)
+    starts = num_rows * kept_width + np.array(ends[:-1])  # behind the states of all rows
+
+    def places(row: NDArray[np.int64], start: NDArray[np.int64], index: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Where the inputs of rows are, from the state's first one on."""
+        return np.where(index < kept_width, row * kept_width + index, start + index - kept_width)
+
+    row, start = np.repeat(rows, lengths), np.repeat(starts, lengths)
+    index = start[0] + np.arange(len(row)) - start
+    taps = np.zeros((width, num_tokens), np.int64)  # tokens that fill groups up read anything
+    taps[:, : len(row)] = places(row, start, index + np.arange(width)[:, np.newaxis])
+    last = np.maximum(0, np.arange(-num_more, kept_width))  # of rows with fewer inputs, the first are not read
+    kept = np.arange(num_rows)[:, np.newaxis] * kept_width + last
+    index = np.maximum(0, lengths[:, np.newaxis] + np.arange(-num_more, kept_width))
+    kept[rows] = places(rows[:, np.newaxis], starts[:, np.newaxis], index)
+    return {TAPS: taps, KEPT: kept}
