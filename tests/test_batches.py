@@ -18,11 +18,11 @@ from tests.running_server import RunningServer, api_processes, run_server, wait_
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGKILL")
 
 NUM_LINES = 80
-# Requests at once; each takes some 0.2 s.
+# Requests at once; each takes some 0.1 s.
 AT_ONCE = 4
 SETTINGS = {"GENAI_DEVICE": "scripted", "GENAI_MAX_BATCH_SIZE": f"{AT_ONCE}", "GENAI_LOG_LEVEL": "debug"}
 LINES = [
-    line(f"{number}", f"say {number}; delay 0.05", max_tokens=-1 if number % 10 == 0 else 9)
+    line(f"{number}", f"say {number}; delay 0.02", max_tokens=-1 if number % 10 == 0 else 9)
     for number in range(NUM_LINES)
 ]
 FAILED = {f"{number}" for number in range(0, NUM_LINES, 10)}
@@ -118,7 +118,7 @@ def test_batches_of_a_key_run_one_after_another(tmp_path: Path) -> None:
 
 def test_a_stopped_server_goes_on_with_its_batch(tmp_path: Path) -> None:
     """It does not wait for the batch's requests, and sends those that were running again."""
-    lines = [line(f"{number}", "count 400; delay 0.05", max_tokens=20) for number in range(8)]
+    lines = [line(f"{number}", "count 400; delay 0.02", max_tokens=20) for number in range(8)]
     with run_server(tmp_path, settings=settings(tmp_path)) as server:
         id = begin(server.client, lines)
         wait_until(lambda: num_running(server.client) > 0)
