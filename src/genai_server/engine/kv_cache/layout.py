@@ -231,7 +231,8 @@ def lay_out(rows: Sequence[Row], graph: DecoderGraph, *, exact_group: int | None
     num_rows = max(slots) + 1 - first
     state_spans.append((first, num_rows))
     if graph.conv_width:
-        inputs |= ragged_states.conv_inputs(np.array(slots) - first, num_rows, ends, len(ids), graph.conv_width, num_drafted)
+        places = np.array(slots) - first
+        inputs |= ragged_states.conv_inputs(places, num_rows, ends, len(ids), graph.conv_width, num_drafted)
     return Layout(
         ids=np.array([ids], np.int64),
         positions=_with_axes(positions, image_positions),

@@ -257,8 +257,9 @@ def recurrences(model: onnx.ModelProto, decoder: DecoderGraph, group: str) -> on
 def conv_inputs(
     rows: NDArray[np.int64], num_rows: int, ends: list[int], num_tokens: int, width: int, num_more: int
 ) -> dict[str, NDArray[Any]]:
-    """The inputs TAPS and KEPT of a pass. `rows` have tokens; `ends` has a zero and the end of each one's flat tokens. A pass
-    gives this number of inputs more than a state has.
+    """The inputs TAPS and KEPT of a pass, which gives `num_more` inputs more than a state has.
+
+    `rows` have tokens; `ends` has a zero and the end of each one's flat tokens.
     """
     kept_width = width - 1  # a state has the inputs before a row's tokens
     lengths = np.diff(ends)
