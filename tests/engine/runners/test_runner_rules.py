@@ -1,5 +1,6 @@
 """What the settings of a device determine about its runner before anything is loaded."""
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,15 @@ from genai_server.errors import ConfigurationError
 from genai_server.options.check import check_device
 from genai_server.options.table import Reach
 
+
+@dataclass(frozen=True)
+class Chosen:
+    """The settings that choose a runner."""
+
+    scheduler: str = "auto"
+    exact: bool = False
+
+
 SECTIONS = {"providers": ["openvino", "cpu"], "provider": {"openvino": {"package": "missing_provider"}}}
 
 
@@ -17,10 +27,10 @@ def test_missing_provider_package_is_refused_with_its_name(tmp_path: Path, monke
     with pytest.raises(
         ConfigurationError, match='package="missing_provider": it is not installed; pip install missing-provider'
     ):
-        check_runner("cpu", tmp_path, "auto", options)
+        check_runner("cpu", tmp_path, Chosen(), options)
     (tmp_path / "missing_provider.py").touch()
     monkeypatch.syspath_prepend(tmp_path)
-    check_runner("cpu", tmp_path, "auto", options)
+    check_runner("cpu", tmp_path, Chosen(), options)
 
 
 @pytest.mark.parametrize(
@@ -34,19 +44,19 @@ def test_missing_provider_package_is_refused_with_its_name(tmp_path: Path, monke
 def test_unavailable_runner_or_option_is_refused(tmp_path: Path, device: str, scheduler: str, message: str) -> None:
     options = check_device({"session": {"execution_mode": "parallel"}}, device)
     with pytest.raises(ConfigurationError, match=message):
-        check_runner(device, tmp_path, scheduler, options)
+        check_runner(device, tmp_path, Chosen(scheduler), options)
 
 
 def test_a_device_whose_requests_are_exact_has_no_batch(tmp_path: Path) -> None:
-    assert never_batched("cpu", tmp_path, "auto", exact=True) is None
-    assert "GENAI_EXACT is true" in (never_batched("cuda", tmp_path, "auto", exact=True) or "")
+    assert never_batched("cpu", tmp_path, Chosen(exact=True)) is None
+    assert "GENAI_EXACT is true" in (never_batched("cuda", tmp_path, Chosen(exact=True)) or "")
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("scheduler", ["auto", "batched"])
 def test_a_batch_that_can_be_takes_the_same_option(tmp_path: Path, device: str, scheduler: str) -> None:
     options = check_device({"session": {"execution_mode": "parallel"}}, device)
-    check_runner(device, tmp_path, scheduler, options)
+    check_runner(device, tmp_path, Chosen(scheduler), options)
 
 
 @pytest.mark.parametrize(("session", "helps"), [({}, True), ({"execution_mode": "parallel"}, False)])

@@ -100,7 +100,7 @@ def check_runners(settings: Settings, name: str) -> None:
     Raises ConfigurationError.
     """
     for device, options in device_options(settings, name).items():
-        check_runner(device, Path(settings.served[name]), settings.scheduler, options, exact=settings.exact)
+        check_runner(device, Path(settings.served[name]), settings, options)
 
 
 def check_draft_model_of(settings: Settings, name: str) -> None:

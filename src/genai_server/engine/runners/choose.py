@@ -93,7 +93,7 @@ def _may_have_drafts(spec: EngineSpec) -> bool:
     settings, model_dir = spec.settings, Path(spec.model_dir)
     if not on_cpu(spec) or task_of(model_dir) is not Task.GENERATE:
         return False
-    return never_batched(spec.device, model_dir, settings.scheduler, exact=settings.exact) is None
+    return never_batched(spec.device, model_dir, settings) is None
 
 
 def _load_model(spec: EngineSpec) -> RunnerPair:
@@ -112,7 +112,7 @@ def _load_model(spec: EngineSpec) -> RunnerPair:
     for warning in spec.options.warnings:
         log.warning("%s", warning)
     model_dir = Path(spec.model_dir)
-    check_runner(spec.device, model_dir, settings.scheduler, spec.options, exact=settings.exact)
+    check_runner(spec.device, model_dir, settings, spec.options)
     spec = structs.replace(spec, options=with_found_libraries(spec.options, model_dir))
     use_global_pool(spec.options, settings.threads)
     preload_cuda(on_providers(spec.options, spec.device))

@@ -45,7 +45,7 @@ def load_batched(spec: EngineSpec, model_dir: Path, model: ModelInfo) -> "Batche
     from genai_server.engine.runners.batched import BatchedRunner
 
     settings = spec.settings
-    why = never_batched(spec.device, Path(spec.model_dir), settings.scheduler, exact=settings.exact)
+    why = never_batched(spec.device, Path(spec.model_dir), settings)
     if why is not None:
         raise DoesNotFit(why)
     is_speech_model = task_of(model_dir) is Task.TRANSCRIBE

@@ -2,6 +2,7 @@
 
 import importlib.util
 from pathlib import Path
+from typing import Protocol
 
 from genai_server.engine.model.files import is_paged
 from genai_server.errors import ConfigurationError
@@ -14,7 +15,21 @@ from genai_server.quoted_values import quoted
 LIBRARY = "requests run in onnxruntime-genai's own batch"
 
 
-def check_runner(device: str, model_dir: Path, scheduler: str, options: DeviceOptions, *, exact: bool = False) -> None:
+class RunnerSettings(Protocol):
+    """The settings that choose a runner."""
+
+    @property
+    def scheduler(self) -> str:
+        """GENAI_SCHEDULER."""
+        ...
+
+    @property
+    def exact(self) -> bool:
+        """GENAI_EXACT."""
+        ...
+
+
+def check_runner(device: str, model_dir: Path, settings: RunnerSettings, options: DeviceOptions) -> None:
     """Check that the device supports the runner in the settings, and that all options reach that runner.
 
     Whether the graph fits a batch is checked later. Raises ConfigurationError.
@@ -27,9 +42,9 @@ def check_runner(device: str, model_dir: Path, scheduler: str, options: DeviceOp
             )
     if task_of(model_dir).pools:
         return  # it has a session of its own, which all options for the batch reach
-    if (why := never_batched(device, model_dir, scheduler, exact=exact)) is None:
+    if (why := never_batched(device, model_dir, settings)) is None:
         return
-    if scheduler == "batched":
+    if settings.scheduler == "batched":
         raise ConfigurationError(f"GENAI_SCHEDULER=batched: {why}")
     check_reach(device, options, Reach.GENERATOR, why)
 
@@ -42,17 +57,17 @@ def check_reach(device: str, options: DeviceOptions, runner: Reach, why: str) ->
         raise ConfigurationError(f"{found}, which device {device} does not run on: {why}")
 
 
-def never_batched(device: str, model_dir: Path, scheduler: str, *, exact: bool = False) -> str | None:
+def never_batched(device: str, model_dir: Path, settings: RunnerSettings) -> str | None:
     """Why these settings rule out a batch on this device; None if they allow one."""
-    if scheduler == "generator":
+    if settings.scheduler == "generator":
         return "GENAI_SCHEDULER is generator"
-    if runs_by_library(device, model_dir, scheduler):
+    if runs_by_library(device, model_dir, settings.scheduler):
         return LIBRARY
     kind = device.partition(":")[0]
     having = [name for name, provider in PROVIDERS.items() if provider.memory]
     if kind not in having:
         return f"a batch runs on {', '.join(having)}, not on {kind}"
-    if kind != CPU and exact:
+    if kind != CPU and settings.exact:
         return f"GENAI_EXACT is true, and a batch on {kind} is not exact"
     return None
 
