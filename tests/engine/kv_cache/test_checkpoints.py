@@ -5,6 +5,7 @@ from typing import cast
 
 import pytest
 
+from genai_server.engine.kv_cache.checkpoints import before_checkpoint, ends_at_checkpoint
 from genai_server.engine.kv_cache.kv_slots import KvSlots
 from genai_server.engine.kv_cache.row_states import RowStates
 from genai_server.engine.scheduling.scheduler_output import KvMemory
@@ -83,6 +84,21 @@ class Bench:
 
 def tokens(length: int, first: int = 0) -> list[int]:
     return list(range(first, first + length))
+
+
+@pytest.mark.parametrize("chunk", [16, 64, 128])
+def test_prompt_from_32_tokens_has_a_checkpoint_near_its_end(chunk: int) -> None:
+    for length in range(32, 300):
+        left = length
+        at: list[int] = []
+        while left:
+            left -= before_checkpoint(min(chunk, left), left)
+            at += [left] if left and ends_at_checkpoint(left) else []
+        assert at, length
+
+
+def test_short_prompt_is_read_at_once() -> None:
+    assert [before_checkpoint(length, length) for length in range(1, 32)] == list(range(1, 32))
 
 
 def test_a_longer_prompt_continues_an_ended_sequence() -> None:

@@ -19,10 +19,9 @@ def before_checkpoint(chunk: int, num_left: int, num_common: int = 0) -> int:
     There is one near the end of a prompt with `num_left` unread tokens, and one behind the next `num_common` tokens if
     other prompts begin with these.
     """
-    end = (num_left - _BEHIND) // _GROUP * _GROUP
-    common = num_common // _GROUP * _GROUP
-    borders = [border for border in (common, end) if _MIN_UNREAD - _BEHIND <= border < chunk]
-    return min(borders, default=chunk)
+    end = (num_left - _BEHIND) // _GROUP * _GROUP if num_left >= _MIN_UNREAD else 0
+    common = num_common // _GROUP * _GROUP if num_common >= _MIN_UNREAD else 0
+    return min((border for border in (common, end) if 0 < border < chunk), default=chunk)
 
 
 def ends_at_checkpoint(num_left: int) -> bool:
