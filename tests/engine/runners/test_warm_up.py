@@ -1,6 +1,8 @@
 """The passes that an engine runs before it is ready, which leave nothing behind."""
 
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,7 @@ from genai_server.engine.runners.choose import load_runners
 from genai_server.engine.runners.lengths import with_limit
 from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.runners.scripted import ScriptedRunner
-from genai_server.engine.runners.warm_up import scores_prompts, warm_up
+from genai_server.engine.runners.warm_up import scores_prompts, time_passes, warm_up
 from genai_server.engine.scheduling.scheduler_output import Read
 from genai_server.engine.scheduling.step_time import StepTimeModel
 from genai_server.engine.scores import Scores
@@ -66,6 +68,15 @@ def test_warm_up_decodes_one_row_and_all_rows_and_forgets_them(monkeypatch: pyte
     assert runners.main.forget() == 0
     prompt = [1] * 50
     assert Driven(runners.main).open(1, prompt, 128) == 0  # nothing of a client's prompt is cached
+
+
+def test_the_least_time_of_a_pass_is_kept() -> None:
+    runner, times = ScriptedRunner(), []
+    runner.abilities = replace(runner.abilities, tried_passes={1: 2.0, 8: 3.0})
+    for seconds in (4.0, 1.0, 4.0):
+        time_passes(runner, 64, all_rows=False, clock=count(0.0, seconds).__next__)
+        times.append(dict(runner.abilities.tried_passes))
+    assert times == [{1: 2.0, 8: 3.0}, {1: 1.0, 8: 3.0}, {1: 1.0, 8: 3.0}]
 
 
 def test_a_model_that_cannot_be_run_is_not_ready() -> None:
