@@ -374,3 +374,21 @@ def test_request_that_arrives_first_prevents_a_background_pass(
     (sequence,) = device.scheduler.running
     assert sequence.num_read == sequence.num_cached
     device.run(1, 2)
+
+
+def test_trial_after_failures_waits_until_a_sequence_has_ended(device: DemoDevice) -> None:
+    keys = range(6)
+    for key in keys:
+        device.submit(key, "Hello!", max_tokens=9)
+    for key in keys:
+        device.run_to(key, 1)
+    running = device.scheduler.running
+    assert len(running) == len(keys)
+    for sequence in running:  # so that no pass of theirs is complete
+        sequence.is_choosing = True
+    device.loop._requests.num_failed = 3
+    device.steps(1)
+    for sequence in running:
+        sequence.is_choosing = False
+    device.run(*keys)
+    assert all(device.tokens(key) for key in keys)

@@ -245,8 +245,12 @@ class EngineLoop:
         """Run a pass that depends on no request; raises what the runner raises.
 
         Some faults, such as an illegal access to a device's memory, last as long as the process. A request that always
-        fails must not end it.
+        fails must not end it. Without a free slot, a later step tries. So it does where the runner chooses tokens and
+        others run, for which the pass would wait.
         """
+        most = 0 if self._runners.main.abilities.chooses else self._scheduler.capacity.running - 1
+        if len(self._scheduler.running) > most:
+            return
         self._requests.num_failed = 0
         self._heartbeat.beat(1)
         try:
