@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from genai_server.engine.model.session import open_session
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.scheduling.scheduler_output import Read, Step
+from genai_server.engine.scores import Scores
 from genai_server.engine.sequence import Sequence as Scheduled
 from genai_server.messages.generation_request import GenerationRequest
 from scripts._models.driven import Driven
@@ -106,6 +108,30 @@ def test_rows_far_behind_the_window_match_the_librarys(
             answers[number].append(int(row.argmax()))
     assert set(starts) == {0, WINDOW_STEP, 2 * WINDOW_STEP}
     assert answers == {number: greedy(generator, prompt, STEPS) for number, prompt in prompts.items()}
+
+
+@pytest.mark.parametrize("cache_type", [np.float32, np.float16])
+def test_drafts_and_prefixes_behind_the_window_change_no_logits(
+    windowed: Path, cache_type: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph = replace(read_decoder_graph(windowed), cache_type=cache_type)
+    session, found = open_session(graph, 1, optimized=False), []
+    long, other = text(230), text(60, 1)
+    for step in (8, MAX_LENGTH):
+        monkeypatch.setattr("genai_server.engine.kv_cache.layout.WINDOW_STEP", step)
+        runner = Driven(batched_runner(windowed, graph=graph, session=session, num_slots=3, max_length=MAX_LENGTH))
+        given: list[Scores] = []
+        runner.open(0, long, MAX_LENGTH)
+        given += map(Scores.copy, runner.read((0, long, False)))
+        assert runner.open(1, [*long[:90], *other], MAX_LENGTH) == 90
+        for start in range(0, len(other), 20):  # next to a row that drafts, most of which is cut off
+            reads = (0, [7], True, [5, 6, 7, 8]), (1, other[start : start + 20], False)
+            given += map(Scores.copy, runner.read(*reads))
+            runner.accept(0, [5])
+        given += map(Scores.copy, runner.read((0, [9], True), (1, [9], True, [3, 4])))
+        found.append(np.concatenate([scores.logits for scores in given]))
+    shifted, complete = found
+    np.testing.assert_allclose(shifted, complete, atol=1e-3)
 
 
 def test_keys_and_values_of_all_tokens_are_kept(windowed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
