@@ -38,7 +38,7 @@ class Kind:
 
 
 KINDS = (
-    Kind("with whole answers"),
+    Kind("with complete answers"),
     Kind("without reasoning", 20),
     Kind("without reasoning and its opening", 20, 4),
 )
@@ -66,7 +66,7 @@ class Conversation:
         return prompt
 
     def add(self, answer: list[int], num_cached: int) -> None:
-        """Continue with the answer to the last prompt, of which so many tokens were in the prefix cache."""
+        """Continue with the answer to the last prompt, of which this number of tokens was in the prefix cache."""
         self.num_read += len(self._before) - num_cached
         # The last token of an answer has not been read.
         self._before = [*self._before, *answer[:-1]]

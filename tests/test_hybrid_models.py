@@ -18,7 +18,7 @@ from tests.running_server import RunningServer, run_server, wait_until
 BUILT = Path(__file__).parent / "built_models"
 CONTEXT, NUM_CLIENTS = 256, 12
 NUM_REQUESTS = int(os.environ.get("HYBRID_REQUESTS", "80"))
-# An engine is killed once in so many requests.
+# An engine is killed once in this number of requests.
 REQUESTS_PER_KILL = 250
 NUM_TOKENS = 20
 DEATHS = {"engine_died", "no_engine_ready"}

@@ -62,7 +62,7 @@ def run(script: str, *arguments: str) -> str:
             ["measure_adapters", "--tokens", "8", "--clients", "2", "--rounds", "1", "--adapters", "1,2"],
             ["shared passes", "a pass for each", "one by one"],
         ),
-        (["measure_conversations", "--turns", "3", "--answers", "25"], ["with whole answers", "its opening", "1.000"]),
+        (["measure_conversations", "--turns", "3", "--answers", "25"], ["complete answers", "its opening", "1.000"]),
         (["check_templates", str(DEMO)], ["hermes", "2 read"]),
         (["measure_exactness", str(DEMO), "--quick"], ["one row alone, exact", "ms a step, exact"]),
         (

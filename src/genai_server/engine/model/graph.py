@@ -332,8 +332,11 @@ def local_window(node: onnx.NodeProto) -> int:
 
 def _window(graph: onnx.GraphProto) -> int:
     """The widest window among the layers that keep only a window; 0 if all keep everything."""
-    attributes = ({a.name: a.i for a in node.attribute} for node in graph.node if node.op_type == ATTENTION)
-    return max((a["local_window_size"] for a in attributes if a.get("sliding_window_cache")), default=0)
+    return max((local_window(node) for node in graph.node if _keeps_window(node)), default=0)
+
+
+def _keeps_window(node: onnx.NodeProto) -> bool:
+    return any(a.name == "sliding_window_cache" and a.i for a in node.attribute)
 
 
 def _switch(graph: onnx.GraphProto, attention_mask: str) -> int | None:

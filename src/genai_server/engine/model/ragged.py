@@ -146,7 +146,7 @@ def _all_states(graph: onnx.GraphProto, last: str) -> str:
 
 
 def _place_ropes(graph: onnx.GraphProto, decoder: DecoderGraph) -> None:
-    """Give attention the places of cosines and sines where they do not follow from the lengths of its buffers."""
+    """Give attention the places of cosines and sines where the lengths of its buffers do not tell them."""
     if decoder.switches_at is not None:
         _join_ropes(graph, decoder)
     elif not decoder.block_tokens:
