@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from genai_server.engine.sampling import sampler
-from genai_server.engine.sampling.sampler import MAX_SORTED, highest, nucleus, top_tokens
+from genai_server.engine.sampling.sampler import MAX_SORTED, highest, top_tokens
 from genai_server.engine.scores import Best, Logits, Scores
 from genai_server.errors import InvalidField, RunnerFailed
 from genai_server.messages.generation_request import Sampling
@@ -330,7 +330,7 @@ def test_presence_penalty_counts_once() -> None:
     assert [sampler.sample(_logits(2.0, 1.9, 1.0)) for _ in range(5)] == [0, 1, 0, 0, 0]
 
 
-# top tokens and the nucleus
+# top tokens
 
 
 TIED = st.lists(st.sampled_from([-np.inf, -1.0, 0.0, 0.5, 2.0]), min_size=1, max_size=300)
@@ -374,23 +374,58 @@ def test_top_k_never_sorts_a_large_vocabulary(monkeypatch: pytest.MonkeyPatch, t
     assert max(sizes, default=0) <= MAX_SORTED
 
 
+# draws beyond the best tokens
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"top_p": 0.95},
+        {"top_p": 0.5},
+        {"top_p": 0.1},
+        {"min_p": 0.05},
+        {"min_p": 0.5},
+        {"top_p": 0.9, "min_p": 0.5},
+        {"top_p": 0.5, "min_p": 0.01},
+        {"top_k": 9, "top_p": 0.8},
+    ],
+)
+@pytest.mark.parametrize("spread", [0.0, 1.0])
+def test_draws_beyond_the_best_keep_their_probabilities(
+    monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any], spread: float
+) -> None:
+    monkeypatch.setattr(sampler, "NUM_BEST", 3)
+    logits = np.random.default_rng(SEED).normal(size=40).astype(np.float32) * np.float32(spread)
+    order = np.argsort(-logits, kind="stable")[: fields.get("top_k", 40)]
+    weights = np.exp(logits[order].astype(np.float64) - logits.max())
+    before = np.cumsum(weights) - weights
+    is_kept = before < fields.get("top_p", 1.0) * weights.sum()
+    is_kept &= weights >= fields.get("min_p", 0.0)
+    expected = dict(zip(order[is_kept].tolist(), (weights[is_kept] / weights[is_kept].sum()).tolist(), strict=True))
+    number = 10_000
+    counts = Counter(_draws(logits, Sampling(1.0, seed=SEED, **fields), number))
+    assert set(counts) <= set(expected)
+    squared = sum((counts[token] - number * share) ** 2 / (number * share) for token, share in expected.items())
+    assert squared < len(expected) - 1 + 4 * math.sqrt(2 * len(expected))
+
+
 @given(
-    st.lists(st.sampled_from([0.0, 1e-12, 0.1, 0.25, 0.5, 1.0, 3.0]) | st.floats(0, 1, width=32), min_size=1).filter(
-        any
+    st.lists(st.sampled_from([-np.inf, -20.0, -2.0, -1.0, 0.0]) | st.floats(-8, 0, width=32), min_size=70).filter(
+        lambda values: max(values) > -np.inf
     ),
     st.floats(0.01, 0.99),
 )
-def test_the_nucleus_is_what_a_sorted_sum_takes(values: list[float], top_p: float) -> None:
-    weights = np.array(values, np.float32)
-    order = np.argsort(-weights, kind="stable")
+def test_top_p_draws_only_what_a_sorted_sum_takes(values: list[float], top_p: float) -> None:
+    logits = _logits(*values)
+    weights = np.exp(logits - logits.max())
+    order = np.argsort(-logits, kind="stable")
     before = np.cumsum(weights[order], dtype=np.float64) - weights[order]
-    wanted = top_p * float(weights.sum(dtype=np.float64))
     # If the sum is reached only up to rounding, both results are right.
-    surely, maybe = (set(order[before < wanted * factor].tolist()) for factor in (1 - 1e-6, 1 + 1e-6))
-    kept = nucleus(weights, top_p).tolist()
-    assert kept == sorted(kept)
-    assert {token for token in surely if weights[token]} <= set(kept) <= maybe
+    nucleus = set(order[before < top_p * float(weights.sum(dtype=np.float64)) * (1 + 1e-6)].tolist())
+    assert set(_draws(logits, Sampling(1.0, top_p=top_p, seed=SEED), 20)) <= nucleus
 
 
-def test_nucleus_of_a_flat_vocabulary_keeps_the_lowest_ids() -> None:
-    assert nucleus(np.full(100_000, 0.5, np.float32), 0.25).tolist() == list(range(25_000))
+def test_top_p_of_a_flat_vocabulary_keeps_the_lowest_ids() -> None:
+    drawn = _draws(np.zeros(100_000, np.float32), Sampling(1.0, top_p=0.25, seed=SEED), 100)
+    assert max(drawn) < 25_000 < 2 * max(drawn)

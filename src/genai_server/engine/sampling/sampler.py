@@ -180,20 +180,28 @@ class Sampler:
     def _index_beyond(self, weights: Logits, first: NDArray[np.int64], share: float) -> int:
         """The index of the weight that a share of those that pass falls on, in the order of `_from_all`.
 
-        Those at the indices `first` pass.
+        Those at the indices `first` pass. If one beyond the top-p nucleus (arXiv 1904.09751) is drawn, another is drawn
+        without it and all lower ones. So those of the nucleus keep their proportions, and none has to be sorted.
         """
-        passing = self._passing(weights)
+        sampling = self._sampling
         sums = weights[first].cumsum(dtype=np.float64)
         rest = weights.copy()
         rest[first] = 0.0
-        if passing is not None:
-            rest = rest[passing]
-        total = float(rest.sum())
-        value = share * (sums[-1] + total)
-        if value < sums[-1] or not total:
-            return int(first[_above(sums, value)])
-        index = _first_above(rest, value - sums[-1])
-        return index if passing is None else int(passing[index])
+        if sampling.min_p > 0.0:
+            rest *= weights >= np.float32(sampling.min_p) * weights[first[0]]
+        while total := float(rest.sum()):
+            value = share * (sums[-1] + total)
+            if value < sums[-1]:
+                break
+            index = _first_above(rest, value - sums[-1])
+            if sampling.top_p == 1.0:
+                return index
+            is_higher = _is_higher(weights, index)
+            if float((weights * is_higher).sum()) < sampling.top_p * float(weights.sum()):
+                return index
+            rest *= is_higher
+            share = self._random.random()
+        return int(first[_above(sums, share * (sums[-1] + total))])
 
     def _index(self, weights: Logits, sums: NDArray[np.float64], others: float | None, share: float) -> int | None:
         """The index of the weight that a share of all falls on, among the highest ones in descending order.
@@ -201,24 +209,22 @@ class Sampler:
         `sums` are their cumulative sums, and `others` is the sum of the lower ones, None if it is not known. Returns
         None if it is none of these weights, or if they do not determine it.
         """
-        count = weights.size
-        if self._sampling.top_p < 1.0:
+        sampling = self._sampling
+        # How many pass; one more than there are here if lower ones may pass, too.
+        count = weights.size + (others != 0.0)
+        if sampling.top_p < 1.0:
             if others is None:
                 return None
-            count = 1 + int(sums.searchsorted(self._sampling.top_p * (sums[-1] + others)))
-            if count > weights.size:
-                return None
-            others = 0.0
-        if self._sampling.min_p > 0.0:
-            num_likely = np.count_nonzero(weights >= np.float32(self._sampling.min_p) * weights[0])
-            if num_likely < weights.size:
-                count, others = min(count, int(num_likely)), 0.0
-            elif others != 0.0:
-                return None
-        if others is None:
+            count = min(count, 1 + int(sums.searchsorted(sampling.top_p * (sums[-1] + others))))
+        if sampling.min_p > 0.0:
+            num_likely = int(np.count_nonzero(weights >= np.float32(sampling.min_p) * weights[0]))
+            count = min(count, num_likely) if num_likely < weights.size else count
+        if count <= weights.size:
+            return _above(sums[:count], share * sums[count - 1])
+        if others is None or sampling.top_p < 1.0 or sampling.min_p > 0.0:
             return None
-        value = share * (sums[count - 1] + others)
-        return None if others and value >= sums[count - 1] else _above(sums[:count], value)
+        value = share * (sums[-1] + others)
+        return None if value >= sums[-1] else _above(sums, value)
 
     def _weights(self, logits: Logits) -> Logits:
         """Probabilities up to a common factor, in the precision of the logits: doubles take 4 times as long."""
@@ -227,15 +233,6 @@ class Sampler:
             weights /= np.float32(self._temperature)
             np.exp(weights, out=weights)
         return weights
-
-    def _passing(self, weights: Logits) -> NDArray[np.int64] | None:
-        """The indices of the weights that pass top-p and min-p, in ascending order; None if all pass."""
-        sampling = self._sampling
-        passing = nucleus(weights, sampling.top_p) if sampling.top_p < 1.0 else None
-        if sampling.min_p > 0.0:
-            is_likely = weights >= np.float32(sampling.min_p) * weights.max()
-            passing = np.flatnonzero(is_likely) if passing is None else passing[is_likely[passing]]
-        return passing
 
 
 def _first_above(weights: Logits, value: float) -> int:
@@ -259,19 +256,11 @@ def _above(cumulative: NDArray[np.float64], value: float) -> int:
     return int(cumulative.searchsorted(min(value, np.nextafter(cumulative[-1], 0.0)), side="right"))
 
 
-def nucleus(weights: Logits, top_p: float) -> NDArray[np.int64]:
-    """The indices, in ascending order, of the top-p nucleus of non-negative weights (arXiv 1904.09751).
-
-    It has the fewest and largest weights whose sum reaches the share `top_p` of the total; of equal ones, those with
-    the lowest indices. Values are sorted, not indices, which takes a thirtieth of numpy's time. Weights that are too
-    small to matter even together are left out.
-    """
-    total = float(weights.sum(dtype=np.float64))
-    found = np.flatnonzero(weights >= np.float32((1.0 - top_p) * total / weights.size))
-    candidates = weights[found]
-    ordered = np.sort(candidates)[::-1]
-    last = _first_above(ordered, float(np.nextafter(top_p * total, 0.0)))
-    return found[_down_to(candidates, ordered[last], last + 1)]
+def _is_higher(weights: Logits, index: int) -> NDArray[np.bool_]:
+    """Whether each weight comes before one in descending order, where equal ones are in ascending order."""
+    is_higher: NDArray[np.bool_] = weights > weights[index]
+    is_higher[:index] |= weights[:index] == weights[index]
+    return is_higher
 
 
 def top_tokens(logits: Logits, k: int) -> NDArray[np.int64]:
