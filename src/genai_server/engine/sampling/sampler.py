@@ -172,16 +172,18 @@ class Sampler:
         first = top_tokens(logits, NUM_BEST)
         sums = weights[first].cumsum(dtype=np.float64)
         has_all = first.size < NUM_BEST or first.size == weights.size  # but for excluded tokens
-        others = 0.0 if has_all else max(0.0, float(weights.sum()) - float(sums[-1]))
+        total = float(weights.sum())
+        others = 0.0 if has_all else max(0.0, total - float(sums[-1]))
         index = self._index(weights[first], sums, others, share)
-        index = self._index_beyond(weights, first, share) if index is None else int(first[index])
+        index = self._index_beyond(weights, total, first, share) if index is None else int(first[index])
         return index if tokens is None else int(tokens[index])
 
-    def _index_beyond(self, weights: Logits, first: NDArray[np.int64], share: float) -> int:
+    def _index_beyond(self, weights: Logits, total: float, first: NDArray[np.int64], share: float) -> int:
         """The index of the weight that a share of those that pass falls on, in the order of `_from_all`.
 
-        Those at the indices `first` pass. If one beyond the top-p nucleus (arXiv 1904.09751) is drawn, another is drawn
-        without it and all lower ones. So those of the nucleus keep their proportions, and none has to be sorted.
+        `total` is the sum of all, and those at the indices `first` pass. If one beyond the top-p nucleus (arXiv
+        1904.09751) is drawn, another is drawn without it and all lower ones. So those of the nucleus keep their
+        proportions, and none has to be sorted.
         """
         sampling = self._sampling
         sums = weights[first].cumsum(dtype=np.float64)
@@ -189,19 +191,19 @@ class Sampler:
         rest[first] = 0.0
         if sampling.min_p > 0.0:
             rest *= weights >= np.float32(sampling.min_p) * weights[first[0]]
-        while total := float(rest.sum()):
-            value = share * (sums[-1] + total)
+        while left := float(rest.sum()):
+            value = share * (sums[-1] + left)
             if value < sums[-1]:
                 break
             index = _first_above(rest, value - sums[-1])
             if sampling.top_p == 1.0:
                 return index
             is_higher = _is_higher(weights, index)
-            if float((weights * is_higher).sum()) < sampling.top_p * float(weights.sum()):
+            if float((weights * is_higher).sum()) < sampling.top_p * total:
                 return index
             rest *= is_higher
             share = self._random.random()
-        return int(first[_above(sums, share * (sums[-1] + total))])
+        return int(first[_above(sums, share * (sums[-1] + left))])
 
     def _index(self, weights: Logits, sums: NDArray[np.float64], others: float | None, share: float) -> int | None:
         """The index of the weight that a share of all falls on, among the highest ones in descending order.
