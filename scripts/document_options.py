@@ -111,7 +111,7 @@ onnxruntime-ep-openvino 1.8.1, which accepts unknown options silently.
 Tried on an H100 with CUDA 13 ([figures](evidence/benchmarks.md#gpus)).
 
 - `GENAI_DEVICE=cuda` batches requests by ONNX Runtime's paged attention, with keys and values of 16 bits in blocks of
-  256 tokens. They get four fifths of what the weights leave of the GPU's memory, or `GENAI_KV_CACHE_BYTES`. The device
+  256 tokens. They get nine tenths of the memory that weights and passes leave, or `GENAI_KV_CACHE_BYTES`. The device
   returns the 64 best tokens of each position, and all logits only where these cannot decide.
 - A batch there refuses `exact`, and has no draft model. Hybrids, speech, ropes with other factors for long texts,
   adapters, and all with `GENAI_EXACT=true` run on onnxruntime-genai's model, one by one.

@@ -95,8 +95,8 @@ class Settings(ServerSettings, MediaSettings):
     """
 
     kv_cache_bytes: int = Field(0, ge=0)
-    """Maximum bytes for the keys and values of each engine; 0: half of the free memory for all models, and on CUDA four
-    fifths, or 1 GiB where it is unknown.
+    """Maximum bytes for the keys and values of each engine; 0: half of the free memory for all models, and on CUDA what
+    weights and passes leave, or 1 GiB where it is unknown.
     """
 
     kv_cache_type: Literal["auto", "fp32", "fp16"] = "fp32"

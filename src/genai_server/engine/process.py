@@ -25,7 +25,7 @@ from genai_server.engine.profiling.manifest import about_engine
 from genai_server.engine.profiling.runtime_options import RuntimeOptionState
 from genai_server.engine.runners.base import Runner
 from genai_server.engine.runners.choose import load_runners
-from genai_server.engine.runners.lengths import on_cpu
+from genai_server.engine.runners.lengths import DEVICE_CHUNK, on_cpu
 from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.runners.warm_up import scores_prompts, warm_up
 from genai_server.engine.sampling.grammar import Guidance, bytes_guidance, model_guidance
@@ -48,8 +48,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 # Prompt tokens read in one step while no stream waits for a token.
 IDLE_CHUNK = 256
-# The most in one step that also decodes, on the cores of a CPU and on other devices; and the least that may be set.
-_HOST_CHUNK, _DEVICE_CHUNK, _MIN_CHUNK = 128, 2048, 2
+# The most in one step that also decodes, on the cores of a CPU; and the least that may be set.
+_HOST_CHUNK, _MIN_CHUNK = 128, 2
 
 
 def main() -> None:
@@ -166,7 +166,7 @@ def _report_context(spec: EngineSpec, model: ModelInfo) -> None:
 def prefill_chunk(spec: EngineSpec, runner: Runner) -> int:
     """The most tokens of prompts in a step that also decodes."""
     given = spec.settings.prefill_chunk
-    return max(_MIN_CHUNK, given) if given else _HOST_CHUNK if runner.abilities.uses_host_cores else _DEVICE_CHUNK
+    return max(_MIN_CHUNK, given) if given else _HOST_CHUNK if runner.abilities.uses_host_cores else DEVICE_CHUNK
 
 
 def make_scheduler(spec: EngineSpec, runners: RunnerPair, *, speculates: bool = False) -> Scheduler:

@@ -37,7 +37,7 @@ from genai_server.errors import InvalidField
 from genai_server.messages.generation_request import GenerationRequest, ModelInfo
 
 # Tokens of a chunk all of whose logits are computed on a device. With 150,000 tokens, they take 0.16 GB of its memory.
-_MAX_POSITIONS = 256
+MAX_POSITIONS = 256
 TakeHidden = Callable[[Scheduled, int, NDArray[Any]], None]
 
 
@@ -174,7 +174,7 @@ class BatchedRunner(Runner):
 
     def fit_chunk(self, sequence: Scheduled, most: int) -> int:
         if self.sessions.own.offers_best and sequence.wants_positions:
-            most = min(most, _MAX_POSITIONS)
+            most = min(most, MAX_POSITIONS)
         chunk = super().fit_chunk(sequence, most)
         if not self._has_states or not self.slots.has(sequence.id) or sequence.num_produced:
             return chunk

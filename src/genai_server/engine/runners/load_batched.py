@@ -43,6 +43,7 @@ def load_batched(spec: EngineSpec, model_dir: Path, model: ModelInfo) -> "Batche
     from genai_server.engine.kv_cache.buffers import buffers_on
     from genai_server.engine.model.session import open_session
     from genai_server.engine.runners.batched import BatchedRunner
+    from genai_server.engine.runners.device_memory import with_memory_left
 
     settings = spec.settings
     why = never_batched(spec.device, Path(spec.model_dir), settings)
@@ -53,7 +54,8 @@ def load_batched(spec: EngineSpec, model_dir: Path, model: ModelInfo) -> "Batche
     if graph.bytes_per_row and not on_cpu(spec):
         raise DoesNotFit("its layers have states of fixed size, which a batch keeps in the memory of a CPU only")
     graph = with_cache_type(spec, graph, model.context_length)
-    limits, model = batch_limits(spec, graph, model)
+    if on_cpu(spec):
+        limits, model = batch_limits(spec, graph, model)
     prefix = session_profile_prefix(spec)
     optimized = model_dir != Path(spec.model_dir)
     try:
@@ -71,6 +73,9 @@ def load_batched(spec: EngineSpec, model_dir: Path, model: ModelInfo) -> "Batche
         raise DoesNotFit(f"its graph for a batch cannot be loaded: {in_one_line(error)}") from error
     int8 = int8_graph(spec, graph.path) if optimized and on_cpu(spec) and not prefix else None
     try:
+        if not on_cpu(spec):
+            spec = with_memory_left(spec, graph, session, model)
+            limits, model = batch_limits(spec, graph, model)
         runner = BatchedRunner(
             graph,
             session,

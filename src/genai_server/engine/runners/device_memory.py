@@ -1,0 +1,59 @@
+"""How much of a device's memory is left for keys and values, next to the weights and the largest pass."""
+
+import logging
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from msgspec import structs
+
+from genai_server.engine.host.gpu_memory import free_gpu_memory
+from genai_server.engine.kv_cache.buffers import buffers_on
+from genai_server.engine.kv_cache.layout import lay_out
+from genai_server.engine.kv_cache.paged_buffers import num_blocks
+from genai_server.engine.kv_cache.row import Row
+from genai_server.engine.kv_cache.row_states import RowStates
+from genai_server.engine.model.graph import DecoderGraph
+from genai_server.engine.model.vision import TokenEmbedder
+from genai_server.engine.runners.batched import MAX_POSITIONS
+from genai_server.engine.runners.decoder_session import DecoderSession
+from genai_server.engine.runners.lengths import DEVICE_CHUNK, with_limit
+from genai_server.errors import RunnerFailed
+from genai_server.messages.generation_request import ModelInfo
+from genai_server.messages.launch import EngineSpec
+from genai_server.options.device import device_id
+
+log = logging.getLogger(__name__)
+# The share of what is left. The rest is for what no pass needs at the start.
+_SHARE = 0.9
+
+
+def with_memory_left(spec: EngineSpec, graph: DecoderGraph, session: Any, model: ModelInfo) -> EngineSpec:
+    """The engine with the memory for keys and values that its device has left, unless the settings say it.
+
+    `session` runs a pass of the most tokens and logits, because ONNX Runtime keeps the memory that passes take. Without
+    it, the memory would be known only as what the files of the weights leave, which is too much on a small GPU.
+
+    Raises RunnerFailed if the pass fails, or without memory for its keys and values.
+    """
+    settings = spec.settings
+    if settings.kv_cache_bytes or spec.kv_bytes:
+        return spec
+    length = with_limit(model, settings.max_length).max_length
+    row = Row(0, 0, [0] * min(settings.prefill_chunk or DEVICE_CHUNK, length))
+    row = replace(row, num_logits=min(MAX_POSITIONS, len(row.tokens)))
+    embedder = None if graph.vision is None else TokenEmbedder(graph.vision)
+    decoder = DecoderSession(graph, session, adapters=None, embedder=embedder, run_entries=spec.options.run)
+    make_buffers = buffers_on(spec.device, spec.options, num_blocks(graph, len(row.tokens)))
+    try:
+        buffers = make_buffers(graph, 1, len(row.tokens))
+    except RuntimeError as error:
+        raise RunnerFailed(f"no memory for keys and values: {error}") from error
+    decoder.use(buffers, RowStates(graph, 1), np.empty((0, 0), graph.logits_type))
+    (scores,) = decoder.scores(lay_out([row], graph))
+    num_logits = len(scores.logits)  # copied from the device
+    left = free_gpu_memory(device_id(spec.options))
+    if left is None:
+        return spec
+    log.info("a pass of %d tokens and %d logits leaves %d bytes of %s", len(row.tokens), num_logits, left, spec.device)
+    return structs.replace(spec, kv_bytes=max(1, int(_SHARE * left)))

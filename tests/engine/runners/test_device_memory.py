@@ -1,0 +1,82 @@
+"""The memory that a device has left for keys and values, on the CPU in place of a device."""
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+
+from genai_server.engine.kv_cache.paged_buffers import PagedBuffers
+from genai_server.engine.model.files import check_model_directory
+from genai_server.engine.model.graph import DecoderGraph, read_decoder_graph
+from genai_server.engine.runners import device_memory
+from genai_server.engine.runners.decoder_session import DecoderSession
+from genai_server.engine.runners.device_memory import with_memory_left
+from genai_server.engine.runners.lengths import allowed
+from genai_server.errors import RunnerFailed
+from tests.engine.paged_operator import BLOCK, ON_CPU, open_expanded
+from tests.engine.runners.test_choose import spec
+from tests.running_server import DEMO
+
+MODEL = check_model_directory(DEMO)
+FREE = 1_000_000
+
+
+@pytest.fixture(scope="module")
+def graph() -> DecoderGraph:
+    return replace(read_decoder_graph(DEMO), block_tokens=BLOCK)
+
+
+@pytest.fixture(scope="module")
+def session(graph: DecoderGraph) -> Any:
+    return open_expanded(graph, offers_best=True)
+
+
+@pytest.fixture
+def passes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """Tokens and logits of each pass."""
+    found: list[tuple[int, int]] = []
+    run = DecoderSession.run
+
+    def noted(self: DecoderSession, layout: Any, *rest: Any) -> Any:
+        found.append((layout.num_tokens, layout.num_logits))
+        return run(self, layout, *rest)
+
+    monkeypatch.setattr(DecoderSession, "run", noted)
+    monkeypatch.setattr(device_memory, "buffers_on", lambda *where: partial(PagedBuffers, ON_CPU, where[-1]))
+    monkeypatch.setattr(device_memory, "free_gpu_memory", lambda device_id: FREE if found else 99 * FREE)
+    return found
+
+
+@pytest.mark.parametrize(("chunk", "expected"), [(0, (400, 256)), (100, (100, 100))])
+def test_memory_is_what_the_largest_pass_leaves(
+    graph: DecoderGraph, session: Any, passes: list[tuple[int, int]], chunk: int, expected: tuple[int, int]
+) -> None:
+    found = with_memory_left(spec(400, device="cuda", prefill_chunk=chunk), graph, session, MODEL)
+    assert allowed(found).bytes == 0.9 * FREE
+    assert passes == [expected]
+
+
+def test_memory_that_is_set_is_not_measured(graph: DecoderGraph, session: Any, passes: list[tuple[int, int]]) -> None:
+    given = spec(400, device="cuda", kv_cache_bytes=123_456)
+    assert with_memory_left(given, graph, session, MODEL) == given
+    assert not passes
+
+
+def test_unknown_free_memory_keeps_the_default(
+    graph: DecoderGraph, session: Any, passes: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device_memory, "free_gpu_memory", lambda device_id: None)
+    given = spec(400, device="cuda")
+    assert with_memory_left(given, graph, session, MODEL) == given
+
+
+def test_lack_of_memory_for_the_pass_is_a_runner_failure(
+    graph: DecoderGraph, session: Any, passes: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_memory(*shape: object) -> None:
+        raise RuntimeError("Failed to allocate memory")
+
+    monkeypatch.setattr(device_memory, "buffers_on", lambda *where: no_memory)
+    with pytest.raises(RunnerFailed, match="no memory for keys and values: Failed to allocate"):
+        with_memory_left(spec(400, device="cuda"), graph, session, MODEL)
