@@ -33,6 +33,9 @@ _LEVELS = {
 EXTERNAL_DATA = "session.model_external_initializers_file_folder_path"
 # Providers whose libraries need the CUDA libraries.
 _ON_CUDA = {"cuda", "tensorrt", "nv_tensorrt_rtx"}
+# Options of built-in providers that ONNX Runtime would set otherwise: it doubles an arena each time it grows, and does not
+# give the memory back that no pass needs.
+_DEFAULTS = {"cuda": {"arena_extend_strategy": "kSameAsRequested"}}
 _RECORD_ASSIGNMENT = "session.record_ep_graph_assignment_info"
 # With this entry ONNX Runtime makes 8-bit weights unsigned on x86 processors, from optimization level "extended" on.
 # Products with signed ones would overflow on processors without VNNI. On those with VNNI or AMX, they are two to four
@@ -208,7 +211,7 @@ def open_with(model: Path | bytes, found: Any, options: DeviceOptions) -> Any:
         if devices and (given.library or given.package):
             found.add_provider_for_devices(devices[:1], given.options)
         elif name in available:
-            built_in.append((name, given.options))
+            built_in.append((name, _DEFAULTS.get(given.name, {}) | given.options))
         else:
             raise ConfigurationError(
                 missing_device(options)
