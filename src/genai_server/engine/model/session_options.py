@@ -33,8 +33,8 @@ _LEVELS = {
 EXTERNAL_DATA = "session.model_external_initializers_file_folder_path"
 # Providers whose libraries need the CUDA libraries.
 _ON_CUDA = {"cuda", "tensorrt", "nv_tensorrt_rtx"}
-# Options of built-in providers that ONNX Runtime would set otherwise: it doubles an arena each time it grows, and does not
-# give the memory back that no pass needs.
+# Options of built-in providers that ONNX Runtime would set otherwise: it doubles an arena each time it grows, and keeps
+# what no pass needs.
 _DEFAULTS = {"cuda": {"arena_extend_strategy": "kSameAsRequested"}}
 _RECORD_ASSIGNMENT = "session.record_ep_graph_assignment_info"
 # With this entry ONNX Runtime makes 8-bit weights unsigned on x86 processors, from optimization level "extended" on.
