@@ -18,8 +18,9 @@ from _models.equality import prompt
 from _models.steps import ProfiledSession, Step
 from _models.table import table
 
+from genai_server.engine.decoder_graph import DecoderGraph, DoesNotFit
 from genai_server.engine.model.files import check_model_directory
-from genai_server.engine.model.graph import DecoderGraph, DoesNotFit, read_decoder_graph
+from genai_server.engine.model.graph import read_decoder_graph
 from genai_server.engine.model.weights import int8_model, prepacked_model
 from genai_server.engine.process import IDLE_CHUNK
 from genai_server.engine.runners.batched import BatchedRunner

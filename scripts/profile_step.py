@@ -20,7 +20,8 @@ from _models.arguments import numbers
 from _models.steps import ProfiledSession, Step, TimedSession, decode_steps
 from _models.table import table
 
-from genai_server.engine.model.graph import DoesNotFit, read_decoder_graph
+from genai_server.engine.decoder_graph import DoesNotFit
+from genai_server.engine.model.graph import read_decoder_graph
 from genai_server.engine.model.session import open_session
 from genai_server.engine.model.weights import int8_model, prepacked_model
 from genai_server.messages.generation_request import Sampling

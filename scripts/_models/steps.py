@@ -14,10 +14,10 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from genai_server.engine.abilities import Abilities
+from genai_server.engine.decoder_graph import DecoderGraph
 from genai_server.engine.ipc.mailbox import Connected
 from genai_server.engine.loop import EngineLoop
 from genai_server.engine.model.files import check_model_directory
-from genai_server.engine.model.graph import DecoderGraph
 from genai_server.engine.model.session import open_session
 from genai_server.engine.process import IDLE_CHUNK
 from genai_server.engine.profiling.folder import ProfileFolder

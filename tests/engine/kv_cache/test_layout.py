@@ -5,9 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from genai_server.engine.decoder_graph import LayerState
 from genai_server.engine.kv_cache.layout import MAX_FOREIGN_RANKS, Layout, lay_out, split_passes
 from genai_server.engine.kv_cache.row import Row, SlotSpan
-from genai_server.engine.model.graph import LayerState, read_decoder_graph
+from genai_server.engine.model.graph import read_decoder_graph
 from genai_server.engine.model.low_rank import RANKS
 from genai_server.engine.model.ragged import (
     BOUND,

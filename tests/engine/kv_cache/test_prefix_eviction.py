@@ -5,10 +5,11 @@ from dataclasses import replace
 
 import pytest
 
+from genai_server.engine.decoder_graph import DecoderGraph
 from genai_server.engine.kv_cache.kv_slots import KvSlots
 from genai_server.engine.kv_cache.paged_buffers import PagedBuffers
 from genai_server.engine.kv_cache.row import Row
-from genai_server.engine.model.graph import DecoderGraph, read_decoder_graph
+from genai_server.engine.model.graph import read_decoder_graph
 from genai_server.engine.scheduling.scheduler_output import UNSHARED, KvMemory
 from genai_server.engine.scheduling.step_time import MAX_DRAFTED
 from tests.engine.paged_operator import BLOCK, ON_CPU

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from genai_server.engine.decoder_graph import DoesNotFit
 from genai_server.engine.measuring import tuning
 from genai_server.engine.measuring.tuning import Tuned, decode_rate, prefill_rate, quantized_blocks
-from genai_server.engine.model.graph import DoesNotFit
 from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.runners.scripted import ScriptedRunner

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from onnx import GraphProto, TensorProto, helper, save
 
-from genai_server.engine.model.graph import DecoderGraph, DoesNotFit, read_decoder_graph
+from genai_server.engine.decoder_graph import DecoderGraph, DoesNotFit
+from genai_server.engine.model.graph import read_decoder_graph
 from tests.running_server import DEMO
 
 LAYERS = 2

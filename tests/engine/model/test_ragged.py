@@ -7,7 +7,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from genai_server.engine.model.graph import ATTENTION, DoesNotFit, read_decoder_graph
+from genai_server.engine.decoder_graph import ATTENTION, DoesNotFit
+from genai_server.engine.model.graph import read_decoder_graph
 from genai_server.engine.model.ragged import LAST, NARROW, NEW, PADDED, PLACES, WANTED, WIDE, make_ragged
 from tests.running_server import DEMO
 

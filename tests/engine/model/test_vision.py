@@ -9,9 +9,10 @@ import pytest
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
+from genai_server.engine.decoder_graph import VisionFiles
 from genai_server.engine.model import matrices
 from genai_server.engine.model.vision import MAX_ERROR, ImageEncoder, relative_error
-from genai_server.engine.model.vision_files import VisionFiles, read_vision_files
+from genai_server.engine.model.vision_files import read_vision_files
 from genai_server.engine.model.weights import int8_model
 from genai_server.errors import RunnerFailed
 from genai_server.options.device import DEFAULT_OPTIONS

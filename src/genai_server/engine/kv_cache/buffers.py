@@ -4,11 +4,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
+from genai_server.engine.decoder_graph import DecoderGraph
 from genai_server.engine.kv_cache.cpu_buffers import CpuBuffers
 from genai_server.engine.kv_cache.kv_slots import Buffers
 from genai_server.engine.kv_cache.paged_buffers import PagedBuffers, Place
 from genai_server.engine.kv_cache.row import SlotSpan
-from genai_server.engine.model.graph import DecoderGraph
 from genai_server.options.device import DeviceOptions, device_id
 from genai_server.options.providers import PROVIDERS, provider
 

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from genai_server.engine.decoder_graph import DecoderGraph
 from genai_server.engine.kv_cache.row import Ranks, Row, SlotSpan, Span
 from genai_server.engine.model import ragged_states
-from genai_server.engine.model.graph import DecoderGraph
 from genai_server.engine.model.low_rank import RANKS
 from genai_server.engine.model.output_head import SCALES
 from genai_server.engine.model.paged_attention import BOUNDS, PASTS, STARTS

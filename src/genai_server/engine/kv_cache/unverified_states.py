@@ -11,9 +11,9 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from genai_server.engine.decoder_graph import LayerState
 from genai_server.engine.kv_cache.layout import Layout
 from genai_server.engine.kv_cache.row import Row
-from genai_server.engine.model.graph import LayerState
 from genai_server.engine.model.ragged import NARROW
 from genai_server.engine.model.ragged_states import STATES, padded_inputs
 

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import onnx
 
+from genai_server.engine.decoder_graph import DoesNotFit
 from genai_server.engine.model.files import check_model_directory, read_config
-from genai_server.engine.model.graph import DoesNotFit, read_decoder_graph
+from genai_server.engine.model.graph import read_decoder_graph
 from genai_server.engine.model.session import open_session
 from genai_server.engine.model.session_options import with_found_libraries
 from genai_server.engine.model.weights import prepacked_model

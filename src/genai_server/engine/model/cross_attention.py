@@ -13,8 +13,9 @@ from typing import Any
 import onnx
 from onnx import TensorProto, helper
 
+from genai_server.engine.decoder_graph import ATTENTION, DecoderGraph, DoesNotFit, LayerState
 from genai_server.engine.model.files import read_config
-from genai_server.engine.model.graph import ATTENTION, DecoderGraph, DoesNotFit, LayerState, float_type
+from genai_server.engine.model.graph import float_type
 
 CROSS_ATTENTION = "MultiHeadAttention"
 # Inputs of a MultiHeadAttention.

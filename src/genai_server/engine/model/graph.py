@@ -1,23 +1,19 @@
-"""The batched runner's view of a decoder's ONNX graph, and whether it can run that graph at all."""
+"""Reads the description of a decoder's ONNX graph, or says why the batched runner cannot run that graph."""
 
-import math
 from collections.abc import Container, Mapping
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 
+from genai_server.engine.decoder_graph import ATTENTION, PAST, DecoderGraph, DoesNotFit, LayerState, local_window
 from genai_server.engine.model.adapter_file import optional_inputs
 from genai_server.engine.model.files import CONFIG, read_config
-from genai_server.engine.model.low_rank import LowRankPath, find_paths
-from genai_server.engine.model.vision_files import VisionFiles, read_vision_files
+from genai_server.engine.model.low_rank import find_paths
+from genai_server.engine.model.vision_files import read_vision_files
 
-ATTENTION = "GroupQueryAttention"
-# Its inputs that are past keys and values.
-PAST = slice(3, 5)
 # The part of a configuration that describes a head for multi-token prediction.
 MTP = "mtp"
 _OTHER_ATTENTION = {"Attention", "MultiHeadAttention", "PagedAttention", "SparseAttention"}
@@ -26,100 +22,6 @@ _SHOWN = 4
 # The operators between the attention mask and the condition of an If.
 _WIDTH_IS_GREATER = ["Greater", "Gather", "Shape"]
 _CACHE_TYPES = {onnx.TensorProto.FLOAT: np.float32, onnx.TensorProto.FLOAT16: np.float16}
-
-
-class DoesNotFit(Exception):
-    """The batched runner cannot run this model; the message says why."""
-
-
-@dataclass(frozen=True)
-class LayerState:
-    """What a layer keeps of a sequence in a fixed size, such as the last inputs of a convolution."""
-
-    past: str
-    present: str
-    # Of one row. A convolution of width K keeps [K - 1, channels], the last inputs in their order.
-    shape: tuple[int, ...]
-    # A numpy type.
-    type: Any
-
-    @property
-    def num_bytes(self) -> int:
-        """The size for one row."""
-        return math.prod(self.shape) * int(np.dtype(self.type).itemsize)
-
-
-@dataclass(frozen=True)
-class DecoderGraph:
-    """Names and shapes of a decoder that updates its KV cache in place."""
-
-    path: Path
-    # The tokens, or their embeddings [rows, tokens, hidden_size] if there is a graph that makes them.
-    input_ids: str
-    attention_mask: str
-    position_ids: str | None
-    logits: str
-    # Keys and values of all layers, in the same order as in `present_names`.
-    past_names: tuple[str, ...]
-    present_names: tuple[str, ...]
-    num_kv_heads: int
-    head_size: int
-    # A numpy type, of the buffers. The graph's own may have more bits.
-    cache_type: Any
-    # A numpy type.
-    logits_type: Any
-    # The graphs that make its embeddings; None if it takes token ids.
-    vision: VisionFiles | None = None
-    # Maximum number of tokens that some layers keep in a Generator; 0 if all keep everything.
-    window: int = 0
-    # The layers whose attention reads only the last tokens: how many, by the names of their past keys and values.
-    windows: Mapping[str, int] = field(default_factory=dict, hash=False)
-    # Longest row of a batch; None for no limit. A longer row would change the rope of all rows.
-    switches_at: int | None = None
-    # Whether it returns only the logits of the last token, however many it reads.
-    gives_last_logits_only: bool = False
-    # Its inputs for adapters. None if there are none, or others than a batch takes, which then stay at their defaults.
-    low_rank_paths: tuple[LowRankPath, ...] = ()
-    # How many rows of positions it takes, for the axes of images; 0 if the positions have no such dimension. Text has
-    # the same positions on all axes.
-    position_axes: int = 0
-    # The states of convolutions, and of linear attention.
-    conv_states: tuple[LayerState, ...] = ()
-    recurrent_states: tuple[LayerState, ...] = ()
-    # Keys and values of what an encoder made of a sound, which a decoder only reads.
-    cross_states: tuple[LayerState, ...] = ()
-    # The states of tokens [rows, tokens, hidden_size] that a head for multi-token prediction reads besides the tokens,
-    # and those that the graph gives to such a head; "" without.
-    hidden_input: str = ""
-    hidden_output: str = ""
-    hidden_size: int = 0
-    # Tokens of a block of keys and values on a device with memory of its own; 0 where each row has a slot.
-    block_tokens: int = 0
-
-    @cached_property
-    def has_states(self) -> bool:
-        """Whether some layers keep states of fixed size in place of keys and values."""
-        return bool(self.conv_states or self.recurrent_states)
-
-    @cached_property
-    def conv_width(self) -> int:
-        """How many inputs the convolutions read for each token; 0 without convolutions."""
-        return self.conv_states[0].shape[0] + 1 if self.conv_states else 0
-
-    @cached_property
-    def bytes_per_row(self) -> int:
-        """The size of what one sequence has of fixed size, however long it is."""
-        return sum(state.num_bytes for state in (*self.conv_states, *self.recurrent_states, *self.cross_states))
-
-    @cached_property
-    def widest_window(self) -> int:
-        """The most tokens that attention with a window reads; 0 if no layer has one."""
-        return max(self.windows.values(), default=0)
-
-    @property
-    def bytes_per_token(self) -> int:
-        """The size of one token's keys and values in all layers."""
-        return len(self.past_names) * self.num_kv_heads * self.head_size * int(np.dtype(self.cache_type).itemsize)
 
 
 def read_decoder_graph(model_dir: Path, part: str = "decoder") -> DecoderGraph:
@@ -321,13 +223,6 @@ def _cache_shape(decoder: dict[str, Any], shapes: list[Any]) -> tuple[int, int]:
     if any(shape[1].dim_value not in (0, heads) or shape[3].dim_value not in (0, size) for shape in shapes):
         raise DoesNotFit("its layers' caches differ in shape")
     return heads, size
-
-
-def local_window(node: onnx.NodeProto) -> int:
-    """How many of the last tokens an attention reads; 0 if it is another operator, or reads all."""
-    if node.op_type != ATTENTION:
-        return 0
-    return max(0, next((a.i for a in node.attribute if a.name == "local_window_size"), 0))
 
 
 def _window(graph: onnx.GraphProto) -> int:

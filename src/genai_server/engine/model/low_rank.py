@@ -6,26 +6,16 @@ along the rank. Between A and B, a token keeps only the ranks of its own adapter
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import onnx
 from onnx import TensorProto, helper
 
+from genai_server.engine.decoder_graph import LowRankPath
+
 # bool [1, T, R]: which of the ranks each flat token keeps.
 RANKS = "genai_server.ranks"
 _NOTHING = "genai_server.no_rank"
-
-
-@dataclass(frozen=True)
-class LowRankPath:
-    """Two small matrices next to a large one of `num_inputs` to `num_outputs`."""
-
-    # Names of the graph's inputs: [num_inputs, rank] and [rank, num_outputs].
-    a: str
-    b: str
-    num_inputs: int
-    num_outputs: int
 
 
 def find_paths(graph: onnx.GraphProto, optional: Collection[str]) -> tuple[LowRankPath, ...]:

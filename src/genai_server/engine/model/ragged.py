@@ -19,8 +19,8 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
+from genai_server.engine.decoder_graph import ATTENTION, PAST, DecoderGraph, DoesNotFit, local_window
 from genai_server.engine.model.cross_attention import CROSS_ATTENTION, split_cross_attention
-from genai_server.engine.model.graph import ATTENTION, PAST, DecoderGraph, DoesNotFit, local_window
 from genai_server.engine.model.low_rank import stack_ranks
 from genai_server.engine.model.output_head import find_head
 from genai_server.engine.model.paged_attention import paged_inputs, pool, to_paged

@@ -23,7 +23,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from genai_server.engine.model.graph import DecoderGraph, DoesNotFit
+from genai_server.engine.decoder_graph import DecoderGraph, DoesNotFit
 
 CONVOLUTION, RECURRENCE = "CausalConvWithState", "LinearAttention"
 # Prefix of the inputs and of the states of convolutions.

@@ -5,9 +5,9 @@ from typing import Any
 import onnx
 import onnxruntime
 
+from genai_server.engine.decoder_graph import DecoderGraph, DoesNotFit
 from genai_server.engine.model.cross_attention import use_known_operators
 from genai_server.engine.model.fast_operators import use_fast_operators
-from genai_server.engine.model.graph import DecoderGraph, DoesNotFit
 from genai_server.engine.model.output_head import offer_best
 from genai_server.engine.model.ragged import NARROW, make_ragged
 from genai_server.engine.model.ragged_states import recurrences

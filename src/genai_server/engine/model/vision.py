@@ -12,8 +12,8 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
+from genai_server.engine.decoder_graph import VisionFiles
 from genai_server.engine.model.session_options import open_with, session_options
-from genai_server.engine.model.vision_files import VisionFiles
 from genai_server.errors import RunnerFailed, in_one_line
 from genai_server.options.device import DEFAULT_OPTIONS, DeviceOptions
 from genai_server.options.session import SPINNING

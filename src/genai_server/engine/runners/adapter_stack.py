@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from genai_server.engine.decoder_graph import LowRankPath
 from genai_server.engine.kv_cache.row import Ranks
 from genai_server.engine.model.adapter_file import map_adapter_file
-from genai_server.engine.model.low_rank import LowRankPath
 from genai_server.errors import AdapterLoadFailed, RunnerFailed
 
 # Adapters are moved together if a pass over all that rows use would take more than this many times their ranks.

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from genai_server.engine.decoder_graph import DecoderGraph
 from genai_server.engine.kv_cache.buffers import MakeBuffers
 from genai_server.engine.kv_cache.row_states import RowStates
-from genai_server.engine.model.graph import DecoderGraph
 from genai_server.engine.model.session import open_recurrences
 from genai_server.engine.model.vision import TokenEmbedder
 from genai_server.engine.runners import trials

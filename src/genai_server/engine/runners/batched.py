@@ -13,6 +13,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from genai_server.engine.abilities import Abilities
+from genai_server.engine.decoder_graph import DecoderGraph
 from genai_server.engine.kv_cache.buffers import MakeBuffers
 from genai_server.engine.kv_cache.checkpoints import before_checkpoint, ends_at_checkpoint, is_common_end
 from genai_server.engine.kv_cache.cpu_buffers import CpuBuffers
@@ -20,7 +21,6 @@ from genai_server.engine.kv_cache.kv_slots import KvSlots
 from genai_server.engine.kv_cache.layout import lay_out, split_passes
 from genai_server.engine.kv_cache.row import Row
 from genai_server.engine.model.adapter_file import adapter_inputs, check_adapter_file
-from genai_server.engine.model.graph import DecoderGraph
 from genai_server.engine.model.ragged import slot_length
 from genai_server.engine.model.session_options import node_shares
 from genai_server.engine.runners.adapter_stack import AdapterWeights, load_weights

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import structs
 
+from genai_server.engine.decoder_graph import DoesNotFit
 from genai_server.engine.encoder_worker import EncoderWorker
 from genai_server.engine.image_worker import ImageWorker
 from genai_server.engine.model.adapter_file import adapter_inputs
 from genai_server.engine.model.draft_model_files import check_draft_model
 from genai_server.engine.model.files import check_model_directory, what_is_left_out
-from genai_server.engine.model.graph import MTP, DoesNotFit, read_decoder_graph
+from genai_server.engine.model.graph import MTP, read_decoder_graph
 from genai_server.engine.runners.lengths import (
     allowed,
     batch_limits,

@@ -9,12 +9,12 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
+from genai_server.engine.decoder_graph import DecoderGraph
 from genai_server.engine.kv_cache.buffers import BatchBuffers
 from genai_server.engine.kv_cache.layout import Layout, lay_out
 from genai_server.engine.kv_cache.paged_buffers import PagedBuffers
 from genai_server.engine.kv_cache.row import Ranks, Row, SlotSpan, Span
 from genai_server.engine.kv_cache.row_states import RowStates
-from genai_server.engine.model.graph import DecoderGraph
 from genai_server.engine.model.output_head import BEST_LOGITS, BEST_TOKENS, SCALES, SHARES
 from genai_server.engine.model.pass_profile import profile_pass
 from genai_server.engine.model.vision import TokenEmbedder

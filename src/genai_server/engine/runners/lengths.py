@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 from msgspec import structs
 
+from genai_server.engine.decoder_graph import DecoderGraph, DoesNotFit
 from genai_server.engine.host.gpu_memory import free_gpu_memory
 from genai_server.engine.model.files import check_model_directory
-from genai_server.engine.model.graph import MTP, DecoderGraph, DoesNotFit, has_head, read_decoder_graph
+from genai_server.engine.model.graph import MTP, has_head, read_decoder_graph
 from genai_server.engine.model.paged_attention import BLOCK_TOKENS
 from genai_server.engine.scheduling.scheduler_output import UNSHARED, KvMemory
 from genai_server.errors import ConfigurationError, in_one_line

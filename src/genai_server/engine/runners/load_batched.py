@@ -8,9 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from genai_server.engine.decoder_graph import DoesNotFit
 from genai_server.engine.model.cross_attention import read_cross_decoder
 from genai_server.engine.model.files import read_config, session_profile
-from genai_server.engine.model.graph import DoesNotFit, read_decoder_graph
+from genai_server.engine.model.graph import read_decoder_graph
 from genai_server.engine.profiling.folder import profile_folder
 from genai_server.engine.runners.base import Runner
 from genai_server.engine.runners.lengths import batch_limits, on_cpu, with_cache_type
@@ -23,7 +24,7 @@ from genai_server.pooling_model import Task, task_of
 from genai_server.system_memory import free_memory
 
 if TYPE_CHECKING:
-    from genai_server.engine.model.graph import DecoderGraph
+    from genai_server.engine.decoder_graph import DecoderGraph
     from genai_server.engine.runners.batch_sessions import Int8Session
     from genai_server.engine.runners.batched import BatchedRunner
 

@@ -16,12 +16,13 @@ import onnx
 from numpy.typing import NDArray
 
 from genai_server.engine.abilities import Abilities
+from genai_server.engine.decoder_graph import VisionFiles
 from genai_server.engine.model.adapter_file import adapter_inputs, check_adapter_file
 from genai_server.engine.model.files import check_model_directory, read_config
 from genai_server.engine.model.graph import rope_switch
 from genai_server.engine.model.session_options import configure_providers, genai_overlay, missing_device, preload_cuda
 from genai_server.engine.model.vision import features_graph
-from genai_server.engine.model.vision_files import VisionFiles, read_vision_files
+from genai_server.engine.model.vision_files import read_vision_files
 from genai_server.engine.runners.base import Runner, Terminated
 from genai_server.engine.scheduling.scheduler_output import Read
 from genai_server.engine.scores import Logits, Scores
