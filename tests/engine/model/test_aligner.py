@@ -17,8 +17,9 @@ from genai_server.audio.features import SpeechFeatures
 from genai_server.engine.decoder_graph import DoesNotFit
 from genai_server.engine.encoded_sound import EncodedSound
 from genai_server.engine.model.aligner import Aligner, alignment_heads, score_heads, why_no_times
-from genai_server.engine.model.cross_attention import CROSS_ATTENTION, read_cross_decoder, read_encoder_files
+from genai_server.engine.model.cross_attention import CROSS_ATTENTION
 from genai_server.engine.model.sound_encoder import SoundEncoder
+from genai_server.engine.model.speech_files import read_cross_decoder, read_encoder_files
 from genai_server.errors import RunnerFailed
 from genai_server.messages.generation_request import Alignment
 from genai_server.speech_model import FEATURES, read_speech_model

@@ -15,9 +15,9 @@ import pytest
 from numpy.typing import NDArray
 
 from genai_server.engine.encoded_sound import EncodedSound
-from genai_server.engine.model.cross_attention import read_cross_decoder, read_encoder_files
 from genai_server.engine.model.session import open_session
 from genai_server.engine.model.sound_encoder import SoundEncoder
+from genai_server.engine.model.speech_files import read_cross_decoder, read_encoder_files
 from genai_server.engine.profiling.folder import wait_for_next_file_name
 from genai_server.engine.runners.base import Terminated, run_pass
 from genai_server.engine.runners.batched import BatchedRunner

@@ -14,9 +14,10 @@ from onnx import TensorProto, helper, numpy_helper
 
 from genai_server.engine.decoder_graph import DecoderGraph, DoesNotFit
 from genai_server.engine.encoded_sound import EncodedSound
-from genai_server.engine.model.cross_attention import CROSS_ATTENTION, read_cross_decoder
+from genai_server.engine.model.cross_attention import CROSS_ATTENTION
 from genai_server.engine.model.ragged import drop_unread
 from genai_server.engine.model.session_options import EXTERNAL_DATA, open_with, session_options
+from genai_server.engine.model.speech_files import read_cross_decoder
 from genai_server.engine.token_times import token_times
 from genai_server.errors import RunnerFailed, in_one_line
 from genai_server.json_file import read_object

@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from genai_server.engine.encoded_sound import EncodedSound
-from genai_server.engine.model.cross_attention import EncoderFiles
 from genai_server.engine.model.session_options import open_with, session_options
+from genai_server.engine.model.speech_files import EncoderFiles
 from genai_server.errors import RunnerFailed, in_one_line
 from genai_server.options.device import DEFAULT_OPTIONS, DeviceOptions
 from genai_server.options.session import SPINNING

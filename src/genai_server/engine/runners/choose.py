@@ -251,8 +251,8 @@ def _transcribing(spec: EngineSpec, model_dir: Path) -> RunnerPair:
 
 
 def _sound_encoder(spec: EngineSpec, model_dir: Path) -> "Callable[[Tensors], EncodedSound]":
-    from genai_server.engine.model.cross_attention import read_encoder_files
     from genai_server.engine.model.sound_encoder import SoundEncoder
+    from genai_server.engine.model.speech_files import read_encoder_files
 
     files = read_encoder_files(model_dir)
     options = reaching(spec.options, Reach.BATCHED)

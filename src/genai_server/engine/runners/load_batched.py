@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from genai_server.engine.decoder_graph import DoesNotFit
-from genai_server.engine.model.cross_attention import read_cross_decoder
 from genai_server.engine.model.files import read_config, session_profile
 from genai_server.engine.model.graph import read_decoder_graph
+from genai_server.engine.model.speech_files import read_cross_decoder
 from genai_server.engine.profiling.folder import profile_folder
 from genai_server.engine.runners.base import Runner
 from genai_server.engine.runners.lengths import batch_limits, on_cpu, with_cache_type

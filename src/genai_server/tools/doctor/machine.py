@@ -25,9 +25,9 @@ from genai_server.config.settings import AUTO, Settings
 from genai_server.config.sources import device_options, engine_settings
 from genai_server.engine.decoder_graph import DoesNotFit
 from genai_server.engine.host.cores import cpu_quota, usable_cores
-from genai_server.engine.model.cross_attention import read_cross_decoder
 from genai_server.engine.model.files import check_model_directory, weight_bytes
 from genai_server.engine.model.graph import read_decoder_graph
+from genai_server.engine.model.speech_files import read_cross_decoder
 from genai_server.engine.runners.lengths import batch_limits
 from genai_server.errors import ConfigurationError
 from genai_server.installation import this_installation

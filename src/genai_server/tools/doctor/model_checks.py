@@ -16,7 +16,6 @@ from genai_server.cli.serve.preflight import (
 from genai_server.config.settings import Settings
 from genai_server.config.sources import device_options, unknown_variables
 from genai_server.engine.decoder_graph import DoesNotFit
-from genai_server.engine.model.cross_attention import read_cross_decoder
 from genai_server.engine.model.files import (
     GIVE_A_TEMPLATE,
     NO_CHAT_TEMPLATE,
@@ -26,6 +25,7 @@ from genai_server.engine.model.files import (
 )
 from genai_server.engine.model.graph import read_decoder_graph
 from genai_server.engine.model.inventory import inventory
+from genai_server.engine.model.speech_files import read_cross_decoder
 from genai_server.errors import ChatTemplateError, ConfigurationError, GenaiServerError, ModelDirectoryError
 from genai_server.messages.status_file import EngineState
 from genai_server.pooling_model import Task, task_of
