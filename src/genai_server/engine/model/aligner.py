@@ -1,8 +1,7 @@
 """Finds out when the tokens of a transcript are spoken, with a part of the decoder's graph.
 
-The builder's graph does not return the weights of its attention to the sound. Here it gets outputs with the products of
-queries and keys, for the heads that follow the speech. It reads a transcript at once, without a cache. The graph ends
-with the last layer that has such a head, so nothing is loaded of the layers behind it and of the vocabulary's scores.
+The graph returns the scores of its attention to the sound (engine/model/attention_scores.py), for the heads that follow
+the speech. It reads a transcript at once, without a cache.
 """
 
 from pathlib import Path
@@ -10,12 +9,10 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
 
 from genai_server.engine.decoder_graph import DecoderGraph, DoesNotFit
 from genai_server.engine.encoded_sound import EncodedSound
-from genai_server.engine.model.cross_attention import CROSS_ATTENTION
-from genai_server.engine.model.ragged import drop_unread
+from genai_server.engine.model.attention_scores import score_heads
 from genai_server.engine.model.session_options import EXTERNAL_DATA, open_with, session_options
 from genai_server.engine.model.speech_files import read_cross_decoder
 from genai_server.engine.token_times import token_times
@@ -26,9 +23,6 @@ from genai_server.options.device import DEFAULT_OPTIONS, DeviceOptions
 from genai_server.options.session import SPINNING
 from genai_server.speech_model import GENERATION, TIME_PRECISION
 
-_PREFIX = "genai_server.scores."
-# Inputs of a MultiHeadAttention.
-_QUERIES, _KEYS = 0, 1
 _HEADS = "alignment_heads"
 
 
@@ -95,62 +89,3 @@ def alignment_heads(model_dir: Path, decoder: DecoderGraph) -> dict[int, list[in
     if not found:
         raise DoesNotFit(f"{GENERATION} has no {_HEADS}")
     return found
-
-
-def score_heads(graph: onnx.GraphProto, decoder: DecoderGraph, heads: dict[int, list[int]]) -> list[str]:
-    """Let a graph return only the scores [1, heads, tokens, frames] of these heads for the sound, float32.
-
-    Returns the names of the outputs, one for each layer. Raises DoesNotFit.
-    """
-    keys = {state.past: layer for layer, state in enumerate(decoder.cross_states[::2])}
-    made: dict[int, list[onnx.NodeProto]] = {}
-    for node in graph.node:
-        if node.op_type == CROSS_ATTENTION and (layer := keys.get(node.input[_KEYS])) in heads:
-            made[layer] = _scores(graph, node, layer, heads[layer], decoder.head_size)
-    if missing := sorted(heads.keys() - made.keys()):
-        raise DoesNotFit(f"its layer {missing[0]} has no attention to the sound")
-    graph.node.extend(node for layer in sorted(made) for node in made[layer])
-    names = [f"{_PREFIX}{layer}" for layer in sorted(made)]
-    del graph.output[:]
-    graph.output.extend(helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in names)
-    drop_unread(graph)
-    read = {name for node in graph.node for name in node.input}
-    for field in (graph.input, graph.initializer):
-        kept = [value for value in field if value.name in read]
-        del field[:]
-        field.extend(kept)
-    del graph.value_info[:]
-    return names
-
-
-def _scores(
-    graph: onnx.GraphProto, node: onnx.NodeProto, layer: int, heads: list[int], head_size: int
-) -> list[onnx.NodeProto]:
-    """Nodes that multiply queries [1, tokens, width] and keys [1, heads, frames, head_size] of some heads."""
-    attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
-    name = f"{_PREFIX}{layer}"
-    scale = attributes.get("scale", head_size**-0.5)
-    constants = {
-        "shape": np.array([0, 0, attributes["num_heads"], head_size]),
-        "heads": np.array(sorted(heads)),
-        "scale": np.float32(scale),
-    }
-    graph.initializer.extend(
-        numpy_helper.from_array(np.asarray(value), f"{name}.{key}") for key, value in constants.items()
-    )
-
-    def apply(kind: str, inputs: list[str], output: str, **attributes: Any) -> onnx.NodeProto:
-        inputs = [each.replace("~", f"{name}.") for each in inputs]
-        return helper.make_node(kind, inputs, [f"{name}{output}"], **attributes)
-
-    return [
-        apply("Cast", [node.input[_QUERIES]], ".queries", to=TensorProto.FLOAT),
-        apply("Reshape", ["~queries", "~shape"], ".split"),
-        apply("Gather", ["~split", "~heads"], ".chosen", axis=2),
-        apply("Transpose", ["~chosen"], ".rows", perm=[0, 2, 1, 3]),
-        apply("Gather", [node.input[_KEYS], "~heads"], ".keys", axis=1),
-        apply("Cast", ["~keys"], ".cast", to=TensorProto.FLOAT),
-        apply("Transpose", ["~cast"], ".columns", perm=[0, 1, 3, 2]),
-        apply("MatMul", ["~rows", "~columns"], ".products"),
-        apply("Mul", ["~products", "~scale"], ""),
-    ]
