@@ -32,9 +32,9 @@ from _models.family import Family
 from _models.nudged import with_nudged_norms
 
 from genai_server.engine.decoder_graph import DoesNotFit
+from genai_server.engine.graph_rewriting.output_head import find_head
 from genai_server.engine.model.files import read_config
 from genai_server.engine.model.graph import read_decoder_graph
-from genai_server.engine.model.output_head import find_head
 from genai_server.engine.model.weights import prepacked_model
 from genai_server.engine.runners.load_batched import load_batched
 

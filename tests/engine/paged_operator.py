@@ -14,10 +14,10 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from genai_server.engine.decoder_graph import DecoderGraph
+from genai_server.engine.graph_rewriting.paged_attention import OPERATOR
+from genai_server.engine.graph_rewriting.ragged import make_ragged
 from genai_server.engine.kv_cache.paged_buffers import PagedBuffers, Place
 from genai_server.engine.model import session
-from genai_server.engine.model.paged_attention import OPERATOR
-from genai_server.engine.model.ragged import make_ragged
 from genai_server.engine.model.session import open_session
 from genai_server.engine.runners.batched import BatchedRunner
 from tests.engine.model_runners import batched_runner

@@ -11,9 +11,9 @@ import pytest
 from genai_server.config.settings import Settings
 from genai_server.config.sources import engine_settings
 from genai_server.engine.decoder_graph import LayerState
+from genai_server.engine.graph_rewriting.output_head import find_head
+from genai_server.engine.graph_rewriting.ragged import make_ragged
 from genai_server.engine.model.graph import read_decoder_graph
-from genai_server.engine.model.output_head import find_head
-from genai_server.engine.model.ragged import make_ragged
 from genai_server.engine.runners.load_batched import load_batched
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.scores import Logits

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from genai_server.engine.decoder_graph import DecoderGraph
+from genai_server.engine.graph_rewriting.ragged import slot_length
 from genai_server.engine.kv_cache.cpu_buffers import CpuBuffers, page_tokens
 from genai_server.engine.model.graph import read_decoder_graph
-from genai_server.engine.model.ragged import slot_length
 from tests.resident import resident_bytes
 from tests.running_server import DEMO
 

@@ -6,11 +6,8 @@ import numpy as np
 import pytest
 
 from genai_server.engine.decoder_graph import LayerState
-from genai_server.engine.kv_cache.layout import MAX_FOREIGN_RANKS, Layout, lay_out, split_passes
-from genai_server.engine.kv_cache.row import Row, SlotSpan
-from genai_server.engine.model.graph import read_decoder_graph
-from genai_server.engine.model.low_rank import RANKS
-from genai_server.engine.model.ragged import (
+from genai_server.engine.graph_rewriting.low_rank import RANKS
+from genai_server.engine.graph_rewriting.ragged import (
     BOUND,
     LAST,
     NARROW,
@@ -24,6 +21,9 @@ from genai_server.engine.model.ragged import (
     WINDOW_BOUND,
     WINDOW_LAST,
 )
+from genai_server.engine.kv_cache.layout import MAX_FOREIGN_RANKS, Layout, lay_out, split_passes
+from genai_server.engine.kv_cache.row import Row, SlotSpan
+from genai_server.engine.model.graph import read_decoder_graph
 from tests.running_server import DEMO
 
 GRAPH = read_decoder_graph(DEMO)

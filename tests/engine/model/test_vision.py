@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
 from genai_server.engine.decoder_graph import VisionFiles
-from genai_server.engine.model import matrices
+from genai_server.engine.graph_rewriting import matrices
 from genai_server.engine.model.vision import MAX_ERROR, ImageEncoder, relative_error
 from genai_server.engine.model.vision_files import read_vision_files
 from genai_server.engine.model.weights import int8_model

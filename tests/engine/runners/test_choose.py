@@ -16,14 +16,15 @@ from genai_server.config.settings import Settings
 from genai_server.config.sources import engine_settings
 from genai_server.engine import process
 from genai_server.engine.decoder_graph import DecoderGraph, DoesNotFit
+from genai_server.engine.graph_rewriting import matrices
+from genai_server.engine.graph_rewriting.paged_attention import BLOCK_TOKENS
+from genai_server.engine.graph_rewriting.ragged import slot_length
 from genai_server.engine.kv_cache import buffers, cpu_buffers
 from genai_server.engine.kv_cache.cpu_buffers import CpuBuffers, page_tokens
 from genai_server.engine.kv_cache.paged_buffers import Place
-from genai_server.engine.model import matrices, session, session_options
+from genai_server.engine.model import session, session_options
 from genai_server.engine.model.files import check_model_directory
 from genai_server.engine.model.graph import read_decoder_graph
-from genai_server.engine.model.paged_attention import BLOCK_TOKENS
-from genai_server.engine.model.ragged import slot_length
 from genai_server.engine.runners import choose
 from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.runners.decoder_session import DecoderSession

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from genai_server.engine.graph_rewriting.int8_matrices import write_int8_model
 from genai_server.engine.model.graph import read_decoder_graph
-from genai_server.engine.model.int8_matrices import write_int8_model
 from genai_server.engine.model.session import open_session
 from genai_server.engine.runners.batch_sessions import Int8Session
 from genai_server.engine.runners.decoder_session import DecoderSession

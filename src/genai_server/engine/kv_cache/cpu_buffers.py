@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from genai_server.engine.decoder_graph import DecoderGraph
+from genai_server.engine.graph_rewriting.ragged import NARROW, WIDE, slot_length
 from genai_server.engine.kv_cache.row import SlotSpan
-from genai_server.engine.model.ragged import NARROW, WIDE, slot_length
 
 # Linux would otherwise refuse more than there is memory for, written or not. Python before 3.13 has no name for it.
 _NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)

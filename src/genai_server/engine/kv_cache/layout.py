@@ -1,6 +1,6 @@
 """Where the tokens of a pass lie: in the flat row, in the two groups of attention, and in the KV cache slots.
 
-The inputs are those of engine/model/ragged.py, engine/model/paged_attention.py and engine/model/ragged_states.py.
+The inputs are those of ragged.py, ragged_states.py and paged_attention.py in engine/graph_rewriting.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,12 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from genai_server.engine.decoder_graph import DecoderGraph
-from genai_server.engine.kv_cache.row import Ranks, Row, SlotSpan, Span
-from genai_server.engine.model import ragged_states
-from genai_server.engine.model.low_rank import RANKS
-from genai_server.engine.model.output_head import SCALES
-from genai_server.engine.model.paged_attention import BOUNDS, PASTS, STARTS
-from genai_server.engine.model.ragged import (
+from genai_server.engine.graph_rewriting import ragged_states
+from genai_server.engine.graph_rewriting.low_rank import RANKS
+from genai_server.engine.graph_rewriting.output_head import SCALES
+from genai_server.engine.graph_rewriting.paged_attention import BOUNDS, PASTS, STARTS
+from genai_server.engine.graph_rewriting.ragged import (
     BOUND,
     LAST,
     NARROW,
@@ -30,6 +29,7 @@ from genai_server.engine.model.ragged import (
     WINDOW_BOUND,
     WINDOW_LAST,
 )
+from genai_server.engine.kv_cache.row import Ranks, Row, SlotSpan, Span
 
 # With a single place for each row, attention on CPUs takes another kernel. Its results may depend on the other rows.
 _EXACT_WIDTH = 2

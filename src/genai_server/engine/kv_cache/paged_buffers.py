@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from onnx import helper
 
 from genai_server.engine.decoder_graph import DecoderGraph
+from genai_server.engine.graph_rewriting.paged_attention import BLOCKS, BOUNDS, PAGED
 from genai_server.engine.kv_cache.row import Row
-from genai_server.engine.model.paged_attention import BLOCKS, BOUNDS, PAGED
 from genai_server.errors import RunnerFailed
 
 _IR_VERSION, _OPSET = 8, 16

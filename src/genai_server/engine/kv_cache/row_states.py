@@ -9,11 +9,11 @@ from numpy.typing import NDArray
 
 from genai_server.engine.decoder_graph import DecoderGraph, LayerState
 from genai_server.engine.disk_cache.segment_file import ArrayLayout
+from genai_server.engine.graph_rewriting.ragged import NARROW, WIDE
+from genai_server.engine.graph_rewriting.ragged_states import STATES
 from genai_server.engine.kv_cache.layout import Layout
 from genai_server.engine.kv_cache.row import Row, Span
 from genai_server.engine.kv_cache.unverified_states import UnverifiedStates, unverified_outputs
-from genai_server.engine.model.ragged import NARROW, WIDE
-from genai_server.engine.model.ragged_states import STATES
 
 # A copy of one row's states.
 Saved = list[NDArray[Any]]

@@ -1,7 +1,7 @@
 """Finds out when the tokens of a transcript are spoken, with a part of the decoder's graph.
 
-The graph returns the scores of its attention to the sound (engine/model/attention_scores.py), for the heads that follow
-the speech. It reads a transcript at once, without a cache.
+The graph returns the scores of its attention to the sound, for the heads that follow the speech
+(engine/graph_rewriting/attention_scores.py). It reads a transcript at once, without a cache.
 """
 
 from pathlib import Path
@@ -12,7 +12,7 @@ import onnx
 
 from genai_server.engine.decoder_graph import DecoderGraph, DoesNotFit
 from genai_server.engine.encoded_sound import EncodedSound
-from genai_server.engine.model.attention_scores import score_heads
+from genai_server.engine.graph_rewriting.attention_scores import score_heads
 from genai_server.engine.model.session_options import EXTERNAL_DATA, open_with, session_options
 from genai_server.engine.model.speech_files import read_cross_decoder
 from genai_server.engine.token_times import token_times

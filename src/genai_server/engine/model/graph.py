@@ -9,9 +9,9 @@ import numpy as np
 import onnx
 
 from genai_server.engine.decoder_graph import ATTENTION, PAST, DecoderGraph, DoesNotFit, LayerState, local_window
+from genai_server.engine.graph_rewriting.low_rank import find_paths
 from genai_server.engine.model.adapter_file import optional_inputs
 from genai_server.engine.model.files import CONFIG, read_config
-from genai_server.engine.model.low_rank import find_paths
 from genai_server.engine.model.vision_files import read_vision_files
 
 # The part of a configuration that describes a head for multi-token prediction.

@@ -6,11 +6,11 @@ import onnx
 import onnxruntime
 
 from genai_server.engine.decoder_graph import DecoderGraph, DoesNotFit
-from genai_server.engine.model.cross_attention import use_known_operators
-from genai_server.engine.model.fast_operators import use_fast_operators
-from genai_server.engine.model.output_head import offer_best
-from genai_server.engine.model.ragged import NARROW, make_ragged
-from genai_server.engine.model.ragged_states import recurrences
+from genai_server.engine.graph_rewriting.cross_attention import use_known_operators
+from genai_server.engine.graph_rewriting.fast_operators import use_fast_operators
+from genai_server.engine.graph_rewriting.output_head import offer_best
+from genai_server.engine.graph_rewriting.ragged import NARROW, make_ragged
+from genai_server.engine.graph_rewriting.ragged_states import recurrences
 from genai_server.engine.model.session_options import EXTERNAL_DATA, open_with, session_options
 from genai_server.options.device import DEFAULT_OPTIONS, DeviceOptions
 
@@ -30,10 +30,10 @@ def open_session(
 ) -> Any:
     """An ONNX Runtime session with a device's options.
 
-    Its graph is ragged (engine/model/ragged.py), and with `offers_best` selects the best logits
-    (engine/model/output_head.py). `threads` 0 uses the physical cores that the process may use. `optimized` says that
-    the graph has been optimized already. With a `profile_prefix`, ONNX Runtime profiles the session from load to end.
-    Raises DoesNotFit, and ConfigurationError for options that name something missing.
+    Its graph is ragged (engine/graph_rewriting/ragged.py), and with `offers_best` selects the best logits
+    (engine/graph_rewriting/output_head.py). `threads` 0 uses the physical cores that the process may use. `optimized`
+    says that the graph has been optimized already. With a `profile_prefix`, ONNX Runtime profiles the session from load
+    to end. Raises DoesNotFit, and ConfigurationError for options that name something missing.
     """
     least = _MIN_PAGED if graph.block_tokens else _MIN_VERSION
     if tuple(map(int, onnxruntime.__version__.split(".")[:2])) < least:

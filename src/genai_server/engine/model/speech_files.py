@@ -1,7 +1,7 @@
 """The graphs of a model that writes speech down: its encoder's and its decoder's.
 
-The decoder is described as engine/model/cross_attention.py rewrites it: with positions as an input, and the sound's
-keys and values as states of rows.
+The decoder is described as engine/graph_rewriting/cross_attention.py rewrites it: with positions as an input, and the
+sound's keys and values as states of rows.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from typing import Any
 import onnx
 
 from genai_server.engine.decoder_graph import DecoderGraph, DoesNotFit, LayerState
-from genai_server.engine.model.cross_attention import POSITIONS, find_positions
+from genai_server.engine.graph_rewriting.cross_attention import POSITIONS, find_positions
 from genai_server.engine.model.files import read_config
 from genai_server.engine.model.graph import float_type
 

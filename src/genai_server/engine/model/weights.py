@@ -19,12 +19,12 @@ import onnx
 import onnxruntime
 from filelock import FileLock
 
+from genai_server.engine.graph_rewriting.fast_operators import use_fast_operators
+from genai_server.engine.graph_rewriting.int8_matrices import int8_bytes, write_int8_model
 from genai_server.engine.model.adapter_file import ADAPTER_SUFFIX
 from genai_server.engine.model.external_files import external_files
-from genai_server.engine.model.fast_operators import use_fast_operators
 from genai_server.engine.model.files import CONFIG, named_files, read_config
 from genai_server.engine.model.graph import MTP
-from genai_server.engine.model.int8_matrices import int8_bytes, write_int8_model
 from genai_server.engine.model.session_options import EXTERNAL_DATA, config_entries, num_threads, session_options
 from genai_server.options.device import DEFAULT_OPTIONS, DeviceOptions
 from genai_server.options.session import LEVEL

@@ -1,4 +1,4 @@
-"""The weights of adapters that rows of the batch use, one behind the other (engine/model/low_rank.py).
+"""The weights of adapters that rows of the batch use, one behind the other (engine/graph_rewriting/low_rank.py).
 
 An adapter has the same range of ranks in all matrices. A pass takes the ranks from its first adapter to its last one.
 Adapters without a row stay until their place is needed.

@@ -1,7 +1,8 @@
 """Continuous batching on a decoder's ragged graph, through ONNX Runtime's IO binding.
 
 ONNX Runtime's contrib operator com.microsoft.GroupQueryAttention can have one buffer bound as both past and present,
-and writes new keys and values into it. So one pass reads any number of tokens of any slots (engine/model/ragged.py).
+and writes new keys and values into it. So one pass reads any number of tokens of any slots
+(engine/graph_rewriting/ragged.py).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 
 from genai_server.engine.abilities import Abilities
 from genai_server.engine.decoder_graph import DecoderGraph
+from genai_server.engine.graph_rewriting.ragged import slot_length
 from genai_server.engine.kv_cache.buffers import MakeBuffers
 from genai_server.engine.kv_cache.checkpoints import before_checkpoint, ends_at_checkpoint, is_common_end
 from genai_server.engine.kv_cache.cpu_buffers import CpuBuffers
@@ -21,7 +23,6 @@ from genai_server.engine.kv_cache.kv_slots import KvSlots
 from genai_server.engine.kv_cache.layout import lay_out, split_passes
 from genai_server.engine.kv_cache.row import Row
 from genai_server.engine.model.adapter_file import adapter_inputs, check_adapter_file
-from genai_server.engine.model.ragged import slot_length
 from genai_server.engine.model.session_options import node_shares
 from genai_server.engine.runners.adapter_stack import AdapterWeights, load_weights
 from genai_server.engine.runners.base import Interrupted, Runner

@@ -1,4 +1,4 @@
-"""ONNX Runtime sessions of a decoder's ragged graph (engine/model/ragged.py), bound to KV cache slots."""
+"""ONNX Runtime sessions of a decoder's ragged graph (engine/graph_rewriting/ragged.py), bound to KV cache slots."""
 
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -10,12 +10,12 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from genai_server.engine.decoder_graph import DecoderGraph
+from genai_server.engine.graph_rewriting.output_head import BEST_LOGITS, BEST_TOKENS, SCALES, SHARES
 from genai_server.engine.kv_cache.buffers import BatchBuffers
 from genai_server.engine.kv_cache.layout import Layout, lay_out
 from genai_server.engine.kv_cache.paged_buffers import PagedBuffers
 from genai_server.engine.kv_cache.row import Ranks, Row, SlotSpan, Span
 from genai_server.engine.kv_cache.row_states import RowStates
-from genai_server.engine.model.output_head import BEST_LOGITS, BEST_TOKENS, SCALES, SHARES
 from genai_server.engine.model.pass_profile import profile_pass
 from genai_server.engine.model.vision import TokenEmbedder
 from genai_server.engine.runners.adapter_stack import AdapterStack

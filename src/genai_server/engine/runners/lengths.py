@@ -9,10 +9,10 @@ import numpy as np
 from msgspec import structs
 
 from genai_server.engine.decoder_graph import DecoderGraph, DoesNotFit
+from genai_server.engine.graph_rewriting.paged_attention import BLOCK_TOKENS
 from genai_server.engine.host.gpu_memory import free_gpu_memory
 from genai_server.engine.model.files import check_model_directory
 from genai_server.engine.model.graph import MTP, has_head, read_decoder_graph
-from genai_server.engine.model.paged_attention import BLOCK_TOKENS
 from genai_server.engine.scheduling.scheduler_output import UNSHARED, KvMemory
 from genai_server.errors import ConfigurationError, in_one_line
 from genai_server.messages.generation_request import CONTEXT, ModelInfo
@@ -173,8 +173,8 @@ def batch_limits(spec: EngineSpec, graph: DecoderGraph, model: ModelInfo) -> tup
 
     Raises DoesNotFit or ConfigurationError if there is too little memory for one.
     """
+    from genai_server.engine.graph_rewriting.ragged import slot_length
     from genai_server.engine.kv_cache.cpu_buffers import can_reserve, page_tokens
-    from genai_server.engine.model.ragged import slot_length
 
     settings, memory = spec.settings, allowed(spec)
     most = settings.max_batch_size

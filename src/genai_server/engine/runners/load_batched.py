@@ -98,7 +98,7 @@ def int8_graph(spec: EngineSpec, graph: Path, part: str = "decoder", *, floats: 
 
     Made if needed; None if the settings leave it out.
     """
-    from genai_server.engine.model.int8_matrices import int8_bytes
+    from genai_server.engine.graph_rewriting.int8_matrices import int8_bytes
     from genai_server.engine.model.weights import int8_model
 
     settings = spec.settings

@@ -14,8 +14,8 @@ import onnx
 from numpy.typing import NDArray
 
 from genai_server.engine.abilities import Abilities
+from genai_server.engine.graph_rewriting.output_head import LAST_POSITIONS, read_last
 from genai_server.engine.model.files import VECTORS, check_model_directory
-from genai_server.engine.model.output_head import LAST_POSITIONS, read_last
 from genai_server.engine.model.session_options import EXTERNAL_DATA, node_shares, open_with, session_options
 from genai_server.engine.runners.base import Interrupted, Runner
 from genai_server.engine.runners.pooling import normalized, pool

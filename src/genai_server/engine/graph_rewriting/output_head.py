@@ -63,7 +63,7 @@ def find_head(graph: onnx.GraphProto, logits: str) -> Head | None:
         return Head(node.input[0], [node])
     if node.op_type != EIGHT_BITS:
         return None
-    # Activations in 8 bits, and their scales, are made of the states (engine/model/int8_matrices.py).
+    # Activations in 8 bits, and their scales, are made of the states (int8_matrices.py).
     quantized = makers[node.input[0]]
     states = makers[quantized.input[0]].input[0] if quantized.input[0] in makers else ""
     readers = [node for node in graph.node if states in node.input]

@@ -4,7 +4,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from genai_server.engine.model.output_head import EIGHT_BITS
+from genai_server.engine.graph_rewriting.output_head import EIGHT_BITS
 
 _EXPERTS, _PRODUCT, _ACCURACY = "QMoE", "MatMulNBits", "accuracy_level"
 _INT8_ACTIVATIONS = 4

@@ -68,7 +68,7 @@ def find_positions(graph: onnx.GraphProto) -> onnx.NodeProto:
 def split_cross_attention(
     node: onnx.NodeProto, groups: tuple[str, ...], padded: str, places: str
 ) -> list[onnx.NodeProto]:
-    """The nodes that replace an attention to sounds: one for each group of a ragged graph (engine/model/ragged.py).
+    """The nodes that replace an attention to sounds: one for each group of a ragged graph.
 
     `padded` and `places` end the names of the inputs that say where a group's tokens are.
     """

@@ -18,8 +18,8 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from genai_server.engine.model.matrices import Matrix, Weights, matrix_of, matrix_sizes
-from genai_server.engine.model.output_head import EIGHT_BITS
+from genai_server.engine.graph_rewriting.matrices import Matrix, Weights, matrix_of, matrix_sizes
+from genai_server.engine.graph_rewriting.output_head import EIGHT_BITS
 
 log = logging.getLogger(__name__)
 # A matrix stays as it is if, in the median block, the 8-bit scale is more than this share of the 4-bit scale. Rounding

@@ -8,7 +8,7 @@ from onnx import helper
 from onnxruntime.capi.onnxruntime_pybind11_state import get_all_operator_schema
 
 from genai_server.engine.decoder_graph import ATTENTION, DoesNotFit
-from genai_server.engine.model.paged_attention import BLOCKS, BOUNDS, OPERATOR, PAGED, PASTS, STARTS, to_paged
+from genai_server.engine.graph_rewriting.paged_attention import BLOCKS, BOUNDS, OPERATOR, PAGED, PASTS, STARTS, to_paged
 
 SINK, BIAS, POSITIONS = 11, 10, 9
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from onnx import GraphProto, TensorProto, helper
 
 from genai_server.engine.decoder_graph import LowRankPath
-from genai_server.engine.model.low_rank import RANKS, find_paths, stack_ranks
+from genai_server.engine.graph_rewriting.low_rank import RANKS, find_paths, stack_ranks
 
 INPUTS, OUTPUTS = 8, 4
 PATH = LowRankPath("a", "b", INPUTS, OUTPUTS)

@@ -5,8 +5,8 @@ import onnx
 import onnxruntime
 from onnx import TensorProto, helper
 
-from genai_server.engine.model.attention_scores import score_heads
-from genai_server.engine.model.cross_attention import CROSS_ATTENTION
+from genai_server.engine.graph_rewriting.attention_scores import score_heads
+from genai_server.engine.graph_rewriting.cross_attention import CROSS_ATTENTION
 from genai_server.engine.model.sound_encoder import SoundEncoder
 from genai_server.engine.model.speech_files import read_cross_decoder, read_encoder_files
 from genai_server.speech_model import FEATURES

@@ -4,8 +4,7 @@ All tokens of a pass lie in one flat row [1, T], so each matrix is read once for
 split into two groups, for rows of few tokens and of many. A group is a range of B slots, padded to S tokens, the number
 of its longest row. GatherND makes [B, S, …] of the flat row before attention, and flat tokens after it. The operator's
 input `query_seqlens` (ONNX Runtime 1.32) says how many of the S tokens each row has. With none, the row is idle and
-stays unchanged. On a device with memory of its own, paged attention takes the flat row as it is
-(engine/model/paged_attention.py).
+stays unchanged. On a device with memory of its own, paged attention (paged_attention.py) takes the flat row as it is.
 
 Each group has at least one row, idle or not: ONNX Runtime 1.32 ends the process with SIGFPE for a group without rows.
 """
@@ -20,11 +19,11 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from genai_server.engine.decoder_graph import ATTENTION, PAST, DecoderGraph, DoesNotFit, local_window
-from genai_server.engine.model.cross_attention import CROSS_ATTENTION, split_cross_attention
-from genai_server.engine.model.low_rank import stack_ranks
-from genai_server.engine.model.output_head import find_head
-from genai_server.engine.model.paged_attention import paged_inputs, pool, to_paged
-from genai_server.engine.model.ragged_states import StateLayers
+from genai_server.engine.graph_rewriting.cross_attention import CROSS_ATTENTION, split_cross_attention
+from genai_server.engine.graph_rewriting.low_rank import stack_ranks
+from genai_server.engine.graph_rewriting.output_head import find_head
+from genai_server.engine.graph_rewriting.paged_attention import paged_inputs, pool, to_paged
+from genai_server.engine.graph_rewriting.ragged_states import StateLayers
 
 ValueInfos = list[onnx.ValueInfoProto]
 # int64 [K]: the flat positions whose logits are computed.

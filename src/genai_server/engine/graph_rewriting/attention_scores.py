@@ -12,8 +12,8 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from genai_server.engine.decoder_graph import DecoderGraph, DoesNotFit
-from genai_server.engine.model.cross_attention import CROSS_ATTENTION
-from genai_server.engine.model.ragged import drop_unread
+from genai_server.engine.graph_rewriting.cross_attention import CROSS_ATTENTION
+from genai_server.engine.graph_rewriting.ragged import drop_unread
 
 _PREFIX = "genai_server.scores."
 # Inputs of a MultiHeadAttention.

@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from genai_server.engine.model.int8_matrices import int8_bytes, write_int8_model
+from genai_server.engine.graph_rewriting.int8_matrices import int8_bytes, write_int8_model
 from genai_server.engine.model.session_options import open_with, session_options
 from genai_server.options.device import DEFAULT_OPTIONS
 from scripts._models.requantized import write_requantized

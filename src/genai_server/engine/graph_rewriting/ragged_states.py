@@ -1,4 +1,4 @@
-"""Layers with states of fixed size in a ragged graph (engine/model/ragged.py): convolutions and linear attention.
+"""Layers with states of fixed size in a ragged graph: convolutions and linear attention.
 
 A convolution of width K reads the flat tokens of all rows. Each of its K taps but the last, which reads the token
 itself, gathers an input for every token: of an earlier token, or of the row's state, which has the last K - 1 inputs
