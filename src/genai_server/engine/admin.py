@@ -8,7 +8,8 @@ from genai_server.engine.profiling.session import ProfileSession
 from genai_server.engine.requests import RequestTable
 from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.scheduling.scheduler import Scheduler
-from genai_server.engine.sequence import Sequence
+from genai_server.engine.scheduling.scheduler_output import Read, Step
+from genai_server.engine.sequence import Sequence, SequenceState
 from genai_server.errors import GenaiServerError, Unavailable
 from genai_server.messages import admin
 from genai_server.messages.error import ErrorInfo
@@ -17,7 +18,7 @@ from genai_server.quoted_values import quoted
 
 
 class AdminCalls:
-    """Owned by the loop's thread. `terminate` ends a sequence as the library's runtime option does."""
+    """Owned by the loop's thread. `forward` runs a step."""
 
     def __init__(
         self,
@@ -25,13 +26,13 @@ class AdminCalls:
         scheduler: Scheduler,
         options: RuntimeOptionState,
         requests: RequestTable,
-        terminate: Callable[[Sequence], None],
+        forward: Callable[[Step], None],
     ) -> None:
         self._runners = runners
         self._scheduler = scheduler
         self._options = options
         self._requests = requests
-        self._terminate = terminate
+        self._forward = forward
 
     def reply(self, message: admin.AdminCall) -> admin.AdminReply:
         """Carry out a call; returns its result or its error."""
@@ -108,6 +109,17 @@ class AdminCalls:
         # The load is sent before the reply, so that the reader of the reply finds the new state everywhere.
         self._requests.tell_load(terminated=self._options.terminated)
         return admin.RuntimeOptionsReply(message.call, state, matched=bool(concerned) or one is None, refused=refused)
+
+    def _terminate(self, sequence: Sequence) -> None:
+        """End a sequence. On a Generator the library's own option does it: the next pass raises at once."""
+        if sequence.batched or self._runners.main.abilities.pools or sequence.state is not SequenceState.RUNNING:
+            self._requests.finish(sequence, FinishReason.TERMINATED)
+            return
+        with self._requests.failing([sequence]):
+            self._runners.of(sequence).set_runtime_option(sequence.id, TERMINATE, "1")
+            self._forward(Step([Read.next(sequence)]))
+        # The pass may have been interrupted, and the option is lost if the sequence is paused.
+        self._requests.finish(sequence, FinishReason.TERMINATED)
 
     def _profile(self, value: str, sequences: list[Sequence], *, whole_device: bool) -> str | None:
         """Switch profiling; returns the reason if that is not possible."""

@@ -31,7 +31,7 @@ from genai_server.engine.ipc.mailbox import (
     TokenChosen,
 )
 from genai_server.engine.meter import Meter
-from genai_server.engine.profiling.runtime_options import TERMINATE, RuntimeOptionState
+from genai_server.engine.profiling.runtime_options import RuntimeOptionState
 from genai_server.engine.requests import RequestTable
 from genai_server.engine.runners.bare_sequences import try_pass
 from genai_server.engine.runners.base import Interrupted
@@ -40,9 +40,9 @@ from genai_server.engine.sampling.choice_threads import ChoiceThreads, slow_gram
 from genai_server.engine.sampling.continuation import NextToken, choose_next_token, prompt_logprobs
 from genai_server.engine.sampling.grammar import Guidance
 from genai_server.engine.scheduling.scheduler import Scheduler
-from genai_server.engine.scheduling.scheduler_output import Read, Step
+from genai_server.engine.scheduling.scheduler_output import Step
 from genai_server.engine.scores import Scores
-from genai_server.engine.sequence import Sequence, SequenceState
+from genai_server.engine.sequence import Sequence
 from genai_server.errors import RunnerFailed
 from genai_server.heartbeat import Heartbeat
 from genai_server.messages.generation_request import FinishReason
@@ -92,7 +92,7 @@ class EngineLoop:
         self._requests = RequestTable(scheduler, runners, self._outbox)
         self._meter = Meter()
         self._admission = Admission(self._requests, options, guidance, runners, self._meter, self.inbox, clock)
-        self._admin = AdminCalls(runners, scheduler, options, self._requests, self._terminate)
+        self._admin = AdminCalls(runners, scheduler, options, self._requests, self._forward)
         self._choice_threads = ChoiceThreads(self._model.eos_token_ids, self._note_choice)
         self._slow: set[Sequence] = set()  # sequences of this step whose tokens other threads choose
         self._next_figures = clock() + _FIGURES_EVERY
@@ -196,17 +196,6 @@ class EngineLoop:
         self._runners.resize(order.num_bytes)
         self._scheduler.make_room()
         self._runners.fit_memory()
-
-    def _terminate(self, sequence: Sequence) -> None:
-        """End a sequence. On a Generator the library's own option does it: the next pass raises at once."""
-        if sequence.batched or self._runners.main.abilities.pools or sequence.state is not SequenceState.RUNNING:
-            self._requests.finish(sequence, FinishReason.TERMINATED)
-            return
-        with self._requests.failing([sequence]):
-            self._runners.of(sequence).set_runtime_option(sequence.id, TERMINATE, "1")
-            self._forward(Step([Read.next(sequence)]))
-        # The pass may have been interrupted, and the option is lost if the sequence is paused.
-        self._requests.finish(sequence, FinishReason.TERMINATED)
 
     # forward, sample, deliver
 
