@@ -7,7 +7,6 @@ for at most one step.
 import logging
 import time
 from collections.abc import Sequence as Several
-from concurrent.futures import Future
 from operator import eq
 from queue import Empty, SimpleQueue
 
@@ -93,7 +92,7 @@ class EngineLoop:
         self._meter = Meter()
         self._admission = Admission(self._requests, options, guidance, runners, self._meter, self.inbox, clock)
         self._admin = AdminCalls(runners, scheduler, options, self._requests, self._forward)
-        self._choice_threads = ChoiceThreads(self._model.eos_token_ids, self._note_choice)
+        self._choice_threads = ChoiceThreads(self._model.eos_token_ids)
         self._slow: set[Sequence] = set()  # sequences of this step whose tokens other threads choose
         self._next_figures = clock() + _FIGURES_EVERY
         scheduler.before_first_chunk, scheduler.on_pause = self._admission.match_again, self._pause
@@ -296,10 +295,12 @@ class EngineLoop:
 
         A draft is short. Without one, a slow grammar is followed in another thread.
         """
-        if sequence in self._slow and not draft:
-            self._choice_threads.choose(sequence, scores)
-            return
         last = sequence.last
+        if sequence in self._slow and not draft:
+            self._choice_threads.choose(
+                sequence, scores, lambda chosen: self.inbox.put((0, TokenChosen(sequence, last, chosen)))
+            )
+            return
         if last is None:  # counted even if the answer has no token
             self._meter.prompt_read(sequence)
         chosen: list[int] = []
@@ -320,11 +321,6 @@ class EngineLoop:
             self._meter.verified(len(draft), num_accepted)
         if outcome.reason is not None:
             self._requests.finish(sequence, outcome.reason)
-
-    def _note_choice(self, sequence: Sequence, last: float | None, chosen: Future[NextToken]) -> None:
-        """Tell the loop of a token that another thread has chosen; called there."""
-        connection, _ = sequence.origin
-        self.inbox.put((connection, TokenChosen(sequence, last, chosen)))
 
     def _token_chosen(self, message: TokenChosen) -> None:
         """Send a token that another thread has chosen, if the sequence still runs."""

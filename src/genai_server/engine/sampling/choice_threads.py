@@ -17,22 +17,21 @@ _CORES_PER_THREAD = 4
 class ChoiceThreads:
     """Owned by the loop's thread. A sequence whose token is being chosen takes part in no step.
 
-    `done` is called in another thread with the sequence, the time of its previous token, and what was chosen.
     llguidance releases Python's lock while it computes masks, so the loop runs passes at the same time.
     """
 
-    def __init__(self, eos: list[int], done: Callable[[Sequence, float | None, Future[NextToken]], None]) -> None:
+    def __init__(self, eos: list[int]) -> None:
         num_threads = max(1, usable_cores() // _CORES_PER_THREAD)
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="choice")
         self._eos = eos
-        self._done = done
 
-    def choose(self, sequence: Sequence, scores: Scores) -> None:
-        """Choose the next token of a sequence from a copy of its scores, which the next pass overwrites."""
+    def choose(self, sequence: Sequence, scores: Scores, done: Callable[[Future[NextToken]], None]) -> None:
+        """Choose the next token of a sequence from a copy of its scores, which the next pass overwrites.
+
+        `done` is called with it in another thread.
+        """
         sequence.is_choosing = True
-        last = sequence.last
-        chosen = self._threads.submit(choose_next_token, sequence, scores.copy(), self._eos)
-        chosen.add_done_callback(lambda chosen: self._done(sequence, last, chosen))
+        self._threads.submit(choose_next_token, sequence, scores.copy(), self._eos).add_done_callback(done)
 
 
 def slow_grammars(sequences: Iterable[Sequence]) -> set[Sequence]:
