@@ -142,6 +142,24 @@ def test_draining_server_accepts_nothing_and_closes_connections(own_folder: Path
         assert server.process.wait(15) == 0
 
 
+def test_a_signal_before_the_start_is_over_is_no_error(own_folder: Path) -> None:
+    script = own_folder / "early.py"
+    script.write_text(
+        "import signal, sys\n"
+        "from genai_server.cli import main\n"
+        "from genai_server.supervisor.supervisor import Supervisor\n"
+        "start = Supervisor.start\n"
+        "Supervisor.start = lambda supervisor: (start(supervisor), signal.raise_signal(signal.SIGINT))\n"
+        "sys.exit(main(['serve', *sys.argv[1:]]))\n",
+        encoding="utf-8",
+    )
+    program = [sys.executable, str(script)]
+    with run_server(own_folder, "--device", "scripted", program=program, ready=False) as server:
+        assert server.process.wait(30) == 0
+        assert "stopped during the start" in server.log()
+        assert "ERROR" not in server.log()
+
+
 @pytest.mark.parametrize("kind", [[], ["--workers", "2"], ["--reload"]], ids=["one", "workers", "reload"])
 def test_a_second_signal_ends_now(own_folder: Path, kind: list[str]) -> None:
     with run_server(own_folder, "--device", "scripted", "--drain-timeout", "600", *kind) as server:

@@ -6,12 +6,15 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
 # Signals that a terminal or an operator sends to whole process groups.
-_GROUP_SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT")
+_GROUP_SIGNALS = [
+    signal.Signals[name] for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT") if name in signal.Signals.__members__
+]
 _SECONDS_BETWEEN_LOOKS = 0.05
 # The exit status of a process that exceeds its memory limit.
 _TOO_MUCH_MEMORY = 70
@@ -20,16 +23,33 @@ _TOO_MUCH_MEMORY = 70
 def start_module(
     module: str, environment: Mapping[str, str], arguments: Sequence[str] = ()
 ) -> "subprocess.Popen[bytes]":
-    """Run a module as a process whose standard input and output are pipes. Raises OSError if it cannot be started."""
+    """Run a module as a process whose standard input and output are pipes. Raises OSError if it cannot be started.
+
+    The module must call `ignore_group_signals`. Signals to the process group wait until then.
+    """
     command = [sys.executable, "-m", module, *arguments]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
+    with _group_signals_blocked():  # a new process inherits what its thread blocks
+        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
 
 
 def ignore_group_signals() -> None:
     """Ignore signals to the whole process group: the parent handles them, and its end ends this process."""
-    for name in _GROUP_SIGNALS:
-        if hasattr(signal, name):
-            signal.signal(getattr(signal, name), signal.SIG_IGN)
+    for number in _GROUP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    if sys.platform != "win32":
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _GROUP_SIGNALS)
+
+
+@contextmanager
+def _group_signals_blocked() -> Iterator[None]:
+    if sys.platform == "win32":
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _GROUP_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def private_standard_output() -> BinaryIO:

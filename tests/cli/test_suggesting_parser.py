@@ -20,6 +20,8 @@ from genai_server.cli.suggesting_parser import SuggestingParser
         ("profile reprot x", "genai-server profile ", "did you mean report?"),
         ("bench --scenario swep", "genai-server bench ", "did you mean sweep?"),
         ("serv", "genai-server ", "did you mean serve?"),
+        ("ls", "genai-server ", "did you mean models?"),
+        ("rm demo", "genai-server ", "did you mean models remove?"),
     ],
 )
 def test_typo_shows_the_commands_usage_and_a_suggestion(

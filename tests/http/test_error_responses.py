@@ -140,12 +140,12 @@ def test_a_code_says_in_openais_words_what_is_wrong_with_a_field(
 @pytest.mark.parametrize(
     ("path", "fields", "param", "rule"),
     [
-        ("/v1/chat/completions", {"stop": list("abcde")}, "stop", "at most 4 element(s)"),
-        ("/v1/chat/completions", {"stop": []}, "stop", "at least 1 element(s)"),
-        ("/v1/chat/completions", {"stop": ["a", ""]}, "stop[1]", "at least 1 character(s)"),
-        ("/v1/completions", {"prompt": ["a"] * 129}, "prompt", "at most 128 element(s)"),
-        ("/v1/completions", {"prompt": [[1], []]}, "prompt[1]", "at least 1 element(s)"),
-        ("/v1/completions", {"prompt": []}, "prompt", "at least 1 element(s)"),
+        ("/v1/chat/completions", {"stop": list("abcde")}, "stop", "at most 4 elements"),
+        ("/v1/chat/completions", {"stop": []}, "stop", "must not be empty"),
+        ("/v1/chat/completions", {"stop": ["a", ""]}, "stop[1]", "must not be empty"),
+        ("/v1/completions", {"prompt": ["a"] * 129}, "prompt", "at most 128 elements"),
+        ("/v1/completions", {"prompt": [[1], []]}, "prompt[1]", "must not be empty"),
+        ("/v1/completions", {"prompt": []}, "prompt", "must not be empty"),
     ],
 )
 def test_wrong_number_of_elements_is_refused_with_the_limit(

@@ -37,7 +37,7 @@ def refused(limits: RateLimits, key: ApiKey) -> RateLimitExceeded:
 def test_requests_at_once_are_limited_by_key_and_released() -> None:
     limits = RateLimits(1, 0, Time())
     with pytest.raises(KeyError), limits.request(ANN):
-        assert "may have 1 concurrent requests, and has 1" in refused(limits, ANN).message
+        assert "too many concurrent requests: this key may have 1, and has 1" in refused(limits, ANN).message
         with limits.request(BOB):
             pass
         raise KeyError
@@ -64,7 +64,7 @@ def test_requests_within_a_minute_are_limited_by_key() -> None:
     with limits.request(ANN):
         pass
     error = refused(limits, ANN)
-    assert "may start 2 requests per minute, and has started 2" in error.message
+    assert "this key may start 2 per minute, and has started 2" in error.message
     assert error.retry_after == 40
     time.now += 39.5
     with limits.request(ANN):
@@ -86,14 +86,14 @@ def test_refused_request_is_not_counted() -> None:
 def test_limits_of_a_key_override_the_settings() -> None:
     limits = RateLimits(1, 1, Time())
     with limits.request(CID), limits.request(CID):
-        assert "may have 2 concurrent requests" in refused(limits, CID).message
+        assert "this key may have 2, and has 2" in refused(limits, CID).message
 
 
 def test_reads_at_once_count_apart_from_requests() -> None:
     limits = RateLimits(1, 1, Time())
     with limits.request(ANN), limits.read(ANN):
         with pytest.raises(
-            RateLimitExceeded, match="may have 1 concurrent reads of stored responses and files, and has 1"
+            RateLimitExceeded, match="too many concurrent reads of stored responses and files: this key may have 1"
         ):
             limits.read(ANN).__enter__()
         with limits.read(BOB):

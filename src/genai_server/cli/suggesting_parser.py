@@ -13,6 +13,8 @@ from genai_server.quoted_values import did_you_mean
 _MAX_USAGE = 12
 # What pydantic takes for a bool, and the empty value, which counts as not given.
 _TRUTH_VALUES = frozenset({"", "true", "false", "1", "0", "yes", "no", "on", "off", "y", "n", "t", "f"})
+# Commands of other programs, and those that do the same here.
+_ELSEWHERE = {"list": "models", "ls": "models", "rm": "models remove", "ps": "top", "download": "pull"}
 
 
 class _HelpFormatter(argparse.HelpFormatter):
@@ -53,8 +55,10 @@ class SuggestingParser(argparse.ArgumentParser):
         try:
             super()._check_value(action, value)
         except argparse.ArgumentError as error:
-            known = map(str, action.choices or ())
-            raise argparse.ArgumentError(action, error.message + did_you_mean(str(value), known)) from None
+            known = [str(choice) for choice in action.choices or ()]
+            same = _ELSEWHERE.get(str(value), "")
+            meant = f"; did you mean {same}?" if same.partition(" ")[0] in known else did_you_mean(str(value), known)
+            raise argparse.ArgumentError(action, error.message + meant) from None
 
     def error(self, message: str) -> NoReturn:
         """End with the usage and the message. A long usage is replaced by a hint at --help."""

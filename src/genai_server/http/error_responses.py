@@ -86,12 +86,12 @@ _RULES = {
     "model_attributes_type": "must be an object",
     "model_type": "must be an object",
     "string_pattern_mismatch": "must match {pattern}",
-    "string_too_long": "must have at most {max_length} character(s)",
-    "string_too_short": "must have at least {min_length} character(s)",
+    "string_too_long": "must have at most {max_length} characters",
+    "string_too_short": "must have at least {min_length} characters",
     "string_type": "must be a string",
     "string_unicode": "must be valid Unicode",
-    "too_long": "must have at most {max_length} element(s), given {actual_length}",
-    "too_short": "must have at least {min_length} element(s)",
+    "too_long": "must have at most {max_length} elements, not {actual_length}",
+    "too_short": "must have at least {min_length} elements",
 }
 # Python's notation of values, and JSON's.
 _JSON = {"'": '"', "True": "true", "False": "false", "None": "null"}
@@ -190,6 +190,8 @@ def from_findings(findings: Sequence[Mapping[str, Any]], body: Any) -> GenaiServ
     rule = first["msg"].removeprefix("Value error, ")
     if first["type"] in _RULES:
         rule = _RULES[first["type"]].format_map(first.get("ctx", {}))
+        if first.get("ctx", {}).get("min_length") == 1 and first["type"].endswith("too_short"):
+            rule = "must not be empty"
     if first["type"] == "literal_error":
         rule = _PYTHONS.sub(lambda found: _JSON[found[0]], rule)
     found = errors.WrongType if first["type"].endswith("_type") else errors.InvalidField

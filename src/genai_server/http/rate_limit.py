@@ -76,7 +76,7 @@ class RateLimits:
         limit = self._concurrent if key.concurrent is None else key.concurrent
         if limit and running >= limit:
             raise RateLimitExceeded(
-                f"this key may have {limit} concurrent {what}, and has {running}",
+                f"too many concurrent {what}: this key may have {limit}, and has {running}",
                 retry_after=_whole(usage.seconds / limit),
             )
 
@@ -88,7 +88,7 @@ class RateLimits:
             usage.begun.popleft()
         if len(usage.begun) >= limit:
             raise RateLimitExceeded(
-                f"this key may start {limit} requests per minute, and has started {len(usage.begun)}",
+                f"too many requests: this key may start {limit} per minute, and has started {len(usage.begun)}",
                 retry_after=_whole(usage.begun[-limit] + _WINDOW - now),
             )
         usage.begun.append(now)

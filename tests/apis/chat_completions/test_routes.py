@@ -193,7 +193,7 @@ def test_a_stop_token_does_not_end_an_answer_too_early(scripted: RunningServer) 
         ([257], "stop_token_ids must have token ids below 257, the model's vocabulary size, given 257"),
         ([-1], "stop_token_ids[0] must be at least 0; given -1"),
         (["a"], "stop_token_ids[0] must be an integer"),
-        ([1] * 129, "stop_token_ids must have at most 128 element(s)"),
+        ([1] * 129, "stop_token_ids must have at most 128 elements"),
     ],
 )
 def test_invalid_stop_tokens_are_refused_with_the_limit(scripted: RunningServer, ids: list[Any], says: str) -> None:

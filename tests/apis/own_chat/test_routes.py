@@ -168,11 +168,11 @@ def test_the_failure_of_one_request_disturbs_no_other(scripted: RunningServer) -
 
 BAD_BODIES: list[tuple[dict[str, Any], str, str]] = [
     ({}, "messages", "messages is required"),
-    ({"messages": []}, "messages", "must have at least 1 element(s); given []"),
+    ({"messages": []}, "messages", "must not be empty; given []"),
     (
         {"messages": body("x")["messages"] * 4097},
         "messages",
-        "must have at most 4096 element(s), given 4097; given [",
+        "must have at most 4096 elements, not 4097; given [",
     ),
     ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role", 'given "robot"'),
     ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role", 'must be "system", "'),

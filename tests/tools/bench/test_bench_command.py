@@ -64,8 +64,8 @@ def test_failed_requests_end_with_status_1_and_the_reason(scripted: RunningServe
 def test_missing_libraries_are_named_in_one_line(tmp_path: Path) -> None:
     result = bench(**environment_without("matplotlib", tmp_path))
     assert result.returncode == 2
-    assert "install it: " in result.stderr
-    assert "bench" in result.stderr.partition("install it: ")[2]
+    assert "install them: " in result.stderr
+    assert "bench" in result.stderr.partition("install them: ")[2]
     assert result.stderr.count("\n") == 1
 
 

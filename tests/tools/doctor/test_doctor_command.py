@@ -63,6 +63,15 @@ def test_a_failure_is_the_exit_status_and_has_a_remedy(tmp_path: Path, capsys: p
     assert "device cpu" not in printed  # it would only repeat the reason
 
 
+def test_doctor_takes_the_model_as_serve_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, printed = doctor(capsys, str(DEMO), "--cache-dir", str(tmp_path), "--models-dir", str(DEMO.parent))
+    assert (status, f"model: {DEMO}" in printed) == (0, True)
+    status, printed = doctor(capsys, "dmo", "--models-dir", str(DEMO.parent))
+    assert status == 1
+    assert 'fail  settings: no model "dmo" here or in' in printed
+    assert "did you mean demo?" in printed
+
+
 @pytest.mark.parametrize(
     ("option", "value", "line"),
     [

@@ -56,7 +56,7 @@ def test_devices_and_their_requests_are_shown(scripted: RunningServer) -> None:
     with scripted.stream("count 900; delay 0.02", device="scripted:1") as events:
         next(iter(events))
         name = events.response.headers["x-request-id"]
-        shown = _top(scripted.url, "--once", "--interval", "1.5")
+        shown = _top(scripted.url, "--interval", "1.5")
     assert shown.returncode == 0, shown.stderr
     rows = {cells[0]: cells for line in shown.stdout.splitlines() if (cells := line.replace("│", " ").split())}
     assert rows["scripted:0"][1:4] == ["ready", "0/16", "0"]

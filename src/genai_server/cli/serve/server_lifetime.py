@@ -54,7 +54,7 @@ def serve(settings: Settings) -> int:
     supervisor = Supervisor(
         settings,
         on_nothing_loaded=stop.nothing_loaded,
-        on_started=lambda: _welcome(settings, listener, supervisor.statuses()),
+        on_started=lambda: _welcome(settings, listener, supervisor.statuses(), stop),
     )
     in_processes = settings.workers > 1 or settings.reload
     try:
@@ -70,9 +70,9 @@ def serve(settings: Settings) -> int:
     return NOTHING_LOADED if stop.has_nothing else status
 
 
-def _welcome(settings: Settings, listener: socket.socket, engines: Sequence[EngineStatus]) -> None:
-    """Say where the server is and what to do first, if a person watches."""
-    if sys.stdout.isatty():
+def _welcome(settings: Settings, listener: socket.socket, engines: Sequence[EngineStatus], stop: "_Stop") -> None:
+    """Say where the server is and what to do first, if a person watches and has not stopped it."""
+    if sys.stdout.isatty() and not stop.order.is_set():
         with suppress(OSError):  # the terminal may be gone
             welcome(settings, listener.getsockname()[1], engines)
 
@@ -135,6 +135,9 @@ def _serve_here(settings: Settings, listener: socket.socket, engines: Path, stop
     from genai_server.cli.serve.composition import attached_app
 
     gc.enable()
+    if stop.order.is_set():
+        log.info("stopped during the start")
+        return DRAINED
     server = uvicorn.Server(_uvicorn_config(settings, attached_app(settings, engines)))
 
     def obey() -> None:

@@ -107,7 +107,7 @@ class StopSignals:
         log.info("signal %s: no new work; running requests may end (GENAI_DRAIN_TIMEOUT)", number.name)
         await self._drain.run()
         if self._drain.num_cut_off:
-            log.warning("%d running requests were cut off", self._drain.num_cut_off)
+            log.warning("running requests cut off: %d", self._drain.num_cut_off)
             self._on_cut_off()
         self._is_drained = True
         self._pass_on(number if number in STOP_SIGNALS else signal.SIGTERM)

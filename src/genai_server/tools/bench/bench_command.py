@@ -141,7 +141,7 @@ def _check(arguments: argparse.Namespace) -> None:
     """Refuse impossible arguments before anything is measured. Raises ConfigurationError."""
     if any(importlib.util.find_spec(library) is None for library in _LIBRARIES):
         raise ConfigurationError(
-            f"bench needs {', '.join(_LIBRARIES)}; install it: {this_installation().extra_command('bench')}"
+            f"bench needs {' and '.join(_LIBRARIES)}; install them: {this_installation().extra_command('bench')}"
         )
     if arguments.library is not None:
         if arguments.scenario != "sweep":

@@ -1,13 +1,14 @@
 """`genai-server doctor`: checks everything that serving needs, and suggests remedies.
 
-It takes the options of `genai-server serve`, whose --help lists them, and the same environment and files. Each line is
-ok, warn or fail. The exit status is 1 if anything failed; serving would then fail, too.
+It takes MODEL and the options of `genai-server serve`, whose --help lists them, and the same environment and files, but
+fetches nothing. Each line is ok, warn or fail. The exit status is 1 if anything failed; serving would then fail, too.
 """
 
 import argparse
 import logging
 from collections.abc import Iterator
 
+from genai_server.cli.model_argument import find
 from genai_server.cli.screen import show
 from genai_server.config.settings import Settings
 from genai_server.config.sources import add_options, in_typed_names, load_settings
@@ -21,7 +22,8 @@ _STYLES = {OK: "green", WARN: "yellow", FAIL: "bold red"}
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
-    parser.usage = "%(prog)s [OPTION OF SERVE]…"
+    parser.usage = "%(prog)s [MODEL] [OPTION OF SERVE]…"
+    parser.add_argument("model", nargs="?", metavar="MODEL", help="a model directory, or the name of a fetched one")
     add_options(parser, are_listed=False)
     parser.set_defaults(run=run)
 
@@ -51,6 +53,8 @@ def examine(options: dict[str, str | None]) -> Iterator[Finding]:
         yield from machine.providers()
     try:
         settings = load_settings(options)
+        if model := options.get("model"):
+            settings = load_settings({**options, "model_dir": str(find(model, settings.models_path))})
     except ConfigurationError as error:
         yield Finding(FAIL, "settings", error.message, "correct it; see docs/settings.md")
         return

@@ -32,7 +32,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--interval", type=number_from(0.1, 3600), default=1.0, metavar="S", help="seconds between two polls"
     )
-    parser.add_argument("--once", action="store_true", help="poll twice, print the table and exit")
+    parser.add_argument(
+        "--once", action="store_true", help="poll twice, print the table and exit, as without a terminal"
+    )
     parser.set_defaults(run=run)
 
 
@@ -40,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Watch until `q` or Ctrl-C. Raises ServerUnusable if the server cannot be reached."""
     poller = Poller(arguments.url, arguments.api_key)
     with suppress(KeyboardInterrupt):
-        if arguments.once:
+        if arguments.once or not sys.stdout.isatty():
             _show_once(poller, arguments.interval)
         else:
             asyncio.run(_watch(poller, poller.poll(), arguments.interval))
