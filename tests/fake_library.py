@@ -72,8 +72,8 @@ class Request:
 
 @dataclass
 class FakeLibrary:
-    """The number of tokens that a run reads of each prompt, the maximum number of rows, and the number of sequences
-    that fit in memory.
+    """The number of tokens that a run reads of each prompt, the maximum number of rows, the number of sequences that
+    fit in memory, and the number of next runs that fail.
 
     The tokens of a turn are 1, 2, 3 and so on.
     """
@@ -82,7 +82,7 @@ class FakeLibrary:
     max_rows: int = 8
     max_length: int = 0
     memory_for: int = 1000
-    fails: bool = False
+    num_failing: int = 0
     cannot_start: bool = False
     alive: int = 0
     max_alive: int = 0
@@ -125,8 +125,8 @@ class FakeEngine:
         return bool(self.requests)
 
     def run(self, events: object) -> list[Event]:
-        if self.library.fails:
-            self.library.fails = False
+        if self.library.num_failing:
+            self.library.num_failing -= 1
             return [Event(request, error_code=EngineErrorCode.ENGINE_EXECUTION_FAILURE) for request in self.requests]
         fitting, deferred = self.requests[: self.library.memory_for], self.requests[self.library.memory_for :]
         self.library.rows.append(len(fitting))

@@ -31,6 +31,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "options",
         "messages",
         "heartbeat",
+        "image_types",
         "json_file",
         "process_folder",
         "process_memory",

@@ -59,7 +59,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     folder = tmp_path_factory.mktemp("images")
     model = shutil.copytree(ROOT / "tests" / "built_models" / "qwen-3-vl-images", folder / "model")
     (model / "chat_template.jinja").write_text(TEMPLATE, encoding="utf-8")
-    settings = {"GENAI_MODELS": f"sees={model},reads={DEMO}"}
+    settings = {"GENAI_MODELS": f"sees={model},reads={DEMO}", "GENAI_IMAGE_HOSTS": "nowhere.invalid"}
     with run_here(folder, "--device", "cpu", settings=settings) as server:
         wait_until(lambda: {entry["state"] for entry in server.client.get("/v1/models").json()["data"]} == {"ready"})
         yield server
@@ -67,6 +67,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
 
 def part(path: str, url: str) -> Any:
     """An image as content of a path's API."""
+    if not url.startswith("data:") and path in ("/v1/messages", "/api/chat", "/api/generate"):
+        return {"type": "image", "source": {"type": "url", "url": url}} if path == "/v1/messages" else url
     data = url.partition(",")[2]
     match path:
         case "/v1/responses":
@@ -157,6 +159,16 @@ def test_a_broken_image_is_refused_by_the_clients_field(server: RunningServer, p
     response = server.client.post(path, json=asked(path, URL, BROKEN))
     assert response.status_code == 400
     assert error_of(response).startswith(f"{place}: the image ")
+
+
+@pytest.mark.parametrize("path", FORMS)
+def test_image_that_cannot_be_fetched_may_be_sent_as_data(server: RunningServer, path: str) -> None:
+    address = "http://nowhere.invalid/a.png"
+    body = asked(path, address)
+    response = server.client.post(path, json=body)
+    assert response.status_code == 400
+    assert error_of(response).endswith("; send the image as data:image/png;base64,…")
+    answered(server, path, json.loads(json.dumps(body).replace(address, URL)))
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from genai_server.image_types import image_type
 from genai_server.images.decoding import UnusableImage, decode, png
 from tests.images.pictures import GREEN, RED, encoded, picture, png_header
 
@@ -27,8 +28,10 @@ def _close(found: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
 
 
 @pytest.mark.parametrize("format", ["PNG", "JPEG", "WEBP", "GIF", "BMP"])
-def test_format_is_decoded_to_the_same_colours(format: str) -> None:
-    left, right = _colours(encoded(format=format))
+def test_format_is_recognized_and_decoded(format: str) -> None:
+    data = encoded(format=format)
+    assert image_type(data) == f"image/{format.lower()}"
+    left, right = _colours(data)
     assert _close(left, RED)
     assert _close(right, GREEN)
 
@@ -37,6 +40,7 @@ def test_format_is_decoded_to_the_same_colours(format: str) -> None:
 def test_other_format_is_refused(format: str) -> None:
     with pytest.raises(UnusableImage, match="is not a PNG, JPEG, WebP, GIF or BMP file"):
         decode(encoded(format=format), LIMIT)
+    assert image_type(encoded(format=format)) is None
 
 
 def test_animation_gives_its_first_frame() -> None:

@@ -17,7 +17,8 @@ import pytest
 from genai_server.errors import InvalidField
 from genai_server.images.sources import SourceLimits, is_public, load_image
 
-IMAGE = b"the bytes of an image"
+IMAGE = b"\xff\xd8\xff: the bytes of an image"
+AS_DATA = "; send the image as data:image/png;base64,…$"
 NONE = SourceLimits(frozenset(), 1000, 5.0)
 # What the host of a test answers to a path.
 Answers = dict[str, bytes | Sequence[bytes]]
@@ -219,9 +220,11 @@ def test_image_is_fetched_without_credentials(resolved: list[str]) -> None:
 
 
 def test_body_may_be_chunked_or_end_with_the_connection(resolved: list[str]) -> None:
-    chunked = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nthe\r\n4\r\n end\r\n0\r\n\r\n"
-    assert _fetch(Host({"/a.png": [chunked[:50], chunked[50:]]})) == b"the end"
-    assert _fetch(Host({"/a.png": b"HTTP/1.0 200 OK\r\n\r\nthe end"})) == b"the end"
+    first, rest = IMAGE[:3], IMAGE[3:]
+    chunks = b"%x\r\n%b\r\n%x\r\n%b\r\n0\r\n\r\n" % (len(first), first, len(rest), rest)
+    chunked = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + chunks
+    assert _fetch(Host({"/a.png": [chunked[:50], chunked[50:]]})) == IMAGE
+    assert _fetch(Host({"/a.png": b"HTTP/1.0 200 OK\r\n\r\n" + IMAGE})) == IMAGE
 
 
 def test_proxies_of_the_environment_are_not_used(resolved: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -291,7 +294,7 @@ def test_address_is_checked_again_after_a_redirect(resolved: list[str]) -> None:
 
 def test_redirects_end(resolved: list[str]) -> None:
     host = Host({"/a.png": _redirect("/a.png")})
-    _fails(host, "redirected more than 3 times")
+    _fails(host, f"redirected more than 3 times{AS_DATA}")
     assert len(host.requests) == 4
 
 
@@ -300,26 +303,36 @@ def test_redirects_end(resolved: list[str]) -> None:
     [
         (b"HTTP/1.1 404 Not Found\r\nContent-Length: 5\r\n\r\nsorry", "answers with status 404"),
         (b"HTTP/1.1 302 Found\r\nContent-Length: 0\r\n\r\n", "answers with status 302"),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n", "sends an empty file"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n", "sends no PNG, JPEG, WebP, GIF or BMP file"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 15\r\n\r\n<!doctype html>", "sends no PNG, JPEG, WebP, GIF or BMP file"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 50\r\n\r\nshort", "the connection ends before the file does"),
-        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nsh", "the connection ends before"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nsh", "the connection ends before the file does"),
+        (b"220 ftp.example ready\r\n", "cannot be fetched from images.example: .*"),
+        (b"HTTP/1.1 200 OK\r\n" + b"A: b\r\n" * 20_000, "(head has more than 65536 bytes|cannot be fetched).*"),
+        (b"", "the connection ends before the file does"),
+    ],
+)
+def test_host_without_the_image_is_named_with_advice(resolved: list[str], answer: bytes, words: str) -> None:
+    _fails(Host({"/a.png": answer}), words + AS_DATA)
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
         (
             b"HTTP/1.1 200 OK\r\nContent-Length: 1001\r\n\r\n",
             r"at most 1000 bytes \(GENAI_MAX_MEDIA_BYTES\), given 1001",
         ),
         (b"HTTP/1.0 200 OK\r\n\r\n" + bytes(1001), r"\(GENAI_MAX_MEDIA_BYTES\), given more than 1000"),
-        (b"220 ftp.example ready\r\n", "cannot be fetched from images.example"),
-        (b"HTTP/1.1 200 OK\r\n" + b"A: b\r\n" * 20_000, "head has more than 65536 bytes|cannot be fetched"),
-        (b"", "the connection ends before the file does"),
     ],
 )
-def test_answer_that_is_no_image_is_refused(resolved: list[str], answer: bytes, words: str) -> None:
+def test_fetched_file_over_the_limit_is_refused(resolved: list[str], answer: bytes, words: str) -> None:
     _fails(Host({"/a.png": answer}), words)
 
 
 def test_slow_host_is_given_up(resolved: list[str]) -> None:
     host = Host({"/a.png": [b"HTTP/1.1 200 OK\r\nContent-Length: 500\r\n\r\n", *[b"x"] * 500]}, delay=0.05)
-    _fails(host, r"takes longer than 0.3 s to fetch \(GENAI_MEDIA_TIMEOUT\)", seconds=0.3)
+    _fails(host, r"takes longer than 0.3 s to fetch \(GENAI_MEDIA_TIMEOUT\): .*" + AS_DATA, seconds=0.3)
 
 
 def test_host_that_cannot_be_reached_says_so(resolved: list[str]) -> None:

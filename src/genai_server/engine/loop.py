@@ -259,7 +259,8 @@ class EngineLoop:
             if step.is_background and not self.inbox.empty():
                 raise Interrupted  # it came before the pass could be interrupted
             scores = self._runners.forward(step)
-        self._requests.num_failed = 0
+        if not all(found.failure for found in scores):
+            self._requests.num_failed = 0
         self._options.after_step(step, self._requests)
         has_grammars = any(sequence.guide is not None for sequence in step.sequences)
         self._slow = slow_grammars(step.sequences) if has_grammars else set()

@@ -8,9 +8,10 @@ from io import BytesIO
 import numpy as np
 from PIL import Image
 
+from genai_server.image_types import IMAGE_FORMATS
+
 # Others have rare, old decoders. JPEG files with several pictures become MPO, of which the first one is read.
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
-_NAMES = "PNG, JPEG, WebP, GIF or BMP"
 # The longer side of an image in low detail.
 _LOW_DETAIL = 512
 # Larger images are reduced to this number of pixels. No processor keeps as many, and resizing takes it seconds.
@@ -67,7 +68,7 @@ def _decode(data: bytes, max_pixels: int, *, low_detail: bool) -> Image.Image:
     try:
         image: Image.Image = Image.open(BytesIO(data), formats=_FORMATS)
     except Exception:  # a decoder may raise anything
-        raise UnusableImage(f"is not a {_NAMES} file") from None
+        raise UnusableImage(f"is not a {IMAGE_FORMATS} file") from None
     _check_size(image.size, max_pixels)
     Image.MAX_IMAGE_PIXELS = max_pixels
     try:

@@ -20,6 +20,7 @@ from urllib.parse import urljoin, urlsplit
 import httptools
 
 from genai_server.errors import InvalidField
+from genai_server.image_types import IMAGE_FORMATS, image_type
 from genai_server.quoted_values import quoted
 
 _DATA_URL = re.compile(r"data:[^,]{0,200};base64,", re.IGNORECASE)
@@ -87,7 +88,8 @@ async def load_image(
             return await _fetch(url, limits, param, may_connect)
     except TimeoutError:
         raise InvalidField(
-            f"{param} takes longer than {limits.timeout:g} s to fetch (GENAI_MEDIA_TIMEOUT): {quoted(url)}", param=param
+            f"{param} takes longer than {limits.timeout:g} s to fetch (GENAI_MEDIA_TIMEOUT): {quoted(url)}; {_AS_DATA}",
+            param=param,
         ) from None
 
 
@@ -162,13 +164,13 @@ async def _fetch(url: str, limits: SourceLimits, param: str, may_connect: Callab
             url = urljoin(url, response.headers[b"location"].decode("latin-1"))
             continue
         if response.status != 200:
-            raise InvalidField(f"{param}: {target.host} answers with status {response.status}", param=param)
+            raise InvalidField(f"{param}: {target.host} answers with status {response.status}; {_AS_DATA}", param=param)
         if response.too_large:
             raise _too_large(response.too_large, limits.max_bytes, param)
-        if not response.body:
-            raise InvalidField(f"{param}: {target.host} sends an empty file", param=param)
+        if image_type(response.body) is None:
+            raise InvalidField(f"{param}: {target.host} sends no {IMAGE_FORMATS} file; {_AS_DATA}", param=param)
         return bytes(response.body)
-    raise InvalidField(f"{param} is redirected more than {_MAX_REDIRECTS} times", param=param)
+    raise InvalidField(f"{param} is redirected more than {_MAX_REDIRECTS} times; {_AS_DATA}", param=param)
 
 
 class _Response:
@@ -223,7 +225,7 @@ async def _get(target: _Target, max_bytes: int, param: str, may_connect: Callabl
             writer.transport.abort()
     except (OSError, EOFError, httptools.HttpParserError) as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
-        raise InvalidField(f"{param} cannot be fetched from {target.host}: {reason}", param=param) from None
+        raise InvalidField(f"{param} cannot be fetched from {target.host}: {reason}; {_AS_DATA}", param=param) from None
 
 
 async def _receive(reader: asyncio.StreamReader, max_bytes: int) -> _Response:

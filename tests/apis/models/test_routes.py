@@ -73,6 +73,8 @@ def test_anthropics_client_lists_the_models_and_finds_one(scripted: RunningServe
             2000,
         )
         assert client.models.retrieve("demo") == model
+        assert model.capabilities is not None
+        assert (model.capabilities.thinking.supported, model.capabilities.image_input.supported) == (True, False)
         with pytest.raises(anthropic.NotFoundError) as missing:
             client.models.retrieve("claude-9")
     assert missing.value.response.json()["type"] == "error"

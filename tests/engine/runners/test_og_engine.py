@@ -15,7 +15,7 @@ from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.runners.warm_up import scores_prompts, warm_up
 from genai_server.engine.sampling.continuation import choose_next_token
-from genai_server.engine.sampling.grammar import Guidance, model_guidance
+from genai_server.engine.sampling.grammar import Guidance, bytes_guidance, model_guidance
 from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.engine.scheduling.scheduler_output import Read, Step
 from genai_server.engine.sequence import Sequence
@@ -27,6 +27,7 @@ from genai_server.profile_plan import ProfilePlan
 from scripts._models.driven import Driven
 from tests.demo_device import MAX_LENGTH, DemoDevice, prompt
 from tests.fake_library import EOS, FakeLibrary, fake_generator
+from tests.stepped_loop import SteppedLoop
 
 ROWS = 4
 QUESTIONS = ("What is the capital of Italy?", "Count from 1 to 12.", "Hello!", "What is 3 plus 4?")
@@ -386,7 +387,7 @@ def test_failed_engine_is_freed_before_the_new_one_is_made() -> None:
     library, batch = fake()
     driven = Driven(batch)
     driven.open(1, [1, 2], 7)
-    library.fails = True
+    library.num_failing = 1
     assert driven.advance([1], [2])[0].failure
     driven.close(1)
     driven.open(2, [1, 2], 7)
@@ -398,9 +399,31 @@ def test_an_engine_that_cannot_be_replaced_ends_the_process() -> None:
     library, batch = fake()
     driven = Driven(batch)
     driven.open(1, [1, 2], 7)
-    library.fails, library.cannot_start = True, True
+    library.num_failing, library.cannot_start = 1, True
     with pytest.raises(SystemExit, match="out of memory"):
         driven.advance([1], [2])
+
+
+def test_engine_that_fails_every_request_ends_the_loop(tmp_path: Path) -> None:
+    library, batch = fake()
+    scheduler = Scheduler(batch, max_running=4, max_waiting=4, prefill_chunk=32)
+    stepped = SteppedLoop(RunnerPair(batch._generator, batch), scheduler, bytes_guidance(batch.model), tmp_path)
+
+    def answer(key: int) -> None:
+        stepped.put_request(key, [7] * 8, max_tokens=3, max_length=20)
+        stepped.run(key)
+
+    library.num_failing = 3
+    for key in range(3):
+        answer(key)
+        assert stepped.failure(key).code == "runner_failed"
+    answer(3)
+    assert stepped.tokens(3) == [1, 2, 3]
+    library.num_failing = 4
+    answer(4)
+    answer(5)
+    with pytest.raises(RunnerFailed, match="engine execution failure"):
+        answer(6)
 
 
 def test_request_that_cannot_be_closed_affects_no_other(caplog: pytest.LogCaptureFixture) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
 
 import pytest
@@ -77,6 +77,16 @@ def test_the_least_time_of_a_pass_is_kept() -> None:
         time_passes(runner, 64, all_rows=False, clock=count(0.0, seconds).__next__)
         times.append(dict(runner.abilities.tried_passes))
     assert times == [{1: 2.0, 8: 3.0}, {1: 1.0, 8: 3.0}, {1: 1.0, 8: 3.0}]
+
+
+@pytest.mark.parametrize(("uses_host_cores", "seconds"), [(True, 64.0), (False, 1.0)])
+def test_first_passes_of_a_device_do_not_count(uses_host_cores: bool, seconds: float) -> None:
+    runner = ScriptedRunner()
+    runner.abilities = replace(runner.abilities, uses_host_cores=uses_host_cores)
+    clock = chain([0.0, 64.0] * 3, [0.0, 1.0] * 3)  # of a chunk and two decoded tokens
+    time_passes(runner, 64, all_rows=False, clock=clock.__next__)
+    assert runner.abilities.tried_passes == {1: seconds}
+    assert runner.abilities.tried_prompt_token == seconds / 64
 
 
 def test_a_model_that_cannot_be_run_is_not_ready() -> None:

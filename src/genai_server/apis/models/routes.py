@@ -1,11 +1,11 @@
 """/v1/models and /v1/models/{id}, in OpenAI's or Anthropic's format."""
 
 import time
-from datetime import UTC, datetime
 from typing import Any
 
 from fastapi import APIRouter, Request
 
+from genai_server.apis.models.anthropic_entry import anthropic_entry
 from genai_server.apis.shared.router import error_responses
 from genai_server.generation.catalog import ChosenModel
 from genai_server.generation.dependencies import Services, TheServices
@@ -29,12 +29,13 @@ async def list_models(request: Request, services: TheServices) -> dict[str, Any]
     found = []
     for about in services.models.usable():
         entry = model_entry(services, about)
-        found += [entry, *({**entry, "id": alias} for alias in about.aliases if alias != ANY_NAME)]
-        found += [adapter_entry(services, about, adapter) for adapter in about.adapters]
+        entries = [entry, *({**entry, "id": alias} for alias in about.aliases if alias != ANY_NAME)]
+        entries += [adapter_entry(services, about, adapter) for adapter in about.adapters]
+        found += [_in_format(request, services, about, entry) for entry in entries]
     if not speaks_anthropic(request.scope):
         return {"object": "list", "data": found}
     ids = [entry["id"] for entry in found] or [None]
-    return {"data": list(map(_anthropic_entry, found)), "has_more": False, "first_id": ids[0], "last_id": ids[-1]}
+    return {"data": found, "has_more": False, "first_id": ids[0], "last_id": ids[-1]}
 
 
 @router.get("/v1/models/{model:path}")
@@ -47,7 +48,7 @@ async def get_model(model: str, request: Request, services: TheServices) -> dict
     else:
         found = adapter_entry(services, chosen.about, chosen.adapter)
     found["id"] = model
-    return _anthropic_entry(found) if speaks_anthropic(request.scope) else found
+    return _in_format(request, services, chosen.about, found)
 
 
 def adapter_entry(services: Services, about: ModelStatus, adapter: Adapter) -> dict[str, Any]:
@@ -100,6 +101,14 @@ def model_entry(services: Services, about: ModelStatus) -> dict[str, Any]:
     return entry
 
 
+def _in_format(request: Request, services: Services, about: ModelStatus, entry: dict[str, Any]) -> dict[str, Any]:
+    """An entry of a model in the format of the client's API."""
+    if not speaks_anthropic(request.scope):
+        return entry
+    served = services.models.served(about)
+    return anthropic_entry(entry, served.codec if served is not None and served.is_readable else None)
+
+
 def _capabilities(codec: TextCodec) -> list[str]:
     """The model's capabilities, in llama.cpp's and Ollama's terms."""
     takes_tools = codec.writer.takes_tools and codec.dialect.tool_format is not None
@@ -114,17 +123,3 @@ def _capabilities(codec: TextCodec) -> list[str]:
         "thinking": codec.dialect.reasoning is not None,
     }
     return [name for name, it_can in can.items() if it_can]
-
-
-def _anthropic_entry(entry: dict[str, Any]) -> dict[str, Any]:
-    """A model or adapter in the format of Anthropic's ModelInfo."""
-    length = entry.get("max_model_len")
-    return {
-        "type": "model",
-        "id": entry["id"],
-        "display_name": entry["id"],
-        "created_at": datetime.fromtimestamp(entry["created"], UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        "lifecycle": "active",
-        "max_input_tokens": length,
-        "max_tokens": length,
-    }

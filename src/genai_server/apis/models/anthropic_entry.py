@@ -1,0 +1,58 @@
+"""A model in the format of Anthropic's ModelInfo, as its clients read it from /v1/models."""
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from genai_server.apis.shared.base import JsonObject
+from genai_server.text.codec import TextCodec
+
+_EFFORTS = ("low", "medium", "high", "xhigh", "max")
+
+
+def anthropic_entry(entry: Mapping[str, Any], codec: TextCodec | None) -> JsonObject:
+    """A model or adapter, given as an entry in OpenAI's format.
+
+    `codec` is the text side of a loaded model; without it, `capabilities` is null.
+    """
+    length = entry.get("max_model_len")
+    return {
+        "type": "model",
+        "id": entry["id"],
+        "display_name": entry["id"],
+        "created_at": datetime.fromtimestamp(entry["created"], UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "lifecycle": "active",
+        "max_input_tokens": length,
+        "max_tokens": length,
+        "capabilities": None if codec is None else _capabilities(entry, codec),
+    }
+
+
+def _capabilities(entry: Mapping[str, Any], codec: TextCodec) -> JsonObject:
+    """What /v1/messages does with the model.
+
+    The chat template gets any level of effort. Thinking of the type `enabled` is supported where the template has a
+    variable for it; the type `disabled` is accepted by all models that chat, as in Anthropic's definition.
+    """
+    can, chats = entry["capabilities"], entry["chat"]
+    has_effort = chats and codec.writer.reads("reasoning_effort")
+    thinks = chats and "thinking" in can
+    is_switched = thinks and (has_effort or codec.writer.reads("enable_thinking"))
+    no = _support(False)
+    types = {"adaptive": thinks, "between_tools": False, "disabled": chats, "enabled": is_switched}
+    return {
+        "batch": no,
+        "citations": no,
+        "code_execution": no,
+        "context_management": no,
+        "effort": {**_support(has_effort), **{level: _support(has_effort) for level in _EFFORTS}},
+        "image_input": _support("vision" in can),
+        "pdf_input": no,
+        "server_tools": {**no, "code_execution": no, "web_search": no},
+        "structured_outputs": _support(chats),
+        "thinking": {**_support(thinks), "types": {name: _support(is_taken) for name, is_taken in types.items()}},
+    }
+
+
+def _support(supported: bool) -> JsonObject:
+    return {"supported": supported}
