@@ -25,8 +25,8 @@ from _models.engine_spec import engine_spec
 from _models.table import table
 
 from genai_server.engine.kv_cache import layout
-from genai_server.engine.runners.choose import load_runners
-from genai_server.engine.runners.runner_pair import RunnerPair
+from genai_server.engine.runners.choose import load_model
+from genai_server.engine.runners.loaded_model import LoadedModel
 from genai_server.engine.sampling.grammar import model_guidance
 from genai_server.messages.generation_request import Adapter, GenerationRequest
 
@@ -41,14 +41,14 @@ class Measured:
 
     def __init__(self, model: Path, files: list[Path], folder: Path, arguments: argparse.Namespace) -> None:
         spec = engine_spec(model, arguments.clients, PROMPT + arguments.tokens, folder / "cache")
-        loaded = load_runners(spec)
+        loaded = load_model(spec)
         self._batch = loaded.main
         if not self._batch.abilities.adapters:
             raise SystemExit(f"adapters of {model} do not run in its batch")
         guidance = model_guidance(model, loaded.main.model)
         self._in_batch = Engine(loaded, guidance, folder)
         with self._without_adapters():
-            self._one_by_one = Engine(RunnerPair(loaded.generator, loaded.main), guidance, folder)
+            self._one_by_one = Engine(LoadedModel(loaded.generator, loaded.main), guidance, folder)
         chance = random.Random(5)
         vocabulary = range(min(100, loaded.main.model.vocab_size // 2), loaded.main.model.vocab_size)
         self._prompts = [chance.choices(vocabulary, k=PROMPT) for _ in range(arguments.clients)]

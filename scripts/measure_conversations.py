@@ -19,7 +19,7 @@ from _models.engine_spec import engine_spec
 from _models.table import table
 
 from genai_server.engine.model.files import read_config
-from genai_server.engine.runners.choose import load_runners
+from genai_server.engine.runners.choose import load_model
 from genai_server.engine.sampling.grammar import model_guidance
 from genai_server.messages.generation_request import GenerationRequest
 
@@ -87,10 +87,10 @@ def main() -> None:
     arguments = parser.parse_args()
     max_length = arguments.turns * (2 * arguments.tokens + arguments.answers) + 100
     with tempfile.TemporaryDirectory() as folder:
-        runners = load_runners(engine_spec(arguments.model_dir, arguments.clients, max_length, Path(folder) / "cache"))
-        if not runners.has_batch:
-            parser.exit(1, f"{arguments.model_dir} does not run in a batch: {runners.batching.reason}\n")
-        engine = Engine(runners, model_guidance(arguments.model_dir, runners.main.model), Path(folder))
+        loaded = load_model(engine_spec(arguments.model_dir, arguments.clients, max_length, Path(folder) / "cache"))
+        if loaded.batch is None:
+            parser.exit(1, f"{arguments.model_dir} does not run in a batch: {loaded.batching.reason}\n")
+        engine = Engine(loaded, model_guidance(arguments.model_dir, loaded.main.model), Path(folder))
         rows = [row(engine, kind, arguments, max_length) for kind in KINDS]
     print(table([HEAD, *rows], markdown=arguments.markdown))
 

@@ -20,7 +20,7 @@ from _models.exactness import MAX_LENGTH, SLOTS, Finding, findings
 from _models.table import table
 
 from genai_server.engine.runners.batched import BatchedRunner
-from genai_server.engine.runners.choose import load_runners
+from genai_server.engine.runners.choose import load_model
 
 TIMED_ROWS = (1, 2, 3, 4, 16)
 TIMED_STEPS, ROUNDS = 12, 3
@@ -36,15 +36,15 @@ def main() -> None:
     )
     parser.add_argument("--markdown", action="store_true", help="print the tables as a document has them")
     arguments = parser.parse_args()
-    runners = load_runners(engine_spec(arguments.model_dir, SLOTS, MAX_LENGTH))
-    if not isinstance(runners.main, BatchedRunner):
-        parser.exit(1, f"{arguments.model_dir} does not run in a batch: {runners.batching.reason}\n")
-    found = list(findings(Driven(runners.main), Driven(runners.generator), 1 if arguments.quick else None))
+    loaded = load_model(engine_spec(arguments.model_dir, SLOTS, MAX_LENGTH))
+    if not isinstance(loaded.main, BatchedRunner):
+        parser.exit(1, f"{arguments.model_dir} does not run in a batch: {loaded.batching.reason}\n")
+    found = list(findings(Driven(loaded.main), Driven(loaded.generator), 1 if arguments.quick else None))
     deviation = sum((finding.tally for finding in found), Tally()).deviation
     print(f"{arguments.model_dir}: the logits have a standard deviation of {deviation:.2g}\n")
     print(table([HEAD, *map(columns, found)], markdown=arguments.markdown), end="\n\n")
     rows, rounds = (TIMED_ROWS[:2], 1) if arguments.quick else (TIMED_ROWS, ROUNDS)
-    print(table([COST_HEAD, *costs(Driven(runners.main), rows, rounds)], markdown=arguments.markdown))
+    print(table([COST_HEAD, *costs(Driven(loaded.main), rows, rounds)], markdown=arguments.markdown))
 
 
 def columns(finding: Finding) -> list[str]:

@@ -40,7 +40,7 @@ from msgspec import structs
 
 from genai_server.engine.process import IDLE_CHUNK
 from genai_server.engine.runners.base import Runner
-from genai_server.engine.runners.choose import load_runners
+from genai_server.engine.runners.choose import load_model
 from genai_server.engine.runners.draft_model import DraftModel
 from genai_server.engine.runners.warm_up import time_passes, warm_up
 from genai_server.engine.sampling.grammar import model_guidance
@@ -156,27 +156,27 @@ def main() -> None:
         if arguments.draft_model or arguments.head:
             settings = structs.replace(spec.settings, speculation="auto")
             spec = structs.replace(spec, draft_model=str(arguments.draft_model or ""), settings=settings)
-        runners = load_runners(spec)
-        if not runners.main.abilities.drafts:
+        loaded = load_model(spec)
+        if not loaded.main.abilities.drafts:
             parser.exit(1, f"{arguments.model_dir} cannot have drafts\n")
-        guidance = model_guidance(arguments.model_dir, runners.main.model)
-        warm_up(runners, IDLE_CHUNK)
+        guidance = model_guidance(arguments.model_dir, loaded.main.model)
+        warm_up(loaded, IDLE_CHUNK)
         clock = time.process_time if arguments.processor_time else time.perf_counter
-        if (model := runners.draft_model) is not None:
+        if (model := loaded.draft_model) is not None:
             time_passes(model.runner, IDLE_CHUNK, clock=clock)
             model.clock, model.times = clock, StepTimeModel.tried(model.runner.abilities)
             model.runner.forget()
         drafts = None if model is None else DictatedDrafts(model, arguments.acceptance)
-        dictation, memory = Dictation(runners.main), AnswerMemory(32 * 1024 * 1024)
-        runners.main.forward = dictation.forward  # type: ignore[method-assign]
+        dictation, memory = Dictation(loaded.main), AnswerMemory(32 * 1024 * 1024)
+        loaded.main.forward = dictation.forward  # type: ignore[method-assign]
         engines = [
-            Engine(runners, guidance, Path(folder), speculates=speculates, answers=answers, clock=clock)
+            Engine(loaded, guidance, Path(folder), speculates=speculates, answers=answers, clock=clock)
             for speculates, answers in ((False, None), (True, None), (True, memory))
         ]
         lines = (
             row
             for number in arguments.clients
-            for row in rows(engines, dictation, drafts, memory, number, runners.main.model.vocab_size, arguments)
+            for row in rows(engines, dictation, drafts, memory, number, loaded.main.model.vocab_size, arguments)
         )
         print(table([HEAD, *lines], markdown=arguments.markdown))
 

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from genai_server.engine.runners.batched import BatchedRunner
-from genai_server.engine.runners.choose import load_runners
+from genai_server.engine.runners.choose import load_model
 
 CHUNK, WINDOW = 16, 512
 HEAD = ["weights", "perplexity", "best token is the reference's", "best token is the text's"]
@@ -74,7 +74,7 @@ def conversations(num_tokens: int) -> str:
 def runner_of(model: Path, cache: Path, weights: str) -> Driven:
     spec = engine_spec(model, 2, WINDOW, cache)
     spec = structs.replace(spec, settings=structs.replace(spec.settings, prefill_weights=weights))
-    batched = load_runners(spec).main
+    batched = load_model(spec).main
     if not isinstance(batched, BatchedRunner):
         raise SystemExit(f"{model} does not run in a batch")
     return Driven(batched)

@@ -5,7 +5,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from genai_server.engine.runners.runner_pair import RunnerPair
+from genai_server.engine.runners.loaded_model import LoadedModel
 from genai_server.engine.sampling.grammar import Guidance
 from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.engine.scheduling.scheduler_output import StepPolicy
@@ -29,7 +29,7 @@ class DemoDevice(SteppedLoop):
 
     def __init__(
         self,
-        runners: RunnerPair,
+        loaded: LoadedModel,
         guidance: Guidance,
         folder: Path,
         *,
@@ -37,8 +37,8 @@ class DemoDevice(SteppedLoop):
         answers: AnswerMemory | None = None,
     ) -> None:
         policy = StepPolicy(speculates=speculates, answers=answers)
-        scheduler = Scheduler(runners.main, max_running=6, max_waiting=6, prefill_chunk=24, policy=policy)
-        super().__init__(runners, scheduler, guidance, folder)
+        scheduler = Scheduler(loaded.main, max_running=6, max_waiting=6, prefill_chunk=24, policy=policy)
+        super().__init__(loaded, scheduler, guidance, folder)
 
     def submit(self, key: int, text: str, **fields: Any) -> None:
         self.put_request(key, prompt(text), **{"max_tokens": 60, "max_length": MAX_LENGTH} | fields)

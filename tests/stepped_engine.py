@@ -21,6 +21,7 @@ from genai_server.engine.profiling.runtime_options import PROFILING, TERMINATE, 
 from genai_server.engine.runners.base import Interrupted
 from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.runners.lengths import BatchLimits
+from genai_server.engine.runners.loaded_model import LoadedModel
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.sampling.grammar import model_guidance
@@ -66,7 +67,7 @@ class Overheard(RunnerPair):
     """Records the logits of each choice by the request's name, and counts the passes of each runner."""
 
     def __init__(self, generator: OgGeneratorRunner, batched: BatchedRunner) -> None:
-        super().__init__(generator, batched)
+        super().__init__(LoadedModel(generator, batched))
         self.heard: dict[str, list[Logits]] = defaultdict(list)
         self.passes: Counter[str] = Counter()
 

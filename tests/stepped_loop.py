@@ -9,6 +9,7 @@ from genai_server.engine.ipc.mailbox import Connected
 from genai_server.engine.loop import EngineLoop
 from genai_server.engine.profiling.folder import ProfileFolder
 from genai_server.engine.profiling.runtime_options import RuntimeOptionState
+from genai_server.engine.runners.loaded_model import LoadedModel
 from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.sampling.grammar import Guidance
 from genai_server.engine.scheduling.scheduler import Scheduler
@@ -27,7 +28,7 @@ class SteppedLoop:
 
     def __init__(
         self,
-        runners: RunnerPair,
+        loaded: LoadedModel,
         scheduler: Scheduler,
         guidance: Guidance,
         folder: Path,
@@ -40,6 +41,7 @@ class SteppedLoop:
         self.sent: list[tuple[int, ToApi]] = []
         self.scheduler = scheduler
         profiles = ProfileFolder(folder, device, max_files=100, max_bytes=10**8)
+        runners = RunnerPair(loaded)
         options = RuntimeOptionState(runners, profiles, state_file=state_file)
         self.loop = EngineLoop(runners, scheduler, options, guidance, self._receive, clock=clock)
         self.put(Connected())

@@ -344,7 +344,7 @@ def test_violation_by_a_module_is_detected(module: str, source: str) -> None:
     [
         ("messages", "from genai_server.messages.generation_request import Sampling"),
         ("engine.loop", "from genai_server.engine.sampling.sampler import Sampler"),
-        ("engine.process", "from genai_server.engine.runners.choose import load_runners"),
+        ("engine.process", "from genai_server.engine.runners.choose import load_model"),
         ("apis.own_chat.routes", "from genai_server.generation.generate import generate"),
         ("engine.runners.og_generator", "def f():\n    import onnxruntime_genai"),
         ("text.tokenizer", "from genai_server.config.settings import Settings\nimport tokenizers"),

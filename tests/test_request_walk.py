@@ -13,7 +13,13 @@ _SECONDS_TO_NOTICE = 0.5
 MAX_FILES = 65
 MAX_TO_KEEP_IN_MIND = 14
 # Run when some time has passed, so that they may run during a request or not.
-PERIODIC = {"apis/app.py", "apis/status/engine_metrics.py", "apis/status/load_history.py", "process_memory.py"}
+PERIODIC = {
+    "apis/app.py",
+    "apis/status/engine_metrics.py",
+    "apis/status/load_history.py",
+    "engine/runners/loaded_model.py",
+    "process_memory.py",
+}
 
 
 def listed() -> tuple[list[str], list[str]]:

@@ -12,6 +12,7 @@ from genai_server.engine.loop import EngineLoop
 from genai_server.engine.process import IDLE_CHUNK
 from genai_server.engine.profiling.folder import ProfileFolder
 from genai_server.engine.profiling.runtime_options import RuntimeOptionState
+from genai_server.engine.runners.loaded_model import LoadedModel
 from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.sampling.grammar import Guidance
 from genai_server.engine.scheduling.scheduler import Scheduler
@@ -40,7 +41,7 @@ class Engine:
 
     def __init__(
         self,
-        runners: RunnerPair,
+        loaded: LoadedModel,
         guidance: Guidance,
         folder: Path,
         *,
@@ -49,13 +50,14 @@ class Engine:
         clock: Clock = time.perf_counter,
     ) -> None:
         scheduler = Scheduler(
-            runners.main,
-            max_running=runners.main.abilities.max_rows,
+            loaded.main,
+            max_running=loaded.main.abilities.max_rows,
             max_waiting=0,
             prefill_chunk=IDLE_CHUNK,
             idle_chunk=IDLE_CHUNK,
             policy=StepPolicy(speculates=speculates, answers=answers),
         )
+        runners = RunnerPair(loaded)
         options = RuntimeOptionState(runners, ProfileFolder(folder, "cpu", max_files=1, max_bytes=1))
         self._sent: list[ToApi] = []
         self._keys = count()

@@ -25,6 +25,7 @@ from genai_server.engine.profiling.folder import ProfileFolder
 from genai_server.engine.profiling.runtime_options import RuntimeOptionState
 from genai_server.engine.runners.base import Runner
 from genai_server.engine.runners.load_batched import load_batched
+from genai_server.engine.runners.loaded_model import LoadedModel
 from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.sampling.grammar import model_guidance
 from genai_server.engine.scheduling.scheduler import Scheduler
@@ -35,32 +36,33 @@ from genai_server.messages.protocol import Submit
 
 def main() -> None:
     spec, requests = msgspec.json.decode(sys.stdin.buffer.read(), type=tuple[EngineSpec, list[GenerationRequest]])
-    runners = load(spec)
-    answer(spec, runners, requests)
+    loaded = load(spec)
+    answer(spec, loaded, requests)
     print(footprint(os.getpid()).pss)
 
 
-def load(spec: EngineSpec) -> RunnerPair:
+def load(spec: EngineSpec) -> LoadedModel:
     """The batched runner as in an engine; in the generator's place something that only knows the model."""
     cache_dir = spec.settings.cache_dir
     directory = prepacked_model(Path(spec.model_dir), Path(cache_dir) if cache_dir else None, spec.options)
     model = check_model_directory(directory)
     none = cast(Runner, SimpleNamespace(model=model, abilities=Abilities("none")))
-    return RunnerPair(none, load_batched(spec, directory, model))
+    return LoadedModel(none, load_batched(spec, directory, model))
 
 
-def answer(spec: EngineSpec, runners: RunnerPair, requests: list[GenerationRequest]) -> None:
+def answer(spec: EngineSpec, loaded: LoadedModel, requests: list[GenerationRequest]) -> None:
     """All of them, as the engine's main thread does it."""
     scheduler = Scheduler(
-        runners.main,
-        max_running=runners.batching.num_slots,
+        loaded.main,
+        max_running=loaded.batching.num_slots,
         max_waiting=spec.settings.max_queue,
-        prefill_chunk=prefill_chunk(spec, runners.main),
+        prefill_chunk=prefill_chunk(spec, loaded.main),
         idle_chunk=IDLE_CHUNK,
     )
     profiles = ProfileFolder(Path(spec.settings.profile_dir), spec.device, max_files=1, max_bytes=1)
+    runners = RunnerPair(loaded)
     options = RuntimeOptionState(runners, profiles)
-    guidance = model_guidance(Path(spec.model_dir), runners.generator.model)
+    guidance = model_guidance(Path(spec.model_dir), loaded.generator.model)
     loop = EngineLoop(runners, scheduler, options, guidance, lambda connection, messages: None)
     inbox = loop.inbox
     inbox.put((0, Connected()))

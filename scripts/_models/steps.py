@@ -25,6 +25,7 @@ from genai_server.engine.profiling.runtime_options import RuntimeOptionState
 from genai_server.engine.runners.base import Runner
 from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.runners.lengths import BatchLimits
+from genai_server.engine.runners.loaded_model import LoadedModel
 from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.sampling.grammar import model_guidance
 from genai_server.engine.scheduling.scheduler import Scheduler
@@ -119,8 +120,9 @@ def decode_steps(
     """A number of steps with each number of rows, as in the engine's main thread. Greedy without a `sampling`."""
     model = check_model_directory(model_dir)
     runner = BatchedRunner(graph, session, model, BatchLimits(max(rows), MAX_LENGTH))
-    runners = RunnerPair(cast(Runner, SimpleNamespace(model=model, abilities=Abilities("none"))), runner)
+    generator = cast(Runner, SimpleNamespace(model=model, abilities=Abilities("none")))
     scheduler = Scheduler(runner, max_running=max(rows), max_waiting=0, prefill_chunk=IDLE_CHUNK, idle_chunk=IDLE_CHUNK)
+    runners = RunnerPair(LoadedModel(generator, runner))
     options = RuntimeOptionState(runners, ProfileFolder(Path(), "cpu", max_files=1, max_bytes=1))
     line = Line()
     loop = EngineLoop(runners, scheduler, options, model_guidance(model_dir, model), line.send)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from genai_server.engine.image_worker import ImageWorker
-from genai_server.engine.runners.runner_pair import RunnerPair
+from genai_server.engine.runners.loaded_model import LoadedModel
 from genai_server.engine.runners.scripted import ScriptedPooledRunner, ScriptedRunner
 from genai_server.engine.sampling.grammar import bytes_guidance
 from genai_server.engine.scheduling.pooling_scheduler import PoolingScheduler
@@ -36,7 +36,7 @@ class Bench(SteppedLoop):
         self.runner = ScriptedRunner()
         ticks = count()
         super().__init__(
-            RunnerPair(pooled or self.runner, encoder=encoder),
+            LoadedModel(pooled or self.runner, encoder=encoder),
             (Scheduler if pooled is None else PoolingScheduler)(
                 pooled or self.runner, **{"max_running": 4, "max_waiting": 4, "prefill_chunk": 8} | limits
             ),

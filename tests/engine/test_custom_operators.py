@@ -13,7 +13,7 @@ import pytest
 from onnx import helper
 
 from genai_server.engine.measuring.tuning import Tuned
-from genai_server.engine.runners.choose import load_runners
+from genai_server.engine.runners.choose import load_model
 from genai_server.errors import ConfigurationError
 from genai_server.messages.launch import EngineSpec
 from genai_server.options.check import check_device
@@ -61,21 +61,21 @@ def on(model: Path, *libraries: str) -> EngineSpec:
 
 
 def test_operator_library_of_the_model_works_in_both_runtimes(model: Path) -> None:
-    plain, runners = load_runners(spec(128)), load_runners(on(model, "operators.so"))
+    plain, loaded = load_model(spec(128)), load_model(on(model, "operators.so"))
     assert plain.main is not None
-    assert runners.has_batch
-    assert np.array_equal(greedy_logits(runners.main, PROMPT, 5), greedy_logits(plain.main, PROMPT, 5))
-    assert np.array_equal(greedy_logits(runners.generator, PROMPT, 5), greedy_logits(plain.generator, PROMPT, 5))
+    assert loaded.batch is not None
+    assert np.array_equal(greedy_logits(loaded.main, PROMPT, 5), greedy_logits(plain.main, PROMPT, 5))
+    assert np.array_equal(greedy_logits(loaded.generator, PROMPT, 5), greedy_logits(plain.generator, PROMPT, 5))
 
 
 def test_missing_operator_library_is_refused_with_the_option(model: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"NegPos.* is not a registered .*\[session\] custom_op_libraries"):
-        load_runners(on(model))
+        load_model(on(model))
 
 
 def test_operator_library_elsewhere_is_refused_with_the_places(model: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="must lie in the model directory or below the working directory"):
-        load_runners(on(model, str(library(tmp_path))))
+        load_model(on(model, str(library(tmp_path))))
 
 
 def test_tune_measures_with_the_library(model: Path) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from genai_server.engine.runners.runner_pair import RunnerPair
+from genai_server.engine.runners.loaded_model import LoadedModel
 from genai_server.engine.runners.scripted import ScriptedRunner
 from genai_server.engine.sampling.continuation import choose_next_token
 from genai_server.engine.sampling.grammar import Guidance, bytes_guidance
@@ -291,7 +291,7 @@ class Device(SteppedLoop):
         scheduler = Scheduler(self.runner, max_running=rows, max_waiting=1, prefill_chunk=64, policy=policy)
         if draft_model is not None:
             scheduler.draft_with(draft_model, lambda: 0.0)
-        super().__init__(RunnerPair(ScriptedRunner(), self.runner), scheduler, guided(), folder, clock=lambda: 0.0)
+        super().__init__(LoadedModel(ScriptedRunner(), self.runner), scheduler, guided(), folder, clock=lambda: 0.0)
 
     def answers(self, asked: Asked, grammar: str, number: int, **fields: Any) -> list[Answer]:
         """The answers with the seeds from 0 to `number`."""

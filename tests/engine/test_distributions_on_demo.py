@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from llguidance import LLMatcher
 
+from genai_server.engine.runners.loaded_model import LoadedModel
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
-from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.sampling.grammar import model_guidance
 from genai_server.messages.generation_request import FinishReason, Sampling
 from tests.demo_device import MAX_LENGTH, DemoDevice, prompt
@@ -48,8 +48,8 @@ def test_guided_answers_in_a_batch_have_their_probabilities(
         expected[token, END] = expected.pop((token, end), 0.0)
     assert sum(expected.values()) == pytest.approx(1)
 
-    runners = RunnerPair(generator, batched_runner(session=session, num_slots=6, max_length=MAX_LENGTH))
-    device = DemoDevice(runners, model_guidance(DEMO, generator.model), tmp_path)
+    loaded = LoadedModel(generator, batched_runner(session=session, num_slots=6, max_length=MAX_LENGTH))
+    device = DemoDevice(loaded, model_guidance(DEMO, generator.model), tmp_path)
     fields: dict[str, Any] = {"grammar": LLMatcher.grammar_from_regex(LETTERS), "needs_grammar": False, "max_tokens": 2}
     counts = Counter[Answer]()
     for first_seed in range(0, ANSWERS, 10):

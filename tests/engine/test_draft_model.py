@@ -17,8 +17,8 @@ from genai_server.engine.model.graph import read_decoder_graph
 from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.runners.draft_model import DraftModel
 from genai_server.engine.runners.lengths import BatchLimits
+from genai_server.engine.runners.loaded_model import LoadedModel
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
-from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.sampling.grammar import Guidance
 from genai_server.engine.scheduling.drafts import NO_DRAFT, Drafter
 from genai_server.engine.scheduling.scheduler_output import KvMemory, Read
@@ -88,7 +88,7 @@ def passes(model: DraftModel, monkeypatch: pytest.MonkeyPatch) -> list[list[int]
 
 @pytest.fixture
 def plain(generator: OgGeneratorRunner, batched: BatchedRunner, guidance: Guidance, tmp_path: Path) -> DemoDevice:
-    return DemoDevice(RunnerPair(generator, batched), guidance, tmp_path)
+    return DemoDevice(LoadedModel(generator, batched), guidance, tmp_path)
 
 
 @pytest.fixture
@@ -103,9 +103,7 @@ def drafting_with_text(
     generator: OgGeneratorRunner, batched: BatchedRunner, model: DraftModel, guidance: Guidance, tmp_path: Path
 ) -> DemoDevice:
     batched.forget()
-    runners = RunnerPair(generator, batched)
-    runners.draft_model = model
-    return DemoDevice(runners, guidance, tmp_path, speculates=True)
+    return DemoDevice(LoadedModel(generator, batched, draft_model=model), guidance, tmp_path, speculates=True)
 
 
 FIELDS: dict[str, dict[str, Any]] = {
@@ -300,12 +298,11 @@ def test_smaller_memory_is_kept_by_forgetting_the_newest(
     session: Any, generator: OgGeneratorRunner, batched: BatchedRunner
 ) -> None:
     model = a_small_model(session, 3, 96)
-    runners = RunnerPair(generator, batched)
-    runners.draft_model = model
+    loaded = LoadedModel(generator, batched, draft_model=model)
     for id in range(3):
         read(model, a_decoding(id, 200))
-    runners.resize(0)
-    runners.fit_memory()
+    loaded.resize(0)
+    loaded.fit_memory()
     assert model.runner.slots.num_bytes <= 32
     assert [model.runner.slots.has(id) for id in range(3)] == [True, True, False]
 
@@ -344,10 +341,9 @@ def test_sequences_too_long_for_the_draft_model_have_no_drafts(
     length = len(prompt(ASKED)) + 10
     short = batched_runner(session=session, num_slots=6, max_length=length)
     short.model = short.model.__class__(length, short.model.vocab_size, short.model.eos_token_ids, short.model.defaults)
-    runners = RunnerPair(generator, batched)
-    runners.draft_model = DraftModel(short, short.model.vocab_size)
-    runners.draft_model.times = FreePasses()
-    device = DemoDevice(runners, guidance, tmp_path, speculates=True)
+    model = DraftModel(short, short.model.vocab_size)
+    model.times = FreePasses()
+    device = DemoDevice(LoadedModel(generator, batched, draft_model=model), guidance, tmp_path, speculates=True)
     tokens = device.answer(1, ASKED, ignore_eos=True, max_tokens=60)
     assert len(tokens) == 60
     assert 0 < device.end(1).num_drafted <= 10 + 15

@@ -9,8 +9,8 @@ import pytest
 from genai_server.engine.kv_cache.paged_buffers import PagedBuffers
 from genai_server.engine.model.graph import read_decoder_graph
 from genai_server.engine.runners.batched import BatchedRunner
+from genai_server.engine.runners.loaded_model import LoadedModel
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
-from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.sampling.grammar import Guidance
 from genai_server.engine.scheduling.text_index import AnswerMemory
 from genai_server.messages.generation_request import Sampling
@@ -23,20 +23,20 @@ pytestmark = pytest.mark.usefixtures("passes_of_any_length_take_the_same_time")
 
 
 @pytest.fixture(scope="module")
-def runners(generator: OgGeneratorRunner) -> RunnerPair:
+def loaded(generator: OgGeneratorRunner) -> LoadedModel:
     graph = replace(read_decoder_graph(DEMO), block_tokens=BLOCK)
     session = open_expanded(graph, offers_best=True)
-    return RunnerPair(generator, on_blocks(session, graph, num_slots=6, max_length=MAX_LENGTH))
+    return LoadedModel(generator, on_blocks(session, graph, num_slots=6, max_length=MAX_LENGTH))
 
 
 @pytest.fixture
-def plain(runners: RunnerPair, guidance: Guidance, tmp_path: Path) -> DemoDevice:
-    return DemoDevice(runners, guidance, tmp_path)
+def plain(loaded: LoadedModel, guidance: Guidance, tmp_path: Path) -> DemoDevice:
+    return DemoDevice(loaded, guidance, tmp_path)
 
 
 @pytest.fixture
-def drafting(runners: RunnerPair, guidance: Guidance, tmp_path: Path) -> DemoDevice:
-    return DemoDevice(runners, guidance, tmp_path, speculates=True, answers=AnswerMemory(10**6))
+def drafting(loaded: LoadedModel, guidance: Guidance, tmp_path: Path) -> DemoDevice:
+    return DemoDevice(loaded, guidance, tmp_path, speculates=True, answers=AnswerMemory(10**6))
 
 
 @pytest.mark.parametrize("kind", ASKED)

@@ -16,7 +16,7 @@ from genai_server.engine.kv_cache.cpu_buffers import CpuBuffers, page_tokens
 from genai_server.engine.model.files import check_model_directory
 from genai_server.engine.model.graph import read_decoder_graph
 from genai_server.engine.runners.load_batched import load_batched
-from genai_server.engine.runners.runner_pair import RunnerPair
+from genai_server.engine.runners.loaded_model import LoadedModel
 from genai_server.engine.sampling.grammar import model_guidance
 from genai_server.engine.scheduling.scheduler_output import UNSHARED, KvMemory
 from genai_server.engine.sequence import Sequence
@@ -60,8 +60,8 @@ class Device(SteppedLoop):
         spec = EngineSpec("cpu", str(DEMO), settings)
         batched = load_batched(spec, DEMO, check_model_directory(DEMO))
         generator: Any = batched  # no request here runs on it
-        runners = RunnerPair(generator, batched)
-        super().__init__(runners, process.make_scheduler(spec, runners), model_guidance(DEMO, batched.model), folder)
+        loaded = LoadedModel(generator, batched)
+        super().__init__(loaded, process.make_scheduler(spec, loaded), model_guidance(DEMO, batched.model), folder)
         assert isinstance(batched.buffers, CpuBuffers)
         self._buffers = batched.buffers
         self.max_resident = 0

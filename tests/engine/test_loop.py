@@ -12,7 +12,7 @@ import pytest
 from genai_server.engine.ipc.mailbox import Connected, Disconnected
 from genai_server.engine.profiling.folder import DEFAULT_PREFIX
 from genai_server.engine.runners.base import Interrupted
-from genai_server.engine.runners.scripted import ScriptedPooledRunner
+from genai_server.engine.runners.scripted import ScriptedPooledRunner, ScriptedRunner
 from genai_server.engine.scheduling.scheduler_output import Read, Step
 from genai_server.engine.scores import Scores
 from genai_server.errors import RunnerFailed
@@ -243,6 +243,16 @@ def test_cancellation_after_an_interrupted_pass_takes_effect(bench: Bench) -> No
     bench.steps(1)
     assert bench.scheduler.is_idle
     assert bench.ends(1) == []
+
+
+def test_cancellation_interrupts_a_runner_without_a_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    interrupted: list[int] = []
+    monkeypatch.setattr(ScriptedRunner, "interrupt", lambda _: interrupted.append(1))
+    bench = Bench(tmp_path)
+    bench.before_each_pass(lambda _: bench.loop.interrupts.ask(API, Cancel(1)))
+    bench.submit(1, "say hi")
+    bench.steps(1)
+    assert interrupted == [1]
 
 
 def test_idle_engine_frees_memory_once(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,8 +12,8 @@ from llguidance import LLMatcher
 from numpy.typing import NDArray
 
 from genai_server.engine.runners.batched import BatchedRunner
+from genai_server.engine.runners.loaded_model import LoadedModel
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
-from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.sampling.grammar import Guidance
 from genai_server.engine.scheduling.scheduler_output import Step
 from genai_server.engine.scores import Logits, Scores
@@ -53,7 +53,7 @@ def device(
     guidance: Guidance,
     tmp_path: Path,
 ) -> Iterator[DemoDevice]:
-    device = DemoDevice(RunnerPair(generator, batched if request.param == "batch" else None), guidance, tmp_path)
+    device = DemoDevice(LoadedModel(generator, batched if request.param == "batch" else None), guidance, tmp_path)
     yield device
     assert batched.slots.num_running == 0
     assert generator._generators == {}
@@ -107,7 +107,7 @@ def test_profiled_request_keeps_grammar_penalties_and_logprobs(
         "sampling": Sampling(0.8, seed=5, frequency_penalty=1.0, repetition_penalty=1.2),
         "top_logprobs": 2,
     }
-    device = DemoDevice(RunnerPair(generator, batched), guidance, tmp_path)
+    device = DemoDevice(LoadedModel(generator, batched), guidance, tmp_path)
     device.answer(1, "What is the capital of Italy?", **fields)
     device.submit(2, "What is the capital of Italy?", **fields)
     device.run_to(2, 4)
@@ -241,7 +241,7 @@ def test_a_prompt_of_several_answers_is_read_once(device: DemoDevice) -> None:
     for key in (1, 2, 3, 4):
         device.submit(key, text, max_tokens=3, more=key < 4)
     device.run(1, 2, 3, 4)
-    batched = device.loop._runners.has_batch
+    batched = device.loop._loaded.batch
     assert [device.end(key).num_cached for key in (2, 3, 4)] == [len(prompt(text)) - 2 if batched else 0] * 3
     assert len({tuple(device.tokens(key)) for key in (1, 2, 3, 4)}) == 1
 
@@ -250,7 +250,7 @@ def test_a_prompt_that_was_only_read_is_in_the_cache(device: DemoDevice) -> None
     text = "How are you today? " * 5
     assert device.answer(1, text, max_tokens=0) == []
     device.answer(2, text)
-    batched = device.loop._runners.has_batch
+    batched = device.loop._loaded.batch
     assert device.end(2).num_cached == (len(prompt(text)) - 2 if batched else 0)
 
 
@@ -300,7 +300,7 @@ def test_paused_answer_continues_as_if_nothing_had_happened(device: DemoDevice, 
 def test_paused_sequence_reads_nothing_again_in_its_old_slot(
     generator: OgGeneratorRunner, batched: BatchedRunner, guidance: Guidance, tmp_path: Path
 ) -> None:
-    device = DemoDevice(RunnerPair(generator, batched), guidance, tmp_path)
+    device = DemoDevice(LoadedModel(generator, batched), guidance, tmp_path)
     device.submit(1, "Count from 1 to 12.", background=True, exact=True)
     device.run_to(1, 5)
     (sequence,) = device.scheduler.running
@@ -322,7 +322,7 @@ def test_request_interrupts_passes_of_the_background(
     num_others: int,
 ) -> None:
     runner = batched_runner(session=session, num_slots=6, max_length=MAX_LENGTH)
-    device = DemoDevice(RunnerPair(generator, runner), guidance, tmp_path)
+    device = DemoDevice(LoadedModel(generator, runner), guidance, tmp_path)
     for key in range(10, 10 + num_others):
         device.submit(key, "Count from 1 to 12.", background=True)
         device.run_to(key, 2)
@@ -360,7 +360,7 @@ def test_request_interrupts_passes_of_the_background(
 def test_request_that_arrives_first_prevents_a_background_pass(
     generator: OgGeneratorRunner, batched: BatchedRunner, guidance: Guidance, tmp_path: Path
 ) -> None:
-    device = DemoDevice(RunnerPair(generator, batched), guidance, tmp_path)
+    device = DemoDevice(LoadedModel(generator, batched), guidance, tmp_path)
     device.submit(1, "Hello!", background=True)
     choose = device.scheduler.next_step
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from genai_server.engine.model.session_options import missing_device, node_shares, open_with, session_options
-from genai_server.engine.runners.choose import load_runners
+from genai_server.engine.runners.choose import load_model
 from genai_server.messages.launch import EngineSpec
 from genai_server.options.check import check_device
 from genai_server.options.openvino import OPENVINO
@@ -43,16 +43,16 @@ def on_openvino(device: str) -> EngineSpec:
 
 
 def test_the_batch_and_the_generator_answer_as_on_the_cpu_alone() -> None:
-    expected = greedy(load_runners(spec(128)).generator, PROMPT, 12)
-    batched = load_runners(on_openvino("cpu"))
-    assert batched.has_batch
+    expected = greedy(load_model(spec(128)).generator, PROMPT, 12)
+    batched = load_model(on_openvino("cpu"))
+    assert batched.batch is not None
     assert greedy(batched.main, PROMPT, 12) == expected
     assert greedy(batched.generator, PROMPT, 12) == expected
-    assert greedy(load_runners(on_openvino("openvino")).generator, PROMPT, 12) == expected
+    assert greedy(load_model(on_openvino("openvino")).generator, PROMPT, 12) == expected
 
 
 def test_shares_of_both_providers_are_reported() -> None:
-    nodes = load_runners(on_openvino("cpu")).batching.nodes
+    nodes = load_model(on_openvino("cpu")).batching.nodes
     assert list(nodes) == ["openvino", "cpu"]
     assert (nodes["openvino"] or 0) > (nodes["cpu"] or 0) > 0
 

@@ -13,8 +13,8 @@ from llguidance import LLMatcher
 from genai_server.engine.ipc.mailbox import Connected
 from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.runners.decoder_session import DecoderSession
+from genai_server.engine.runners.loaded_model import LoadedModel
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
-from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.sampling.grammar import Guidance
 from genai_server.engine.scheduling.text_index import AnswerMemory
 from genai_server.errors import RunnerFailed
@@ -37,24 +37,24 @@ LIST = LLMatcher.grammar_from_regex("((Rome|Oslo) is a city\\. ){12}")
 
 
 @pytest.fixture(scope="module")
-def runners(generator: OgGeneratorRunner, session: Any) -> RunnerPair:
-    return RunnerPair(generator, batched_runner(session=session, num_slots=6, max_length=MAX_LENGTH))
+def loaded(generator: OgGeneratorRunner, session: Any) -> LoadedModel:
+    return LoadedModel(generator, batched_runner(session=session, num_slots=6, max_length=MAX_LENGTH))
 
 
 @pytest.fixture
-def plain(runners: RunnerPair, guidance: Guidance, tmp_path: Path) -> DemoDevice:
-    return DemoDevice(runners, guidance, tmp_path)
+def plain(loaded: LoadedModel, guidance: Guidance, tmp_path: Path) -> DemoDevice:
+    return DemoDevice(loaded, guidance, tmp_path)
 
 
 @pytest.fixture
-def drafting(runners: RunnerPair, guidance: Guidance, tmp_path: Path) -> DemoDevice:
-    return DemoDevice(runners, guidance, tmp_path, speculates=True)
+def drafting(loaded: LoadedModel, guidance: Guidance, tmp_path: Path) -> DemoDevice:
+    return DemoDevice(loaded, guidance, tmp_path, speculates=True)
 
 
 @pytest.fixture
-def remembering(runners: RunnerPair, guidance: Guidance, tmp_path: Path) -> DemoDevice:
+def remembering(loaded: LoadedModel, guidance: Guidance, tmp_path: Path) -> DemoDevice:
     """A device that also drafts from earlier answers."""
-    return DemoDevice(runners, guidance, tmp_path, speculates=True, answers=AnswerMemory(10**6))
+    return DemoDevice(loaded, guidance, tmp_path, speculates=True, answers=AnswerMemory(10**6))
 
 
 def answer(device: DemoDevice, key: int, **fields: Any) -> list[int]:
@@ -179,14 +179,14 @@ def test_log_probabilities_come_with_each_token_of_a_draft(plain: DemoDevice, dr
     )
 
 
-def test_only_accepted_tokens_are_cached(runners: RunnerPair, drafting: DemoDevice) -> None:
-    assert isinstance(runners.main, BatchedRunner)
+def test_only_accepted_tokens_are_cached(loaded: LoadedModel, drafting: DemoDevice) -> None:
+    assert isinstance(loaded.main, BatchedRunner)
     drafting.submit(1, COUNT, prediction=answer(drafting, 2)[:20] + [9] * 20)
     while len(drafting.tokens(1)) < 20:
         drafting.steps(1)
         if drafting.scheduler.running:
             (sequence,) = drafting.scheduler.running
-            slot = runners.main.slots.of(sequence.id)
+            slot = loaded.main.slots.of(sequence.id)
             assert slot.tokens == sequence.tokens[: sequence.num_read]
     drafting.run(1)
 
@@ -228,14 +228,14 @@ def test_a_cancelled_answer_gets_nothing_after_its_draft(drafting: DemoDevice) -
     assert drafting.ends(2) == []
 
 
-def test_unknown_predicted_token_is_refused(runners: RunnerPair, drafting: DemoDevice) -> None:
-    drafting.submit(1, COUNT, prediction=[runners.main.model.vocab_size])
+def test_unknown_predicted_token_is_refused(loaded: LoadedModel, drafting: DemoDevice) -> None:
+    drafting.submit(1, COUNT, prediction=[loaded.main.model.vocab_size])
     drafting.steps(1)
     assert drafting.refusal(1).param == "prediction"
 
 
 def test_a_failed_pass_with_a_draft_ends_its_answer_only(
-    runners: RunnerPair, drafting: DemoDevice, monkeypatch: pytest.MonkeyPatch
+    loaded: LoadedModel, drafting: DemoDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wanted = answer(drafting, 1)
 

@@ -273,9 +273,9 @@ def test_an_exception_of_the_library_is_the_reports_error(
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text(
         "import genai_server.engine.runners.choose as choose\n"
-        "def load_runners(spec):\n"
+        "def load_model(spec):\n"
         f"    raise {error}\n"
-        "choose.load_runners = load_runners\n",
+        "choose.load_model = load_model\n",
         encoding="utf-8",
     )
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(ROOT / "src")]))

@@ -28,7 +28,7 @@ class AdminCalls:
         requests: RequestTable,
         forward: Callable[[Step], None],
     ) -> None:
-        self._runners = runners
+        self._runners, self._loaded = runners, runners.loaded
         self._scheduler = scheduler
         self._options = options
         self._requests = requests
@@ -52,20 +52,20 @@ class AdminCalls:
             case admin.ResetPrefixCache(call):
                 if self._scheduler.answers is not None:
                     self._scheduler.answers.clear()
-                return admin.CacheReset(call, self._runners.forget())
+                return admin.CacheReset(call, self._loaded.forget())
             case admin.ListRequests(call):
                 return admin.RequestList(call, [sequence.describe() for sequence in self._requests])
             case admin.CancelRequest(call, unique_id):
                 return admin.RequestList(call, self._cancel(unique_id))
             case admin.LoadAdapter(call, adapter):
-                self._runners.adapters.load(adapter)
+                self._loaded.adapters.load(adapter)
                 return admin.AdapterReply(call)
             case admin.UnloadAdapter(call, id):
                 return admin.AdapterReply(call, self._unload_adapter(id))
 
     def _unload_adapter(self, id: str) -> list[str]:
         """Unload an adapter; returns the names of the requests that keep using it to their end."""
-        self._runners.adapters.unload(id)
+        self._loaded.adapters.unload(id)
         having = (sequence.request for sequence in self._requests)
         return sorted({r.request_id for r in having if r.adapter is not None and r.adapter.id == id})
 

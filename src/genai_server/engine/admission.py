@@ -43,11 +43,11 @@ class Admission:
         self._requests = requests
         self._options = options
         self._guidance = guidance
-        self._runners = runners
+        self._runners, self._loaded = runners, runners.loaded
         self._meter = meter
         self._inbox = inbox
         self._clock = clock
-        self._encoder = runners.encoder
+        self._encoder = runners.loaded.encoder
         self._vocab_size = runners.main.model.vocab_size
         self._gathered: dict[int, list[Submit]] = {}  # by connection, incomplete groups of requests
         self.num_arrived = 0  # sequences added to the table up to now
@@ -67,7 +67,7 @@ class Admission:
                 sequence = self._add(connection, each)
                 taken.append(sequence)
                 if each.request.adapter is not None:
-                    sequence.adapter = self._runners.adapters.find(each.request.adapter)
+                    sequence.adapter = self._loaded.adapters.find(each.request.adapter)
                 self._give_guide(sequence)
                 self._give_inputs(sequence)
         except GenaiServerError as error:
@@ -126,14 +126,14 @@ class Admission:
             self._runners.open(sequence)
             if not sequence.num_pauses:
                 self._meter.opened(sequence)
-            disk = self._runners.disk_cache
+            disk = self._loaded.disk_cache
             if disk is not None and sequence.batched and sequence.reuses_past:
                 done = partial(self._inbox.put, (0, PrefixLoaded(sequence)))
                 disk.fetch(sequence, seconds_per_token, done)
 
     def prefix_loaded(self, sequence: Sequence) -> None:
         """Count what was loaded of a sequence's prefix; it reads the rest."""
-        disk = self._runners.disk_cache
+        disk = self._loaded.disk_cache
         if disk is not None and sequence in self._requests:
             self._found(sequence, disk.take(sequence))
 

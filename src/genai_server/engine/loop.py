@@ -78,10 +78,10 @@ class EngineLoop:
         self._leaving = False
         self._has_worked = False
         self._is_stalled = False  # whether no sequence can take part in a step until a message arrives
-        self._runners = runners
+        self._runners, self._loaded = runners, runners.loaded
         self._scheduler = scheduler
         self.inbox: Inbox = SimpleQueue()  # takes messages from any thread
-        self.interrupts = Interrupts(runners.interrupt)  # any thread may ask it
+        self.interrupts = Interrupts(runners.main.interrupt)  # any thread may ask it
         self._heartbeat = heartbeat or Heartbeat()
         self._clock = clock
         self._options = options
@@ -96,8 +96,8 @@ class EngineLoop:
         self._slow: set[Sequence] = set()  # sequences of this step whose tokens other threads choose
         self._next_figures = clock() + _FIGURES_EVERY
         scheduler.before_first_chunk, scheduler.on_pause = self._admission.match_again, self._pause
-        if runners.draft_model is not None:
-            scheduler.draft_with(runners.draft_model, clock)
+        if self._loaded.draft_model is not None:
+            scheduler.draft_with(self._loaded.draft_model, clock)
 
     def run_forever(self) -> None:
         """Run steps until `leave` is called or the process ends."""
@@ -120,19 +120,17 @@ class EngineLoop:
         self._requests.finish_late(now)
         if now >= self._next_figures:
             self._next_figures = now + _FIGURES_EVERY
-            if self._runners.disk_cache is not None:
-                self._runners.disk_cache.store()
-            self._heartbeat.hold(self._runners.kv_bytes)
-            self._outbox.tell_figures(
-                self._meter.figures(self._scheduler, self._requests, self._options, self._runners)
-            )
+            if self._loaded.disk_cache is not None:
+                self._loaded.disk_cache.store()
+            self._heartbeat.hold(self._loaded.kv_bytes)
+            self._outbox.tell_figures(self._meter.figures(self._scheduler, self._requests, self._options, self._loaded))
         self._scheduler.make_room()
         admitted = self._scheduler.admit()
         self._options.choose(self._scheduler.running, self._scheduler.waiting)
         for sequence in admitted:
             self._admission.open(sequence, self._scheduler.seconds_per_token)
-        if self._runners.disk_cache is not None:
-            for sequence in self._runners.disk_cache.late(self._clock()):
+        if self._loaded.disk_cache is not None:
+            for sequence in self._loaded.disk_cache.late(self._clock()):
                 self._admission.prefix_loaded(sequence)
         self._place()
         self._deliver()
@@ -192,9 +190,9 @@ class EngineLoop:
         if isinstance(order, Leave):
             self._leaving = True
             return
-        self._runners.resize(order.num_bytes)
+        self._loaded.resize(order.num_bytes)
         self._scheduler.make_room()
-        self._runners.fit_memory()
+        self._loaded.fit_memory()
 
     # forward, sample, deliver
 
@@ -345,5 +343,5 @@ class EngineLoop:
     def _deliver(self) -> None:
         self._requests.tell_load(terminated=self._options.terminated)
         self._outbox.deliver()
-        if self._runners.kv_events is not None:
-            self._runners.kv_events.publish()
+        if self._loaded.kv_events is not None:
+            self._loaded.kv_events.publish()

@@ -6,7 +6,7 @@ import numpy as np
 
 from genai_server.engine.profiling.runtime_options import RuntimeOptionState
 from genai_server.engine.requests import RequestTable
-from genai_server.engine.runners.runner_pair import RunnerPair
+from genai_server.engine.runners.loaded_model import LoadedModel
 from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.engine.scheduling.scheduler_output import Step
 from genai_server.engine.sequence import Sequence
@@ -107,15 +107,15 @@ class Meter:
         scheduler: Scheduler,
         requests: RequestTable,
         options: RuntimeOptionState,
-        runners: RunnerPair,
+        loaded: LoadedModel,
     ) -> Figures:
         """All counters, here and elsewhere in the engine."""
-        running, encoder, disk = scheduler.running, runners.encoder, runners.disk_cache
+        running, encoder, disk = scheduler.running, loaded.encoder, loaded.disk_cache
         num_encoded = 0 if encoder is None else encoder.num_encoded
         are_sounds = isinstance(encoder, SoundWorker)
         return Figures(
             kv_tokens=sum(sequence.num_read for sequence in running),
-            kv_capacity=runners.kv_capacity,
+            kv_capacity=loaded.kv_capacity,
             prompt_tokens=self._prompt_tokens,
             generation_tokens=self._generation_tokens,
             cache_queries=self._cache_queries,

@@ -24,8 +24,9 @@ from genai_server.engine.profiling.folder import profile_folder
 from genai_server.engine.profiling.manifest import about_engine
 from genai_server.engine.profiling.runtime_options import RuntimeOptionState
 from genai_server.engine.runners.base import Runner
-from genai_server.engine.runners.choose import load_runners
+from genai_server.engine.runners.choose import load_model
 from genai_server.engine.runners.lengths import DEVICE_CHUNK, on_cpu
+from genai_server.engine.runners.loaded_model import LoadedModel
 from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.runners.warm_up import scores_prompts, warm_up
 from genai_server.engine.sampling.grammar import Guidance, bytes_guidance, model_guidance
@@ -67,23 +68,23 @@ def main() -> None:
         allow_telemetry()
     try:
         listener = listen(spec.address)  # first, because a wrong address shows without the model
-        runners = load_runners(spec)
+        loaded = load_model(spec)
         for adapter in spec.adapters:
-            runners.adapters.load(adapter)
-        model = structs.replace(runners.main.model, scores_prompts=False)
+            loaded.adapters.load(adapter)
+        model = structs.replace(loaded.main.model, scores_prompts=False)
         _report_context(spec, model)
-        if not runners.main.abilities.pools:
-            runners.kv_events = publisher(spec, runners.main)
-            warm_up(runners, prefill_chunk(spec, runners.main))
-            model = structs.replace(model, scores_prompts=scores_prompts(runners))
-            runners.disk_cache = disk_cache(spec, runners.main)
+        if not loaded.main.abilities.pools:
+            loaded.kv_events = publisher(spec, loaded.main)
+            warm_up(loaded, prefill_chunk(spec, loaded.main))
+            model = structs.replace(model, scores_prompts=scores_prompts(loaded))
+            loaded.disk_cache = disk_cache(spec, loaded.main)
         guidance = load_guidance(spec, model)
     except BaseException as error:  # the operator must see any error of the library, including SystemExit and panics
         parent_watch.keep_folder()
         _tell(report, EngineReport(error=in_one_line(error)))
         os._exit(1)  # sys.exit would wait for the thread that reads standard input
     try:
-        serve(spec, listener, runners, model, guidance, report, parent_watch)
+        serve(spec, listener, loaded, model, guidance, report, parent_watch)
     except BaseException:
         log.exception("internal error in the engine; it exits")
         os._exit(1)
@@ -93,7 +94,7 @@ def main() -> None:
 def serve(
     spec: EngineSpec,
     listener: Listener,
-    runners: RunnerPair,
+    loaded: LoadedModel,
     model: ModelInfo,
     guidance: Guidance,
     report: BinaryIO,
@@ -104,11 +105,12 @@ def serve(
     The model is closed only if its entire session is profiled, because closing writes that file; otherwise it would
     only take time.
     """
-    speculates = spec.settings.speculation == "auto" and runners.main.abilities.drafts
-    batching = structs.replace(runners.batching, speculates=speculates)
+    speculates = spec.settings.speculation == "auto" and loaded.main.abilities.drafts
+    batching = structs.replace(loaded.batching, speculates=speculates)
     connections = Connections(listener, spec.secret, model, batching)
     profiles = profile_folder(spec)
     profiles.remove_old()
+    runners = RunnerPair(loaded)
     options = RuntimeOptionState(
         runners,
         profiles,
@@ -118,7 +120,7 @@ def serve(
     )
     loop = EngineLoop(
         runners,
-        make_scheduler(spec, runners, speculates=speculates),
+        make_scheduler(spec, loaded, speculates=speculates),
         options,
         guidance,
         connections.send,
@@ -129,21 +131,22 @@ def serve(
         log.warning("all steps are profiled, as %s requests, into %s", spec.model_dir, profiles.path_prefix(name))
         parent_watch.before_leaving(loop.leave)
         # ONNX Runtime writes no profiles of single runs then, and reports no error.
-        runners.why_no_profile = (
+        loaded.why_no_profile = (
             "answers cannot be profiled: the entire session is profiled, because the decoder's session_options in "
             f"{Path(spec.model_dir) / CONFIG} contain enable_profiling; remove that key to profile single answers"
         )
     freeze_existing_objects()
     parent_watch.on_resize = lambda num_bytes: loop.inbox.put((0, Resize(num_bytes)))
-    _tell(report, about_loaded(spec, runners, listener.address))
+    _tell(report, about_loaded(spec, loaded, listener.address))
     loop.run_forever()
-    runners.end_sessions()
+    for runner in {loaded.generator, loaded.main}:
+        runner.end_session()
 
 
-def about_loaded(spec: EngineSpec, runners: RunnerPair, address: str) -> EngineReport:
+def about_loaded(spec: EngineSpec, loaded: LoadedModel, address: str) -> EngineReport:
     """What an engine reports once it has loaded its model."""
-    model = runners.main.model
-    least, most = runners.kv_range if on_cpu(spec) else (0, 0)
+    model = loaded.main.model
+    least, most = loaded.kv_range if on_cpu(spec) else (0, 0)
     if spec.settings.kv_cache_bytes:  # set by the operator
         least = most = min(most, spec.settings.kv_cache_bytes)
     return EngineReport(address, "", model.max_length, model.limited_by, least, max(least, most))
@@ -169,11 +172,11 @@ def prefill_chunk(spec: EngineSpec, runner: Runner) -> int:
     return max(_MIN_CHUNK, given) if given else _HOST_CHUNK if runner.abilities.uses_host_cores else DEVICE_CHUNK
 
 
-def make_scheduler(spec: EngineSpec, runners: RunnerPair, *, speculates: bool = False) -> Scheduler:
-    """The scheduler for as many running sequences as the runners have slots for."""
-    runner, can = runners.main, runners.main.abilities
+def make_scheduler(spec: EngineSpec, loaded: LoadedModel, *, speculates: bool = False) -> Scheduler:
+    """The scheduler for as many running sequences as the model has slots for."""
+    runner, can = loaded.main, loaded.main.abilities
     chunk = prefill_chunk(spec, runner)
-    max_running = runners.batching.num_slots or spec.settings.max_batch_size
+    max_running = loaded.batching.num_slots or spec.settings.max_batch_size
     limited_by = "the batch of onnxruntime-genai" if can.chooses else "GENAI_KV_CACHE_BYTES"
     if max_running == spec.settings.max_batch_size:
         limited_by = "GENAI_MAX_BATCH_SIZE"

@@ -15,8 +15,8 @@ from genai_server.engine.disk_cache.segment_folder import SegmentFolder
 from genai_server.engine.disk_cache.slot_memory import SlotMemory
 from genai_server.engine.kv_cache.cpu_buffers import CpuBuffers
 from genai_server.engine.runners.batched import BatchedRunner
+from genai_server.engine.runners.loaded_model import LoadedModel
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
-from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.sampling.grammar import Guidance
 from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.messages.admin import CacheReset, ResetPrefixCache
@@ -67,12 +67,11 @@ class Engine(SteppedLoop):
     ) -> None:
         self.clock, self.batched = clock, batched
         self.loads, self.stores = Threads(), Threads()
-        runners = RunnerPair(generator, batched)
         assert isinstance(batched.buffers, CpuBuffers)
         states = batched.states if batched.slots.keeps_states else None
         self.arrays = arrays = batched.buffers.arrays
         per_token = sum(array.shape[1] * array.shape[3] * np.dtype(stored_type).itemsize for array in arrays)
-        self.disk = runners.disk_cache = DiskCache(
+        self.disk = DiskCache(
             SegmentFolder(folder, "model", max_bytes),
             SlotMemory(arrays, states, stored_type, SEGMENT * per_token),
             batched.slots,
@@ -81,7 +80,8 @@ class Engine(SteppedLoop):
             clock=clock,
         )
         scheduler = Scheduler(batched, max_running=4, max_waiting=4, prefill_chunk=chunk)
-        super().__init__(runners, scheduler, Guidance(None, 300, "not here"), folder.parent, clock=clock)
+        loaded = LoadedModel(generator, batched, disk_cache=self.disk)
+        super().__init__(loaded, scheduler, Guidance(None, 300, "not here"), folder.parent, clock=clock)
 
     def restart(self) -> None:
         """Lose everything in memory."""

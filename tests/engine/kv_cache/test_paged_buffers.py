@@ -24,6 +24,7 @@ from genai_server.engine.model.graph import read_decoder_graph
 from genai_server.engine.model.session import open_session
 from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.runners.decoder_session import DecoderSession
+from genai_server.engine.runners.loaded_model import LoadedModel
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.sampling.continuation import NextToken, choose_next_token
@@ -296,7 +297,7 @@ def generators() -> OgGeneratorRunner:
 def sample(session: Any, graph: DecoderGraph, wanted: list[dict[str, Any]]) -> list[list[NextToken]]:
     """The answers to one prompt with each of these parameters, run concurrently."""
     runner, generator = on_blocks(session, graph), generators()
-    pair = RunnerPair(generator, runner)
+    pair = RunnerPair(LoadedModel(generator, runner))
     scheduler = Scheduler(runner, max_running=4, max_waiting=9, prefill_chunk=32)
     running = [
         EngineSequence(number, (0, number), GenerationRequest("r", [11, 12, 13], 12, 128, **how), lambda: 0.0)

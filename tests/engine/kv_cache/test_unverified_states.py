@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from genai_server.engine.kv_cache.unverified_states import UnverifiedStates
-from genai_server.engine.runners.runner_pair import RunnerPair
+from genai_server.engine.runners.loaded_model import LoadedModel
 from genai_server.engine.sampling.grammar import Guidance
 from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.engine.scheduling.scheduler_output import StepPolicy
@@ -161,10 +161,10 @@ def device(
     hybrid: Hybrid, runner: Driven, tmp_path: Path, passes_of_any_length_take_the_same_time: None
 ) -> SteppedLoop:
     """A loop with drafts."""
-    runners = RunnerPair(hybrid.generator.runner, runner.runner)
+    loaded = LoadedModel(hybrid.generator.runner, runner.runner)
     policy = StepPolicy(speculates=True)
-    scheduler = Scheduler(runners.main, max_running=SLOTS, max_waiting=SLOTS, prefill_chunk=32, policy=policy)
-    return SteppedLoop(runners, scheduler, Guidance(None, VOCAB), tmp_path)
+    scheduler = Scheduler(loaded.main, max_running=SLOTS, max_waiting=SLOTS, prefill_chunk=32, policy=policy)
+    return SteppedLoop(loaded, scheduler, Guidance(None, VOCAB), tmp_path)
 
 
 def test_predicted_answers_are_read_in_few_passes(hybrid: Hybrid, device: SteppedLoop) -> None:

@@ -16,6 +16,7 @@ from genai_server.engine.profiling import manifest
 from genai_server.engine.profiling.folder import DEFAULT_PREFIX, ProfileFolder
 from genai_server.engine.profiling.runtime_options import RuntimeOptionState
 from genai_server.engine.runners.base import Runner
+from genai_server.engine.runners.loaded_model import LoadedModel
 from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.scheduling.scheduler_output import Read, Step
 from genai_server.engine.scores import Scores
@@ -81,7 +82,7 @@ class Device:
         self.clock = clock
         self.runner = Recorder()
         self.folder = ProfileFolder(root, "cpu", max_files=max_files, max_bytes=max_bytes)
-        self.runners = RunnerPair(self.runner)
+        self.runners = RunnerPair(LoadedModel(self.runner))
         self.state = RuntimeOptionState(self.runners, self.folder, state_file=state_file, clock=clock)
         self.sequences: list[Sequence] = []
         for _ in range(num_sequences):
@@ -408,7 +409,7 @@ class BatchedDevice(Device):
     ) -> None:
         super().__init__(root, num_sequences=0, clock=clock)
         self.batch = Batch(lone_row_is_exact=lone_row_is_exact)
-        self.runners = RunnerPair(self.runner, self.batch)
+        self.runners = RunnerPair(LoadedModel(self.runner, self.batch))
         self.state = RuntimeOptionState(self.runners, self.folder, max_rows=max_rows, clock=clock)
         for _ in range(num_sequences):
             self.arrive()

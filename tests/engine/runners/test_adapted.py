@@ -16,6 +16,7 @@ from genai_server.engine.loaded_adapter import LoadedAdapter
 from genai_server.engine.model.graph import read_decoder_graph
 from genai_server.engine.model.session import open_session
 from genai_server.engine.runners.batched import BatchedRunner
+from genai_server.engine.runners.loaded_model import LoadedModel
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.runners.runner_pair import NOT_EXACT, RunnerPair
 from genai_server.engine.runners.scripted import ScriptedRunner
@@ -44,13 +45,13 @@ def session(adapted: Path) -> Any:
 @pytest.fixture
 def loaded(adapted: Path, engine: Engine) -> dict[str, LoadedAdapter]:
     files = {name: adapted / f"{name}.onnx_adapter" for name in NAMES}
-    return {name: engine.runners.adapters.find(Adapter(name, str(file), name)) for name, file in files.items()}
+    return {name: engine.runners.loaded.adapters.find(Adapter(name, str(file), name)) for name, file in files.items()}
 
 
 @pytest.fixture
 def engine(adapted: Path, generator: OgGeneratorRunner, session: Any) -> Iterator[Engine]:
     batched = batched_runner(adapted, session=session, num_slots=SLOTS, max_length=MAX_LENGTH)
-    engine = Engine(RunnerPair(generator, batched))
+    engine = Engine(LoadedModel(generator, batched))
     yield engine
     engine.end(*engine.scheduler.running)
     assert generator._generators == {}
@@ -105,7 +106,7 @@ def test_past_is_shared_by_sequences_with_the_same_adapter_only(
 
 
 def test_loading_the_same_file_again_finds_its_prefixes(adapted: Path, engine: Engine) -> None:
-    adapters = engine.runners.adapters
+    adapters = engine.runners.loaded.adapters
     file = str(adapted / "lively.onnx_adapter")
     first = engine.begin(1, FRANCE, adapter=adapters.find(Adapter("lively", file, "1")))
     engine.run(first, 2)
@@ -147,17 +148,17 @@ def test_sequence_with_an_adapter_is_profiled_with_it(
 
 
 def test_exact_sequence_is_profiled_only_where_it_runs_alone() -> None:
-    pair = RunnerPair(
-        ScriptedRunner(), cast(BatchedRunner, SimpleNamespace(abilities=Abilities("batched", exact=False)))
-    )
+    batch = cast(BatchedRunner, SimpleNamespace(abilities=Abilities("batched", exact=False)))
+    pair = RunnerPair(LoadedModel(ScriptedRunner(), batch))
     request = GenerationRequest("r", [1], 10, 20, exact=True)
     assert pair.no_profile(Sequence(1, (0, 1), request, lambda: 0.0)) == NOT_EXACT
+    adapted = GenerationRequest("r", [1], 10, 20, exact=True, adapter=Adapter("any", "file", "1"))
     adapter = LoadedAdapter("digest", {pair.generator: b"any"})
-    assert pair.no_profile(Sequence(2, (0, 2), request, lambda: 0.0, adapter=adapter)) is None
+    assert pair.no_profile(Sequence(2, (0, 2), adapted, lambda: 0.0, adapter=adapter)) is None
 
 
 def test_unloaded_adapter_lives_until_its_sequence_ends(adapted: Path, engine: Engine) -> None:
-    adapters = engine.runners.adapters
+    adapters = engine.runners.loaded.adapters
     file = adapted / "lively.onnx_adapter"
     sequence = engine.begin(1, FRANCE, adapter=adapters.find(Adapter("lively", str(file), "1")))
     assert sequence.adapter is not None

@@ -18,7 +18,7 @@ from genai_server.engine.model.session import open_session
 from genai_server.engine.runners.bare_sequences import open_bare
 from genai_server.engine.runners.base import run_pass
 from genai_server.engine.runners.batched import BatchedRunner
-from genai_server.engine.runners.choose import load_runners
+from genai_server.engine.runners.choose import load_model
 from genai_server.engine.scheduling.scheduler_output import Read
 from genai_server.engine.sequence import Sequence
 from genai_server.errors import AdapterLoadFailed
@@ -206,7 +206,7 @@ def test_weights_of_8_bits_take_adapters_too(adapted: Path, tmp_path: Path) -> N
     model = write_requantized(adapted, tmp_path / "model")
     spec = engine_spec(model, 2, LENGTH, tmp_path / "cache")
     spec = structs.replace(spec, settings=structs.replace(spec.settings, prefill_weights="int8"))
-    batch = load_runners(spec).main
+    batch = load_model(spec).main
     assert isinstance(batch, BatchedRunner)
     assert batch.sessions.int8 is not None
     adapter = LoadedAdapter("lively", {batch: batch.load_adapter(adapted / "lively.onnx_adapter")})

@@ -3,14 +3,14 @@
 import pytest
 
 from genai_server.engine.runners.bare_sequences import try_pass
-from genai_server.engine.runners.choose import load_runners
+from genai_server.engine.runners.choose import load_model
 from tests.engine.runners.test_choose import spec
 from tests.running_server import ROOT
 
 
 @pytest.mark.parametrize("model", ["demo", "demo-embeddings", "demo-reranker", "demo-speech"])
 def test_pass_without_a_request_leaves_no_sequence(model: str) -> None:
-    runner = load_runners(spec(0, model_dir=ROOT / "models" / model)).main
+    runner = load_model(spec(0, model_dir=ROOT / "models" / model)).main
     for _ in range(2 * runner.abilities.max_rows):
         try_pass(runner)
     assert runner.slots is None or runner.slots.num_running == 0

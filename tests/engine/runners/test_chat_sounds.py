@@ -18,6 +18,7 @@ from genai_server.engine.model.vision_files import read_vision_files
 from genai_server.engine.prompt_images import EncodedImage, PromptImages
 from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.runners.lengths import BatchLimits
+from genai_server.engine.runners.loaded_model import LoadedModel
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.scheduling.scheduler_output import UNSHARED
@@ -136,6 +137,6 @@ def test_a_generator_answers_as_the_library_does(hearing: Hearing) -> None:
 
 def test_an_answer_moves_between_the_runners(hearing: Hearing) -> None:
     hearing.batch.forget()
-    pair = RunnerPair(hearing.generator, hearing.batch)
+    pair = RunnerPair(LoadedModel(hearing.generator, hearing.batch))
     for sequence, expected in zip(hearing.sequences(), hearing.answers, strict=True):
         assert moving_answer(pair, sequence, STEPS) == expected

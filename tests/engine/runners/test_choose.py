@@ -29,8 +29,8 @@ from genai_server.engine.runners import choose
 from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.runners.decoder_session import DecoderSession
 from genai_server.engine.runners.load_batched import int8_graph, load_batched
+from genai_server.engine.runners.loaded_model import LoadedModel
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
-from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.runners.runner_rules import runs_by_library
 from genai_server.engine.runners.scripted import ScriptedRunner
 from genai_server.engine.runners.warm_up import warm_up
@@ -68,9 +68,9 @@ def batch(given: EngineSpec) -> BatchedRunner:
     return load_batched(given, DEMO, check_model_directory(DEMO))
 
 
-def check_full(given: EngineSpec, runners: RunnerPair, fits: int, named: str) -> None:
+def check_full(given: EngineSpec, loaded: LoadedModel, fits: int, named: str) -> None:
     """Check that this number of requests is accepted, and that the refusal of another one names the limit."""
-    scheduler = process.make_scheduler(given, runners)
+    scheduler = process.make_scheduler(given, loaded)
     for number in range(fits):
         scheduler.add(Sequence(number, (0, number), GenerationRequest("r", [5], 1, 9), lambda: 0.0))
     with pytest.raises(QueueFull, match=named):
@@ -100,16 +100,16 @@ def test_unshared_slots_are_bounded_by_memory_and_named(
     assert (memory.pages(10**9), memory.num_pages) == (0, 0)
     assert memory.min_bytes == memory.max_bytes == fits * graph.bytes_per_token * slot_length(128)
     assert [record.levelname for record in caplog.records] == ["WARNING"] * (fits < 4)
-    check_full(given, RunnerPair(ScriptedRunner(), batched), fits, named)
+    check_full(given, LoadedModel(ScriptedRunner(), batched), fits, named)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="slots share memory on Linux")
 @pytest.mark.parametrize(("bytes_", "num_slots", "num_tokens"), [(3.5, 4, 496), (1.25, 3, 176), (1.0, 1, 144)])
 def test_shared_slots_always_fit_one_request_of_full_length(bytes_: float, num_slots: int, num_tokens: int) -> None:
     given = spec(128, kv_cache_bytes=int(bytes_ * slot_bytes(128)))
-    runners = RunnerPair(ScriptedRunner(), batch(given))
-    assert (runners.batching.num_slots, runners.kv_capacity) == (num_slots, num_tokens)
-    assert runners.main.abilities.memory.pages(128) <= runners.main.abilities.memory.num_pages
+    loaded = LoadedModel(ScriptedRunner(), batch(given))
+    assert (loaded.batching.num_slots, loaded.kv_capacity) == (num_slots, num_tokens)
+    assert loaded.main.abilities.memory.pages(128) <= loaded.main.abilities.memory.num_pages
 
 
 def test_draft_model_shares_the_memory_for_keys_and_values(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,23 +122,23 @@ def test_draft_model_shares_the_memory_for_keys_and_values(monkeypatch: pytest.M
 
     monkeypatch.setattr(session_options, "config_entries", noted)
     given = spec(128, kv_cache_bytes=int(8.5 * slot_bytes(128)))
-    alone = choose.load_runners(given)
+    alone = choose.load_model(given)
     assert not any("session.force_spinning_stop" in each for each in entries)
     entries.clear()
-    runners = choose.load_runners(msgspec.structs.replace(given, draft_model=str(DEMO)))
+    loaded = choose.load_model(msgspec.structs.replace(given, draft_model=str(DEMO)))
     # Threads of one model would take the cores from the other.
     assert {each["session.force_spinning_stop"] for each in entries} == {"1"}
     assert alone.draft_model is None
-    assert runners.draft_model is not None
-    assert (runners.draft_model.name, runners.draft_model.kv_share) == ("demo", 0.5)
-    assert runners.batching.draft_model == "demo"
-    own, draft = runners.main.abilities.memory, runners.draft_model.runner.abilities.memory
+    assert loaded.draft_model is not None
+    assert (loaded.draft_model.name, loaded.draft_model.kv_share) == ("demo", 0.5)
+    assert loaded.batching.draft_model == "demo"
+    own, draft = loaded.main.abilities.memory, loaded.draft_model.runner.abilities.memory
     assert own.num_pages == draft.num_pages < alone.main.abilities.memory.num_pages
-    assert runners.kv_range[0] >= 2 * slot_bytes(128)
-    warm_up(runners, 64)
-    assert own.own_bytes + draft.own_bytes <= runners.kv_bytes <= given.settings.kv_cache_bytes
+    assert loaded.kv_range[0] >= 2 * slot_bytes(128)
+    warm_up(loaded, 64)
+    assert own.own_bytes + draft.own_bytes <= loaded.kv_bytes <= given.settings.kv_cache_bytes
     before = own.num_pages
-    runners.resize(runners.kv_range[0])
+    loaded.resize(loaded.kv_range[0])
     assert own.pages(128) <= own.num_pages == draft.num_pages < before
 
 
@@ -149,8 +149,8 @@ def test_draft_model_shares_the_memory_for_keys_and_values(monkeypatch: pytest.M
 def test_draft_model_without_effect_is_reported(
     how: dict[str, Any], why: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    runners = choose.load_runners(msgspec.structs.replace(spec(128, **how), draft_model=str(DEMO)))
-    assert runners.draft_model is None
+    loaded = choose.load_model(msgspec.structs.replace(spec(128, **how), draft_model=str(DEMO)))
+    assert loaded.draft_model is None
     assert f"draft_model={DEMO} has no effect on device {how.get('device', 'cpu')}: {why}" in caplog.text
 
 
@@ -162,7 +162,7 @@ def test_draft_model_without_effect_takes_no_memory(how: dict[str, Any], monkeyp
     monkeypatch.setattr(choose, "load_batched", no_batch)
     given = spec(0, kv_cache_bytes=64 * slot_bytes(128), **how)
     alone, drafting = (
-        choose.load_runners(msgspec.structs.replace(given, draft_model=draft)) for draft in ("", str(DEMO))
+        choose.load_model(msgspec.structs.replace(given, draft_model=draft)) for draft in ("", str(DEMO))
     )
     assert drafting.draft_model is None
     assert drafting.main.abilities.memory.num_pages == alone.main.abilities.memory.num_pages
@@ -175,7 +175,7 @@ def test_incomplete_draft_model_is_refused(tmp_path: Path) -> None:
     with edited_config(directory) as config:
         config["model"]["decoder"]["filename"] = "missing.onnx"
     with pytest.raises(ConfigurationError, match=r"draft_model=.*missing\.onnx is missing"):
-        choose.load_runners(msgspec.structs.replace(spec(128), draft_model=str(directory)))
+        choose.load_model(msgspec.structs.replace(spec(128), draft_model=str(directory)))
 
 
 @pytest.mark.parametrize(
@@ -220,16 +220,16 @@ def test_library_batch_is_used_by_setting_and_for_paged_models(
 
 def test_library_batch_bounds_running_and_is_named_when_full() -> None:
     given = spec(128, max_batch_size=9, max_queue=0, scheduler="library")
-    runners = choose.load_runners(given)
-    assert runners.batching == Batching("library", None, 4, False, {"cpu": None})
-    check_full(given, runners, 4, "the batch of onnxruntime-genai lets 4 run")
+    loaded = choose.load_model(given)
+    assert loaded.batching == Batching("library", None, 4, False, {"cpu": None})
+    check_full(given, loaded, 4, "the batch of onnxruntime-genai lets 4 run")
 
 
 def test_batched_session_option_is_refused_for_library_batches() -> None:
     options = check_device({"session": {"execution_mode": "parallel"}}, "cpu")
     given = spec(128, scheduler="library", options=options)
     with pytest.raises(ConfigurationError, match="execution_mode .*onnxruntime-genai's own batch"):
-        choose.load_runners(given)
+        choose.load_model(given)
 
 
 def test_kv_cache_too_small_for_one_request_is_refused() -> None:
@@ -238,8 +238,8 @@ def test_kv_cache_too_small_for_one_request_is_refused() -> None:
         rf"GENAI_KV_CACHE_BYTES={most}: at least {least} are needed for a request: .* 128 tokens \(GENAI_MAX_LENGTH"
     )
     with pytest.raises(ConfigurationError, match=message):
-        choose.load_runners(spec(128, kv_cache_bytes=most))
-    assert choose.load_runners(spec(128, kv_cache_bytes=least)).batching.num_slots == 1
+        choose.load_model(spec(128, kv_cache_bytes=most))
+    assert choose.load_model(spec(128, kv_cache_bytes=least)).batching.num_slots == 1
 
 
 def test_batch_does_not_fit_without_enough_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,11 +255,11 @@ def test_failed_first_pass_falls_back_unless_batching_is_set(
         raise RunnerFailed("onnxruntime: shapes differ")
 
     monkeypatch.setattr(DecoderSession, "run", failing)
-    runners = choose.load_runners(spec(128))
-    assert not runners.has_batch
-    assert "shapes differ" in (runners.batching.reason or "")
+    loaded = choose.load_model(spec(128))
+    assert loaded.batch is None
+    assert "shapes differ" in (loaded.batching.reason or "")
     with pytest.raises(ConfigurationError, match="GENAI_SCHEDULER=batched: .* shapes differ"):
-        choose.load_runners(spec(128, scheduler="batched"))
+        choose.load_model(spec(128, scheduler="batched"))
 
 
 def test_a_session_that_cannot_be_opened_falls_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -267,9 +267,9 @@ def test_a_session_that_cannot_be_opened_falls_back(monkeypatch: pytest.MonkeyPa
         raise ValueError("Node (x) has input size 3 not in range")
 
     monkeypatch.setattr(session, "open_with", fail)
-    runners = choose.load_runners(spec(128))
-    assert not runners.has_batch
-    assert runners.batching.reason == (
+    loaded = choose.load_model(spec(128))
+    assert loaded.batch is None
+    assert loaded.batching.reason == (
         "its graph for a batch cannot be loaded: ValueError: Node (x) has input size 3 not in range"
     )
 
@@ -289,7 +289,7 @@ def test_unreachable_option_is_refused_before_the_model_loads(device: str, sched
     options = check_device({"session": {"execution_mode": "parallel"}}, device)
     given = spec(128, scheduler=scheduler, device=device, model_dir="/none", options=options)
     with pytest.raises(ConfigurationError, match=message):
-        choose.load_runners(given)
+        choose.load_model(given)
 
 
 @pytest.mark.parametrize(
@@ -302,7 +302,7 @@ def test_unreachable_option_is_refused_before_the_model_loads(device: str, sched
 def test_impossible_batch_is_refused_before_the_model_loads(device: str, message: str) -> None:
     given = spec(128, scheduler="batched", model_dir="/none", device=device)
     with pytest.raises(ConfigurationError, match=f"GENAI_SCHEDULER=batched: .*{message}"):
-        choose.load_runners(given)
+        choose.load_model(given)
 
 
 def test_device_batch_has_its_memory_there_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -354,8 +354,8 @@ def test_failed_batch_frees_its_weights_before_the_generator(monkeypatch: pytest
     monkeypatch.setattr(session, "open_session", on_the_cpu)
     monkeypatch.setattr(buffers, "PagedBuffers", refuse)
     monkeypatch.setattr(choose, "_generator", generator)
-    runners = choose.load_runners(spec(128, device="cuda", options=check_device({}, "cuda")))
-    assert "the device has no memory left" in (runners.batching.reason or "")
+    loaded = choose.load_model(spec(128, device="cuda", options=check_device({}, "cuda")))
+    assert "the device has no memory left" in (loaded.batching.reason or "")
     assert alive == [None]
 
 
@@ -366,19 +366,19 @@ def test_generator_only_option_is_refused_when_batching() -> None:
 
 def test_warnings_of_the_options_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     options = check_device({"session": {"inter_op_num_threads": 2}}, "cpu")
-    choose.load_runners(spec(128, options=options))
+    choose.load_model(spec(128, options=options))
     assert "inter_op_num_threads has no effect" in caplog.text
 
 
 def test_batched_runner_counts_the_nodes_of_each_provider() -> None:
-    runners = choose.load_runners(spec(128))
-    assert list(runners.batching.nodes) == ["cpu"]
-    assert (runners.batching.nodes["cpu"] or 0) > 50
+    loaded = choose.load_model(spec(128))
+    assert list(loaded.batching.nodes) == ["cpu"]
+    assert (loaded.batching.nodes["cpu"] or 0) > 50
 
 
 def test_generator_runner_lists_providers_without_node_counts() -> None:
-    runners = choose.load_runners(spec(128, scheduler="generator"))
-    assert runners.batching.nodes == {"cpu": None}
+    loaded = choose.load_model(spec(128, scheduler="generator"))
+    assert loaded.batching.nodes == {"cpu": None}
 
 
 def test_a_model_answers_with_options_as_without() -> None:
@@ -394,8 +394,8 @@ def test_a_model_answers_with_options_as_without() -> None:
     prompt = [1, 57, 301, 44, 18, 902, 77, 5]
 
     def tokens(options: DeviceOptions) -> list[list[int]]:
-        runners = choose.load_runners(spec(128, options=options))
-        return [greedy(runner, prompt, 9) for runner in (runners.generator, runners.main)]
+        loaded = choose.load_model(spec(128, options=options))
+        return [greedy(runner, prompt, 9) for runner in (loaded.generator, loaded.main)]
 
     expected = tokens(DeviceOptions())
     assert len(expected) == 2
@@ -407,14 +407,14 @@ def test_a_global_pool_is_shared_by_all_sessions() -> None:
     """In a separate process, because a process has only one pool."""
     script = """
 import psutil
-from genai_server.engine.runners.choose import load_runners
+from genai_server.engine.runners.choose import load_model
 from genai_server.engine.runners.warm_up import warm_up
 from genai_server.options.check import check_device
 from tests.engine.runners.test_choose import spec
 import onnxruntime
 pool = {"global_thread_pool": True, "intra_op_num_threads": 5}
-runners = load_runners(spec(128, options=check_device({"session": pool}, "cpu")))
-warm_up(runners, 64)
+loaded = load_model(spec(128, options=check_device({"session": pool}, "cpu")))
+warm_up(loaded, 64)
 before = psutil.Process().num_threads()
 options = onnxruntime.SessionOptions()
 options.use_per_session_threads = False
@@ -426,23 +426,23 @@ print(psutil.Process().num_threads() - before)
 
 
 def test_scripted_device_has_the_configured_context_length() -> None:
-    runners = choose.load_runners(spec(10_000, device="scripted"))
-    assert runners.main.model.context_length == 10_000
+    loaded = choose.load_model(spec(10_000, device="scripted"))
+    assert loaded.main.model.context_length == 10_000
 
 
 @pytest.mark.parametrize(("scheduler", "name", "num_states"), [("auto", "batched", 4), ("generator", "generator", 0)])
 def test_a_model_for_speech_is_loaded_once(scheduler: str, name: str, num_states: int) -> None:
     given = spec(100, model_dir=ROOT / "tests" / "built_models" / "whisper", scheduler=scheduler)
-    runners = choose.load_runners(given)
-    warm_up(runners, 16)
-    assert runners.main.abilities.name == name
+    loaded = choose.load_model(given)
+    warm_up(loaded, 16)
+    assert loaded.main.abilities.name == name
     is_batched = name == "batched"
     # A batch's own session is profiled.
-    assert isinstance(runners.generator, OgGeneratorRunner) != is_batched
-    assert (runners.generator is runners.main) != is_batched
-    assert ("model for speech" in runners.why_no_profile) != is_batched
-    assert isinstance(runners.encoder, SoundWorker)
-    encoded = runners.encoder._encode({FEATURES: np.zeros((1, 80, 3000), np.float32)})
+    assert isinstance(loaded.generator, OgGeneratorRunner) != is_batched
+    assert (loaded.generator is loaded.main) != is_batched
+    assert ("model for speech" in loaded.why_no_profile) != is_batched
+    assert isinstance(loaded.encoder, SoundWorker)
+    encoded = loaded.encoder._encode({FEATURES: np.zeros((1, 80, 3000), np.float32)})
     # The library encodes by itself.
     assert len(encoded.states) == num_states
 

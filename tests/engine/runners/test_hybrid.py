@@ -15,9 +15,9 @@ from genai_server.engine.model.graph import read_decoder_graph
 from genai_server.engine.runners.bare_sequences import open_bare
 from genai_server.engine.runners.base import Interrupted
 from genai_server.engine.runners.batched import BatchedRunner
-from genai_server.engine.runners.choose import load_runners
+from genai_server.engine.runners.choose import load_model
 from genai_server.engine.runners.decoder_session import DecoderSession
-from genai_server.engine.runners.runner_pair import RunnerPair
+from genai_server.engine.runners.loaded_model import LoadedModel
 from genai_server.engine.sampling.grammar import Guidance
 from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.engine.scheduling.scheduler_output import Read
@@ -162,10 +162,10 @@ def test_a_failed_pass_leaves_no_prefix(hybrid: Hybrid, runner: Driven, monkeypa
 
 def test_packed_weights_and_settings_choose_the_batch(hybrid: Hybrid, tmp_path: Path) -> None:
     settings = msgspec.structs.replace(hybrid.settings, cache_dir=str(tmp_path))
-    runners = load_runners(EngineSpec("cpu", str(hybrid.path), settings))
-    assert runners.has_batch, runners.batching.reason
+    loaded = load_model(EngineSpec("cpu", str(hybrid.path), settings))
+    assert loaded.batch is not None, loaded.batching.reason
     prompt = text(30, 11)
-    runner = Driven(runners.main)
+    runner = Driven(loaded.main)
     runner.open(0, prompt, LENGTH)
     assert finish(runner, 0, best(runner.prefill(0, prompt))) == hybrid.answer(prompt)
 
@@ -296,9 +296,9 @@ def test_checkpoints_make_way_for_running_sequences() -> None:
 
 def test_paused_sequence_continues_from_states_or_a_checkpoint(hybrid: Hybrid, tmp_path: Path) -> None:
     runner = hybrid.load().runner
-    runners = RunnerPair(hybrid.generator.runner, runner)
+    loaded = LoadedModel(hybrid.generator.runner, runner)
     scheduler = Scheduler(runner, max_running=SLOTS, max_waiting=SLOTS, prefill_chunk=32)
-    loop = SteppedLoop(runners, scheduler, Guidance(None, VOCAB), tmp_path)
+    loop = SteppedLoop(loaded, scheduler, Guidance(None, VOCAB), tmp_path)
     prompt = text(130)
     loop.put_request(1, prompt, max_tokens=STEPS, max_length=LENGTH, ignore_eos=True, background=True)
     loop.step_until(lambda: len(loop.tokens(1)) == 3)

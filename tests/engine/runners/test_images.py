@@ -22,6 +22,7 @@ from genai_server.engine.prompt_images import EncodedImage, PromptImages
 from genai_server.engine.runners.base import run_pass
 from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.runners.lengths import BatchLimits
+from genai_server.engine.runners.loaded_model import LoadedModel
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.runners.runner_pair import NO_ADAPTERS, RunnerPair
 from genai_server.engine.scheduling.scheduler_output import UNSHARED, Read
@@ -183,7 +184,7 @@ def test_exact_rows_are_bitwise_equal_alone_and_in_company(vision: Vision) -> No
 
 def test_an_answer_moves_between_the_runners(vision: Vision) -> None:
     vision.batch.forget()
-    pair = RunnerPair(vision.generator, vision.batch)
+    pair = RunnerPair(LoadedModel(vision.generator, vision.batch))
     for sequence, expected in zip(vision.sequences(), vision.answers, strict=True):
         assert moving_answer(pair, sequence, STEPS) == expected
 
@@ -201,8 +202,8 @@ def adapted_vision(tmp_path_factory: pytest.TempPathFactory) -> tuple[Vision, li
 
 def test_rows_with_images_and_adapters_are_as_alone(adapted_vision: tuple[Vision, list[Path]]) -> None:
     vision, files = adapted_vision
-    pair = RunnerPair(vision.generator, vision.batch)
-    one, other = (pair.adapters.find(Adapter(file.stem, str(file), file.stem)) for file in files)
+    pair = RunnerPair(LoadedModel(vision.generator, vision.batch))
+    one, other = (pair.loaded.adapters.find(Adapter(file.stem, str(file), file.stem)) for file in files)
 
     def sequences() -> list[Sequence]:
         found = vision.sequences()
@@ -221,6 +222,6 @@ def test_rows_with_images_and_adapters_are_as_alone(adapted_vision: tuple[Vision
 
 def test_generator_of_a_model_with_images_takes_no_adapters(adapted_vision: tuple[Vision, list[Path]]) -> None:
     vision, files = adapted_vision
-    pair = RunnerPair(vision.generator)
+    pair = RunnerPair(LoadedModel(vision.generator))
     with pytest.raises(AdapterLoadFailed, match="has no adapters for models that take images"):
-        pair.adapters.load(Adapter("any", str(files[0]), "1"))
+        pair.loaded.adapters.load(Adapter("any", str(files[0]), "1"))

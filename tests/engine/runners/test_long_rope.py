@@ -10,8 +10,8 @@ import pytest
 from genai_server.config.settings import Settings
 from genai_server.config.sources import engine_settings
 from genai_server.engine.runners.load_batched import load_batched
+from genai_server.engine.runners.loaded_model import LoadedModel
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
-from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.sampling.grammar import model_guidance
 from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.engine.scheduling.scheduler_output import StepPolicy
@@ -37,10 +37,10 @@ class Device(SteppedLoop):
         settings = engine_settings(Settings.model_validate({}))
         settings = msgspec.structs.replace(settings, max_length=LENGTH, max_batch_size=4, cache_dir="", threads=1)
         self.batch = load_batched(EngineSpec("cpu", str(model_dir), settings), model_dir, self.generator.model)
-        runners = RunnerPair(self.generator, self.batch)
+        loaded = LoadedModel(self.generator, self.batch)
         policy = StepPolicy(speculates=True)
         scheduler = Scheduler(self.batch, max_running=4, max_waiting=9, prefill_chunk=24, policy=policy)
-        super().__init__(runners, scheduler, model_guidance(model_dir, self.generator.model), folder)
+        super().__init__(loaded, scheduler, model_guidance(model_dir, self.generator.model), folder)
 
     def submit(self, key: int, prompt: list[int], **fields: Any) -> None:
         asked: dict[str, Any] = {

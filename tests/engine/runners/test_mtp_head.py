@@ -14,9 +14,9 @@ import pytest
 from msgspec import structs
 from numpy.typing import NDArray
 
-from genai_server.engine.runners.choose import load_runners
+from genai_server.engine.runners.choose import load_model
+from genai_server.engine.runners.loaded_model import LoadedModel
 from genai_server.engine.runners.mtp_head import MAX_KEPT, MtpHead, _States
-from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.runners.warm_up import warm_up
 from genai_server.engine.sampling.grammar import Guidance
 from genai_server.engine.scheduling.drafts import NO_DRAFT, Drafter
@@ -40,15 +40,15 @@ def hybrid() -> Hybrid:
 
 
 @pytest.fixture(scope="module")
-def runners(hybrid: Hybrid) -> RunnerPair:
+def loaded(hybrid: Hybrid) -> LoadedModel:
     settings = structs.replace(hybrid.settings, speculation="auto")
-    return load_runners(EngineSpec("cpu", str(hybrid.path), settings))
+    return load_model(EngineSpec("cpu", str(hybrid.path), settings))
 
 
 @pytest.fixture
-def head(runners: RunnerPair) -> MtpHead:
-    assert isinstance(runners.draft_model, MtpHead)
-    return runners.draft_model
+def head(loaded: LoadedModel) -> MtpHead:
+    assert isinstance(loaded.draft_model, MtpHead)
+    return loaded.draft_model
 
 
 class Free(StepTimeModel):
@@ -60,7 +60,7 @@ class Free(StepTimeModel):
 
 @pytest.fixture
 def device(
-    runners: RunnerPair,
+    loaded: LoadedModel,
     head: MtpHead,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -70,10 +70,10 @@ def device(
     monkeypatch.setattr(head, "times", Free())
     monkeypatch.setattr(Drafter, "draft", lambda *_: NO_DRAFT)
     scheduler = Scheduler(
-        runners.main, max_running=SLOTS, max_waiting=SLOTS, prefill_chunk=32, policy=StepPolicy(speculates=True)
+        loaded.main, max_running=SLOTS, max_waiting=SLOTS, prefill_chunk=32, policy=StepPolicy(speculates=True)
     )
-    yield SteppedLoop(runners, scheduler, Guidance(None, VOCAB), tmp_path)
-    runners.forget()
+    yield SteppedLoop(loaded, scheduler, Guidance(None, VOCAB), tmp_path)
+    loaded.forget()
 
 
 class Reference:
@@ -192,8 +192,8 @@ def test_ended_sequences_leave_nothing(head: MtpHead, device: SteppedLoop) -> No
     assert not head._copies
 
 
-def test_warm_up_leaves_no_states(runners: RunnerPair, head: MtpHead) -> None:
-    warm_up(runners, 32)
+def test_warm_up_leaves_no_states(loaded: LoadedModel, head: MtpHead) -> None:
+    warm_up(loaded, 32)
     assert not head._states
 
 
@@ -217,7 +217,7 @@ def test_kept_states_do_not_keep_those_of_other_rows(head: MtpHead, device: Step
 
 
 def test_failure_behind_a_pass_costs_no_other_answer(
-    hybrid: Hybrid, runners: RunnerPair, device: SteppedLoop, monkeypatch: pytest.MonkeyPatch
+    hybrid: Hybrid, loaded: LoadedModel, device: SteppedLoop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> None:
         raise MemoryError
@@ -226,7 +226,7 @@ def test_failure_behind_a_pass_costs_no_other_answer(
     ask(device, 0, prompt)
     device.step_until(lambda: bool(device.tokens(0)))
     with monkeypatch.context() as patched:
-        patched.setattr(runners.main, "take_hidden", fail)
+        patched.setattr(loaded.main, "take_hidden", fail)
         device.run(0)
     assert device.failure(0).message
     following = [*prompt, *device.tokens(0), 7, 8]
@@ -237,27 +237,27 @@ def test_failure_behind_a_pass_costs_no_other_answer(
 
 def test_head_is_not_loaded_without_drafts(hybrid: Hybrid) -> None:
     settings = structs.replace(hybrid.settings, speculation="off")
-    assert load_runners(EngineSpec("cpu", str(hybrid.path), settings)).draft_model is None
+    assert load_model(EngineSpec("cpu", str(hybrid.path), settings)).draft_model is None
 
 
-def test_memory_for_keys_is_divided_by_need(runners: RunnerPair, head: MtpHead) -> None:
+def test_memory_for_keys_is_divided_by_need(loaded: LoadedModel, head: MtpHead) -> None:
     assert head.kv_share == pytest.approx(1 / (1 + NUM_LAYERS_WITH_KEYS))
-    assert runners.main.model.max_length == head.runner.model.max_length
+    assert loaded.main.model.max_length == head.runner.model.max_length
 
 
 def test_head_has_the_type_of_the_models_keys(hybrid: Hybrid) -> None:
     settings = structs.replace(hybrid.settings, speculation="auto", kv_cache_type="fp16")
-    runners = load_runners(EngineSpec("cpu", str(hybrid.path), settings))
-    main, head = runners.main.abilities.memory, runners.draft_model
+    loaded = load_model(EngineSpec("cpu", str(hybrid.path), settings))
+    main, head = loaded.main.abilities.memory, loaded.draft_model
     assert head is not None
     assert head.runner.abilities.memory.page_tokens == main.page_tokens
 
 
 def test_memory_for_the_model_alone_has_no_head(hybrid: Hybrid, caplog: pytest.LogCaptureFixture) -> None:
     settings = structs.replace(hybrid.settings, speculation="auto", kv_cache_type="fp32", kv_cache_bytes=100_000)
-    runners = load_runners(EngineSpec("cpu", str(hybrid.path), settings))
-    assert runners.has_batch
-    assert runners.draft_model is None
+    loaded = load_model(EngineSpec("cpu", str(hybrid.path), settings))
+    assert loaded.batch is not None
+    assert loaded.draft_model is None
     assert "the model's head for multi-token prediction is not used" in caplog.text
 
 
@@ -265,12 +265,10 @@ def test_head_that_cannot_be_read_costs_drafts_but_no_memory(hybrid: Hybrid, tmp
     for file in hybrid.path.iterdir():
         (tmp_path / file.name).write_bytes(b"" if file.name == "mtp.onnx.data" else file.read_bytes())
     without, broken = (
-        load_runners(
-            EngineSpec("cpu", str(tmp_path), structs.replace(hybrid.settings, speculation=how), kv_bytes=2**24)
-        )
+        load_model(EngineSpec("cpu", str(tmp_path), structs.replace(hybrid.settings, speculation=how), kv_bytes=2**24))
         for how in ("off", "auto")
     )
-    assert broken.has_batch
+    assert broken.batch is not None
     assert broken.draft_model is None
     assert broken.main.abilities.memory.num_pages == without.main.abilities.memory.num_pages
 
@@ -280,9 +278,9 @@ def test_strange_head_costs_its_drafts_only(hybrid: Hybrid, tmp_path: Path, head
     shutil.copytree(hybrid.path, tmp_path, dirs_exist_ok=True)
     with edited_config(tmp_path) as config:
         config["model"]["mtp"] = head
-    runners = load_runners(EngineSpec("cpu", str(tmp_path), structs.replace(hybrid.settings, speculation="auto")))
-    assert runners.has_batch
-    assert runners.draft_model is None
+    loaded = load_model(EngineSpec("cpu", str(tmp_path), structs.replace(hybrid.settings, speculation="auto")))
+    assert loaded.batch is not None
+    assert loaded.draft_model is None
 
 
 def rows(number: int, first: int = 0) -> Array:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from llguidance import LLMatcher
 
+from genai_server.engine.runners.loaded_model import LoadedModel
 from genai_server.engine.runners.og_engine import OgEngineRunner
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.runners.runner_pair import RunnerPair
@@ -58,7 +59,7 @@ def guidance(generator: OgGeneratorRunner) -> Guidance:
 def device(
     generator: OgGeneratorRunner, library: OgEngineRunner, guidance: Guidance, tmp_path: Path
 ) -> Iterator[DemoDevice]:
-    device = DemoDevice(RunnerPair(generator, library), guidance, tmp_path)
+    device = DemoDevice(LoadedModel(generator, library), guidance, tmp_path)
     yield device
     assert not library._turns
     assert not library._engine.has_pending_requests()
@@ -68,7 +69,7 @@ def device(
 @pytest.fixture
 def alone(generator: OgGeneratorRunner, guidance: Guidance, tmp_path: Path) -> DemoDevice:
     """The same model on Generators."""
-    return DemoDevice(RunnerPair(generator), guidance, tmp_path)
+    return DemoDevice(LoadedModel(generator), guidance, tmp_path)
 
 
 # answers
@@ -79,7 +80,7 @@ def test_number_of_rows_is_that_of_the_librarys_configuration(
 ) -> None:
     assert library.abilities.max_rows == ROWS
     assert OgEngineRunner(generator, 2).abilities.max_rows == 2
-    assert RunnerPair(generator, library).batching.scheduler == "library"
+    assert LoadedModel(generator, library).batching.scheduler == "library"
 
 
 def test_answers_side_by_side_are_those_of_generators(device: DemoDevice, alone: DemoDevice) -> None:
@@ -186,7 +187,7 @@ def test_field_without_effect_is_accepted(library: OgEngineRunner) -> None:
 
 
 def test_no_prompt_is_scored(generator: OgGeneratorRunner, library: OgEngineRunner) -> None:
-    assert not scores_prompts(RunnerPair(generator, library))
+    assert not scores_prompts(LoadedModel(generator, library))
 
 
 # external ends
@@ -239,9 +240,9 @@ def test_profiles_are_refused_if_only_the_batch_runs_the_model(
         raise RunnerFailed("onnxruntime-genai: paged attention wants an Engine")
 
     monkeypatch.setattr(generator, "open", cannot)
-    pair = RunnerPair(generator, OgEngineRunner(generator, 4))
-    warm_up(pair, 24)
-    device = DemoDevice(pair, guidance, tmp_path)
+    loaded = LoadedModel(generator, OgEngineRunner(generator, 4))
+    warm_up(loaded, 24)
+    device = DemoDevice(loaded, guidance, tmp_path)
     device.submit(1, "Count from 1 to 12.")
     device.run_to(1, 1)
     device.put(SetRuntimeOption(7, "enable_profiling", "p"))
@@ -285,7 +286,7 @@ def fake(fields: dict[str, Any] | None = None, **search: Any) -> tuple[FakeLibra
 
 def drive(batch: OgEngineRunner, arrivals: list[int], passes: int) -> tuple[list[Sequence], list[str]]:
     """Sequences that arrive before these passes, and the reasons of failures."""
-    pair = RunnerPair(batch._generator, batch)
+    pair = RunnerPair(LoadedModel(batch._generator, batch))
     scheduler = Scheduler(batch, max_running=batch.abilities.max_rows, max_waiting=99, prefill_chunk=32)
     found: list[Sequence] = []
     failures: list[str] = []
@@ -340,7 +341,7 @@ def test_youngest_turn_is_evicted_when_none_can_continue() -> None:
 
 def test_prompt_tokens_count_as_progress_but_not_as_step_time() -> None:
     _, batch = fake({"chunk": 3})
-    pair = RunnerPair(batch._generator, batch)
+    pair = RunnerPair(LoadedModel(batch._generator, batch))
     sequence = Sequence(1, (0, 1), GenerationRequest("r", [7] * 8, 9, 90), lambda: 0.0)
     pair.open(sequence)
     step = Step([Read.next(sequence)])
@@ -355,7 +356,7 @@ def test_prompt_tokens_count_as_progress_but_not_as_step_time() -> None:
 
 def test_the_context_is_what_the_pages_hold_of_one() -> None:
     _, batch = fake({"max_length": 300})
-    assert RunnerPair(batch._generator, batch).main.model.context_length == 300
+    assert LoadedModel(batch._generator, batch).main.model.context_length == 300
 
 
 def test_unsupported_default_is_ignored() -> None:

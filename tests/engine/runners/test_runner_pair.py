@@ -10,6 +10,7 @@ import pytest
 from genai_server.engine.loaded_adapter import LoadedAdapter
 from genai_server.engine.runners.base import Terminated
 from genai_server.engine.runners.batched import BatchedRunner
+from genai_server.engine.runners.loaded_model import LoadedModel
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.runners.scripted import ScriptedRunner
@@ -28,9 +29,9 @@ STEPS = 24
 class Engine:
     """A pair and a scheduler, driven like in the loop; all sequences answer greedily and never end."""
 
-    def __init__(self, runners: RunnerPair) -> None:
-        self.runners = runners
-        self.scheduler = Scheduler(runners.main, max_running=SLOTS, max_waiting=0, prefill_chunk=16, idle_chunk=64)
+    def __init__(self, loaded: LoadedModel) -> None:
+        self.runners = RunnerPair(loaded)
+        self.scheduler = Scheduler(loaded.main, max_running=SLOTS, max_waiting=0, prefill_chunk=16, idle_chunk=64)
 
     def begin(self, number: int, prompt: list[int], *, adapter: LoadedAdapter | None = None, **fields: Any) -> Sequence:
         request = GenerationRequest(f"r{number}", prompt, 400, MAX_LENGTH, **fields)
@@ -62,7 +63,7 @@ class Engine:
 @pytest.fixture
 def engine(generator: OgGeneratorRunner, session: Any) -> Iterator[Engine]:
     batched = batched_runner(session=session, num_slots=SLOTS, max_length=MAX_LENGTH)
-    engine = Engine(RunnerPair(generator, batched))
+    engine = Engine(LoadedModel(generator, batched))
     yield engine
     engine.end(*engine.scheduler.running)
     assert batched.slots.num_running == 0
@@ -79,7 +80,7 @@ def undisturbed(generator: OgGeneratorRunner, session: Any) -> Undisturbed:
     @cache
     def alone(prompt: tuple[int, ...], steps: int) -> list[int]:
         batched = batched_runner(session=session, num_slots=SLOTS, max_length=MAX_LENGTH)
-        engine = Engine(RunnerPair(generator, batched))
+        engine = Engine(LoadedModel(generator, batched))
         sequence = engine.begin(0, list(prompt))
         engine.run(sequence, steps)
         return produced(sequence, steps)
@@ -146,26 +147,18 @@ def test_forget_counts_pasts_and_keeps_running_sequences(engine: Engine) -> None
 
 
 def test_generators_run_everything_without_a_batched_runner() -> None:
-    engine = Engine(RunnerPair(ScriptedRunner(), reason="because"))
+    engine = Engine(LoadedModel(ScriptedRunner(), reason="because"))
     sequence = engine.begin(1, list(b"say hi\n\x04"))
     engine.runners.to_batch(sequence)
     assert not sequence.batched
-    assert engine.runners.batching == Batching("generator", "because")
+    assert engine.runners.loaded.batching == Batching("generator", "because")
     engine.run(sequence, 2)
     assert bytes(produced(sequence, 2)) == b"hi"
     assert engine.runners.main.forget() == 0
-    engine.runners.interrupt()
-
-
-def test_an_interrupt_reaches_a_runner_without_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    runner, interrupted = ScriptedRunner(), list[int]()
-    monkeypatch.setattr(runner, "interrupt", lambda: interrupted.append(1))
-    RunnerPair(runner).interrupt()
-    assert interrupted == [1]
 
 
 def test_batching_is_described(engine: Engine) -> None:
-    assert engine.runners.batching == Batching(
+    assert engine.runners.loaded.batching == Batching(
         "batched", None, SLOTS, False, dict(engine.runners.main.nodes), mixes=True
     )
 

@@ -22,6 +22,7 @@ from genai_server.engine.profiling.folder import wait_for_next_file_name
 from genai_server.engine.runners.base import Terminated, run_pass
 from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.runners.lengths import BatchLimits
+from genai_server.engine.runners.loaded_model import LoadedModel
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.runners.profiled_rows import ProfiledRows
 from genai_server.engine.runners.runner_pair import RunnerPair
@@ -145,7 +146,7 @@ def test_exact_rows_are_bitwise_equal_alone_and_in_company(speech: Speech) -> No
 
 def test_an_answer_moves_between_the_runners(speech: Speech) -> None:
     speech.batch.forget()
-    pair = RunnerPair(speech.generator, speech.batch)
+    pair = RunnerPair(LoadedModel(speech.generator, speech.batch))
     for sequence, expected in zip(speech.sequences(), speech.answers, strict=True):
         assert moving_answer(pair, sequence, STEPS) == expected
 
@@ -162,7 +163,7 @@ class OneByOne(ProfiledRows):
 def test_profiled_answers_are_equal_with_a_file_for_each_pass(speech: Speech, tmp_path: Path) -> None:
     speech.batch.forget()
     profiled = OneByOne(speech.batch)
-    pair = RunnerPair(profiled, speech.batch)
+    pair = RunnerPair(LoadedModel(profiled, speech.batch))
     assert pair.no_profile() is None
     for number, (sequence, expected) in enumerate(zip(speech.sequences(), speech.answers, strict=True)):
         if number != 1:
@@ -178,7 +179,7 @@ def test_profiled_answers_are_equal_with_a_file_for_each_pass(speech: Speech, tm
 
 def test_a_profiled_answer_reads_one_token_again_when_it_moves(speech: Speech) -> None:
     speech.batch.forget()
-    pair = RunnerPair(ProfiledRows(speech.batch), speech.batch)
+    pair = RunnerPair(LoadedModel(ProfiledRows(speech.batch), speech.batch))
     sequence = speech.sequences(cache_prompt=True)[1]
     pair.open(sequence)
     (scores,) = run_pass(pair.of(sequence), [Read.next(sequence, sequence.num_unread)])
@@ -192,7 +193,7 @@ def test_a_profiled_answer_reads_one_token_again_when_it_moves(speech: Speech) -
 def test_an_exact_answer_is_bitwise_the_same_when_it_is_profiled(speech: Speech) -> None:
     def logits(*, moves: bool) -> list[NDArray[np.float32]]:
         speech.batch.forget()
-        pair = RunnerPair(ProfiledRows(speech.batch), speech.batch)
+        pair = RunnerPair(LoadedModel(ProfiledRows(speech.batch), speech.batch))
         sequence = speech.sequences(exact=True, cache_prompt=True)[1]
         assert pair.no_profile(sequence) is None
         pair.open(sequence)

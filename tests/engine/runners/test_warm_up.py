@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from genai_server.engine.runners.batched import BatchedRunner
-from genai_server.engine.runners.choose import load_runners
+from genai_server.engine.runners.choose import load_model
 from genai_server.engine.runners.lengths import with_limit
-from genai_server.engine.runners.runner_pair import RunnerPair
+from genai_server.engine.runners.loaded_model import LoadedModel
 from genai_server.engine.runners.scripted import ScriptedRunner
 from genai_server.engine.runners.warm_up import scores_prompts, time_passes, warm_up
 from genai_server.engine.scheduling.scheduler_output import Read
@@ -44,7 +44,7 @@ class Shapes(ScriptedRunner):
 def test_a_chunk_is_read_and_tokens_are_decoded(max_length: int, prefilled: list[int], decoded: list[int]) -> None:
     runner = Shapes()
     runner.model = with_limit(runner.model, max_length)
-    warm_up(RunnerPair(runner, reason="scripted"), 128)
+    warm_up(LoadedModel(runner, reason="scripted"), 128)
     assert (runner.prefilled, runner.decoded) == (prefilled, decoded)
 
 
@@ -58,16 +58,16 @@ def test_warm_up_decodes_one_row_and_all_rows_and_forgets_them(monkeypatch: pyte
         return forward(self, reads)
 
     monkeypatch.setattr(BatchedRunner, "forward", recorded)
-    runners = load_runners(spec(128))
-    warm_up(runners, 64)
+    loaded = load_model(spec(128))
+    warm_up(loaded, 64)
     assert decoded == [1, 1, 4, 4]
-    assert runners.has_batch
-    times = StepTimeModel.tried(runners.main.abilities)
+    assert loaded.batch is not None
+    times = StepTimeModel.tried(loaded.main.abilities)
     assert 0 < times.seconds(1) <= times.seconds(4)
     assert times.seconds_to_read(1) > 0
-    assert runners.main.forget() == 0
+    assert loaded.main.forget() == 0
     prompt = [1] * 50
-    assert Driven(runners.main).open(1, prompt, 128) == 0  # nothing of a client's prompt is cached
+    assert Driven(loaded.main).open(1, prompt, 128) == 0  # nothing of a client's prompt is cached
 
 
 def test_the_least_time_of_a_pass_is_kept() -> None:
@@ -95,7 +95,7 @@ def test_a_model_that_cannot_be_run_is_not_ready() -> None:
             raise RunnerFailed("no kernel")
 
     with pytest.raises(RunnerFailed, match="no kernel"):
-        warm_up(RunnerPair(Failing(), reason="scripted"), 64)
+        warm_up(LoadedModel(Failing(), reason="scripted"), 64)
 
 
 class OfAnOldLibrary(ScriptedRunner):
@@ -108,34 +108,34 @@ class OfAnOldLibrary(ScriptedRunner):
 
 
 def test_old_library_refuses_profiling_with_a_reason() -> None:
-    runners = RunnerPair(OfAnOldLibrary(), reason="scripted")
-    warm_up(runners, 64)
-    why = runners.no_profile()
+    loaded = LoadedModel(OfAnOldLibrary(), reason="scripted")
+    warm_up(loaded, 64)
+    why = loaded.why_no_profile
     assert why is not None
     assert "enable_profiling requires ONNX Runtime 1.25 or later" in why
 
 
 def test_that_profiles_can_be_made_is_tried_without_making_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    runners = load_runners(spec(128))
-    warm_up(runners, 64)
-    assert runners.no_profile() is None
+    loaded = load_model(spec(128))
+    warm_up(loaded, 64)
+    assert loaded.why_no_profile == ""
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_model_is_known_to_score_prompts_by_trying_it() -> None:
-    runners = load_runners(spec(128))
-    assert scores_prompts(runners)
-    assert scores_prompts(RunnerPair(runners.generator, reason="alone"))
-    assert scores_prompts(RunnerPair(ScriptedRunner(), reason="scripted"))
-    assert isinstance(runners.main, BatchedRunner)
-    assert runners.main.slots.num_running == 0
+    loaded = load_model(spec(128))
+    assert scores_prompts(loaded)
+    assert scores_prompts(LoadedModel(loaded.generator, reason="alone"))
+    assert scores_prompts(LoadedModel(ScriptedRunner(), reason="scripted"))
+    assert isinstance(loaded.main, BatchedRunner)
+    assert loaded.main.slots.num_running == 0
 
 
 def test_graph_with_a_pruned_head_scores_prompts_in_a_batch_only(tmp_path: Path) -> None:
     make_pruned_model(tmp_path / "model")
-    runners = load_runners(spec(128, model_dir=tmp_path / "model"))
-    assert isinstance(runners.main, BatchedRunner)
-    assert scores_prompts(runners)
-    assert not scores_prompts(RunnerPair(runners.generator, reason="alone"))
-    assert runners.main.slots.num_running == 0
+    loaded = load_model(spec(128, model_dir=tmp_path / "model"))
+    assert isinstance(loaded.main, BatchedRunner)
+    assert scores_prompts(loaded)
+    assert not scores_prompts(LoadedModel(loaded.generator, reason="alone"))
+    assert loaded.main.slots.num_running == 0

@@ -16,6 +16,7 @@ from genai_server.engine.kv_cache.layout import WINDOW_STEP
 from genai_server.engine.kv_cache.row import SlotSpan
 from genai_server.engine.model.graph import read_decoder_graph
 from genai_server.engine.model.session import open_session
+from genai_server.engine.runners.loaded_model import LoadedModel
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.scheduling.scheduler_output import Read, Step
@@ -161,7 +162,7 @@ def test_a_past_longer_than_the_window_is_used_again(windowed: Path, generator: 
 def test_sequence_back_from_a_generator_recomputes_its_tokens(
     windowed: Path, generator: OgGeneratorRunner, returned: int
 ) -> None:
-    pair = RunnerPair(generator, batched_runner(windowed, max_length=MAX_LENGTH))
+    pair = RunnerPair(LoadedModel(generator, batched_runner(windowed, max_length=MAX_LENGTH)))
     prompt = text(70)
     sequence = Scheduled(1, (0, 1), GenerationRequest("r", prompt, 100, MAX_LENGTH), lambda: 0.0, reuses_past=True)
     pair.open(sequence)
@@ -178,7 +179,7 @@ def test_sequence_back_from_a_generator_recomputes_its_tokens(
 def test_exact_sequence_reuses_no_answer_tokens_of_a_prompt(
     windowed: Path, generator: OgGeneratorRunner, exact: bool
 ) -> None:
-    pair = RunnerPair(generator, batched_runner(windowed, max_length=MAX_LENGTH))
+    pair = RunnerPair(LoadedModel(generator, batched_runner(windowed, max_length=MAX_LENGTH)))
     prompt = text(40)
     sequence = Scheduled(
         1, (0, 1), GenerationRequest("r", prompt, 100, MAX_LENGTH, exact=exact), lambda: 0.0, reuses_past=True

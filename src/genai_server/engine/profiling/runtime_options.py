@@ -58,7 +58,7 @@ class RuntimeOptionState:
         clock: Clock = time.monotonic,
     ) -> None:
         self._runners = runners
-        self._max_rows = max_rows if runners.has_batch else sys.maxsize
+        self._max_rows = sys.maxsize if runners.loaded.batch is None else max_rows
         self._folder = folder
         self._manifest = ProfileManifest(folder.directory, about or Session(id="", prefix="", started=0))
         self.sessions = ProfileSessions(self._manifest, clock)

@@ -37,7 +37,7 @@ from genai_server.engine.runners.load_batched import (
     min_gain,
     session_profile_prefix,
 )
-from genai_server.engine.runners.runner_pair import RunnerPair
+from genai_server.engine.runners.loaded_model import LoadedModel
 from genai_server.engine.runners.runner_rules import LIBRARY, check_reach, check_runner, never_batched, runs_by_library
 from genai_server.engine.runners.scripted import ScriptedPooledRunner, ScriptedRunner
 from genai_server.engine.sound_worker import SoundWorker
@@ -68,25 +68,25 @@ _NO_PROFILE_OF_PARTS = (
 )
 
 
-def load_runners(spec: EngineSpec) -> RunnerPair:
-    """The runners for a device. Raises what the library raises when it cannot load the model."""
+def load_model(spec: EngineSpec) -> LoadedModel:
+    """The model of a device. Raises what the library raises when it cannot load the model."""
     share = head_share(spec)
     may_draft = bool(spec.draft_model or share) and _may_have_drafts(spec)
     if may_draft:
         spec = structs.replace(spec, options=without_spinning_between_passes(spec.options))
     kv_bytes = allowed(spec).bytes if share else 0
     own = spec if may_draft else structs.replace(spec, draft_model="")
-    runners = _load_model(with_kv_share(spec, 1 - share) if share else own)
-    if spec.draft_model and may_draft and runners.main.abilities.drafts:
-        runners.draft_model = _load_draft_model(spec, runners)
+    loaded = _load_runners(with_kv_share(spec, 1 - share) if share else own)
+    if spec.draft_model and may_draft and loaded.main.abilities.drafts:
+        loaded.draft_model = _load_draft_model(spec, loaded)
     elif spec.draft_model:
-        reason = runners.batching.reason or "draft models run on CPUs only, beside a model that generates text"
+        reason = loaded.batching.reason or "draft models run on CPUs only, beside a model that generates text"
         log.warning("draft_model=%s has no effect on device %s: %s", spec.draft_model, spec.device, reason)
     elif share:
-        runners.draft_model = _load_head(spec, share, runners)
-        if runners.draft_model is None:
-            runners.resize(kv_bytes)
-    return runners
+        loaded.draft_model = _load_head(spec, share, loaded)
+        if loaded.draft_model is None:
+            loaded.resize(kv_bytes)
+    return loaded
 
 
 def _may_have_drafts(spec: EngineSpec) -> bool:
@@ -97,15 +97,15 @@ def _may_have_drafts(spec: EngineSpec) -> bool:
     return never_batched(spec.device, model_dir, settings) is None
 
 
-def _load_model(spec: EngineSpec) -> RunnerPair:
+def _load_runners(spec: EngineSpec) -> LoadedModel:
     if spec.device.startswith("scripted"):
         if (pooling := read_pooling_model(Path(spec.model_dir))) is not None:
             pooled = ScriptedPooledRunner(pooling)
             pooled.model = with_limit(pooled.model, spec.settings.max_length)
-            return RunnerPair(pooled, reason="it is scripted")
+            return LoadedModel(pooled, reason="it is scripted")
         scripted = ScriptedRunner(max(4096, spec.settings.max_length))
         scripted.model = with_limit(scripted.model, spec.settings.max_length)
-        return RunnerPair(scripted, reason="it is scripted")
+        return LoadedModel(scripted, reason="it is scripted")
     from genai_server.engine.model.session_options import preload_cuda, use_global_pool, with_found_libraries
     from genai_server.engine.model.weights import prepacked_model
 
@@ -132,11 +132,11 @@ def _load_model(spec: EngineSpec) -> RunnerPair:
         generator = _generator(spec, model_dir)
         batch = OgEngineRunner(generator, settings.max_batch_size)
         batch.model = with_limit(batch.model, settings.max_length)
-        return RunnerPair(generator, batch)
+        return LoadedModel(generator, batch)
     return _batched(spec, model_dir, _image_worker(spec, model_dir))
 
 
-def _batched(spec: EngineSpec, model_dir: Path, encoder: ImageWorker | None) -> RunnerPair:
+def _batched(spec: EngineSpec, model_dir: Path, encoder: ImageWorker | None) -> LoadedModel:
     """For a model that generates: in a batch, or one by one if it does not fit."""
     from genai_server.engine.runners.profiled_rows import ProfiledRows
 
@@ -147,17 +147,17 @@ def _batched(spec: EngineSpec, model_dir: Path, encoder: ImageWorker | None) -> 
     except DoesNotFit as error:
         reason = str(error)
     else:
-        return RunnerPair(beside or ProfiledRows(batched), batched, encoder=encoder)
+        return LoadedModel(beside or ProfiledRows(batched), batched, encoder=encoder)
     # Only here, because the error keeps the weights of the failed batch until it is handled.
     return _one_by_one(structs.replace(spec, draft_model=""), beside or _generator(spec, model_dir), reason, encoder)
 
 
-def _load_draft_model(spec: EngineSpec, runners: RunnerPair) -> "DraftModel":
+def _load_draft_model(spec: EngineSpec, loaded: LoadedModel) -> "DraftModel":
     """The model that drafts for the sequences of a batch.
 
     Raises ConfigurationError if the draft model cannot be used, or is not one for the other model.
     """
-    path, main = Path(spec.draft_model), runners.main
+    path, main = Path(spec.draft_model), loaded.main
     from genai_server.engine.model.session_options import with_found_libraries
     from genai_server.engine.model.weights import prepacked_model
     from genai_server.engine.runners.draft_model import DraftModel
@@ -181,17 +181,17 @@ def _load_draft_model(spec: EngineSpec, runners: RunnerPair) -> "DraftModel":
     return DraftModel(runner, main.model.vocab_size, name=path.absolute().name, kv_share=share)
 
 
-def _load_head(spec: EngineSpec, share: float, runners: RunnerPair) -> "DraftModel | None":
+def _load_head(spec: EngineSpec, share: float, loaded: LoadedModel) -> "DraftModel | None":
     """The model's head for multi-token prediction; None, with a warning, if it cannot be used."""
     from genai_server.engine.model.session import open_session
     from genai_server.engine.model.session_options import with_found_libraries
     from genai_server.engine.runners.batched import BatchedRunner
     from genai_server.engine.runners.mtp_head import HeadRunner, MtpHead
 
-    main, model_dir = runners.main, Path(spec.model_dir)
+    main, model_dir = loaded.main, Path(spec.model_dir)
     try:
         if not isinstance(main, BatchedRunner) or not main.abilities.drafts or not main.graph.hidden_size:
-            raise DoesNotFit(runners.batching.reason or "the model's graph does not give it what it reads")
+            raise DoesNotFit(loaded.batching.reason or "the model's graph does not give it what it reads")
         own = with_kv_share(spec, share)
         graph = with_cache_type(own, read_decoder_graph(model_dir, MTP), main.model.context_length)
         limits, model = batch_limits(own, graph, main.model)
@@ -214,7 +214,7 @@ def _generator(spec: EngineSpec, model_dir: Path) -> "OgGeneratorRunner":
 
 def _one_by_one(
     spec: EngineSpec, generator: "OgGeneratorRunner", reason: str, encoder: EncoderWorker[Any] | None
-) -> RunnerPair:
+) -> LoadedModel:
     """Without a batch, for a reason. Raises ConfigurationError if the settings need one."""
     if spec.settings.scheduler == "batched":
         raise ConfigurationError(f"GENAI_SCHEDULER=batched: {reason}")
@@ -223,10 +223,10 @@ def _one_by_one(
     log.info("the graph is on %s, each taking what the one before it leaves", ", ".join(generator.nodes))
     memory, generator.model = generator_limits(spec, generator.model_dir, generator.model)
     generator.abilities = replace(generator.abilities, memory=memory)
-    return RunnerPair(generator, reason=reason, encoder=encoder)
+    return LoadedModel(generator, reason=reason, encoder=encoder)
 
 
-def _transcribing(spec: EngineSpec, model_dir: Path) -> RunnerPair:
+def _transcribing(spec: EngineSpec, model_dir: Path) -> LoadedModel:
     """For a model for speech: either in a batch or by the library."""
     from genai_server.engine.model.aligner import why_no_times
     from genai_server.engine.model.sound_encoder import unencoded
@@ -238,16 +238,14 @@ def _transcribing(spec: EngineSpec, model_dir: Path) -> RunnerPair:
         batched = load_batched(spec, model_dir, model)
     except DoesNotFit as reason:
         worker = SoundWorker(lambda: unencoded, max_bytes, max_ahead)
-        runners = _one_by_one(spec, _generator(spec, model_dir), str(reason), worker)
-        runners.why_no_profile = _NO_PROFILE_OF_PARTS
-    else:
-        if refusal := why_no_times(model_dir):
-            log.info("times of words are refused: %s", refusal)
-        open_aligner = None if refusal else lambda: _aligner(spec, model_dir)
-        batched.model = structs.replace(batched.model, aligns=not refusal)
-        worker = SoundWorker(lambda: _sound_encoder(spec, model_dir), max_bytes, max_ahead, open_aligner)
-        runners = RunnerPair(ProfiledRows(batched), batched, encoder=worker)
-    return runners
+        loaded = _one_by_one(spec, _generator(spec, model_dir), str(reason), worker)
+        return replace(loaded, why_no_profile=_NO_PROFILE_OF_PARTS)
+    if refusal := why_no_times(model_dir):
+        log.info("times of words are refused: %s", refusal)
+    open_aligner = None if refusal else lambda: _aligner(spec, model_dir)
+    batched.model = structs.replace(batched.model, aligns=not refusal)
+    worker = SoundWorker(lambda: _sound_encoder(spec, model_dir), max_bytes, max_ahead, open_aligner)
+    return LoadedModel(ProfiledRows(batched), batched, encoder=worker)
 
 
 def _sound_encoder(spec: EngineSpec, model_dir: Path) -> "Callable[[Tensors], EncodedSound]":
@@ -292,7 +290,7 @@ def _image_worker(spec: EngineSpec, model_dir: Path) -> ImageWorker | None:
     )
 
 
-def _pooled(spec: EngineSpec, model_dir: Path) -> RunnerPair:
+def _pooled(spec: EngineSpec, model_dir: Path) -> LoadedModel:
     from genai_server.engine.runners.pooled import PooledRunner
 
     runner = PooledRunner(
@@ -305,4 +303,4 @@ def _pooled(spec: EngineSpec, model_dir: Path) -> RunnerPair:
     runner.model = longest_text(spec, runner.model, 0 if pooling is None else pooling.num_heads)
     log_nodes(runner)
     runner.warm_up()
-    return RunnerPair(runner, reason="it gives vectors or scores of complete texts")
+    return LoadedModel(runner, reason="it gives vectors or scores of complete texts")

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from genai_server.engine.runners.bare_sequences import open_bare, read_all
 from genai_server.engine.runners.base import Runner
-from genai_server.engine.runners.runner_pair import RunnerPair
+from genai_server.engine.runners.loaded_model import LoadedModel
 from genai_server.engine.scheduling.step_time import StepTimeModel
 from genai_server.engine.sequence import Sequence
 from genai_server.errors import RunnerFailed
@@ -22,34 +22,31 @@ _DECODED = 2
 _SHORT = 2
 
 
-def warm_up(runners: RunnerPair, chunk: int) -> None:
+def warm_up(loaded: LoadedModel, chunk: int) -> None:
     """Read a chunk of a prompt, and decode one row and all rows, where requests run. Only the times are kept.
 
     Next to a batch, a generator reads only a very short prompt. Raises what a runner raises, so that a model which
     cannot run never becomes ready.
     """
     started = time.perf_counter()
-    if not runners.has_batch:
-        time_passes(runners.generator, chunk, all_rows=False)
-        _try_profiling(runners)
-    else:
-        try:
-            time_passes(runners.generator, _SHORT, all_rows=False)
-            _try_profiling(runners)
-        except RunnerFailed as error:
-            if not runners.main.abilities.chooses:
-                raise
-            log.warning("answers cannot be profiled, because the model runs in a batch only: %s", error.message)
-            runners.why_no_profile = (  # possible with paged attention
-                f"this model's answers cannot be profiled, because it runs in a batch only: {error.message}"
-            )
+    try:
+        time_passes(loaded.generator, chunk if loaded.batch is None else _SHORT, all_rows=False)
+        _try_profiling(loaded)
+    except RunnerFailed as error:
+        if not loaded.main.abilities.chooses:
+            raise
+        log.warning("answers cannot be profiled, because the model runs in a batch only: %s", error.message)
+        loaded.why_no_profile = (  # possible with paged attention
+            f"this model's answers cannot be profiled, because it runs in a batch only: {error.message}"
+        )
+    if loaded.batch is not None:
         # Where the runner chooses tokens, the other rows might wait until the first has ended.
-        time_passes(runners.main, chunk, all_rows=not runners.main.abilities.chooses)
-    if (draft_model := runners.draft_model) is not None:
+        time_passes(loaded.batch, chunk, all_rows=not loaded.batch.abilities.chooses)
+    if (draft_model := loaded.draft_model) is not None:
         time_passes(draft_model.runner, chunk)
         time_passes(draft_model.runner, chunk)  # the first time takes longer
         draft_model.times = StepTimeModel.tried(draft_model.runner.abilities)
-    runners.forget()
+    loaded.forget()
     log.info("warmed up in %.1f s", time.perf_counter() - started)
 
 
@@ -71,12 +68,12 @@ def time_passes(runner: Runner, chunk: int, *, all_rows: bool = True, clock: Clo
     runner.abilities = replace(runner.abilities, tried_passes=tried, tried_prompt_token=prompt_token)
 
 
-def scores_prompts(runners: RunnerPair) -> bool:
+def scores_prompts(loaded: LoadedModel) -> bool:
     """Whether the model gives the logits after each token of a prompt; some graphs give those of the last token only.
 
     The libraries do not tell the shapes of all graphs, so a short prompt is tried. The model must be known to run.
     """
-    runner = runners.main
+    runner = loaded.main
     prompt = [1 % runner.model.vocab_size] * _SHORT
     sequence = open_bare(runner, prompt, _SHORT + _DECODED, prompt_logprobs=True)
     try:
@@ -89,19 +86,19 @@ def scores_prompts(runners: RunnerPair) -> bool:
     return True
 
 
-def _try_profiling(runners: RunnerPair) -> None:
+def _try_profiling(loaded: LoadedModel) -> None:
     """Switch profiling on and off for a sequence without a pass. ONNX Runtime before 1.25 refuses this."""
-    if runners.why_no_profile:
+    if loaded.why_no_profile:
         return
-    sequence = open_bare(runners.generator, [1 % runners.main.model.vocab_size], _SHORT)
+    sequence = open_bare(loaded.generator, [1 % loaded.main.model.vocab_size], _SHORT)
     try:
         for value in ("tried", "0"):
-            runners.generator.set_runtime_option(sequence.id, "enable_profiling", value)
+            loaded.generator.set_runtime_option(sequence.id, "enable_profiling", value)
     except RunnerFailed as error:
         log.warning("answers cannot be profiled: %s", error.message)
-        runners.why_no_profile = f"answers cannot be profiled: the installed libraries cannot do it: {error.message}"
+        loaded.why_no_profile = f"answers cannot be profiled: the installed libraries cannot do it: {error.message}"
     finally:
-        runners.generator.close(sequence.id)
+        loaded.generator.close(sequence.id)
 
 
 def _run(runner: Runner, rows: int, num_tokens: int, passes: dict[int, list[float]], clock: Clock) -> float:

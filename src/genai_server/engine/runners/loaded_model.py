@@ -1,0 +1,99 @@
+"""What an engine has loaded, and the memory for keys and values that a model and its draft model share."""
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from genai_server.engine.encoder_worker import EncoderWorker
+from genai_server.engine.kv_cache.kv_events import KvEventPublisher
+from genai_server.engine.runners.adapters import Adapters
+from genai_server.engine.runners.base import Runner
+from genai_server.messages.generation_request import Batching
+
+if TYPE_CHECKING:
+    from genai_server.engine.disk_cache.disk_cache import DiskCache
+    from genai_server.engine.runners.draft_model import DraftModel
+
+
+@dataclass(eq=False)
+class LoadedModel:
+    """The runners of a model, and what works beside them. `main` is the runner of most sequences."""
+
+    # Has runtime options, and runs all sequences where there is no batch.
+    generator: Runner
+    batch: Runner | None = None
+    # Why there is no batch.
+    reason: str | None = None
+    # Of images or sounds; None if the model reads text only.
+    encoder: EncoderWorker[Any] | None = None
+    # Drafts for sequences of the batch; None without one.
+    draft_model: "DraftModel | None" = None
+    # Publishes what each step changes in the prefix cache; None if that is not wanted.
+    kv_events: KvEventPublisher | None = None
+    # Keeps prefixes on disk; None if that is not wanted or not possible.
+    disk_cache: "DiskCache | None" = None
+    # Why no sequence can be profiled; empty if sequences can.
+    why_no_profile: str = ""
+
+    def __post_init__(self) -> None:
+        self.main = self.batch or self.generator
+        # Sequences with an adapter stay on the generator's runner if the batch takes none.
+        takers = [one for one in (self.batch, self.generator) if one is not None and one.abilities.adapters]
+        self.adapters = Adapters(takers or [self.generator])  # which says why it takes none
+
+    @property
+    def batching(self) -> Batching:
+        """How requests are batched, for the API processes."""
+        can, nodes = self.main.abilities, dict(self.main.nodes)
+        if self.batch is None:
+            return Batching(can.name, self.reason, nodes=nodes)
+        draft_model = None if self.draft_model is None else self.draft_model.name
+        return Batching(
+            can.name, None, can.max_rows, can.exact, nodes, can.mixes, can.int8_from, draft_model=draft_model
+        )
+
+    @property
+    def kv_capacity(self) -> int:
+        """Tokens that the KV cache holds for all sequences; 0 if each slot has memory for the longest sequence."""
+        can = self.main.abilities
+        return 0 if self.batch is None else can.memory.num_tokens(can.max_rows)
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of keys and values in memory, as far as they are counted."""
+        return sum(runner.slots.num_bytes for runner, _ in self._shares() if runner.slots is not None)
+
+    @property
+    def kv_range(self) -> tuple[int, int]:
+        """The least and the most bytes for keys and values that `resize` takes into account."""
+        shares = [(runner.abilities.memory, share) for runner, share in self._shares()]
+        least = max(math.ceil(memory.min_bytes / share) for memory, share in shares)
+        return least, max(math.ceil(memory.max_bytes / share) for memory, share in shares)
+
+    def resize(self, num_bytes: int) -> None:
+        """Change the size of the memory for keys and values. `fit_memory` then frees what is beyond it."""
+        for runner, share in self._shares():
+            runner.abilities.memory.resize(int(share * num_bytes))
+
+    def fit_memory(self) -> None:
+        """Free what is beyond the size of the memory for keys and values, after that has changed."""
+        if self.draft_model is not None:
+            self.draft_model.fit()
+        for runner, _ in self._shares():
+            if runner.slots is not None:
+                runner.slots.fit()
+
+    def forget(self) -> int:
+        """Drop all cached prefixes, also those on disk; returns how many slots had one."""
+        if self.disk_cache is not None:
+            self.disk_cache.clear()
+        if self.draft_model is not None:
+            self.draft_model.runner.forget()
+        return self.main.forget()
+
+    def _shares(self) -> list[tuple[Runner, float]]:
+        """The runners that have memory for keys and values, each with its share of it."""
+        if self.draft_model is None:
+            return [(self.main, 1.0)]
+        share = self.draft_model.kv_share
+        return [(self.main, 1.0 - share), (self.draft_model.runner, share)]
