@@ -408,7 +408,7 @@ def test_an_engine_that_cannot_be_replaced_ends_the_process() -> None:
 def test_engine_that_fails_every_request_ends_the_loop(tmp_path: Path) -> None:
     library, batch = fake()
     scheduler = Scheduler(batch, max_running=4, max_waiting=4, prefill_chunk=32)
-    stepped = SteppedLoop(RunnerPair(batch._generator, batch), scheduler, bytes_guidance(batch.model), tmp_path)
+    stepped = SteppedLoop(LoadedModel(batch._generator, batch), scheduler, bytes_guidance(batch.model), tmp_path)
 
     def answer(key: int) -> None:
         stepped.put_request(key, [7] * 8, max_tokens=3, max_length=20)
