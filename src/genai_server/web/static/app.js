@@ -8,7 +8,7 @@ import { html, render, useEffect, useRef, useState } from "./html.js";
 import { KeyDialog } from "./key_dialog.js";
 import { keys } from "./keys.js";
 import { models } from "./models.js";
-import { MonitorView } from "./monitor_view.js";
+import { MonitorTabs } from "./monitor_tabs.js";
 import { place } from "./place.js";
 import { Shortcuts } from "./shortcuts.js";
 
@@ -35,7 +35,7 @@ function App() {
     </header>
     ${connection.isLost && html`<p class="banner" role="status">Server not reachable. Retrying …</p>`}
     <main id="main" tabindex="-1">
-      ${view === "monitor" ? html`<${MonitorView} tab=${rest} query=${query} />` : html`<${ChatView} chatId=${rest} />`}
+      ${view === "monitor" ? html`<${MonitorTabs} tab=${rest} query=${query} />` : html`<${ChatView} chatId=${rest} />`}
     </main>
     <${KeyDialog} />
     <${ConfirmationDialog} />`;

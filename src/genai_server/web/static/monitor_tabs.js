@@ -11,7 +11,7 @@ import { server } from "./server.js";
 
 const TABS = { "": "Overview", profiles: "Profiles", models: "Models", options: "Runtime" };
 
-export function MonitorView({ tab, query }) {
+export function MonitorTabs({ tab, query }) {
   useChanges(server, connection);
   useEffect(() => server.watch(), []);
   const offered = Object.entries(TABS).filter(([name]) => !name || server.isAdmin);
