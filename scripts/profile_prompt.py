@@ -35,6 +35,10 @@ def main() -> None:
     parser.add_argument("model_dir", type=Path, nargs="?", default=Path("models/demo"), metavar="MODEL_DIR")
     parser.add_argument("--tokens", type=int, default=512, help="of the prompt (512)")
     parser.add_argument("--chunk", type=int, default=IDLE_CHUNK, help=f"tokens of a pass ({IDLE_CHUNK})")
+    parser.add_argument("--behind", type=int, default=0, metavar="N", help="tokens that are read before, untimed (0)")
+    parser.add_argument(
+        "--whole-past", action="store_true", help="layers with a window have all tokens in their buffers, not the last"
+    )
     parser.add_argument("--rounds", type=int, default=5, help="(5)")
     parser.add_argument("--markdown", action="store_true", help="print the table as a document has it")
     arguments = parser.parse_args()
@@ -42,6 +46,8 @@ def main() -> None:
         graph = read_decoder_graph(arguments.model_dir)
     except DoesNotFit as reason:
         parser.exit(1, f"{arguments.model_dir} does not run in a batch: {reason}\n")
+    if arguments.whole_past:
+        graph = replace(graph, windows=dict.fromkeys(graph.windows, arguments.behind + arguments.tokens))
     model = check_model_directory(arguments.model_dir)
     with tempfile.TemporaryDirectory() as folder:
         cache = Path(folder) / "cache"
@@ -54,19 +60,24 @@ def main() -> None:
                 packed = replace(graph, path=directory / graph.path.name)
                 chunk = min(arguments.chunk, arguments.tokens)
                 chunks = [chunk] * (arguments.tokens // chunk)
-                found[name] = profile(packed, model, chunks, arguments.rounds, Path(folder))
+                found[name] = profile(packed, model, chunks, arguments.behind, arguments.rounds, Path(folder))
     print(table(rows(found), markdown=arguments.markdown))
 
 
-def profile(graph: DecoderGraph, model: ModelInfo, chunks: list[int], rounds: int, folder: Path) -> Counter[str]:
-    """Seconds by operator of the median round, and in total."""
+def profile(
+    graph: DecoderGraph, model: ModelInfo, chunks: list[int], behind: int, rounds: int, folder: Path
+) -> Counter[str]:
+    """Seconds by operator of the median round, and in total, for chunks behind a number of tokens."""
     profiled = ProfiledSession(graph, folder, optimized=True)
-    tokens = sum(chunks)
+    tokens = behind + sum(chunks)
     runner = Driven(BatchedRunner(graph, profiled.timed, model, BatchLimits(1, tokens + 1)))
     taken: dict[int, list[Step]] = {}
     for number in range(rounds):
-        read, taken[number] = prompt(tokens, number), []
-        runner.open(number, read, tokens + 1, reuse=False)
+        read, taken[number] = prompt(behind, 0) + prompt(sum(chunks), number), []
+        num_cached = runner.open(number, read, tokens + 1, reuse=behind > 0)
+        for start in range(num_cached, behind, IDLE_CHUNK):
+            runner.prefill(number, read[start : min(start + IDLE_CHUNK, behind)])
+        read = read[behind:]
         for chunk in chunks:
             begun, passes = time.perf_counter(), len(profiled.timed.seconds)
             runner.prefill(number, read[:chunk])

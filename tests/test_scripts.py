@@ -29,6 +29,7 @@ def run(script: str, *arguments: str) -> str:
     [
         (["profile_step", str(DEMO), "--rows", "1,2", "--steps", "1"], ["in ONNX Runtime", "MatMulNBits"]),
         (["profile_prompt", str(DEMO), "--tokens", "64", "--chunk", "32", "--rounds", "1"], ["the whole prompt"]),
+        (["profile_prompt", str(DEMO), "--tokens", "1", "--behind", "40", "--whole-past"], ["the whole prompt"]),
         (
             ["profile_embeddings", str(ROOT / "models" / "demo-embeddings"), "--rounds", "1", "--texts", "2"],
             ["the whole pass", "MatMul"],

@@ -34,19 +34,23 @@ class BenchShape:
 
 # Behind the tokenizer's three others, in this order.
 IMAGE_TOKENS = {"vision_start_token_id": 3, "vision_end_token_id": 4, "image_token_id": 5, "video_token_id": 6}
+_QWEN_2: dict[str, Any] = {
+    "hidden_size": 896,
+    "num_hidden_layers": 24,
+    "intermediate_size": 4864,
+    "num_attention_heads": 14,
+    "num_key_value_heads": 2,
+}
 _LFM2: dict[str, Any] = {"conv_L_cache": 3, "norm_eps": 1e-5}
 
 SHAPES = {
     # Qwen 2 of 0.4 billion parameters.
-    "dense": BenchShape(
+    "dense": BenchShape("Qwen2Config", _QWEN_2),
+    # The same with a window in every second layer.
+    "windows": BenchShape(
         "Qwen2Config",
-        {
-            "hidden_size": 896,
-            "num_hidden_layers": 24,
-            "intermediate_size": 4864,
-            "num_attention_heads": 14,
-            "num_key_value_heads": 2,
-        },
+        _QWEN_2 | {"use_sliding_window": True, "sliding_window": 128},
+        layer_types=("sliding_attention", "full_attention"),
     ),
     # LFM2-350M, with attention in each third layer.
     "lfm2": BenchShape(
