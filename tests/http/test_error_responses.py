@@ -157,7 +157,7 @@ def test_wrong_number_of_elements_is_refused_with_the_limit(
     assert rule in error["message"]
 
 
-def test_wrong_types_in_queries_and_schemas_are_named_like_others(scripted: RunningServer) -> None:
+def test_wrong_types_in_queries_and_schemas_are_named(scripted: RunningServer) -> None:
     query = scripted.client.get("/v1/requests/ended?since=abc").json()["error"]
     assert query["message"] == 'since must be a number; given "abc"'
     response_format = {"type": "json_schema", "json_schema": {"name": "a", "schema": []}}
