@@ -62,6 +62,15 @@ def failure(hub: LocalHub, models: Path, *arguments: str) -> str:
     return done.stderr.splitlines()[-1] if "choose one" not in done.stderr else done.stderr
 
 
+@pytest.mark.parametrize(
+    ("name", "advice"), [("model.onnx", "is a file; a model is a folder"), ("m.gguf", "is a file; genai-server export")]
+)
+def test_a_file_is_refused_with_what_to_do(tmp_path: Path, name: str, advice: str) -> None:
+    (tmp_path / name).touch()
+    with pytest.raises(ConfigurationError, match=advice):
+        fetched(str(tmp_path / name), tmp_path)
+
+
 def test_repository_is_fetched_and_served_by_its_name(hub: LocalHub, tmp_path: Path) -> None:
     seen = served(hub, tmp_path, "org/tiny")
     assert "tiny on scripted" in seen

@@ -142,6 +142,16 @@ def test_tool_with_an_uncompilable_schema_is_held_to_less(
         _check(_spec(codec, tools=[_tool("f", strict=True, **twice)]))
 
 
+def test_an_answer_keeps_the_type_of_an_uncompilable_schema(codec: TextCodec) -> None:
+    response_format = _format({"type": "string", "pattern": "((("})
+    loose = _check(_spec(codec, response_format=response_format))
+    found = _spec(codec, response_format=response_format, loose=loose)
+    assert found.left_out == ("response_format.json_schema.schema: the schema as a whole",)
+    assert found.grammar is not None
+    assert fits(found.grammar, '"((("')
+    assert not fits(found.grammar, "7")
+
+
 @pytest.mark.parametrize("name", ["json", "regex", "choice", "grammar"])
 def test_a_constraint_knows_its_field(name: str) -> None:
     given: dict[str, Any] = {"json": {}, "regex": "a", "choice": ["a"], "grammar": 'start: "a"'}

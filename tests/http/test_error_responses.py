@@ -157,6 +157,15 @@ def test_wrong_number_of_elements_is_refused_with_the_limit(
     assert rule in error["message"]
 
 
+def test_wrong_types_in_queries_and_schemas_are_named(scripted: RunningServer) -> None:
+    query = scripted.client.get("/v1/requests/ended?since=abc").json()["error"]
+    assert query["message"] == 'since must be a number; given "abc"'
+    response_format = {"type": "json_schema", "json_schema": {"name": "a", "schema": []}}
+    fields = {**body("x"), "response_format": response_format}
+    error = scripted.client.post("/v1/chat/completions", json=fields).json()["error"]
+    assert error["message"] == "response_format.json_schema.schema must be an object; given []"
+
+
 def test_retry_after_is_sent_only_for_temporary_errors() -> None:
     scope: dict[str, Any] = {"path": "/v1/chat", "headers": []}
     begin_request(scope)

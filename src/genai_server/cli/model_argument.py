@@ -13,6 +13,10 @@ from genai_server.hub.client import Hub
 from genai_server.hub.repository import could_be_repository
 from genai_server.quoted_values import did_you_mean, quoted
 
+# What to do with a file that is given as a model, by its suffix.
+_FOLDER = "a model is a folder with a genai_config.json"
+_FILES = {".gguf": "genai-server export builds a model directory from it"}
+
 
 def find(text: str, models: Path | None = None) -> Path:
     """A model directory by its path, or by its name in the folder of models, by default GENAI_MODELS_DIR.
@@ -24,8 +28,16 @@ def find(text: str, models: Path | None = None) -> Path:
         with suppress(OSError):  # of a name that is too long, or a folder that is not readable
             if path.is_dir():
                 return path
+    if _is_file(text):
+        raise ConfigurationError(f"{quoted(text)} is a file; {_FILES.get(path_of(text).suffix, _FOLDER)}")
     meant = did_you_mean(text, (path.name for path in store.models_in(models)))
     raise ConfigurationError(f"no model {quoted(text)} here or in {models}{meant}")
+
+
+def _is_file(text: str) -> bool:
+    with suppress(OSError):
+        return path_of(text).is_file()
+    return False
 
 
 def fetched(text: str, models: Path, revision: str | None = None, token: str | None = None) -> Path:
@@ -37,6 +49,8 @@ def fetched(text: str, models: Path, revision: str | None = None, token: str | N
     try:
         return find(text, models)
     except ConfigurationError as error:
+        if _is_file(text):
+            raise
         if not could_be_repository(text):
             remedy = "genai-server models lists those that are there; OWNER/NAME fetches one"
             raise ConfigurationError(f"{error}; {remedy}") from None

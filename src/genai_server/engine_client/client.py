@@ -216,7 +216,7 @@ class Router:
             return list(self.engines.values())
         if device not in self.engines:
             known = ", ".join(self.engines)
-            raise InvalidField(f"device must be one of: {known}; given: {quoted(device)}", param="device")
+            raise InvalidField(f"device must be one of: {known}; given {quoted(device)}", param="device")
         return [self.engines[device]]
 
     def pick(self, device: str | None, *, background: bool = False) -> tuple[EngineClient, ModelInfo]:

@@ -74,11 +74,15 @@ _SIZES = {"string_too_long", "string_too_short", "too_long", "too_short"}
 _OLLAMA_PATH = re.compile(r"/api/(?!v[01]/).*", re.DOTALL)
 # Messages for pydantic's error types; others use pydantic's own message.
 _RULES = {
+    "bool_parsing": "must be true or false",
     "bool_type": "must be true or false",
+    "dict_type": "must be an object",
     "finite_number": "must be a finite number",
+    "float_parsing": "must be a number",
     "float_type": "must be a number",
     "greater_than": "must be greater than {gt}",
     "greater_than_equal": "must be at least {ge}",
+    "int_parsing": "must be an integer",
     "int_type": "must be an integer",
     "less_than_equal": "must be at most {le}",
     "list_type": "must be a list",

@@ -189,7 +189,7 @@ BAD_BODIES: list[tuple[dict[str, Any], str, str]] = [
     (body("x", max_tokens=0), "max_tokens", "must be at least 1; given 0"),
     (body("x", max_tokens=2001), "max_tokens", "at most 2000 (GENAI_MAX_LENGTH), given 2001"),
     (body("x" * 3000), "messages", "This model's maximum context length is 2000 tokens. However, your messages"),
-    (body("x", device="cuda"), "device", 'one of: scripted:0, scripted:1; given: "cuda"'),
+    (body("x", device="cuda"), "device", 'one of: scripted:0, scripted:1; given "cuda"'),
     (body("x", best_of=2), "best_of", "best_of is not a field"),
 ]
 

@@ -277,6 +277,7 @@ def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
     ("arguments", "status", "message"),
     [
         (("http://127.0.0.1:{port}",), 1, "; start one with genai-server serve"),
+        (("localhost:{port}",), 1, " is not the address of a server, such as http://"),
         (("no-such-model",), 2, 'no model "no-such-model" here or in '),
     ],
 )

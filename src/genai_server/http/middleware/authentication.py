@@ -201,7 +201,7 @@ def _not_local(request: Request, access: Access) -> str | None:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if request.method == "POST" and kind != "application/json":
         if kind or "transfer-encoding" in request.headers or request.headers.get("content-length", "0") != "0":
-            return "the body is not application/json"
+            return "the body is not declared as JSON (send content-type: application/json)"
         # A web page can send an empty body without asking first; browsers name the page in one of these headers.
         if "origin" in request.headers or request.headers.get("sec-fetch-site", "none") != "none":
             return "a web page may have sent it without a body"

@@ -35,7 +35,7 @@ _NOT_FOLLOWED = (
     "unevaluatedProperties",
     "uniqueItems",
 )
-_TYPES = ("array", "boolean", "integer", "null", "number", "object", "string")
+TYPES = ("array", "boolean", "integer", "null", "number", "object", "string")
 # Maximum length of a chain of references between alternatives.
 _DEEPEST = 20
 # Each one doubles the compiler's work.
@@ -79,8 +79,8 @@ def _refused(key: str, schema: Schema) -> Schema:
 
 def _type(schema: Schema) -> Schema:
     kinds = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
-    if strange := [kind for kind in kinds if kind not in _TYPES]:
-        raise InvalidField(f"type must be one of {', '.join(_TYPES)}; given {quoted(str(strange[0]))}")
+    if strange := [kind for kind in kinds if kind not in TYPES]:
+        raise InvalidField(f"type must be one of {', '.join(TYPES)}; given {quoted(str(strange[0]))}")
     return schema
 
 
@@ -244,7 +244,7 @@ def _types_of(branch: Any) -> Sequence[str]:
     """The types of values that may match a schema; every integer is a number."""
     if branch is False:
         return ()
-    given = branch.get("type", _TYPES) if isinstance(branch, dict) else _TYPES
+    given = branch.get("type", TYPES) if isinstance(branch, dict) else TYPES
     kinds = [given] if isinstance(given, str) else given
     return sorted({"number" if kind == "integer" else str(kind) for kind in kinds})
 

@@ -6,7 +6,7 @@ from typing import Any
 from genai_server.errors import InvalidField
 from genai_server.text.grammars.grammar_cost import check_schema, target
 from genai_server.text.grammars.schema_exact import exact, rewritten
-from genai_server.text.grammars.schema_keywords import Schema, any_of, keyword_steps, without_effect
+from genai_server.text.grammars.schema_keywords import TYPES, Schema, any_of, keyword_steps, without_effect
 
 # Wrong values of these are mistakes, and nothing that a grammar cannot say.
 _NEVER_LEFT_OUT = frozenset({"type", "required"})
@@ -64,6 +64,6 @@ class _Relaxing:
 
 
 def any_value(schema: Mapping[str, Any]) -> Schema:
-    """The schema of any object if the schema is one of objects, else of any value."""
-    kinds = schema.get("type")
-    return {"type": "object"} if kinds == "object" or "properties" in schema else {}
+    """The schema of any value of the schema's type; of any object if it has no type, but properties."""
+    kind = schema.get("type", "object" if "properties" in schema else None)
+    return {"type": kind} if kind in TYPES else {}

@@ -9,6 +9,7 @@ the first question. In the chat, /help lists the commands. Ctrl-C stops an answe
 """
 
 import argparse
+import re
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -26,6 +27,9 @@ from genai_server.tools.terminal_chat.chat_history import Conversation
 from genai_server.tools.terminal_chat.dialogue import Dialogue, choose_model, require_images
 from genai_server.tools.terminal_chat.image_files import data_url
 from genai_server.tools.terminal_chat.own_server import own_server
+
+# A URL, or one whose scheme was forgotten.
+_ADDRESS = re.compile(r".*://.*|[\w.-]+:\d+", re.DOTALL)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -82,7 +86,7 @@ def connected(
     `options` are those of `serve` for a server that is started.
     """
     settings = load_settings()
-    if target and "://" in target:
+    if target and _ADDRESS.fullmatch(target):
         yield ChatClient(target, api_key)
         return
     if target is None:
