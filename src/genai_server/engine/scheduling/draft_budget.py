@@ -1,6 +1,6 @@
 """What a draft model may cost: a small share of the time of steps, unless its drafts save more than they cost.
 
-Estimates are not exact enough to tell small savings from losses, as with several rows. So the savings of steps with
+Estimates are not precise enough to tell small savings from losses, as with several rows. So the savings of steps with
 drafts are added up, for each number of rows. Below zero, nothing is drafted for as many rows until the share has paid
 for that and for another attempt.
 """
