@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class LoadedModel:
-    """The runners of a model, and what works beside them. `main` is the runner of most sequences."""
+    """The runners of a model, and what works next to them. `main` is the runner of most sequences."""
 
     # Has runtime options, and runs all sequences where there is no batch.
     generator: Runner
