@@ -89,7 +89,7 @@ def test_the_file_of_this_folder_is_taken_if_none_is_named(tmp_path: Path, monke
     [
         ("max_lenght = 5", r"max_lenght: unknown setting; did you mean max_length\?"),
         ("port = [1]", r"port=\[1\]: expected one value"),
-        ('port = "many"', 'port in the configuration file="many": '),
+        ('port = "many"', 'port="many" in the configuration file: '),
         ("port = ", "is not TOML"),
         ("config = 'x'", "a file cannot name another"),
     ],

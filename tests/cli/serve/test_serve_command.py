@@ -130,7 +130,7 @@ def test_a_wrong_line_of_the_env_file_names_the_file(
 ) -> None:
     (tmp_path / ".env").write_text("PORT=x\n", encoding="utf-8")
     monkeypatch.chdir(tmp_path)
-    assert refused_start().startswith('genai-server: PORT in .env="x": ')
+    assert refused_start().startswith('genai-server: PORT="x" in .env: ')
 
 
 def test_server_without_a_loading_device_ends_with_the_reason(tmp_path: Path) -> None:
