@@ -38,10 +38,10 @@ from _models.table import table
 from llguidance import LLMatcher
 from msgspec import structs
 
-from genai_server.engine.process import IDLE_CHUNK
 from genai_server.engine.runners.base import Runner
 from genai_server.engine.runners.choose import load_model
 from genai_server.engine.runners.draft_model import DraftModel
+from genai_server.engine.runners.lengths import IDLE_CHUNK
 from genai_server.engine.runners.warm_up import time_passes, warm_up
 from genai_server.engine.sampling.grammar import model_guidance
 from genai_server.engine.scheduling.scheduler_output import Read

@@ -22,9 +22,8 @@ from genai_server.engine.decoder_graph import DecoderGraph, DoesNotFit
 from genai_server.engine.model.files import check_model_directory
 from genai_server.engine.model.graph import read_decoder_graph
 from genai_server.engine.model.weights import int8_model, prepacked_model
-from genai_server.engine.process import IDLE_CHUNK
 from genai_server.engine.runners.batched import BatchedRunner
-from genai_server.engine.runners.lengths import BatchLimits
+from genai_server.engine.runners.lengths import IDLE_CHUNK, BatchLimits
 from genai_server.messages.generation_request import ModelInfo
 
 MIN_SHARE = 0.01

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from genai_server.engine.ipc.mailbox import Connected
 from genai_server.engine.loop import EngineLoop
-from genai_server.engine.process import IDLE_CHUNK
 from genai_server.engine.profiling.folder import ProfileFolder
 from genai_server.engine.profiling.runtime_options import RuntimeOptionState
+from genai_server.engine.runners.lengths import IDLE_CHUNK
 from genai_server.engine.runners.loaded_model import LoadedModel
 from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.sampling.grammar import Guidance

@@ -20,10 +20,11 @@ from genai_server.engine.ipc.mailbox import Connected
 from genai_server.engine.loop import EngineLoop
 from genai_server.engine.model.files import check_model_directory
 from genai_server.engine.model.weights import prepacked_model
-from genai_server.engine.process import IDLE_CHUNK, prefill_chunk
+from genai_server.engine.process import prefill_chunk
 from genai_server.engine.profiling.folder import ProfileFolder
 from genai_server.engine.profiling.runtime_options import RuntimeOptionState
 from genai_server.engine.runners.base import Runner
+from genai_server.engine.runners.lengths import IDLE_CHUNK
 from genai_server.engine.runners.load_batched import load_batched
 from genai_server.engine.runners.loaded_model import LoadedModel
 from genai_server.engine.runners.runner_pair import RunnerPair

@@ -19,12 +19,11 @@ from genai_server.engine.ipc.mailbox import Connected
 from genai_server.engine.loop import EngineLoop
 from genai_server.engine.model.files import check_model_directory
 from genai_server.engine.model.session import open_session
-from genai_server.engine.process import IDLE_CHUNK
 from genai_server.engine.profiling.folder import ProfileFolder
 from genai_server.engine.profiling.runtime_options import RuntimeOptionState
 from genai_server.engine.runners.base import Runner
 from genai_server.engine.runners.batched import BatchedRunner
-from genai_server.engine.runners.lengths import BatchLimits
+from genai_server.engine.runners.lengths import IDLE_CHUNK, BatchLimits
 from genai_server.engine.runners.loaded_model import LoadedModel
 from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.sampling.grammar import model_guidance

@@ -40,6 +40,13 @@ def _is_file(text: str) -> bool:
     return False
 
 
+def check_no_other(text: str, model_dir: str | None, models: str) -> None:
+    """Refuse MODEL next to --model-dir or GENAI_MODELS. Raises ConfigurationError."""
+    if model_dir or models:
+        others = f"--model-dir {model_dir}" if model_dir else f"GENAI_MODELS={models}"
+        raise ConfigurationError(f"both MODEL={text} and {others} say what is served; leave one of them out")
+
+
 def fetched(text: str, models: Path, revision: str | None = None, token: str | None = None) -> Path:
     """The directory of a model, which is fetched into the folder of models if it is not here and the text is the name
     of a repository.

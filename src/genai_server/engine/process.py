@@ -25,7 +25,7 @@ from genai_server.engine.profiling.manifest import about_engine
 from genai_server.engine.profiling.runtime_options import RuntimeOptionState
 from genai_server.engine.runners.base import Runner
 from genai_server.engine.runners.choose import load_model
-from genai_server.engine.runners.lengths import DEVICE_CHUNK, on_cpu
+from genai_server.engine.runners.lengths import DEVICE_CHUNK, IDLE_CHUNK, on_cpu
 from genai_server.engine.runners.loaded_model import LoadedModel
 from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.runners.warm_up import scores_prompts, warm_up
@@ -47,8 +47,6 @@ if TYPE_CHECKING:
     from genai_server.engine.disk_cache.disk_cache import DiskCache
 
 log = logging.getLogger(__name__)
-# Prompt tokens read in one step while no stream waits for a token.
-IDLE_CHUNK = 256
 # The most in one step that also decodes, on the cores of a CPU; and the least that may be set.
 _HOST_CHUNK, _MIN_CHUNK = 128, 2
 

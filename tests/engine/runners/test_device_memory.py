@@ -49,11 +49,23 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     return found
 
 
-@pytest.mark.parametrize(("chunk", "expected"), [(0, (400, 256)), (100, (100, 100))])
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"prefill_chunk": 0}, (400, 256)),
+        ({"prefill_chunk": 300}, (300, 256)),
+        ({"prefill_chunk": 100}, (256, 256)),  # an idle engine's chunks are longer
+        ({"prefill_chunk": 0, "max_batch_size": 300}, (400, 300)),
+    ],
+)
 def test_memory_is_what_the_largest_pass_leaves(
-    graph: DecoderGraph, session: Any, passes: list[tuple[int, int]], chunk: int, expected: tuple[int, int]
+    graph: DecoderGraph,
+    session: Any,
+    passes: list[tuple[int, int]],
+    settings: dict[str, Any],
+    expected: tuple[int, int],
 ) -> None:
-    found = with_memory_left(spec(400, device="cuda", prefill_chunk=chunk), graph, session, MODEL)
+    found = with_memory_left(spec(400, device="cuda", **settings), graph, session, MODEL)
     assert allowed(found).bytes == 0.9 * FREE
     assert passes == [expected]
 

@@ -70,6 +70,10 @@ def test_doctor_takes_the_model_as_serve_does(tmp_path: Path, capsys: pytest.Cap
     assert status == 1
     assert 'fail  settings: no model "dmo" here or in' in printed
     assert "did you mean demo?" in printed
+    for option, value in (("--models", f"a={DEMO}"), ("--model-dir", str(DEMO))):
+        status, printed = doctor(capsys, str(DEMO), option, value)
+        assert status == 1
+        assert f"fail  settings: both MODEL={DEMO} and {option}" in printed
 
 
 @pytest.mark.parametrize(

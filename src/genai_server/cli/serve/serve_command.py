@@ -14,7 +14,6 @@ import logging
 from genai_server import __version__
 from genai_server.config.settings import Settings
 from genai_server.config.sources import add_options, load_settings, unknown_variables, unserved_tables
-from genai_server.errors import ConfigurationError
 from genai_server.logs import configure_logging
 
 log = logging.getLogger(__name__)
@@ -57,11 +56,10 @@ def _directory(arguments: argparse.Namespace, settings: Settings) -> str:
 
     Raises ConfigurationError and PullFailed.
     """
-    if settings.models or arguments.model_dir:
-        others = f"--model-dir {arguments.model_dir}" if arguments.model_dir else f"GENAI_MODELS={settings.models}"
-        raise ConfigurationError(f"both MODEL={arguments.model} and {others} say what is served; leave one of them out")
+    from genai_server.cli.model_argument import check_no_other, fetched
+
+    check_no_other(arguments.model, arguments.model_dir, settings.models)
     log.info("genai-server %s looks for %s", __version__, arguments.model)
-    from genai_server.cli.model_argument import fetched
     from genai_server.cli.serve.preflight import bind, check_access
     from genai_server.hub.repository import could_be_repository
 

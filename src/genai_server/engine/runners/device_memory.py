@@ -17,22 +17,22 @@ from genai_server.engine.kv_cache.row_states import RowStates
 from genai_server.engine.model.vision import TokenEmbedder
 from genai_server.engine.runners.batched import MAX_POSITIONS
 from genai_server.engine.runners.decoder_session import DecoderSession
-from genai_server.engine.runners.lengths import DEVICE_CHUNK, with_limit
+from genai_server.engine.runners.lengths import DEVICE_CHUNK, IDLE_CHUNK, with_limit
 from genai_server.errors import RunnerFailed
 from genai_server.messages.generation_request import ModelInfo
 from genai_server.messages.launch import EngineSpec
 from genai_server.options.device import device_id
 
 log = logging.getLogger(__name__)
-# The share of what is left. The rest is for what no pass needs at the start.
+# The share of what is left. The rest is for what later passes need in addition.
 _SHARE = 0.9
 
 
 def with_memory_left(spec: EngineSpec, graph: DecoderGraph, session: Any, model: ModelInfo) -> EngineSpec:
-    """The engine with the memory for keys and values that its device has left, unless the settings say it.
+    """The engine with the memory for keys and values that its device has left, unless the settings give it.
 
-    `session` runs a pass of the most tokens and logits, because ONNX Runtime keeps the memory that passes take. Without
-    it, the memory would be known only as what the files of the weights leave, which is too much on a small GPU.
+    `session` first runs a pass with the longest chunk and the most logits, because ONNX Runtime keeps the memory that
+    passes take. The sizes of the weights' files alone would promise too much on a small GPU.
 
     Raises RunnerFailed if the pass fails, or without memory for its keys and values.
     """
@@ -40,8 +40,8 @@ def with_memory_left(spec: EngineSpec, graph: DecoderGraph, session: Any, model:
     if settings.kv_cache_bytes or spec.kv_bytes:
         return spec
     length = with_limit(model, settings.max_length).max_length
-    row = Row(0, 0, [0] * min(settings.prefill_chunk or DEVICE_CHUNK, length))
-    row = replace(row, num_logits=min(MAX_POSITIONS, len(row.tokens)))
+    row = Row(0, 0, [0] * min(max(settings.prefill_chunk or DEVICE_CHUNK, IDLE_CHUNK), length))
+    row = replace(row, num_logits=min(max(MAX_POSITIONS, settings.max_batch_size), len(row.tokens)))
     embedder = None if graph.vision is None else TokenEmbedder(graph.vision)
     decoder = DecoderSession(graph, session, adapters=None, embedder=embedder, run_entries=spec.options.run)
     make_buffers = buffers_on(spec.device, spec.options, num_blocks(graph, len(row.tokens)))

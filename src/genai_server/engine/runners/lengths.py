@@ -32,6 +32,8 @@ _ROUND = 1024
 _LEAST = 256
 # The most tokens of prompts in a step that also decodes, on a device with memory of its own.
 DEVICE_CHUNK = 2048
+# At least as many are read in a step while no stream waits for a token.
+IDLE_CHUNK = 256
 # Sequences of the greatest length which the memory must hold where each has memory for that, whatever its length is.
 _WHOLE = 4
 # The share of the memory that a draft model gets if the models' files do not tell what a token needs.

@@ -8,7 +8,7 @@ import argparse
 import logging
 from collections.abc import Iterator
 
-from genai_server.cli.model_argument import find
+from genai_server.cli.model_argument import check_no_other, find
 from genai_server.cli.screen import show
 from genai_server.config.settings import Settings
 from genai_server.config.sources import add_options, in_typed_names, load_settings
@@ -54,6 +54,7 @@ def examine(options: dict[str, str | None]) -> Iterator[Finding]:
     try:
         settings = load_settings(options)
         if model := options.get("model"):
+            check_no_other(model, options.get("model_dir"), settings.models)
             settings = load_settings({**options, "model_dir": str(find(model, settings.models_path))})
     except ConfigurationError as error:
         yield Finding(FAIL, "settings", error.message, "correct it; see docs/settings.md")
