@@ -1,4 +1,4 @@
-"""The image files that a server reads, by how they begin."""
+"""The media types of image files, by their first bytes."""
 
 import re
 

@@ -49,7 +49,7 @@ class LowRankPath:
 
 @dataclass(frozen=True)
 class VisionFiles:
-    """The graphs next to the decoder's of a model that reads images or sounds (engine/model/vision_files.py)."""
+    """The other graphs of a model that reads images or sounds (engine/model/vision_files.py)."""
 
     vision: Path
     embedding: Path

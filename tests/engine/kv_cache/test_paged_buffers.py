@@ -444,3 +444,15 @@ def test_batch_on_cuda_answers_as_on_the_cpu() -> None:
     finite = np.isfinite(expected)
     assert np.array_equal(np.isfinite(found), finite)
     assert np.abs(found[finite] - expected[finite]).max() < 0.05 * expected[finite].std()
+
+
+def test_session_without_memory_is_a_runtime_error(graph: DecoderGraph, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Failure(Exception):  # as ONNX Runtime's own are
+        pass
+
+    def refuse(*args: object, **options: object) -> None:
+        raise Failure("CUDA failure 2: out of memory")
+
+    monkeypatch.setattr(onnxruntime, "InferenceSession", refuse)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        PagedBuffers(ON_CPU, 1000, graph, ROWS, LENGTH)

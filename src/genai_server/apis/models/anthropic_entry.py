@@ -29,10 +29,10 @@ def anthropic_entry(entry: Mapping[str, Any], codec: TextCodec | None) -> JsonOb
 
 
 def _capabilities(entry: Mapping[str, Any], codec: TextCodec) -> JsonObject:
-    """What /v1/messages does with the model.
+    """What /v1/messages supports with the model.
 
-    The chat template gets any level of effort. Thinking of the type `enabled` is supported where the template has a
-    variable for it; the type `disabled` is accepted by all models that chat, as in Anthropic's definition.
+    Any level of effort is passed to the chat template. Thinking of the type `enabled` is supported where the template
+    has a variable for it. All models that chat accept the type `disabled`, as in Anthropic's definition.
     """
     can, chats = entry["capabilities"], entry["chat"]
     has_effort = chats and codec.writer.reads("reasoning_effort")

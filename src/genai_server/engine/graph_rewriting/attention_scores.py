@@ -1,8 +1,8 @@
 """A decoder's graph that returns the scores of its attention to a sound.
 
 The builder's graph does not return the weights of its attention to the sound. Here it gets outputs with the products of
-queries and keys. It ends with the last layer that has one of the heads in question, so nothing is loaded of the layers
-behind it and of the vocabulary's scores.
+queries and keys. It then ends with the last layer that has one of the wanted heads, so neither later layers nor the
+output head are loaded.
 """
 
 from typing import Any

@@ -150,7 +150,7 @@ class PagedBuffers:
         return self._open(helper.make_graph([node], "read", [given], [floats]))
 
     def _open(self, graph: onnx.GraphProto) -> Any:
-        """A session on the device."""
+        """A session on the device. Raises RuntimeError."""
         model = helper.make_model(graph, ir_version=_IR_VERSION, opset_imports=[helper.make_opsetid("", _OPSET)])
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = 1
@@ -158,7 +158,11 @@ class PagedBuffers:
             self._place.provider,
             {} if self._place.device_type == "cpu" else {"device_id": str(self._place.device_id)},
         )
-        return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=[provider], enable_fallback=0)
+        content = model.SerializeToString()
+        try:
+            return onnxruntime.InferenceSession(content, options, providers=[provider], enable_fallback=0)
+        except Exception as error:  # ONNX Runtime's errors have no base of their own
+            raise RuntimeError(str(error)) from error
 
 
 def _allocate_as_requested() -> None:

@@ -1,4 +1,4 @@
-"""The graphs of a model that writes speech down: its encoder's and its decoder's.
+"""The encoder and the decoder of a model for speech, as its files describe them.
 
 The decoder is described as engine/graph_rewriting/cross_attention.py rewrites it: with positions as an input, and the
 sound's keys and values as states of rows.

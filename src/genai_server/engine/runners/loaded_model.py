@@ -24,7 +24,7 @@ class LoadedModel:
     batch: Runner | None = None
     # Why there is no batch.
     reason: str | None = None
-    # Of images or sounds; None if the model reads text only.
+    # Encodes images or sounds; None if the model reads text only.
     encoder: EncoderWorker[Any] | None = None
     # Drafts for sequences of the batch; None without one.
     draft_model: "DraftModel | None" = None

@@ -53,9 +53,9 @@ def warm_up(loaded: LoadedModel, chunk: int) -> None:
 def time_passes(runner: Runner, chunk: int, *, all_rows: bool = True, clock: Clock = time.perf_counter) -> None:
     """Read a chunk of a prompt, and decode one row and, if wanted, all rows. The runner's abilities tell the times.
 
-    The least times of a pass count, those of earlier trials among them. On a device of its own everything is done
-    twice, because its first passes compile kernels, and the second chunk counts. The runner may keep the prompts'
-    beginnings.
+    The least times of a pass count, those of earlier trials among them. Where passes do not run on the host's cores,
+    all of this is done twice, because the first passes compile kernels; of the two chunks, the second one counts. The
+    runner may keep the prompts' beginnings.
     """
     passes: defaultdict[int, list[float]] = defaultdict(list)
     for _ in range(1 if runner.abilities.uses_host_cores else 2):

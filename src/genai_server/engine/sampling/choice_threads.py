@@ -28,7 +28,7 @@ class ChoiceThreads:
     def choose(self, sequence: Sequence, scores: Scores, done: Callable[[Future[NextToken]], None]) -> None:
         """Choose the next token of a sequence from a copy of its scores, which the next pass overwrites.
 
-        `done` is called with it in another thread.
+        `done` is called with the result, usually in another thread.
         """
         sequence.is_choosing = True
         self._threads.submit(choose_next_token, sequence, scores.copy(), self._eos).add_done_callback(done)

@@ -181,9 +181,9 @@ class Sampler:
     def _index_beyond(self, weights: Logits, total: float, first: NDArray[np.int64], share: float) -> int:
         """The index of the weight that a share of those that pass falls on, in the order of `_from_all`.
 
-        `total` is the sum of all, and those at the indices `first` pass. If one beyond the top-p nucleus (arXiv
-        1904.09751) is drawn, another is drawn without it and all lower ones. So those of the nucleus keep their
-        proportions, and none has to be sorted.
+        `total` is the sum of all weights. Those at the indices `first`, the highest ones, pass. If a weight beyond the
+        top-p nucleus (arXiv 1904.09751) is drawn, another is drawn without it and all lower ones. So the weights of the
+        nucleus keep their proportions, and nothing has to be sorted.
         """
         sampling = self._sampling
         sums = weights[first].cumsum(dtype=np.float64)
