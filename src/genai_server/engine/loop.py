@@ -257,7 +257,7 @@ class EngineLoop:
             if step.is_background and not self.inbox.empty():
                 raise Interrupted  # it came before the pass could be interrupted
             scores = self._runners.forward(step)
-        if not all(found.failure for found in scores):
+        if any(not found.failure and not found.is_pending for found in scores):
             self._requests.num_failed = 0
         self._options.after_step(step, self._requests)
         has_grammars = any(sequence.guide is not None for sequence in step.sequences)

@@ -175,18 +175,19 @@ class Sampler:
         total = float(weights.sum())
         others = 0.0 if has_all else max(0.0, total - float(sums[-1]))
         index = self._index(weights[first], sums, others, share)
-        index = self._index_beyond(weights, total, first, share) if index is None else int(first[index])
+        index = self._index_beyond(weights, total, first, sums, share) if index is None else int(first[index])
         return index if tokens is None else int(tokens[index])
 
-    def _index_beyond(self, weights: Logits, total: float, first: NDArray[np.int64], share: float) -> int:
+    def _index_beyond(
+        self, weights: Logits, total: float, first: NDArray[np.int64], sums: NDArray[np.float64], share: float
+    ) -> int:
         """The index of the weight that a share of those that pass falls on, in the order of `_from_all`.
 
-        `total` is the sum of all weights. Those at the indices `first`, the highest ones, pass. If a weight beyond the
-        top-p nucleus (arXiv 1904.09751) is drawn, another is drawn without it and all lower ones. So the weights of the
-        nucleus keep their proportions, and nothing has to be sorted.
+        `total` is the sum of all weights. Those at the indices `first`, the highest ones, pass; `sums` are their
+        cumulative sums. If a weight beyond the top-p nucleus (arXiv 1904.09751) is drawn, another is drawn without it
+        and all lower ones. So the weights of the nucleus keep their proportions, and nothing has to be sorted.
         """
         sampling = self._sampling
-        sums = weights[first].cumsum(dtype=np.float64)
         rest = weights.copy()
         rest[first] = 0.0
         if sampling.min_p > 0.0:
