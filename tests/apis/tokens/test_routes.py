@@ -89,7 +89,7 @@ def test_pieces_are_texts_or_bytes(demo: RunningServer) -> None:
         ({"content": "x", "tools": []}, "tools", "tools is only allowed with messages"),
         ({"prompt": "x", "device": "cpu"}, "device", "device is not a field of this endpoint"),
         ({"prompt": ["x"]}, "prompt", "prompt must be a string"),
-        ({"messages": []}, "messages", "messages must have at least 1 element"),
+        ({"messages": []}, "messages", "messages must not be empty"),
         ({"prompt": "x", "model": "gpt-9"}, "model", 'model "gpt-9" is not served'),
         (body("x", chat_template_kwargs={"effort": 1}), "chat_template_kwargs", "chat_template_kwargs.effort is not"),
     ],
