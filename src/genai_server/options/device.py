@@ -58,7 +58,8 @@ def unreachable(options: DeviceOptions, runner: Reach) -> str | None:
 
 
 def without_spinning_between_passes(options: DeviceOptions) -> DeviceOptions:
-    """The options of models that take turns on the same cores: threads of one must not wait while another computes.
+    """The options of a model whose threads share the cores with others, such as another model's: they must not spin
+    while these compute.
 
     An operator's own option is kept.
     """

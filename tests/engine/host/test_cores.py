@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from genai_server.engine.host.cores import usable_cores
+from genai_server.engine.host.cores import usable_cores, usable_cpus
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="affinity and control groups are Linux's")
 
@@ -32,6 +32,14 @@ def eight_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     _cpus(tmp_path, *map(str, range(8)))
     _allow(monkeypatch, *range(8))
     return tmp_path
+
+
+def test_cpus_are_counted_with_their_siblings_up_to_a_quota(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _cpus(tmp_path, "0,1", "0,1", "2,3", "2,3")
+    _allow(monkeypatch, 0, 1, 2, 3)
+    assert (usable_cores(tmp_path), usable_cpus(tmp_path)) == (2, 4)
+    monkeypatch.setattr("genai_server.engine.host.cores.cpu_quota", lambda root: 1.5)
+    assert (usable_cores(tmp_path), usable_cpus(tmp_path)) == (1, 1)
 
 
 def test_cores_are_counted_without_limits(eight_cores: Path) -> None:

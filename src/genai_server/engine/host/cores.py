@@ -18,6 +18,12 @@ def usable_cores(root: Path = Path("/")) -> int:
     return max(1, math.floor(min(_physical_cores(root), cpu_quota(root))))
 
 
+def usable_cpus(root: Path = Path("/")) -> int:
+    """Logical CPUs within the process's CPU affinity and its control groups' quotas, at least 1."""
+    present = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    return max(1, math.floor(min(present, cpu_quota(root))))
+
+
 def _physical_cores(root: Path) -> int:
     if sys.platform == "linux":
         topology = root / "sys/devices/system/cpu"

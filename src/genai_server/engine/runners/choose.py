@@ -12,6 +12,7 @@ from msgspec import structs
 
 from genai_server.engine.decoder_graph import DoesNotFit
 from genai_server.engine.encoder_worker import EncoderWorker
+from genai_server.engine.host.cores import usable_cpus
 from genai_server.engine.image_worker import ImageWorker
 from genai_server.engine.model.adapter_file import adapter_inputs
 from genai_server.engine.model.draft_model_files import check_draft_model
@@ -72,7 +73,7 @@ def load_model(spec: EngineSpec) -> LoadedModel:
     """The model of a device. Raises what the library raises when it cannot load the model."""
     share = head_share(spec)
     may_draft = bool(spec.draft_model or share) and _may_have_drafts(spec)
-    if may_draft:
+    if may_draft or _takes_all_cpus(spec):
         spec = structs.replace(spec, options=without_spinning_between_passes(spec.options))
     kv_bytes = allowed(spec).bytes if share else 0
     own = spec if may_draft else structs.replace(spec, draft_model="")
@@ -87,6 +88,15 @@ def load_model(spec: EngineSpec) -> LoadedModel:
         if loaded.draft_model is None:
             loaded.resize(kv_bytes)
     return loaded
+
+
+def _takes_all_cpus(spec: EngineSpec) -> bool:
+    """Whether the threads of passes leave no CPU to the API process, which sends tokens between them."""
+    if not on_cpu(spec):
+        return False
+    from genai_server.engine.model.session_options import num_threads
+
+    return num_threads(spec.options, spec.settings.threads) >= usable_cpus()
 
 
 def _may_have_drafts(spec: EngineSpec) -> bool:
