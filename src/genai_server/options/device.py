@@ -58,8 +58,7 @@ def unreachable(options: DeviceOptions, runner: Reach) -> str | None:
 
 
 def without_spinning_between_passes(options: DeviceOptions) -> DeviceOptions:
-    """The options of a model whose threads share the cores with others, such as another model's: they must not spin
-    while these compute.
+    """The options of models that take turns on the same cores: threads of one must not wait while another computes.
 
     An operator's own option is kept.
     """

@@ -26,7 +26,7 @@ from genai_server.engine.model.session_options import (
 from genai_server.errors import ConfigurationError
 from genai_server.options.check import check_device
 from genai_server.options.device import DeviceOptions, ProviderOptions
-from genai_server.options.session import ENTRIES, RUN
+from genai_server.options.session import ENTRIES, RUN, SPINNING_STOP
 from tests.running_server import DEMO
 
 MODEL = DEMO / "model.onnx"
@@ -188,14 +188,27 @@ def test_a_level_of_optimization_leaves_its_graph(level: Any, nodes: int, tmp_pa
 )
 def test_option_is_added_to_the_overlay_of_onnxruntime_genai(given: dict[str, Any], expected: dict[str, Any]) -> None:
     found = genai_overlay(checked(**given), 0)["session_options"]
-    found.pop(UNSIGNED_WEIGHTS, None)
+    for default in (UNSIGNED_WEIGHTS, SPINNING_STOP):
+        found.pop(default, None)
     assert found == {"intra_op_num_threads": usable_cores()} | expected
 
 
 @pytest.mark.parametrize("overflow", [True, False])
 def test_weights_are_unsigned_only_where_products_overflow(overflow: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "products_overflow", lambda: overflow)
-    assert config_entries(checked()) == ({UNSIGNED_WEIGHTS: "1"} if overflow else {})
+    assert config_entries(checked(), 0).get(UNSIGNED_WEIGHTS) == ("1" if overflow else None)
+
+
+@pytest.mark.parametrize(("cpus", "threads", "stops"), [(2, 2, "1"), (2, 3, "1"), (3, 2, None)])
+def test_threads_on_all_cpus_do_not_spin_between_passes(
+    cpus: int, threads: int, stops: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "usable_cpus", lambda: cpus)
+    assert config_entries(checked(), threads).get(SPINNING_STOP) == stops
+    assert genai_overlay(checked(), threads)["session_options"].get(SPINNING_STOP) == stops
+    assert config_entries(checked(intra_op_num_threads=1), threads).get(SPINNING_STOP) is None
+    found = session_options(checked(**{SPINNING_STOP: 0}), threads)
+    assert found.get_session_config_entry(SPINNING_STOP) == "0"
 
 
 def test_options_decide_whether_weights_are_unsigned() -> None:

@@ -116,12 +116,12 @@ def test_draft_model_shares_the_memory_for_keys_and_values(monkeypatch: pytest.M
     entries: list[dict[str, str]] = []
     original = session_options.config_entries
 
-    def noted(options: DeviceOptions) -> dict[str, str]:
-        entries.append(found := original(options))
+    def noted(options: DeviceOptions, threads: int) -> dict[str, str]:
+        entries.append(found := original(options, threads))
         return found
 
     monkeypatch.setattr(session_options, "config_entries", noted)
-    monkeypatch.setattr(choose, "usable_cpus", lambda: 1000)
+    monkeypatch.setattr(session_options, "usable_cpus", lambda: 1000)
     given = spec(128, kv_cache_bytes=int(8.5 * slot_bytes(128)))
     alone = choose.load_model(given)
     assert not any("session.force_spinning_stop" in each for each in entries)
@@ -153,21 +153,6 @@ def test_draft_model_without_effect_is_reported(
     loaded = choose.load_model(msgspec.structs.replace(spec(128, **how), draft_model=str(DEMO)))
     assert loaded.draft_model is None
     assert f"draft_model={DEMO} has no effect on device {how.get('device', 'cpu')}: {why}" in caplog.text
-
-
-@pytest.mark.parametrize(("cpus", "threads", "stops"), [(2, 2, "1"), (3, 2, None), (2, 1, None)])
-def test_threads_on_all_cpus_do_not_spin_between_passes(
-    cpus: int, threads: int, stops: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(choose, "usable_cpus", lambda: cpus)
-    loaded = choose.load_model(spec(64, threads=threads))
-    assert isinstance(loaded.batch, BatchedRunner)
-    options = loaded.batch.sessions.own.session.get_session_options()
-    found = stops and options.get_session_config_entry("session.force_spinning_stop")
-    assert found == stops
-    if stops is None:
-        with pytest.raises(RuntimeError, match="does not have configuration"):
-            options.get_session_config_entry("session.force_spinning_stop")
 
 
 @pytest.mark.parametrize("how", [{"scheduler": "generator"}, {}], ids=["by the settings", "by the graph"])

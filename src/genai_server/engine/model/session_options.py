@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import onnxruntime
 
-from genai_server.engine.host.cores import usable_cores
+from genai_server.engine.host.cores import usable_cores, usable_cpus
 from genai_server.engine.model.overflow import products_overflow
 from genai_server.errors import ConfigurationError
 from genai_server.options import session
@@ -43,9 +43,13 @@ _RECORD_ASSIGNMENT = "session.record_ep_graph_assignment_info"
 _UNSIGNED_WEIGHTS = "session.x64quantprecision"
 
 
-def config_entries(options: DeviceOptions) -> dict[str, str]:
+def config_entries(options: DeviceOptions, threads: int) -> dict[str, str]:
     """The session's entries by name: a device's own, and the server's defaults for the others."""
-    return ({_UNSIGNED_WEIGHTS: "1"} if products_overflow() else {}) | options.entries
+    defaults = {_UNSIGNED_WEIGHTS: "1"} if products_overflow() else {}
+    if num_threads(options, threads) >= usable_cpus():
+        # Threads that spin between passes would keep the API process from sending tokens.
+        defaults[session.SPINNING_STOP] = "1"
+    return defaults | options.entries
 
 
 def num_threads(options: DeviceOptions, threads: int) -> int:
@@ -79,7 +83,7 @@ def genai_overlay(options: DeviceOptions, threads: int) -> dict[str, Any]:
     if session.LEVEL in given:
         found[session.LEVEL] = _LEVELS[given[session.LEVEL]]
     found |= {name: given[name] == "1" for name in (session.ARENA, session.PATTERN) if name in given}
-    found |= config_entries(options)
+    found |= config_entries(options, threads)
     if options.custom_op_libraries:
         if len(options.custom_op_libraries) > 1:
             raise ConfigurationError(
@@ -169,7 +173,7 @@ def session_options(options: DeviceOptions, threads: int, *, optimized: bool = F
         found.enable_cpu_mem_arena = given[session.ARENA] == "1"
     if session.PATTERN in given:
         found.enable_mem_pattern = given[session.PATTERN] == "1"
-    for name, value in config_entries(options).items():
+    for name, value in config_entries(options, threads).items():
         found.add_session_config_entry(name, value)
     for path in options.custom_op_libraries:
         try:

@@ -221,7 +221,9 @@ def _files(model_dir: Path) -> list[Path]:
 def _packing(options: DeviceOptions) -> dict[str, str]:
     """The options that affect packed weights, unlike those of threads and memory."""
     level = {LEVEL: options.session[LEVEL]} if LEVEL in options.session else {}
-    return level | {name: value for name, value in config_entries(options).items() if not name.startswith(_OF_THREADS)}
+    return level | {
+        name: value for name, value in config_entries(options, 0).items() if not name.startswith(_OF_THREADS)
+    }
 
 
 def _processor() -> str:

@@ -12,7 +12,6 @@ from msgspec import structs
 
 from genai_server.engine.decoder_graph import DoesNotFit
 from genai_server.engine.encoder_worker import EncoderWorker
-from genai_server.engine.host.cores import usable_cpus
 from genai_server.engine.image_worker import ImageWorker
 from genai_server.engine.model.adapter_file import adapter_inputs
 from genai_server.engine.model.draft_model_files import check_draft_model
@@ -73,7 +72,7 @@ def load_model(spec: EngineSpec) -> LoadedModel:
     """The model of a device. Raises what the library raises when it cannot load the model."""
     share = head_share(spec)
     may_draft = bool(spec.draft_model or share) and _may_have_drafts(spec)
-    if may_draft or _takes_all_cpus(spec):
+    if may_draft:
         spec = structs.replace(spec, options=without_spinning_between_passes(spec.options))
     kv_bytes = allowed(spec).bytes if share else 0
     own = spec if may_draft else structs.replace(spec, draft_model="")
@@ -81,22 +80,13 @@ def load_model(spec: EngineSpec) -> LoadedModel:
     if spec.draft_model and may_draft and loaded.main.abilities.drafts:
         loaded.draft_model = _load_draft_model(spec, loaded)
     elif spec.draft_model:
-        reason = loaded.batching.reason or "draft models run on CPUs only, beside a model that generates text"
+        reason = loaded.batching.reason or "draft models run on CPUs only, next to a model that generates text"
         log.warning("draft_model=%s has no effect on device %s: %s", spec.draft_model, spec.device, reason)
     elif share:
         loaded.draft_model = _load_head(spec, share, loaded)
         if loaded.draft_model is None:
             loaded.resize(kv_bytes)
     return loaded
-
-
-def _takes_all_cpus(spec: EngineSpec) -> bool:
-    """Whether the threads of passes leave no CPU to the API process, which sends tokens between them."""
-    if not on_cpu(spec):
-        return False
-    from genai_server.engine.model.session_options import num_threads
-
-    return num_threads(spec.options, spec.settings.threads) >= usable_cpus()
 
 
 def _may_have_drafts(spec: EngineSpec) -> bool:
