@@ -22,6 +22,10 @@ def listed(server: RunningServer) -> dict[str, dict[str, Any]]:
     return {entry["id"]: entry for entry in response.json()["data"]}
 
 
+def named(server: RunningServer, name: str) -> list[dict[str, Any]]:
+    return [entry for entry in server.client.get("/v1/requests").json()["data"] if entry["id"] == name]
+
+
 def cancel(server: RunningServer, name: str) -> Any:
     return server.client.post(f"/v1/requests/{name}/cancel", json={})
 
@@ -31,13 +35,17 @@ def asked(server: RunningServer, name: str, path: str, **fields: Any) -> Iterato
     """A request with this name that runs when the block starts; yields its response, filled in when the block ends."""
     found: list[dict[str, Any]] = []
     headers = {"x-request-id": name}
+    others = {entry["unique_id"] for entry in named(server, name)}
+
+    def runs() -> bool:
+        return any(entry["output_tokens"] > 0 for entry in named(server, name) if entry["unique_id"] not in others)
 
     def ask() -> None:
         found.append(server.client.post(path, json=body(ENDLESS, **fields), headers=headers).json())
 
     thread = threading.Thread(target=ask)
     thread.start()
-    wait_until(lambda: listed(server).get(name, {}).get("output_tokens", 0) > 0)
+    wait_until(runs)
     yield found
     thread.join(20)
     assert found
@@ -75,16 +83,12 @@ def test_a_cancelled_stream_has_one_last_event(scripted: RunningServer) -> None:
 
 def test_all_answers_to_a_request_are_listed_and_end_together(scripted: RunningServer) -> None:
     with asked(scripted, "several", "/v1/chat/completions", n=3) as found:
-        entries = [entry for entry in scripted.client.get("/v1/requests").json()["data"] if entry["id"] == "several"]
+        entries = named(scripted, "several")
         cancel(scripted, "several")
     assert len(entries) == 3
     assert len({entry["unique_id"] for entry in entries}) == 1
     reasons = [(choice["finish_reason"], choice["genai_finish_reason"]) for choice in found[0]["choices"]]
     assert reasons == [("length", "cancelled")] * 3
-
-
-def named(server: RunningServer, name: str) -> list[dict[str, Any]]:
-    return [entry for entry in server.client.get("/v1/requests").json()["data"] if entry["id"] == name]
 
 
 @contextmanager

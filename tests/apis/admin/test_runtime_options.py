@@ -39,6 +39,13 @@ def options(server: RunningServer, device: str) -> dict[str, Any]:
     return found
 
 
+def generated(server: RunningServer) -> int:
+    """The tokens that the only request has got."""
+    (request,) = server.client.get("/v1/requests").json()["data"]
+    tokens: int = request["output_tokens"]
+    return tokens
+
+
 def test_terminate_ends_running_requests_with_their_partial_text(server: RunningServer) -> None:
     with server.stream(SLOW, device="scripted:0") as events:
         reader = iter(events)
@@ -116,7 +123,7 @@ def test_unknown_request_is_a_404(server: RunningServer) -> None:
 
 
 def test_profiling_writes_one_file_per_pass_while_it_is_on(server: RunningServer) -> None:
-    with server.stream("delay 0.02; count 50", device="scripted:1") as events:
+    with server.stream(SLOW, device="scripted:1") as events:
         reader = iter(events)
         for _ in range(3):
             next(reader)
@@ -134,7 +141,10 @@ def test_profiling_writes_one_file_per_pass_while_it_is_on(server: RunningServer
         assert off["requests"] == []
         written = off["profile_files"] - before
         assert written >= 5
-        assert len(list(reader)) > 50
+        later = generated(server) + 10
+        wait_until(lambda: generated(server) >= later)
+        server.options(terminate_session="1", request_id=name)
+        assert '"finish_reason":"terminated"' in list(reader)[-1]
     assert options(server, "scripted:1")["profile_files"] == off["profile_files"]
     files = list(Path(off["profile_dir"]).glob("mine_*.json"))
     assert len(files) == written
