@@ -1,6 +1,6 @@
 """The progress of a download: one line in a terminal, and else a line for each file that is fetched."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
@@ -16,6 +16,7 @@ from rich.progress import (
 from rich.table import Column
 from rich.text import Text
 
+from genai_server.cli.screen import say
 from genai_server.hub.download import Watch
 from genai_server.hub.repository import RemoteFile, Selection
 from genai_server.quoted_values import escaped
@@ -36,8 +37,11 @@ class _Speed(ProgressColumn):
 
 
 @contextmanager
-def download_progress(selection: Selection) -> Iterator[Watch]:
-    """A function for `download`, which shows the progress on standard error while the block runs."""
+def download_progress(selection: Selection, tell: Callable[[str], None] = say) -> Iterator[Watch]:
+    """A function for `download`, which shows the progress on standard error while the block runs.
+
+    If that is no terminal, `tell` is called with a line for each file.
+    """
     console = Console(stderr=True)
     columns = (
         TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1)),
@@ -57,7 +61,7 @@ def download_progress(selection: Selection) -> Iterator[Watch]:
             if file not in here:  # what was here before has no part in the speed
                 progress.update(task, total=(progress.tasks[0].total or 0) + file.size - size)
                 if size < file.size and not console.is_terminal:
-                    print(f"{title}  {size_in_words(file.size)}", flush=True)
+                    tell(f"{title}  {size_in_words(file.size)}")
             else:
                 progress.update(task, advance=size - here[file], description=title, visible=True)
             here[file] = size

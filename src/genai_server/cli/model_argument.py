@@ -1,11 +1,13 @@
 """MODEL on a command line: a directory, the name of one in GENAI_MODELS_DIR, or a repository of a hub."""
 
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from genai_server.cli.option_types import path_of
 from genai_server.cli.pull_command import absolute, in_folder, pull, source_of
+from genai_server.cli.screen import say
 from genai_server.config.sources import load_settings
 from genai_server.errors import ConfigurationError, PullFailed
 from genai_server.hub import store
@@ -47,9 +49,15 @@ def check_no_other(text: str, model_dir: str | None, models: str) -> None:
         raise ConfigurationError(f"both MODEL={text} and {others} say what is served; leave one of them out")
 
 
-def fetched(text: str, models: Path, revision: str | None = None, token: str | None = None) -> Path:
+def fetched(
+    text: str,
+    models: Path,
+    revision: str | None = None,
+    token: str | None = None,
+    tell: Callable[[str], None] = say,
+) -> Path:
     """The directory of a model, which is fetched into the folder of models if it is not here and the text is the name
-    of a repository.
+    of a repository. `tell` is called with lines about it.
 
     Raises ConfigurationError and PullFailed.
     """
@@ -68,7 +76,7 @@ def fetched(text: str, models: Path, revision: str | None = None, token: str | N
     is_here = origin is not None and origin.source == source.name and source.include in ([], in_folder(origin.folder))
     if not is_here or revision:
         try:
-            print(pull(Hub(token), source, directory), flush=True)
+            tell(pull(Hub(token), source, directory, tell=tell))
         except PullFailed as error:
             raise PullFailed(f"{not_here}; as a repository: {error}") from None
     return directory

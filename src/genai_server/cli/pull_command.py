@@ -172,7 +172,7 @@ def _fetch(
                 _find_pooling(hub, source, repository, selection, Path(added), tell)
             if directory.exists():
                 store.seed(folder, directory)
-            with download_progress(selection) if watch is None else nullcontext(watch) as watching:
+            with download_progress(selection, tell) if watch is None else nullcontext(watch) as watching:
                 download(hub, repository, selection, folder, watching)
             shutil.copytree(added, folder, dirs_exist_ok=True)
             names = [path.relative_to(added).as_posix() for path in Path(added).rglob("*") if path.is_file()]

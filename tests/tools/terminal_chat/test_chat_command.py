@@ -293,6 +293,35 @@ def test_unknown_model_is_refused_with_the_known_ones(scripted: RunningServer) -
         assert chat.status() == 1
 
 
+def test_one_question_prints_the_answer_alone(scripted: RunningServer) -> None:
+    done = run_command("chat", scripted.url, "say one", environment=clean_environment())
+    assert (done.returncode, done.stdout, done.stderr) == (0, "one\n", "")
+    with terminal(scripted.url, "say **two**", **DRAWN) as chat:
+        chat.see("\x1b[1mtwo\x1b[0m")
+        assert chat.status() == 0
+
+
+def test_piped_text_follows_the_question() -> None:
+    said = "What is the capital of France?\n"
+    done = run_command("chat", str(DEMO), "Answer this:", environment=clean_environment(), said=said)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "The capital of France is Paris.\n"
+    assert done.stderr == f"starting a server for {DEMO} …\n"
+
+
+def test_one_question_that_fails_has_status_1(scripted: RunningServer) -> None:
+    done = run_command("chat", scripted.url, "count 9; fail at 4", environment=clean_environment())
+    assert (done.returncode, done.stdout.startswith("1, 2")) == (1, True)
+    assert done.stderr.startswith("genai-server: ")
+
+
+def test_ctrl_c_ends_one_question_with_status_130(scripted: RunningServer) -> None:
+    with terminal(scripted.url, "delay 0.02; count 1000") as chat:
+        chat.see("1, 2, 3")
+        chat.type(CTRL_C)
+        assert chat.status() == 130
+
+
 def test_lines_from_a_pipe_are_questions_too(scripted: RunningServer) -> None:
     done = run_command("chat", scripted.url, environment=clean_environment(), said="say one\nsay two\n")
     assert done.returncode == 0, done.stderr

@@ -36,6 +36,13 @@ def test_a_model_is_fetched_once_and_then_asked(hub: LocalHub, tmp_path: Path) -
     assert (status, "The capital of France is Paris." in out) == (0, True)
 
 
+def test_one_question_to_a_fetched_model_prints_the_answer(hub: LocalHub, tmp_path: Path) -> None:
+    environment = {**clean_environment(), "GENAI_MODELS_DIR": str(tmp_path), "HF_ENDPOINT": hub.url}
+    done = run_command("run", "org/tiny", QUESTION, environment=environment)
+    assert (done.returncode, done.stdout) == (0, "The capital of France is Paris.\n"), done.stderr
+    assert f"is in {tmp_path / 'tiny'}, checked" in done.stderr
+
+
 def test_unknown_model_is_named_with_the_alternatives(hub: LocalHub, tmp_path: Path) -> None:
     status, out = run(hub, tmp_path, "nowhere")
     assert (status, f'no model "nowhere" here or in {tmp_path}' in out) == (2, True)

@@ -1,4 +1,4 @@
-"""`genai-server chat [URL|DIR]`: a chat in the terminal, with a running server or one of its own.
+"""`genai-server chat [URL|DIR [QUESTION]]`: a chat in the terminal, with a running server or one of its own.
 
 With a URL it uses that server. With a model directory, or the name of one in GENAI_MODELS_DIR, it starts a server on a
 free port and stops it afterwards. With neither it uses the server at HOST and PORT if one is running, else the model in
@@ -6,25 +6,29 @@ GENAI_MODEL_DIR.
 
 A pasted text of several lines is one question, and so is a text between two \"\"\". Images given with --image go with
 the first question. In the chat, /help lists the commands. Ctrl-C stops an answer, Ctrl-C again exits.
+
+With QUESTION there is no chat: the answer is printed, without reasoning into a file or pipe, and the command ends.
+What is piped into it follows the question.
 """
 
 import argparse
 import re
 import signal
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from genai_server.cli.model_argument import find
 from genai_server.cli.option_types import path_of
-from genai_server.cli.screen import say
+from genai_server.cli.screen import say, say_aside
 from genai_server.cli.serve.welcome import url_of
 from genai_server.config.sources import load_settings
 from genai_server.errors import ChatFailed
 from genai_server.http.api_keys import make_key
-from genai_server.tools.terminal_chat.chat_client import ChatClient
+from genai_server.tools.terminal_chat.chat_client import Answer, ChatClient
 from genai_server.tools.terminal_chat.chat_history import Conversation
-from genai_server.tools.terminal_chat.dialogue import Dialogue, choose_model, require_images
+from genai_server.tools.terminal_chat.dialogue import Dialogue, choose_model, require_images, show_answer
 from genai_server.tools.terminal_chat.image_files import data_url
 from genai_server.tools.terminal_chat.own_server import own_server
 
@@ -42,7 +46,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_dialogue_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of a chat that `chat` and `run` share."""
+    """Add the arguments of a chat that `chat` and `run` share."""
+    parser.add_argument("question", nargs="?", metavar="QUESTION", help="print the answer to this and end")
     parser.add_argument("--system", default="", metavar="TEXT", help="the system prompt")
     parser.add_argument(
         "--image",
@@ -63,18 +68,40 @@ def _image(text: str) -> str:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Chat until the user ends it; returns the exit status. Raises ConfigurationError and ChatFailed."""
+    """Chat until the user ends it, or ask one question; returns the exit status.
+
+    Raises ConfigurationError and ChatFailed.
+    """
     exit_cleanly_on_signals()
+    conversation = Conversation(arguments.system)
+    question = _with_piped(arguments.question) if arguments.question else ""
     try:
-        with connected(arguments.target, arguments.api_key) as client:
+        with connected(arguments.target, arguments.api_key, say_aside if question else say) as client:
             model = choose_model(client, arguments.model)
             if arguments.image:
                 require_images(client, model)
-            print(f"{model} at {client.url}; /help lists the commands")
-            Dialogue(client, model, Conversation(arguments.system), arguments.image).run()
+            if question:
+                pieces = client.answer(model, conversation.ask(question, arguments.image), Answer())
+                show_answer(pieces, shows_reasoning=sys.stdout.isatty())
+                print()
+            else:
+                print(f"{model} at {client.url}; /help lists the commands")
+                Dialogue(client, model, conversation, arguments.image).run()
     except KeyboardInterrupt:  # while the server starts, or ends
+        if question:
+            raise
         print()
     return 0
+
+
+def _with_piped(question: str) -> str:
+    """The question, followed by what is piped into the command. Raises ChatFailed."""
+    if sys.stdin.isatty():
+        return question
+    try:
+        return f"{question}\n\n{sys.stdin.read()}".strip()
+    except UnicodeDecodeError:
+        raise ChatFailed("what is piped into the command is not text") from None
 
 
 @contextmanager

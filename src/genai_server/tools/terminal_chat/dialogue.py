@@ -2,7 +2,7 @@
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 
 from genai_server.cli.option_types import path_of
@@ -183,10 +183,7 @@ class Dialogue:
     def _ask(self, messages: list[Message]) -> None:
         answer = Answer()
         try:
-            pieces = self._client.answer(self._model, messages, answer, self._parameters)
-            with contextlib.closing(pieces), _display() as display:
-                for piece in pieces:
-                    display(piece)
+            show_answer(self._client.answer(self._model, messages, answer, self._parameters))
         except KeyboardInterrupt:
             print(" [stopped]", end="")
             raise
@@ -197,6 +194,14 @@ class Dialogue:
                 show((f"[{answer.took()}]", "dim"))
             if answer.ignored:
                 show((f"[had no effect: {answer.ignored}]", "dim"))
+
+
+def show_answer(pieces: Generator[Piece, None, None], *, shows_reasoning: bool = True) -> None:
+    """Show an answer as it arrives. Raises ChatFailed."""
+    with contextlib.closing(pieces), _display() as display:
+        for piece in pieces:
+            if shows_reasoning or not piece.is_reasoning:
+                display(piece)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Chat with a model, which is fetched first if necessary.
+"""Chat with a model, or ask it one question. It is fetched first if necessary.
 
 The chat is the one of `genai-server chat`, with a server of its own.
 """
@@ -7,6 +7,7 @@ import argparse
 
 from genai_server.cli.model_argument import fetched
 from genai_server.cli.pull_command import add_hub_options
+from genai_server.cli.screen import say, say_aside
 from genai_server.config.sources import load_settings
 from genai_server.tools.terminal_chat import chat_command as chat
 
@@ -26,5 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Chat until the user ends it; returns the exit status. Raises ConfigurationError, PullFailed and ChatFailed."""
-    arguments.target = str(fetched(arguments.target, load_settings().models_path, arguments.revision, arguments.token))
+    tell = say_aside if arguments.question else say
+    models = load_settings().models_path
+    arguments.target = str(fetched(arguments.target, models, arguments.revision, arguments.token, tell))
     return chat.run(arguments)
