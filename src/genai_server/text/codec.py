@@ -5,7 +5,6 @@ import json
 from collections.abc import Callable, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, TypeVar
 
 from genai_server.config.environment import limit_tokenizer_threads
@@ -50,8 +49,8 @@ class TextCodec:
         tokenizer: Tokenizer,
         dialect: Dialect = PLAIN,
         *,
-        opaque_tokens: Mapping[str, int] = MappingProxyType({}),
-        named_tokens: Mapping[str, str] = MappingProxyType({}),
+        opaque_tokens: Mapping[str, int] = {},
+        named_tokens: Mapping[str, str] = {},
         allow_special_tokens: bool = False,
         model: PoolingModel | VisionModel | SpeechModel | None = None,
     ) -> None:
