@@ -53,7 +53,7 @@ def load_rerank_template(model_dir: Path, *, max_characters: int = MAX_CHARACTER
     Raises ModelDirectoryError.
     """
     own = load_chat_templates(model_dir, max_characters=max_characters)
-    if DEFAULT in own and all(own[DEFAULT].mentions(role) for role in ("query", "document")):
+    if DEFAULT in own and all(role in own[DEFAULT].source for role in ("query", "document")):
         return own
     return {DEFAULT: ChatTemplate(_read(_RERANK), max_characters=max_characters)}
 
