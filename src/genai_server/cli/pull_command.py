@@ -140,7 +140,8 @@ def pull(
     with store.locked(directory):
         former = _former(directory, name, selection)
         original = source.original or (former.original if former is not None else "")
-        wanted = store.origin_of_pull(repository, selection, original)
+        digests = {name: file.digest for name, file in selection.files.items()}
+        wanted = store.Origin(name, repository.commit, selection.folder, original, files=digests)
         if former is not None and _is_up_to_date(directory, former, wanted):
             return f"{directory} is already up to date with {hub.endpoint} (commit {repository.commit[:8]})"
         repository = replace(repository, base=original or repository.base)

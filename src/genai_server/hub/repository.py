@@ -115,8 +115,10 @@ def _model_folders(files: Iterable[RemoteFile]) -> list[str]:
 
 def _select_folder(folder: str, folders: Sequence[str], files: Iterable[RemoteFile]) -> Selection:
     """The files of one of several models, which may be below each other."""
-    others = [other for other in folders if other != folder]
-    return _selection(folder, [file for file in _below(folder, files) if not _is_below(file.path, others)])
+    inside, others = f"{folder}/" if folder else "", tuple(f"{other}/" for other in folders if other != folder)
+    return _selection(
+        folder, [file for file in files if file.path.startswith(inside) and not file.path.startswith(others)]
+    )
 
 
 def select_source(repository: Repository) -> Selection:
@@ -141,9 +143,8 @@ def select_gguf(repository: Repository, include: Sequence[str] = ()) -> RemoteFi
     if not chosen or (not include and any(file.path.endswith(".safetensors") for file in repository.files)):
         return None
     if len(chosen) > 1:
-        raise PullFailed(
-            "\n".join([f"{repository.name} has several models; choose one with --include:", *_choices(chosen)])
-        )
+        lines = [f'  --include "{file.shown}"  ({file.size / _GIB:.2f} GiB)' for file in chosen]
+        raise PullFailed("\n".join([f"{repository.name} has several models; choose one with --include:", *lines]))
     return chosen[0]
 
 
@@ -181,11 +182,6 @@ def _select_encoder(repository: Repository, include: Sequence[str]) -> Selection
     modules = [file for file in repository.files if _MODULE_FOLDER.fullmatch(file.path)]
     others = tuple(name for name in graphs if name != graph)
     return _selection("", [*texts, *modules, *(f for f in repository.files if _is_of_graph(f.path, graph, others))])
-
-
-def _choices(files: Iterable[RemoteFile]) -> list[str]:
-    """A line for each file, with its size."""
-    return [f'  --include "{file.shown}"  ({file.size / _GIB:.2f} GiB)' for file in files]
 
 
 def _is_of_graph(path: str, graph: str, others: tuple[str, ...]) -> bool:
@@ -231,11 +227,3 @@ def _matches(path: str, patterns: Sequence[str]) -> bool:
 def _folder(path: str) -> str:
     parent = str(PurePosixPath(path).parent)
     return "" if parent == "." else parent
-
-
-def _below(folder: str, files: Iterable[RemoteFile]) -> list[RemoteFile]:
-    return [file for file in files if not folder or file.path.startswith(folder + "/")]
-
-
-def _is_below(path: str, folders: Iterable[str]) -> bool:
-    return any(path.startswith(folder + "/") for folder in folders)
