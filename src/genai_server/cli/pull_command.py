@@ -14,8 +14,6 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import msgspec
-
 from genai_server.cli.download_progress import download_progress
 from genai_server.cli.option_types import path_of
 from genai_server.cli.screen import say
@@ -141,14 +139,15 @@ def pull(
         former = _former(directory, name, selection)
         original = source.original or (former.original if former is not None else "")
         digests = {name: file.digest for name, file in selection.files.items()}
-        wanted = store.Origin(name, repository.commit, selection.folder, original, files=digests)
-        if former is not None and _is_up_to_date(directory, former, wanted):
+        is_same = former is not None and (former.original, former.files) == (original, digests)
+        if former is not None and is_same and not store.changed_files(directory, former):
             return f"{directory} is already up to date with {hub.endpoint} (commit {repository.commit[:8]})"
         repository = replace(repository, base=original or repository.base)
         added = _fetch(hub, source, repository, selection, directory, tell, watch)
         if former is not None:
             store.keep(store.staging(directory), directory, former)
-        store.install(store.staging(directory), directory, msgspec.structs.replace(wanted, added=added))
+        origin = store.Origin(name, repository.commit, selection.folder, original, files=digests, added=added)
+        store.install(store.staging(directory), directory, origin)
         size = selection.size / _MIB
         return f"{name} (commit {repository.commit[:8]}, {size:.0f} MiB) is in {directory}, checked"
 
@@ -268,8 +267,3 @@ def _former(directory: Path, name: str, selection: Selection) -> store.Origin | 
         what = f"{origin.source} {origin.folder}".strip() if origin else "other files"
         raise ConfigurationError(f"{directory} already holds {what}; genai-server pull {name} --to DIR uses another")
     return origin
-
-
-def _is_up_to_date(directory: Path, former: store.Origin, wanted: store.Origin) -> bool:
-    is_same = (former.original, former.files) == (wanted.original, wanted.files)
-    return is_same and not store.changed_files(directory, former)
