@@ -30,7 +30,6 @@ from genai_server.hub import store
 from genai_server.hub.client import Hub
 from genai_server.hub.download import Watch, download
 from genai_server.hub.repository import (
-    MODEL_CONFIG,
     Repository,
     Selection,
     is_repository_name,
@@ -38,7 +37,7 @@ from genai_server.hub.repository import (
     select_model,
     select_pooling,
 )
-from genai_server.pooling_model import CONFIG, ENDPOINTS, MODULES, Task, read_pooling_model, task_of
+from genai_server.pooling_model import CONFIG, ENDPOINTS, GENAI_CONFIG, MODULES, Task, read_pooling_model, task_of
 from genai_server.quoted_values import escaped, quoted
 
 _MIB = 1024 * 1024
@@ -133,7 +132,7 @@ def pull(
     tell(f"looking {name} up on {hub.endpoint}")
     repository = hub.repository(name, source.revision)
     selection = select_model(repository, source.include)
-    if source.original and {MODEL_CONFIG, MODULES} & selection.files.keys():
+    if source.original and {GENAI_CONFIG, MODULES} & selection.files.keys():
         raise _no_original_needed(source)
     with store.locked(directory):
         former = _former(directory, name, selection)
@@ -168,7 +167,7 @@ def _fetch(
     folder = store.staging(directory)
     try:
         with tempfile.TemporaryDirectory() as added:
-            if MODEL_CONFIG not in selection.files:
+            if GENAI_CONFIG not in selection.files:
                 _find_pooling(hub, source, repository, selection, Path(added), tell)
             if directory.exists():
                 store.seed(folder, directory)

@@ -7,10 +7,9 @@ from fnmatch import fnmatchcase
 from pathlib import PurePosixPath, PureWindowsPath
 
 from genai_server.errors import PullFailed
-from genai_server.pooling_model import CONFIG, MODULE_FILES, MODULES
+from genai_server.pooling_model import CONFIG, GENAI_CONFIG, MODULE_FILES, MODULES
 from genai_server.quoted_values import escaped, quoted
 
-MODEL_CONFIG = "genai_config.json"
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 # The files that Transformers and onnxruntime-genai's builder read from a repository with PyTorch weights.
 _SOURCE = ("*.json", "*.safetensors", "*.model", "*.jinja", "*.txt", "*.tiktoken")
@@ -110,7 +109,7 @@ def models_of(repository: Repository) -> list[Selection]:
 
 
 def _model_folders(files: Iterable[RemoteFile]) -> list[str]:
-    return sorted({_folder(file.path) for file in files if PurePosixPath(file.path).name == MODEL_CONFIG})
+    return sorted({_folder(file.path) for file in files if PurePosixPath(file.path).name == GENAI_CONFIG})
 
 
 def _select_folder(folder: str, folders: Sequence[str], files: Iterable[RemoteFile]) -> Selection:
@@ -203,7 +202,7 @@ def _selection(folder: str, files: Iterable[RemoteFile]) -> Selection:
 
 def no_model(repository: Repository, include: Sequence[str] = ()) -> str:
     """The message about a repository without a model that this server runs."""
-    where = f"no {MODEL_CONFIG} among the files that --include names" if include else f"no {MODEL_CONFIG}"
+    where = f"no {GENAI_CONFIG} among the files that --include names" if include else f"no {GENAI_CONFIG}"
     original = repository.base if is_repository_name(repository.base) else repository.name
     remedy = "name a folder that has one" if include else f"genai-server export {original} builds one"
     return f"{repository.name} has no onnxruntime-genai model ({where}); {remedy}"

@@ -13,8 +13,7 @@ import msgspec
 from filelock import FileLock, Timeout
 
 from genai_server.errors import ConfigurationError, PullFailed
-from genai_server.hub.repository import MODEL_CONFIG
-from genai_server.pooling_model import Task, task_of
+from genai_server.pooling_model import GENAI_CONFIG, Task, task_of
 from genai_server.quoted_values import quoted
 
 ORIGIN = ".genai-server.json"
@@ -171,7 +170,7 @@ def _link(path: Path, target: Path) -> None:
 
 
 def _is_model(path: Path) -> bool:
-    return (path / MODEL_CONFIG).is_file() or (path / ORIGIN).is_file() or task_of(path) is not Task.GENERATE
+    return (path / GENAI_CONFIG).is_file() or (path / ORIGIN).is_file() or task_of(path) is not Task.GENERATE
 
 
 def _is_as_fetched(path: Path, digest: str) -> bool:
