@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 # Signals that a terminal or an operator sends to whole process groups.
-_GROUP_SIGNALS = [
+GROUP_SIGNALS = [
     signal.Signals[name] for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT") if name in signal.Signals.__members__
 ]
 _SECONDS_BETWEEN_LOOKS = 0.05
@@ -28,28 +28,29 @@ def start_module(
     The module must call `ignore_group_signals`. Signals to the process group wait until then.
     """
     command = [sys.executable, "-m", module, *arguments]
-    with _group_signals_blocked():  # a new process inherits what its thread blocks
+    with group_signals_blocked():  # a new process inherits what its thread blocks
         return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
 
 
 def ignore_group_signals() -> None:
     """Ignore signals to the whole process group: the parent handles them, and its end ends this process."""
-    for number in _GROUP_SIGNALS:
+    for number in GROUP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     if sys.platform != "win32":
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _GROUP_SIGNALS)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, GROUP_SIGNALS)
 
 
 @contextmanager
-def _group_signals_blocked() -> Iterator[None]:
+def group_signals_blocked() -> Iterator[None]:
+    """Block these signals for this thread, and so for the processes that it starts in the block."""
     if sys.platform == "win32":
         yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _GROUP_SIGNALS)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    else:
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, GROUP_SIGNALS)
+        try:
+            yield
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def private_standard_output() -> BinaryIO:

@@ -131,17 +131,22 @@ T = TypeVar("T")
 A = TypeVar("A")
 
 
+@dataclass(frozen=True)
+class Outcome(Generic[T]):
+    """What became of something that a request has sent."""
+
+    # Names it in the metrics.
+    result: str
+    # Why it cannot be used.
+    reason: str = ""
+    # What was made of it, if it can be used.
+    value: T | None = None
+
+
 class Reader(Protocol):
-    """Reads something for one model, in processes of its own."""
+    """Reads something for one model."""
 
-    @property
-    def running(self) -> int:
-        """The number of questions that are not answered yet."""
-        ...
-
-    def close(self) -> None:
-        """End the processes."""
-        ...
+    pool: "ProcessPool[Any, Any]"
 
 
 R = TypeVar("R", bound=Reader)
@@ -158,8 +163,8 @@ class Readers(Generic[R]):
         """The reader of a directory, or a new one. One that is not running is closed if there are too many."""
         if directory not in self._readers:
             for other in list(self._readers)[: max(0, len(self._readers) + 1 - _READERS)]:
-                if not self._readers[other].running:
-                    self._readers.pop(other).close()
+                if not self._readers[other].pool.running:
+                    self._readers.pop(other).pool.close()
             self._readers[directory] = make()
         self._readers.move_to_end(directory)
         return self._readers[directory]
@@ -171,7 +176,7 @@ class Readers(Generic[R]):
     def close(self) -> None:
         """Close all readers."""
         for reader in self._readers.values():
-            reader.close()
+            reader.pool.close()
 
 
 @dataclass
@@ -190,6 +195,8 @@ class ProcessPool(Generic[P, T]):
     """
 
     def __init__(self, kind: type[P], start: Callable[[], P]) -> None:
+        # Calls that are not answered yet, and processes that are started in advance.
+        self.running = 0
         self._kind = kind
         self._start = start
         self._threads = ThreadPoolExecutor(_PROCESSES, kind.purpose.replace(" ", "-"))
@@ -209,9 +216,11 @@ class ProcessPool(Generic[P, T]):
             running.add_done_callback(lambda done: _note(done, note))
         call = self._calls[key]
         call.waiting += 1
+        self.running += 1
         try:
             return await asyncio.shield(call.result)
         finally:
+            self.running -= 1
             call.waiting -= 1
             if not call.waiting:
                 call.result.cancel()
@@ -220,7 +229,11 @@ class ProcessPool(Generic[P, T]):
 
     async def start(self) -> None:
         """Start a process unless one is idle. Raises the error of the kind if it cannot be started."""
-        await asyncio.get_running_loop().run_in_executor(self._threads, self.with_process, lambda process: None)
+        self.running += 1
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._threads, self.with_process, lambda process: None)
+        finally:
+            self.running -= 1
 
     def with_process(self, ask: Callable[[P], A]) -> A:
         """The result of `ask` with an idle process, or a new one. Only for the pool's threads.

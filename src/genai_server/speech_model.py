@@ -171,14 +171,14 @@ def _spelled(symbol: str) -> Iterable[str]:
 
 def _byte_level(text: str) -> str:
     """The text as a byte-level BPE vocabulary has it: a printable character for each byte of UTF-8."""
-    return "".join(_CHARACTERS[byte] for byte in text.encode())
+    return "".join(BYTE_CHARACTERS[byte] for byte in text.encode())
 
 
 def _characters() -> list[str]:
-    """GPT-2's character for each byte: itself if printable in Latin-1, otherwise one from 256 on."""
+    """GPT-2's character for each byte (`bytes_to_unicode`): itself if printable in Latin-1, else one from 256 on."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = [byte for byte in range(256) if byte not in printable]
     return [chr(byte) if byte in printable else chr(256 + others.index(byte)) for byte in range(256)]
 
 
-_CHARACTERS = _characters()
+BYTE_CHARACTERS = _characters()

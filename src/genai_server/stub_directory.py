@@ -14,18 +14,22 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
+from genai_server.json_file import read_object
 from genai_server.pooling_model import GENAI_CONFIG
 
 # Larger files are weights, which are not needed here.
 _MAX_COPIED = 64 * 1024 * 1024
 
 
-def write_stub(config: dict[str, Any], model_dir: Path, folder: Path, graphs: Sequence[str]) -> None:
+def write_stub(model_dir: Path, folder: Path, graphs: Sequence[str], **sections: Any) -> dict[str, Any]:
     """Write a directory that loads like the model's, on the CPU and without weights, into an empty folder.
 
-    `config` is what genai_config.json has, and is changed; `graphs` are the sections of its model that name a graph.
+    `graphs` are the sections of genai_config.json's model that name a graph, `sections` replace others. Returns all
+    sections.
     """
-    model = config["model"]
+    config = read_object(model_dir / GENAI_CONFIG)
+    model: dict[str, Any] = config["model"]
+    model |= sections
     for name in graphs:
         section = model[name]
         graph = onnx.load(str(model_dir / section["filename"]), load_external_data=False).graph
@@ -37,6 +41,7 @@ def write_stub(config: dict[str, Any], model_dir: Path, folder: Path, graphs: Se
     for path in model_dir.iterdir():
         if path.name != GENAI_CONFIG:
             _link(path.resolve(), folder / path.name)
+    return model
 
 
 def _stub(graph: onnx.GraphProto) -> bytes:

@@ -12,7 +12,7 @@ from typing import Any
 from genai_server.config.environment import untrusted_work_environment
 from genai_server.config.settings import Settings
 from genai_server.errors import AudioReaderUnavailable, InvalidField
-from genai_server.process_pool import ProcessDied, ProcessPool, ProcessTimeout, WorkerProcess
+from genai_server.process_pool import Outcome, ProcessDied, ProcessPool, ProcessTimeout, WorkerProcess
 
 # Bytes of a large file: about two minutes of WAV as it is recorded, or ten of compressed sound. These have processes of
 # their own: the longest recordings take some ten seconds, for which others must not wait.
@@ -39,15 +39,7 @@ class Decoded:
     peak: int
 
 
-@dataclass(frozen=True)
-class _Result:
-    """The result of decoding a recording."""
-
-    # One of RESULTS, for the metrics.
-    result: str
-    # Why the recording cannot be used.
-    reason: str = ""
-    decoded: Decoded | None = None
+_Pool = ProcessPool[_DecodeProcess, Outcome[Decoded]]
 
 
 class Decoder:
@@ -61,7 +53,7 @@ class Decoder:
         self._count = count
         spec = {"max_seconds": settings.max_audio_seconds}
         start = partial(_DecodeProcess, untrusted_work_environment(), spec)
-        self._small, self._large = (ProcessPool[_DecodeProcess, _Result](_DecodeProcess, start) for _ in range(2))
+        self._small, self._large = (_Pool(_DecodeProcess, start) for _ in range(2))
 
     async def decode(self, file: Path, target: Path, *, param: str) -> Decoded:
         """Decode a recording into `target`, and remove its file. A caller that is cancelled ends the process.
@@ -72,42 +64,41 @@ class Decoder:
         try:
             size = (await asyncio.to_thread(file.stat)).st_size
             pool = self._large if size > _LARGE else self._small
-            found = await pool.call(str(target).encode(), partial(self._decode, job, pool), self._note)
+            found = await pool.call(
+                str(target).encode(), partial(self._decode, job, pool), lambda found: self._count(found.result)
+            )
         except BaseException:
             await asyncio.shield(asyncio.to_thread(job.abandon))
             raise
-        if found.decoded is None:
+        if found.value is None:
             raise InvalidField(f"{param}: the recording {found.reason}", param=param)
-        return found.decoded
+        return found.value
 
     def close(self) -> None:
         """End the processes. Blocks until they have ended."""
         self._small.close()
         self._large.close()
 
-    def _note(self, found: _Result) -> None:
-        self._count(found.result)
-
     def _timeout(self, file: Path) -> float:
         most = self._settings.max_audio_seconds / _SECONDS_PER_SECOND
         return self._settings.audio_timeout + min(file.stat().st_size / _BYTES_PER_SECOND, most)
 
-    def _decode(self, job: "_Job", pool: ProcessPool[_DecodeProcess, _Result]) -> _Result:
+    def _decode(self, job: "_Job", pool: _Pool) -> Outcome[Decoded]:
         """Decode a recording, in one of the threads."""
         try:
             timeout = self._timeout(job.file)
             answer = pool.with_process(lambda process: job.ask(process, timeout))
         except ProcessTimeout:
-            return _Result("timed_out", f"takes longer than {timeout:.0f} s to decode (GENAI_AUDIO_TIMEOUT)")
+            return Outcome("timed_out", f"takes longer than {timeout:.0f} s to decode (GENAI_AUDIO_TIMEOUT)")
         except ProcessDied:
-            return _Result("crashed", _CRASHES)
+            return Outcome("crashed", _CRASHES)
         finally:
             job.remove_files()
         if reason := answer.get("unavailable"):
             raise AudioReaderUnavailable(f"a decoded recording cannot be written: {reason}")
         if reason := answer.get("refused"):
-            return _Result("refused", reason)
-        return _Result("decoded", decoded=Decoded(job.target, answer["num_samples"], answer["peak"]))
+            return Outcome("refused", reason)
+        return Outcome("decoded", value=Decoded(job.target, answer["num_samples"], answer["peak"]))
 
 
 class _Job:

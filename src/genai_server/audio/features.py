@@ -1,7 +1,6 @@
 """onnxruntime-genai's processor of sound for one model directory, without the model's weights."""
 
 import io
-import json
 import wave
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from genai_server.pooling_model import GENAI_CONFIG
 from genai_server.speech_model import FEATURES, SAMPLE_RATE
 from genai_server.stub_directory import write_stub
 
@@ -30,7 +28,7 @@ class SpeechFeatures:
         import onnxruntime_genai
 
         self._library: Any = onnxruntime_genai
-        write_stub(json.loads((model_dir / GENAI_CONFIG).read_bytes()), model_dir, folder, _GRAPHS)
+        write_stub(model_dir, folder, _GRAPHS)
         self._processor = self._library.Model(str(folder)).create_multimodal_processor()
 
     def compute(self, samples: npt.NDArray[np.int16]) -> npt.NDArray[np.float32]:

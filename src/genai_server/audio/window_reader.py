@@ -40,12 +40,10 @@ class Window:
 
 
 class WindowReader:
-    """Reads windows for one model. Belongs to the event loop; must be closed. `folder` is for temporary files."""
+    """Reads windows for one model, in the event loop; its pool must be closed. `folder` is for temporary files."""
 
     def __init__(self, model: SpeechModel, settings: Settings, folder: Path) -> None:
         self._timeout = settings.audio_timeout
-        # Number of windows that are being read.
-        self.running = 0
         spec = {
             "model_dir": str(model.directory),
             "window_samples": round(model.window_seconds * SAMPLE_RATE),
@@ -53,7 +51,7 @@ class WindowReader:
             "folder": str(folder),
         }
         start = partial(_WindowProcess, untrusted_work_environment(), spec)
-        self._pool: ProcessPool[_WindowProcess, Mapping[str, Any]] = ProcessPool(_WindowProcess, start)
+        self.pool: ProcessPool[_WindowProcess, Mapping[str, Any]] = ProcessPool(_WindowProcess, start)
 
     async def read(self, question: Mapping[str, Any], *, param: str) -> Window | int:
         """The window that a question asks for, or the sample before which there is no speech.
@@ -64,23 +62,16 @@ class WindowReader:
         is_needed = threading.Event()
         is_needed.set()
         work = partial(self._read, question, target, is_needed, param)
-        self.running += 1
         try:
-            answer = await self._pool.call(question["target"].encode(), work, lambda answer: None)
+            answer = await self.pool.call(question["target"].encode(), work, lambda answer: None)
         except BaseException:
             is_needed.clear()
             await asyncio.shield(asyncio.to_thread(target.unlink, missing_ok=True))
             raise
-        finally:
-            self.running -= 1
         if "silent_until" in answer:
             return int(answer["silent_until"])
         begin, end = (answer[name] / SAMPLE_RATE for name in ("begin", "end"))
         return Window(begin, end, target, answer["digest"], answer["is_cut"])
-
-    def close(self) -> None:
-        """End the processes. Blocks until they have ended."""
-        self._pool.close()
 
     def _read(
         self, question: Mapping[str, Any], target: Path, is_needed: threading.Event, param: str
@@ -89,7 +80,7 @@ class WindowReader:
         reason = ""
         answer: Mapping[str, Any] = {}
         try:
-            answer = self._pool.with_process(lambda process: process.ask(question, b"", self._timeout))
+            answer = self.pool.with_process(lambda process: process.ask(question, b"", self._timeout))
         except ProcessTimeout:
             reason = f"takes longer than {self._timeout} s to read (GENAI_AUDIO_TIMEOUT)"
         except ProcessDied:

@@ -14,13 +14,7 @@ from pathlib import Path, PurePosixPath
 
 from genai_server.cli.download_progress import download_progress
 from genai_server.cli.option_types import path_of
-from genai_server.cli.pull_command import (
-    absolute,
-    add_hub_options,
-    checked_name,
-    fetch_description,
-    tell_how_to_serve,
-)
+from genai_server.cli.pull_command import absolute, add_hub_options, checked_name, fetch_description, tell_how_to_serve
 from genai_server.cli.screen import say
 from genai_server.config.environment import builder_environment
 from genai_server.config.sources import load_settings

@@ -1,6 +1,7 @@
 """The types of numbers and paths in command-line options."""
 
 import argparse
+import os
 from collections.abc import Callable
 from contextlib import suppress
 from math import inf
@@ -9,9 +10,7 @@ from pathlib import Path
 
 def path_of(text: str) -> Path:
     """The path that was typed. Its ~ is the user's home; one of an unknown user stays as it is."""
-    with suppress(RuntimeError):
-        return Path(text).expanduser()
-    return Path(text)
+    return Path(os.path.expanduser(text))
 
 
 def positive(text: str) -> int:

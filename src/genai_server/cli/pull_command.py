@@ -14,8 +14,6 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import msgspec
-
 from genai_server.cli.download_progress import download_progress
 from genai_server.cli.option_types import path_of
 from genai_server.cli.screen import say
@@ -32,7 +30,6 @@ from genai_server.hub import store
 from genai_server.hub.client import Hub
 from genai_server.hub.download import Watch, download
 from genai_server.hub.repository import (
-    MODEL_CONFIG,
     Repository,
     Selection,
     is_repository_name,
@@ -40,7 +37,7 @@ from genai_server.hub.repository import (
     select_model,
     select_pooling,
 )
-from genai_server.pooling_model import CONFIG, ENDPOINTS, MODULES, Task, read_pooling_model, task_of
+from genai_server.pooling_model import CONFIG, ENDPOINTS, GENAI_CONFIG, MODULES, Task, read_pooling_model, task_of
 from genai_server.quoted_values import escaped, quoted
 
 _MIB = 1024 * 1024
@@ -135,19 +132,21 @@ def pull(
     tell(f"looking {name} up on {hub.endpoint}")
     repository = hub.repository(name, source.revision)
     selection = select_model(repository, source.include)
-    if source.original and {MODEL_CONFIG, MODULES} & selection.files.keys():
+    if source.original and {GENAI_CONFIG, MODULES} & selection.files.keys():
         raise _no_original_needed(source)
     with store.locked(directory):
         former = _former(directory, name, selection)
         original = source.original or (former.original if former is not None else "")
-        wanted = store.origin_of_pull(repository, selection, original)
-        if former is not None and _is_up_to_date(directory, former, wanted):
+        digests = {name: file.digest for name, file in selection.files.items()}
+        is_same = former is not None and (former.original, former.files) == (original, digests)
+        if former is not None and is_same and not store.changed_files(directory, former):
             return f"{directory} is already up to date with {hub.endpoint} (commit {repository.commit[:8]})"
         repository = replace(repository, base=original or repository.base)
         added = _fetch(hub, source, repository, selection, directory, tell, watch)
         if former is not None:
             store.keep(store.staging(directory), directory, former)
-        store.install(store.staging(directory), directory, msgspec.structs.replace(wanted, added=added))
+        origin = store.Origin(name, repository.commit, selection.folder, original, files=digests, added=added)
+        store.install(store.staging(directory), directory, origin)
         size = selection.size / _MIB
         return f"{name} (commit {repository.commit[:8]}, {size:.0f} MiB) is in {directory}, checked"
 
@@ -168,7 +167,7 @@ def _fetch(
     folder = store.staging(directory)
     try:
         with tempfile.TemporaryDirectory() as added:
-            if MODEL_CONFIG not in selection.files:
+            if GENAI_CONFIG not in selection.files:
                 _find_pooling(hub, source, repository, selection, Path(added), tell)
             if directory.exists():
                 store.seed(folder, directory)
@@ -267,8 +266,3 @@ def _former(directory: Path, name: str, selection: Selection) -> store.Origin | 
         what = f"{origin.source} {origin.folder}".strip() if origin else "other files"
         raise ConfigurationError(f"{directory} already holds {what}; genai-server pull {name} --to DIR uses another")
     return origin
-
-
-def _is_up_to_date(directory: Path, former: store.Origin, wanted: store.Origin) -> bool:
-    is_same = (former.original, former.files) == (wanted.original, wanted.files)
-    return is_same and not store.changed_files(directory, former)

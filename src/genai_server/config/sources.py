@@ -106,15 +106,12 @@ def _reason(field: str, findings: Sequence[ErrorDetails]) -> str:
     first, *others = findings
     if first["type"] == "literal_error":
         known = [str(choice) for choice in get_args(Settings.model_fields[field].annotation)]
-        return f"must be {_one_of(known)}{did_you_mean(str(first['input']), known)}"
+        one_of = f"{', '.join(known[:-1])} or {known[-1]}"
+        return f"must be {one_of}{did_you_mean(str(first['input']), known)}"
     form = _FORMS.get(field, "") if first["type"] == "string_pattern_mismatch" else _RULES.get(first["type"], "")
     message = form.format_map(first.get("ctx", {})) or first["msg"].removeprefix("Value error, ")
     words = [each["ctx"]["expected"].strip("'") for each in others if each["type"] == "literal_error"]
     return ", or ".join([message, *words])
-
-
-def _one_of(words: Sequence[str]) -> str:
-    return f"{', '.join(words[:-1])} or {words[-1]}"
 
 
 def engine_settings(settings: Settings) -> EngineSettings:

@@ -4,13 +4,14 @@ The builder itself ends with a traceback for many of these, or writes a model th
 of version 0.18 with Transformers 5.
 """
 
-import json
 import re
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from genai_server.errors import ConfigurationError
+from genai_server.errors import ConfigurationError, ModelDirectoryError
+from genai_server.json_file import read_object
 from genai_server.pooling_model import CONFIG
 
 _NO_CODE = "its configuration is code in its repository, which is not run (--extra hf_remote=true runs it)"
@@ -42,11 +43,9 @@ _CHOICE = re.compile(r'architectures\[0\] == "(\w+)"')
 
 def read_source_config(source: Path) -> dict[str, Any]:
     """The model's config.json; empty if the file is missing or cannot be read, which the builder reports."""
-    try:
-        config = json.loads((source / CONFIG).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return config if isinstance(config, dict) else {}
+    with suppress(ModelDirectoryError):
+        return read_object(source / CONFIG)
+    return {}
 
 
 def known_architectures(builder_source: str) -> frozenset[str]:

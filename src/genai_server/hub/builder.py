@@ -13,12 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from genai_server.errors import ConfigurationError, ExportFailed
-from genai_server.hub.architectures import (
-    check_architecture,
-    has_draft_head,
-    known_architectures,
-    read_source_config,
-)
+from genai_server.hub.architectures import check_architecture, has_draft_head, known_architectures, read_source_config
 from genai_server.hub.quantized_checkpoint import Quantization, check_tensors
 from genai_server.installation import this_installation
 from genai_server.pooling_model import CONFIG, GENAI_CONFIG, MODULE_FILES, MODULES, Task, is_decoder

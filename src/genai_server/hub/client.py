@@ -122,14 +122,11 @@ class Hub:
             ) from None
 
     def _not_found(self, name: str, error: OSError) -> str:
-        if getattr(getattr(error, "response", None), "status_code", None) == 401 and self._has_token():
-            return f"{self._token_refused()}, or there is no {name}"
-        return f"there is no {name} on {self.endpoint}, or it is private and needs a token (--token or HF_TOKEN)"
-
-    def _has_token(self) -> bool:
         from huggingface_hub import get_token
 
-        return bool(self._token or get_token())
+        if getattr(getattr(error, "response", None), "status_code", None) == 401 and (self._token or get_token()):
+            return f"{self._token_refused()}, or there is no {name}"
+        return f"there is no {name} on {self.endpoint}, or it is private and needs a token (--token or HF_TOKEN)"
 
     def _token_refused(self) -> str:
         return f"{self.endpoint} does not accept the token ({'--token' if self._token else 'HF_TOKEN'})"

@@ -18,8 +18,6 @@ from genai_server.quoted_values import escaped
 
 _MIB = 1024 * 1024
 _HASH_LENGTH = 12
-
-
 # Called with a file and the number of its bytes that are here: once for each file, and then as they arrive.
 Watch = Callable[[RemoteFile, int], None]
 

@@ -61,7 +61,8 @@ def read_quantization(config: Mapping[str, Any], device: str) -> Quantization | 
         return None
     try:
         if method not in _READERS:
-            raise _Unsupported(f"the model builder cannot read them; build the original model, or one of {_known()}")
+            known = ", ".join(_READERS)
+            raise _Unsupported(f"the model builder cannot read them; build the original model, or one of {known}")
         quantization = _READERS[method](section)
         _check(quantization, config)
     except _Unsupported as reason:
@@ -148,10 +149,6 @@ _READERS: dict[str, Callable[[Mapping[str, Any]], Quantization]] = {
     "olive": _olive,
     "quark": _quark,
 }
-
-
-def _known() -> str:
-    return ", ".join(_READERS)
 
 
 def _method(section: Any) -> str:

@@ -7,10 +7,9 @@ from fnmatch import fnmatchcase
 from pathlib import PurePosixPath, PureWindowsPath
 
 from genai_server.errors import PullFailed
-from genai_server.pooling_model import CONFIG, MODULE_FILES, MODULES
+from genai_server.pooling_model import CONFIG, GENAI_CONFIG, MODULE_FILES, MODULES
 from genai_server.quoted_values import escaped, quoted
 
-MODEL_CONFIG = "genai_config.json"
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 # The files that Transformers and onnxruntime-genai's builder read from a repository with PyTorch weights.
 _SOURCE = ("*.json", "*.safetensors", "*.model", "*.jinja", "*.txt", "*.tiktoken")
@@ -110,13 +109,15 @@ def models_of(repository: Repository) -> list[Selection]:
 
 
 def _model_folders(files: Iterable[RemoteFile]) -> list[str]:
-    return sorted({_folder(file.path) for file in files if PurePosixPath(file.path).name == MODEL_CONFIG})
+    return sorted({_folder(file.path) for file in files if PurePosixPath(file.path).name == GENAI_CONFIG})
 
 
 def _select_folder(folder: str, folders: Sequence[str], files: Iterable[RemoteFile]) -> Selection:
     """The files of one of several models, which may be below each other."""
-    others = [other for other in folders if other != folder]
-    return _selection(folder, [file for file in _below(folder, files) if not _is_below(file.path, others)])
+    inside, others = f"{folder}/" if folder else "", tuple(f"{other}/" for other in folders if other != folder)
+    return _selection(
+        folder, [file for file in files if file.path.startswith(inside) and not file.path.startswith(others)]
+    )
 
 
 def select_source(repository: Repository) -> Selection:
@@ -141,9 +142,8 @@ def select_gguf(repository: Repository, include: Sequence[str] = ()) -> RemoteFi
     if not chosen or (not include and any(file.path.endswith(".safetensors") for file in repository.files)):
         return None
     if len(chosen) > 1:
-        raise PullFailed(
-            "\n".join([f"{repository.name} has several models; choose one with --include:", *_choices(chosen)])
-        )
+        lines = [f'  --include "{file.shown}"  ({file.size / _GIB:.2f} GiB)' for file in chosen]
+        raise PullFailed("\n".join([f"{repository.name} has several models; choose one with --include:", *lines]))
     return chosen[0]
 
 
@@ -183,11 +183,6 @@ def _select_encoder(repository: Repository, include: Sequence[str]) -> Selection
     return _selection("", [*texts, *modules, *(f for f in repository.files if _is_of_graph(f.path, graph, others))])
 
 
-def _choices(files: Iterable[RemoteFile]) -> list[str]:
-    """A line for each file, with its size."""
-    return [f'  --include "{file.shown}"  ({file.size / _GIB:.2f} GiB)' for file in files]
-
-
 def _is_of_graph(path: str, graph: str, others: tuple[str, ...]) -> bool:
     """Whether a file is a graph or may contain its weights: some tools name such files after a tensor."""
     if path.startswith(graph):
@@ -207,7 +202,7 @@ def _selection(folder: str, files: Iterable[RemoteFile]) -> Selection:
 
 def no_model(repository: Repository, include: Sequence[str] = ()) -> str:
     """The message about a repository without a model that this server runs."""
-    where = f"no {MODEL_CONFIG} among the files that --include names" if include else f"no {MODEL_CONFIG}"
+    where = f"no {GENAI_CONFIG} among the files that --include names" if include else f"no {GENAI_CONFIG}"
     original = repository.base if is_repository_name(repository.base) else repository.name
     remedy = "name a folder that has one" if include else f"genai-server export {original} builds one"
     return f"{repository.name} has no onnxruntime-genai model ({where}); {remedy}"
@@ -231,11 +226,3 @@ def _matches(path: str, patterns: Sequence[str]) -> bool:
 def _folder(path: str) -> str:
     parent = str(PurePosixPath(path).parent)
     return "" if parent == "." else parent
-
-
-def _below(folder: str, files: Iterable[RemoteFile]) -> list[RemoteFile]:
-    return [file for file in files if not folder or file.path.startswith(folder + "/")]
-
-
-def _is_below(path: str, folders: Iterable[str]) -> bool:
-    return any(path.startswith(folder + "/") for folder in folders)

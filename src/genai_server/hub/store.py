@@ -13,8 +13,7 @@ import msgspec
 from filelock import FileLock, Timeout
 
 from genai_server.errors import ConfigurationError, PullFailed
-from genai_server.hub.repository import MODEL_CONFIG, Repository, Selection
-from genai_server.pooling_model import Task, task_of
+from genai_server.pooling_model import GENAI_CONFIG, Task, task_of
 from genai_server.quoted_values import quoted
 
 ORIGIN = ".genai-server.json"
@@ -38,12 +37,6 @@ class Origin(msgspec.Struct, frozen=True):
     files: dict[str, str] = msgspec.field(default_factory=dict)
     # Names of the files that were fetched from the original's repository.
     added: list[str] = []
-
-
-def origin_of_pull(repository: Repository, selection: Selection, original: str = "") -> Origin:
-    """The note for a directory that was fetched from a repository."""
-    digests = {name: file.digest for name, file in selection.files.items()}
-    return Origin(repository.name, repository.commit, selection.folder, original, files=digests)
 
 
 def place_of(models: Path, source: str) -> Path:
@@ -177,7 +170,7 @@ def _link(path: Path, target: Path) -> None:
 
 
 def _is_model(path: Path) -> bool:
-    return (path / MODEL_CONFIG).is_file() or (path / ORIGIN).is_file() or task_of(path) is not Task.GENERATE
+    return (path / GENAI_CONFIG).is_file() or (path / ORIGIN).is_file() or task_of(path) is not Task.GENERATE
 
 
 def _is_as_fetched(path: Path, digest: str) -> bool:

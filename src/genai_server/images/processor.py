@@ -1,13 +1,11 @@
 """onnxruntime-genai's processor of images for one model directory, without the model's weights."""
 
-import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy.typing as npt
 
 from genai_server.images.decoding import UnusableImage
-from genai_server.pooling_model import GENAI_CONFIG
 from genai_server.stub_directory import write_stub
 from genai_server.vision_model import VisionModel
 
@@ -41,13 +39,9 @@ class ImageProcessor:
 
         self._library: Any = onnxruntime_genai
         self._model = model
-        config = json.loads((model_dir / GENAI_CONFIG).read_bytes())
-        config["model"]["speech"] = {
-            "filename": "",
-            "config_filename": "",
-        }  # else the library looks for its usual names
-        write_stub(config, model_dir, folder, _GRAPHS)
-        self._merge_size = int(config["model"]["vision"].get("spatial_merge_size") or _MERGE_SIZE)
+        no_speech = {"filename": "", "config_filename": ""}  # else the library looks for its usual names
+        stub = write_stub(model_dir, folder, _GRAPHS, speech=no_speech)
+        self._merge_size = int(stub["vision"].get("spatial_merge_size") or _MERGE_SIZE)
         loaded = self._library.Model(str(folder))
         self._processor = loaded.create_multimodal_processor()
         tokenizer = self._library.Tokenizer(loaded)

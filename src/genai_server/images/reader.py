@@ -6,7 +6,6 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,7 +16,7 @@ from genai_server.errors import ImageReaderUnavailable, InvalidField
 from genai_server.images.image_files import ImageFiles, ReadImage
 from genai_server.images.sources import SourceLimits, is_data_url, is_public, load_image
 from genai_server.process_folder import own_folder
-from genai_server.process_pool import ProcessDied, ProcessPool, ProcessTimeout, Readers, WorkerProcess
+from genai_server.process_pool import Outcome, ProcessDied, ProcessPool, ProcessTimeout, Readers, WorkerProcess
 from genai_server.vision_model import Medium, VisionModel
 
 log = logging.getLogger(__name__)
@@ -68,20 +67,8 @@ class ImageProcess(WorkerProcess):
         return found
 
 
-@dataclass(frozen=True)
-class _Result:
-    """The result of reading an image."""
-
-    # One of RESULTS, for the metrics.
-    result: str
-    # Why the image cannot be used.
-    reason: str = ""
-    # Set for an image that can be used.
-    image: ReadImage | None = None
-
-
 class ImageReader:
-    """Reads images for one model. Belongs to the event loop; must be closed.
+    """Reads images for one model. Belongs to the event loop; its pool must be closed.
 
     `count` is called with the result of each image that is not prepared yet, one of RESULTS.
     """
@@ -98,8 +85,6 @@ class ImageReader:
         self._timeout = settings.media_timeout
         self._files = files
         self._count = count
-        # Number of images that are being read, or of processes that are started in advance.
-        self.running = 0
         spec = {
             "model_dir": str(model.directory),
             "medium": model.medium,
@@ -108,7 +93,7 @@ class ImageReader:
             "max_tokens": settings.max_media_tokens,
             "max_seconds": settings.max_audio_seconds,
         }
-        self._pool: ProcessPool[ImageProcess, _Result] = ProcessPool(ImageProcess, partial(start, spec))
+        self.pool: ProcessPool[ImageProcess, Outcome[ReadImage]] = ProcessPool(ImageProcess, partial(start, spec))
 
     async def read(self, data: bytes, *, low_detail: bool, param: str) -> ReadImage:
         """Prepare an image file for the model. Equal images are read once, and kept for some time.
@@ -118,48 +103,32 @@ class ImageReader:
         digest = await asyncio.to_thread(self._digest, data, low_detail=low_detail)
         if (kept := self._files.get(digest)) is not None:
             return kept
-        self.running += 1
-        try:
-            work = partial(self._read, digest, data, low_detail=low_detail)
-            found = await self._pool.call(digest.encode(), work, lambda found: self._count(found.result))
-        finally:
-            self.running -= 1
-        if found.image is None:
+        work = partial(self._read, digest, data, low_detail=low_detail)
+        found = await self.pool.call(digest.encode(), work, lambda found: self._count(found.result))
+        if found.value is None:
             raise InvalidField(f"{param}: the {self._model.medium} {found.reason}", param=param)
-        return found.image
-
-    async def start(self) -> None:
-        """Start a process unless one is idle. Raises ImageReaderUnavailable."""
-        self.running += 1
-        try:
-            await self._pool.start()
-        finally:
-            self.running -= 1
-
-    def close(self) -> None:
-        """End the processes. Blocks until they have ended."""
-        self._pool.close()
+        return found.value
 
     def _digest(self, data: bytes, *, low_detail: bool) -> str:
         digest = hashlib.sha256(json.dumps([str(self._model.directory), self._model.kind, low_detail]).encode() + b"\n")
         digest.update(data)
         return digest.hexdigest()
 
-    def _read(self, digest: str, data: bytes, *, low_detail: bool) -> _Result:
+    def _read(self, digest: str, data: bytes, *, low_detail: bool) -> Outcome[ReadImage]:
         """Prepare an image, in one of the threads."""
         path = self._files.path(digest)
         try:
-            found = self._pool.with_process(
+            found = self.pool.with_process(
                 lambda process: process.read(data, path, self._timeout, low_detail=low_detail)
             )
         except ProcessTimeout:
-            return _Result("timed_out", f"takes longer than {self._timeout} s to prepare (GENAI_MEDIA_TIMEOUT)")
+            return Outcome("timed_out", f"takes longer than {self._timeout} s to prepare (GENAI_MEDIA_TIMEOUT)")
         except ProcessDied:
-            return _Result("crashed", _CRASHES)
+            return Outcome("crashed", _CRASHES)
         if reason := found.get("refused"):
-            return _Result("refused", reason)
+            return Outcome("refused", reason)
         grid = None if found["grid"] is None else tuple(found["grid"])
-        return _Result("read", image=self._files.add(ReadImage(digest, found["expansion"], grid, path)))
+        return Outcome("read", value=self._files.add(ReadImage(digest, found["expansion"], grid, path)))
 
 
 class Images:
@@ -224,7 +193,7 @@ class Images:
         if not self._readers.has_room_for(model.directory):
             return
         try:
-            await self._reader(model).start()
+            await self._reader(model).pool.start()
         except ImageReaderUnavailable as error:
             log.warning("no process for the images of %s: %s", model.directory, error)
 

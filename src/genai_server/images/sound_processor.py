@@ -1,7 +1,6 @@
 """onnxruntime-genai's processor of sounds in chats for one model directory, without the model's weights."""
 
 import io
-import json
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,6 @@ from genai_server.audio.decoding import UnusableRecording, decode
 from genai_server.audio.features import wav_file
 from genai_server.images.decoding import UnusableImage
 from genai_server.images.processor import OF_PROMPT, ProcessedImage
-from genai_server.pooling_model import GENAI_CONFIG
 from genai_server.speech_model import SAMPLE_RATE
 from genai_server.stub_directory import write_stub
 from genai_server.vision_model import VisionModel
@@ -32,7 +30,7 @@ class SoundProcessor:
 
         self._library: Any = onnxruntime_genai
         self._token = model.image_token_id
-        write_stub(json.loads((model_dir / GENAI_CONFIG).read_bytes()), model_dir, folder, _GRAPHS)
+        write_stub(model_dir, folder, _GRAPHS)
         self._processor = self._library.Model(str(folder)).create_multimodal_processor()
         self.process_pcm(_SILENCE)  # one-time work is done before the first sound is timed
 

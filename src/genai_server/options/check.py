@@ -89,13 +89,14 @@ def _read(given: dict[str, Any], rows: Mapping[str, Row]) -> dict[str, str]:
 
 def _add(found: dict[str, str], row: Row, name: str, value: Value, where: str) -> None:
     """Add the options that a value stands for to `found`. Raises ConfigurationError."""
-    meant = row.options(_text(row, name, value, where))
+    meant = row.options(value_text(row, name, value, where))
     if twice := sorted(meant.keys() & found.keys()):
         raise ConfigurationError(f"{where} {name}={quoted(value)}: {twice[0]} is given twice")
     found.update(meant)
 
 
-def _text(row: Row, name: str, value: Value, where: str) -> str:
+def value_text(row: Row, name: str, value: Value, where: str) -> str:
+    """The libraries' text for an option's value. Raises ConfigurationError, which says `where` it is."""
     if row.impossible:
         raise ConfigurationError(f"{where} {name}={quoted(value)}: it cannot be set: {row.impossible}")
     try:

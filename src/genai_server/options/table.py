@@ -13,6 +13,7 @@ _FLAGS = {"1": True, "true": True, "on": True, "0": False, "false": False, "off"
 _SHAPE = r"[^:,\s]+:\d+(?:x\d+)*"
 _SHAPES = re.compile(rf"{_SHAPE}(?:,{_SHAPE})*")
 _ARENAS = re.compile(r"(cpu|gpu):\d+(;(cpu|gpu):\d+)*")
+_TEXT = re.compile(".+", re.DOTALL)
 _MAX_SIZE = 2**64 - 1
 
 
@@ -33,13 +34,9 @@ class Kind:
             raise ValueError(f"expected {self.expected}") from None
 
 
-def _flag(value: Value) -> bool:
-    return _FLAGS[str(value).lower()]
-
-
 def flag(true: str = "1", false: str = "0") -> Kind:
     """A switch, which its library writes as `true` or `false`."""
-    return Kind("true or false (or 1 or 0)", lambda value: true if _flag(value) else false)
+    return Kind("true or false (or 1 or 0)", lambda value: true if _FLAGS[str(value).lower()] else false)
 
 
 def number(minimum: int = 0, maximum: int | None = None) -> Kind:
@@ -76,13 +73,7 @@ def number_or_other(known: Collection[str], other: str) -> Kind:
 
 def text() -> Kind:
     """A text that is not empty."""
-
-    def read(value: Value) -> str:
-        if not isinstance(value, str) or not value:
-            raise ValueError
-        return value
-
-    return Kind("a text", read)
+    return _pattern("a text", _TEXT)
 
 
 def anything() -> Kind:

@@ -6,7 +6,7 @@ from typing import Any
 
 from genai_server.errors import ConfigurationError
 from genai_server.options import session
-from genai_server.options.check import check_device, flat, provider_options
+from genai_server.options.check import check_device, flat, provider_options, value_text
 from genai_server.options.device import reaching, unreachable
 from genai_server.options.nvidia import DEPRECATED
 from genai_server.options.pbtxt import Message, messages
@@ -114,7 +114,8 @@ def _instances(found: Translation, values: list[Any]) -> None:
 def _parameters(found: Translation, values: list[Any]) -> None:
     for name, value in _entries(values).items():
         if name in DEPRECATED:
-            found.provider.setdefault("cuda", {})[name] = _checked("cuda", name, DEPRECATED[name].get(value, value))
+            given = {name: DEPRECATED[name].get(value, value)}
+            found.provider.setdefault("cuda", {})[name] = provider_options("cuda", given).options[name]
             found.notes.append(f"parameter {name} is also deprecated in Triton: it is an option of cuda")
         elif name not in _ROWS:
             found.notes.append(f"parameter {name} is left out: it is unknown{nearest(name, possible(_ROWS))}")
@@ -126,20 +127,11 @@ def _parameters(found: Translation, values: list[Any]) -> None:
 
 def _set(found: Translation, name: str, value: str) -> None:
     row = _ROWS[name]
-    try:
-        text = row.kind.text(value)
-    except ValueError as error:
-        raise ConfigurationError(f"parameter {name}={quoted(value)}: {error}") from None
-    for option, meant in row.options(text).items():
+    for option, meant in row.options(value_text(row, name, value, "parameter")).items():
         if _DEFAULTS.get(option) == meant:
             found.session.pop(option, None)
         else:
             found.session[option] = meant
-
-
-def _checked(provider: str, name: str, value: str) -> str:
-    """ONNX Runtime's text of a value."""
-    return provider_options(provider, {name: value}).options[name]
 
 
 def _entries(values: list[Any]) -> dict[str, str]:

@@ -16,14 +16,8 @@ _WIDE = 120
 
 def as_text(report: Report, max_rows: int = 10) -> str:
     """The report with tables of any width, each with at most `max_rows` rows."""
-    parts = [
-        _heading(report),
-        _findings(report),
-        *_shares_of_all(report, max_rows),
-        *_slow(report, max_rows),
-        *_unread(report),
-    ]
-    return plain_report(part for part in parts if part)
+    parts = [*_beginning(report), *_shares_of_all(report, max_rows), *_slow(report, max_rows), *_unread(report)]
+    return plain_report(parts)
 
 
 def for_terminal(report: Report, width: int, max_rows: int = 10) -> list[str | Rows]:
@@ -32,14 +26,8 @@ def for_terminal(report: Report, width: int, max_rows: int = 10) -> list[str | R
     A table's first row has the titles. A narrow terminal gets slow nodes without their operators.
     """
     names = short_names({one.request_id for one in report.passes if one.request_id is not None})
-    parts = [
-        _heading(report),
-        _findings(report),
-        *_slow(report, max_rows, names, with_operators=width >= _WIDE),
-        *_shares_of_all(report, max_rows),
-        *_unread(report),
-    ]
-    return [part for part in parts if part]
+    slow = _slow(report, max_rows, names, with_operators=width >= _WIDE)
+    return [*_beginning(report), *slow, *_shares_of_all(report, max_rows), *_unread(report)]
 
 
 def short_names(ids: Iterable[str]) -> dict[str, str]:
@@ -52,17 +40,19 @@ def short_names(ids: Iterable[str]) -> dict[str, str]:
     return {each: each for each in all_ids}
 
 
-def _findings(report: Report) -> str:
-    return "\n".join(f"* {finding}" for finding in report.findings)
+def _beginning(report: Report) -> list[str | Rows]:
+    findings = "\n".join(f"* {finding}" for finding in report.findings)
+    return [_heading(report), findings] if findings else [_heading(report)]
 
 
 def _shares_of_all(report: Report, max_rows: int) -> list[str | Rows]:
-    parts: list[str | Rows] = [_phases(report), _shares("operator", report.operators[:max_rows], report)]
-    parts.append(_shares("node", report.nodes_by_time[:max_rows], report))
-    parts.append(_shares("layer", report.layers[:_MAX_LAYERS], report))
-    if report.threads:
-        parts.append(_threads(report, max_rows))
-    return parts
+    return [
+        _phases(report),
+        _shares("operator", report.operators[:max_rows], report),
+        _shares("node", report.nodes_by_time[:max_rows], report),
+        _shares("layer", report.layers[:_MAX_LAYERS], report),
+        *([_threads(report, max_rows)] if report.threads else []),
+    ]
 
 
 def _unread(report: Report) -> list[str | Rows]:

@@ -297,12 +297,9 @@ def _request(scope: Scope, body: bytes, fields: Mapping[str, Any]) -> ForwardedR
     record = request_state(scope).record
     has_prompt = not any(word in scope["path"] for word in _NO_PROMPTS)
     parts = {name: scope[name] for name in FORWARDED if name in scope}
-    parts["headers"] = [*_without(scope["headers"], _REQUEST_ID), (_REQUEST_ID, record.request_id.encode())]
+    others = [(bytes(name), bytes(value)) for name, value in scope["headers"] if name.lower() != _REQUEST_ID]
+    parts["headers"] = [*others, (_REQUEST_ID, record.request_id.encode())]
     return ForwardedRequest(parts, body, prompt_text(fields) if has_prompt else "", record.began_at)
-
-
-def _without(headers: Sequence[tuple[bytes, bytes]], name: bytes) -> list[tuple[bytes, bytes]]:
-    return [(bytes(given), bytes(value)) for given, value in headers if given.lower() != name]
 
 
 async def _send(answer: ReplicaAnswer, send: Send) -> None:

@@ -34,12 +34,8 @@ def stream_end(start: Message, last_event: bytes, error: GenaiServerError, scope
         body = line_bytes(error_body(error, scope))
     elif kind.startswith(EventStream.MEDIA_TYPE):
         if matches(responses.router.routes, scope):
-            body = event_bytes(stream_error(error, _next_number(last_event)), named=True)
+            number = json.loads(last_event.partition(_DATA)[2])["sequence_number"] + 1 if last_event else 0
+            body = event_bytes(stream_error(error, number), named=True)
         else:
             body = event_bytes(error_body(error, scope), named=speaks_anthropic(scope))
     return {"type": "http.response.body", "body": body, "more_body": False}
-
-
-def _next_number(event: bytes) -> int:
-    number: int = json.loads(event.partition(_DATA)[2])["sequence_number"] + 1 if event else 0
-    return number

@@ -72,6 +72,9 @@ class EngineProcess:
         self._order = msgspec.json.encode(spec) + b"\n"
         self._killed_because: str | None = None
         self._process = start_module("genai_server.engine.process", engine_environment())
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._input, self._output = self._process.stdin, self._process.stdout
 
     @property
     def pid(self) -> int:
@@ -80,21 +83,15 @@ class EngineProcess:
 
     def report(self, load_timeout: float) -> EngineReport:
         """Wait for the report after loading. Kills the process if it exceeds the timeout (0: no limit)."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        with contextlib.suppress(
-            OSError, ValueError
-        ):  # the process has died or `leave` came first; the missing report shows it
-            self._process.stdin.write(self._order)
-            self._process.stdin.flush()
+        self._send(self._order)  # if the process has died or `leave` came first, the missing report shows it
         limit = threading.Timer(
             load_timeout, self._kill, [f"it did not load its model within {load_timeout:g} s (GENAI_LOAD_TIMEOUT)"]
         )
         if load_timeout:
             limit.start()
-        line = self._process.stdout.readline()
+        line = self._output.readline()
         limit.cancel()
-        self._process.stdout.close()
+        self._output.close()
         if line:
             try:
                 return msgspec.json.decode(line, type=EngineReport)
@@ -135,31 +132,29 @@ class EngineProcess:
 
     def leave(self) -> None:
         """Ask the process to exit by closing its standard input."""
-        if self._process.stdin is not None:
-            with contextlib.suppress(OSError):
-                self._process.stdin.close()
+        with contextlib.suppress(OSError):
+            self._input.close()
 
     def resize(self, num_bytes: int) -> None:
         """Change the size of the memory for keys and values."""
-        if self._process.stdin is not None:
-            with contextlib.suppress(OSError, ValueError):  # it is about to end
-                self._process.stdin.write(RESIZE_ORDER + b"%d\n" % num_bytes)
-                self._process.stdin.flush()
+        self._send(RESIZE_ORDER + b"%d\n" % num_bytes)
 
     def unload(self) -> None:
         """Ask this process alone to exit; the supervisor and its folder stay."""
-        if self._process.stdin is not None:
-            with contextlib.suppress(OSError, ValueError):
-                self._process.stdin.write(UNLOAD_ORDER)
-                self._process.stdin.close()
+        self._send(UNLOAD_ORDER)
+        self.leave()
 
     def end(self) -> None:
         """Wait for the exit of a process that was asked to exit; kill it if that takes too long."""
         try:
             self._process.wait(STOP_TIMEOUT)
         except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+            self.kill()
+
+    def _send(self, order: bytes) -> None:
+        with contextlib.suppress(OSError, ValueError):  # it is about to end
+            self._input.write(order)
+            self._input.flush()
 
     def _kill(self, reason: str) -> None:
         self._killed_because = reason

@@ -70,21 +70,16 @@ class ManagedModel:
         return msgspec.structs.replace(self.about, state=self.state)
 
     def engine_statuses(self) -> list[EngineStatus]:
-        """The engines' part of the status file."""
-        found = [engine.status for engine in self.engines] or self._without_engines()
+        """The engines' part of the status file, also of those that could not be created."""
+        about, found = self.about, [engine.status for engine in self.engines]
+        if not found and self._failed:
+            found = [
+                EngineStatus(device, EngineState.FAILED, error=self._failed, model=about.name, serial=about.serial)
+                for device in about.devices
+            ]
         if self._unloading_until is None:
             return found
         return [msgspec.structs.replace(status, state=EngineState.UNLOADING) for status in found]
-
-    def _without_engines(self) -> list[EngineStatus]:
-        """The statuses of engines that could not be created; empty if the model is merely not loaded."""
-        if not self._failed:
-            return []
-        about = self.about
-        return [
-            EngineStatus(device, EngineState.FAILED, error=self._failed, model=about.name, serial=about.serial)
-            for device in about.devices
-        ]
 
     def change(self, **changes: object) -> None:
         """Change fields of its status."""

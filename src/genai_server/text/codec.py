@@ -1,15 +1,14 @@
 """The text side of a model: converts messages and text to token ids, and token ids to text."""
 
 import asyncio
-import json
 from collections.abc import Callable, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, TypeVar
 
 from genai_server.config.environment import limit_tokenizer_threads
 from genai_server.errors import InvalidField
+from genai_server.json_file import read_object
 from genai_server.pooling_model import PoolingModel, Task, read_pooling_model
 from genai_server.speech_model import SpeechModel, read_speech_model
 from genai_server.text.answers.dialect import AUTOMATIC, PLAIN, Dialect, read_dialect
@@ -50,8 +49,8 @@ class TextCodec:
         tokenizer: Tokenizer,
         dialect: Dialect = PLAIN,
         *,
-        opaque_tokens: Mapping[str, int] = MappingProxyType({}),
-        named_tokens: Mapping[str, str] = MappingProxyType({}),
+        opaque_tokens: Mapping[str, int] = {},
+        named_tokens: Mapping[str, str] = {},
         allow_special_tokens: bool = False,
         model: PoolingModel | VisionModel | SpeechModel | None = None,
     ) -> None:
@@ -224,7 +223,7 @@ def load_text_codec(
         templates = {DEFAULT: ChatTemplate(SCRIPTED_TEMPLATE, max_characters=max_characters)}
     else:
         templates = load_chat_templates(model_dir, chat_template, max_characters=max_characters)
-        opaque_tokens = find_opaque_tokens(json.loads((model_dir / FILE).read_text(encoding="utf-8")))
+        opaque_tokens = find_opaque_tokens(read_object(model_dir / FILE))
     dialect = read_dialect("\n".join(template.source for template in templates.values()), tool_parser)
     return TextCodec(
         templates,

@@ -13,12 +13,15 @@ from typing import Any
 import tokenizers
 
 from genai_server.errors import ModelDirectoryError
+from genai_server.speech_model import BYTE_CHARACTERS
 
 FILE = "tokenizer.json"
 # A private character that is in no vocabulary.
 _RARE = "\U0010fffd"
 # Pieces per batch: the library holds the GIL while it builds the results.
 _BATCH = 1_000
+# The byte for each character in the tokens of byte-level BPE.
+_BYTE_OF = {character: byte for byte, character in enumerate(BYTE_CHARACTERS)}
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
@@ -225,16 +228,6 @@ def _kinds(decoder: Any) -> set[str]:
                 yield from walk(inner)
 
     return set(walk(json.loads(decoder.__getstate__()))) if decoder is not None else set()
-
-
-def _byte_characters() -> dict[str, int]:
-    """The printable character for each byte in the tokens of byte-level BPE (GPT-2's `bytes_to_unicode`)."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = (byte for byte in range(256) if byte not in printable)
-    return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
-
-
-_BYTE_OF = _byte_characters()
 
 
 class ByteTokenizer(Tokenizer):

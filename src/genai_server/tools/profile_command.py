@@ -5,11 +5,8 @@ merges a session's files into one for https://ui.perfetto.dev, with a track for 
 """
 
 import argparse
-import urllib.error
-import urllib.parse
-import urllib.request
-from http.client import HTTPException
 from pathlib import Path
+from urllib.parse import quote
 
 import msgspec
 
@@ -22,7 +19,7 @@ from genai_server.profiles.html_report import as_page
 from genai_server.profiles.report import Report
 from genai_server.profiles.text_report import as_text, for_terminal
 from genai_server.profiles.trace import write_trace
-from genai_server.tools.server_answers import authorization, checked_url, error_message, unanswered
+from genai_server.tools.server_answers import ask, authorization, checked_url
 
 _TIMEOUT = 60.0
 
@@ -55,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_report(arguments: argparse.Namespace) -> int:
-    """Print or write the report. Raises ProfileNotFound and ConfigurationError."""
+    """Print or write the report. Raises ProfileNotFound, ServerUnusable and ConfigurationError."""
     report = _report(arguments)
     if arguments.html is not None:
         try:
@@ -74,7 +71,7 @@ def run_report(arguments: argparse.Namespace) -> int:
 
 
 def run_trace(arguments: argparse.Namespace) -> int:
-    """Write the trace. Raises ProfileNotFound and ConfigurationError."""
+    """Write the trace. Raises ProfileNotFound, ServerUnusable and ConfigurationError."""
     try:
         size = _write_trace(arguments)
     except OSError as error:
@@ -86,7 +83,7 @@ def run_trace(arguments: argparse.Namespace) -> int:
 def _write_trace(arguments: argparse.Namespace) -> str:
     """Write the trace of a folder, or one from a server; returns its size in words.
 
-    Raises ProfileNotFound, ConfigurationError and OSError.
+    Raises ProfileNotFound, ServerUnusable, ConfigurationError and OSError.
     """
     if _is_server(arguments.source):
         return f"{arguments.out.write_bytes(_answer(arguments, 'trace'))} bytes"
@@ -99,7 +96,7 @@ def _write_trace(arguments: argparse.Namespace) -> str:
 
 
 def _report(arguments: argparse.Namespace) -> Report:
-    """The report on a folder, or one from a server. Raises ProfileNotFound and ConfigurationError."""
+    """The report on a folder, or one from a server. Raises ProfileNotFound and ServerUnusable."""
     if not _is_server(arguments.source):
         return analyse(read_profile(Path(arguments.source), arguments.session), arguments.slow)
     try:
@@ -113,16 +110,6 @@ def _is_server(source: str) -> bool:
 
 
 def _answer(arguments: argparse.Namespace, what: str) -> bytes:
-    """A server's answer about a session. Raises ProfileNotFound."""
-    session = urllib.parse.quote(arguments.session or "latest", safe="")
-    url = f"{checked_url(arguments.source)}/v1/admin/profiles/{session}/{what}"
-    headers = authorization(arguments.api_key)
-    try:
-        with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=_TIMEOUT) as response:
-            body: bytes = response.read()
-            return body
-    except urllib.error.HTTPError as error:
-        with error:
-            raise ProfileNotFound(error_message(error.code, error.reason, error.read())) from None
-    except (OSError, ValueError, HTTPException) as error:
-        raise ProfileNotFound(unanswered(arguments.source, error)) from None
+    """A server's answer about a session. Raises ServerUnusable."""
+    path = f"/v1/admin/profiles/{quote(arguments.session or 'latest', safe='')}/{what}"
+    return ask(checked_url(arguments.source), path, authorization(arguments.api_key), _TIMEOUT)

@@ -1,10 +1,13 @@
-"""What commands say about a server's address, about one that does not answer, and about the errors of one that does."""
+"""Requests of commands to a server, and what they say about its address, its errors, and one that does not answer."""
 
 import errno
 import http.client
 import json
 import socket
 import ssl
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
 from urllib.parse import urlsplit
 
 from genai_server.errors import ServerUnusable
@@ -32,6 +35,20 @@ def authorization(api_key: str | None) -> dict[str, str]:
     if not (api_key.isascii() and api_key.isprintable()):
         raise ServerUnusable("--api-key has characters that no API key has")
     return {"authorization": f"Bearer {api_key}"}
+
+
+def ask(server: str, path: str, headers: Mapping[str, str], seconds: float, method: str = "GET") -> bytes:
+    """The body of a server's answer. Raises ServerUnusable for an error, and without an answer in these seconds."""
+    request = urllib.request.Request(server + path, headers=dict(headers), method=method)
+    try:
+        with urllib.request.urlopen(request, timeout=seconds) as response:
+            body: bytes = response.read()
+            return body
+    except urllib.error.HTTPError as error:
+        with error:
+            raise ServerUnusable(error_message(error.code, error.reason, error.read())) from None
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        raise ServerUnusable(unanswered(server, error)) from None
 
 
 def unanswered(url: str, error: BaseException) -> str:

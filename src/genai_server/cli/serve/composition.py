@@ -85,7 +85,8 @@ def standalone_app(settings: Settings) -> FastAPI:
 
     @asynccontextmanager
     async def engines() -> AsyncIterator[Path]:
-        supervisor = Supervisor(settings, on_nothing_loaded=_end_this_process)
+        # As an operator would, so that uvicorn shuts down.
+        supervisor = Supervisor(settings, on_nothing_loaded=lambda: signal.raise_signal(signal.SIGTERM))
         supervisor.start()
         try:
             with _stop_signals(drain, supervisor.folder, STOP_SIGNALS):
@@ -155,11 +156,6 @@ def _end_with_the_parent(order: signal.Signals) -> None:
         signal.raise_signal(order)
         time.sleep(_ORPHAN_SECONDS)
         os._exit(1)
-
-
-def _end_this_process() -> None:
-    """Signal this process as an operator would, so that uvicorn shuts down."""
-    signal.raise_signal(signal.SIGTERM)
 
 
 def _release(lock: FileLock | None) -> None:

@@ -21,6 +21,7 @@ from uvicorn.supervisors import Multiprocess
 from uvicorn.supervisors.multiprocess import Process
 from uvicorn.supervisors.statreload import StatReload
 
+from genai_server.child_process import GROUP_SIGNALS, group_signals_blocked
 from genai_server.cli.serve.signals import ENDING, PARENTS_ORDER, STOP_SIGNALS, end_within
 from genai_server.cli.serve.stand_in import StandIn
 from genai_server.supervisor.engine_process import in_words
@@ -107,7 +108,7 @@ class ApiProcess(Process):
     def target(self, sockets: list[socket] | None = None) -> None:
         """What it runs."""
         if sys.platform == "linux":
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, _GROUP_SIGNALS)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, GROUP_SIGNALS)
         super().target(sockets)
 
     def look(self, now: float) -> str:
@@ -290,11 +291,6 @@ class Reloader(StatReload):
         super().signal_handler(sig, frame)
 
 
-if sys.platform == "linux":
-    # What a terminal or a process manager sends to whole process groups.
-    _GROUP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-
-
 def _end_origin() -> None:
     """End the process that API processes are forked from, which notices the end of this one after its imports only."""
     if sys.platform == "linux":
@@ -315,10 +311,7 @@ def _no_group_signals() -> Iterator[None]:
         from multiprocessing import resource_tracker
 
         resource_tracker.ensure_running()  # otherwise it starts below, and unblocks signals when it has
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, _GROUP_SIGNALS)
-        try:
+        with group_signals_blocked():
             yield
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
     else:
         yield

@@ -70,10 +70,6 @@ class ChatTemplate:
         # All string constants and literal texts of the source.
         self.constants = frozenset(text for text in texts if isinstance(text, str))
 
-    def mentions(self, text: str) -> bool:
-        """Whether a text occurs in the template's source."""
-        return text in self.source
-
     @property
     def takes_tools(self) -> bool:
         """Whether the template can describe tools to the model."""

@@ -125,19 +125,18 @@ class PromptWriter:
 
 
 def _knows_calls(template: ChatTemplate) -> bool:
-    return template.mentions("tool_calls")
+    return "tool_calls" in template.source
 
 
 def _forms(
     template: ChatTemplate, messages: Sequence[Message], tools: Sequence[Tool] | None
 ) -> Iterator[list[dict[str, Any]]]:
     """The messages in the forms that templates accept, with the tools in a message if the template reads them there."""
-    knows_developer = template.mentions("developer")
     for form in conversation_forms(
         messages,
-        knows_developer=knows_developer,
+        knows_developer="developer" in template.source,
         knows_calls=_knows_calls(template),
-        reads_thinking=template.mentions("message.thinking"),
+        reads_thinking="message.thinking" in template.source,
     ):
         if tools and "tools" not in template.variables:
             yield from _with_tools(form, tools)

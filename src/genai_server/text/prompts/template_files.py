@@ -1,10 +1,10 @@
 """Finds a model's chat templates where Hugging Face's libraries store them, or uses a given one instead."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 from genai_server.errors import ChatTemplateError, ModelDirectoryError
+from genai_server.json_file import read_object
 from genai_server.text.prompts.chat_template import MAX_CHARACTERS, ChatTemplate
 
 DEFAULT = "default"
@@ -27,14 +27,13 @@ def load_chat_templates(
     objects with `name` and `template`. Raises ModelDirectoryError if one of them is not valid, and ChatTemplateError
     if `given` cannot be used.
     """
-    config = _tokenizer_config(model_dir)
-    special_tokens = _special_tokens(config)
+    special_tokens = load_special_tokens(model_dir)
     if given:
         try:
             return {DEFAULT: ChatTemplate(_given(given), special_tokens, max_characters=max_characters)}
         except ModelDirectoryError as error:
             raise ChatTemplateError(f"{given}: {error.message}") from None
-    sources = _from_files(model_dir) or _from_config(model_dir, config.get("chat_template"))
+    sources = _from_files(model_dir) or _from_config(model_dir)
     if DEFAULT not in sources:
         return {}
     return {
@@ -43,8 +42,13 @@ def load_chat_templates(
 
 
 def load_special_tokens(model_dir: Path) -> dict[str, str]:
-    """The texts of a model's special tokens, keyed by role, such as `eos_token`."""
-    return _special_tokens(_tokenizer_config(model_dir))
+    """The texts of a model's special tokens, keyed by role, such as `eos_token`. Raises ModelDirectoryError."""
+    tokens = {}
+    for name, value in read_object(model_dir / _TOKENIZER_CONFIG).items():
+        text = value.get("content") if isinstance(value, dict) else value
+        if name.endswith("_token") and isinstance(text, str):
+            tokens[name] = text
+    return tokens
 
 
 def load_rerank_template(model_dir: Path, *, max_characters: int = MAX_CHARACTERS) -> dict[str, ChatTemplate]:
@@ -53,7 +57,7 @@ def load_rerank_template(model_dir: Path, *, max_characters: int = MAX_CHARACTER
     Raises ModelDirectoryError.
     """
     own = load_chat_templates(model_dir, max_characters=max_characters)
-    if DEFAULT in own and all(own[DEFAULT].mentions(role) for role in ("query", "document")):
+    if DEFAULT in own and all(role in own[DEFAULT].source for role in ("query", "document")):
         return own
     return {DEFAULT: ChatTemplate(_read(_RERANK), max_characters=max_characters)}
 
@@ -81,12 +85,12 @@ def _read(path: Path) -> str:
         raise ModelDirectoryError(f"{path} cannot be read: {error}") from None
 
 
-def _from_config(model_dir: Path, value: Any) -> dict[str, str]:
-    match value:
+def _from_config(model_dir: Path) -> dict[str, str]:
+    match read_object(model_dir / _TOKENIZER_CONFIG).get("chat_template"):
         case None | "":
             return {}
-        case str():
-            return {DEFAULT: value}
+        case str(source):
+            return {DEFAULT: source}
         case [*several] if all(_is_named(one) for one in several):
             return {one["name"]: one["template"] for one in several}
     raise ModelDirectoryError(
@@ -96,18 +100,3 @@ def _from_config(model_dir: Path, value: Any) -> dict[str, str]:
 
 def _is_named(one: Any) -> bool:
     return isinstance(one, dict) and isinstance(one.get("name"), str) and isinstance(one.get("template"), str)
-
-
-def _tokenizer_config(model_dir: Path) -> dict[str, Any]:
-    config: dict[str, Any] = json.loads((model_dir / _TOKENIZER_CONFIG).read_text(encoding="utf-8"))
-    return config
-
-
-def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
-    """Special tokens such as `bos_token`, each given as a text or as an object with `content`."""
-    tokens = {}
-    for name, value in config.items():
-        text = value.get("content") if isinstance(value, dict) else value
-        if name.endswith("_token") and isinstance(text, str):
-            tokens[name] = text
-    return tokens

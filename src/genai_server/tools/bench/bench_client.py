@@ -9,7 +9,6 @@ import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any
 
 import aiohttp
@@ -87,11 +86,7 @@ class Server:
             self.model = None
 
     async def ask(
-        self,
-        prompt: str,
-        max_tokens: int,
-        recording: Recording | None = None,
-        more: Mapping[str, Any] = MappingProxyType({}),
+        self, prompt: str, max_tokens: int, recording: Recording | None = None, more: Mapping[str, Any] = {}
     ) -> Recording:
         """Request a streamed answer and record it, failures included.
 

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 from genai_server.tools.bench.bench_client import Recording, Server
@@ -26,11 +25,7 @@ class Outcome:
 
 
 async def run_load(
-    server: Server,
-    prompts: Sequence[str],
-    max_tokens: int,
-    streams: int,
-    more: Mapping[str, Any] = MappingProxyType({}),
+    server: Server, prompts: Sequence[str], max_tokens: int, streams: int, more: Mapping[str, Any] = {}
 ) -> Outcome:
     """Send all prompts, `streams` of them at a time, and read the answers when all have ended.
 

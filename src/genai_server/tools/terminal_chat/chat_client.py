@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
+from genai_server.answer_parts import Content, Reasoning
 from genai_server.errors import ChatFailed
 from genai_server.pooling_model import ENDPOINTS
 from genai_server.tools.server_answers import authorization, checked_url, error_message, unanswered
@@ -46,14 +47,6 @@ class Answer:
         if self.tokens > 1 and self.last - self.first >= _MEASURABLE:
             words.append(f"then {(self.tokens - 1) / (self.last - self.first):.1f} a second")
         return ", ".join([*words, f"{self.last - self.sent:.2f} s in all"])
-
-
-@dataclass(frozen=True)
-class Piece:
-    """A piece of an answer, or of the reasoning before it."""
-
-    text: str
-    is_reasoning: bool = False
 
 
 @dataclass(frozen=True)
@@ -96,7 +89,7 @@ class ChatClient:
 
     def answer(
         self, model: str, messages: Sequence[Message], answer: Answer, parameters: Mapping[str, Value] | None = None
-    ) -> Generator[Piece, None, None]:
+    ) -> Generator[Content | Reasoning, None, None]:
         """Send the messages, yield the pieces as they arrive, and fill `answer`. Raises ChatFailed.
 
         `parameters` are further fields of the request.
@@ -173,15 +166,15 @@ def _listed(entry: Mapping[str, Any]) -> ListedModel:
     return ListedModel(endpoint, entry.get("chat") is not False, takes_images)
 
 
-def _noted(delta: dict[str, Any], answer: Answer) -> Iterator[Piece]:
-    for name in ("reasoning_content", "content"):
+def _noted(delta: dict[str, Any], answer: Answer) -> Iterator[Content | Reasoning]:
+    for name, kind in (("reasoning_content", Reasoning), ("content", Content)):
         if text := delta.get(name):
             answer.last = time.monotonic()
             answer.first = answer.first or answer.last
             answer.tokens += 1
-            if name == "content":
+            if kind is Content:
                 answer.text += text
-            yield Piece(text, name != "content")
+            yield kind(text)
 
 
 def _message(event: Any) -> str:

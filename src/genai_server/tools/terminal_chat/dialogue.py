@@ -5,12 +5,13 @@ import sys
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 
+from genai_server.answer_parts import Content, Reasoning
 from genai_server.cli.option_types import path_of
 from genai_server.cli.screen import screen, show
 from genai_server.engine.model.files import GIVE_A_TEMPLATE, NO_CHAT_TEMPLATE
 from genai_server.errors import ChatFailed
 from genai_server.quoted_values import did_you_mean, quoted
-from genai_server.tools.terminal_chat.chat_client import Answer, ChatClient, Piece
+from genai_server.tools.terminal_chat.chat_client import Answer, ChatClient
 from genai_server.tools.terminal_chat.chat_history import Conversation, Message, SavedChat, load, save
 from genai_server.tools.terminal_chat.image_files import data_url
 from genai_server.tools.terminal_chat.questions import question_reader
@@ -205,7 +206,7 @@ def show_answer(pieces: Generator[Piece, None, None], *, shows_reasoning: bool =
 
 
 @contextmanager
-def _display() -> Iterator[Callable[[Piece], None]]:
+def _display() -> Iterator[Callable[[Content | Reasoning], None]]:
     """A function that shows the pieces of one answer: reasoning dim, and the rest as Markdown on a terminal."""
     console = screen()
     is_thinking = False
@@ -215,11 +216,11 @@ def _display() -> Iterator[Callable[[Piece], None]]:
         def plain(text: str) -> None:
             print(text, end="", flush=True)
 
-        def display(piece: Piece) -> None:
+        def display(piece: Content | Reasoning) -> None:
             nonlocal add, is_thinking
-            if is_thinking and not piece.is_reasoning:
+            if is_thinking and isinstance(piece, Content):
                 print("\n")
-            is_thinking = piece.is_reasoning
+            is_thinking = isinstance(piece, Reasoning)
             if is_thinking and console is not None:
                 console.print(piece.text, style="dim", end="", soft_wrap=True, markup=False, emoji=False)
             elif is_thinking or console is None or console.is_dumb_terminal:

@@ -1,7 +1,6 @@
 """Shows an answer as Markdown while it arrives."""
 
 import time
-from types import TracebackType
 from typing import Self
 
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -38,9 +37,7 @@ class MarkdownStream:
         self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._live.update("")
         self._live.stop()
         self._print(self._text)

@@ -1,6 +1,5 @@
 """A server that the chat starts and stops."""
 
-import http.client
 import re
 import subprocess
 import sys
@@ -9,13 +8,15 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from genai_server.config.settings import name_of_directory
 from genai_server.errors import ChatFailed
+from genai_server.tools.terminal_chat.chat_client import ChatClient
 
 _ADDRESS = re.compile(r"listening on (https?://\S+)")
 _POLL = 0.05
+# Seconds for an answer whether it is ready.
+_PATIENCE = 5.0
 # Seconds to exit; no request is running any more.
 _TIMEOUT = 10.0
 _LAST_LINES = 5
@@ -68,12 +69,11 @@ def _ready(process: "subprocess.Popen[bytes]", log: Path) -> str:
 
 
 def _is_ready(url: str) -> bool:
-    parts = urlsplit(url)
-    with closing(http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=5)) as connection:
-        with suppress(OSError, http.client.HTTPException):
-            connection.request("GET", "/readyz")
-            return connection.getresponse().status == 200
-        return False
+    client = ChatClient(url)
+    with suppress(ChatFailed), closing(client.connect(_PATIENCE)) as connection:
+        client.response(connection, "GET", "/readyz", None)
+        return True
+    return False
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:

@@ -1,19 +1,16 @@
 """A server's state at one moment, polled from /healthz, /metrics and /v1/requests."""
 
-import http.client
 import json
 import time
-import urllib.error
-import urllib.parse
-import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 from prometheus_client.parser import text_string_to_metric_families
 
 from genai_server.errors import ServerUnusable
-from genai_server.tools.server_answers import authorization, checked_url, error_message, unanswered
+from genai_server.tools.server_answers import ask, authorization, checked_url
 
 _TIMEOUT = 5.0
 
@@ -91,7 +88,7 @@ class Poller:
         """Take a snapshot. Raises ServerUnusable."""
         health = self._object("/healthz", "devices")
         try:
-            samples = _samples(self._get("/metrics"))
+            samples = _samples(self._ask("/metrics").decode())
         except ValueError:
             raise ServerUnusable(f"{self._url}/metrics has no metrics") from None
         try:
@@ -103,24 +100,15 @@ class Poller:
 
     def cancel(self, unique_id: str) -> None:
         """End a request; its client gets the answer so far. Raises ServerUnusable."""
-        self._get(f"/v1/requests/{urllib.parse.quote(unique_id, safe='')}/cancel", "POST")
+        self._ask(f"/v1/requests/{quote(unique_id, safe='')}/cancel", "POST")
 
-    def _get(self, path: str, method: str = "GET") -> str:
-        request = urllib.request.Request(self._url + path, headers=self._headers, method=method)
-        try:
-            with urllib.request.urlopen(request, timeout=_TIMEOUT) as response:
-                text: str = response.read().decode()
-                return text
-        except urllib.error.HTTPError as error:
-            with error:
-                raise ServerUnusable(error_message(error.code, error.reason, error.read())) from None
-        except (OSError, ValueError, http.client.HTTPException) as error:
-            raise ServerUnusable(unanswered(self._url, error)) from None
+    def _ask(self, path: str, method: str = "GET") -> bytes:
+        return ask(self._url, path, self._headers, _TIMEOUT, method)
 
     def _object(self, path: str, field: str) -> dict[str, Any]:
         """The JSON object at a path, which has this field."""
         try:
-            found = json.loads(self._get(path))
+            found = json.loads(self._ask(path))
         except ValueError:
             found = None
         if not isinstance(found, dict) or field not in found:
