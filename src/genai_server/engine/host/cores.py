@@ -20,7 +20,10 @@ def usable_cores(root: Path = Path("/")) -> int:
 
 def usable_cpus(root: Path = Path("/")) -> int:
     """Logical CPUs within the process's CPU affinity and its control groups' quotas, at least 1."""
-    present = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    if sys.platform == "linux":
+        present = len(os.sched_getaffinity(0))
+    else:
+        present = os.cpu_count() or 1
     return max(1, math.floor(min(present, cpu_quota(root))))
 
 

@@ -197,11 +197,11 @@ class Dialogue:
                 show((f"[had no effect: {answer.ignored}]", "dim"))
 
 
-def show_answer(pieces: Generator[Piece, None, None], *, shows_reasoning: bool = True) -> None:
+def show_answer(pieces: Generator[Content | Reasoning, None, None], *, shows_reasoning: bool = True) -> None:
     """Show an answer as it arrives. Raises ChatFailed."""
     with contextlib.closing(pieces), _display() as display:
         for piece in pieces:
-            if shows_reasoning or not piece.is_reasoning:
+            if shows_reasoning or isinstance(piece, Content):
                 display(piece)
 
 
