@@ -2,14 +2,10 @@
 
 from collections import Counter
 from collections.abc import Callable, Collection
-from concurrent.futures import Future
 from queue import SimpleQueue
 
 from msgspec import Struct, structs
 
-from genai_server.engine.encoder_worker import Encoded
-from genai_server.engine.sampling.continuation import NextToken
-from genai_server.engine.sampling.grammar import Compiled
 from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.engine.sequence import Sequence, SequenceState
 from genai_server.messages.admin import AdminCall
@@ -25,59 +21,15 @@ class Disconnected(Struct, frozen=True):
     """An API process has disconnected; its requests have no reader any more."""
 
 
-class Leave(Struct, frozen=True):
-    """The engine must exit; running requests are lost."""
-
-
 class Resize(Struct, frozen=True):
     """The memory for keys and values must have another size."""
 
     num_bytes: int
 
 
-class GrammarCompiled(Struct, frozen=True):
-    """The grammar that a sequence waits for is compiled, or has failed."""
-
-    sequence: Sequence
-    compiled: Compiled
-
-
-class InputsEncoded(Struct, frozen=True):
-    """What a sequence waits for is encoded, or has failed."""
-
-    sequence: Sequence
-    encoded: Encoded
-
-
-class TokenChosen(Struct, frozen=True):
-    """Another thread has chosen the next token of a sequence, or has failed."""
-
-    sequence: Sequence
-    # Time of its previous token, by the clock.
-    last: float | None
-    chosen: Future[NextToken]
-
-
-class PrefixLoaded(Struct, frozen=True):
-    """What is stored of a sequence's prefix has been loaded into its slot, as far as possible."""
-
-    sequence: Sequence
-
-
-Message = (
-    Submit
-    | Cancel
-    | Stop
-    | AdminCall
-    | Connected
-    | Disconnected
-    | GrammarCompiled
-    | InputsEncoded
-    | PrefixLoaded
-    | TokenChosen
-    | Resize
-    | Leave
-)
+# What the loop's thread does for another thread, such as to take a result from it.
+Call = Callable[[], None]
+Message = Submit | Cancel | Stop | AdminCall | Connected | Disconnected | Resize | Call
 # Events, each with the number of the connection that it concerns.
 Inbox = SimpleQueue[tuple[int, Message]]
 
