@@ -12,6 +12,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from genai_server.engine.decoder_graph import LowRankPath
+from genai_server.engine.graph_rewriting.groups import replace
 
 # bool [1, T, R]: which of the ranks each flat token keeps.
 RANKS = "genai_server.ranks"
@@ -80,8 +81,7 @@ def stack_ranks(graph: onnx.GraphProto, paths: Sequence[LowRankPath]) -> None:
             node.op_type, node.domain, node.output[0] = "FusedMatMul", "com.microsoft", f"{reduced}.all"
             node.attribute.append(helper.make_attribute("transB", 1))
             nodes.append(helper.make_node("Where", [RANKS, node.output[0], _NOTHING], [reduced]))
-    del graph.node[:]
-    graph.node.extend(nodes)
+    replace(graph.node, nodes)
     graph.initializer.append(helper.make_tensor(_NOTHING, TensorProto.FLOAT, [], [0.0]))
     graph.input.append(helper.make_tensor_value_info(RANKS, TensorProto.BOOL, [1, "tokens", "ranks"]))
 

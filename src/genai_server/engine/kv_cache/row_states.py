@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from genai_server.engine.decoder_graph import DecoderGraph, LayerState
 from genai_server.engine.disk_cache.segment_file import ArrayLayout
-from genai_server.engine.graph_rewriting.ragged import NARROW, WIDE
+from genai_server.engine.graph_rewriting.groups import NARROW, WIDE
 from genai_server.engine.graph_rewriting.ragged_states import STATES
 from genai_server.engine.kv_cache.layout import Layout
 from genai_server.engine.kv_cache.row import Row, Span

@@ -9,7 +9,7 @@ from genai_server.engine.decoder_graph import DecoderGraph, DoesNotFit
 from genai_server.engine.graph_rewriting.cross_attention import use_known_operators
 from genai_server.engine.graph_rewriting.fast_operators import use_fast_operators
 from genai_server.engine.graph_rewriting.output_head import offer_best
-from genai_server.engine.graph_rewriting.ragged import NARROW, make_ragged
+from genai_server.engine.graph_rewriting.ragged import make_ragged
 from genai_server.engine.graph_rewriting.ragged_states import recurrences
 from genai_server.engine.model.session_options import EXTERNAL_DATA, open_with, session_options
 from genai_server.options.device import DEFAULT_OPTIONS, DeviceOptions
@@ -67,5 +67,5 @@ def open_recurrences(graph: DecoderGraph, complete: Any) -> Any:
     found = session_options(DEFAULT_OPTIONS, given.intra_op_num_threads)
     found.use_per_session_threads = given.use_per_session_threads
     found.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    model = recurrences(onnx.load(str(graph.path), load_external_data=False), graph, NARROW)
+    model = recurrences(onnx.load(str(graph.path), load_external_data=False), graph)
     return open_with(model.SerializeToString(), found, DEFAULT_OPTIONS)
