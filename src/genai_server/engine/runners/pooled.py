@@ -16,7 +16,13 @@ from numpy.typing import NDArray
 from genai_server.engine.abilities import Abilities
 from genai_server.engine.graph_rewriting.output_head import LAST_POSITIONS, read_last
 from genai_server.engine.model.files import VECTORS, check_model_directory
-from genai_server.engine.model.session_options import EXTERNAL_DATA, node_shares, open_with, session_options
+from genai_server.engine.model.session_options import (
+    EXTERNAL_DATA,
+    NUMPY_TYPES,
+    node_shares,
+    open_with,
+    session_options,
+)
 from genai_server.engine.runners.base import Interrupted, Runner
 from genai_server.engine.runners.pooling import normalized, pool
 from genai_server.engine.scheduling.scheduler_output import Read, is_background
@@ -121,9 +127,6 @@ class PooledRunner(Runner):
         if (running := self._running) is not None:
             running.terminate = True
 
-    def set_runtime_option(self, sequence: int, option: str, value: str) -> None:
-        """Does nothing: no sequence is profiled, and the loop itself ends terminated ones."""
-
     def end_session(self) -> None:
         # The inputs keep the session alive, too.
         del self._session, self._inputs
@@ -155,13 +158,13 @@ class PooledRunner(Runner):
             elif name.startswith(_PAST):
                 _, heads, _, width = value.shape
                 width = width if isinstance(width, int) else self._pooling.head_size
-                feed[name] = np.zeros((len(ids), heads, 0, width), _KINDS[value.type])
+                feed[name] = np.zeros((len(ids), heads, 0, width), NUMPY_TYPES[value.type])
             elif name == LAST_POSITIONS:
                 lasts = mask.sum(axis=1) - 1
                 feed[name] = np.stack([np.arange(len(ids)), lasts], axis=1)[:, np.newaxis]
             else:
                 found = {_IDS: ids, _MASK: mask, _POSITIONS: np.broadcast_to(places, ids.shape)}[name]
-                feed[name] = np.ascontiguousarray(found, _KINDS[value.type])
+                feed[name] = np.ascontiguousarray(found, NUMPY_TYPES[value.type])
         return feed
 
     def _scores(self, logits: Logits) -> Logits:
@@ -192,14 +195,6 @@ class PooledRunner(Runner):
             raise RunnerFailed(f"onnxruntime: {error}") from error
         found: Logits = np.asarray(result, np.float32)
         return found
-
-
-_KINDS = {
-    "tensor(int64)": np.int64,
-    "tensor(int32)": np.int32,
-    "tensor(float)": np.float32,
-    "tensor(float16)": np.float16,
-}
 
 
 def _open(graph: Path, model: PoolingModel, threads: int, options: DeviceOptions, profile_prefix: str) -> Any:
@@ -241,7 +236,7 @@ def _check_inputs(inputs: Mapping[str, Any], graph: Path) -> None:
     for name, value in inputs.items():
         if name not in known and not name.startswith(_PAST):
             raise ModelDirectoryError(f"{graph} has an input that this server does not know: {name}")
-        if value.type not in _KINDS:
+        if value.type not in NUMPY_TYPES:
             raise ModelDirectoryError(f"{graph} has an input of a type that this server does not give: {value.type}")
 
 
