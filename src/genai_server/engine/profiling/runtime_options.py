@@ -140,7 +140,9 @@ class RuntimeOptionState:
             return
         free = self._max_rows - sum(sequence.profile.is_on for sequence in running)
         for sequence in running:
-            if free > 0 and self._is_able(sequence) and (prefix := self._prefix_for(sequence)) is not None:
+            is_able = free > 0 and not sequence.profile.is_on and not sequence.profile.left_out
+            prefix = self._device_prefix or self.sessions.prefix_for(sequence)
+            if is_able and prefix is not None and self._runners.no_profile(sequence) is None:
                 sequence.profile.switch(prefix, sequence.num_produced)
                 free -= 1
 
@@ -152,13 +154,6 @@ class RuntimeOptionState:
         """The prefixes in use by the device and by these sequences."""
         prefixes = {self._device_prefix, *(sequence.profile.prefix for sequence in sequences)}
         return {prefix for prefix in prefixes if prefix is not None}
-
-    def _is_able(self, sequence: Sequence) -> bool:
-        profile = sequence.profile
-        return not profile.is_on and not profile.left_out and self._runners.no_profile(sequence) is None
-
-    def _prefix_for(self, sequence: Sequence) -> str | None:
-        return self._device_prefix or self.sessions.prefix_for(sequence)
 
     def misplaced(self, sequences: Iterable[Sequence]) -> list[Sequence]:
         """The running sequences that may be on the wrong runner."""
