@@ -185,7 +185,9 @@ class _Lookup:
         text = self._find()
         if text is None or (self._num_misses >= _MANY_MISSES and num_tokens % _RARE_LOOKUPS):
             return None
-        followed = self._followed and self._followed.moved(num_tokens - self._num_tokens)
+        followed = self._followed
+        if followed is not None:  # as if the text had continued in the same way
+            followed = followed._replace(place=followed.place + num_tokens - self._num_tokens)
         found = text.longest_match(end, followed)
         self._num_misses += 1
         if found is not None:

@@ -188,7 +188,8 @@ class ModelDrafts:
 
     def _num_unread(self, sequence: Sequence) -> int:
         """How many tokens the draft model would read before it drafts; 0 if it cannot draft or need not be asked."""
-        is_hopeless = self._acceptance(sequence).share < _MIN_SHARE and not self._is_tried(sequence)
+        is_tried = sequence in self._tried or sequence in self._promising
+        is_hopeless = self._acceptance(sequence).share < _MIN_SHARE and not is_tried
         if is_hopeless and self._num_steps % _TRIAL_EVERY:
             return 0
         if sequence in self._failed or min(sequence.num_left - 1, self._model.room(sequence)) < 1:
@@ -236,10 +237,6 @@ class ModelDrafts:
                 found[row] = 1
                 spent += cost
         return found, spent
-
-    def _is_tried(self, sequence: Sequence) -> bool:
-        """Whether a trial of a sequence goes on."""
-        return sequence in self._tried or sequence in self._promising
 
     def _may_try(self, sequence: Sequence, cost: float, costs: DraftCosts) -> bool:
         """Whether a trial of a sequence can begin: if there is time for it, and the best drafts could save more in the

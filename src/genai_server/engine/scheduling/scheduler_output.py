@@ -79,11 +79,6 @@ class Step:
         return all(read.decodes for read in self.reads)
 
     @property
-    def num_decoding(self) -> int:
-        """How many sequences the step decodes."""
-        return sum(read.decodes for read in self.reads)
-
-    @property
     def reads_more(self) -> bool:
         """Whether a runner which schedules prompts itself may read some in this step, too."""
         return any(sequence.by_library and not sequence.num_produced for sequence in self.sequences)
