@@ -103,7 +103,6 @@ class BatchedRunner(Runner):
             # A Generator keeps only the last keys and values of windowed layers, and does not return states. It does
             # not tell which cosines and sines its keys have.
             adopts=on_host and not graph.window and not self._has_states and graph.switches_at is None,
-            reopens=graph.switches_at is not None,
             # The states of many rows would have to be copied before each pass.
             interrupts=not self._has_states,
             uses_host_cores=on_host,
