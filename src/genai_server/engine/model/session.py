@@ -39,13 +39,11 @@ def open_session(
     if tuple(map(int, onnxruntime.__version__.split(".")[:2])) < least:
         needed = ".".join(map(str, least))
         raise DoesNotFit(f"a batch needs onnxruntime {needed}, and {onnxruntime.__version__} is installed")
-    found = session_options(options, threads, optimized=optimized)
+    found = session_options(options, threads, optimized=optimized, profile_prefix=profile_prefix)
     if graph.has_states and found.execution_mode == onnxruntime.ExecutionMode.ORT_PARALLEL:
         raise DoesNotFit("its states are updated in place, which parallel execution_mode would do in any order")
     found.log_severity_level = _ERRORS  # it would warn about each input for adapters, and about changed shapes
     found.add_session_config_entry(EXTERNAL_DATA, str(graph.path.parent))
-    if profile_prefix:
-        found.enable_profiling, found.profile_file_prefix = True, profile_prefix
     model = onnx.load(str(graph.path), load_external_data=False)
     use_fast_operators(model.graph)
     if graph.cross_states:

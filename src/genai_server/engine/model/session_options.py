@@ -162,8 +162,10 @@ def _devices_of(given: ProviderOptions) -> list[Any]:
     return [device for device in onnxruntime.get_ep_devices() if device.ep_name == name]
 
 
-def session_options(options: DeviceOptions, threads: int, *, optimized: bool = False) -> Any:
+def session_options(options: DeviceOptions, threads: int, *, optimized: bool = False, profile_prefix: str = "") -> Any:
     """ONNX Runtime's SessionOptions; `optimized` says that the graph has been optimized already.
+
+    With a `profile_prefix`, the session is profiled from load to end into files whose names begin with it.
 
     Raises ConfigurationError for a library of operators that does not load.
     """
@@ -180,6 +182,8 @@ def session_options(options: DeviceOptions, threads: int, *, optimized: bool = F
         found.execution_mode = onnxruntime.ExecutionMode.ORT_PARALLEL
     if session.ARENA in given:
         found.enable_cpu_mem_arena = given[session.ARENA] == "1"
+    if profile_prefix:
+        found.enable_profiling, found.profile_file_prefix = True, profile_prefix
     if session.PATTERN in given:
         found.enable_mem_pattern = given[session.PATTERN] == "1"
     for name, value in config_entries(options, threads).items():

@@ -141,7 +141,8 @@ class PooledRunner(Runner):
         result = self._run(self._feed(filled, mask, texts, places), options)
         if self._pooling.task is Task.RERANK:
             scores = self._scores(result)
-            return _sigmoid(scores) if self._pooling.has_sigmoid else scores
+            # Without overflow for very negative logits.
+            return np.exp(-np.logaddexp(0.0, -scores)).astype(np.float32) if self._pooling.has_sigmoid else scores
         if result.ndim == 3:
             left_out = np.array([0 if self._pooling.includes_prompt else text.num_left_out for text in texts])
             result = pool(result, mask * (places >= left_out[:, np.newaxis]), self._pooling.modes)
@@ -198,9 +199,7 @@ class PooledRunner(Runner):
 
 
 def _open(graph: Path, model: PoolingModel, threads: int, options: DeviceOptions, profile_prefix: str) -> Any:
-    found = session_options(options, threads)
-    if profile_prefix:
-        found.enable_profiling, found.profile_file_prefix = True, profile_prefix
+    found = session_options(options, threads, profile_prefix=profile_prefix)
     for name, value in DISABLED_FUSIONS.items():
         if not options.providers and name not in options.entries:
             found.add_session_config_entry(name, value)
@@ -256,8 +255,3 @@ def _batches(texts: Sequence[PooledText], *, are_filled: bool) -> Iterator[list[
         batch.append(number)
     if batch:
         yield batch
-
-
-def _sigmoid(logits: Logits) -> Logits:
-    # Without overflow for very negative logits.
-    return np.asarray(np.exp(-np.logaddexp(0.0, -logits)), np.float32)
