@@ -78,7 +78,9 @@ class Outbox:
         """Send the changes of the load to each API process; `accepted` are the running and waiting sequences."""
         in_background = [sequence for sequence in accepted if sequence.background]
         others = [sequence for sequence in accepted if not sequence.background]
-        running, background_running = (_num_running(kind) for kind in (others, in_background))
+        running, background_running = (
+            sum(sequence.state is SequenceState.RUNNING for sequence in kind) for kind in (others, in_background)
+        )
         num_free, free_tokens = scheduler.num_free(), scheduler.free_tokens()
         own = Counter(sequence.origin[0] for sequence in others)
         for connection, last in self._loads.items():
@@ -99,7 +101,3 @@ class Outbox:
                 retry_after = scheduler.queue_wait() if 0 in (num_free, free_tokens) else 0
                 self._loads[connection] = structs.replace(load, retry_after=retry_after)
                 self.tell(connection, self._loads[connection])
-
-
-def _num_running(sequences: Collection[Sequence]) -> int:
-    return sum(sequence.state is SequenceState.RUNNING for sequence in sequences)
