@@ -4,6 +4,7 @@ Modules which import ONNX Runtime are imported in the functions, because a scrip
 """
 
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from msgspec import structs
 
 from genai_server.engine.decoder_graph import DoesNotFit
-from genai_server.engine.encoder_worker import EncoderWorker
+from genai_server.engine.encoded_sound import EncodedSound
+from genai_server.engine.encoder_worker import EncoderWorker, Tensors
 from genai_server.engine.image_worker import ImageWorker
 from genai_server.engine.model.adapter_file import adapter_inputs
 from genai_server.engine.model.draft_model_files import check_draft_model
@@ -48,12 +50,6 @@ from genai_server.options.table import Reach
 from genai_server.pooling_model import Task, read_pooling_model, task_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from numpy.typing import NDArray
-
-    from genai_server.engine.encoded_sound import EncodedSound
-    from genai_server.engine.encoder_worker import Tensors
     from genai_server.engine.runners.draft_model import DraftModel
     from genai_server.engine.runners.og_generator import OgGeneratorRunner
 
@@ -241,7 +237,7 @@ def _transcribing(spec: EngineSpec, model_dir: Path) -> LoadedModel:
     return LoadedModel(ProfiledRows(batched), batched, encoder=worker)
 
 
-def _sound_encoder(spec: EngineSpec, model_dir: Path) -> "Callable[[Tensors], EncodedSound]":
+def _sound_encoder(spec: EngineSpec, model_dir: Path) -> Callable[[Tensors], EncodedSound]:
     from genai_server.engine.model.sound_encoder import SoundEncoder
     from genai_server.engine.model.speech_files import read_encoder_files
 
@@ -265,7 +261,7 @@ def _image_worker(spec: EngineSpec, model_dir: Path) -> ImageWorker | None:
         return None
     options = reaching(spec.options, Reach.BATCHED)
 
-    def open_encoder() -> "Callable[..., NDArray[Any]]":
+    def open_encoder() -> Callable[..., Any]:
         int8 = int8_graph(spec, files.vision, files.part, floats=True) if on_cpu(spec) else None
         return ImageEncoder(files, spec.settings.threads, options, int8, min_gain(spec)).encode
 
