@@ -48,14 +48,9 @@ class Connection:
     def __init__(self, sock: socket.socket) -> None:
         self.socket = sock
         self.decoder = engine_decoder(MAX_UNAUTHENTICATED_BYTES)
-        self.is_welcome = False
+        self.is_welcome = False  # whether the other side has authenticated as an API process
         self._lock = threading.Lock()
         self._backlog = bytearray()
-
-    def welcome(self) -> None:
-        """Accept the other side, which has authenticated as an API process."""
-        self.is_welcome = True
-        self.decoder.max_bytes = MAX_FRAME_BYTES
 
     def send(self, data: bytes) -> bool:
         """Write as much as the socket takes and keep the rest; returns False if there is a rest."""
@@ -185,7 +180,7 @@ class Connections:
         if isinstance(message, Hello):
             if not hmac.compare_digest(message.secret.encode(), self._secret.encode()):
                 raise msgspec.DecodeError("wrong secret")
-            connection.welcome()
+            connection.is_welcome, connection.decoder.max_bytes = True, MAX_FRAME_BYTES
             self.send(number, [Welcome(self._model, self._batching)])
             self._inbox.put((number, Connected()))
         elif connection.is_welcome:

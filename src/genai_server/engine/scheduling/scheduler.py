@@ -105,7 +105,8 @@ class Scheduler(Places):
     def observe(self, step: Step, seconds: float) -> None:
         """Learn how long a pass took."""
         # Tokens of a prompt that are read beside others say nothing about passes that have many of them.
-        counted = step.reads if step.has_background else [read for read in step.reads if read.decodes]
+        has_some_beside = not step.is_background and any(read.sequence.background for read in step.reads)
+        counted = step.reads if has_some_beside else [read for read in step.reads if read.decodes]
         self._step_times.passed(sum(read.num_tokens for read in counted), step.num_tokens, seconds)
         if self._model_drafts is not None:
             self._model_drafts.passed(seconds)

@@ -94,11 +94,6 @@ class Step:
         return is_background(self.reads)
 
     @property
-    def has_background(self) -> bool:
-        """Whether sequences of the background read beside others."""
-        return not self.is_background and any(read.sequence.background for read in self.reads)
-
-    @property
     def max_tokens(self) -> int:
         """The most tokens that the model may read in this step."""
         new = [s for s in self.sequences if s.by_library and not s.num_produced]
