@@ -6,7 +6,6 @@ along the rank. Between A and B, a token keeps only the ranks of its own adapter
 """
 
 from collections.abc import Collection, Sequence
-from typing import Any
 
 import onnx
 from onnx import TensorProto, helper
@@ -69,7 +68,7 @@ def stack_ranks(graph: onnx.GraphProto, paths: Sequence[LowRankPath]) -> None:
     first = {path.a for path in paths}
     for value in graph.input:
         if value.name in first:
-            _transpose(value.type.tensor_type.shape.dim)
+            value.type.tensor_type.shape.dim.reverse()
     for tensor in graph.initializer:
         if tensor.name in first:
             tensor.dims[:] = tensor.dims[::-1]
@@ -84,12 +83,3 @@ def stack_ranks(graph: onnx.GraphProto, paths: Sequence[LowRankPath]) -> None:
     replace(graph.node, nodes)
     graph.initializer.append(helper.make_tensor(_NOTHING, TensorProto.FLOAT, [], [0.0]))
     graph.input.append(helper.make_tensor_value_info(RANKS, TensorProto.BOOL, [1, "tokens", "ranks"]))
-
-
-def _transpose(shape: Any) -> None:
-    inputs, rank = shape[0].dim_value, shape[1].dim_param
-    shape[0].Clear()
-    shape[1].Clear()
-    if rank:
-        shape[0].dim_param = rank
-    shape[1].dim_value = inputs
