@@ -96,10 +96,8 @@ class EngineLoop:
 
     def leave(self) -> None:
         """Make `run_forever` return after the pass in progress. Any thread may call this."""
-        self.inbox.put((0, self._leave))
-
-    def _leave(self) -> None:
         self._leaving = True
+        self.inbox.put((0, lambda: None))  # wakes an idle loop
 
     def run_one_step(self) -> None:
         """Receive messages and run one forward pass. An idle engine waits a moment for messages.

@@ -174,11 +174,9 @@ class RuntimeOptionState:
 
     def before_step(self, step: Step) -> None:
         """Switch the library's profiling for a step, except where a sequence reads its earlier tokens again."""
-        for sequence in step.sequences:
-            if not sequence.batched:
-                self._before_step(sequence)
-
-    def _before_step(self, sequence: Sequence) -> None:
+        sequence = step.sequences[0]  # a profiled one has a pass of its own
+        if sequence.batched:
+            return
         if sequence.profile.is_on and (obstacle := self._obstacle(sequence)):
             self._stop(obstacle, [sequence])
         reads_anew = not sequence.is_decoding and sequence.num_produced > 0
@@ -200,11 +198,9 @@ class RuntimeOptionState:
 
     def after_step(self, step: Step, running: Iterable[Sequence]) -> None:
         """Record the file of a profiled step. At a limit or on a full disk, all profiling stops."""
-        for sequence in step.sequences:
-            if not sequence.batched and sequence.profile.active is not None:
-                self._after_step(sequence, running)
-
-    def _after_step(self, sequence: Sequence, running: Iterable[Sequence]) -> None:
+        sequence = step.sequences[0]
+        if sequence.batched or sequence.profile.active is None:
+            return
         if sequence.num_unread == 0:
             sequence.profile.num_tokens += 1
             self.sessions.profiled(sequence)
