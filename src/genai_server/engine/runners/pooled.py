@@ -23,7 +23,7 @@ from genai_server.engine.model.session_options import (
     open_with,
     session_options,
 )
-from genai_server.engine.runners.base import Interrupted, Runner
+from genai_server.engine.runners.base import INTERRUPTED_MESSAGE, Interrupted, Runner
 from genai_server.engine.runners.pooling import normalized, pool
 from genai_server.engine.scheduling.scheduler_output import Read, is_background
 from genai_server.engine.scores import Logits, Scores
@@ -44,7 +44,6 @@ _IDS, _MASK, _TYPES, _POSITIONS, _PAST = "input_ids", "attention_mask", "token_t
 _PASS_TOKENS = 2048
 # A text is in a pass with a shorter one if that is filled up by at most this share of it, or by so few tokens.
 _FILLED, _FEW = 0.125, 8
-_INTERRUPTED_MESSAGE = "terminate flag"
 _TRIED = (2, 7)
 # On a CPU the fused operator takes twice the time of the two that it replaces (scripts/profile_embeddings.py).
 DISABLED_FUSIONS = {"optimization.disable_specified_optimizers": "SkipLayerNormFusion"}
@@ -72,9 +71,6 @@ class PooledRunner(Runner):
         self._fills = model.true_token is None or LAST_POSITIONS in self._inputs
         self._entries = dict(options.run)
         self.abilities = Abilities("pooled", pools=True, interrupts=True)
-        # The run options of the step in progress, if it can be interrupted.
-        self._running: Any = None
-        self._may_interrupt = True
 
     @property
     def nodes(self) -> Mapping[str, int | None]:
@@ -94,14 +90,14 @@ class PooledRunner(Runner):
         found: dict[int, Logits] = {}
         options = self._run_options()
         if is_background(reads) or (self._may_interrupt and len(reads) == 1):
-            self._running = options
+            self._interruptible = options
         try:
             for batch in _batches(texts, are_filled=self._fills):
                 ids = [tokens[ends[number] - texts[number].num_tokens : ends[number]] for number in batch]
                 vectors = self._read(ids, [texts[number] for number in batch], options)
                 found.update(zip(batch, vectors, strict=True))
         finally:
-            self._running = None
+            self._interruptible = None
         self._may_interrupt = True
         numbers = iter(range(len(texts)))
         return [Scores(vectors=np.stack([found[next(numbers)] for _ in read.texts])) for read in reads]
@@ -121,11 +117,6 @@ class PooledRunner(Runner):
 
     def load_adapter(self, path: Path) -> object:
         raise AdapterLoadFailed("a model for embeddings or reranking takes no adapters")
-
-    def interrupt(self) -> None:
-        """End the pass in progress. Any thread may call this."""
-        if (running := self._running) is not None:
-            running.terminate = True
 
     def end_session(self) -> None:
         # The inputs keep the session alive, too.
@@ -189,7 +180,7 @@ class PooledRunner(Runner):
         try:
             (result,) = self._session.run([self._output], feed, options)
         except Exception as error:  # ONNX Runtime's errors have no base of their own
-            if _INTERRUPTED_MESSAGE in str(error):
+            if INTERRUPTED_MESSAGE in str(error):
                 # Frequent interrupts would otherwise keep a text from ever being read.
                 self._may_interrupt = False
                 raise Interrupted from None
