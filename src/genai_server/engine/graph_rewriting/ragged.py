@@ -37,6 +37,7 @@ from genai_server.engine.graph_rewriting.paged_attention import paged_inputs, po
 from genai_server.engine.graph_rewriting.ragged_states import StateLayers
 
 ValueInfos = list[onnx.ValueInfoProto]
+_value = helper.make_tensor_value_info
 # int64 [K]: the flat positions whose logits are computed.
 WANTED = "genai_server.wanted"
 # int64 [1, T]: where each flat token's cosines and sines are. Those for long rows (`DecoderGraph.switches_at`) lie
@@ -266,7 +267,3 @@ def _caches(values: Sequence[onnx.ValueInfoProto], decoder: DecoderGraph, kind: 
     for value in found:
         value.type.tensor_type.elem_type = kind
     return found
-
-
-def _value(name: str, kind: int, shape: list[int | str]) -> onnx.ValueInfoProto:
-    return helper.make_tensor_value_info(name, kind, shape)

@@ -1,6 +1,6 @@
 """Where the tokens of a pass lie: in the flat row, in the two groups of attention, and in the KV cache slots.
 
-The inputs are those of ragged.py, ragged_states.py and paged_attention.py in engine/graph_rewriting.
+The inputs are those of groups.py, ragged.py, ragged_states.py and paged_attention.py in engine/graph_rewriting.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
