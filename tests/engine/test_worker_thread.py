@@ -2,6 +2,7 @@
 
 import threading
 from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,8 +13,8 @@ from genai_server.engine.worker_thread import WorkerThread
 def test_jobs_of_the_background_come_last() -> None:
     worker, go_on, done = WorkerThread("test"), threading.Event(), list[str]()
     futures: list[Future[Any]] = [worker.submit(go_on.wait)]
-    futures += [worker.submit_background(done.append, name) for name in "bc"]
-    futures += [worker.submit(done.append, name) for name in "xy"]
+    futures += [worker.submit(partial(done.append, name), background=True) for name in "bc"]
+    futures += [worker.submit(partial(done.append, name)) for name in "xy"]
     go_on.set()
     for future in futures:
         future.result(30)
@@ -22,8 +23,8 @@ def test_jobs_of_the_background_come_last() -> None:
 
 def test_a_failed_job_fails_its_future_only() -> None:
     worker = WorkerThread("test")
-    failed = worker.submit(int, "x")
-    assert worker.submit(int, "7").result(30) == 7
+    failed = worker.submit(partial(int, "x"))
+    assert worker.submit(partial(int, "7")).result(30) == 7
     with pytest.raises(ValueError, match="invalid literal"):
         failed.result(30)
 

@@ -32,8 +32,6 @@ class Abilities:
     caches_prefixes: bool = False
     # Whether `adopt` can be used.
     adopts: bool = False
-    # Whether `must_reopen` may be true.
-    reopens: bool = False
     # Whether profiled sequences are in its memory, too.
     profiles: bool = False
     # Whether any pass can be interrupted.

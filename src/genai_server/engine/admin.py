@@ -71,7 +71,7 @@ class AdminCalls:
 
     def _cancel(self, unique_id: str) -> list[admin.RequestState]:
         """End a request on an operator's behalf."""
-        sequences = self._requests.answering(unique_id)
+        sequences = [sequence for sequence in self._requests if sequence.request.own_id == unique_id]
         ended = [sequence.describe() for sequence in sequences]
         for sequence in sequences:
             self._requests.finish(sequence, FinishReason.CANCELLED)

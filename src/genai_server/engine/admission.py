@@ -9,12 +9,13 @@ from functools import partial
 
 from msgspec import structs
 
-from genai_server.engine.ipc.mailbox import GrammarCompiled, Inbox, InputsEncoded, PrefixLoaded
+from genai_server.engine.encoder_worker import Encoded
+from genai_server.engine.ipc.mailbox import Inbox
 from genai_server.engine.meter import Meter
 from genai_server.engine.profiling.runtime_options import RuntimeOptionState
 from genai_server.engine.requests import RequestTable
 from genai_server.engine.runners.runner_pair import RunnerPair
-from genai_server.engine.sampling.grammar import Guidance
+from genai_server.engine.sampling.grammar import Compiled, Guidance
 from genai_server.engine.sequence import Sequence, SequenceState
 from genai_server.errors import GenaiServerError, InvalidField, RunnerFailed, SessionTerminated
 from genai_server.messages.generation_request import GenerationRequest
@@ -79,22 +80,21 @@ class Admission:
         for sequence in taken:
             self._accept_prepared(sequence)
 
-    def grammar_compiled(self, message: GrammarCompiled) -> None:
+    def _grammar_compiled(self, sequence: Sequence, compiled: Compiled) -> None:
         """Keep a compiled grammar; accept or refuse the sequence that waits for it, if it has not ended."""
-        sequence = message.sequence
-        self._guidance.keep(sequence.request.grammar or "", message.compiled)
-        goes_without = isinstance(message.compiled, str) and not sequence.request.needs_grammar
+        self._guidance.keep(sequence.request.grammar or "", compiled)
+        goes_without = isinstance(compiled, str) and not sequence.request.needs_grammar
         self._one_prepared(sequence, lambda: None if goes_without else self._give_guide(sequence))
 
-    def inputs_encoded(self, message: InputsEncoded) -> None:
+    def _inputs_encoded(self, sequence: Sequence, encoded: Encoded) -> None:
         """Give a sequence what was encoded; accept or refuse it, if it has not ended."""
 
         def give() -> None:
-            if isinstance(message.encoded, GenaiServerError):
-                raise message.encoded
-            message.sequence.take(message.encoded)
+            if isinstance(encoded, GenaiServerError):
+                raise encoded
+            sequence.take(encoded)
 
-        self._one_prepared(message.sequence, give)
+        self._one_prepared(sequence, give)
 
     def _one_prepared(self, sequence: Sequence, give: Callable[[], None]) -> None:
         """Count a preparation as done, and give its result to the sequence, if it has not ended."""
@@ -128,8 +128,9 @@ class Admission:
                 self._meter.opened(sequence)
             disk = self._loaded.disk_cache
             if disk is not None and sequence.batched and sequence.reuses_past:
-                done = partial(self._inbox.put, (0, PrefixLoaded(sequence)))
-                disk.fetch(sequence, seconds_per_token, done)
+                disk.fetch(
+                    sequence, seconds_per_token, lambda: self._inbox.put((0, partial(self.prefix_loaded, sequence)))
+                )
 
     def prefix_loaded(self, sequence: Sequence) -> None:
         """Count what was loaded of a sequence's prefix; it reads the rest."""
@@ -202,10 +203,9 @@ class Admission:
         if sequence.guide is None:
             sequence.num_preparations += 1
             # The worker's thread calls this.
-            connection, _ = sequence.origin
             self._guidance.compile(
                 grammar,
-                lambda found: self._inbox.put((connection, GrammarCompiled(sequence, found))),
+                lambda found: self._inbox.put((0, partial(self._grammar_compiled, sequence, found))),
                 background=sequence.background,
             )
 
@@ -213,7 +213,8 @@ class Admission:
         """Have what a sequence has besides text encoded."""
         if self._encoder is None or not self._encoder.has_inputs(sequence.request):
             return
-        connection, _ = sequence.origin
         sequence.num_preparations += 1
         # The worker's thread calls this.
-        self._encoder.submit(sequence, lambda encoded: self._inbox.put((connection, InputsEncoded(sequence, encoded))))
+        self._encoder.submit(
+            sequence, lambda found: self._inbox.put((0, partial(self._inputs_encoded, sequence, found)))
+        )

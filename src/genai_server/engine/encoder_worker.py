@@ -8,14 +8,15 @@ import zipfile
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from typing import Any, Generic, Protocol, TypeVar
+from functools import partial
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from genai_server.engine.encoded_sound import EncodedSound
 from genai_server.engine.host.priority import let_others_go_first
-from genai_server.engine.prompt_images import PromptImages
+from genai_server.engine.prompt_images import EncodedImage, PromptImages
 from genai_server.engine.sequence import Sequence, SequenceState
 from genai_server.engine.worker_thread import WorkerThread
 from genai_server.errors import GenaiServerError, RunnerFailed
@@ -28,12 +29,7 @@ Tensors = Mapping[str, NDArray[Any]]
 Encoded = PromptImages | EncodedSound | GenaiServerError
 
 
-class _Sized(Protocol):
-    @property
-    def num_bytes(self) -> int: ...
-
-
-One = TypeVar("One", bound=_Sized)
+One = TypeVar("One", EncodedImage, EncodedSound)
 
 
 class RequestEnded(Exception):
@@ -63,8 +59,7 @@ class EncoderWorker(ABC, Generic[One]):
 
     def submit(self, sequence: Sequence, done: Callable[[Encoded], None]) -> None:
         """Encode a sequence's inputs; `done` is called in the thread. A sequence that ends before is left out."""
-        submit = self._thread.submit_background if sequence.background else self._thread.submit
-        submit(self._prepare, sequence, done)
+        self._thread.submit(partial(self._prepare, sequence, done), background=sequence.background)
 
     @abstractmethod
     def check(self, request: GenerationRequest) -> None:

@@ -7,28 +7,18 @@ for at most one step.
 import logging
 import time
 from collections.abc import Sequence as Several
+from concurrent.futures import Future
+from functools import partial
 from operator import eq
 from queue import Empty, SimpleQueue
 
 import numpy as np
+from msgspec import Struct
 
 from genai_server.engine.admin import AdminCalls
 from genai_server.engine.admission import Admission
 from genai_server.engine.interrupts import Interrupts
-from genai_server.engine.ipc.mailbox import (
-    Connected,
-    Disconnected,
-    GrammarCompiled,
-    Inbox,
-    InputsEncoded,
-    Leave,
-    Message,
-    Outbox,
-    PrefixLoaded,
-    Resize,
-    Send,
-    TokenChosen,
-)
+from genai_server.engine.ipc.mailbox import Connected, Disconnected, Inbox, Message, Outbox, Resize, Send
 from genai_server.engine.meter import Meter
 from genai_server.engine.profiling.runtime_options import RuntimeOptionState
 from genai_server.engine.requests import RequestTable
@@ -106,7 +96,8 @@ class EngineLoop:
 
     def leave(self) -> None:
         """Make `run_forever` return after the pass in progress. Any thread may call this."""
-        self.inbox.put((0, Leave()))
+        self._leaving = True
+        self.inbox.put((0, lambda: None))  # wakes an idle loop
 
     def run_one_step(self) -> None:
         """Receive messages and run one forward pass. An idle engine waits a moment for messages.
@@ -163,18 +154,12 @@ class EngineLoop:
         match message:
             case Submit():
                 self._admission.submit(connection, message)
-            case GrammarCompiled():
-                self._admission.grammar_compiled(message)
-            case InputsEncoded():
-                self._admission.inputs_encoded(message)
-            case TokenChosen():
-                self._token_chosen(message)
-            case PrefixLoaded(sequence):
-                self._admission.prefix_loaded(sequence)
             case Cancel(key) | Stop(key):
                 self._requests.abandon(connection, key, answered=isinstance(message, Stop))
-            case Leave() | Resize():
-                self._obey(message)
+            case Resize(num_bytes):
+                self._loaded.resize(num_bytes)
+                self._scheduler.make_room()
+                self._loaded.fit_memory()
             case Connected():
                 self._outbox.connect(connection)
                 self._next_figures = self._clock()  # it has none yet
@@ -182,17 +167,10 @@ class EngineLoop:
                 self._outbox.disconnect(connection)
                 self._admission.disconnected(connection)
                 self._requests.drop_all(connection)
-            case _:
+            case Struct():
                 self._tell(connection, self._admin.reply(message))
-
-    def _obey(self, order: Leave | Resize) -> None:
-        """Carry out an order of the supervisor."""
-        if isinstance(order, Leave):
-            self._leaving = True
-            return
-        self._loaded.resize(order.num_bytes)
-        self._scheduler.make_room()
-        self._loaded.fit_memory()
+            case call:
+                call()
 
     # forward, sample, deliver
 
@@ -297,7 +275,9 @@ class EngineLoop:
         last = sequence.last
         if sequence in self._slow and not draft:
             self._choice_threads.choose(
-                sequence, scores, lambda chosen: self.inbox.put((0, TokenChosen(sequence, last, chosen)))
+                sequence,
+                scores,
+                lambda chosen: self.inbox.put((0, partial(self._token_chosen, sequence, last, chosen))),
             )
             return
         if last is None:  # counted even if the answer has no token
@@ -321,17 +301,16 @@ class EngineLoop:
         if outcome.reason is not None:
             self._requests.finish(sequence, outcome.reason)
 
-    def _token_chosen(self, message: TokenChosen) -> None:
-        """Send a token that another thread has chosen, if the sequence still runs."""
-        sequence = message.sequence
+    def _token_chosen(self, sequence: Sequence, last: float | None, chosen: Future[NextToken]) -> None:
+        """Send a token that another thread has chosen, if the sequence still runs. The one before it came at `last`."""
         sequence.is_choosing = False
         if sequence not in self._requests:
             return
         with self._requests.failing([sequence]):
-            outcome = message.chosen.result()
+            outcome = chosen.result()
             self._tell_tokens(sequence, outcome)
             if outcome.tokens:
-                self._meter.produced(sequence, 1, message.last)
+                self._meter.produced(sequence, 1, last)
             if outcome.reason is not None:
                 self._requests.finish(sequence, outcome.reason)
 

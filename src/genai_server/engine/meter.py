@@ -103,11 +103,7 @@ class Meter:
         self._accepted += num_accepted
 
     def figures(
-        self,
-        scheduler: Scheduler,
-        requests: RequestTable,
-        options: RuntimeOptionState,
-        loaded: LoadedModel,
+        self, scheduler: Scheduler, requests: RequestTable, options: RuntimeOptionState, loaded: LoadedModel
     ) -> Figures:
         """All counters, here and elsewhere in the engine."""
         running, encoder, disk = scheduler.running, loaded.encoder, loaded.disk_cache

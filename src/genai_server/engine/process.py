@@ -78,7 +78,7 @@ def main() -> None:
             loaded.disk_cache = disk_cache(spec, loaded.main)
         guidance = load_guidance(spec, model)
     except BaseException as error:  # the operator must see any error of the library, including SystemExit and panics
-        parent_watch.keep_folder()
+        parent_watch.keeps_folder = True
         _tell(report, EngineReport(error=in_one_line(error)))
         os._exit(1)  # sys.exit would wait for the thread that reads standard input
     try:
@@ -127,7 +127,7 @@ def serve(
     connections.start(loop.inbox, loop.interrupts.ask)
     if not spec.device.startswith("scripted") and (name := session_profile(Path(spec.model_dir))):
         log.warning("all steps are profiled, as %s requests, into %s", spec.model_dir, profiles.path_prefix(name))
-        parent_watch.before_leaving(loop.leave)
+        parent_watch.close = loop.leave
         # ONNX Runtime writes no profiles of single runs then, and reports no error.
         loaded.why_no_profile = (
             "answers cannot be profiled: the entire session is profiled, because the decoder's session_options in "

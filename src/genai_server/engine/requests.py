@@ -57,10 +57,6 @@ class RequestTable:
         """The sequence of a connection and key; None if it has ended."""
         return self._sequences.get((connection, key))
 
-    def answering(self, unique_id: str) -> list[Sequence]:
-        """The sequences that answer one request."""
-        return [sequence for sequence in self if sequence.request.own_id == unique_id]
-
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence, without a message yet. Raises QueueFull."""
         self._scheduler.add(sequence)

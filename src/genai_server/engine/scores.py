@@ -17,10 +17,6 @@ NUM_BEST = 64
 SHARE_ERROR = 5e-4
 
 
-def _no_logits() -> Logits:
-    return np.empty((0, 0), np.float32)
-
-
 @dataclass(frozen=True)
 class Best:
     """The highest logits of positions whose complete logits are on a device."""
@@ -47,7 +43,7 @@ class Scores:
     """What a pass gives for one sequence. Without logits, choice, failure and vectors, it is pending."""
 
     # Logits [positions, vocab_size] after the last tokens; empty if they are on a device.
-    given: Logits = field(default_factory=_no_logits)
+    given: Logits = field(default_factory=lambda: np.empty((0, 0), np.float32))
     # The best of them, if they are on a device.
     best: Best | None = None
     # The token chosen by a runner which chooses tokens itself.

@@ -204,11 +204,6 @@ class Sequence:
         if self._first is None:
             self._first = self.last
 
-    def verified(self, num_drafted: int, num_accepted: int) -> None:
-        """Count a draft's tokens, and those of them that the answer has."""
-        self.num_drafted += num_drafted
-        self.num_accepted += num_accepted
-
     def describe(self) -> RequestState:
         """The sequence's entry in the admin API's list."""
         started = RequestPhase.DECODE if self.num_produced else RequestPhase.PREFILL

@@ -3,9 +3,8 @@
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, TypeVar
 
-P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -20,17 +19,10 @@ class WorkerThread:
         self._jobs: deque[Callable[[], None]] = deque()
         self._background: deque[Callable[[], None]] = deque()
 
-    def submit(self, job: Callable[P, T], /, *arguments: P.args, **named: P.kwargs) -> Future[T]:
+    def submit(self, job: Callable[[], T], *, background: bool = False) -> Future[T]:
         """Run a job; returns a future with its result. Any thread may call this."""
-        return self._submit(self._jobs, lambda: job(*arguments, **named))
-
-    def submit_background(self, job: Callable[P, T], /, *arguments: P.args, **named: P.kwargs) -> Future[T]:
-        """Likewise, for a job of the background."""
-        return self._submit(self._background, lambda: job(*arguments, **named))
-
-    def _submit(self, jobs: deque[Callable[[], None]], job: Callable[[], T]) -> Future[T]:
         future: Future[T] = Future()
-        jobs.append(lambda: _run(job, future))
+        (self._background if background else self._jobs).append(lambda: _run(job, future))
         self._thread.submit(self._next)
         return future
 

@@ -8,7 +8,8 @@ import pytest
 from onnx import TensorProto, helper
 
 from genai_server.engine.decoder_graph import ATTENTION, DoesNotFit
-from genai_server.engine.graph_rewriting.ragged import LAST, NARROW, NEW, PADDED, PLACES, WANTED, WIDE, make_ragged
+from genai_server.engine.graph_rewriting.groups import LAST, NARROW, NEW, PADDED, PLACES, WIDE
+from genai_server.engine.graph_rewriting.ragged import WANTED, make_ragged
 from genai_server.engine.model.graph import read_decoder_graph
 from tests.running_server import DEMO
 

@@ -6,21 +6,9 @@ import numpy as np
 import pytest
 
 from genai_server.engine.decoder_graph import LayerState
+from genai_server.engine.graph_rewriting.groups import BOUND, LAST, NARROW, NEW, PADDED, PLACES, WIDE
 from genai_server.engine.graph_rewriting.low_rank import RANKS
-from genai_server.engine.graph_rewriting.ragged import (
-    BOUND,
-    LAST,
-    NARROW,
-    NARROW_WIDTH,
-    NEW,
-    PADDED,
-    PLACES,
-    ROPE_PLACES,
-    WANTED,
-    WIDE,
-    WINDOW_BOUND,
-    WINDOW_LAST,
-)
+from genai_server.engine.graph_rewriting.ragged import NARROW_WIDTH, ROPE_PLACES, WANTED, WINDOW_BOUND, WINDOW_LAST
 from genai_server.engine.kv_cache.layout import MAX_FOREIGN_RANKS, Layout, lay_out, split_passes
 from genai_server.engine.kv_cache.row import Row, SlotSpan
 from genai_server.engine.model.graph import read_decoder_graph

@@ -3,7 +3,7 @@
 import pytest
 
 from genai_server.engine.scheduling.draft_costs import DraftCosts
-from genai_server.engine.scheduling.drafts import NO_DRAFT, UnmadeDraft
+from genai_server.engine.scheduling.drafts import NO_DRAFT, Draft
 from genai_server.engine.scheduling.step_time import MAX_DRAFTED, StepTimeModel
 
 
@@ -43,7 +43,7 @@ def test_token_of_one_row_saves_what_that_row_costs_a_step() -> None:
 
 
 def test_drafts_of_all_rows_are_worth_more_than_those_of_one() -> None:
-    draft = UnmadeDraft(1, 0.9, 1)
+    draft = Draft((), 0.9, num_unmade=1, num_unread=1)
     found = costs(2, further=0.2)
     assert found.fit([draft, draft]).lengths == [1, 1]
     assert found.fit([draft, NO_DRAFT]).lengths == [0, 0]
@@ -52,7 +52,7 @@ def test_drafts_of_all_rows_are_worth_more_than_those_of_one() -> None:
 
 def test_rows_with_drafts_end_earlier_and_the_others_do_not() -> None:
     """A step of four rows takes 1.3 s, one of a single row 1 s: three rows that end earlier save 0.1 s each."""
-    draft = UnmadeDraft(1, 0.9, 1)
+    draft = Draft((), 0.9, num_unmade=1, num_unread=1)
     rows = DraftCosts(4, measured({1: 1.0, 4: 1.3, 8: 1.31}), times(0.001, 0.0))
     assert rows.fit([draft] * 4).worth == pytest.approx(1.0)
     three = rows.fit([draft] * 3 + [NO_DRAFT])

@@ -249,7 +249,7 @@ def test_mixed_step_decodes_and_reads_a_chunk() -> None:
         ("b", 1, True),
         ("p", 16, False),
     ]
-    assert (step.num_decoding, step.decodes, step.num_tokens) == (2, False, 18)
+    assert (sum(read.decodes for read in step.reads), step.decodes, step.num_tokens) == (2, False, 18)
     assert passes(scheduler, 2) == "(abp)(abp)"
 
 
@@ -304,7 +304,7 @@ def _observed(scheduler: Scheduler, decoding: float, per_token: float) -> list[i
     found = []
     for _ in range(4):
         step = next_step(scheduler)
-        num_read = step.num_tokens - step.num_decoding
+        num_read = step.num_tokens - sum(read.decodes for read in step.reads)
         scheduler.observe(step, decoding + per_token * num_read)
         found.append(num_read)
     return found

@@ -124,7 +124,8 @@ class PrefixStorer:
             if start + segment.num_tokens in prefix.checkpoints and not self._folder.has_states(segment.key)
         }
         self._folder.touch([segment for _, segment in segments], states=False)
-        num_bytes = sum(self._size(segment) for _, segment in lacking) + sum(map(_size_of, states.values()))
+        num_bytes = sum(segment.num_tokens for _, segment in lacking) * self._memory.bytes_per_token
+        num_bytes += sum(values.nbytes for saved in states.values() for values in saved)
         with self._folder.writing(num_bytes):
             for start, segment in lacking:
                 end = start + segment.num_tokens
@@ -154,10 +155,3 @@ class PrefixStorer:
                 yield start, Segment(parent, end - start, key)
             if start + full <= len(tokens):
                 parent = key
-
-    def _size(self, segment: Segment) -> int:
-        return segment.num_tokens * self._memory.bytes_per_token
-
-
-def _size_of(saved: Saved) -> int:
-    return sum(values.nbytes for values in saved)

@@ -36,7 +36,9 @@ class SlotMemory:
         # A power of two: whole groups of tokens, and whole blocks of KV events.
         self.segment_tokens = max(_MIN_TOKENS, min(_MAX_TOKENS, 1 << (fitting.bit_length() - 1)))
         self.has_states = states is not None
-        self.state_layout = [] if states is None else states.layout
+        self.state_layout = [
+            ArrayLayout(array.shape[1:], array.dtype) for array in ([] if states is None else states.arrays)
+        ]
 
     def layout(self, num_tokens: int) -> list[ArrayLayout]:
         """The arrays of this number of tokens in a file."""

@@ -13,6 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from genai_server.engine.decoder_graph import DecoderGraph, DoesNotFit
 from genai_server.engine.graph_rewriting.cross_attention import CROSS_ATTENTION
+from genai_server.engine.graph_rewriting.groups import replace
 from genai_server.engine.graph_rewriting.ragged import drop_unread
 
 _PREFIX = "genai_server.scores."
@@ -34,14 +35,11 @@ def score_heads(graph: onnx.GraphProto, decoder: DecoderGraph, heads: dict[int, 
         raise DoesNotFit(f"its layer {missing[0]} has no attention to the sound")
     graph.node.extend(node for layer in sorted(made) for node in made[layer])
     names = [f"{_PREFIX}{layer}" for layer in sorted(made)]
-    del graph.output[:]
-    graph.output.extend(helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in names)
+    replace(graph.output, [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in names])
     drop_unread(graph)
     read = {name for node in graph.node for name in node.input}
     for field in (graph.input, graph.initializer):
-        kept = [value for value in field if value.name in read]
-        del field[:]
-        field.extend(kept)
+        replace(field, [value for value in field if value.name in read])
     del graph.value_info[:]
     return names
 

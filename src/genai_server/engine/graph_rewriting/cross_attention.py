@@ -10,6 +10,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from genai_server.engine.decoder_graph import ATTENTION, DecoderGraph, DoesNotFit
+from genai_server.engine.graph_rewriting.groups import PADDED, split
 
 CROSS_ATTENTION = "MultiHeadAttention"
 # Inputs of a MultiHeadAttention.
@@ -65,23 +66,12 @@ def find_positions(graph: onnx.GraphProto) -> onnx.NodeProto:
     return node
 
 
-def split_cross_attention(
-    node: onnx.NodeProto, groups: tuple[str, ...], padded: str, places: str
-) -> list[onnx.NodeProto]:
-    """The nodes that replace an attention to sounds: one for each group of a ragged graph.
+def split_cross_attention(node: onnx.NodeProto) -> list[onnx.NodeProto]:
+    """The nodes that replace an attention to sounds: one for each group of a ragged graph."""
 
-    `padded` and `places` end the names of the inputs that say where a group's tokens are.
-    """
-    made, parts, out = [], [], node.output[0]
-    for group in groups:
-        queries = f"{group}{out}.queries"
-        made.append(helper.make_node("GatherND", [node.input[_QUERIES], group + padded], [queries]))
-        copy = onnx.NodeProto()
-        copy.CopyFrom(node)
-        copy.name = group + node.name
-        del copy.input[:], copy.output[:]
-        copy.input.extend([queries, *(group + name for name in node.input[_SOUND])])
-        copy.output.append(group + out)
-        parts.append(f"{group}{out}.flat")
-        made += [copy, helper.make_node("GatherND", [group + out, group + places], parts[-1:])]
-    return [*made, helper.make_node("Concat", parts, [out], axis=1)]
+    def inputs(group: str, made: list[onnx.NodeProto]) -> list[str]:
+        queries = f"{group}{node.output[0]}.queries"
+        made.append(helper.make_node("GatherND", [node.input[_QUERIES], group + PADDED], [queries]))
+        return [queries, *(group + name for name in node.input[_SOUND])]
+
+    return split(node, inputs)

@@ -4,6 +4,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from genai_server.engine.graph_rewriting.groups import replace
 from genai_server.engine.graph_rewriting.output_head import EIGHT_BITS
 
 _EXPERTS, _PRODUCT, _ACCURACY = "QMoE", "MatMulNBits", "accuracy_level"
@@ -53,8 +54,7 @@ def _split_gated_norms(graph: onnx.GraphProto) -> None:
             nodes += _split_gated_norm(node, graph, weight.dims[0])
         else:
             nodes.append(node)
-    del graph.node[:]
-    graph.node.extend(nodes)
+    replace(graph.node, nodes)
 
 
 def _split_gated_norm(node: onnx.NodeProto, graph: onnx.GraphProto, size: int) -> list[onnx.NodeProto]:

@@ -17,6 +17,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
+from onnx.external_data_helper import set_external_data
 
 from genai_server.engine.graph_rewriting.matrices import Matrix, Weights, matrix_of, matrix_sizes
 from genai_server.engine.graph_rewriting.output_head import EIGHT_BITS
@@ -101,12 +102,9 @@ class _DataFile:
         if len(tensor.raw_data) < _MIN_EXTERNAL:
             return
         self._file.write(bytes(-self._file.tell() % _ALIGNMENT))
-        location = {"location": self._name, "offset": self._file.tell(), "length": len(tensor.raw_data)}
+        set_external_data(tensor, self._name, self._file.tell(), len(tensor.raw_data))
         self._file.write(tensor.raw_data)
         tensor.ClearField("raw_data")
-        tensor.data_location = TensorProto.EXTERNAL
-        for key, value in location.items():
-            tensor.external_data.add(key=key, value=str(value))
 
 
 def _rounded(node: onnx.NodeProto, matrix: Matrix, threads: int) -> dict[str, NDArray[Any]] | None:

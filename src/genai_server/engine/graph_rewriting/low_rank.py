@@ -6,12 +6,12 @@ along the rank. Between A and B, a token keeps only the ranks of its own adapter
 """
 
 from collections.abc import Collection, Sequence
-from typing import Any
 
 import onnx
 from onnx import TensorProto, helper
 
 from genai_server.engine.decoder_graph import LowRankPath
+from genai_server.engine.graph_rewriting.groups import replace
 
 # bool [1, T, R]: which of the ranks each flat token keeps.
 RANKS = "genai_server.ranks"
@@ -68,7 +68,7 @@ def stack_ranks(graph: onnx.GraphProto, paths: Sequence[LowRankPath]) -> None:
     first = {path.a for path in paths}
     for value in graph.input:
         if value.name in first:
-            _transpose(value.type.tensor_type.shape.dim)
+            value.type.tensor_type.shape.dim.reverse()
     for tensor in graph.initializer:
         if tensor.name in first:
             tensor.dims[:] = tensor.dims[::-1]
@@ -80,16 +80,6 @@ def stack_ranks(graph: onnx.GraphProto, paths: Sequence[LowRankPath]) -> None:
             node.op_type, node.domain, node.output[0] = "FusedMatMul", "com.microsoft", f"{reduced}.all"
             node.attribute.append(helper.make_attribute("transB", 1))
             nodes.append(helper.make_node("Where", [RANKS, node.output[0], _NOTHING], [reduced]))
-    del graph.node[:]
-    graph.node.extend(nodes)
+    replace(graph.node, nodes)
     graph.initializer.append(helper.make_tensor(_NOTHING, TensorProto.FLOAT, [], [0.0]))
     graph.input.append(helper.make_tensor_value_info(RANKS, TensorProto.BOOL, [1, "tokens", "ranks"]))
-
-
-def _transpose(shape: Any) -> None:
-    inputs, rank = shape[0].dim_value, shape[1].dim_param
-    shape[0].Clear()
-    shape[1].Clear()
-    if rank:
-        shape[0].dim_param = rank
-    shape[1].dim_value = inputs

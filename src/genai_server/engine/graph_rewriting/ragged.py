@@ -9,7 +9,7 @@ stays unchanged. On a device with memory of its own, paged attention (paged_atte
 Each group has at least one row, idle or not: ONNX Runtime 1.32 ends the process with SIGFPE for a group without rows.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,23 +20,29 @@ from onnx import TensorProto, helper, numpy_helper
 
 from genai_server.engine.decoder_graph import ATTENTION, PAST, DecoderGraph, DoesNotFit, local_window
 from genai_server.engine.graph_rewriting.cross_attention import CROSS_ATTENTION, split_cross_attention
+from genai_server.engine.graph_rewriting.groups import (
+    BOUND,
+    GROUPS,
+    LAST,
+    NEW,
+    PADDED,
+    PLACES,
+    replace,
+    split,
+    value_in_group,
+)
 from genai_server.engine.graph_rewriting.low_rank import stack_ranks
 from genai_server.engine.graph_rewriting.output_head import find_head
 from genai_server.engine.graph_rewriting.paged_attention import paged_inputs, pool, to_paged
 from genai_server.engine.graph_rewriting.ragged_states import StateLayers
 
 ValueInfos = list[onnx.ValueInfoProto]
+_value = helper.make_tensor_value_info
 # int64 [K]: the flat positions whose logits are computed.
 WANTED = "genai_server.wanted"
 # int64 [1, T]: where each flat token's cosines and sines are. Those for long rows (`DecoderGraph.switches_at`) lie
 # behind those for short ones.
 ROPE_PLACES = "genai_server.rope_places"
-# Prefixes of the inputs of the two groups. Past keys and values are `{group}{name}`.
-NARROW, WIDE = "genai_server.narrow.", "genai_server.wide."
-# For each group: PADDED int64 [B, S, 2] has the flat position (0, t) of each padded place; PLACES int64 [1, T_group, 2]
-# has the padded place (row, s) of each of the group's flat tokens; LAST int32 [B] is each row's length after the pass,
-# less one; BOUND int32 [] is at least each row's length and S; NEW int32 [B] is the number of each row's tokens.
-PADDED, PLACES, LAST, BOUND, NEW = "padded", "places", "last", "bound", "new"
 # The same as LAST and BOUND for layers with a window, whose buffers may begin at a later token of each row.
 WINDOW_LAST, WINDOW_BOUND = "window_last", "window_bound"
 # Maximum number of tokens of a row in the narrow group.
@@ -78,16 +84,16 @@ def make_ragged(graph: onnx.GraphProto, decoder: DecoderGraph) -> None:
     halved: dict[str, str] = {}
     new_inputs = [_value(WANTED, TensorProto.INT64, ["wanted"]), _value(ROPE_PLACES, TensorProto.INT64, [1, "tokens"])]
     new_outputs = [outputs[name] for name in (decoder.logits, decoder.hidden_output) if name]
-    states = StateLayers(graph, decoder, (NARROW, WIDE), PLACES)
+    states = StateLayers(graph, decoder)
     new_inputs += states.inputs
     new_outputs += states.outputs
     if decoder.block_tokens:
         new_inputs += paged_inputs()
     else:
-        new_inputs += [value for group in (NARROW, WIDE) for value in _group_inputs(group, decoder, inputs)]
+        new_inputs += [value for group in GROUPS for value in _group_inputs(group, decoder, inputs)]
     for node in graph.node:
         if node.op_type == CROSS_ATTENTION:
-            nodes += split_cross_attention(node, (NARROW, WIDE), PADDED, PLACES)
+            nodes += split_cross_attention(node)
             continue
         if node.op_type != ATTENTION:
             nodes += states.replaced(node)
@@ -100,14 +106,14 @@ def make_ragged(graph: onnx.GraphProto, decoder: DecoderGraph) -> None:
         if is_narrowed:
             half = node.output[0]
             nodes.append(helper.make_node("Cast", [half], [half.removesuffix(_HALF)], to=TensorProto.FLOAT))
-    _set(graph.node, nodes)
-    _set(graph.value_info, [])
-    _set(graph.output, new_outputs)
+    replace(graph.node, nodes)
+    replace(graph.value_info, [])
+    replace(graph.output, new_outputs)
     drop_unread(graph)
     read = {name for node in graph.node for name in node.input}
     if decoder.attention_mask and decoder.attention_mask in read:
         raise DoesNotFit("its graph reads the attention mask outside of attention")
-    _set(graph.input, [value for value in [*graph.input, *new_inputs] if value.name in read])
+    replace(graph.input, [value for value in [*graph.input, *new_inputs] if value.name in read])
 
 
 def _choose_positions(graph: onnx.GraphProto, decoder: DecoderGraph) -> None:
@@ -206,27 +212,23 @@ def _split(node: onnx.NodeProto) -> list[onnx.NodeProto]:
     """The nodes that replace an attention: one for each group, and those that pad, flatten and join."""
     if len(node.input) > _BIAS and node.input[_BIAS]:
         raise DoesNotFit("its attention has a bias")
-    made, out, parts = [], node.output[0], []
     lengths = (WINDOW_LAST, WINDOW_BOUND) if local_window(node) else (LAST, BOUND)
-    for group in (NARROW, WIDE):
-        inputs = [*node.input, *[""] * (_QUERY_SEQLENS + 1 - len(node.input))]
+    replace(node.attribute, [attribute for attribute in node.attribute if attribute.name != _WINDOW_CACHE])
+    replace(node.output, node.output[: _PRESENT.stop])
+
+    def inputs(group: str, made: list[onnx.NodeProto]) -> list[str]:
+        found = [*node.input, *[""] * (_QUERY_SEQLENS + 1 - len(node.input))]
         for position in (*range(_QUERIES.stop), _POSITIONS):
-            if inputs[position]:
-                padded = f"{group}{out}.{position}"
-                made.append(helper.make_node("GatherND", [inputs[position], group + PADDED], [padded]))
-                inputs[position] = padded
-        inputs[PAST] = [group + name for name in node.input[PAST]]
-        inputs[_LENGTHS] = [group + name for name in lengths]
-        inputs[_QUERY_SEQLENS] = group + NEW
-        copy = onnx.NodeProto()
-        copy.CopyFrom(node)
-        copy.name = group + node.name
-        _set(copy.input, inputs)
-        _set(copy.output, [group + out, *(group + name for name in node.output[_PRESENT])])
-        _set(copy.attribute, [attribute for attribute in node.attribute if attribute.name != _WINDOW_CACHE])
-        parts.append(f"{group}{out}.flat")
-        made += [copy, helper.make_node("GatherND", [group + out, group + PLACES], parts[-1:])]
-    return [*made, helper.make_node("Concat", parts, [out], axis=1)]
+            if found[position]:
+                padded = f"{group}{node.output[0]}.{position}"
+                made.append(helper.make_node("GatherND", [found[position], group + PADDED], [padded]))
+                found[position] = padded
+        found[PAST] = [group + name for name in node.input[PAST]]
+        found[_LENGTHS] = [group + name for name in lengths]
+        found[_QUERY_SEQLENS] = group + NEW
+        return found
+
+    return split(node, inputs)
 
 
 def drop_unread(graph: onnx.GraphProto) -> None:
@@ -238,7 +240,7 @@ def drop_unread(graph: onnx.GraphProto) -> None:
             kept.append(node)
             wanted.update(node.input)
             wanted.update(name for a in node.attribute for inner in a.g.node for name in inner.input)
-    _set(graph.node, kept[::-1])
+    replace(graph.node, kept[::-1])
 
 
 def _group_inputs(group: str, decoder: DecoderGraph, inputs: Mapping[str, onnx.ValueInfoProto]) -> ValueInfos:
@@ -252,7 +254,8 @@ def _group_inputs(group: str, decoder: DecoderGraph, inputs: Mapping[str, onnx.V
         _value(group + NEW, TensorProto.INT32, [rows]),
         _value(group + WINDOW_LAST, TensorProto.INT32, [rows]),
         _value(group + WINDOW_BOUND, TensorProto.INT32, []),
-        *(_sound(inputs[state.past], group) for state in decoder.cross_states),
+        # A group without tokens has a sound of any length.
+        *(value_in_group(inputs[state.past], group, group + "frames") for state in decoder.cross_states),
     ]
 
 
@@ -260,36 +263,7 @@ def _caches(values: Sequence[onnx.ValueInfoProto], decoder: DecoderGraph, kind: 
     """The pools or the groups' buffers for keys and values, of an element type."""
     if decoder.block_tokens:
         return [pool(value, kind, decoder.num_kv_heads, decoder.head_size) for value in values]
-    return [_buffer(value, group, kind) for group in (NARROW, WIDE) for value in values]
-
-
-def _buffer(value: onnx.ValueInfoProto, group: str, kind: int) -> onnx.ValueInfoProto:
-    """A buffer of one of the groups, with its own number of rows, of an element type."""
-    found = onnx.ValueInfoProto()
-    found.CopyFrom(value)
-    found.name = group + value.name
-    found.type.tensor_type.elem_type = kind
-    found.type.tensor_type.shape.dim[0].dim_param = group + "rows"
-    found.type.tensor_type.shape.dim[2].dim_param = "slot_length"
+    found = [value_in_group(value, group, "slot_length") for group in GROUPS for value in values]
+    for value in found:
+        value.type.tensor_type.elem_type = kind
     return found
-
-
-def _sound(value: onnx.ValueInfoProto, group: str) -> onnx.ValueInfoProto:
-    """What one of the groups reads of sounds. A group without tokens has a sound of any length."""
-    found = onnx.ValueInfoProto()
-    found.CopyFrom(value)
-    found.name = group + value.name
-    found.type.tensor_type.shape.dim[0].dim_param = group + "rows"
-    found.type.tensor_type.shape.dim[2].dim_param = group + "frames"
-    return found
-
-
-def _value(name: str, kind: int, shape: list[int | str]) -> onnx.ValueInfoProto:
-    return helper.make_tensor_value_info(name, kind, shape)
-
-
-def _set(field: Any, values: Iterable[Any]) -> None:
-    """Replace the values of a repeated field."""
-    values = list(values)
-    del field[:]
-    field.extend(values)

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from genai_server.engine.decoder_graph import DecoderGraph, DoesNotFit
+from genai_server.engine.graph_rewriting.groups import GROUPS, NARROW, in_group, split
 
 CONVOLUTION, RECURRENCE = "CausalConvWithState", "LinearAttention"
 # Prefix of the inputs and of the states of convolutions.
@@ -63,13 +64,9 @@ def padded_inputs(group: str, past: str) -> dict[int, str]:
 
 
 class StateLayers:
-    """The layers with states of a decoder's graph, for the groups with these prefixes.
+    """The layers with states of a decoder's graph."""
 
-    `places` ends the names of the inputs that say where a group's flat tokens are.
-    """
-
-    def __init__(self, graph: onnx.GraphProto, decoder: DecoderGraph, groups: tuple[str, ...], places: str) -> None:
-        self._groups, self._places = groups, places
+    def __init__(self, graph: onnx.GraphProto, decoder: DecoderGraph) -> None:
         self._graph, self._folder = graph, decoder.path.parent
         self._makers = {output: node for node in graph.node for output in node.output}
         self._readers: dict[str, list[onnx.NodeProto]] = defaultdict(list)
@@ -88,9 +85,9 @@ class StateLayers:
         graph.initializer.extend(_constants(decoder.conv_width))
         for number in range(decoder.conv_width - 1):
             graph.node.insert(number, helper.make_node("Gather", [TAPS, _tap(number)], [_places(number)]))
-        self.inputs += _layout_inputs(groups, decoder.conv_width)
+        self.inputs += _layout_inputs(decoder.conv_width)
         kinds = {value.name: value.type.tensor_type.elem_type for value in graph.input}
-        for prefix, states in [(STATES, decoder.conv_states), *((group, decoder.recurrent_states) for group in groups)]:
+        for prefix, states in [(STATES, decoder.conv_states), *((group, decoder.recurrent_states) for group in GROUPS)]:
             for state in states:
                 shape: list[str | int] = [prefix + "state_rows", *state.shape]
                 kind = kinds[state.past]
@@ -100,14 +97,14 @@ class StateLayers:
                 self.outputs.append(helper.make_tensor_value_info(prefix + state.present, kind, shape))
         for state in decoder.recurrent_states:
             # ONNX Runtime finds their types.
-            self.outputs += [onnx.ValueInfoProto(name=name) for name in padded_inputs(groups[0], state.past).values()]
+            self.outputs += [onnx.ValueInfoProto(name=name) for name in padded_inputs(NARROW, state.past).values()]
 
     def replaced(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
         """The nodes that a node becomes. Raises DoesNotFit."""
         if node.op_type == CONVOLUTION:
             return self._flat_convolution(node)
         if node.op_type == RECURRENCE:
-            return _split_recurrence(node, self._recurrent, self._groups, self._places)
+            return _split_recurrence(node, self._recurrent)
         return [] if self._dropped.intersection(node.output) else [node]
 
     def _flat_convolution(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
@@ -170,13 +167,13 @@ def _constants(conv_width: int) -> list[TensorProto]:
     return [numpy_helper.from_array(value, name) for name, value in values.items()]
 
 
-def _layout_inputs(groups: tuple[str, ...], conv_width: int) -> list[onnx.ValueInfoProto]:
+def _layout_inputs(conv_width: int) -> list[onnx.ValueInfoProto]:
     """The graph's inputs that say where the tokens of each row are."""
     found = [
         helper.make_tensor_value_info(TAPS, TensorProto.INT64, [conv_width, "flat"]),
         helper.make_tensor_value_info(KEPT, TensorProto.INT64, [STATES + "state_rows", _KEPT_WIDTH]),
     ]
-    for group in groups:
+    for group in GROUPS:
         places: list[str | int] = [group + "state_rows", group + "state_width"]
         found += [
             helper.make_tensor_value_info(group + PADDED_STATES, TensorProto.INT64, [*places, 2]),
@@ -199,57 +196,45 @@ def _tap(number: int) -> str:
     return f"{STATES}tap.{number}"
 
 
-def _split_recurrence(
-    node: onnx.NodeProto, states: Container[str], groups: tuple[str, ...], places: str
-) -> list[onnx.NodeProto]:
-    """The nodes that replace a linear attention: one for each group. `places` ends the names of the inputs which say
-    where a group's tokens are. Raises DoesNotFit.
-    """
+def _split_recurrence(node: onnx.NodeProto, states: Container[str]) -> list[onnx.NodeProto]:
+    """The nodes that replace a linear attention: one for each group. Raises DoesNotFit."""
     attributes = {"update_rule": b"gated_delta", "state_window": 0}
     attributes |= {a.name: helper.get_attribute_value(a) for a in node.attribute}
     is_known = attributes["update_rule"] == b"gated_delta" and attributes["state_window"] == 0
     if not is_known or len(node.input) <= max(_GATES) or node.input[_PAST] not in states:
         raise DoesNotFit(f"its operator {RECURRENCE} has a form that the runner does not know")
-    made, parts = [], []
-    out = node.output[0]
-    for group in groups:
+
+    def inputs(group: str, made: list[onnx.NodeProto]) -> list[str]:
         for position, name in padded_inputs(group, node.input[_PAST]).items():
             padded = f"{name}.all" if position in _GATES else name
             made.append(helper.make_node("GatherND", [node.input[position], group + PADDED_STATES], [padded]))
             if position in _GATES:
                 made.append(helper.make_node("Where", [group + HAS_TOKEN, padded, _NOTHING], [name]))
-        copy = _padded_recurrence(node, group)
-        parts.append(f"{group}{out}.flat")
-        made += [copy, helper.make_node("GatherND", [copy.output[0], group + places], parts[-1:])]
-    return [*made, helper.make_node("Concat", parts, [out], axis=1)]
+        return _recurrence_inputs(node, group)
+
+    return split(node, inputs)
 
 
-def _padded_recurrence(node: onnx.NodeProto, group: str) -> onnx.NodeProto:
-    """A linear attention that reads the padded inputs and the states of a group."""
+def _recurrence_inputs(node: onnx.NodeProto, group: str) -> list[str]:
+    """The padded inputs and the states that a group's linear attention reads."""
     past = node.input[_PAST]
-    inputs = padded_inputs(group, past) | {_PAST: group + past}
-    copy = onnx.NodeProto()
-    copy.CopyFrom(node)
-    copy.name = group + node.name
-    del copy.input[:], copy.output[:]
-    copy.input.extend(inputs[position] for position in sorted(inputs))
-    copy.output.extend(group + name for name in node.output)
-    return copy
+    return [name for _, name in sorted((padded_inputs(group, past) | {_PAST: group + past}).items())]
 
 
-def recurrences(model: onnx.ModelProto, decoder: DecoderGraph, group: str) -> onnx.ModelProto:
-    """The linear attentions of a decoder's model alone, with the names that they have in a group."""
+def recurrences(model: onnx.ModelProto, decoder: DecoderGraph) -> onnx.ModelProto:
+    """The linear attentions of a decoder's model alone, with the names that they have in the narrow group."""
     kinds = {value.name: value.type.tensor_type.elem_type for value in model.graph.input}
-    nodes = [_padded_recurrence(node, group) for node in model.graph.node if node.op_type == RECURRENCE]
+    attentions = [node for node in model.graph.node if node.op_type == RECURRENCE]
+    nodes = [in_group(node, NARROW, _recurrence_inputs(node, NARROW)) for node in attentions]
     inputs, outputs = [], []
     for state in decoder.recurrent_states:
-        kind, (rows, width) = kinds[state.past], (group + "state_rows", group + "state_width")
+        kind, (rows, width) = kinds[state.past], (NARROW + "state_rows", NARROW + "state_width")
         inputs += [
             helper.make_tensor_value_info(name, kind, [rows, width, None])
-            for name in padded_inputs(group, state.past).values()
+            for name in padded_inputs(NARROW, state.past).values()
         ]
-        inputs.append(helper.make_tensor_value_info(group + state.past, kind, [rows, *state.shape]))
-        outputs.append(helper.make_tensor_value_info(group + state.present, kind, [rows, *state.shape]))
+        inputs.append(helper.make_tensor_value_info(NARROW + state.past, kind, [rows, *state.shape]))
+        outputs.append(helper.make_tensor_value_info(NARROW + state.present, kind, [rows, *state.shape]))
     found = helper.make_graph(nodes, "recurrences", inputs, outputs)
     return helper.make_model(found, opset_imports=model.opset_import, ir_version=model.ir_version)
 

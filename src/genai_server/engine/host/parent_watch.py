@@ -26,8 +26,10 @@ class ParentWatch:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._folder_is_kept = threading.Event()
-        self._close: Callable[[], None] | None = None
+        # Whether only this engine exits: the supervisor continues and needs its folder.
+        self.keeps_folder = False
+        # Called before the exit. It must return at once, and make the main thread close everything and exit.
+        self.close: Callable[[], None] | None = None
         # Called in another thread with the new size of the memory for keys and values.
         self.on_resize: Callable[[int], None] = lambda num_bytes: None
 
@@ -36,24 +38,16 @@ class ParentWatch:
         _exit_from_native_code()
         threading.Thread(target=self._follow, name="supervisor-watch", daemon=True).start()
 
-    def before_leaving(self, close: Callable[[], None]) -> None:
-        """Call `close` before the exit. It must return at once, and make the main thread close everything and exit."""
-        self._close = close
-
-    def keep_folder(self) -> None:
-        """Note that only this engine exits: the supervisor continues and needs its folder."""
-        self._folder_is_kept.set()
-
     def _follow(self) -> None:
         for line in sys.stdin.buffer:
             if line == UNLOAD_ORDER:
-                self.keep_folder()
+                self.keeps_folder = True
             elif line.startswith(RESIZE_ORDER):
                 self.on_resize(int(line.removeprefix(RESIZE_ORDER)))
-        if not self._folder_is_kept.is_set():
+        if not self.keeps_folder:
             shutil.rmtree(self._folder, ignore_errors=True)
-        if self._close is not None:
-            self._close()
+        if self.close is not None:
+            self.close()
             time.sleep(_CLOSING)
         # sys.exit would wait for the main thread, which may be in native code for long.
         os._exit(0)

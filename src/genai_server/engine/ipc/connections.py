@@ -48,14 +48,9 @@ class Connection:
     def __init__(self, sock: socket.socket) -> None:
         self.socket = sock
         self.decoder = engine_decoder(MAX_UNAUTHENTICATED_BYTES)
-        self.is_welcome = False
+        self.is_welcome = False  # whether the other side has authenticated as an API process
         self._lock = threading.Lock()
         self._backlog = bytearray()
-
-    def welcome(self) -> None:
-        """Accept the other side, which has authenticated as an API process."""
-        self.is_welcome = True
-        self.decoder.max_bytes = MAX_FRAME_BYTES
 
     def send(self, data: bytes) -> bool:
         """Write as much as the socket takes and keep the rest; returns False if there is a rest."""
@@ -100,13 +95,7 @@ class Connections:
     A connection must present the secret, because any local user can open a TCP port.
     """
 
-    def __init__(
-        self,
-        listener: Listener,
-        secret: str,
-        model: ModelInfo,
-        batching: Batching = _ALONE,
-    ) -> None:
+    def __init__(self, listener: Listener, secret: str, model: ModelInfo, batching: Batching = _ALONE) -> None:
         self._secret = secret
         self._model = model
         self._batching = batching
@@ -153,12 +142,11 @@ class Connections:
         elif key.fileobj is self._waker:
             self._waker.recv(4096)
             self._watch_writers()
-        else:
-            number = cast(int, key.data)
-            if events & selectors.EVENT_WRITE:
-                self._flush(number)
+        elif (connection := self._connections.get(number := cast(int, key.data))) is not None:
+            if events & selectors.EVENT_WRITE and connection.flush():
+                self._selector.modify(connection.socket, selectors.EVENT_READ, number)
             if events & selectors.EVENT_READ:
-                self._read(number)
+                self._read(number, connection)
 
     def _accept(self) -> None:
         try:
@@ -171,10 +159,7 @@ class Connections:
         self._connections[number] = Connection(sock)
         self._selector.register(sock, selectors.EVENT_READ, number)
 
-    def _read(self, number: int) -> None:
-        connection = self._connections.get(number)
-        if connection is None:
-            return
+    def _read(self, number: int, connection: Connection) -> None:
         try:
             data = connection.socket.recv(1 << 18)
         except BlockingIOError:
@@ -195,7 +180,7 @@ class Connections:
         if isinstance(message, Hello):
             if not hmac.compare_digest(message.secret.encode(), self._secret.encode()):
                 raise msgspec.DecodeError("wrong secret")
-            connection.welcome()
+            connection.is_welcome, connection.decoder.max_bytes = True, MAX_FRAME_BYTES
             self.send(number, [Welcome(self._model, self._batching)])
             self._inbox.put((number, Connected()))
         elif connection.is_welcome:
@@ -220,11 +205,6 @@ class Connections:
                 self._disconnect(number)
             elif not connection.flush():
                 self._selector.modify(connection.socket, selectors.EVENT_READ | selectors.EVENT_WRITE, number)
-
-    def _flush(self, number: int) -> None:
-        connection = self._connections.get(number)
-        if connection is not None and connection.flush():
-            self._selector.modify(connection.socket, selectors.EVENT_READ, number)
 
 
 def listen(address: str) -> Listener:

@@ -2,14 +2,10 @@
 
 from collections import Counter
 from collections.abc import Callable, Collection
-from concurrent.futures import Future
 from queue import SimpleQueue
 
 from msgspec import Struct, structs
 
-from genai_server.engine.encoder_worker import Encoded
-from genai_server.engine.sampling.continuation import NextToken
-from genai_server.engine.sampling.grammar import Compiled
 from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.engine.sequence import Sequence, SequenceState
 from genai_server.messages.admin import AdminCall
@@ -25,59 +21,15 @@ class Disconnected(Struct, frozen=True):
     """An API process has disconnected; its requests have no reader any more."""
 
 
-class Leave(Struct, frozen=True):
-    """The engine must exit; running requests are lost."""
-
-
 class Resize(Struct, frozen=True):
     """The memory for keys and values must have another size."""
 
     num_bytes: int
 
 
-class GrammarCompiled(Struct, frozen=True):
-    """The grammar that a sequence waits for is compiled, or has failed."""
-
-    sequence: Sequence
-    compiled: Compiled
-
-
-class InputsEncoded(Struct, frozen=True):
-    """What a sequence waits for is encoded, or has failed."""
-
-    sequence: Sequence
-    encoded: Encoded
-
-
-class TokenChosen(Struct, frozen=True):
-    """Another thread has chosen the next token of a sequence, or has failed."""
-
-    sequence: Sequence
-    # Time of its previous token, by the clock.
-    last: float | None
-    chosen: Future[NextToken]
-
-
-class PrefixLoaded(Struct, frozen=True):
-    """What is stored of a sequence's prefix has been loaded into its slot, as far as possible."""
-
-    sequence: Sequence
-
-
-Message = (
-    Submit
-    | Cancel
-    | Stop
-    | AdminCall
-    | Connected
-    | Disconnected
-    | GrammarCompiled
-    | InputsEncoded
-    | PrefixLoaded
-    | TokenChosen
-    | Resize
-    | Leave
-)
+# What the loop's thread does for another thread, such as to take a result from it.
+Call = Callable[[], None]
+Message = Submit | Cancel | Stop | AdminCall | Connected | Disconnected | Resize | Call
 # Events, each with the number of the connection that it concerns.
 Inbox = SimpleQueue[tuple[int, Message]]
 
@@ -126,7 +78,9 @@ class Outbox:
         """Send the changes of the load to each API process; `accepted` are the running and waiting sequences."""
         in_background = [sequence for sequence in accepted if sequence.background]
         others = [sequence for sequence in accepted if not sequence.background]
-        running, background_running = (_num_running(kind) for kind in (others, in_background))
+        running, background_running = (
+            sum(sequence.state is SequenceState.RUNNING for sequence in kind) for kind in (others, in_background)
+        )
         num_free, free_tokens = scheduler.num_free(), scheduler.free_tokens()
         own = Counter(sequence.origin[0] for sequence in others)
         for connection, last in self._loads.items():
@@ -147,7 +101,3 @@ class Outbox:
                 retry_after = scheduler.queue_wait() if 0 in (num_free, free_tokens) else 0
                 self._loads[connection] = structs.replace(load, retry_after=retry_after)
                 self.tell(connection, self._loads[connection])
-
-
-def _num_running(sequences: Collection[Sequence]) -> int:
-    return sum(sequence.state is SequenceState.RUNNING for sequence in sequences)

@@ -1,14 +1,11 @@
 """Chooses the memory for a batch's keys and values: the CPU's, or that of the device which runs the graph."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
 
 from genai_server.engine.decoder_graph import DecoderGraph
 from genai_server.engine.kv_cache.cpu_buffers import CpuBuffers
-from genai_server.engine.kv_cache.kv_slots import Buffers
 from genai_server.engine.kv_cache.paged_buffers import PagedBuffers, Place
-from genai_server.engine.kv_cache.row import SlotSpan
 from genai_server.options.device import DeviceOptions, device_id
 from genai_server.options.providers import PROVIDERS, provider
 
@@ -16,18 +13,7 @@ from genai_server.options.providers import PROVIDERS, provider
 _COPIES = {"cuda": "cuda"}
 
 
-class BatchBuffers(Buffers, Protocol):
-    """What the batched runner needs of the key-value buffers."""
-
-    def bind(self, binding: Any, spans: Sequence[SlotSpan]) -> None:
-        """Bind the slots of each group of attention as past and as present."""
-        ...
-
-    def keep(self, binding: Any, output: str) -> None:
-        """Leave an unread output of a pass in the memory of the buffers."""
-        ...
-
-
+BatchBuffers = CpuBuffers | PagedBuffers
 # Takes the graph, the number of rows, and the tokens of each row.
 MakeBuffers = Callable[[DecoderGraph, int, int], BatchBuffers]
 

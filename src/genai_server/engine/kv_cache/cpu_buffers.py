@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from genai_server.engine.decoder_graph import DecoderGraph
-from genai_server.engine.graph_rewriting.ragged import NARROW, WIDE, slot_length
+from genai_server.engine.graph_rewriting.groups import GROUPS
+from genai_server.engine.graph_rewriting.ragged import slot_length
 from genai_server.engine.kv_cache.row import SlotSpan
 
 # Linux would otherwise refuse more than there is memory for, written or not. Python before 3.13 has no name for it.
@@ -101,7 +102,7 @@ class CpuBuffers:
 
         A buffer that begins at a later token has the same shape: what was each head's token of this number comes first.
         """
-        for group, (first, rows, start) in zip((NARROW, WIDE), spans, strict=True):
+        for group, (first, rows, start) in zip(GROUPS, spans, strict=True):
             for (past, present), array in zip(self._names, self.arrays, strict=True):
                 view = array[first : first + rows]
                 address = view.ctypes.data + (start * array.strides[2] if past in self._windows else 0)

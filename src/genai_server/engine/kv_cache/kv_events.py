@@ -89,8 +89,10 @@ class CachedBlocks:
             chain.hashes = chain.hashes[:kept]
             chain.tokens, chain.salt, chain.adapter = slot.tokens, slot.salt, slot.adapter
             events += self._add(chain, num_blocks)
-        removed = [digest for digest in dropped if self._release(digest)]
-        if removed:
+        self._holders.subtract(dropped)
+        if removed := [digest for digest in dict.fromkeys(dropped) if not self._holders[digest]]:
+            for digest in removed:
+                del self._holders[digest]
             events.append(BlockRemoved([external(digest) for digest in removed]))
             if not self._holders:
                 events.append(AllBlocksCleared())
@@ -110,39 +112,27 @@ class CachedBlocks:
         """
         parent = chain.hashes[-1] if chain.hashes else self._first_parent
         stored: list[bytes] = []
-        before: bytes | None = None
         for index in range(len(chain.hashes), num_blocks):
             tokens = chain.tokens[index * BLOCK_TOKENS : (index + 1) * BLOCK_TOKENS]
             if min(tokens) < 0:  # a feature of an image; routers do not know its id
                 break
             digest = block_hash(parent, tokens, None if index else chain.salt)
             if not self._holders[digest]:
-                if not stored and index:
-                    before = parent
                 stored.append(digest)
             self._holders[digest] += 1
             chain.hashes.append(digest)
             parent = digest
         if not stored:
             return []
-        num_blocks = len(chain.hashes)
-        first = num_blocks - len(stored)
+        first, end = len(chain.hashes) - len(stored), len(chain.hashes)
         return [
             BlockStored(
                 [external(digest) for digest in stored],
-                None if before is None else external(before),
-                chain.tokens[first * BLOCK_TOKENS : num_blocks * BLOCK_TOKENS],
+                external(chain.hashes[first - 1]) if first else None,
+                chain.tokens[first * BLOCK_TOKENS : end * BLOCK_TOKENS],
                 lora_name=None if chain.adapter is None else f"{self._model}:{chain.adapter}",
             )
         ]
-
-    def _release(self, digest: bytes) -> bool:
-        """Count one slot less with a block; returns whether it was the last."""
-        self._holders[digest] -= 1
-        if self._holders[digest]:
-            return False
-        del self._holders[digest]
-        return True
 
 
 class KvEventPublisher:

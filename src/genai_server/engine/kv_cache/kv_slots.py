@@ -214,7 +214,7 @@ class KvSlots:
         """
         slot = self._running[sequence]
         if prefilled and slot.num_prefilled == len(slot.tokens):
-            slot.num_prefilled += self._whole_groups(len(tokens))
+            slot.num_prefilled += len(tokens) - len(tokens) % self.row_group
         slot.tokens += tokens
         slot.num_coming = 0
         self._pages.take(slot)
@@ -318,6 +318,3 @@ class KvSlots:
             return num_tokens - num_tokens % group
         lengths = (*slot.checkpoints, len(slot.tokens))
         return max((length for length in lengths if length <= num_tokens and length % group == 0), default=0)
-
-    def _whole_groups(self, num_tokens: int) -> int:
-        return num_tokens // self.row_group * self.row_group

@@ -1,6 +1,6 @@
 """Where the tokens of a pass lie: in the flat row, in the two groups of attention, and in the KV cache slots.
 
-The inputs are those of ragged.py, ragged_states.py and paged_attention.py in engine/graph_rewriting.
+The inputs are those of groups.py, ragged.py, ragged_states.py and paged_attention.py in engine/graph_rewriting.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,23 +12,11 @@ from numpy.typing import NDArray
 
 from genai_server.engine.decoder_graph import DecoderGraph
 from genai_server.engine.graph_rewriting import ragged_states
+from genai_server.engine.graph_rewriting.groups import BOUND, GROUPS, LAST, NEW, PADDED, PLACES, WIDE
 from genai_server.engine.graph_rewriting.low_rank import RANKS
 from genai_server.engine.graph_rewriting.output_head import SCALES
 from genai_server.engine.graph_rewriting.paged_attention import BOUNDS, PASTS, STARTS
-from genai_server.engine.graph_rewriting.ragged import (
-    BOUND,
-    LAST,
-    NARROW,
-    NARROW_WIDTH,
-    NEW,
-    PADDED,
-    PLACES,
-    ROPE_PLACES,
-    WANTED,
-    WIDE,
-    WINDOW_BOUND,
-    WINDOW_LAST,
-)
+from genai_server.engine.graph_rewriting.ragged import NARROW_WIDTH, ROPE_PLACES, WANTED, WINDOW_BOUND, WINDOW_LAST
 from genai_server.engine.kv_cache.row import Ranks, Row, SlotSpan, Span
 
 # With a single place for each row, attention on CPUs takes another kernel. Its results may depend on the other rows.
@@ -210,7 +198,7 @@ def lay_out(rows: Sequence[Row], graph: DecoderGraph, *, exact_group: int | None
         inputs = _paged_inputs(rows, ends)
     else:
         inputs = {}
-        for group in (NARROW, WIDE):
+        for group in GROUPS:
             members = {n: row for n, row in enumerate(rows) if is_wide[n] == (group is WIDE)}
             found, (first, number), used = _group_inputs(group, members, tokens, graph, min_width, missing)
             # Sums over other ranges of tokens may be rounded differently.

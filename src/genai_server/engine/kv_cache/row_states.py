@@ -8,8 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from genai_server.engine.decoder_graph import DecoderGraph, LayerState
-from genai_server.engine.disk_cache.segment_file import ArrayLayout
-from genai_server.engine.graph_rewriting.ragged import NARROW, WIDE
+from genai_server.engine.graph_rewriting.groups import NARROW, WIDE
 from genai_server.engine.graph_rewriting.ragged_states import STATES
 from genai_server.engine.kv_cache.layout import Layout
 from genai_server.engine.kv_cache.row import Row, Span
@@ -34,7 +33,8 @@ class RowStates:
         self._silence = _arrays(silence, 1)
         # Tokens whose keys and values take as much memory as a row's states.
         self.tokens_worth = graph.bytes_per_row // graph.bytes_per_token
-        self._arrays = [array for _, array in (*self._convolutions, *self._recurrences)]
+        # What is saved of each row.
+        self.arrays = [array for _, array in (*self._convolutions, *self._recurrences)]
         self._session = recurrences
         # Outputs of a pass with drafts, and where its linear attentions write states that nothing reads.
         self.unverified = unverified_outputs(self._convolutions, self._recurrences)
@@ -43,33 +43,28 @@ class RowStates:
         # By their slots, the rows of the last pass with drafts whose states are those before it.
         self._waiting: dict[int, tuple[Row, UnverifiedStates]] = {}
 
-    @property
-    def layout(self) -> list[ArrayLayout]:
-        """What `save` returns."""
-        return [ArrayLayout(array.shape[1:], array.dtype) for array in self._arrays]
-
     def clear(self, row: int) -> None:
         """Set a row's states to those before the first token."""
         self._waiting.pop(row, None)
-        for array in self._arrays:
+        for array in self.arrays:
             array[row] = 0
 
     def save(self, row: int) -> Saved:
         """Copies of a row's states."""
         self.accept(row, 0)
-        return [array[row].copy() for array in self._arrays]
+        return [array[row].copy() for array in self.arrays]
 
     def load(self, row: int, saved: Saved) -> None:
         """Set a row's states to saved ones."""
         self._waiting.pop(row, None)
-        for array, values in zip(self._arrays, saved, strict=True):
+        for array, values in zip(self.arrays, saved, strict=True):
             array[row] = values
 
     def copy(self, source: int, target: int) -> None:
         """Copy the states of one row to another."""
         self.accept(source, 0)
         self._waiting.pop(target, None)
-        for array in self._arrays:
+        for array in self.arrays:
             array[target] = array[source]
 
     def set_sound(self, row: int, sound: Sequence[NDArray[Any]]) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from genai_server.engine.decoder_graph import LayerState
-from genai_server.engine.graph_rewriting.ragged import NARROW
+from genai_server.engine.graph_rewriting.groups import NARROW
 from genai_server.engine.graph_rewriting.ragged_states import STATES, padded_inputs
 from genai_server.engine.kv_cache.layout import Layout
 from genai_server.engine.kv_cache.row import Row

@@ -13,14 +13,13 @@ import onnx
 from genai_server.engine.decoder_graph import DecoderGraph, DoesNotFit
 from genai_server.engine.encoded_sound import EncodedSound
 from genai_server.engine.graph_rewriting.attention_scores import score_heads
-from genai_server.engine.model.session_options import EXTERNAL_DATA, open_with, session_options
+from genai_server.engine.model.session_options import open_encoder
 from genai_server.engine.model.speech_files import read_cross_decoder
 from genai_server.engine.token_times import token_times
 from genai_server.errors import RunnerFailed, in_one_line
 from genai_server.json_file import read_object
 from genai_server.messages.generation_request import Alignment
 from genai_server.options.device import DEFAULT_OPTIONS, DeviceOptions
-from genai_server.options.session import SPINNING
 from genai_server.speech_model import GENERATION, TIME_PRECISION
 
 _HEADS = "alignment_heads"
@@ -33,10 +32,7 @@ class Aligner:
         decoder = read_cross_decoder(model_dir)
         model = onnx.load(str(decoder.path), load_external_data=False)
         self._outputs = score_heads(model.graph, decoder, alignment_heads(model_dir, decoder))
-        found = session_options(options, threads, optimized=False)
-        found.add_session_config_entry(SPINNING, "0")
-        found.add_session_config_entry(EXTERNAL_DATA, str(decoder.path.parent))
-        self._session: Any = open_with(model.SerializeToString(), found, options)
+        self._session: Any = open_encoder(model.SerializeToString(), threads, options, folder=decoder.path.parent)
         given = {value.name for value in self._session.get_inputs()}
         shape = (1, decoder.num_kv_heads, 0, decoder.head_size)
         self._empty = {name: np.zeros(shape, decoder.cache_type) for name in decoder.past_names if name in given}

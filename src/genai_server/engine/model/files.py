@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
@@ -157,14 +158,8 @@ def what_is_left_out(directory: Path) -> str:
 def named_files(config: Any) -> list[str]:
     """The files that a configuration names at any depth, in order, with the one that prepares images."""
     found: dict[str, None] = {}
-    waiting = [config]
-    while waiting:
-        value = waiting.pop(0)
-        if isinstance(value, dict):
-            found |= {value[key]: None for key in _FILE_KEYS if value.get(key) and isinstance(value[key], str)}
-            waiting += value.values()
-        elif isinstance(value, list):
-            waiting += value
+    for part in _objects(config):
+        found |= {part[key]: None for key in _FILE_KEYS if part.get(key) and isinstance(part[key], str)}
     model = config.get("model")
     vision = model.get(_VISION) if isinstance(model, dict) else None
     if isinstance(vision, dict) and vision.get("filename") and "config_filename" not in vision:
@@ -202,20 +197,25 @@ def _check_names(directory: Path, config: Any) -> None:
 
     It must not set a path for profiles, either.
     """
+    for key, value in (pair for part in _objects(config) for pair in part.items()):
+        if isinstance(value, str) and _FILE.search(key):
+            _check_inside(directory, value, CONFIG)
+        if _CODE in key and value:
+            raise ModelDirectoryError(f"{directory / CONFIG} names a library to load: {key}")
+        if key == _PROFILING and value and not (isinstance(value, str) and PREFIX.fullmatch(value)):
+            raise ModelDirectoryError(
+                f"{directory / CONFIG} has {key} {quoted(value)}: it must be a name, not a path, of at most 64 "
+                "letters, digits, dots, dashes and underscores; GENAI_PROFILE_DIR sets the folder"
+            )
+
+
+def _objects(config: Any) -> Iterator[dict[str, Any]]:
+    """The objects of a configuration at any depth."""
     waiting = [config]
     while waiting:
-        value = waiting.pop()
+        value = waiting.pop(0)
         if isinstance(value, dict):
-            for key, inner in value.items():
-                if isinstance(inner, str) and _FILE.search(key):
-                    _check_inside(directory, inner, CONFIG)
-                if _CODE in key and inner:
-                    raise ModelDirectoryError(f"{directory / CONFIG} names a library to load: {key}")
-                if key == _PROFILING and inner and not (isinstance(inner, str) and PREFIX.fullmatch(inner)):
-                    raise ModelDirectoryError(
-                        f"{directory / CONFIG} has {key} {quoted(inner)}: it must be a name, not a path, of at most 64 "
-                        "letters, digits, dots, dashes and underscores; GENAI_PROFILE_DIR sets the folder"
-                    )
+            yield value
             waiting += value.values()
         elif isinstance(value, list):
             waiting += value

@@ -1,7 +1,7 @@
 """Reads the description of a decoder's ONNX graph, or says why the batched runner cannot run that graph."""
 
-from collections.abc import Container, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,53 +41,56 @@ def read_decoder_graph(model_dir: Path, part: str = "decoder") -> DecoderGraph:
     _check_operators(graph)
     inputs = {value.name: value.type.tensor_type for value in graph.input}
     outputs = {value.name: value.type.tensor_type for value in graph.output}
-    names = _names(decoder, inputs)
-    states = dict((*names.conv_states, *names.recurrent_states))
-    needed_inputs = {names.input_ids, names.attention_mask, *names.past, *states}
-    optional = optional_inputs(graph).keys() - needed_inputs - {names.position_ids}
-    hidden_input, hidden_output = (
-        name if (name := decoder.get(kind, {}).get("hidden_states", "")) in found else ""
-        for kind, found in (("inputs", inputs), ("outputs", outputs))
+    given, made = decoder.get("inputs", {}), decoder.get("outputs", {})
+    ids, embeddings, mask, position_ids = (
+        given.get(name, name) for name in ("input_ids", "inputs_embeds", "attention_mask", "position_ids")
     )
-    if strange := sorted(set(inputs) - needed_inputs - optional - {names.position_ids, hidden_input}):
+    takes_ids = embeddings not in inputs
+    input_ids, logits = ids if takes_ids else embeddings, made.get("logits", "logits")
+    past, present, conv_states, recurrent_states = _layer_names(decoder, inputs)
+    states = dict((*conv_states, *recurrent_states))
+    needed_inputs = {input_ids, mask, *past, *states}
+    optional = optional_inputs(graph).keys() - needed_inputs - {position_ids}
+    hidden_input, hidden_output = (
+        name if (name := named.get("hidden_states", "")) in found else ""
+        for named, found in ((given, inputs), (made, outputs))
+    )
+    if strange := sorted(set(inputs) - needed_inputs - optional - {position_ids, hidden_input}):
         raise DoesNotFit(f"its graph has inputs that the runner does not know: {_some(strange)}")
-    if missing := sorted(
-        (needed_inputs - set(inputs)) | ({names.logits, *names.present, *states.values()} - set(outputs))
-    ):
+    if missing := sorted((needed_inputs - set(inputs)) | ({logits, *present, *states.values()} - set(outputs))):
         raise DoesNotFit(f"its graph lacks {_some(missing)}")
-    vision = None if names.takes_ids else read_vision_files(model_dir)
-    if not names.takes_ids and vision is None:
+    vision = None if takes_ids else read_vision_files(model_dir)
+    if not takes_ids and vision is None:
         raise DoesNotFit(f"its graph takes embeddings, and {CONFIG} names no graph that makes them of tokens")
     if vision is not None and vision.has_adapter:
         raise DoesNotFit("it reads images with an adapter, which rows of a batch would share")
-    integers = [names.input_ids] if names.takes_ids else []
-    for name in (*integers, names.attention_mask, names.position_ids):
+    for name in (*([ids] if takes_ids else []), mask, position_ids):
         if name in inputs and inputs[name].elem_type != onnx.TensorProto.INT64:
             raise DoesNotFit(f"its input {name} is not of type INT64")
-    num_kv_heads, head_size = _cache_shape(decoder, [inputs[name].shape.dim for name in names.past])
-    position_ids = names.position_ids if names.position_ids in inputs else None
+    num_kv_heads, head_size = _cache_shape(decoder, [inputs[name].shape.dim for name in past])
+    position_ids = position_ids if position_ids in inputs else None
     return DecoderGraph(
         path=model_dir / decoder["filename"],
-        input_ids=names.input_ids,
-        attention_mask=names.attention_mask,
+        input_ids=input_ids,
+        attention_mask=mask,
         position_ids=position_ids,
-        logits=names.logits,
-        past_names=names.past,
-        present_names=names.present,
+        logits=logits,
+        past_names=past,
+        present_names=present,
         num_kv_heads=num_kv_heads,
         head_size=head_size,
-        cache_type=float_type("cache", inputs[names.past[0]].elem_type),
-        logits_type=float_type("logits", outputs[names.logits].elem_type),
+        cache_type=float_type("cache", inputs[past[0]].elem_type),
+        logits_type=float_type("logits", outputs[logits].elem_type),
         vision=vision,
-        window=_window(graph),
+        window=max((local_window(node) for node in graph.node if _keeps_window(node)), default=0),
         windows={
             name: window for node in graph.node if (window := local_window(node)) for name in node.input[PAST] if name
         },
-        switches_at=_switch(graph, names.attention_mask),
-        gives_last_logits_only=outputs[names.logits].shape.dim[1].dim_value == 1,
+        switches_at=_switch(graph, mask),
+        gives_last_logits_only=outputs[logits].shape.dim[1].dim_value == 1,
         low_rank_paths=find_paths(graph, optional),
-        conv_states=_conv_states(names.conv_states, inputs),
-        recurrent_states=_states(names.recurrent_states, inputs),
+        conv_states=_conv_states(conv_states, inputs),
+        recurrent_states=layer_states(recurrent_states, inputs),
         position_axes=0 if position_ids is None else _position_axes(inputs[position_ids].shape.dim),
         hidden_input=hidden_input,
         hidden_output=hidden_output,
@@ -120,27 +123,17 @@ def _some(names: list[str]) -> str:
     return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
 
 
-@dataclass(frozen=True)
-class Names:
-    """The model's names of its inputs and outputs."""
-
-    # Those of tokens, or of embeddings.
-    input_ids: str
-    takes_ids: bool
-    attention_mask: str
-    position_ids: str
-    logits: str
-    past: tuple[str, ...]
-    present: tuple[str, ...]
-    # Pairs of past and present.
-    conv_states: tuple[tuple[str, str], ...]
-    recurrent_states: tuple[tuple[str, str], ...]
+# Of past and present.
+Pairs = tuple[tuple[str, str], ...]
 
 
-def _names(decoder: dict[str, Any], present: Container[str]) -> Names:
-    """The names in genai_config.json, with onnxruntime-genai's defaults.
+def _layer_names(
+    decoder: dict[str, Any], given: Container[str]
+) -> tuple[tuple[str, ...], tuple[str, ...], Pairs, Pairs]:
+    """The names of past and of present keys and values, and of the states of convolutions and of linear attention.
 
-    A layer whose state is among the graph's inputs, of which `present` has the names, has neither keys nor values.
+    They are those in genai_config.json, with onnxruntime-genai's defaults. A layer whose state is among the graph's
+    inputs, of which `given` has the names, has neither keys nor values.
     """
     inputs, outputs = decoder.get("inputs", {}), decoder.get("outputs", {})
     parts = [
@@ -154,26 +147,16 @@ def _names(decoder: dict[str, Any], present: Container[str]) -> Names:
 
     def states(kind: str) -> dict[int, tuple[str, str]]:
         past, after = inputs.get(f"past_{kind}_names"), outputs.get(f"present_{kind}_names")
-        return {layer: (past % layer, after % layer) for layer in layers if past and after and past % layer in present}
+        return {layer: (past % layer, after % layer) for layer in layers if past and after and past % layer in given}
 
     conv, recurrent = states("conv"), states("recurrent")
     attending = [layer for layer in layers if layer not in conv and layer not in recurrent]
-    input_ids, inputs_embeds = (inputs.get(name, name) for name in ("input_ids", "inputs_embeds"))
-    return Names(
-        input_ids=inputs_embeds if inputs_embeds in present else input_ids,
-        takes_ids=inputs_embeds not in present,
-        attention_mask=inputs.get("attention_mask", "attention_mask"),
-        position_ids=inputs.get("position_ids", "position_ids"),
-        logits=outputs.get("logits", "logits"),
-        past=tuple(past % layer for layer in attending for past, _ in parts),
-        present=tuple(after % layer for layer in attending for _, after in parts),
-        conv_states=tuple(conv.values()),
-        recurrent_states=tuple(recurrent.values()),
-    )
+    past, present = (tuple(part[place] % layer for layer in attending for part in parts) for place in (0, 1))
+    return past, present, tuple(conv.values()), tuple(recurrent.values())
 
 
-def _states(names: tuple[tuple[str, str], ...], inputs: Mapping[str, Any]) -> tuple[LayerState, ...]:
-    """The states with these names. Raises DoesNotFit unless each has a fixed size."""
+def layer_states(names: Iterable[tuple[str, str]], inputs: Mapping[str, Any]) -> tuple[LayerState, ...]:
+    """The states with these names of past and present. Raises DoesNotFit unless each has a fixed size."""
     found = []
     for past, present in names:
         shape = tuple(int(dim.dim_value) for dim in inputs[past].shape.dim[1:])
@@ -183,9 +166,9 @@ def _states(names: tuple[tuple[str, str], ...], inputs: Mapping[str, Any]) -> tu
     return tuple(found)
 
 
-def _conv_states(names: tuple[tuple[str, str], ...], inputs: Mapping[str, Any]) -> tuple[LayerState, ...]:
+def _conv_states(names: Pairs, inputs: Mapping[str, Any]) -> tuple[LayerState, ...]:
     """The states of convolutions, which the graph has as [channels, K - 1]. Raises DoesNotFit unless all have one K."""
-    found = _states(names, inputs)
+    found = layer_states(names, inputs)
     if any(len(state.shape) != 2 or state.shape[1] != found[0].shape[1] for state in found):
         raise DoesNotFit("its convolutions have states of several forms")
     return tuple(replace(state, shape=state.shape[::-1]) for state in found)
@@ -223,11 +206,6 @@ def _cache_shape(decoder: dict[str, Any], shapes: list[Any]) -> tuple[int, int]:
     if any(shape[1].dim_value not in (0, heads) or shape[3].dim_value not in (0, size) for shape in shapes):
         raise DoesNotFit("its layers' caches differ in shape")
     return heads, size
-
-
-def _window(graph: onnx.GraphProto) -> int:
-    """The widest window among the layers that keep only a window; 0 if all keep everything."""
-    return max((local_window(node) for node in graph.node if _keeps_window(node)), default=0)
 
 
 def _keeps_window(node: onnx.NodeProto) -> bool:

@@ -9,7 +9,7 @@ from genai_server.engine.decoder_graph import DecoderGraph, DoesNotFit
 from genai_server.engine.graph_rewriting.cross_attention import use_known_operators
 from genai_server.engine.graph_rewriting.fast_operators import use_fast_operators
 from genai_server.engine.graph_rewriting.output_head import offer_best
-from genai_server.engine.graph_rewriting.ragged import NARROW, make_ragged
+from genai_server.engine.graph_rewriting.ragged import make_ragged
 from genai_server.engine.graph_rewriting.ragged_states import recurrences
 from genai_server.engine.model.session_options import EXTERNAL_DATA, open_with, session_options
 from genai_server.options.device import DEFAULT_OPTIONS, DeviceOptions
@@ -39,13 +39,11 @@ def open_session(
     if tuple(map(int, onnxruntime.__version__.split(".")[:2])) < least:
         needed = ".".join(map(str, least))
         raise DoesNotFit(f"a batch needs onnxruntime {needed}, and {onnxruntime.__version__} is installed")
-    found = session_options(options, threads, optimized=optimized)
+    found = session_options(options, threads, optimized=optimized, profile_prefix=profile_prefix)
     if graph.has_states and found.execution_mode == onnxruntime.ExecutionMode.ORT_PARALLEL:
         raise DoesNotFit("its states are updated in place, which parallel execution_mode would do in any order")
     found.log_severity_level = _ERRORS  # it would warn about each input for adapters, and about changed shapes
     found.add_session_config_entry(EXTERNAL_DATA, str(graph.path.parent))
-    if profile_prefix:
-        found.enable_profiling, found.profile_file_prefix = True, profile_prefix
     model = onnx.load(str(graph.path), load_external_data=False)
     use_fast_operators(model.graph)
     if graph.cross_states:
@@ -67,5 +65,5 @@ def open_recurrences(graph: DecoderGraph, complete: Any) -> Any:
     found = session_options(DEFAULT_OPTIONS, given.intra_op_num_threads)
     found.use_per_session_threads = given.use_per_session_threads
     found.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    model = recurrences(onnx.load(str(graph.path), load_external_data=False), graph, NARROW)
+    model = recurrences(onnx.load(str(graph.path), load_external_data=False), graph)
     return open_with(model.SerializeToString(), found, DEFAULT_OPTIONS)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import onnxruntime
 
 from genai_server.engine.host.cores import usable_cores, usable_cpus
@@ -28,6 +29,14 @@ _LEVELS = {
     "basic": "ORT_ENABLE_BASIC",
     "extended": "ORT_ENABLE_EXTENDED",
     "all": "ORT_ENABLE_ALL",
+}
+# By ONNX Runtime's names of types.
+NUMPY_TYPES = {
+    "tensor(float)": np.float32,
+    "tensor(float16)": np.float16,
+    "tensor(double)": np.float64,
+    "tensor(int64)": np.int64,
+    "tensor(int32)": np.int32,
 }
 # Locates the weights of a graph that was not read from a file.
 EXTERNAL_DATA = "session.model_external_initializers_file_folder_path"
@@ -153,8 +162,10 @@ def _devices_of(given: ProviderOptions) -> list[Any]:
     return [device for device in onnxruntime.get_ep_devices() if device.ep_name == name]
 
 
-def session_options(options: DeviceOptions, threads: int, *, optimized: bool = False) -> Any:
+def session_options(options: DeviceOptions, threads: int, *, optimized: bool = False, profile_prefix: str = "") -> Any:
     """ONNX Runtime's SessionOptions; `optimized` says that the graph has been optimized already.
+
+    With a `profile_prefix`, the session is profiled from load to end into files whose names begin with it.
 
     Raises ConfigurationError for a library of operators that does not load.
     """
@@ -171,6 +182,8 @@ def session_options(options: DeviceOptions, threads: int, *, optimized: bool = F
         found.execution_mode = onnxruntime.ExecutionMode.ORT_PARALLEL
     if session.ARENA in given:
         found.enable_cpu_mem_arena = given[session.ARENA] == "1"
+    if profile_prefix:
+        found.enable_profiling, found.profile_file_prefix = True, profile_prefix
     if session.PATTERN in given:
         found.enable_mem_pattern = given[session.PATTERN] == "1"
     for name, value in config_entries(options, threads).items():
@@ -231,6 +244,20 @@ def open_with(model: Path | bytes, found: Any, options: DeviceOptions) -> Any:
     providers = [*built_in, (PROVIDERS[CPU].onnxruntime, {})]
     # Otherwise it would print a message when a provider fails, and continue on the CPU alone.
     return onnxruntime.InferenceSession(given_model, found, providers=providers, enable_fallback=0)
+
+
+def open_encoder(
+    model: Path | bytes, threads: int, options: DeviceOptions, *, optimized: bool = False, folder: Path | None = None
+) -> Any:
+    """A session whose threads do not wait actively, because a decoder's passes run at the same time.
+
+    `folder` has the weights of a serialized model. Raises as `open_with` does.
+    """
+    found = session_options(options, threads, optimized=optimized)
+    found.add_session_config_entry(session.SPINNING, "0")
+    if folder is not None:
+        found.add_session_config_entry(EXTERNAL_DATA, str(folder))
+    return open_with(model, found, options)
 
 
 def _package_hint(name: str) -> str:

@@ -3,18 +3,14 @@
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from genai_server.engine.encoded_sound import EncodedSound
-from genai_server.engine.model.session_options import open_with, session_options
+from genai_server.engine.model.session_options import NUMPY_TYPES, open_encoder
 from genai_server.engine.model.speech_files import EncoderFiles
 from genai_server.errors import RunnerFailed, in_one_line
 from genai_server.options.device import DEFAULT_OPTIONS, DeviceOptions
-from genai_server.options.session import SPINNING
 from genai_server.speech_model import FEATURES
-
-_TYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
 
 
 def unencoded(tensors: Mapping[str, NDArray[Any]]) -> EncodedSound:
@@ -25,17 +21,15 @@ def unencoded(tensors: Mapping[str, NDArray[Any]]) -> EncodedSound:
 
 
 class SoundEncoder:
-    """Runs the encoder's graph. Its threads do not wait actively, because the decoder runs at the same time."""
+    """Runs the encoder's graph."""
 
     def __init__(
         self, files: EncoderFiles, threads: int, options: DeviceOptions = DEFAULT_OPTIONS, *, optimized: bool = False
     ) -> None:
         self._files = files
-        found = session_options(options, threads, optimized=optimized)
-        found.add_session_config_entry(SPINNING, "0")
-        self._session: Any = open_with(files.path, found, options)
+        self._session: Any = open_encoder(files.path, threads, options, optimized=optimized)
         (features,) = self._session.get_inputs()
-        self._type = _TYPES[features.type]
+        self._type = NUMPY_TYPES[features.type]
         # Mels and frames.
         self.shape: tuple[int, ...] = tuple(features.shape[1:])
 

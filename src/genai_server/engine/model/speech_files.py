@@ -6,14 +6,13 @@ sound's keys and values as states of rows.
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import onnx
 
-from genai_server.engine.decoder_graph import DecoderGraph, DoesNotFit, LayerState
+from genai_server.engine.decoder_graph import DecoderGraph, DoesNotFit
 from genai_server.engine.graph_rewriting.cross_attention import POSITIONS, find_positions
 from genai_server.engine.model.files import read_config
-from genai_server.engine.model.graph import float_type
+from genai_server.engine.model.graph import float_type, layer_states
 
 
 @dataclass(frozen=True)
@@ -72,12 +71,5 @@ def read_cross_decoder(model_dir: Path) -> DecoderGraph:
         head_size=inputs[past[0]].shape.dim[3].dim_value,
         cache_type=float_type("cache", kind),
         logits_type=float_type("logits", outputs[logits].elem_type),
-        cross_states=tuple(_state(name, inputs[name]) for name in cross),
+        cross_states=layer_states([(name, "") for name in cross], inputs),
     )
-
-
-def _state(name: str, kind: Any) -> LayerState:
-    shape = tuple(int(dim.dim_value) for dim in kind.shape.dim[1:])
-    if len(shape) != 3 or not all(shape):
-        raise DoesNotFit(f"its input {name} has no fixed size")
-    return LayerState(name, "", shape, float_type("state", kind.elem_type))

@@ -13,10 +13,9 @@ from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
 from genai_server.engine.decoder_graph import VisionFiles
-from genai_server.engine.model.session_options import open_with, session_options
+from genai_server.engine.model.session_options import NUMPY_TYPES, open_encoder, open_with, session_options
 from genai_server.errors import RunnerFailed, in_one_line
 from genai_server.options.device import DEFAULT_OPTIONS, DeviceOptions
-from genai_server.options.session import SPINNING
 
 log = logging.getLogger(__name__)
 Features = NDArray[Any]
@@ -24,8 +23,6 @@ Features = NDArray[Any]
 MAX_ERROR = 0.1
 # Inputs of vision graphs whose values the decoder's configuration does not name.
 _IDS, _EMBEDDINGS, _LENGTHS = "input_ids", "inputs_embeds", "audio_lengths"
-# Numpy's types by ONNX Runtime's names.
-_TYPES = {"float": np.float32, "float16": np.float16, "double": np.float64, "int64": np.int64, "int32": np.int32}
 
 
 def features_graph(files: VisionFiles) -> bytes:
@@ -58,7 +55,7 @@ def features_graph(files: VisionFiles) -> bytes:
 
 
 class ImageEncoder:
-    """Runs the vision graph. Its threads do not wait actively, because other sessions run at the same time.
+    """Runs the vision graph.
 
     `int8` is the graph with matrices of 8 bits. Both graphs encode the first image that is not for an exact request,
     which decides: the other one is dropped. That of 8 bits must be `min_gain` times as fast, with features that differ
@@ -76,14 +73,14 @@ class ImageEncoder:
     ) -> None:
         self._files = files
         self.noun = "a sound" if files.hears else "an image"
-        self._open_own = partial(_open, files.vision, threads, options, optimized=False)
+        self._open_own = partial(open_encoder, files.vision, threads, options)
         self._own: Any = self._open_own()
         self._int8: Any = None
         self._min_gain = min_gain
-        self._inputs = {value.name: _type(value.type) for value in self._own.get_inputs()}
+        self._inputs = {value.name: NUMPY_TYPES[value.type] for value in self._own.get_inputs()}
         if int8 is not None:
             try:
-                self._int8 = _open(int8, threads, options, optimized=True)
+                self._int8 = open_encoder(int8, threads, options, optimized=True)
             except Exception as error:  # ONNX Runtime's errors have no base of their own
                 self._tell_failure(error)
         self._is_decided = self._int8 is None
@@ -97,17 +94,13 @@ class ImageEncoder:
         given = {name: given[name].astype(kind, copy=False) for name, kind in self._inputs.items() if name in given}
         try:
             if exact or self._int8 is None:
-                features = self._run_own(given)
+                self._own = self._own or self._open_own()
+                features = self._run(self._own, given)
             else:
                 features = self._run(self._int8, given) if self._is_decided else self._choose(given)
         except Exception as error:  # as above
             raise RunnerFailed(f"{self.noun} cannot be encoded: {in_one_line(error)}") from error
         return features.reshape(-1, features.shape[-1])
-
-    def _run_own(self, given: Mapping[str, NDArray[Any]]) -> Features:
-        if self._own is None:
-            self._own = self._open_own()
-        return self._run(self._own, given)
 
     def _run(self, session: Any, given: Mapping[str, NDArray[Any]]) -> Features:
         features: Features = session.run([self._files.features], given)[0]
@@ -151,12 +144,6 @@ def relative_error(found: Features, expected: Features) -> float:
     return float(np.linalg.norm(found.astype(np.float32) - wide) / np.linalg.norm(wide))
 
 
-def _open(graph: Path, threads: int, options: DeviceOptions, *, optimized: bool) -> Any:
-    found = session_options(options, threads, optimized=optimized)
-    found.add_session_config_entry(SPINNING, "0")
-    return open_with(graph, found, options)
-
-
 class TokenEmbedder:
     """Runs the embedding graph."""
 
@@ -169,7 +156,7 @@ class TokenEmbedder:
         self._features = files.features
         # Some graphs take features in groups, one for each image.
         self._grouped = len(inputs[self._features].shape) > 2
-        kinds = {name: _type(value.type) for name, value in inputs.items()}
+        kinds = {name: NUMPY_TYPES[value.type] for name, value in inputs.items()}
         self._no_features = np.zeros((0, files.hidden_size), kinds[self._features])
         # Such as features of sounds, which no prompt has.
         others = kinds.keys() - {self._ids, self._features}
@@ -192,8 +179,3 @@ class TokenEmbedder:
         except Exception as error:  # as above
             raise RunnerFailed(f"tokens cannot be embedded: {in_one_line(error)}") from error
         return embeddings
-
-
-def _type(name: str) -> Any:
-    """Numpy's type for one of ONNX Runtime's, such as tensor(float). Raises KeyError for others."""
-    return _TYPES[name.removeprefix("tensor(").removesuffix(")")]

@@ -123,8 +123,9 @@ def _write(model_dir: Path, target: Path, given: DeviceOptions, int8: _Int8 | No
             (fresh / CONFIG).write_text(json.dumps(config), encoding="utf-8")
         source = model_dir / graph
         if int8:
-            num_bytes = int8_bytes(source, floats=int8.floats)
-            _require_free(target.parent, (_DISK_SHARE + (_FLOAT_SHARE if int8.floats else 0)) * num_bytes)
+            needed = (_DISK_SHARE + (_FLOAT_SHARE if int8.floats else 0)) * int8_bytes(source, floats=int8.floats)
+            if (free := shutil.disk_usage(target.parent).free) < needed:
+                raise OSError(f"{free} bytes are free there, at least {needed} must be")
             if int8.floats:
                 # Matrices behind casts and transpositions become constants in 32 bits.
                 source = _optimize(source, Path(making) / "constants" / graph, given, packed=False)
@@ -162,13 +163,6 @@ def _optimize(source: Path, target: Path, given: DeviceOptions, *, packed: bool)
     use_fast_operators(model.graph)
     onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
     return target
-
-
-def _require_free(folder: Path, num_bytes: int) -> None:
-    """Raise OSError if the disk has less free space."""
-    free = shutil.disk_usage(folder).free
-    if free < num_bytes:
-        raise OSError(f"{free} bytes are free there, at least {num_bytes} must be")
 
 
 def _is_whole(target: Path) -> bool:

@@ -129,15 +129,12 @@ class ProfileManifest:
                 cpu_seconds=cpu_seconds,
             )
             assert sequence.profile.active is not None
-            _write(self._session(sequence.profile.active, before.started), record)
+            prefix = sequence.profile.active
+            _write(self._open.get(prefix) or self._begin(prefix, before.started), record)
             if not _is_whole(self._directory / name):
                 raise OSError(f"ONNX Runtime could not write {name} completely")
             sizes.append((self._directory / name).stat().st_size)
         return sizes
-
-    def _session(self, prefix: str, started: float) -> Path:
-        """The open session with a prefix; begins one if necessary."""
-        return self._open.get(prefix) or self._begin(prefix, started)
 
     def _begin(self, prefix: str, started: float, plan: ProfilePlan | None = None) -> Path:
         stamp = datetime.fromtimestamp(started).strftime("%Y-%m-%d_%H-%M-%S_%f")[:-3]

@@ -140,7 +140,9 @@ class RuntimeOptionState:
             return
         free = self._max_rows - sum(sequence.profile.is_on for sequence in running)
         for sequence in running:
-            if free > 0 and self._is_able(sequence) and (prefix := self._prefix_for(sequence)) is not None:
+            is_able = free > 0 and not sequence.profile.is_on and not sequence.profile.left_out
+            prefix = self._device_prefix or self.sessions.prefix_for(sequence)
+            if is_able and prefix is not None and self._runners.no_profile(sequence) is None:
                 sequence.profile.switch(prefix, sequence.num_produced)
                 free -= 1
 
@@ -152,13 +154,6 @@ class RuntimeOptionState:
         """The prefixes in use by the device and by these sequences."""
         prefixes = {self._device_prefix, *(sequence.profile.prefix for sequence in sequences)}
         return {prefix for prefix in prefixes if prefix is not None}
-
-    def _is_able(self, sequence: Sequence) -> bool:
-        profile = sequence.profile
-        return not profile.is_on and not profile.left_out and self._runners.no_profile(sequence) is None
-
-    def _prefix_for(self, sequence: Sequence) -> str | None:
-        return self._device_prefix or self.sessions.prefix_for(sequence)
 
     def misplaced(self, sequences: Iterable[Sequence]) -> list[Sequence]:
         """The running sequences that may be on the wrong runner."""
@@ -179,11 +174,9 @@ class RuntimeOptionState:
 
     def before_step(self, step: Step) -> None:
         """Switch the library's profiling for a step, except where a sequence reads its earlier tokens again."""
-        for sequence in step.sequences:
-            if not sequence.batched:
-                self._before_step(sequence)
-
-    def _before_step(self, sequence: Sequence) -> None:
+        sequence = step.sequences[0]  # a profiled one has a pass of its own
+        if sequence.batched:
+            return
         if sequence.profile.is_on and (obstacle := self._obstacle(sequence)):
             self._stop(obstacle, [sequence])
         reads_anew = not sequence.is_decoding and sequence.num_produced > 0
@@ -205,11 +198,9 @@ class RuntimeOptionState:
 
     def after_step(self, step: Step, running: Iterable[Sequence]) -> None:
         """Record the file of a profiled step. At a limit or on a full disk, all profiling stops."""
-        for sequence in step.sequences:
-            if not sequence.batched and sequence.profile.active is not None:
-                self._after_step(sequence, running)
-
-    def _after_step(self, sequence: Sequence, running: Iterable[Sequence]) -> None:
+        sequence = step.sequences[0]
+        if sequence.batched or sequence.profile.active is None:
+            return
         if sequence.num_unread == 0:
             sequence.profile.num_tokens += 1
             self.sessions.profiled(sequence)

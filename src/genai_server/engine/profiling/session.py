@@ -27,7 +27,8 @@ class ProfileSession:
         self.num_tokens = 0
         self.num_triggers = 0
         self._ends = now + plan.max_seconds
-        self._trigger = None if plan.slow is None else _Trigger(plan.slow)
+        # When slow tokens have triggered profiling, as often as the plan allows within an hour.
+        self._fired: deque[float] = deque(maxlen=None if plan.slow is None else plan.slow.max_per_hour)
         self._until: dict[int, int] = {}
         self._returning: set[int] = set()
         self._profiled: deque[float] = deque(maxlen=_MAX_STEPS)
@@ -41,7 +42,7 @@ class ProfileSession:
         """Whether to profile the pass of a sequence that leads to this output token."""
         last = self.plan.last_token
         within = token >= self.plan.first_token and (last is None or token <= last)
-        triggered = self._trigger is None or token < self._until.get(sequence, 0)
+        triggered = self.plan.slow is None or token < self._until.get(sequence, 0)
         return within and triggered and self.concerns(name)
 
     def decoded(self, next_tokens: dict[int, int], seconds: float, now: float, *, profiled: bool) -> None:
@@ -53,11 +54,18 @@ class ProfileSession:
         if back := self._returning & next_tokens.keys():  # the first step after returning to the batch takes longer
             self._returning -= back
             return
-        if self._trigger is not None and self._trigger.fires(seconds, self._unprofiled, now):
+        slow, is_allowed = self.plan.slow, len(self._fired) != self._fired.maxlen or now - self._fired[0] >= _HOUR
+        if slow is not None and is_allowed and self._is_slow(slow, seconds):
+            self._fired.append(now)
             self.num_triggers += 1
-            until = {sequence: token + self._trigger.num_tokens for sequence, token in next_tokens.items()}
-            self._until = {**self._until, **until}
+            self._until |= {sequence: token + slow.num_tokens for sequence, token in next_tokens.items()}
         self._unprofiled.append(seconds)
+
+    def _is_slow(self, slow: SlowTokens, seconds: float) -> bool:
+        if slow.over_ms is not None:
+            return seconds * 1000 > slow.over_ms
+        assert slow.ratio is not None
+        return len(self._unprofiled) >= _MIN_STEPS and seconds > slow.ratio * median(self._unprofiled)
 
     def keep(self, sequences: Collection[int]) -> None:
         """Forget all other sequences, which have ended."""
@@ -77,29 +85,6 @@ class ProfileSession:
         """The results up to now."""
         times = _milliseconds(self._profiled), _milliseconds(self._unprofiled)
         return Profiled(self.num_tokens, self.num_triggers, *times)
-
-
-class _Trigger:
-    """Fires on slow tokens, up to a number of times within an hour."""
-
-    def __init__(self, slow: SlowTokens) -> None:
-        self.num_tokens = slow.num_tokens
-        self._slow = slow
-        self._fired: deque[float] = deque(maxlen=slow.max_per_hour)
-
-    def fires(self, seconds: float, before: deque[float], now: float) -> bool:
-        if not self._is_slow(seconds, before):
-            return False
-        if len(self._fired) == self._fired.maxlen and now - self._fired[0] < _HOUR:
-            return False
-        self._fired.append(now)
-        return True
-
-    def _is_slow(self, seconds: float, before: deque[float]) -> bool:
-        if self._slow.over_ms is not None:
-            return seconds * 1000 > self._slow.over_ms
-        assert self._slow.ratio is not None
-        return len(before) >= _MIN_STEPS and seconds > self._slow.ratio * median(before)
 
 
 def _milliseconds(seconds: deque[float]) -> float | None:

@@ -34,10 +34,7 @@ class ProfileSessions:
         if plan.prefix in self._open or plan.prefix in others:
             raise InvalidField(f"prefix {quoted(plan.prefix)} is in use", param="prefix")
         if len(self._open) >= MAX_OPEN:
-            raise InvalidField(
-                f"at most {MAX_OPEN} profile sessions may be open on a device; end one",
-                param="device",
-            )
+            raise InvalidField(f"at most {MAX_OPEN} profile sessions may be open on a device; end one", param="device")
         session = ProfileSession(self._manifest.begin(plan), plan, self._clock())
         self._open[plan.prefix] = session
         self._ended.discard(plan.prefix)
@@ -102,11 +99,7 @@ class ProfileSessions:
         """The given sessions, which may be over, or else all open ones, for the operator."""
         recording = {sequence.profile.prefix for sequence in sequences}
         return [
-            ProfileState(
-                session.id,
-                "recording" if session.plan.prefix in recording else "waiting",
-                session.profiled,
-            )
+            ProfileState(session.id, "recording" if session.plan.prefix in recording else "waiting", session.profiled)
             for session in sessions or self._open.values()
         ]
 

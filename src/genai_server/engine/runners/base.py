@@ -23,6 +23,9 @@ _QUERY_BLOCK = 16
 # divide this.
 _ROW_GROUPS = 8
 
+# What ONNX Runtime says of a pass that was interrupted.
+INTERRUPTED_MESSAGE = "terminate flag"
+
 
 class Terminated(Exception):
     """The sequence's session is in the terminated state (runtime option terminate_session)."""
@@ -45,6 +48,10 @@ class Runner(ABC):
     slots: KvSlots | None = None
     # The graph's outputs that hold keys and values, for `export` and `adopt`.
     present_names: tuple[str, ...] = ()
+    # ONNX Runtime's run options of the pass in progress, if it can be interrupted.
+    _interruptible: Any = None
+    # Whether a pass may be interrupted that frequent interrupts would otherwise keep from ever ending.
+    _may_interrupt = True
     # The original context of a rope with short and long factors (`DecoderGraph.switches_at`); None without one.
     switches_at: int | None = None
 
@@ -174,8 +181,10 @@ class Runner(ABC):
         """Set a runtime option of onnxruntime-genai; `enable_profiling` takes "0" or the path prefix of the files."""
         raise RunnerFailed(f"this runner has no runtime option {option}")
 
-    def interrupt(self) -> None:  # noqa: B027 - not every runner can
-        """End the pass in progress, if the runner can. Any thread may call this."""
+    def interrupt(self) -> None:
+        """End the pass in progress, if it can be interrupted. Any thread may call this."""
+        if (options := self._interruptible) is not None:
+            options.terminate = True
 
     def end_session(self) -> None:  # noqa: B027 - not every runner has one
         """End the model's session, so that ONNX Runtime writes the session's profile. No other call follows."""

@@ -77,9 +77,6 @@ class BatchedRunner(Runner):
         # only for graphs with a `hidden_size`.
         self.take_hidden: TakeHidden | None = None
         self._slot_length = slot_length(limits.max_length)
-        # Run options of the pass in progress, if it can be interrupted.
-        self._interruptible: Any = None
-        self._may_interrupt = True
         self.slots = KvSlots(
             limits.num_slots,
             self.buffers,
@@ -103,7 +100,6 @@ class BatchedRunner(Runner):
             # A Generator keeps only the last keys and values of windowed layers, and does not return states. It does
             # not tell which cosines and sines its keys have.
             adopts=on_host and not graph.window and not self._has_states and graph.switches_at is None,
-            reopens=graph.switches_at is not None,
             # The states of many rows would have to be copied before each pass.
             interrupts=not self._has_states,
             uses_host_cores=on_host,
@@ -310,10 +306,6 @@ class BatchedRunner(Runner):
             self.buffers.write(index, name, values[:, :, : len(read)])
         num_prefilled = min(len(read), len(prompt)) if len(prompt) > 1 else 0
         self.slots.add_loaded(sequence.id, read, num_prefilled, None)
-
-    def interrupt(self) -> None:
-        if (options := self._interruptible) is not None:
-            options.terminate = True
 
     def end_session(self) -> None:
         self.sessions.own.session.end_profiling()

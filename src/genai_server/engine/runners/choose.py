@@ -4,6 +4,7 @@ Modules which import ONNX Runtime are imported in the functions, because a scrip
 """
 
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from msgspec import structs
 
 from genai_server.engine.decoder_graph import DoesNotFit
-from genai_server.engine.encoder_worker import EncoderWorker
+from genai_server.engine.encoded_sound import EncodedSound
+from genai_server.engine.encoder_worker import EncoderWorker, Tensors
 from genai_server.engine.image_worker import ImageWorker
 from genai_server.engine.model.adapter_file import adapter_inputs
 from genai_server.engine.model.draft_model_files import check_draft_model
@@ -21,7 +23,6 @@ from genai_server.engine.runners.lengths import (
     allowed,
     batch_limits,
     draft_share,
-    for_draft_model,
     generator_limits,
     head_share,
     longest_text,
@@ -49,15 +50,8 @@ from genai_server.options.table import Reach
 from genai_server.pooling_model import Task, read_pooling_model, task_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from numpy.typing import NDArray
-
-    from genai_server.engine.encoded_sound import EncodedSound
-    from genai_server.engine.encoder_worker import Tensors
     from genai_server.engine.runners.draft_model import DraftModel
     from genai_server.engine.runners.og_generator import OgGeneratorRunner
-    from genai_server.engine.sound_worker import Align
 
 log = logging.getLogger(__name__)
 # Sounds of waiting requests that are encoded, besides those of running ones.
@@ -71,7 +65,9 @@ _NO_PROFILE_OF_PARTS = (
 def load_model(spec: EngineSpec) -> LoadedModel:
     """The model of a device. Raises what the library raises when it cannot load the model."""
     share = head_share(spec)
-    may_draft = bool(spec.draft_model or share) and _may_have_drafts(spec)
+    # As far as the settings tell; the graph may rule drafts out.
+    may_draft = bool(spec.draft_model or share) and on_cpu(spec) and task_of(Path(spec.model_dir)) is Task.GENERATE
+    may_draft = may_draft and never_batched(spec.device, Path(spec.model_dir), spec.settings) is None
     if may_draft:
         spec = structs.replace(spec, options=without_spinning_between_passes(spec.options))
     kv_bytes = allowed(spec).bytes if share else 0
@@ -87,14 +83,6 @@ def load_model(spec: EngineSpec) -> LoadedModel:
         if loaded.draft_model is None:
             loaded.resize(kv_bytes)
     return loaded
-
-
-def _may_have_drafts(spec: EngineSpec) -> bool:
-    """Whether a device's answers may have drafts, as far as the settings tell. The graph may rule them out."""
-    settings, model_dir = spec.settings, Path(spec.model_dir)
-    if not on_cpu(spec) or task_of(model_dir) is not Task.GENERATE:
-        return False
-    return never_batched(spec.device, model_dir, settings) is None
 
 
 def _load_runners(spec: EngineSpec) -> LoadedModel:
@@ -168,8 +156,8 @@ def _load_draft_model(spec: EngineSpec, loaded: LoadedModel) -> "DraftModel":
         raise ConfigurationError(f"draft_model={error.message}") from None
     # It never reads longer sequences.
     model = structs.replace(model, context_length=min(model.context_length, main.model.max_length))
-    own, share = for_draft_model(spec), draft_share(spec)
-    own = structs.replace(own, options=with_found_libraries(spec.options, path))
+    share, options = draft_share(spec), with_found_libraries(spec.options, path)
+    own = structs.replace(with_kv_share(spec, share), model_dir=spec.draft_model, draft_model="", options=options)
     cache_dir = Path(spec.settings.cache_dir) if spec.settings.cache_dir else None
     try:
         runner = load_batched(own, prepacked_model(path, cache_dir, own.options), model)
@@ -228,7 +216,7 @@ def _one_by_one(
 
 def _transcribing(spec: EngineSpec, model_dir: Path) -> LoadedModel:
     """For a model for speech: either in a batch or by the library."""
-    from genai_server.engine.model.aligner import why_no_times
+    from genai_server.engine.model.aligner import Aligner, why_no_times
     from genai_server.engine.model.sound_encoder import unencoded
     from genai_server.engine.runners.profiled_rows import ProfiledRows
 
@@ -242,13 +230,14 @@ def _transcribing(spec: EngineSpec, model_dir: Path) -> LoadedModel:
         return replace(loaded, why_no_profile=_NO_PROFILE_OF_PARTS)
     if refusal := why_no_times(model_dir):
         log.info("times of words are refused: %s", refusal)
-    open_aligner = None if refusal else lambda: _aligner(spec, model_dir)
+    options = reaching(spec.options, Reach.BATCHED)
+    open_aligner = None if refusal else lambda: Aligner(model_dir, spec.settings.threads, options).times
     batched.model = structs.replace(batched.model, aligns=not refusal)
     worker = SoundWorker(lambda: _sound_encoder(spec, model_dir), max_bytes, max_ahead, open_aligner)
     return LoadedModel(ProfiledRows(batched), batched, encoder=worker)
 
 
-def _sound_encoder(spec: EngineSpec, model_dir: Path) -> "Callable[[Tensors], EncodedSound]":
+def _sound_encoder(spec: EngineSpec, model_dir: Path) -> Callable[[Tensors], EncodedSound]:
     from genai_server.engine.model.sound_encoder import SoundEncoder
     from genai_server.engine.model.speech_files import read_encoder_files
 
@@ -262,12 +251,6 @@ def _sound_encoder(spec: EngineSpec, model_dir: Path) -> "Callable[[Tensors], En
     return SoundEncoder(files, spec.settings.threads, options).encode
 
 
-def _aligner(spec: EngineSpec, model_dir: Path) -> "Align":
-    from genai_server.engine.model.aligner import Aligner
-
-    return Aligner(model_dir, spec.settings.threads, reaching(spec.options, Reach.BATCHED)).times
-
-
 def _image_worker(spec: EngineSpec, model_dir: Path) -> ImageWorker | None:
     """What encodes images; None for a model that reads text only."""
     from genai_server.engine.model.vision import ImageEncoder
@@ -278,16 +261,11 @@ def _image_worker(spec: EngineSpec, model_dir: Path) -> ImageWorker | None:
         return None
     options = reaching(spec.options, Reach.BATCHED)
 
-    def open_encoder() -> "Callable[..., NDArray[Any]]":
+    def open_encoder() -> Callable[..., Any]:
         int8 = int8_graph(spec, files.vision, files.part, floats=True) if on_cpu(spec) else None
         return ImageEncoder(files, spec.settings.threads, options, int8, min_gain(spec)).encode
 
-    return ImageWorker(
-        open_encoder,
-        files.image_token,
-        spec.settings.encoder_cache_bytes,
-        hears=files.hears,
-    )
+    return ImageWorker(open_encoder, files.image_token, spec.settings.encoder_cache_bytes, hears=files.hears)
 
 
 def _pooled(spec: EngineSpec, model_dir: Path) -> LoadedModel:

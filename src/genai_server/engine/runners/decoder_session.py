@@ -19,13 +19,12 @@ from genai_server.engine.kv_cache.row_states import RowStates
 from genai_server.engine.model.pass_profile import profile_pass
 from genai_server.engine.model.vision import TokenEmbedder
 from genai_server.engine.runners.adapter_stack import AdapterStack
-from genai_server.engine.runners.base import Interrupted
+from genai_server.engine.runners.base import INTERRUPTED_MESSAGE, Interrupted
 from genai_server.engine.scores import NUM_BEST, Best, Logits, Scores
 from genai_server.errors import RunnerFailed
 
 # Maximum number of kept bindings. Binding two names for each layer in every pass would cost 0.7 ms.
 _MAX_BINDINGS = 256
-_INTERRUPTED_MESSAGE = "terminate flag"
 
 # Of attention, of states, and of adapters with the version of their stack; with whether the states are kept, because
 # there are drafts.
@@ -128,7 +127,7 @@ class DecoderSession:
         try:
             self.session.run_with_iobinding(binding, self._options if options is None else options)
         except RuntimeError as error:
-            if _INTERRUPTED_MESSAGE in str(error):
+            if INTERRUPTED_MESSAGE in str(error):
                 raise Interrupted from None
             raise RunnerFailed(f"onnxruntime: {error}") from error
         else:

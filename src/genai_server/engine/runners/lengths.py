@@ -90,11 +90,6 @@ def draft_share(spec: EngineSpec) -> float:
     return draft / (own + draft) if own and draft else _DRAFT_SHARE
 
 
-def for_draft_model(spec: EngineSpec) -> EngineSpec:
-    """What an engine's draft model is loaded with: its part of the memory."""
-    return structs.replace(with_kv_share(spec, draft_share(spec)), model_dir=spec.draft_model, draft_model="")
-
-
 def head_share(spec: EngineSpec) -> float:
     """The share of an engine's memory for keys and values that its model's head for multi-token prediction gets, so
     that both hold as many tokens; 0 if it is not used.

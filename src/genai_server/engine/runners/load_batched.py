@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from genai_server.engine.decoder_graph import DoesNotFit
+from genai_server.engine.decoder_graph import DecoderGraph, DoesNotFit
 from genai_server.engine.model.files import read_config, session_profile
 from genai_server.engine.model.graph import read_decoder_graph
 from genai_server.engine.model.speech_files import read_cross_decoder
@@ -24,7 +24,6 @@ from genai_server.pooling_model import Task, task_of
 from genai_server.system_memory import free_memory
 
 if TYPE_CHECKING:
-    from genai_server.engine.decoder_graph import DecoderGraph
     from genai_server.engine.runners.batch_sessions import Int8Session
     from genai_server.engine.runners.batched import BatchedRunner
 
@@ -118,7 +117,7 @@ def min_gain(spec: EngineSpec) -> float:
     return _MIN_GAIN if spec.settings.prefill_weights == "auto" else 1.0
 
 
-def _int8_session(spec: EngineSpec, graph: "DecoderGraph") -> "Int8Session | None":
+def _int8_session(spec: EngineSpec, graph: DecoderGraph) -> "Int8Session | None":
     from genai_server.engine.model.session import open_session
     from genai_server.engine.runners.batch_sessions import Int8Session
 

@@ -83,7 +83,7 @@ class OgGeneratorRunner(Runner):
         # Of a model that takes images, the library does not give the adapter to the decoder, and reports no error.
         self.abilities = Abilities("generator", adapters=self._vision is None)
         with _advised(self._options):
-            self._model = self.library.Model(self._configure(model_dir, threads, profile_prefix))
+            self.library_model: Any = self.library.Model(self._configure(model_dir, threads, profile_prefix))
         decoder = read_config(model_dir)["model"]["decoder"]
         self._logits = decoder.get("outputs", {}).get("logits", "logits")
         # A cache of a layer with a window holds all of it, however short the sequence is.
@@ -91,11 +91,6 @@ class OgGeneratorRunner(Runner):
         self._min_length = min(window, self.model.context_length)
         self.switches_at = rope_switch(model_dir)
         self._generators: dict[int, Any] = {}
-
-    @property
-    def library_model(self) -> Any:
-        """What the library has loaded."""
-        return self._model
 
     def load_adapter(self, path: Path) -> Any:
         """A container with this adapter alone. The library keeps it as long as a Generator uses it.
@@ -106,7 +101,7 @@ class OgGeneratorRunner(Runner):
         if not self.abilities.adapters:
             raise AdapterLoadFailed("onnxruntime-genai has no adapters for models that take images")
         try:
-            adapters = self.library.Adapters(self._model)
+            adapters = self.library.Adapters(self.library_model)
             adapters.load(str(path), _ADAPTER)
             trial = self._generator(2 * _TRIED_TOKENS, adapters)
             trial.append_tokens(np.ones(_TRIED_TOKENS, np.int32))
@@ -125,11 +120,11 @@ class OgGeneratorRunner(Runner):
         return 0
 
     def _generator(self, max_length: int, adapter: Any) -> Any:
-        parameters = self.library.GeneratorParams(self._model)
+        parameters = self.library.GeneratorParams(self.library_model)
         length = max(max_length, self._min_length)
         # The engine's own sampler chooses tokens, so the library's should do as little as possible.
         parameters.set_search_options(max_length=length, batch_size=1, num_beams=1, do_sample=False)
-        generator = self.library.Generator(self._model, parameters)
+        generator = self.library.Generator(self.library_model, parameters)
         if adapter is not None:
             generator.set_active_adapter(adapter, _ADAPTER)
         return generator
@@ -201,7 +196,7 @@ class OgGeneratorRunner(Runner):
 
     def end_session(self) -> None:
         self._generators.clear()
-        del self._model
+        del self.library_model
 
     def _configure(self, model_dir: Path, threads: int, profile_prefix: str) -> Any:
         """The library's configuration, with this device's providers and options in place of the file's."""

@@ -16,8 +16,14 @@ from numpy.typing import NDArray
 from genai_server.engine.abilities import Abilities
 from genai_server.engine.graph_rewriting.output_head import LAST_POSITIONS, read_last
 from genai_server.engine.model.files import VECTORS, check_model_directory
-from genai_server.engine.model.session_options import EXTERNAL_DATA, node_shares, open_with, session_options
-from genai_server.engine.runners.base import Interrupted, Runner
+from genai_server.engine.model.session_options import (
+    EXTERNAL_DATA,
+    NUMPY_TYPES,
+    node_shares,
+    open_with,
+    session_options,
+)
+from genai_server.engine.runners.base import INTERRUPTED_MESSAGE, Interrupted, Runner
 from genai_server.engine.runners.pooling import normalized, pool
 from genai_server.engine.scheduling.scheduler_output import Read, is_background
 from genai_server.engine.scores import Logits, Scores
@@ -38,7 +44,6 @@ _IDS, _MASK, _TYPES, _POSITIONS, _PAST = "input_ids", "attention_mask", "token_t
 _PASS_TOKENS = 2048
 # A text is in a pass with a shorter one if that is filled up by at most this share of it, or by so few tokens.
 _FILLED, _FEW = 0.125, 8
-_INTERRUPTED_MESSAGE = "terminate flag"
 _TRIED = (2, 7)
 # On a CPU the fused operator takes twice the time of the two that it replaces (scripts/profile_embeddings.py).
 DISABLED_FUSIONS = {"optimization.disable_specified_optimizers": "SkipLayerNormFusion"}
@@ -66,9 +71,6 @@ class PooledRunner(Runner):
         self._fills = model.true_token is None or LAST_POSITIONS in self._inputs
         self._entries = dict(options.run)
         self.abilities = Abilities("pooled", pools=True, interrupts=True)
-        # The run options of the step in progress, if it can be interrupted.
-        self._running: Any = None
-        self._may_interrupt = True
 
     @property
     def nodes(self) -> Mapping[str, int | None]:
@@ -88,14 +90,14 @@ class PooledRunner(Runner):
         found: dict[int, Logits] = {}
         options = self._run_options()
         if is_background(reads) or (self._may_interrupt and len(reads) == 1):
-            self._running = options
+            self._interruptible = options
         try:
             for batch in _batches(texts, are_filled=self._fills):
                 ids = [tokens[ends[number] - texts[number].num_tokens : ends[number]] for number in batch]
                 vectors = self._read(ids, [texts[number] for number in batch], options)
                 found.update(zip(batch, vectors, strict=True))
         finally:
-            self._running = None
+            self._interruptible = None
         self._may_interrupt = True
         numbers = iter(range(len(texts)))
         return [Scores(vectors=np.stack([found[next(numbers)] for _ in read.texts])) for read in reads]
@@ -116,14 +118,6 @@ class PooledRunner(Runner):
     def load_adapter(self, path: Path) -> object:
         raise AdapterLoadFailed("a model for embeddings or reranking takes no adapters")
 
-    def interrupt(self) -> None:
-        """End the pass in progress. Any thread may call this."""
-        if (running := self._running) is not None:
-            running.terminate = True
-
-    def set_runtime_option(self, sequence: int, option: str, value: str) -> None:
-        """Does nothing: no sequence is profiled, and the loop itself ends terminated ones."""
-
     def end_session(self) -> None:
         # The inputs keep the session alive, too.
         del self._session, self._inputs
@@ -138,7 +132,8 @@ class PooledRunner(Runner):
         result = self._run(self._feed(filled, mask, texts, places), options)
         if self._pooling.task is Task.RERANK:
             scores = self._scores(result)
-            return _sigmoid(scores) if self._pooling.has_sigmoid else scores
+            # Without overflow for very negative logits.
+            return np.exp(-np.logaddexp(0.0, -scores)).astype(np.float32) if self._pooling.has_sigmoid else scores
         if result.ndim == 3:
             left_out = np.array([0 if self._pooling.includes_prompt else text.num_left_out for text in texts])
             result = pool(result, mask * (places >= left_out[:, np.newaxis]), self._pooling.modes)
@@ -155,13 +150,13 @@ class PooledRunner(Runner):
             elif name.startswith(_PAST):
                 _, heads, _, width = value.shape
                 width = width if isinstance(width, int) else self._pooling.head_size
-                feed[name] = np.zeros((len(ids), heads, 0, width), _KINDS[value.type])
+                feed[name] = np.zeros((len(ids), heads, 0, width), NUMPY_TYPES[value.type])
             elif name == LAST_POSITIONS:
                 lasts = mask.sum(axis=1) - 1
                 feed[name] = np.stack([np.arange(len(ids)), lasts], axis=1)[:, np.newaxis]
             else:
                 found = {_IDS: ids, _MASK: mask, _POSITIONS: np.broadcast_to(places, ids.shape)}[name]
-                feed[name] = np.ascontiguousarray(found, _KINDS[value.type])
+                feed[name] = np.ascontiguousarray(found, NUMPY_TYPES[value.type])
         return feed
 
     def _scores(self, logits: Logits) -> Logits:
@@ -185,7 +180,7 @@ class PooledRunner(Runner):
         try:
             (result,) = self._session.run([self._output], feed, options)
         except Exception as error:  # ONNX Runtime's errors have no base of their own
-            if _INTERRUPTED_MESSAGE in str(error):
+            if INTERRUPTED_MESSAGE in str(error):
                 # Frequent interrupts would otherwise keep a text from ever being read.
                 self._may_interrupt = False
                 raise Interrupted from None
@@ -194,18 +189,8 @@ class PooledRunner(Runner):
         return found
 
 
-_KINDS = {
-    "tensor(int64)": np.int64,
-    "tensor(int32)": np.int32,
-    "tensor(float)": np.float32,
-    "tensor(float16)": np.float16,
-}
-
-
 def _open(graph: Path, model: PoolingModel, threads: int, options: DeviceOptions, profile_prefix: str) -> Any:
-    found = session_options(options, threads)
-    if profile_prefix:
-        found.enable_profiling, found.profile_file_prefix = True, profile_prefix
+    found = session_options(options, threads, profile_prefix=profile_prefix)
     for name, value in DISABLED_FUSIONS.items():
         if not options.providers and name not in options.entries:
             found.add_session_config_entry(name, value)
@@ -241,7 +226,7 @@ def _check_inputs(inputs: Mapping[str, Any], graph: Path) -> None:
     for name, value in inputs.items():
         if name not in known and not name.startswith(_PAST):
             raise ModelDirectoryError(f"{graph} has an input that this server does not know: {name}")
-        if value.type not in _KINDS:
+        if value.type not in NUMPY_TYPES:
             raise ModelDirectoryError(f"{graph} has an input of a type that this server does not give: {value.type}")
 
 
@@ -261,8 +246,3 @@ def _batches(texts: Sequence[PooledText], *, are_filled: bool) -> Iterator[list[
         batch.append(number)
     if batch:
         yield batch
-
-
-def _sigmoid(logits: Logits) -> Logits:
-    # Without overflow for very negative logits.
-    return np.asarray(np.exp(-np.logaddexp(0.0, -logits)), np.float32)

@@ -94,7 +94,7 @@ class RunnerPair:
 
     def outgrown(self, sequences: Iterable[Sequence]) -> list[Sequence]:
         """The sequences of the batch that have become too long for what its runner keeps of them."""
-        if not self.main.abilities.reopens:
+        if self.main.switches_at is None:
             return []
         return [s for s in sequences if s.batched and s.is_decoding and self.main.must_reopen(s)]
 

@@ -55,33 +55,25 @@ LINE_BREAK = "⏎"
 
 
 class ScriptedSequence:
-    """One sequence's prompt, script and answer."""
+    """One sequence's script and answer. Before the answer it says the line `first`."""
 
     def __init__(self, sequence: Scheduled, first: bytes, break_runner: Callable[[], None]) -> None:
         self.break_runner = break_runner
-        self.first = first  # the adapter's line, said before the answer
-        self.num_tokens = len(sequence.tokens)  # to read before the next token
-        self.num_said = sequence.num_produced  # tokens of the answer among them
-        self.prompt = bytearray()
-        self.answer = b""
+        self.num_unread = len(sequence.tokens)  # to read before the next token
+        self.has_script = sequence.request.prompt[-1] == END_OF_PROMPT
         self.delay = 0.0
         self.events: dict[int, list[Callable[[], None]]] = {}
-        self.num_produced = 0
+        self.num_produced = sequence.num_produced
         self.terminated = False
         self.profile = "0"
-
-    def start(self) -> None:
-        """Read the script; the prompt is complete, and maybe a part of the answer."""
-        self.num_produced = self.num_said
-        del self.prompt[self.num_tokens - self.num_said :]
-        line = _commands(bytes(self.prompt[:-1]).decode(errors="replace").strip())
+        line = _commands(bytes(sequence.request.prompt[:-1]).decode(errors="replace").strip())
         self.answer = line.encode()
         for part in line.split(";"):
             for verb, command in _COMMANDS.items():
                 match = command.fullmatch(part.strip())
                 if match:
                     self._add(verb, match.groupdict())
-        self.answer = self.first + self.answer
+        self.answer = first + self.answer
 
     def _add(self, verb: str, given: dict[str, str]) -> None:
         argument = given.get("argument", "")
@@ -145,14 +137,10 @@ class ScriptedRunner(Runner):
             raise Terminated("scripted session is terminated")
         if state.profile != "0":
             _write_profile(state.profile)
-        if state.num_produced == 0:
-            state.prompt += bytes(tokens)
-            end = state.num_tokens - state.num_said
-            if len(state.prompt) < state.num_tokens or state.prompt[end - 1] != END_OF_PROMPT:
-                return np.zeros(257, np.float32)
-            state.start()
+        state.num_unread -= len(tokens)
         logits = np.zeros(257, np.float32)
-        logits[state.next_token()] = 10.0
+        if state.num_unread <= 0 and state.has_script:
+            logits[state.next_token()] = 10.0
         return logits
 
     def _break(self) -> None:

@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,21 +28,13 @@ _FASTER = 1.05
 # Rounding to 8 bits costs about 0.02; 4 bits have cost about 0.1.
 _MAX_DIFFERENCE = 0.1
 
-
 # Copies the first tokens of one slot to another.
 Copy = Callable[[int, int, int], None]
 
 
-class Pass(Protocol):
-    """Runs a pass over the slots from 0 on."""
-
-    def __call__(self, ids: NDArray[np.int64], lengths: NDArray[np.int64]) -> Logits:
-        """Run `ids` [rows, new]; `lengths` [rows] are the rows' lengths after the pass. A row behind cached tokens can
-        be run again from these.
-
-        Returns the logits [rows, new, vocab_size].
-        """
-        ...
+# Runs ids [rows, new] over the slots from 0 on, of rows that have these lengths [rows] afterwards; returns the logits
+# [rows, new, vocab_size]. A row behind cached tokens can be run again from these.
+Pass = Callable[[NDArray[np.int64], NDArray[np.int64]], Logits]
 
 
 def smallest_row_group(run: Pass, copy: Copy, vocab_size: int) -> int:

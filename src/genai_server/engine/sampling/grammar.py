@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -206,8 +207,7 @@ class Guidance:
         """
         if grammar not in self._compiling:
             with stack(ENGINE_STACK):  # for the worker thread, which starts with its first task
-                submit = self._worker.submit_background if background else self._worker.submit
-                self._compiling[grammar] = submit(self._compile, grammar)
+                self._compiling[grammar] = self._worker.submit(partial(self._compile, grammar), background=background)
         self._compiling[grammar].add_done_callback(lambda compiled: done(compiled.result()))
 
     def keep(self, grammar: str, compiled: Compiled) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from functools import cached_property
 
-from genai_server.engine.scheduling.drafts import MAX_LENGTH, Draft, Fit, UnmadeDraft, fit_drafts
+from genai_server.engine.scheduling.drafts import MAX_LENGTH, Draft, Fit, fit_drafts
 from genai_server.engine.scheduling.step_time import MAX_DRAFTED, StepTimeModel
 
 # The acceptance of drafts that are as good as can be expected.
@@ -29,7 +29,7 @@ class DraftCosts:
         # The same if only one row has a draft.
         self.alone = self._worth[1]
 
-    def fit(self, drafts: Sequence[Draft | UnmadeDraft]) -> Fit:
+    def fit(self, drafts: Sequence[Draft]) -> Fit:
         """What the step reads of these drafts."""
         return fit_drafts(drafts, self._steps, self._drafting, self._worth)
 
@@ -44,4 +44,5 @@ class DraftCosts:
     @cached_property
     def max_saved(self) -> float:
         """What the best drafts of all rows can save, for each token of the batch."""
-        return self.per_token - 1 / self.fit([UnmadeDraft(MAX_LENGTH, _BEST_SHARE, 1)] * self.num_rows).per_second
+        best = Draft((), _BEST_SHARE, num_unmade=MAX_LENGTH, num_unread=1)
+        return self.per_token - 1 / self.fit([best] * self.num_rows).per_second

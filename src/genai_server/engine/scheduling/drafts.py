@@ -7,7 +7,7 @@ its tokens are accepted.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 from genai_server.engine.scheduling.text_index import GAP, MAX_MATCH, MIN_MATCH, FindText, Match, TextIndex
 
@@ -58,33 +58,23 @@ class Acceptance:
 
 @dataclass(frozen=True)
 class Draft:
-    """Tokens that may follow a sequence's newest one."""
+    """Tokens that may follow a sequence's newest one: given ones, or those that a draft model would make."""
 
+    # Empty if they are not made yet.
     tokens: Sequence[int]
     # The chance that a token is accepted, if those before it are.
     share: float = 0.0
     # Whether to try a token even if it is not expected to pay.
     is_due: bool = False
-    # Tokens that a draft model has to read for it.
-    num_unread: ClassVar[int] = 0
+    # The most tokens that a draft model would make, each in a pass, and those that it reads in the first of these
+    # passes; 0 if the tokens are given.
+    num_unmade: int = 0
+    num_unread: int = 0
 
     @property
     def length(self) -> int:
-        """How many tokens it has."""
-        return len(self.tokens)
-
-
-@dataclass(frozen=True)
-class UnmadeDraft:
-    """A draft that a draft model would make; each of its tokens takes a pass of that model."""
-
-    # The most tokens that it may have.
-    length: int
-    # As in a draft.
-    share: float
-    # Tokens that the draft model reads in the first of these passes.
-    num_unread: int
-    is_due: ClassVar[bool] = False
+        """How many tokens it has, or may have."""
+        return len(self.tokens) or self.num_unmade
 
 
 NO_DRAFT = Draft(())
@@ -102,7 +92,7 @@ class Fit(NamedTuple):
 
 
 def fit_drafts(
-    drafts: Sequence[Draft | UnmadeDraft],
+    drafts: Sequence[Draft],
     seconds: Sequence[float],
     drafting: Sequence[float] = (),
     worth: Sequence[float] = (),
@@ -185,7 +175,9 @@ class _Lookup:
         text = self._find()
         if text is None or (self._num_misses >= _MANY_MISSES and num_tokens % _RARE_LOOKUPS):
             return None
-        followed = self._followed and self._followed.moved(num_tokens - self._num_tokens)
+        followed = self._followed
+        if followed is not None:  # as if the text had continued in the same way
+            followed = followed._replace(place=followed.place + num_tokens - self._num_tokens)
         found = text.longest_match(end, followed)
         self._num_misses += 1
         if found is not None:

@@ -17,7 +17,7 @@ from weakref import WeakSet
 
 from genai_server.engine.scheduling.draft_budget import DraftBudget
 from genai_server.engine.scheduling.draft_costs import DraftCosts
-from genai_server.engine.scheduling.drafts import MAX_LENGTH, Acceptance, Draft, Fit, UnmadeDraft
+from genai_server.engine.scheduling.drafts import MAX_LENGTH, Acceptance, Draft, Fit
 from genai_server.engine.scheduling.step_time import MAX_DRAFTED, MIN_CHUNK, StepTimeModel
 from genai_server.engine.sequence import Sequence
 from genai_server.timing import Clock
@@ -129,7 +129,7 @@ class ModelDrafts:
             return None
         costs = DraftCosts(num_rows, times, self._model.times)
         offers, fit = self._offers(batch, drafts, unread, costs)
-        pays = any(length for length, offer in zip(fit.lengths, offers, strict=True) if isinstance(offer, UnmadeDraft))
+        pays = any(length for length, offer in zip(fit.lengths, offers, strict=True) if offer.num_unread)
         if pays and not times.has_timed(num_rows, _PLAIN_EVERY):
             self._num_idle = 0
             return [()] * num_rows
@@ -137,7 +137,7 @@ class ModelDrafts:
         wanted = [
             (sequence, length)
             for sequence, offer, length in zip(batch, offers, lengths, strict=True)
-            if length and isinstance(offer, UnmadeDraft)
+            if length and offer.num_unread
         ]
         chunks = self._chunks(self._behind(batch, offers, unread, fit, times, costs), costs.plain)
         if not wanted and not chunks:
@@ -152,10 +152,10 @@ class ModelDrafts:
             self._budget.add(-(reading if wanted else spent))
             spent -= reading
         if pays:
-            own = sum(length for offer, length in zip(offers, lengths, strict=True) if isinstance(offer, Draft))
+            own = sum(length for offer, length in zip(offers, lengths, strict=True) if not offer.num_unread)
             self._paying = _Paying(costs, costs.of_step(own), fit.worth * costs.per_token, -spent)
         return [
-            offer.tokens[:length] if isinstance(offer, Draft) else made.get(sequence, [])
+            made.get(sequence, []) if offer.num_unread else offer.tokens[:length]
             for sequence, offer, length in zip(batch, offers, lengths, strict=True)
         ]
 
@@ -188,7 +188,8 @@ class ModelDrafts:
 
     def _num_unread(self, sequence: Sequence) -> int:
         """How many tokens the draft model would read before it drafts; 0 if it cannot draft or need not be asked."""
-        is_hopeless = self._acceptance(sequence).share < _MIN_SHARE and not self._is_tried(sequence)
+        is_tried = sequence in self._tried or sequence in self._promising
+        is_hopeless = self._acceptance(sequence).share < _MIN_SHARE and not is_tried
         if is_hopeless and self._num_steps % _TRIAL_EVERY:
             return 0
         if sequence in self._failed or min(sequence.num_left - 1, self._model.room(sequence)) < 1:
@@ -197,7 +198,7 @@ class ModelDrafts:
 
     def _offers(
         self, batch: Several[Sequence], drafts: Several[Draft], unread: Several[int], costs: DraftCosts
-    ) -> tuple[Several[Draft | UnmadeDraft], Fit]:
+    ) -> tuple[Several[Draft], Fit]:
         """The given drafts, or in place of some those that the model would make, and what a step reads of them."""
         own = costs.fit(drafts)
         offers = [
@@ -206,7 +207,7 @@ class ModelDrafts:
         fit = costs.fit(offers)
         return (offers, fit) if fit.per_second >= own.per_second else (drafts, own)
 
-    def _better(self, sequence: Sequence, draft: Draft, num_unread: int) -> Draft | UnmadeDraft:
+    def _better(self, sequence: Sequence, draft: Draft, num_unread: int) -> Draft:
         """The given draft, or what the draft model would make if more of that is expected to be accepted.
 
         A given one that is due is tried in any case.
@@ -216,18 +217,18 @@ class ModelDrafts:
         unmade = self._unmade(sequence, num_unread)
         return unmade if _expected(unmade) > _expected(draft) else draft
 
-    def _unmade(self, sequence: Sequence, num_unread: int) -> UnmadeDraft:
+    def _unmade(self, sequence: Sequence, num_unread: int) -> Draft:
         length = min(MAX_LENGTH, sequence.num_left - 1, self._model.room(sequence))
-        return UnmadeDraft(length, self._acceptance(sequence).share, num_unread)
+        return Draft((), self._acceptance(sequence).share, num_unmade=length, num_unread=num_unread)
 
     def _with_trials(
-        self, batch: Several[Sequence], offers: Several[Draft | UnmadeDraft], lengths: Several[int], costs: DraftCosts
+        self, batch: Several[Sequence], offers: Several[Draft], lengths: Several[int], costs: DraftCosts
     ) -> tuple[list[int], float]:
         """The lengths, with a single token of some drafts that are not expected to pay, and what these cost."""
         found, spent = list(lengths), 0.0
         for row, (sequence, offer) in enumerate(zip(batch, offers, strict=True)):
             num_drafted = sum(found)
-            if found[row] or not isinstance(offer, UnmadeDraft) or len(batch) + num_drafted >= MAX_DRAFTED:
+            if found[row] or not offer.num_unread or len(batch) + num_drafted >= MAX_DRAFTED:
                 continue
             cost = costs.of_token(num_drafted, offer.num_unread)
             if sequence in self._tried or self._may_try(sequence, cost, costs):
@@ -236,10 +237,6 @@ class ModelDrafts:
                 found[row] = 1
                 spent += cost
         return found, spent
-
-    def _is_tried(self, sequence: Sequence) -> bool:
-        """Whether a trial of a sequence goes on."""
-        return sequence in self._tried or sequence in self._promising
 
     def _may_try(self, sequence: Sequence, cost: float, costs: DraftCosts) -> bool:
         """Whether a trial of a sequence can begin: if there is time for it, and the best drafts could save more in the
@@ -253,7 +250,7 @@ class ModelDrafts:
     def _behind(
         self,
         batch: Several[Sequence],
-        offers: Several[Draft | UnmadeDraft],
+        offers: Several[Draft],
         unread: Several[int],
         fit: Fit,
         times: StepTimeModel,
@@ -273,7 +270,7 @@ class ModelDrafts:
             for row, offer in enumerate(offers)
         ]
         better = costs.fit(later)
-        rows = [row for row in behind if better.lengths[row] and isinstance(later[row], UnmadeDraft)]
+        rows = [row for row in behind if better.lengths[row] and later[row].num_unread]
         if self._budget.seconds < 0:
             rows = [row for row in rows if batch[row] in begun]
         saved = 1 / fit.per_second - 1 / better.per_second
@@ -326,6 +323,6 @@ class ModelDrafts:
         return dict(zip((sequence for sequence, _ in wanted), drafts, strict=True))
 
 
-def _expected(draft: Draft | UnmadeDraft) -> float:
+def _expected(draft: Draft) -> float:
     """How many tokens of a draft are expected to be accepted."""
     return sum(draft.share**place for place in range(1, draft.length + 1))

@@ -79,11 +79,6 @@ class Step:
         return all(read.decodes for read in self.reads)
 
     @property
-    def num_decoding(self) -> int:
-        """How many sequences the step decodes."""
-        return sum(read.decodes for read in self.reads)
-
-    @property
     def reads_more(self) -> bool:
         """Whether a runner which schedules prompts itself may read some in this step, too."""
         return any(sequence.by_library and not sequence.num_produced for sequence in self.sequences)
@@ -97,11 +92,6 @@ class Step:
     def is_background(self) -> bool:
         """Whether all of its sequences are of the background, so that it gives way to any other."""
         return is_background(self.reads)
-
-    @property
-    def has_background(self) -> bool:
-        """Whether sequences of the background read beside others."""
-        return not self.is_background and any(read.sequence.background for read in self.reads)
 
     @property
     def max_tokens(self) -> int:

@@ -180,7 +180,8 @@ class StepTimeModel:
 
     def answered(self, num_tokens: int) -> None:
         """Learn how many tokens an answer had."""
-        self._answer = _mean(self._answer, num_tokens)
+        before = num_tokens if self._answer is None else self._answer
+        self._answer = (1 - _WEIGHT) * before + _WEIGHT * num_tokens
 
     def seconds_to_read(self, num_tokens: int) -> float:
         """Seconds to read `num_tokens` of a prompt; 0 before any measurement."""
@@ -211,7 +212,3 @@ def _ascending(passes: dict[int, _Recent], num_passes: int) -> tuple[list[int], 
             weight, numbers = more + weight, [*smaller, *numbers]
         blocks.append((seconds, weight, numbers))
     return sorted(passes), [seconds for seconds, _, numbers in blocks for _ in numbers]
-
-
-def _mean(before: float | None, newest: float) -> float:
-    return newest if before is None else (1 - _WEIGHT) * before + _WEIGHT * newest

@@ -107,10 +107,6 @@ class Match(NamedTuple):
     place: int
     length: int
 
-    def moved(self, num_tokens: int) -> "Match":
-        """The place this number of tokens later, if the other text continued in the same way."""
-        return self._replace(place=self.place + num_tokens)
-
 
 class TextIndex:
     """Texts that are found by their last `gram` tokens. `num_tokens` are expected.
