@@ -54,7 +54,7 @@ def environment_without(module: str, folder: Path) -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join([str(folder), str(ROOT / "src")])}
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 20.0, *, least: float = 0.01) -> None:
+def wait_until(condition: Callable[[], bool], seconds: float = 40.0, *, least: float = 0.01) -> None:
     """Poll with growing pauses until the condition holds; fails after the time limit.
 
     `least` is the shortest pause, in seconds.
