@@ -25,6 +25,7 @@ BY_OPERATORS = "/admin/|^/api/pull$"
 
 def _run(server: RunningServer, folder: Path, *options: str) -> None:
     command = [sys.executable, "-m", "schemathesis.cli", "run", f"{server.url}/openapi.json", *options, *CHOSEN]
+    command += ["--wait-for-schema", "60"]
     command += ["--exclude-checks", "positive_data_acceptance", "--seed", "1", "--no-color"]
     # schemathesis warns of bodies that it cannot send to a server that accepts only JSON.
     finished = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
