@@ -279,7 +279,7 @@ def run_server(
             process.kill()
             process.wait()
         server.client.close()
-        alive = running_after(children, 10.0)
+        alive = running_after(children, 20.0)
         for child in alive:
             child.kill()
         assert not alive, f"left behind: {alive}"

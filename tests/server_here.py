@@ -72,7 +72,7 @@ def run_here(
         thread.start()
         server = ServerHere(listener.getsockname()[1], folder)
         try:
-            wait_until(lambda: server.is_ready() and not server.is_starting())
+            wait_until(lambda: server.is_ready() and not server.is_starting(), 40.0)
             yield server
         finally:
             server.client.close()
