@@ -109,6 +109,8 @@ def test_unloading_waits_for_requests_and_refuses_new_ones(server: RunningServer
         assert unload(server, name="more", wait=False).json()["unloaded"] is False
         assert states(server)["more"] == "unloading"
         assert refusal(server.chat("say x", model="more")) == (404, "model_not_found", "model")
+        for _ in range(75):  # longer than the second after which idle models end
+            next(reader)
         running = events.response.headers["x-request-id"]
         server.client.post(f"/v1/requests/{running}/cancel", json={}).raise_for_status()
         assert last_event(reader)["finish_reason"] == "cancelled"

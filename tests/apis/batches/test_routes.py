@@ -383,7 +383,7 @@ def test_batch_gives_its_places_to_other_requests_and_continues(tmp_path: Path) 
     settings = {"GENAI_DEVICE": "scripted", "GENAI_FILES_DIR": str(tmp_path / "files"), "GENAI_MAX_BATCH_SIZE": "2"}
     with run_here(tmp_path, settings=settings) as server:
         # The first two take seconds.
-        lengths = {"0": 100, "1": 100, "2": 9}
+        lengths = {"0": 60, "1": 60, "2": 9}
         batch = begin(server.client, [line(id, f"delay 0.01; count {length}") for id, length in lengths.items()])
         wait_until(lambda: _present(server) == {("decode", True)})
         answer = server.client.post(CHAT, json=line("", "say hello", n=2)["body"])
