@@ -2,6 +2,9 @@
 
 import socket
 from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
 
 from tests.running_server import RunningServer
 
@@ -22,6 +25,13 @@ def connect(server: RunningServer, *, receive_buffer: int | None = None) -> sock
     sock.settimeout(20)
     sock.connect(("127.0.0.1", int(server.url.rpartition(":")[2])))
     return sock
+
+
+def post(server: RunningServer, path: str, **fields: Any) -> bytes:
+    """The bytes of a request with httpx's fields, such as `json` and `files`."""
+    asked = httpx.Request("POST", f"{server.url}{path}", **fields)
+    lines = [f"POST {path} HTTP/1.1", *(f"{name}: {value}" for name, value in asked.headers.items()), "", ""]
+    return "\r\n".join(lines).encode() + asked.read()
 
 
 def read_to_end(sock: socket.socket) -> bytes:

@@ -81,6 +81,16 @@ def running_after(processes: Iterable[psutil.Process], seconds: float) -> list[p
     return running()
 
 
+@contextmanager
+def suspended(process: psutil.Process) -> Iterator[None]:
+    """The process does nothing until the block ends, so that an engine's requests do not end before."""
+    process.suspend()
+    try:
+        yield
+    finally:
+        process.resume()
+
+
 def has_ended(process: psutil.Process) -> bool:
     """Whether a process has ended, even if its exit status is not collected."""
     try:
@@ -269,7 +279,7 @@ def run_server(
             process.kill()
             process.wait()
         server.client.close()
-        alive = running_after(children, 10.0)
+        alive = running_after(children, 20.0)
         for child in alive:
             child.kill()
         assert not alive, f"left behind: {alive}"

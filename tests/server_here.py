@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from unittest.mock import patch
 
 import httpx
 import uvicorn
@@ -18,6 +19,9 @@ from genai_server.cli.serve.composition import attached_app
 from genai_server.cli.serve.server_lifetime import _uvicorn_config, listen
 from genai_server.config.settings import Settings
 from genai_server.config.sources import add_options, load_settings
+from genai_server.messages.launch import EngineSpec
+from genai_server.supervisor import engine_watch
+from genai_server.supervisor.engine_process import EngineProcess
 from genai_server.supervisor.supervisor import Supervisor
 from tests.running_server import ONE_THREAD, RunningServer, wait_until
 
@@ -29,6 +33,22 @@ class ServerHere(RunningServer):
         self.url = f"http://127.0.0.1:{port}"
         self.client = httpx.Client(base_url=self.url, timeout=30)
         self.folder = folder
+
+
+@contextmanager
+def starts_held() -> Iterator[None]:
+    """Engines that a supervisor of this process is to start or restart wait until the block ends."""
+    goes_on = threading.Event()
+
+    def held(spec: EngineSpec) -> EngineProcess:
+        assert goes_on.wait(60)
+        return EngineProcess(spec)
+
+    with patch.object(engine_watch, "EngineProcess", held):
+        try:
+            yield
+        finally:
+            goes_on.set()
 
 
 @contextmanager
@@ -52,7 +72,7 @@ def run_here(
         thread.start()
         server = ServerHere(listener.getsockname()[1], folder)
         try:
-            wait_until(lambda: server.is_ready() and not server.is_starting())
+            wait_until(lambda: server.is_ready() and not server.is_starting(), 40.0)
             yield server
         finally:
             server.client.close()

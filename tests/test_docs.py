@@ -195,7 +195,7 @@ def test_each_example_does_what_it_shows(server: RunningServer, language: str, c
         env=clean_environment(),
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=55,
         check=False,
     )
     assert result.returncode == 0, result.stderr

@@ -25,7 +25,7 @@ from tests.running_server import (
     running_after,
     wait_until,
 )
-from tests.server_here import run_here
+from tests.server_here import run_here, starts_held
 
 
 @pytest.fixture(scope="module")
@@ -58,16 +58,17 @@ def test_engine_that_holds_the_gil_delays_no_other(own_folder: Path) -> None:
 
 
 def test_killed_engine_ends_its_streams_and_is_restarted(own_folder: Path) -> None:
-    with run_server(own_folder, "--device", "scripted") as server:
+    with run_here(own_folder, "--device", "scripted") as server:
         pid = server.device("scripted")["pid"]
         with (
             server.begun("delay 0.02; count 1000", 4) as ours,
             server.begun("delay 0.02; count 1000", 4, path="/v1/chat/completions", stream=True) as openais,
+            starts_held(),
         ):
             os.kill(pid, signal.SIGKILL)
             assert [last_event(reader)["error"]["code"] for reader in (ours, openais)] == ["engine_died"] * 2
-        assert server.client.get("/readyz").status_code == 503
-        assert server.client.get("/livez").status_code == 200  # the engine is being restarted
+            assert server.client.get("/readyz").status_code == 503
+            assert server.client.get("/livez").status_code == 200  # the engine is being restarted
         wait_until(server.is_ready)
         assert server.chat("say back").json()["content"] == "back"
         device = server.device("scripted")
@@ -128,8 +129,9 @@ def test_hung_engine_is_replaced_and_other_devices_continue(own_folder: Path) ->
         holder.join(30)
         assert not holder.is_alive()
         assert (held[0].status_code, held[0].json()["error"]["code"]) == (500, "engine_hung")
-        assert "hung and was killed: a step of 1 tokens has not ended for 3.1 s" in server.log()
+        wait_until(lambda: server.device("scripted:0")["restarts"] == 1)
         wait_until(lambda: server.device("scripted:0")["state"] == "ready")
+        assert "hung and was killed: a step of 1 tokens has not ended for 3.1 s" in server.log()
         assert server.chat("say x", device="scripted:0").json()["content"] == "x"
         assert server.device("scripted:1")["restarts"] == 0
 

@@ -130,7 +130,7 @@ def test_internal_error_of_a_request_is_logged_without_message(
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     try:
-        assert httpx.get(f"http://127.0.0.1:{listener.getsockname()[1]}/").status_code == 500
+        assert httpx.get(f"http://127.0.0.1:{listener.getsockname()[1]}/", timeout=30).status_code == 500
     finally:
         server.should_exit = True
         thread.join(20)

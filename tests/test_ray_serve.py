@@ -181,7 +181,8 @@ def test_invalid_request_is_answered_as_by_a_single_server(
 ) -> None:
     headers = {"content-type": "application/json", "x-request-id": "mine"}
     found, expected = (
-        httpx.post(f"{server.url}{path}", content=content, headers=headers) for server in (demo, shared_demo)
+        httpx.post(f"{server.url}{path}", content=content, headers=headers, timeout=PATIENCE)
+        for server in (demo, shared_demo)
     )
     assert (found.status_code, found.json()) == (expected.status_code, expected.json())
     assert found.headers.get_list("x-request-id") == ["mine"]
@@ -262,7 +263,7 @@ def test_profiles_are_switched_on_and_listed_for_all_replicas(demo: RunningServe
 def test_disconnected_clients_sequence_ends(demo: RunningServer) -> None:
     with _suspended_streams(demo) as streams:
         replicas = set(streams)
-    wait_until(lambda: demo.client.get("/v1/requests").json()["data"] == [])
+    _wait_until(lambda: demo.client.get("/v1/requests").json()["data"] == [])
     metrics = demo.client.get("/metrics").text
     aborted = re.findall(r'request_success_total{.*finished_reason="abort".*replica="(\w+)"}', metrics)
     assert set(aborted) == replicas
@@ -294,7 +295,7 @@ def test_hung_replica_is_named_and_delays_no_health_check(demo: RunningServer) -
         assert replica.status() == psutil.STATUS_STOPPED
     finally:
         replica.resume()
-    wait_until(lambda: demo.client.get("/healthz").status_code == 200)
+    _wait_until(lambda: demo.client.get("/healthz").status_code == 200)
 
 
 def test_dead_replica_fails_its_own_streams_and_is_replaced(

@@ -8,8 +8,8 @@ from tests.running_server import ROOT, run_server, wait_until
 
 PACKAGE = ROOT / "src" / "genai_server"
 ARCHITECTURE = ROOT / "docs" / "architecture.md"
-# For the processes to see the file that switches recording on and off.
-_SECONDS_TO_NOTICE = 0.5
+# For what a request leaves to do after its answer.
+_SECONDS_TO_SETTLE = 0.5
 MAX_FILES = 65
 MAX_TO_KEEP_IN_MIND = 14
 # Run when some time has passed, so that they may run during a request or not.
@@ -39,16 +39,16 @@ def walked(folder: Path) -> set[str]:
         "stream": True,
     }
     with run_server(folder, settings=settings) as server:
+        pids = [server.process.pid, server.device("cpu")["pid"]]
         for is_noted in (False, True):
             if is_noted:
                 (folder / "on").touch()
-                time.sleep(_SECONDS_TO_NOTICE)
+                wait_until(lambda: all((folder / f"begun-{pid}").exists() for pid in pids))
             answer = server.client.post("/v1/chat/completions", json=question)
             assert answer.text.rstrip().endswith("data: [DONE]")
-            time.sleep(_SECONDS_TO_NOTICE)
+            time.sleep(_SECONDS_TO_SETTLE)
         (folder / "on").unlink()
-        wait_until(lambda: len(list(folder.glob("[0-9]*"))) >= 2)
-        time.sleep(_SECONDS_TO_NOTICE)
+        wait_until(lambda: all((folder / f"{pid}").exists() for pid in pids))
     files = {line for path in folder.glob("[0-9]*") for line in path.read_text(encoding="utf-8").split()}
     return {str(Path(name).relative_to(PACKAGE)) for name in files if Path(name).is_relative_to(PACKAGE)}
 

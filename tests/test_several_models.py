@@ -29,10 +29,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
 
 @pytest.fixture(autouse=True)
 def as_found(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Fails a test that leaves a changed list of models to the tests that follow."""
+    """Fails a test that leaves other models, and unloads these, so that the tests that follow do not fail."""
     yield
     if "server" in request.fixturenames:
-        assert states(request.getfixturevalue("server")) == BOTH
+        server = request.getfixturevalue("server")
+        found = states(server)
+        for name in found.keys() - BOTH.keys():
+            unload(server, name=name, timeout=0)
+        assert found == BOTH
 
 
 @pytest.fixture(scope="module")
@@ -99,11 +103,17 @@ def test_model_is_loaded_and_unloaded_while_another_streams(server: RunningServe
 
 def test_unloading_waits_for_requests_and_refuses_new_ones(server: RunningServer) -> None:
     load(server, name="more", path="/more")
-    with server.begun("delay 0.02; count 20", model="more") as reader:
+    with server.stream(SLOW, model="more") as events:
+        reader = iter(events)
+        next(reader)
         assert unload(server, name="more", wait=False).json()["unloaded"] is False
         assert states(server)["more"] == "unloading"
         assert refusal(server.chat("say x", model="more")) == (404, "model_not_found", "model")
-        assert last_event(reader)["finish_reason"] == "stop"
+        for _ in range(75):  # longer than the second after which idle models end
+            next(reader)
+        running = events.response.headers["x-request-id"]
+        server.client.post(f"/v1/requests/{running}/cancel", json={}).raise_for_status()
+        assert last_event(reader)["finish_reason"] == "cancelled"
     wait_until(lambda: states(server) == BOTH)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.running_server import RunningServer, body, run_server, wait_until
+from tests.running_server import RunningServer, body, has_ended, run_server, wait_until
 
 SCHEMA = {
     "type": "object",
@@ -289,7 +289,7 @@ def _kill_the_checker(server: RunningServer) -> None:
     family = psutil.Process(server.process.pid).children()
     (checker,) = (process for process in family if "genai_server.grammar_checker.process" in process.cmdline())
     checker.kill()
-    wait_until(lambda: checker.status() == psutil.STATUS_ZOMBIE)
+    wait_until(lambda: has_ended(checker))
 
 
 @pytest.mark.parametrize("grammar", ['start: /x*/ "x"', "start: A A\nA: /x+/", 'start: "say "? B "y"\nB: /[a-z ]*/'])

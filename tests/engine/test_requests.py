@@ -84,15 +84,18 @@ def test_time_before_the_engine_counts_and_may_be_the_whole(bench: Bench) -> Non
     assert bench.scheduler.is_idle
 
 
-def test_deadline_of_a_prompt_interrupts_only_its_own_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = Bench(tmp_path, clock=time.perf_counter)
+def test_deadline_of_a_prompt_interrupts_only_its_own_pass(
+    tmp_path: Path, clock: HandClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench(tmp_path, clock=clock)
     interrupted = threading.Event()
     monkeypatch.setattr(bench.loop.interrupts, "_interrupt", interrupted.set)
     waited = []
 
     def wait(reads: Several[Read]) -> None:
         if reads[0].sequence.id == 0:
-            waited.append(interrupted.wait(10))
+            waited.append(interrupted.wait(30))
+            clock.wait(0.05)
             raise Interrupted
 
     bench.before_each_pass(wait)

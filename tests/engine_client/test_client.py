@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from typing import Any
 
+import psutil
 import pytest
 
 from genai_server.config.sources import load_settings
@@ -18,8 +19,11 @@ from genai_server.messages.generation_request import FinishReason, GenerationReq
 from genai_server.messages.status_file import StatusFileReader
 from genai_server.supervisor.supervisor import Supervisor
 from tests.engine_client.received import received_batches, received_tokens
+from tests.running_server import suspended
 
 pytestmark = pytest.mark.anyio
+# Takes 25 s, so each test ends it.
+ENDLESS = "delay 0.05; count 1000"
 
 
 @contextmanager
@@ -112,7 +116,7 @@ async def test_many_requests_at_once_each_get_their_own_answer(router: Router) -
 
 async def test_closing_a_stream_early_frees_the_engine(router: Router) -> None:
     engine = router.engines["scripted:0"]
-    (stream,) = await engine.in_flight.submit(request("delay 0.01; count 100"))
+    (stream,) = await engine.in_flight.submit(request(ENDLESS))
     await anext(stream)
     assert engine.load.running == 1
     stream.close()
@@ -123,7 +127,7 @@ async def test_closing_a_stream_early_frees_the_engine(router: Router) -> None:
 async def test_engine_death_fails_only_its_own_streams() -> None:
     async with own_router() as router:
         victim, other = router.engines["scripted:0"], router.engines["scripted:1"]
-        doomed = await victim.in_flight.submit(*(request("delay 0.01; count 100") for _ in range(3)))
+        doomed = await victim.in_flight.submit(*(request(ENDLESS) for _ in range(3)))
         (survivor,) = await other.in_flight.submit(request("delay 0.01; count 30"))
         for stream in doomed:
             await anext(stream)
@@ -146,7 +150,7 @@ async def test_engine_death_fails_only_its_own_streams() -> None:
 async def test_request_without_a_token_moves_to_the_next_engine() -> None:
     async with own_router(max_batch_size="1") as router:
         engine = router.engines["scripted:0"]
-        (running,) = await engine.in_flight.submit(request("delay 0.01; count 100"))
+        (running,) = await engine.in_flight.submit(request(ENDLESS))
         await anext(running)
         (waiting,) = await engine.in_flight.submit(
             request("say abc", top_logprobs=1, prompt_logprobs=True, max_tokens=2)
@@ -189,7 +193,7 @@ async def test_requests_do_not_wait_for_a_failed_engine() -> None:
 
 async def test_a_refusal_is_raised_by_submit(narrow_router: Router) -> None:
     engine = narrow_router.engines["scripted:0"]
-    (running,) = await engine.in_flight.submit(request("delay 0.01; count 100"))
+    (running,) = await engine.in_flight.submit(request(ENDLESS))
     await anext(running)
     (waiting,) = await engine.in_flight.submit(request("say x"))
     with pytest.raises(QueueFull):
@@ -205,7 +209,7 @@ async def test_a_full_engine_is_known_to_be_full_without_asking_it(narrow_router
     engine.require_capacity(2, [10**6, 100], param="n")
     with pytest.raises(InvalidField, match="n may make 2 answers .* given 3"):
         engine.require_capacity(3, param="n")  # however long it would wait
-    (running,) = await engine.in_flight.submit(request("delay 0.01; count 100"))
+    (running,) = await engine.in_flight.submit(request(ENDLESS))
     await until(lambda: engine.load.num_free == 1)
     engine.require_capacity(1, [100], param="n")
     with pytest.raises(QueueFull, match=r"would have 101 tokens .*: GENAI_MAX_QUEUE_TOKENS lets 100 wait"):
@@ -223,22 +227,24 @@ async def test_a_full_engine_is_known_to_be_full_without_asking_it(narrow_router
 
 async def test_request_cancelled_before_its_acceptance_is_dropped(router: Router) -> None:
     engine = router.engines["scripted:0"]
-    (busy,) = await engine.in_flight.submit(request("hold 0.5 at 1; count 9"))
+    (busy,) = await engine.in_flight.submit(request(ENDLESS))
     await anext(busy)
-    asking = asyncio.ensure_future(engine.in_flight.submit(request("delay 0.01; count 100")))
-    await asyncio.sleep(0)
-    assert engine.work == 2
-    asking.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await asking
-    assert engine.work == 1
-    assert [batch async for batch in busy]
+    with suspended(psutil.Process(engine.status().pid)):
+        asking = asyncio.ensure_future(engine.in_flight.submit(request(ENDLESS)))
+        await asyncio.sleep(0)
+        assert engine.work == 2
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        assert engine.work == 1
+    await anext(busy)
+    busy.close()
     assert (await engine.admin.ask(ListRequests)).requests == []
 
 
 async def test_router_picks_the_least_loaded_and_terminated_last(router: Router) -> None:
     first, second = router.engines.values()
-    (running,) = await router.pick(None)[0].in_flight.submit(request("delay 0.01; count 100"))
+    (running,) = await router.pick(None)[0].in_flight.submit(request(ENDLESS))
     assert first.work == 1
     assert router.pick(None)[0] is second
     assert router.pick("scripted:0")[0] is first

@@ -80,9 +80,9 @@ def test_prometheus_and_grafana(tmp_path: Path) -> None:
         url = f"http://{here.replaced['127.0.0.1:9090']}/api/v1/query"
         for query in queries:
             query = re.sub(r"\$(__rate_interval|__interval)", "1m", query)
-            answer = httpx.get(url, params={"query": re.sub(r"\$\{?\w+\}?", ".*", query)}).json()
+            answer = httpx.get(url, params={"query": re.sub(r"\$\{?\w+\}?", ".*", query)}, timeout=30).json()
             assert answer["status"] == "success", answer
-        names = httpx.get(url.replace("query", "label/__name__/values")).json()["data"]
+        names = httpx.get(url.replace("query", "label/__name__/values"), timeout=30).json()["data"]
         assert {name for query in queries for name in re.findall(r"genai:num_\w+|genai:engine_\w+", query)} <= {*names}
 
 

@@ -7,12 +7,13 @@ from typing import Any
 
 import httpx
 import openai
+import psutil
 import pytest
 
 from genai_server.errors import RateLimitExceeded
 from genai_server.http.api_keys import ApiKey, line_of
 from genai_server.http.rate_limit import RateLimits
-from tests.running_server import RunningServer, body, wait_until
+from tests.running_server import RunningServer, body, suspended, wait_until
 from tests.server_here import run_here
 
 ANN, BOB, CID = ApiKey("ann", b"a"), ApiKey("bob", b"b"), ApiKey("cid", b"c", concurrent=2, rate=0)
@@ -126,18 +127,21 @@ def test_running_request_holds_the_keys_slot_until_it_ends(limited: RunningServe
     script = {"whole": "count 9; delay 0.1", "cut": "count 999; delay 0.1", "failed": "count 9; delay 0.1; fail at 9"}[
         end
     ]
+    health = limited.client.get("/healthz", headers=bearer("slow")).json()
+    engine = psutil.Process(health["devices"]["scripted"]["pid"])
     with (
         httpx.Client(base_url=limited.url, timeout=30) as client,
         client.stream("POST", "/v1/chat/stream", json=body(script), headers=bearer("slow")) as response,
     ):
         lines = response.iter_lines()
         next(lines)
-        refusal = chat(limited, "slow")
+        with suspended(engine):
+            refusal = chat(limited, "slow")
+            assert limited.client.get("/v1/models", headers=bearer("slow")).status_code == 200
         assert refusal.status_code == 429
         assert refusal.json()["error"]["type"] == "rate_limit_error"
         assert refusal.json()["error"]["code"] == "rate_limit_exceeded"
         assert int(refusal.headers["retry-after"]) >= 1
-        assert limited.client.get("/v1/models", headers=bearer("slow")).status_code == 200
         if end != "cut":
             assert list(lines)
     wait_until(lambda: chat(limited, "slow").status_code == 200)

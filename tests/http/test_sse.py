@@ -57,7 +57,7 @@ def served(events: Events, **options: Any) -> Iterator[tuple[str, Source]]:
 def read(events: Events, **options: Any) -> str:
     """Everything that a client receives."""
     with served(events, **options) as (url, source):
-        text = httpx.get(url).text
+        text = httpx.get(url, timeout=30).text
         wait_until(lambda: source.closed == 1)
     return text
 
@@ -102,7 +102,7 @@ def test_no_proxy_keeps_the_events_back() -> None:
         yield "x"
 
     with served(events) as (url, _):
-        headers = httpx.get(url).headers
+        headers = httpx.get(url, timeout=30).headers
     assert headers["content-type"] == "text/event-stream; charset=utf-8"
     assert headers["cache-control"] == "no-store"
     assert headers["x-accel-buffering"] == "no"
@@ -177,7 +177,7 @@ def test_slow_reader_delays_only_its_own_events() -> None:
             made += 1
             yield "x" * size
 
-    with served(events) as (url, source), httpx.stream("GET", url) as response:
+    with served(events) as (url, source), httpx.stream("GET", url, timeout=30) as response:
         wait_until(lambda: made > 1)
         stood = -1
         while stood != made:  # the sockets' buffers take some
@@ -194,7 +194,7 @@ def test_disconnected_client_ends_the_events() -> None:
         await asyncio.Event().wait()
 
     with served(waits) as (url, source):
-        with httpx.stream("GET", url) as response:
+        with httpx.stream("GET", url, timeout=30) as response:
             lines = response.iter_lines()  # kept: without a reader httpx closes the connection
             assert next(lines) == "data: x"
             assert source.closed == 0

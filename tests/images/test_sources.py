@@ -180,7 +180,7 @@ def _fetch(
     hosts: Sequence[str] = ("images.example:{port}",),
     may_connect: Callable[[str], bool] = lambda address: True,
     max_bytes: int = 1000,
-    seconds: float = 5.0,
+    seconds: float = 30.0,
 ) -> bytes:
     async def fetch() -> bytes:
         async with host.running():

@@ -17,10 +17,11 @@ from genai_server.config.environment import export_settings
 from genai_server.config.settings import Settings
 from genai_server.messages.launch import EngineSpec
 from genai_server.messages.status_file import EngineStatus, read_status_file
-from genai_server.supervisor import engine_process
+from genai_server.supervisor import engine_process, engine_watch
 from genai_server.supervisor.supervisor import Supervisor
 from tests.given_settings import given
 from tests.running_server import DEMO, ROOT, clean_environment, has_ended, wait_until
+from tests.server_here import starts_held
 
 
 def settings(**values: str) -> Settings:
@@ -123,11 +124,12 @@ def test_engines_never_receive_an_api_key(tmp_path: Path, monkeypatch: pytest.Mo
 def test_killed_engine_is_restarted() -> None:
     with supervised(Supervisor(settings())) as supervisor:
         wait_until(lambda: first(supervisor).state == "ready")
-        os.kill(pid := pid_of_first(supervisor), signal.SIGKILL)
-        wait_until(lambda: first(supervisor).state == "restarting")
-        assert first(supervisor).error == (
-            "the engine process died, exit status -9: killed, by the kernel if memory ran out, or by a user"
-        )
+        with starts_held():
+            os.kill(pid := pid_of_first(supervisor), signal.SIGKILL)
+            wait_until(lambda: first(supervisor).state == "restarting")
+            assert first(supervisor).error == (
+                "the engine process died, exit status -9: killed, by the kernel if memory ran out, or by a user"
+            )
         wait_until(lambda: first(supervisor).state == "ready")
         assert first(supervisor).pid != pid
         assert first(supervisor).restarts == 1
@@ -150,11 +152,12 @@ def test_hung_engine_is_restarted_and_an_idle_one_is_not() -> None:
         wait_until(lambda: all(status.state == "ready" for status in supervisor.statuses()))
         pid, idle = (status.pid for status in supervisor.statuses())
         assert pid is not None
-        os.kill(pid, signal.SIGSTOP)
-        wait_until(lambda: first(supervisor).state == "restarting")
-        error = first(supervisor).error or ""
-        assert first(supervisor).hung
-        assert error.startswith("the engine process hung and was killed: the engine's loop has not ended for 3 s")
+        with starts_held():
+            os.kill(pid, signal.SIGSTOP)
+            wait_until(lambda: first(supervisor).state == "restarting")
+            error = first(supervisor).error or ""
+            assert first(supervisor).hung
+            assert error.startswith("the engine process hung and was killed: the engine's loop has not ended for 3 s")
         wait_until(lambda: first(supervisor).state == "ready")
         assert not first(supervisor).hung
         assert not psutil.pid_exists(pid)
@@ -165,10 +168,8 @@ def test_hung_engine_is_restarted_and_an_idle_one_is_not() -> None:
 def test_a_crash_loop_is_given_up_with_the_last_reason() -> None:
     with supervised(Supervisor(settings(max_restarts="2"))) as supervisor:
         for restarts in range(3):
-            wait_until(lambda: first(supervisor).state == "ready")
-            assert first(supervisor).restarts == restarts
+            wait_until(lambda: first(supervisor).state == "ready" and first(supervisor).restarts == restarts)  # noqa: B023
             os.kill(pid_of_first(supervisor), signal.SIGKILL)
-            wait_until(lambda: first(supervisor).state != "ready")
         wait_until(lambda: first(supervisor).state == "failed")
         status = first(supervisor)
         assert status.error is not None
@@ -178,16 +179,23 @@ def test_a_crash_loop_is_given_up_with_the_last_reason() -> None:
         assert (status.pid, status.address) == (None, "")
 
 
-def test_a_load_that_hangs_is_ended(tmp_path: Path) -> None:
+def test_a_load_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     os.mkfifo(tmp_path / "genai_config.json")  # reading it blocks
     chosen = settings(device="cpu", model_dir=str(tmp_path), cache_dir="none", load_timeout="1")
+    pids: list[int] = []
+
+    def noted(spec: EngineSpec) -> engine_process.EngineProcess:
+        process = engine_process.EngineProcess(spec)
+        pids.append(process.pid)
+        return process
+
+    monkeypatch.setattr(engine_watch, "EngineProcess", noted)
     with supervised(Supervisor(chosen)) as supervisor:
-        wait_until(lambda: first(supervisor).pid is not None)
-        pid = pid_of_first(supervisor)
         wait_until(lambda: first(supervisor).state == "failed")
         assert first(supervisor).error == (
             "the engine process was killed: it did not load its model within 1 s (GENAI_LOAD_TIMEOUT)"
         )
+        (pid,) = pids
         assert not psutil.pid_exists(pid)
 
 
@@ -245,7 +253,7 @@ def test_an_engine_ends_when_its_supervisor_is_killed(short_folder: Path) -> Non
             engine = psutil.Process(int(process.stdout.readline()))
         finally:
             process.kill()
-    wait_until(lambda: has_ended(engine), 10)
+    wait_until(lambda: has_ended(engine))
 
 
 @pytest.mark.parametrize("error", [ValueError("embedded null byte"), StopIteration(), SystemExit(2), GeneratorExit()])

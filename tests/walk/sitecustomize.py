@@ -1,7 +1,8 @@
 """Notes which of the package's files run code while a request is answered.
 
 Python imports this module at the start of each process whose PYTHONPATH has its folder. The processes of
-`tests/test_request_walk.py` do: they note files while the file WALK_FOLDER/on exists, in WALK_FOLDER/PID.
+`tests/test_request_walk.py` do: they note files while the file WALK_FOLDER/on exists, and then write WALK_FOLDER/PID.
+Until then, WALK_FOLDER/begun-PID says that they note.
 """
 
 import os
@@ -35,10 +36,13 @@ class Recorder:
     def follow(self) -> None:
         """Begin and end with the file `on`, for good."""
         while True:
-            is_on = (self._folder / "on").exists()
-            if self._is_on and not is_on:
-                (self._folder / f"{os.getpid()}").write_text("\n".join(sorted(self._found)), encoding="utf-8")
-            self._is_on = is_on
+            was_on, self._is_on = self._is_on, (self._folder / "on").exists()
+            begun = self._folder / f"begun-{os.getpid()}"
+            if self._is_on and not was_on:
+                begun.touch()
+            elif was_on and not self._is_on:
+                begun.write_text("\n".join(sorted(self._found)), encoding="utf-8")
+                begun.rename(self._folder / f"{os.getpid()}")
             time.sleep(0.02)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, Request, expect
 
+from tests.apis.admin.test_running_requests import cancel, listed
 from tests.running_server import RunningServer, body, wait_until
 from tests.web.browser import agree, charted, opened, picture, violations
 
@@ -22,20 +23,24 @@ def page(browser: Browser, own_scripted: RunningServer) -> Iterator[Page]:
 
 
 @contextmanager
-def streaming(server: RunningServer, text: str) -> Iterator[None]:
-    """A request whose answer a client keeps reading."""
+def streaming(server: RunningServer) -> Iterator[None]:
+    """A request whose answer a client keeps reading; cancelled at the end."""
     began = threading.Event()
 
     def read() -> None:
-        with server.stream(text) as events:
+        with server.stream("count 900; delay 0.05") as events:
             for _ in events:
                 began.set()
 
     thread = threading.Thread(target=read, daemon=True)
     thread.start()
     assert began.wait(20)
-    yield
-    thread.join()
+    try:
+        yield
+    finally:
+        for name in listed(server):
+            cancel(server, name)
+        thread.join()
 
 
 def test_devices_are_shown_with_their_state(page: Page) -> None:
@@ -47,7 +52,7 @@ def test_devices_are_shown_with_their_state(page: Page) -> None:
 
 
 def test_a_running_request_is_shown_and_cancelled(page: Page, own_scripted: RunningServer) -> None:
-    with streaming(own_scripted, "count 900; delay 0.05"):
+    with streaming(own_scripted):
         row = page.locator("section[aria-label=Requests]").locator("tbody tr")
         expect(row).to_have_count(1)
         expect(row).to_contain_text("decode")
@@ -56,7 +61,7 @@ def test_a_running_request_is_shown_and_cancelled(page: Page, own_scripted: Runn
 
 
 def test_charts_follow_the_server(browser: Browser, own_scripted: RunningServer) -> None:
-    with opened(browser, own_scripted) as page, streaming(own_scripted, "count 90; delay 0.01"):
+    with opened(browser, own_scripted) as page, streaming(own_scripted):
         page.clock.install()
         page.get_by_role("link", name="Monitor").click()
         charted(page)

@@ -45,9 +45,15 @@ def asked(server: RunningServer, name: str, path: str, **fields: Any) -> Iterato
 
     thread = threading.Thread(target=ask)
     thread.start()
-    wait_until(runs)
-    yield found
-    thread.join(20)
+    try:
+        wait_until(runs)
+        yield found
+    except BaseException:
+        for entry in named(server, name):  # nothing runs on into the next tests
+            cancel(server, entry["unique_id"])
+        raise
+    finally:
+        thread.join(20)
     assert found
 
 

@@ -63,10 +63,14 @@ def test_terminate_ends_queued_requests(narrow: RunningServer) -> None:
     threads = [threading.Thread(target=lambda: answers.append(narrow.chat(SLOW).json())) for _ in range(3)]
     for thread in threads:
         thread.start()
-    wait_until(lambda: (narrow.device("scripted")["running"], narrow.device("scripted")["waiting"]) == (1, 2))
+
+    def have_begun() -> list[bool]:
+        return sorted(entry["output_tokens"] > 0 for entry in narrow.client.get("/v1/requests").json()["data"])
+
+    wait_until(lambda: have_begun() == [False, False, True])
     narrow.options(terminate_session="1")
     for thread in threads:
-        thread.join(10)
+        thread.join(30)
     assert [answer["finish_reason"] for answer in answers] == ["terminated"] * 3
     assert sorted(bool(answer["content"]) for answer in answers) == [False, False, True]
 

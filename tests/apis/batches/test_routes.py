@@ -4,13 +4,13 @@ import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import openai
 import pytest
 
-from genai_server.apis.batches import answering
-from genai_server.apis.batches.schemas import WINDOWS
+from genai_server.apis.batches import answering, batch_run
 from tests.apis.batches.inputs import CHAT, begin, ended, get, jsonl, line, num_running, results, upload
 from tests.running_server import DEMO, RunningServer, refusal, wait_until
 from tests.scraped import scrape
@@ -195,8 +195,10 @@ def test_a_completed_batch_cannot_be_cancelled(server: RunningServer) -> None:
 
 
 def test_requests_left_at_the_end_of_the_window_expire(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(WINDOWS, "24h", 2)
     id = begin(server.client, [line("short"), *(line(f"{number}", "count 400; delay 0.05") for number in range(6))])
+    wait_until(lambda: get(server.client, id)["request_counts"]["completed"] == 1)
+    later = time.time() + 90_000
+    monkeypatch.setattr(batch_run, "time", SimpleNamespace(time=lambda: later))
     batch = ended(server.client, id)
     assert (batch["status"], batch["request_counts"]) == ("expired", {"total": 7, "completed": 1, "failed": 6})
     assert batch["expired_at"] >= batch["expires_at"]
@@ -380,18 +382,18 @@ def test_a_long_queue_of_batches_ends_in_order(server: RunningServer) -> None:
 def test_batch_gives_its_places_to_other_requests_and_continues(tmp_path: Path) -> None:
     settings = {"GENAI_DEVICE": "scripted", "GENAI_FILES_DIR": str(tmp_path / "files"), "GENAI_MAX_BATCH_SIZE": "2"}
     with run_here(tmp_path, settings=settings) as server:
-        # Each takes a second, and the batch several.
-        batch = begin(server.client, [line(f"{number}", "delay 0.01; count 40") for number in range(3)])
+        # The first two take seconds.
+        lengths = {"0": 60, "1": 60, "2": 9}
+        batch = begin(server.client, [line(id, f"delay 0.01; count {length}") for id, length in lengths.items()])
         wait_until(lambda: _present(server) == {("decode", True)})
         answer = server.client.post(CHAT, json=line("", "say hello", n=2)["body"])
         assert [choice["message"]["content"] for choice in answer.json()["choices"]] == ["hello"] * 2
         assert get(server.client, batch)["request_counts"]["completed"] == 0
         found = ended(server.client, batch)
-        counted = ", ".join(f"{number}" for number in range(1, 41))
         assert {
-            each["response"]["body"]["choices"][0]["message"]["content"]
-            for each in results(server.client, found["output_file_id"]).values()
-        } == {counted}
+            id: each["response"]["body"]["choices"][0]["message"]["content"]
+            for id, each in results(server.client, found["output_file_id"]).items()
+        } == {id: ", ".join(f"{number + 1}" for number in range(length)) for id, length in lengths.items()}
         assert found["request_counts"] == {"total": 3, "completed": 3, "failed": 0}
         wait_until(lambda: scrape(server).value("background_pauses_total") >= 2)
 

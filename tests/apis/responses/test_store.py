@@ -233,6 +233,8 @@ async def test_record_written_late_is_read_in_its_newest_state(
         store = ResponseStore(9, 9000, file)
         assert await store.put(_conversation()) is not None
         is_over.set()
+    assert store._records.file is not None
+    store._records.file._timeout = 30.0
     while True:
         with suppress(StoreUnavailable):
             await store.add_items("conv", None, [{"id": "new"}])

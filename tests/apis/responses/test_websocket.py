@@ -118,12 +118,17 @@ def test_invalid_message_is_an_error_on_a_kept_connection(
 
 def test_there_is_one_turn_at_a_time(scripted: RunningServer) -> None:
     with socket(scripted) as connection:
-        _send(connection, input="delay 0.02; count 20")
-        connection.recv()
+        _send(connection, input="delay 0.02; count 1000")
+        id = json.loads(connection.recv(timeout=20))["response"]["id"]
         _send(connection, input="say x")
-        events = _read(connection)
-        assert events[-1]["error"]["code"] == "response_in_progress"
-        assert _read(connection)[-1]["type"] == "response.completed"
+        assert _read(connection)[-1]["error"]["code"] == "response_in_progress"
+        scripted.client.post(f"/v1/responses/{id}/cancel").raise_for_status()
+        last = _read(connection)[-1]
+        assert (last["type"], last["response"]["id"], last["response"]["status"]) == (
+            "response.incomplete",
+            id,
+            "cancelled",
+        )
 
 
 def test_disconnected_clients_turn_ends(scripted: RunningServer) -> None:

@@ -29,7 +29,7 @@ from genai_server.messages.status_file import (
     ServerStatus,
     write_status_file,
 )
-from tests.running_server import RunningServer, body, run_server, wait_until
+from tests.running_server import RunningServer, body, run_server, suspended, wait_until
 from tests.scraped import Scraped, scrape
 
 # vLLM's names: a dashboard replaces only the prefix.
@@ -104,10 +104,12 @@ def test_disconnected_clients_answer_is_counted_as_aborted(server: RunningServer
 
 
 def test_metrics_are_available_while_the_engine_is_blocked(server: RunningServer) -> None:
-    with server.stream("count 9; hold 1.5 at 2") as events:
+    engine = psutil.Process(server.device("scripted")["pid"])
+    with server.stream("count 9; delay 0.05") as events:
         tokens = iter(events)
         next(tokens)
-        held = scrape(server)
+        with suspended(engine):
+            held = scrape(server)
         assert held.value("num_requests_running") == 1
         assert held.value("engine_up") == 1
         *_, last = tokens
@@ -146,7 +148,7 @@ def test_api_processes_report_the_same_sums(own_folder: Path) -> None:
         wait_until(both_have_counted)
         wait_until(lambda: scrape(server).value("generation_tokens_total") == 5 * answered)
         for _ in range(8):
-            with httpx.Client(base_url=server.url) as client:
+            with httpx.Client(base_url=server.url, timeout=30) as client:
                 server.client, kept = client, server.client
                 try:
                     found = scrape(server)

@@ -9,7 +9,7 @@ import json
 import shutil
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -25,10 +25,11 @@ from genai_server.audio.recordings import Recording, Recordings
 from genai_server.audio.window_reader import Window
 from genai_server.engine_client.stream import TokenStream
 from genai_server.errors import EngineDied, QueueFull
+from genai_server.generation.dependencies import Deadline
 from genai_server.messages.generation_request import GenerationRequest
+from tests import raw_http
 from tests.apis.transcriptions.doubles import DIRECTORY, MODEL, answer, at, load_codec
 from tests.audio.sounds import encoded, sentence, silence
-from tests.raw_http import connect
 from tests.running_server import DEMO, RunningServer, body, refusal, wait_until
 from tests.server_here import run_here
 
@@ -321,6 +322,9 @@ def test_a_timeout_ends_decoding(server: RunningServer, monkeypatch: pytest.Monk
         raise AssertionError
 
     monkeypatch.setattr(Recordings, "open", endless)
+    # Decoding begins, however long the request has taken until then.
+    left: Callable[[Deadline], float] = vars(Deadline)["seconds_left"].fget
+    monkeypatch.setattr(Deadline, "seconds_left", property(lambda deadline: max(0.1, left(deadline))))
     assert refusal(post(server, timeout="0.1")) == (504, "timeout", None)
     assert is_cancelled.is_set()
 
@@ -409,10 +413,8 @@ def test_a_client_that_leaves_ends_its_transcription(
 
     monkeypatch.setattr(Recording, "close", noted)
     fields = {"language": "en"} | ({"stream": "true"} if streams else {})
-    asked = httpx.Request("POST", server.url + PATHS[0], files={"file": ("a.wav", SPEECH)}, data=fields)
-    lines = [f"{name}: {value}" for name, value in asked.headers.items()]
-    with connect(server) as connection:
-        connection.sendall("\r\n".join([f"POST {PATHS[0]} HTTP/1.1", *lines, "", ""]).encode() + asked.read())
+    with raw_http.connect(server) as connection:
+        connection.sendall(raw_http.post(server, PATHS[0], files={"file": ("a.wav", SPEECH)}, data=fields))
         assert held.is_held.wait(20)
         assert not closed.is_set()
     assert held.is_cancelled.wait(20)

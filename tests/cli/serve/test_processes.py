@@ -91,8 +91,9 @@ def test_a_start_longer_than_uvicorns_health_check_is_awaited(tmp_path: Path) ->
 def test_an_api_process_needs_little_processor_time_to_start(server: RunningServer) -> None:
     processes = api_processes(server)
     assert len(processes) == 2
-    # Processor time, which other processes hardly affect. A new interpreter needs about 3 s for the imports.
-    assert max(sum(process.cpu_times()[:2]) for process in processes) <= 1.2
+    # Processor time, which other processes hardly affect. A new interpreter needs as much as the origin for imports.
+    *own, imports = (sum(process.cpu_times()[:2]) for process in (*processes, origin_of(server)))
+    assert max(own) <= imports / 2
     assert origin_of(server).num_threads() == 1
 
 
@@ -104,33 +105,33 @@ def test_the_parent_of_api_processes_imports_no_web_framework() -> None:
 @forks
 def test_requests_get_a_503_until_an_api_process_is_ready(server: RunningServer) -> None:
     with without_api_processes(server):
-        refused = httpx.post(f"{server.url}/v1/chat/completions", json=body("x" * 300_000))
+        refused = httpx.post(f"{server.url}/v1/chat/completions", json=body("x" * 300_000), timeout=30)
         assert refused.status_code == 503
         assert refused.json()["error"]["code"] == "server_starting"
         assert refused.headers["retry-after"] == "1"
         assert refused.headers["connection"] == "close"
         assert refused.headers["x-request-id"]
-        anthropic = httpx.post(f"{server.url}/v1/messages", json={}).json()
+        anthropic = httpx.post(f"{server.url}/v1/messages", json={}, timeout=30).json()
         assert (anthropic["type"], anthropic["error"]["type"]) == ("error", "overloaded_error")
-        assert httpx.get(f"{server.url}/livez").status_code == 200
-        assert httpx.get(f"{server.url}/readyz").status_code == 503
+        assert httpx.get(f"{server.url}/livez", timeout=30).status_code == 200
+        assert httpx.get(f"{server.url}/readyz", timeout=30).status_code == 503
         malformed = asked(server, b"nonsense\r\n\r\n")
         assert (malformed.status, json.loads(malformed.body)["error"]["code"]) == (400, "invalid_http")
         upgrade = b"GET /v1/responses HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n"
         assert asked(server, upgrade).status == 503
-    wait_until(server.is_ready)
+    wait_until(server.is_ready, 60)
     assert server.chat("say x").json()["content"] == "x"
-    wait_until(lambda: len(api_processes(server)) == 2)
+    wait_until(lambda: len(api_processes(server)) == 2, 60)
 
 
 def test_the_log_says_why_an_api_process_died(server: RunningServer) -> None:
-    wait_until(lambda: len(api_processes(server)) == 2)
+    wait_until(lambda: len(api_processes(server)) == 2, 60)
     (victim, survivor) = api_processes(server)
     victim.send_signal(signal.SIGKILL)
     wait_until(lambda: f"API process {victim.pid} died: exit status -9: killed" in server.log())
-    wait_until(lambda: len(api_processes(server)) == 2)
+    wait_until(lambda: len(api_processes(server)) == 2, 60)
     assert survivor in api_processes(server)
-    wait_until(server.is_ready)
+    wait_until(server.is_ready, 60)
 
 
 @forks

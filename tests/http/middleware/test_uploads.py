@@ -244,9 +244,9 @@ async def test_a_body_that_stops_is_refused(tmp_path: Path) -> None:
             return {**await super().receive(), "more_body": True}
 
     asked = Stalled(BODY[:400])
-    await ask(uploads(tmp_path, seconds=0.05), asked)
+    await ask(uploads(tmp_path, seconds=0.3), asked)
     assert asked.refusal[0] == 408
-    assert "each MiB of the body must come within 0.05 seconds (GENAI_BODY_TIMEOUT); 400 bytes" in asked.refusal[1]
+    assert "each MiB of the body must come within 0.3 seconds (GENAI_BODY_TIMEOUT); 400 bytes" in asked.refusal[1]
     assert left(tmp_path) == []
 
 
@@ -366,5 +366,5 @@ def test_an_upload_that_breaks_off_leaves_the_server_working(server: RunningServ
             connection.sendall(head(500_000) + BODY[:400])
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
     assert server.client.get("/readyz").status_code == 200
-    with httpx.Client(base_url=server.url) as client:
+    with httpx.Client(base_url=server.url, timeout=30) as client:
         assert client.post(PATH, files={"file": b"x"}).status_code == 400
