@@ -8,6 +8,7 @@ import pytest
 from genai_server.cli import main
 from genai_server.cli.serve.serve_command import add_arguments
 from genai_server.cli.suggesting_parser import SuggestingParser
+from genai_server.tools.terminal_chat.chat_command import add_arguments as add_dialogue_arguments
 
 
 @pytest.mark.parametrize(
@@ -51,6 +52,15 @@ def test_a_switch_takes_a_truth_value_only(arguments: str, model: str | None, in
     add_arguments(parser)
     found = parser.parse_args(arguments.split())
     assert (found.model, found.insecure) == (model, insecure)
+
+
+def test_an_argument_that_may_be_left_out_may_follow_an_option() -> None:
+    parser = SuggestingParser()
+    add_dialogue_arguments(parser)
+    found = parser.parse_args(["URL", "--system", "short", "question"])
+    assert (found.target, found.system, found.question) == ("URL", "short", "question")
+    with pytest.raises(SystemExit):
+        parser.parse_args(["URL", "--system", "short", "question", "another"])
 
 
 def test_an_empty_value_of_a_switch_counts_as_not_given() -> None:

@@ -125,8 +125,8 @@ def pull(
 ) -> str:
     """Fetch a repository's model into a directory, unless it is up to date; returns a sentence about the result.
 
-    `tell` is called with a line for each file from another repository, `watch` as `download` does. Without it, the
-    progress is shown. Raises ConfigurationError and PullFailed.
+    `tell` is called with lines about it, `watch` as `download` does. Without it, the progress is shown. Raises
+    ConfigurationError and PullFailed.
     """
     name = source.name
     tell(f"looking {name} up on {hub.endpoint}")

@@ -36,6 +36,12 @@ class SuggestingParser(argparse.ArgumentParser):
     def parse_known_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> tuple[Any, list[str]]:
         """Parse all arguments; ends with the usage if one is unknown."""
         found, unknown = super().parse_known_args(self._completed(sys.argv[1:] if args is None else args), namespace)
+        for action in self._actions:
+            # Before 3.12.7 Python takes an argument that may be left out for left out if an option stands before it.
+            may_follow = not action.option_strings and action.nargs == argparse.OPTIONAL
+            is_unset = may_follow and getattr(found, action.dest, None) is action.default
+            if is_unset and unknown and not unknown[0].startswith("-"):
+                setattr(found, action.dest, self._get_values(action, [unknown.pop(0)]))
         if unknown:
             option = unknown[0].partition("=")[0]
             known = [name for action in self._actions for name in action.option_strings]

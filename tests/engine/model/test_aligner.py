@@ -7,6 +7,7 @@ import wave
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 
 from genai_server.apis.transcriptions.words import words_of
@@ -28,6 +29,17 @@ RECORDING = ROOT / "tests" / "recordings" / "two_sentences.wav"
 
 def encoded(directory: Path, features: np.ndarray) -> EncodedSound:
     return SoundEncoder(read_encoder_files(directory), threads=1).encode({FEATURES: features.astype(np.float32)})
+
+
+def test_keys_and_values_of_sounds_have_a_known_form(tmp_path: Path) -> None:
+    directory = shutil.copytree(BUILT, tmp_path / "model", ignore=shutil.ignore_patterns("*.data"))
+    decoder = read_cross_decoder(directory)
+    model = onnx.load(str(decoder.path), load_external_data=False)
+    (sounds,) = (value for value in model.graph.input if value.name == decoder.cross_states[0].past)
+    del sounds.type.tensor_type.shape.dim[3]
+    onnx.save(model, str(decoder.path))
+    with pytest.raises(DoesNotFit, match="keys and values of sounds"):
+        read_cross_decoder(directory)
 
 
 def test_heads_are_those_of_the_file_or_the_last_half(tmp_path: Path) -> None:

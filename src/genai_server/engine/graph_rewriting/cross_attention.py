@@ -10,7 +10,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from genai_server.engine.decoder_graph import ATTENTION, DecoderGraph, DoesNotFit
-from genai_server.engine.graph_rewriting.groups import PADDED, split
+from genai_server.engine.graph_rewriting.groups import PADDED, replace, split
 
 CROSS_ATTENTION = "MultiHeadAttention"
 # Inputs of a MultiHeadAttention.
@@ -68,6 +68,7 @@ def find_positions(graph: onnx.GraphProto) -> onnx.NodeProto:
 
 def split_cross_attention(node: onnx.NodeProto) -> list[onnx.NodeProto]:
     """The nodes that replace an attention to sounds: one for each group of a ragged graph."""
+    replace(node.output, node.output[:1])  # others are unread, and may have empty names
 
     def inputs(group: str, made: list[onnx.NodeProto]) -> list[str]:
         queries = f"{group}{node.output[0]}.queries"

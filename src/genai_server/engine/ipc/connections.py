@@ -15,7 +15,6 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
-from typing import cast
 
 import msgspec
 
@@ -142,11 +141,11 @@ class Connections:
         elif key.fileobj is self._waker:
             self._waker.recv(4096)
             self._watch_writers()
-        elif (connection := self._connections.get(number := cast(int, key.data))) is not None:
+        elif (connection := self._connections.get(key.data)) is not None:  # else it was closed just before
             if events & selectors.EVENT_WRITE and connection.flush():
-                self._selector.modify(connection.socket, selectors.EVENT_READ, number)
+                self._selector.modify(connection.socket, selectors.EVENT_READ, key.data)
             if events & selectors.EVENT_READ:
-                self._read(number, connection)
+                self._read(key.data, connection)
 
     def _accept(self) -> None:
         try:
@@ -180,7 +179,8 @@ class Connections:
         if isinstance(message, Hello):
             if not hmac.compare_digest(message.secret.encode(), self._secret.encode()):
                 raise msgspec.DecodeError("wrong secret")
-            connection.is_welcome, connection.decoder.max_bytes = True, MAX_FRAME_BYTES
+            connection.is_welcome = True
+            connection.decoder.max_bytes = MAX_FRAME_BYTES
             self.send(number, [Welcome(self._model, self._batching)])
             self._inbox.put((number, Connected()))
         elif connection.is_welcome:

@@ -58,6 +58,9 @@ def read_cross_decoder(model_dir: Path) -> DecoderGraph:
     if missing := sorted({logits, *present} - outputs.keys()):
         raise DoesNotFit(f"its graph lacks {', '.join(missing)}")
     kind = inputs[past[0]].elem_type
+    cross_states = layer_states([(name, "") for name in cross], inputs)
+    if any(len(state.shape) != 3 for state in cross_states):
+        raise DoesNotFit("its keys and values of sounds have an unknown form")
     find_positions(graph)
     return DecoderGraph(
         path=model_dir / decoder["filename"],
@@ -71,5 +74,5 @@ def read_cross_decoder(model_dir: Path) -> DecoderGraph:
         head_size=inputs[past[0]].shape.dim[3].dim_value,
         cache_type=float_type("cache", kind),
         logits_type=float_type("logits", outputs[logits].elem_type),
-        cross_states=layer_states([(name, "") for name in cross], inputs),
+        cross_states=cross_states,
     )

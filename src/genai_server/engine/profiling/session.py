@@ -54,8 +54,8 @@ class ProfileSession:
         if back := self._returning & next_tokens.keys():  # the first step after returning to the batch takes longer
             self._returning -= back
             return
-        slow, is_allowed = self.plan.slow, len(self._fired) != self._fired.maxlen or now - self._fired[0] >= _HOUR
-        if slow is not None and is_allowed and self._is_slow(slow, seconds):
+        slow = self.plan.slow
+        if slow is not None and self._is_slow(slow, seconds) and self._may_fire(now):
             self._fired.append(now)
             self.num_triggers += 1
             self._until |= {sequence: token + slow.num_tokens for sequence, token in next_tokens.items()}
@@ -66,6 +66,9 @@ class ProfileSession:
             return seconds * 1000 > slow.over_ms
         assert slow.ratio is not None
         return len(self._unprofiled) >= _MIN_STEPS and seconds > slow.ratio * median(self._unprofiled)
+
+    def _may_fire(self, now: float) -> bool:
+        return len(self._fired) != self._fired.maxlen or now - self._fired[0] >= _HOUR
 
     def keep(self, sequences: Collection[int]) -> None:
         """Forget all other sequences, which have ended."""

@@ -129,7 +129,7 @@ class ModelDrafts:
             return None
         costs = DraftCosts(num_rows, times, self._model.times)
         offers, fit = self._offers(batch, drafts, unread, costs)
-        pays = any(length for length, offer in zip(fit.lengths, offers, strict=True) if offer.num_unread)
+        pays = any(length for length, offer in zip(fit.lengths, offers, strict=True) if offer.num_unmade)
         if pays and not times.has_timed(num_rows, _PLAIN_EVERY):
             self._num_idle = 0
             return [()] * num_rows
@@ -137,7 +137,7 @@ class ModelDrafts:
         wanted = [
             (sequence, length)
             for sequence, offer, length in zip(batch, offers, lengths, strict=True)
-            if length and offer.num_unread
+            if length and offer.num_unmade
         ]
         chunks = self._chunks(self._behind(batch, offers, unread, fit, times, costs), costs.plain)
         if not wanted and not chunks:
@@ -152,10 +152,10 @@ class ModelDrafts:
             self._budget.add(-(reading if wanted else spent))
             spent -= reading
         if pays:
-            own = sum(length for offer, length in zip(offers, lengths, strict=True) if not offer.num_unread)
+            own = sum(length for offer, length in zip(offers, lengths, strict=True) if not offer.num_unmade)
             self._paying = _Paying(costs, costs.of_step(own), fit.worth * costs.per_token, -spent)
         return [
-            made.get(sequence, []) if offer.num_unread else offer.tokens[:length]
+            made.get(sequence, []) if offer.num_unmade else offer.tokens[:length]
             for sequence, offer, length in zip(batch, offers, lengths, strict=True)
         ]
 
@@ -228,7 +228,7 @@ class ModelDrafts:
         found, spent = list(lengths), 0.0
         for row, (sequence, offer) in enumerate(zip(batch, offers, strict=True)):
             num_drafted = sum(found)
-            if found[row] or not offer.num_unread or len(batch) + num_drafted >= MAX_DRAFTED:
+            if found[row] or not offer.num_unmade or len(batch) + num_drafted >= MAX_DRAFTED:
                 continue
             cost = costs.of_token(num_drafted, offer.num_unread)
             if sequence in self._tried or self._may_try(sequence, cost, costs):
@@ -270,7 +270,7 @@ class ModelDrafts:
             for row, offer in enumerate(offers)
         ]
         better = costs.fit(later)
-        rows = [row for row in behind if better.lengths[row] and later[row].num_unread]
+        rows = [row for row in behind if better.lengths[row] and later[row].num_unmade]
         if self._budget.seconds < 0:
             rows = [row for row in rows if batch[row] in begun]
         saved = 1 / fit.per_second - 1 / better.per_second

@@ -34,7 +34,7 @@ class Places:
     """
 
     def __init__(
-        self, runner: PassRules, policy: StepPolicy, *, max_running: int, max_waiting: int, max_waiting_tokens: int = 0
+        self, runner: PassRules, policy: StepPolicy, *, max_running: int, max_waiting: int, max_waiting_tokens: int
     ) -> None:
         # By priority and arrival, those of the background last; with those that wait for their grammars.
         self.waiting: list[Sequence] = []

@@ -44,13 +44,20 @@ class Scheduler(Places):
         self,
         runner: PassRules,
         *,
+        max_running: int,
+        max_waiting: int,
+        max_waiting_tokens: int = 0,
         prefill_chunk: int,
         idle_chunk: int | None = None,
         policy: StepPolicy = DEFAULT_POLICY,
-        **limits: int,
     ) -> None:
-        """`limits` are those of places."""
-        super().__init__(runner, policy, **limits)
+        super().__init__(
+            runner,
+            policy,
+            max_running=max_running,
+            max_waiting=max_waiting,
+            max_waiting_tokens=max_waiting_tokens,
+        )
         self._prefill_chunk = prefill_chunk
         self._idle_chunk = max(prefill_chunk, idle_chunk or 0)
         self._model_drafts: ModelDrafts | None = None
@@ -105,8 +112,8 @@ class Scheduler(Places):
     def observe(self, step: Step, seconds: float) -> None:
         """Learn how long a pass took."""
         # Tokens of a prompt that are read beside others say nothing about passes that have many of them.
-        has_some_beside = not step.is_background and any(read.sequence.background for read in step.reads)
-        counted = step.reads if has_some_beside else [read for read in step.reads if read.decodes]
+        has_background = not step.is_background and any(read.sequence.background for read in step.reads)
+        counted = step.reads if has_background else [read for read in step.reads if read.decodes]
         self._step_times.passed(sum(read.num_tokens for read in counted), step.num_tokens, seconds)
         if self._model_drafts is not None:
             self._model_drafts.passed(seconds)

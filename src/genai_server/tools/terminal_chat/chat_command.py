@@ -27,7 +27,7 @@ from genai_server.config.sources import load_settings
 from genai_server.errors import ChatFailed
 from genai_server.http.api_keys import make_key
 from genai_server.tools.terminal_chat.chat_client import Answer, ChatClient
-from genai_server.tools.terminal_chat.chat_history import Conversation
+from genai_server.tools.terminal_chat.chat_history import Conversation, Message
 from genai_server.tools.terminal_chat.dialogue import Dialogue, choose_model, require_images, show_answer
 from genai_server.tools.terminal_chat.image_files import data_url
 from genai_server.tools.terminal_chat.own_server import own_server
@@ -81,9 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
             if arguments.image:
                 require_images(client, model)
             if question:
-                pieces = client.answer(model, conversation.ask(question, arguments.image), Answer())
-                show_answer(pieces, shows_reasoning=sys.stdout.isatty())
-                print()
+                _answer_one(client, model, conversation.ask(question, arguments.image))
             else:
                 print(f"{model} at {client.url}; /help lists the commands")
                 Dialogue(client, model, conversation, arguments.image).run()
@@ -94,9 +92,18 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _answer_one(client: ChatClient, model: str, messages: list[Message]) -> None:
+    answer = Answer()
+    try:
+        show_answer(client.answer(model, messages, answer), shows_reasoning=sys.stdout.isatty())
+    finally:
+        if answer.first is not None:  # what follows, such as an error, has a line of its own
+            print()
+
+
 def _with_piped(question: str) -> str:
     """The question, followed by what is piped into the command. Raises ChatFailed."""
-    if sys.stdin.isatty():
+    if sys.stdin is None or sys.stdin.isatty():  # None if it is closed
         return question
     try:
         return f"{question}\n\n{sys.stdin.read()}".strip()
