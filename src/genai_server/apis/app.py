@@ -57,7 +57,7 @@ from genai_server.generation.served_model import LoadText
 from genai_server.grammar_checker.checker import GrammarChecker
 from genai_server.http.api_keys import ApiKeys
 from genai_server.http.error_handlers import install_error_handlers
-from genai_server.http.middleware.authentication import OPEN_PATHS, Authentication, RequestHead
+from genai_server.http.middleware.authentication import OPEN_PATHS, Authentication
 from genai_server.http.middleware.body import BODY_BUDGET, BodyBudget, BodyLimits
 from genai_server.http.middleware.request_lifetime import Drain, Drained, RequestLifetime
 from genai_server.http.middleware.uploads import Uploads, upload_folder
@@ -314,7 +314,6 @@ def _add_middleware(
     )
     if settings.cors_origins:
         app.add_middleware(CORSMiddleware, **cors_options(settings))
-    app.add_middleware(RequestHead)
     app.add_middleware(
         RequestLifetime,
         model=next(iter(settings.served)),
