@@ -20,7 +20,7 @@ from genai_server.apis.admin import model_loading as model_admin
 from genai_server.apis.admin import profile_sessions as profiles
 from genai_server.apis.admin import running_requests as requests
 from genai_server.apis.admin.engine_calls import cancel_request
-from genai_server.apis.batches import routes as batches
+from genai_server.apis.batches import routes as batch_routes
 from genai_server.apis.batches.service import BatchCounters, files_and_batches
 from genai_server.apis.chat_completions import routes as chat_completions
 from genai_server.apis.completions import routes as completions
@@ -170,10 +170,9 @@ def create_app(
                     asyncio.create_task(history.follow()),
                 ]
                 try:
-                    async with files_and_batches(app, app.state.services, max_body, telemetry.batches) as found:
-                        app.state.files = None if found is None else found.files
-                        app.state.batches = None if found is None else found.batches
-                        app.state.file_uploads = None if found is None else found.uploads
+                    async with files_and_batches(app, app.state.services, max_body, telemetry.batches) as batches:
+                        app.state.batches = batches
+                        app.state.files = None if batches is None else batches.files
                         yield {BODY_BUDGET: bodies}
                 finally:
                     for task in tasks:
@@ -214,7 +213,7 @@ def create_app(
         tokens,
         transcriptions,
         files,
-        batches,
+        batch_routes,
         runtime_options,
         model_admin,
         stored_models,

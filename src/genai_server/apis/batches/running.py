@@ -38,7 +38,7 @@ class Batches:
         count: Callable[[str], None],
     ) -> None:
         self.store = BatchStore(files)
-        self._files = files
+        self.files = files
         self._answering = answering
         self._limits = limits
         self._is_draining = is_draining
@@ -78,7 +78,7 @@ class Batches:
         """Begin the batches that this process may run: of each owner the oldest, unless another process runs it."""
         if time.monotonic() - self._cleaned >= _CLEAN_EVERY:
             self._cleaned = time.monotonic()
-            await self._files.remove_expired()
+            await self.files.remove_expired()
         if self._is_draining():
             return
         owners = set(self._running)
@@ -88,12 +88,12 @@ class Batches:
             if batch.owner in owners:
                 continue
             owners.add(batch.owner)
-            lock = FileLock(self._files.locks / batch.id, mode=0o600, thread_local=False)
+            lock = FileLock(self.files.locks / batch.id, mode=0o600, thread_local=False)
             try:
                 await asyncio.to_thread(partial(lock.acquire, timeout=0))
             except Timeout:
                 continue
-            run = BatchRun(batch, self.store, self._files, self._answering, self._limits)
+            run = BatchRun(batch, self.store, self.files, self._answering, self._limits)
             self._running[batch.owner] = (run, asyncio.create_task(self._run(batch, run, lock)))
 
     async def _run(self, batch: StoredBatch, run: BatchRun, lock: FileLock) -> None:
@@ -112,7 +112,7 @@ class Batches:
         finally:
             if ended is not None:
                 with suppress(OSError):
-                    (self._files.locks / batch.id).unlink(missing_ok=True)
+                    (self.files.locks / batch.id).unlink(missing_ok=True)
             lock.release()
             del self._running[batch.owner]
             self.look()

@@ -18,16 +18,6 @@ from genai_server.pooling_model import Task
 
 
 @dataclass(frozen=True)
-class FilesAndBatches:
-    """What the routes of both APIs use."""
-
-    files: FileStore
-    batches: Batches
-    # Where uploads go before they are stored.
-    uploads: Path
-
-
-@dataclass(frozen=True)
 class BatchCounters:
     """Count what becomes of batches."""
 
@@ -40,8 +30,8 @@ class BatchCounters:
 @asynccontextmanager
 async def files_and_batches(
     app: ASGIApp, services: Services, max_body: Callable[[], int], counters: BatchCounters
-) -> AsyncIterator[FilesAndBatches | None]:
-    """Files and batches while the block runs; None if they are disabled. Raises OSError."""
+) -> AsyncIterator[Batches | None]:
+    """Batches and their files while the block runs; None if they are disabled. Raises OSError."""
     settings, drain = services.settings, services.drain
     if not settings.files_dir:
         yield None
@@ -55,10 +45,10 @@ async def files_and_batches(
     max_running = settings.max_batch_size * len(settings.devices)
     answering = Answering(app, max_running, lambda: drain.is_draining, counters.request)
     batches = Batches(files, answering, limits, lambda: drain.is_draining, counters.batch)
-    with upload_folder(files.uploads) as uploads:
+    with upload_folder(files.uploads) as files.own_uploads:
         running = asyncio.create_task(batches.run())
         try:
-            yield FilesAndBatches(files, batches, uploads)
+            yield batches
         finally:
             running.cancel()
             with suppress(asyncio.CancelledError):

@@ -26,16 +26,16 @@ router = VersionedRouter(UploadRoute, "openai")
 _FEW = 100
 
 
-def files_are_off() -> UnsupportedEndpoint:
-    """The error where GENAI_FILES_DIR is not set."""
-    return UnsupportedEndpoint("this server stores no files and runs no batches: GENAI_FILES_DIR names no folder")
+def _store(app: FastAPI) -> FileStore:
+    store: FileStore | None = app.state.files
+    if store is None:
+        raise UnsupportedEndpoint("this server stores no files and runs no batches: GENAI_FILES_DIR names no folder")
+    return store
 
 
 def upload_folder(app: FastAPI) -> Path:
     """Where uploads go before they are stored. Raises UnsupportedEndpoint."""
-    if app.state.file_uploads is None:
-        raise files_are_off()
-    return Path(app.state.file_uploads)
+    return _store(app).own_uploads
 
 
 @dataclass(frozen=True)
@@ -48,9 +48,7 @@ class CallerFiles:
 
 async def caller_files(request: Request, holder: TheHolder) -> CallerFiles:
     """The files of the caller of a request. Raises UnsupportedEndpoint if files are disabled."""
-    if request.app.state.files is None:
-        raise files_are_off()
-    return CallerFiles(request.app.state.files, holder or "")
+    return CallerFiles(_store(request.app), holder or "")
 
 
 # The type of a route's parameter.

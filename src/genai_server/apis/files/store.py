@@ -82,8 +82,8 @@ class FileStore:
         self._contents = folder / "contents"
         # Files by which processes agree on who runs a batch.
         self.locks = folder / "locks"
-        # Has a folder for the uploads of each process.
-        self.uploads = folder / "uploads"
+        # Has a folder for the uploads of each process; `own_uploads` becomes that of this one.
+        self.uploads = self.own_uploads = folder / "uploads"
         for place in (folder, self._contents, self.locks, self.uploads):
             place.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._limits = limits
