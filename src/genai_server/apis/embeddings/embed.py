@@ -18,9 +18,7 @@ from genai_server.apis.shared.usage import Usage
 from genai_server.engine_client.client import EngineClient
 from genai_server.engine_client.stream import TokenStream
 from genai_server.errors import InvalidField
-from genai_server.generation.catalog import ChosenModel
-from genai_server.generation.dependencies import RequestContext, Services
-from genai_server.generation.served_model import ServedModel
+from genai_server.generation.dependencies import RequestContext, Services, place
 from genai_server.http.telemetry.request_record import ABORT, AnswerFigures
 from genai_server.messages.generation_request import GenerationRequest, ModelInfo, PooledText
 from genai_server.pooling_model import PoolingModel, Task
@@ -147,12 +145,8 @@ class _PooledRequest:
 
     async def run(self, encode: Callable[[PooledTexts, PoolingModel, TextLimit], list[EncodedText]]) -> Pooled:
         """Encode the texts and run the model on them."""
-        self.services.drain.require_open()
-        chosen, served = await self._model()
-        engine, info = served.router.pick(self.body.device, background=self.context.background)
-        self.context.record.model, self.context.record.device = chosen.id, engine.device
+        chosen, _, engine, info, codec = await place(self.services, self.context, self.body, self.task)
         engine.require_capacity(1, param=self.param, background=self.context.background)
-        codec = served.codec_of(engine.device)
         about = codec.pooling
         if about is None:
             raise InvalidField(f"model {chosen.id} has been replaced by one that generates text", param="model")
@@ -167,14 +161,6 @@ class _PooledRequest:
         for number, vector in zip(order, found, strict=True):
             vectors[number] = vector
         return Pooled(chosen.id, vectors, len(prompt), about.normalizes)
-
-    async def _model(self) -> tuple[ChosenModel, ServedModel]:
-        models, context = self.services.models, self.context
-        chosen = models.choose_for(self.body.model, self.task)
-        if self.body.timeout is not None:
-            context.deadline.tighten(self.body.timeout, param="timeout")
-        with context.record.arrival.loading():
-            return await models.serving(chosen, context.deadline.seconds_left)
 
     def _limit(self, info: ModelInfo) -> TextLimit:
         limit, source = info.max_length, info.limited_by

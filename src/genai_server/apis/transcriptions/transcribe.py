@@ -22,7 +22,7 @@ from genai_server.audio.recordings import Recording
 from genai_server.audio.window_reader import Window
 from genai_server.engine_client.client import EngineClient
 from genai_server.errors import InvalidField
-from genai_server.generation.dependencies import Deadline, RequestContext, Services
+from genai_server.generation.dependencies import Deadline, RequestContext, Services, place
 from genai_server.messages.generation_request import FinishReason, GenerationRequest
 from genai_server.pooling_model import Task
 from genai_server.quoted_values import quoted
@@ -201,17 +201,9 @@ async def begin(services: Services, form: AudioForm, context: RequestContext, *,
 
     Raises RequestError, Unavailable and DeadlinePassed.
     """
-    services.drain.require_open()
     models = services.models
-    chosen = models.choose_for(form.model, Task.TRANSCRIBE)
-    if form.timeout is not None:
-        context.deadline.tighten(form.timeout, param="timeout")
-    with context.record.arrival.loading():
-        chosen, served = await models.serving(chosen, context.deadline.seconds_left)
-    engine, info = served.router.pick(form.device)
-    context.record.model, context.record.device = chosen.id, engine.device
+    chosen, _, engine, info, codec = await place(services, context, form, Task.TRANSCRIBE)
     engine.require_capacity(1, param="file")
-    codec = served.codec_of(engine.device)
     model = codec.speech
     if model is None:
         raise InvalidField(f"model {chosen.id} has been replaced by one that does not transcribe", param="model")
