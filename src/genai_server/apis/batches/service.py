@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from starlette.types import ASGIApp
@@ -17,21 +16,19 @@ from genai_server.http.middleware.uploads import upload_folder
 from genai_server.pooling_model import Task
 
 
-@dataclass(frozen=True)
-class BatchCounters:
-    """Count what becomes of batches."""
-
-    # A batch that has ended, by its state.
-    batch: Callable[[str], None] = lambda status: None
-    # A request that is `completed` or `failed`, or `retried`.
-    request: Callable[[str], None] = lambda result: None
-
-
 @asynccontextmanager
 async def files_and_batches(
-    app: ASGIApp, services: Services, max_body: Callable[[], int], counters: BatchCounters
+    app: ASGIApp,
+    services: Services,
+    max_body: Callable[[], int],
+    count_batch: Callable[[str], None],
+    count_request: Callable[[str], None],
 ) -> AsyncIterator[Batches | None]:
-    """Batches and their files while the block runs; None if they are disabled. Raises OSError."""
+    """Batches and their files while the block runs; None if they are disabled. Raises OSError.
+
+    `count_batch` counts a batch that has ended by its state, `count_request` a request that is `completed`, `failed` or
+    `retried`.
+    """
     settings, drain = services.settings, services.drain
     if not settings.files_dir:
         yield None
@@ -43,8 +40,8 @@ async def files_and_batches(
 
     limits = BatchLimits(settings.max_batch_requests, max_body, check_model)
     max_running = settings.max_batch_size * len(settings.devices)
-    answering = Answering(app, max_running, lambda: drain.is_draining, counters.request)
-    batches = Batches(files, answering, limits, lambda: drain.is_draining, counters.batch)
+    answering = Answering(app, max_running, lambda: drain.is_draining, count_request)
+    batches = Batches(files, answering, limits, lambda: drain.is_draining, count_batch)
     with upload_folder(files.uploads) as files.own_uploads:
         running = asyncio.create_task(batches.run())
         try:
