@@ -31,11 +31,9 @@ class Source(Protocol):
     @property
     def progress(self) -> tuple[int, int] | None:
         """Tokens of prompts that have been read, and of how many; None once all have been read."""
-        ...
 
     def close(self) -> None:
         """Free it; always called."""
-        ...
 
 
 def event_bytes(value: Event, *, named: bool = False) -> bytes:

@@ -55,7 +55,8 @@ class ResponseStore:
         run: str = "",
         end_request: EndRequest | None = None,
     ) -> None:
-        self._is_on = size > 0
+        # Whether anything is stored.
+        self.is_on = size > 0
         # Maximum size in bytes of the items that a request may continue or refer to.
         self._max_history = max(_HISTORY_FACTOR * max_body_bytes, max_media_body_bytes)
         self._records = FileWithFallback(RecordDatabase(None, size, num_bytes), file if size > 0 else None)
@@ -64,11 +65,6 @@ class ResponseStore:
         self.background = BackgroundResponses(self._records, run, end_request)
         # Tasks that store responses without a waiting client.
         self._storing: set[asyncio.Task[Any]] = set()
-
-    @property
-    def is_on(self) -> bool:
-        """Whether anything is stored."""
-        return self._is_on
 
     def begin(self, running: Running) -> None:
         """Add a running response."""

@@ -59,6 +59,9 @@ class TranscriptionOptions:
 class Transcription:
     """A transcription that has begun. `close` cancels what runs in the engine."""
 
+    # Streams of answers have progress of prompts.
+    progress = None
+
     def __init__(
         self,
         model: SpeechModel,
@@ -169,11 +172,6 @@ class Transcription:
         if self._first is not None:
             self._first.cancel()
         self._requests.close()
-
-    @property
-    def progress(self) -> None:
-        """Streams report no tokens of a prompt."""
-        return
 
     def _segment(self, found: WindowTranscript, window: Window, span: Span) -> Segment | None:
         """A segment; None for one without text or without length."""
