@@ -18,9 +18,9 @@ class ImagePlace(NamedTuple):
 def image_names(messages: Sequence[ChatMessage], places: Iterable[ImagePlace]) -> dict[str, str]:
     """The body's names, keyed by the chat's. `places` has the images in the order in which the chat has them."""
     parts = [
-        (f"messages[{number}].content[{index}]", field)
+        (f"messages[{number}].content[{index}]", "image_url.url" if part.type == "image_url" else "input_audio.data")
         for number, message in enumerate(messages)
-        for index, field in message.media
+        for index, part in message.media
     ]
     found: dict[str, str] = {}
     for (part, field), place in zip(parts, places, strict=True):
