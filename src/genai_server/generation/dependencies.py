@@ -145,15 +145,9 @@ class RequestContext:
     # Whether the answer may wait for all others; see GenerationRequest.
     background: bool = False
 
-    @property
-    def request_id(self) -> str:
-        """The client's id, if it gave one. Several requests may have the same."""
-        return self.record.request_id
-
-    @property
-    def unique_id(self) -> str:
-        """The server's own id."""
-        return self.record.unique_id
+    def answer_id(self, prefix: str) -> str:
+        """The id of the answer: that of the request, with the prefix that its API has."""
+        return prefix + self.record.request_id.removeprefix("req-")
 
     def cache_salt(self, given: str | None) -> str | None:
         """The salt of the engine's prefix cache: a digest, which reveals neither the key nor the body's salt."""

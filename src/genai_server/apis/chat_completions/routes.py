@@ -24,7 +24,7 @@ async def create_chat_completion(
 ) -> Response:
     """OpenAI's chat completion, complete or as a stream of chunks."""
     builder = ChatCompletionBuilder if body.functions is None else FunctionCallBuilder
-    return await choices_response(services, body, context, builder, id_prefix="chatcmpl", is_long=bool(body.logprobs))
+    return await choices_response(services, body, context, builder, id_prefix="chatcmpl-", is_long=bool(body.logprobs))
 
 
 @router.post("/v1/chat/completions/render", response_model=RenderedPrompt)

@@ -31,7 +31,7 @@ async def create_completion(
 ) -> Response:
     """OpenAI's text completion, complete or as a stream of chunks."""
     is_long = bool(body.echo) or body.logprobs is not None
-    return await choices_response(services, body, context, CompletionBuilder, id_prefix="cmpl", is_long=is_long)
+    return await choices_response(services, body, context, CompletionBuilder, id_prefix="cmpl-", is_long=is_long)
 
 
 @router.post("/v1/completions/render", response_model=list[RenderedPrompt])

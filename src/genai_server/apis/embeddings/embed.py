@@ -185,14 +185,14 @@ class _PooledRequest:
     async def _read(self, engine: EngineClient, prompt: list[int], texts: list[PooledText]) -> bytes:
         context = self.context
         request = GenerationRequest(
-            context.request_id,
+            context.record.request_id,
             prompt,
             max_tokens=0,
             max_length=len(prompt),
             priority=self.body.priority or 0,
             background=context.background,
             timeout=context.deadline.seconds_left,
-            unique_id=context.unique_id,
+            unique_id=context.record.unique_id,
             texts=texts,
         )
         stopwatch = Stopwatch(context.record.arrival, len(prompt))

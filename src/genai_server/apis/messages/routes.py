@@ -33,7 +33,7 @@ async def create_message(
     with context.leniency.in_words(translation.outer_name):
         generation = await generate(services, translation.chat, context, is_streamed=bool(body.stream))
     build = MessageBuilder(
-        f"msg_{context.request_id.removeprefix('req-')}",
+        context.answer_id("msg_"),
         generation.model,
         body.max_tokens,
         shows_thinking=body.thinking is None or body.thinking.display != "omitted",

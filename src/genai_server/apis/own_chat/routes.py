@@ -106,7 +106,7 @@ async def chat(
     if body.stream:
         raise InvalidField("stream must be false; POST /v1/chat/stream streams the answer", param="stream")
     generation = await generate(services, body, context)
-    build = ChatBuilder(context.request_id, has_logprobs=bool(body.logprobs))
+    build = ChatBuilder(context.record.request_id, has_logprobs=bool(body.logprobs))
     (whole,) = await context.run_while_connected(generation.whole())
     (answer,) = generation.answers
     return await built_response(
@@ -124,7 +124,7 @@ async def chat_stream(
     if body.stream is False:
         raise InvalidField("stream must be true; POST /v1/chat returns the complete answer", param="stream")
     generation = await generate(services, body, context, is_streamed=True)
-    build = ChatBuilder(context.request_id, has_logprobs=bool(body.logprobs))
+    build = ChatBuilder(context.record.request_id, has_logprobs=bool(body.logprobs))
     return EventStream(generation, _events(generation, build))
 
 

@@ -221,14 +221,14 @@ async def begin(services: Services, form: AudioForm, context: RequestContext, *,
 
     requests = EngineRequests(context, pick)
     base = GenerationRequest(
-        context.request_id,
+        context.record.request_id,
         [],
         max_tokens=0,
         max_length=min(model.context_length, info.max_length),
         cache_salt=context.cache_salt(None),
         priority=form.priority or 0,
         exact=services.settings.exact,
-        unique_id=context.unique_id,
+        unique_id=context.record.unique_id,
     )
     return Transcription(model, recording, requests, WindowTranscriber(model, codec, requests, base), options)
 
