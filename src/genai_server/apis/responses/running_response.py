@@ -44,6 +44,7 @@ class RunningResponse(Running):
         keeps_events: bool = False,
     ) -> None:
         self.items = items
+        self.owner, self.request = stored.owner, stored.request
         # Why it could not be stored in the file or added to the conversation; None if nothing failed.
         self.not_stored: str | None = None
         self._generation = generation
@@ -69,14 +70,6 @@ class RunningResponse(Running):
     @property
     def response(self) -> JsonObject:
         return self._build.response
-
-    @property
-    def owner(self) -> str | None:
-        return self._stored.owner
-
-    @property
-    def request(self) -> str:
-        return self._stored.request
 
     @property
     def progress(self) -> tuple[int, int] | None:

@@ -97,18 +97,14 @@ class Running(Protocol):
 
     # The conversation's items up to this response.
     items: Sequence[JsonObject]
+    # Digest of the API key that the response was requested with; None without API keys.
+    owner: str | None
+    # The unique id of the request.
+    request: str
 
     @property
     def response(self) -> JsonObject:
         """The response in its current state."""
-
-    @property
-    def owner(self) -> str | None:
-        """Digest of the API key that the response was requested with."""
-
-    @property
-    def request(self) -> str:
-        """The unique id of the request."""
 
     @property
     def progress(self) -> tuple[int, int] | None:
