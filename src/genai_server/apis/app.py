@@ -21,7 +21,7 @@ from genai_server.apis.admin import profile_sessions as profiles
 from genai_server.apis.admin import running_requests as requests
 from genai_server.apis.admin.engine_calls import cancel_request
 from genai_server.apis.batches import routes as batch_routes
-from genai_server.apis.batches.service import files_and_batches
+from genai_server.apis.batches.running import files_and_batches
 from genai_server.apis.chat_completions import routes as chat_completions
 from genai_server.apis.completions import routes as completions
 from genai_server.apis.embeddings import routes as embeddings
