@@ -73,7 +73,7 @@ class Answering:
         self.max_running = max_running
         self._app = app
         self._slots = asyncio.Semaphore(max_running)
-        self._is_draining = is_draining
+        self.is_draining = is_draining
         # Counts a request that is `completed`, `failed` or `retried`.
         self.count = count
 
@@ -94,7 +94,7 @@ class Answering:
             died = record.error_code in _DEATHS
             deaths += died
             is_partial = any(answer.outcome == FinishReason.TERMINATED for answer in record.answers)
-            is_refused = response.status == _UNAVAILABLE or (response.status >= 400 and self._is_draining())
+            is_refused = response.status == _UNAVAILABLE or (response.status >= 400 and self.is_draining())
             if not (is_refused or is_partial or (died and deaths < _MAX_DEATHS)):
                 return Answered(response.status, record.unique_id, response.body)
             self.count("retried")

@@ -35,18 +35,12 @@ class Batches:
     """Runs the batches that no other process runs. Belongs to the event loop."""
 
     def __init__(
-        self,
-        files: FileStore,
-        answering: Answering,
-        limits: BatchLimits,
-        is_draining: Callable[[], bool],
-        count: Callable[[str], None],
+        self, files: FileStore, answering: Answering, limits: BatchLimits, count: Callable[[str], None]
     ) -> None:
         self.store = BatchStore(files)
         self.files = files
         self._answering = answering
         self._limits = limits
-        self._is_draining = is_draining
         # Counts a batch that has ended, by its state.
         self._count = count
         # Keyed by owner.
@@ -84,7 +78,7 @@ class Batches:
         if time.monotonic() - self._cleaned >= _CLEAN_EVERY:
             self._cleaned = time.monotonic()
             await self.files.remove_expired()
-        if self._is_draining():
+        if self._answering.is_draining():
             return
         owners = set(self._running)
         for batch in await self.store.open():
@@ -158,7 +152,7 @@ async def files_and_batches(
     limits = BatchLimits(settings.max_batch_requests, max_body, check_model)
     max_running = settings.max_batch_size * len(settings.devices)
     answering = Answering(app, max_running, lambda: drain.is_draining, count_request)
-    batches = Batches(files, answering, limits, lambda: drain.is_draining, count_batch)
+    batches = Batches(files, answering, limits, count_batch)
     with upload_folder(files.uploads) as files.own_uploads:
         running = asyncio.create_task(batches.run())
         try:
