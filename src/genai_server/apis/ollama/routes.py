@@ -68,7 +68,7 @@ async def _response(
 ) -> Response:
     chosen = find_model(services.models, body.model)
     build = AnswerBuilder(body.model or chosen.id, is_chat=isinstance(body, OllamaChatRequest))
-    kept = await seconds_to_keep(body, request, services, context, is_all=is_empty and body.seconds_to_keep == 0)
+    kept = await seconds_to_keep(body, request, context, is_all=is_empty and body.seconds_to_keep == 0)
     if is_empty:
         await load(services, context, chosen, kept)
         return JSONResponse(build.nothing("unload" if kept == 0 else "load"))

@@ -171,12 +171,8 @@ class BodyLimits:
         except GenaiServerError as error:
             await _refuse(error, reading, scope, receive, send)
             return
-        whole: list[Message] = [{"type": "http.request", "body": bytes(reading.body), "more_body": False}]
+        replay = replayed(bytes(reading.body), receive)
         reading.body.clear()
-
-        async def replay() -> Message:
-            return whole.pop() if whole else await receive()
-
         await self.app(scope, replay, send)
 
     async def _read(self, reading: _Reading, receive: Receive) -> bool:
@@ -218,6 +214,16 @@ class BodyLimits:
             raise reading.error
         if reading.is_json:
             await self._parsing.run(lambda: check_json(reading.body), num_bytes=len(reading.body))
+
+
+def replayed(body: bytes, receive: Receive) -> Receive:
+    """ASGI's `receive` for an app behind one that has received the body already."""
+    whole: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def replay() -> Message:
+        return whole.pop() if whole else await receive()
+
+    return replay
 
 
 def check_json(text: bytes | bytearray) -> None:
