@@ -62,6 +62,8 @@ class ResponseStore:
         self._records = FileWithFallback(RecordDatabase(None, size, num_bytes), file if size > 0 else None)
         # Keyed by id.
         self._running: dict[str, Running] = {}
+        # Those of them that have no client. They stay until they end, even if they are deleted before.
+        self._background: dict[str, Running] = {}
         self.background = BackgroundResponses(self._records, run, end_request)
         # Tasks that store responses without a waiting client.
         self._storing: set[asyncio.Task[Any]] = set()
@@ -72,7 +74,8 @@ class ResponseStore:
 
     async def begin_background(self, running: Running) -> None:
         """Add a running response that has no client."""
-        self._running[running.response["id"]] = running
+        id = running.response["id"]
+        self._running[id] = self._background[id] = running
         await self.background.begin(running)
 
     async def finish(self, ended: Record) -> str | None:
@@ -80,10 +83,10 @@ class ResponseStore:
 
         Returns the reason why it is not in the file; None if it is, or if there is no file.
         """
-        is_in_file = self.background.remove(ended.id)
+        self._background.pop(ended.id, None)
         if ended.id not in self._running:
             return None
-        reason = await self._records.put(ended, is_begun=is_in_file)
+        reason = await self._records.put(ended)
         if self._running.pop(ended.id, None) is None:
             with suppress(StoreUnavailable):
                 await self._records.delete(ended.id, ended.owner)
@@ -159,7 +162,7 @@ class ResponseStore:
         kept = await self.get(id, owner)
         self._running.pop(id, None)
         await self._records.delete(id, owner)
-        if (running := self.background.find(id)) is not None:
+        if (running := self._background.get(id)) is not None:
             with suppress(InvalidField):  # it has just ended
                 running.cancel()
         elif isinstance(kept, StoredResponse) and kept.record.is_running:
@@ -243,7 +246,8 @@ class ResponseStore:
 
     async def close(self) -> None:
         """Stop background responses and finish storing ended ones."""
-        await self.background.stop()
+        for running in list(self._background.values()):
+            await running.stop()
         if self._storing:
             await asyncio.wait(self._storing, timeout=FILE_TIMEOUT)
         await self._records.close()
