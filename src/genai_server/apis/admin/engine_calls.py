@@ -25,9 +25,7 @@ _MAX_REQUESTS_SHOWN = 20
 def admin_router(*codes: int) -> APIRouter:
     """A router of admin endpoints. `codes` are statuses of errors in addition to those of all admin endpoints."""
     return APIRouter(
-        tags=["admin"],
-        dependencies=[Depends(require_admin)],
-        responses=error_responses(400, 403, 404, *codes, 503),
+        tags=["admin"], dependencies=[Depends(require_admin)], responses=error_responses(400, 403, 404, *codes, 503)
     )
 
 

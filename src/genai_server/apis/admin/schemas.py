@@ -45,8 +45,7 @@ class RuntimeOptionsRequest(Wire):
         None, description='"1" terminates running requests, "0" lets the engine run again.'
     )
     enable_profiling: ProfilePrefix | None = Field(
-        None,
-        description='"1" or a prefix for file names starts profiling, "0" stops it.',
+        None, description='"1" or a prefix for file names starts profiling, "0" stops it.'
     )
     model: str | None = Field(None, description="Model to change; by default all.")
     device: str | None = None
@@ -221,8 +220,7 @@ class LoadModelRequest(Wire):
         None, min_length=1, description="Path of its draft model's directory on the server, as in GENAI_DRAFT_MODEL."
     )
     wait: bool | None = Field(
-        None,
-        description="By default, respond when the model has loaded or failed to load; false: respond at once.",
+        None, description="By default, respond when the model has loaded or failed to load; false: respond at once."
     )
 
 

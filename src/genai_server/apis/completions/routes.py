@@ -24,11 +24,7 @@ router = VersionedRouter(lenient_route(leave_out_of_completion), "openai")
 
 
 @router.post("/v1/completions", responses=STREAMS)
-async def create_completion(
-    body: CompletionRequest,
-    services: TheServices,
-    context: TheRequestContext,
-) -> Response:
+async def create_completion(body: CompletionRequest, services: TheServices, context: TheRequestContext) -> Response:
     """OpenAI's text completion, complete or as a stream of chunks."""
     is_long = bool(body.echo) or body.logprobs is not None
     return await choices_response(services, body, context, CompletionBuilder, id_prefix="cmpl-", is_long=is_long)

@@ -94,8 +94,7 @@ async def embed(
         prompt = named_prompt(model, prompt_name)
         if dimensions is not None and not model.takes_length(dimensions):
             raise InvalidField(
-                f"dimensions must be supported by the model ({model.lengths()}); given {dimensions}",
-                param="dimensions",
+                f"dimensions must be supported by the model ({model.lengths()}); given {dimensions}", param="dimensions"
             )
         return texts.encode(inputs, limit, prompt=prompt)
 

@@ -192,8 +192,7 @@ class FileStore:
         counted = max(file.size, MIN_COUNTED)
         if number >= self._limits.files:
             raise InvalidField(
-                f"an API key may have at most {self._limits.files} files, and has {number}; delete some",
-                param="file",
+                f"an API key may have at most {self._limits.files} files, and has {number}; delete some", param="file"
             )
         if own + counted > self._limits.per_owner:
             raise InvalidField(

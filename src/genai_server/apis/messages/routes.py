@@ -23,11 +23,7 @@ router = VersionedRouter(lenient_route(leave_out, caps=True), "anthropic", error
 
 
 @router.post("/v1/messages", responses=STREAMS)
-async def create_message(
-    body: MessagesRequest,
-    services: TheServices,
-    context: TheRequestContext,
-) -> Response:
+async def create_message(body: MessagesRequest, services: TheServices, context: TheRequestContext) -> Response:
     """Anthropic's message, complete or as a stream of events."""
     translation = await asyncio.to_thread(Translation, body)
     with context.leniency.in_words(translation.outer_name):

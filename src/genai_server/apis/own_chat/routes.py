@@ -97,11 +97,7 @@ class ChatBuilder:
 
 
 @router.post("/v1/chat", response_model=ChatResponse)
-async def chat(
-    body: ChatRequest,
-    services: TheServices,
-    context: TheRequestContext,
-) -> Response:
+async def chat(body: ChatRequest, services: TheServices, context: TheRequestContext) -> Response:
     """Generate an answer and return it complete."""
     if body.stream:
         raise InvalidField("stream must be false; POST /v1/chat/stream streams the answer", param="stream")
@@ -115,11 +111,7 @@ async def chat(
 
 
 @router.post("/v1/chat/stream", response_class=EventStream, status_code=200, responses=STREAMS)
-async def chat_stream(
-    body: ChatRequest,
-    services: TheServices,
-    context: TheRequestContext,
-) -> EventStream:
+async def chat_stream(body: ChatRequest, services: TheServices, context: TheRequestContext) -> EventStream:
     """Generate an answer and stream it token by token."""
     if body.stream is False:
         raise InvalidField("stream must be true; POST /v1/chat returns the complete answer", param="stream")

@@ -24,13 +24,7 @@ from genai_server.apis.responses.store_records import (
     to_json,
 )
 from genai_server.apis.shared.base import JsonObject
-from genai_server.errors import (
-    ConversationNotFound,
-    GenaiServerError,
-    InvalidField,
-    ResponseNotFound,
-    StoreUnavailable,
-)
+from genai_server.errors import ConversationNotFound, GenaiServerError, InvalidField, ResponseNotFound, StoreUnavailable
 from genai_server.quoted_values import quoted
 
 # Item references in one request.
