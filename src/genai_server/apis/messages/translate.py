@@ -229,7 +229,7 @@ def _places_of_images(blocks: Sequence[Block], path: str) -> Iterator[ImagePlace
         place = f"{path}[{index}]"
         match block:
             case ImageBlock():
-                yield ImagePlace(place, f"{place}.source.{'data' if block.source.type == 'base64' else 'url'}")
+                yield place, f"{place}.source.{'data' if block.source.type == 'base64' else 'url'}"
             case ToolResultBlock(content=list(content)):
                 yield from _places_of_images(content, f"{place}.content")
             case DocumentBlock(source=ContentSource(content=list(content))):

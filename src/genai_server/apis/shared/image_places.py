@@ -1,18 +1,11 @@
 """The client's names for images and sounds of a chat that another API's body became, in errors and leniency reports."""
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
 from genai_server.apis.shared.chat_messages import ChatMessage
 
-
-class ImagePlace(NamedTuple):
-    """Where a body has an image or a sound."""
-
-    # The part, such as `input[0].content[1]`.
-    part: str
-    # The field with its data or URL.
-    url: str
+# Where a body has an image or a sound: the part, such as `input[0].content[1]`, and its field with the data or URL.
+ImagePlace = tuple[str, str]
 
 
 def image_names(messages: Sequence[ChatMessage], places: Iterable[ImagePlace]) -> dict[str, str]:
@@ -23,6 +16,6 @@ def image_names(messages: Sequence[ChatMessage], places: Iterable[ImagePlace]) -
         for index, part in message.media
     ]
     found: dict[str, str] = {}
-    for (part, field), place in zip(parts, places, strict=True):
-        found |= {part: place.part, f"{part}.{field}": place.url}
+    for (part, field), (outer_part, outer_field) in zip(parts, places, strict=True):
+        found |= {part: outer_part, f"{part}.{field}": outer_field}
     return found
