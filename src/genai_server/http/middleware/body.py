@@ -83,11 +83,6 @@ class _Reading:
     # Why nothing is kept, if nothing is.
     error: GenaiServerError | None = None
 
-    def drop(self, error: GenaiServerError) -> None:
-        """Keep nothing of the body."""
-        self.error = error
-        self.body.clear()
-
 
 class OtherBodies(Protocol):
     """Receives the bodies of some requests in another way."""
@@ -196,14 +191,17 @@ class BodyLimits:
         ):
             reading.limit, reading.setting = media_limit, "GENAI_MAX_MEDIA_BODY_BYTES"
         if reading.size > reading.limit:
-            reading.drop(BodyTooLarge(""))
-        try:
-            self._bodies.resize(reading.kept, 0 if reading.error else reading.kept + len(part))
-        except BodiesTooLarge as error:
-            reading.drop(error)
-            self._bodies.resize(reading.kept, 0)
+            reading.error = BodyTooLarge()
+        else:
+            try:
+                self._bodies.resize(reading.kept, reading.kept + len(part))
+            except BodiesTooLarge as error:
+                reading.error = error
         if reading.error is None:
             reading.body += part
+        else:
+            reading.body.clear()
+            self._bodies.resize(reading.kept, 0)
         reading.kept = len(reading.body)
 
     async def _check(self, reading: _Reading) -> None:
