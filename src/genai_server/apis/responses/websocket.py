@@ -58,7 +58,7 @@ class ResponsesSocket:
         await send({"type": "websocket.accept"})
         try:
             async with asyncio.timeout(MAX_SECONDS):
-                await _Connection(self._parsing, scope, receive, send).serve()
+                await _serve(self._parsing, scope, receive, send)
         except TimeoutError:
             message = f"a connection may be open for {MAX_SECONDS:.0f} seconds; open a new one"
             await _send_error(send, _error(message, "websocket_connection_limit_reached"))
@@ -78,47 +78,34 @@ class ResponsesSocket:
         return None if answer.status == _UPGRADE else answer
 
 
-class _Connection:
-    """One WebSocket, whose turns run one after another."""
+async def _serve(parsing: ParsingThread, scope: Scope, receive: Receive, send: Send) -> None:
+    """Serve turns, one after another, until the client disconnects, which cancels the running turn."""
+    latest, turn = LatestResponse(), None
+    try:
+        while (message := await receive())["type"] != "websocket.disconnect":
+            # Only this project's protocol class reports when a message's first byte arrived.
+            arrived = message.get(ARRIVED, request_clock())
+            if turn is not None and not turn.is_finished:
+                await _send_error(send, _error("the previous response is still running", "response_in_progress"))
+                continue
+            if turn is not None:
+                await turn.ended()
+            receipt = TurnReceipt(arrived, receipt_of(scope.get("state", {})).max_files, latest=latest)
+            try:
+                turn = await _begun(message, receipt, parsing, scope, send)
+            except RequestError as error:
+                await _send_error(send, _error(error.message, error.code, error.param))
+    finally:
+        if turn is not None:
+            await turn.leave()
 
-    def __init__(self, parsing: ParsingThread, scope: Scope, receive: Receive, send: Send) -> None:
-        self._parsing = parsing
-        self._scope = scope
-        self._latest = LatestResponse()
-        self._receive = receive
-        self._send = send
-        self._turn: _Turn | None = None
 
-    async def serve(self) -> None:
-        """Serve turns until the client disconnects, which cancels the running turn."""
-        try:
-            while True:
-                message = await self._receive()
-                if message["type"] == "websocket.disconnect":
-                    return
-                await self._take(message)
-        finally:
-            if self._turn is not None:
-                await self._turn.leave()
-
-    async def _take(self, message: Message) -> None:
-        # Only this project's protocol class reports when a message's first byte arrived.
-        arrived = message.get(ARRIVED, request_clock())
-        if self._turn is not None:
-            if not self._turn.is_finished:
-                error = _error("the previous response is still running", "response_in_progress")
-                await _send_error(self._send, error)
-                return
-            await self._turn.ended()
-        text = (message.get("text") or "").encode(errors="replace") or message.get("bytes") or b""
-        try:
-            body, previous = await self._parsing.run(lambda: _body(text), num_bytes=len(text))
-        except RequestError as error:
-            await _send_error(self._send, _error(error.message, error.code, error.param))
-            return
-        receipt = TurnReceipt(arrived, receipt_of(self._scope.get("state", {})).max_files, latest=self._latest)
-        scope = _http_scope(self._scope, "POST", body, receipt)
-        self._turn = _Turn(self._scope["app"], scope, body, self._send, lambda: self._latest.forget(previous))
+async def _begun(message: Message, receipt: TurnReceipt, parsing: ParsingThread, scope: Scope, send: Send) -> "_Turn":
+    """The turn that a message asks for. Raises RequestError."""
+    text = (message.get("text") or "").encode(errors="replace") or message.get("bytes") or b""
+    body, previous = await parsing.run(lambda: _body(text), num_bytes=len(text))
+    post = _http_scope(scope, "POST", body, receipt)
+    return _Turn(scope["app"], post, body, send, lambda: receipt.latest.forget(previous))
 
 
 class _Turn:
