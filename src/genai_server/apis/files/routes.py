@@ -11,10 +11,11 @@ from genai_server.apis.files.schemas import MAX_SECONDS, DeletedFile, FileForm, 
 from genai_server.apis.files.store import FileStore, page_json
 from genai_server.apis.shared.router import VersionedRouter
 from genai_server.errors import StoredFileNotFound, UnsupportedEndpoint
+from genai_server.http.body_route import BodyRoute
 from genai_server.http.json_response import built_response
 from genai_server.http.middleware.authentication import TheHolder
 from genai_server.http.request_state import request_state
-from genai_server.http.upload_route import FORM, UploadRoute
+from genai_server.http.upload import FORM
 
 PATH = "/v1/files"
 _CONTENT: dict[int | str, dict[str, Any]] = {
@@ -22,7 +23,7 @@ _CONTENT: dict[int | str, dict[str, Any]] = {
 }
 # Where bodies with files are expected.
 UPLOAD_PATHS = frozenset({PATH, PATH.removeprefix("/v1")})
-router = VersionedRouter(UploadRoute, "openai")
+router = VersionedRouter(BodyRoute, "openai")
 _FEW = 100
 
 
