@@ -83,7 +83,7 @@ class _CheckedRequest(Request):
         headers = request.headers
         self._upload = request_state(scope).upload
         if self._upload is not None or _is_bytes(headers) or (takes_undeclared and _is_undeclared(headers)):
-            scope = as_json(scope)
+            scope = _as_json(scope)
         super().__init__(scope, request.receive)
         self._adapter = adapter
 
@@ -94,7 +94,7 @@ class _CheckedRequest(Request):
     async def json(self) -> Any:
         """The validated body. Raises RequestError."""
         if self._upload is not None:
-            return validated(self._adapter, form_object(self._upload))
+            return _validated(self._adapter, form_object(self._upload))
         text = await self.body()
         state = request_state(self.scope)
         return await state.parsing.run(lambda: _read(text, self._adapter, state.leniency), num_bytes=len(text))
@@ -119,10 +119,10 @@ def _read(text: bytes, adapter: TypeAdapter[Any], leniency: Leniency) -> Any:
     except ValueError as error:
         raise malformed(error) from None
     leniency.apply(body)
-    return validated(adapter, body)
+    return _validated(adapter, body)
 
 
-def validated(adapter: TypeAdapter[Any], body: Any) -> Any:
+def _validated(adapter: TypeAdapter[Any], body: Any) -> Any:
     """The object of a body. Raises RequestError."""
     try:
         return adapter.validate_python(body)
@@ -131,7 +131,7 @@ def validated(adapter: TypeAdapter[Any], body: Any) -> Any:
         raise from_findings(found, body) from None
 
 
-def as_json(scope: Scope) -> Scope:
+def _as_json(scope: Scope) -> Scope:
     """The scope of a request whose body is said to be JSON."""
     others = [(name, value) for name, value in scope["headers"] if name != b"content-type"]
     return {**scope, "headers": [*others, (b"content-type", b"application/json")]}

@@ -12,7 +12,8 @@ from starlette.types import ASGIApp, Scope
 
 from genai_server.batch_lines import BatchLine
 from genai_server.errors import EngineDied, EngineHung
-from genai_server.http.inner_request import InnerRequest, InnerResponse
+from genai_server.http.inner_request import InnerResponse, disconnect_at
+from genai_server.http.middleware.body import replayed
 from genai_server.http.request_state import OnBehalf, Receipt, request_state, with_receipt
 from genai_server.messages.generation_request import FinishReason
 
@@ -103,9 +104,8 @@ class Answering:
 
     async def _send(self, line: BatchLine, on_behalf: OnBehalf, stop: Stop) -> tuple[Scope, InnerResponse]:
         scope, response = _scope(line, on_behalf), InnerResponse()
-        request = InnerRequest(line.body, stop.event)
         try:
-            await self._app(scope, request.receive, response.send)
+            await self._app(scope, replayed(line.body, disconnect_at(stop.event)), response.send)
         except Exception:
             log.exception("internal error in a request of a batch")
         response.status = response.status or 500

@@ -17,9 +17,9 @@ from genai_server.apis.responses.store_records import LatestResponse
 from genai_server.apis.shared.base import JsonObject
 from genai_server.errors import InvalidField, OriginForbidden, RequestError
 from genai_server.http.error_responses import plain_error_body
-from genai_server.http.inner_request import InnerRequest, InnerResponse
+from genai_server.http.inner_request import InnerResponse, disconnect_at
 from genai_server.http.middleware.authentication import is_own_origin
-from genai_server.http.middleware.body import check_json
+from genai_server.http.middleware.body import check_json, replayed
 from genai_server.http.request_state import ParsingThread, Receipt, receipt_of, with_receipt
 from genai_server.timing import ARRIVED, request_clock
 
@@ -74,7 +74,7 @@ class ResponsesSocket:
             return _refusal(404, f"there is no WebSocket at {scope['path'][:_MAX_SHOWN]}", "not_found")
         answer = InnerResponse()
         get = _http_scope(scope, "GET", b"", receipt_of(scope.get("state", {})))
-        await scope["app"](get, InnerRequest(b"").receive, answer.send)
+        await scope["app"](get, replayed(b"", disconnect_at(asyncio.Event())), answer.send)
         return None if answer.status == _UPGRADE else answer
 
 
@@ -117,10 +117,10 @@ class _Turn:
         self.is_finished = False
         self._send_socket = send
         self._scope = scope
-        self._request = InnerRequest(body)
+        self._is_left = asyncio.Event()
         self._answer = InnerResponse()
         self._unsent = b""
-        self._task = asyncio.create_task(self._run(app))
+        self._task = asyncio.create_task(self._run(app, replayed(body, disconnect_at(self._is_left))))
 
     async def ended(self) -> None:
         """Wait until the app has finished the request."""
@@ -128,16 +128,16 @@ class _Turn:
 
     async def leave(self) -> None:
         """Signal to the app that the client has disconnected, and wait for it to finish."""
-        self._request.is_disconnected.set()
+        self._is_left.set()
         await self.ended()
 
-    async def _run(self, app: ASGIApp) -> None:
+    async def _run(self, app: ASGIApp, receive: Receive) -> None:
         try:
-            await app(self._scope, self._request.receive, self._take)
+            await app(self._scope, receive, self._take)
         except Exception:
             log.exception("internal error in a turn on a WebSocket")
         finally:
-            if not self.is_finished and not self._request.is_disconnected.is_set():
+            if not self.is_finished and not self._is_left.is_set():
                 await self._refused()
 
     async def _take(self, message: Message) -> None:
@@ -168,7 +168,7 @@ class _Turn:
         try:
             await self._send_socket(message)
         except OSError:  # raised by ASGI servers after the client has disconnected
-            self._request.is_disconnected.set()
+            self._is_left.set()
 
 
 def _body(text: bytes) -> tuple[bytes, object]:

@@ -215,7 +215,7 @@ class BodyLimits:
 
 
 def replayed(body: bytes, receive: Receive) -> Receive:
-    """ASGI's `receive` for an app behind one that has received the body already."""
+    """ASGI's `receive` for an app that gets a body which is there already, and everything else from `receive`."""
     whole: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def replay() -> Message:
