@@ -180,7 +180,8 @@ class FileStore:
         # Listed first: what is added in between is known.
         listed = await asyncio.to_thread(_old_enough, self._contents)
         if listed:
-            orphans = set(listed) - await self.database.read("", _ids)
+            known = await self.database.read("", lambda rows: rows.execute("SELECT id FROM files").fetchall())
+            orphans = set(listed) - {id for (id,) in known}
             await asyncio.to_thread(_remove, *(self.content(id) for id in orphans))
 
     async def close(self) -> None:
@@ -226,10 +227,6 @@ def find(rows: sqlite3.Connection, id: str, owner: str) -> StoredFile | None:
         (id, owner, 2**62, int(time.time())),
     ).fetchone()
     return None if row is None else StoredFile(*row)
-
-
-def _ids(rows: sqlite3.Connection) -> set[str]:
-    return {id for (id,) in rows.execute("SELECT id FROM files")}
 
 
 def start_of(rows: sqlite3.Connection, table: str, after: str | None, owner: str, order: str) -> int:

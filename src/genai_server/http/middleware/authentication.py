@@ -201,11 +201,7 @@ def _not_local(request: Request, access: Access) -> str | None:
 def _names_this_machine(headers: Mapping[str, str]) -> bool:
     """Whether the Host header, which no web page can choose, names this machine, or is missing."""
     host = headers.get("host", "")
-    return not host or is_loopback(_host_name(f"//{host}"))
-
-
-def _host_name(url: str) -> str:
     try:
-        return urlsplit(url).hostname or ""
+        return not host or is_loopback(urlsplit(f"//{host}").hostname or "")
     except ValueError:
-        return ""
+        return False
