@@ -196,7 +196,7 @@ class _PooledRequest:
         )
         stopwatch = Stopwatch(context.record.arrival, len(prompt))
         (stream,) = await engine.in_flight.submit(request)
-        context.record.pooled(PooledAnswer(stream, stopwatch))
+        context.record.answers = [PooledAnswer(stream, stopwatch)]
         try:
             data = await stream.vectors()
         finally:

@@ -251,7 +251,7 @@ async def _earlier(body: ResponsesRequest | CompactRequest, stored: CallerStore)
         if previous is None:
             return []
         if latest is not None and latest.id == previous:
-            return latest.all_items
+            return [*latest.items, *latest.value["output"]]
         if (await store.get(previous, stored.owner)).response["status"] in RUNNING:
             raise InvalidField(f"{field} {quoted(previous)} is still in progress", param=field)
         return await store.history("response", previous, owner, is_shortened=is_shortened)

@@ -41,11 +41,6 @@ class Record:
         id: str = self.value["id"]
         return id
 
-    @property
-    def all_items(self) -> list[JsonObject]:
-        """All items, including a response's output."""
-        return [*self.items, *self.value.get("output", [])]
-
 
 @dataclass(frozen=True)
 class Row:
