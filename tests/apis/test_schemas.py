@@ -10,7 +10,7 @@ from genai_server.apis.admin.schemas import RuntimeOptionsRequest
 from genai_server.apis.chat_completions.schemas import ChatCompletionRequest
 from genai_server.apis.own_chat.routes import ChatRequest
 from genai_server.apis.shared.base import Wire, WithoutEffect
-from genai_server.apis.shared.chat_messages import ChatParameters
+from genai_server.apis.shared.chat_messages import ChatParameters, ImagePart, ImageUrl
 from genai_server.apis.shared.completion_body import CompletionRequest
 from genai_server.apis.tokens.schemas import ApplyTemplateRequest, TokenizeRequest
 
@@ -206,9 +206,9 @@ def test_a_template_gets_images_without_their_data() -> None:
     message = {"role": "user", "content": [{"type": "text", "text": "a", **mark}, {**image, **mark}]}
     (given,) = ChatRequest.model_validate({"messages": [message]}).messages
     assert given.for_template()["content"] == [{"type": "text", "text": "a"}, {"type": "image"}]
-    assert [(index, found.url, found.detail) for index, found in given.images] == [
-        (1, "data:image/png;base64,AA==", "low")
-    ]
+    ((index, part),) = given.media
+    assert isinstance(part, ImagePart)
+    assert (index, part.image_url) == (1, ImageUrl(url="data:image/png;base64,AA==", detail="low"))
 
 
 @pytest.mark.parametrize(

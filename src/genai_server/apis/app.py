@@ -6,7 +6,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.middleware.cors import CORSMiddleware
@@ -20,8 +20,8 @@ from genai_server.apis.admin import model_loading as model_admin
 from genai_server.apis.admin import profile_sessions as profiles
 from genai_server.apis.admin import running_requests as requests
 from genai_server.apis.admin.engine_calls import cancel_request
-from genai_server.apis.batches import routes as batches
-from genai_server.apis.batches.service import BatchCounters, files_and_batches
+from genai_server.apis.batches import routes as batch_routes
+from genai_server.apis.batches.running import files_and_batches
 from genai_server.apis.chat_completions import routes as chat_completions
 from genai_server.apis.completions import routes as completions
 from genai_server.apis.embeddings import routes as embeddings
@@ -41,6 +41,7 @@ from genai_server.apis.responses.store import ResponseStore
 from genai_server.apis.responses.store_database import RecordDatabase
 from genai_server.apis.responses.websocket import ResponsesSocket
 from genai_server.apis.status import engine_metrics, health, load_history
+from genai_server.apis.status.api_metrics import Instruments
 from genai_server.apis.status.engine_metrics import EngineMetrics
 from genai_server.apis.status.load_history import LoadHistory
 from genai_server.apis.tokens import routes as tokens
@@ -57,7 +58,7 @@ from genai_server.generation.served_model import LoadText
 from genai_server.grammar_checker.checker import GrammarChecker
 from genai_server.http.api_keys import ApiKeys
 from genai_server.http.error_handlers import install_error_handlers
-from genai_server.http.middleware.authentication import OPEN_PATHS, Authentication, RequestHead
+from genai_server.http.middleware.authentication import OPEN_PATHS, Authentication
 from genai_server.http.middleware.body import BODY_BUDGET, BodyBudget, BodyLimits
 from genai_server.http.middleware.request_lifetime import Drain, Drained, RequestLifetime
 from genai_server.http.middleware.uploads import Uploads, upload_folder
@@ -70,11 +71,8 @@ from genai_server.timing import Clock, request_clock
 from genai_server.vision_model import any_takes_media
 from genai_server.web.files import API_DOCS, PAGE
 
-
-class Engines(Protocol):
-    """Gives the folder of running engines for as long as the app runs."""
-
-    def __call__(self) -> AbstractAsyncContextManager[Path]: ...
+# Gives the folder of running engines for as long as the app runs.
+Engines = Callable[[], AbstractAsyncContextManager[Path]]
 
 
 @dataclass(frozen=True)
@@ -97,14 +95,8 @@ class Telemetry:
     observers: Sequence[Observer]
     # Times requests, in seconds.
     clock: Clock = request_clock
-    # Counts the result of each check of a grammar.
-    count_check: Callable[[str], None] = lambda result: None
-    # Counts the result of reading each image.
-    count_image: Callable[[str], None] = lambda result: None
-    # Counts the result of decoding each recording.
-    count_recording: Callable[[str], None] = lambda result: None
-    # Count what becomes of batches.
-    batches: BatchCounters = field(default_factory=BatchCounters)
+    # Count checks of grammars, images, recordings and batches.
+    instruments: Instruments = field(default_factory=lambda: Instruments(CollectorRegistry(), ""))
     # Called when the app ends; may block.
     close: Callable[[], None] = lambda: None
 
@@ -128,6 +120,7 @@ def create_app(
     bodies = BodyBudget(settings.max_bodies_bytes)
     recent = RecentRequests()
     telemetry = replace(telemetry, observers=[*telemetry.observers, recent.observe])
+    counts = telemetry.instruments
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[dict[str, BodyBudget]]:
@@ -145,9 +138,9 @@ def create_app(
             recent.open(folder)
             history = LoadHistory(engine_metrics, recent)
             with (
-                closing(GrammarChecker(settings.grammar_timeout, telemetry.count_check)) as grammars,
-                closing(Images(settings, folder, telemetry.count_image)) as images,
-                closing(Recordings(settings, folder, telemetry.count_recording)) as recordings,
+                closing(GrammarChecker(settings.grammar_timeout, counts.count_check)) as grammars,
+                closing(Images(settings, folder, counts.count_image)) as images,
+                closing(Recordings(settings, folder, counts.count_recording)) as recordings,
                 upload_folder(folder) as app.state.uploads,
             ):
                 app.state.responses = responses
@@ -170,10 +163,11 @@ def create_app(
                     asyncio.create_task(history.follow()),
                 ]
                 try:
-                    async with files_and_batches(app, app.state.services, max_body, telemetry.batches) as found:
-                        app.state.files = None if found is None else found.files
-                        app.state.batches = None if found is None else found.batches
-                        app.state.file_uploads = None if found is None else found.uploads
+                    async with files_and_batches(
+                        app, app.state.services, max_body, counts.count_batch, counts.count_batch_request
+                    ) as batches:
+                        app.state.batches = batches
+                        app.state.files = None if batches is None else batches.files
                         yield {BODY_BUDGET: bodies}
                 finally:
                     for task in tasks:
@@ -214,7 +208,7 @@ def create_app(
         tokens,
         transcriptions,
         files,
-        batches,
+        batch_routes,
         runtime_options,
         model_admin,
         stored_models,
@@ -314,7 +308,6 @@ def _add_middleware(
     )
     if settings.cors_origins:
         app.add_middleware(CORSMiddleware, **cors_options(settings))
-    app.add_middleware(RequestHead)
     app.add_middleware(
         RequestLifetime,
         model=next(iter(settings.served)),

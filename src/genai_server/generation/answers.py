@@ -147,11 +147,6 @@ class RunningAnswer(AnswerFigures):
         return self._stream.reason is not None and self.reason is not FinishReason.STOP
 
     @property
-    def is_ended(self) -> bool:
-        """Whether the engine has ended the answer."""
-        return self._stream.is_ended
-
-    @property
     def outcome(self) -> str:
         if self._text.is_stopped or self._stream.reason is not None:
             return self.reason.value
@@ -165,7 +160,9 @@ class RunningAnswer(AnswerFigures):
     @property
     def num_unread(self) -> int:
         """Prompt tokens not yet processed, as last reported; 0 from the first token on."""
-        return 0 if self._stopwatch.has_begun or self.is_ended else self._stopwatch.input_tokens - self._num_read
+        if self._stopwatch.has_begun or self._stream.is_ended:
+            return 0
+        return self._stopwatch.input_tokens - self._num_read
 
     @property
     def usage(self) -> Usage:

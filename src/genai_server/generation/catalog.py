@@ -13,14 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from genai_server.engine_client.client import EngineClient
-from genai_server.errors import (
-    ModelNotFound,
-    ModelsBusy,
-    ModelTooLarge,
-    NoEngineReady,
-    QueueFull,
-    TaskUnsupported,
-)
+from genai_server.errors import ModelNotFound, ModelsBusy, ModelTooLarge, NoEngineReady, QueueFull, TaskUnsupported
 from genai_server.generation.served_model import Fingerprint, LoadText, ServedModel, read_files
 from genai_server.messages.commands import Command, WantModel, send_command
 from genai_server.messages.generation_request import Adapter

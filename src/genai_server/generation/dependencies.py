@@ -8,7 +8,7 @@ from collections.abc import Coroutine
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Protocol, TypeVar
 
 from fastapi import Depends, Request
 from prometheus_client import CollectorRegistry
@@ -16,8 +16,9 @@ from starlette.types import Receive
 
 from genai_server.audio.recordings import Recordings
 from genai_server.config.settings import Settings
+from genai_server.engine_client.client import EngineClient
 from genai_server.errors import DeadlinePassed, InvalidField, RequestCancelled, ServerStopping, SessionTerminated
-from genai_server.generation.catalog import Catalog
+from genai_server.generation.catalog import Catalog, ChosenModel
 from genai_server.generation.output_spec import CheckedSpecs
 from genai_server.generation.pulling import ModelStore
 from genai_server.generation.served_model import ServedModel
@@ -28,9 +29,10 @@ from genai_server.http.middleware.request_lifetime import Drain
 from genai_server.http.request_state import request_state
 from genai_server.http.telemetry.request_record import RecentRequests, RequestRecord
 from genai_server.images.reader import Images
-from genai_server.messages.generation_request import FinishReason
+from genai_server.messages.generation_request import FinishReason, ModelInfo
 from genai_server.pooling_model import Task
 from genai_server.quoted_values import quoted
+from genai_server.text.codec import TextCodec
 from genai_server.timing import Clock
 
 T = TypeVar("T")
@@ -143,15 +145,9 @@ class RequestContext:
     # Whether the answer may wait for all others; see GenerationRequest.
     background: bool = False
 
-    @property
-    def request_id(self) -> str:
-        """The client's id, if it gave one. Several requests may have the same."""
-        return self.record.request_id
-
-    @property
-    def unique_id(self) -> str:
-        """The server's own id."""
-        return self.record.unique_id
+    def answer_id(self, prefix: str) -> str:
+        """The id of the answer: that of the request, with the prefix that its API has."""
+        return prefix + self.record.request_id.removeprefix("req-")
 
     def cache_salt(self, given: str | None) -> str | None:
         """The salt of the engine's prefix cache: a digest, which reveals neither the key nor the body's salt."""
@@ -223,6 +219,32 @@ async def context(request: Request, services: TheServices) -> RequestContext:
         state.counted,
         state.background,
     )
+
+
+class PlacementFields(Protocol):
+    """The fields of a body that say where, and within how many seconds, it is answered."""
+
+    model: str | None
+    device: str | None
+    timeout: float | None
+
+
+async def place(
+    services: Services, context: RequestContext, body: PlacementFields, task: Task
+) -> tuple[ChosenModel, ServedModel, EngineClient, ModelInfo, TextCodec]:
+    """Choose the model, which may have to be loaded first, and the engine; returns what belongs to each.
+
+    Raises ServerDraining, ModelNotFound, TaskUnsupported, InvalidField and Unavailable.
+    """
+    services.drain.require_open()
+    chosen = services.models.choose_for(body.model, task)
+    if body.timeout is not None:
+        context.deadline.tighten(body.timeout, param="timeout")
+    with context.record.arrival.loading():
+        chosen, served = await services.models.serving(chosen, context.deadline.seconds_left)
+    engine, info = served.router.pick(body.device, background=context.background)
+    context.record.model, context.record.device = chosen.id, engine.device
+    return chosen, served, engine, info, served.codec_of(engine.device)
 
 
 async def _disconnected(receive: Receive) -> None:

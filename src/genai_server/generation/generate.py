@@ -14,7 +14,7 @@ from genai_server.apis.shared.completion_body import CompletionRequest
 from genai_server.apis.shared.sampling_parameters import GenerationFields, SamplingFields, StreamFields
 from genai_server.errors import InvalidField, PromptTooLong
 from genai_server.generation.answers import Generation, RunningAnswer
-from genai_server.generation.dependencies import RequestContext, Services
+from genai_server.generation.dependencies import RequestContext, Services, place
 from genai_server.generation.infill import with_suffix
 from genai_server.generation.output_spec import OutputSpec, plain_output_spec
 from genai_server.generation.prompts import (
@@ -49,18 +49,8 @@ async def generate(services: Services, body: Body, context: RequestContext, *, i
 
 
 async def _generate(services: Services, body: Body, context: RequestContext, *, is_streamed: bool) -> Generation:
-    services.drain.require_open()
-    settings = services.settings
-
     # Choose the model, which may have to be loaded first, and the engine.
-    chosen = services.models.choose_for(body.model, Task.GENERATE)
-    if body.timeout is not None:
-        context.deadline.tighten(body.timeout, param="timeout")
-    with context.record.arrival.loading():
-        chosen, served = await services.models.serving(chosen, context.deadline.seconds_left)
-    engine, model = served.router.pick(body.device, background=context.background)
-    context.record.model, context.record.device = chosen.id, engine.device
-    codec = served.codec_of(engine.device)
+    chosen, served, engine, model, codec = await place(services, context, body, Task.GENERATE)
 
     # Refuse early if the request exceeds the engine's capacity as last reported.
     num_per_prompt = body.n or 1
@@ -82,8 +72,8 @@ async def _generate(services: Services, body: Body, context: RequestContext, *, 
             body,
             prompt,
             model,
-            request_id=context.request_id,
-            exact=settings.exact,
+            request_id=context.record.request_id,
+            exact=services.settings.exact,
             background=context.background,
         )
         for prompt in prompts
@@ -114,7 +104,7 @@ async def _generate(services: Services, body: Body, context: RequestContext, *, 
             needs_grammar=output_spec.needs_grammar,
             timeout=context.deadline.seconds_left,
             adapter=chosen.adapter,
-            unique_id=context.unique_id,
+            unique_id=context.record.unique_id,
             prediction=prediction,
             cache_salt=cache_salt,
             answer_memory=context.answer_memory(body.cache_salt),

@@ -74,12 +74,7 @@ class OutputSpec:
 
 
 def chat_output_spec(
-    body: ChatParameters,
-    codec: TextCodec,
-    prompt: list[int],
-    *,
-    best_effort: bool = False,
-    loose: Collection[str] = (),
+    body: ChatParameters, codec: TextCodec, prompt: list[int], *, best_effort: bool = False, loose: Collection[str] = ()
 ) -> OutputSpec:
     """The output spec of a chat with this encoded prompt. The grammar has not been checked yet.
 

@@ -118,7 +118,7 @@ async def encode_messages(
 
     plain, tools = await asyncio.to_thread(to_objects)
     taken = None if codec.vision is None else codec.vision.medium
-    sources = {Medium.IMAGE: _images(messages), Medium.SOUND: _sounds(messages)}
+    sources = _sources(messages)
     for medium, given in sources.items():
         if given and medium is not taken:
             _leave_out(plain, medium, codec, leniency, services.models.taking(medium))
@@ -128,20 +128,19 @@ async def encode_messages(
     return _with_images(tokens, codec.placeholder, await services.images.read(codec.vision, sources[taken]))
 
 
-def _images(messages: Sequence[ChatMessage]) -> list[ImageSource]:
-    return [
-        ImageSource(image.url, image.detail == "low", f"messages[{number}].content[{index}].image_url.url")
-        for number, message in enumerate(messages)
-        for index, image in message.images
-    ]
-
-
-def _sounds(messages: Sequence[ChatMessage]) -> list[ImageSource]:
-    return [
-        ImageSource(f"data:;base64,{sound.data}", False, f"messages[{number}].content[{index}].input_audio.data")
-        for number, message in enumerate(messages)
-        for index, sound in message.sounds
-    ]
+def _sources(messages: Sequence[ChatMessage]) -> dict[Medium, list[ImageSource]]:
+    """The images and sounds of the messages."""
+    found: dict[Medium, list[ImageSource]] = {Medium.IMAGE: [], Medium.SOUND: []}
+    for number, message in enumerate(messages):
+        for index, part in message.media:
+            place = f"messages[{number}].content[{index}]"
+            if part.type == "image_url":
+                url, is_small = part.image_url.url, part.image_url.detail == "low"
+                found[Medium.IMAGE].append(ImageSource(url, is_small, f"{place}.image_url.url"))
+            else:
+                url = f"data:;base64,{part.input_audio.data}"
+                found[Medium.SOUND].append(ImageSource(url, False, f"{place}.input_audio.data"))
+    return found
 
 
 def _leave_out(

@@ -14,6 +14,7 @@ from genai_server.config.settings import Settings
 from genai_server.http.error_responses import from_findings, malformed
 from genai_server.http.leniency import LeaveOut, Leniency
 from genai_server.http.request_state import request_state
+from genai_server.http.upload import form_object
 
 _FORM = "application/x-www-form-urlencoded"
 # Some HTTP clients give it to each body of bytes.
@@ -22,6 +23,8 @@ _BYTES = "application/octet-stream"
 
 class BodyRoute(APIRoute):
     """Gives FastAPI a body that is validated already. Responses name what was left out of it.
+
+    A form that `http/middleware/uploads.py` has received is given as if it were a JSON object; its file is a path.
 
     Not for admin routes: the body is validated before the route's dependencies, which check the access.
     """
@@ -33,10 +36,6 @@ class BodyRoute(APIRoute):
         """Decides what may be left out of a request: nothing."""
         return Leniency()
 
-    def checked_request(self, request: Request, adapter: TypeAdapter[Any]) -> Request:
-        """The request whose `json` gives the validated body."""
-        return _CheckedRequest(request, adapter, takes_undeclared=self.takes_undeclared)
-
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
         if self.body_field is None:
@@ -45,7 +44,7 @@ class BodyRoute(APIRoute):
 
         async def checked(request: Request) -> Response:
             leniency = request_state(request.scope).leniency = self.leniency(request)
-            response = await handle(self.checked_request(request, adapter))
+            response = await handle(_CheckedRequest(request, adapter, takes_undeclared=self.takes_undeclared))
             response.headers.update(leniency.report())
             return response
 
@@ -82,13 +81,20 @@ class _CheckedRequest(Request):
     def __init__(self, request: Request, adapter: TypeAdapter[Any], *, takes_undeclared: bool) -> None:
         scope = request.scope
         headers = request.headers
-        if _is_bytes(headers) or (takes_undeclared and _is_undeclared(headers)):
-            scope = as_json(scope)
+        self._upload = request_state(scope).upload
+        if self._upload is not None or _is_bytes(headers) or (takes_undeclared and _is_undeclared(headers)):
+            scope = _as_json(scope)
         super().__init__(scope, request.receive)
         self._adapter = adapter
 
+    async def body(self) -> bytes:
+        """Not empty for a form, so that FastAPI asks for the object."""
+        return await super().body() if self._upload is None else b"{}"
+
     async def json(self) -> Any:
         """The validated body. Raises RequestError."""
+        if self._upload is not None:
+            return _validated(self._adapter, form_object(self._upload))
         text = await self.body()
         state = request_state(self.scope)
         return await state.parsing.run(lambda: _read(text, self._adapter, state.leniency), num_bytes=len(text))
@@ -113,10 +119,10 @@ def _read(text: bytes, adapter: TypeAdapter[Any], leniency: Leniency) -> Any:
     except ValueError as error:
         raise malformed(error) from None
     leniency.apply(body)
-    return validated(adapter, body)
+    return _validated(adapter, body)
 
 
-def validated(adapter: TypeAdapter[Any], body: Any) -> Any:
+def _validated(adapter: TypeAdapter[Any], body: Any) -> Any:
     """The object of a body. Raises RequestError."""
     try:
         return adapter.validate_python(body)
@@ -125,7 +131,7 @@ def validated(adapter: TypeAdapter[Any], body: Any) -> Any:
         raise from_findings(found, body) from None
 
 
-def as_json(scope: Scope) -> Scope:
+def _as_json(scope: Scope) -> Scope:
     """The scope of a request whose body is said to be JSON."""
     others = [(name, value) for name, value in scope["headers"] if name != b"content-type"]
     return {**scope, "headers": [*others, (b"content-type", b"application/json")]}

@@ -2,23 +2,17 @@
 
 import asyncio
 
-from starlette.types import Message
+from starlette.types import Message, Receive
 
 
-class InnerRequest:
-    """The body of a request, and whether its client has disconnected."""
+def disconnect_at(event: asyncio.Event) -> Receive:
+    """ASGI's `receive` of a client that disconnects when the event is set."""
 
-    def __init__(self, body: bytes, is_disconnected: asyncio.Event | None = None) -> None:
-        self.is_disconnected = is_disconnected or asyncio.Event()
-        self._body: bytes | None = body
+    async def receive() -> Message:
+        await event.wait()
+        return {"type": "http.disconnect"}
 
-    async def receive(self) -> Message:
-        """ASGI's `receive`."""
-        if self._body is None:
-            await self.is_disconnected.wait()
-            return {"type": "http.disconnect"}
-        body, self._body = self._body, None
-        return {"type": "http.request", "body": body, "more_body": False}
+    return receive
 
 
 class InnerResponse:

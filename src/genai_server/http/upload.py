@@ -1,8 +1,9 @@
-"""The parser of a form with a file (multipart/form-data), whose file is passed on while it arrives."""
+"""The parser of a form with a file (multipart/form-data), whose file is passed on while it arrives, and its object."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
@@ -10,12 +11,13 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 from genai_server.errors import InvalidField, MalformedForm
 from genai_server.quoted_values import quoted
 
+# The content type of a form, by which a route's parameter is declared as `Body(media_type=FORM)`.
+FORM = "multipart/form-data"
 # The field that has the file.
 FILE = "file"
 # Of all other fields of a form: their number, and their bytes together.
 MAX_FIELDS = 64
 MAX_FIELD_BYTES = 64 * 1024
-_FORM = b"multipart/form-data"
 # Limits of a part's headers: their number, and the bytes of each.
 _MAX_HEADERS = 16
 _MAX_HEADER_BYTES = 8192
@@ -45,7 +47,7 @@ class FormParser:
     def __init__(self, headers: Mapping[str, str]) -> None:
         given = headers.get("content-type", "")
         kind, options = parse_options_header(given)
-        if kind != _FORM or not options.get(b"boundary"):
+        if kind != FORM.encode() or not options.get(b"boundary"):
             shown = f"given {quoted(given[:_MAX_SHOWN])}" if given else "and its type is not given"
             raise MalformedForm(f"the body must be a form (content-type: multipart/form-data; boundary=…), {shown}")
         self.pending = bytearray()
@@ -142,3 +144,37 @@ class FormParser:
                 f"{self._name[:_MAX_SHOWN]} is the first beyond",
                 param=self._name[:_MAX_SHOWN],
             )
+
+
+def form_object(upload: Upload) -> dict[str, Any]:
+    """The fields by their names, without empty ones. A name such as `include[]` has the list of its values, and names
+    such as `expires_after[seconds]` are members of an object.
+
+    Raises InvalidField for a field that is given twice, and for a text in place of the file: a client must not name a
+    path.
+    """
+    found: dict[str, Any] = {} if upload.file is None else {FILE: upload.file}
+    for given, value in upload.fields:
+        name, bracket, _ = given.partition("[")
+        if not value:
+            continue
+        if name == FILE and upload.file is None:
+            raise InvalidField(
+                f"{FILE} must be given as {FILE}, with the content of a file; given {quoted(given[:_MAX_SHOWN])}",
+                param=FILE,
+            )
+        if given.endswith("[]"):
+            values = found.setdefault(name, [])
+            if isinstance(values, list):
+                values.append(value)
+                continue
+        if bracket and (member := given[len(name) + 1 : -1]) and given.endswith("]"):
+            members = found.setdefault(name, {})
+            if isinstance(members, dict) and member not in members:
+                members[member] = value
+                continue
+        if name in found:
+            remedy = "" if bracket else f"; the values of a list are given as {name}[]"
+            raise InvalidField(f"{name} may be given once{remedy}", param=name)
+        found[name] = value
+    return found

@@ -41,7 +41,7 @@ from genai_server.errors import (
 )
 from genai_server.http.api_keys import load_keys
 from genai_server.http.error_responses import error_response
-from genai_server.http.middleware.authentication import Authentication, RequestHead
+from genai_server.http.middleware.authentication import Authentication
 from genai_server.http.middleware.body import BodyBudget, BodyLimits
 from genai_server.http.middleware.request_lifetime import RequestLifetime
 from genai_server.http.rate_limit import RateLimits
@@ -135,7 +135,7 @@ class _IngressApp:
         )
         if settings.cors_origins:
             app = CORSMiddleware(app, **cors_options(settings))
-        return RequestLifetime(RequestHead(app))
+        return RequestLifetime(app)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":

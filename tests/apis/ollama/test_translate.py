@@ -169,7 +169,7 @@ def test_a_prompts_images_belong_to_the_users_message() -> None:
 def test_a_tools_result_may_have_images() -> None:
     asking = {"role": "assistant", "tool_calls": [ADD]}
     result = chat(asking, {"role": "tool", "content": "x", "images": ["AA=="]}).messages[1]
-    assert [index for index, _ in result.images] == [0]
+    assert [index for index, _ in result.media] == [0]
 
 
 def test_errors_of_images_name_the_clients_list() -> None:

@@ -25,9 +25,7 @@ _MAX_REQUESTS_SHOWN = 20
 def admin_router(*codes: int) -> APIRouter:
     """A router of admin endpoints. `codes` are statuses of errors in addition to those of all admin endpoints."""
     return APIRouter(
-        tags=["admin"],
-        dependencies=[Depends(require_admin)],
-        responses=error_responses(400, 403, 404, *codes, 503),
+        tags=["admin"], dependencies=[Depends(require_admin)], responses=error_responses(400, 403, 404, *codes, 503)
     )
 
 
@@ -40,7 +38,9 @@ async def ask(
     Raises NoEngineReady if no engine replies, or if one does not reply in time.
     """
     running = [engine for engine in engines if engine.is_connected]
-    results = await asyncio.gather(*(_reply(engine, make_call) for engine in running), return_exceptions=True)
+    results = await asyncio.gather(
+        *(asyncio.wait_for(engine.admin.ask(make_call), _REPLY_TIMEOUT) for engine in running), return_exceptions=True
+    )
     replies: list[tuple[EngineClient, R]] = []
     ended: list[NoEngineReady] = []
     for engine, result in zip(running, results, strict=True):
@@ -94,8 +94,3 @@ async def cancel_request(engines: Sequence[EngineClient], unique_id: str) -> boo
     """Cancel a request of any API process; returns whether an engine had it. Raises NoEngineReady."""
     replies = await ask(engines, lambda number: CancelRequest(number, unique_id))
     return any(reply.requests for _, reply in replies)
-
-
-async def _reply(engine: EngineClient, make_call: Callable[[int], Call[R]]) -> R:
-    async with asyncio.timeout(_REPLY_TIMEOUT):
-        return await engine.admin.ask(make_call)

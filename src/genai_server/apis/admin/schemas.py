@@ -8,22 +8,18 @@ from genai_server.apis.shared.base import Wire, elements, field_error
 from genai_server.config.settings import ADAPTER_NAME, MODEL_NAME, device_list
 from genai_server.profile_plan import PREFIX, ProfilePlan, SlowTokens
 
+_OF_PREFIXES = "1 to 64 letters, digits, dots, dashes and underscores, starting with a letter or digit"
+
 
 def _profile_prefix(value: str) -> str:
     if not PREFIX.fullmatch(value):
-        raise ValueError(
-            'must be "0", "1" or a file name prefix, not a path: '
-            "1 to 64 letters, digits, dots, dashes and underscores, starting with a letter or digit"
-        )
+        raise ValueError(f'must be "0", "1" or a file name prefix, not a path: {_OF_PREFIXES}')
     return value
 
 
 def _session_prefix(value: str) -> str:
     if not PREFIX.fullmatch(value) or value in ("0", "1"):
-        raise ValueError(
-            "must be a name, not a path, and not 0 or 1: "
-            "1 to 64 letters, digits, dots, dashes and underscores, starting with a letter or digit"
-        )
+        raise ValueError(f"must be a name, not a path, and not 0 or 1: {_OF_PREFIXES}")
     return value
 
 
@@ -45,8 +41,7 @@ class RuntimeOptionsRequest(Wire):
         None, description='"1" terminates running requests, "0" lets the engine run again.'
     )
     enable_profiling: ProfilePrefix | None = Field(
-        None,
-        description='"1" or a prefix for file names starts profiling, "0" stops it.',
+        None, description='"1" or a prefix for file names starts profiling, "0" stops it.'
     )
     model: str | None = Field(None, description="Model to change; by default all.")
     device: str | None = None
@@ -221,8 +216,7 @@ class LoadModelRequest(Wire):
         None, min_length=1, description="Path of its draft model's directory on the server, as in GENAI_DRAFT_MODEL."
     )
     wait: bool | None = Field(
-        None,
-        description="By default, respond when the model has loaded or failed to load; false: respond at once.",
+        None, description="By default, respond when the model has loaded or failed to load; false: respond at once."
     )
 
 

@@ -12,7 +12,8 @@ from starlette.types import ASGIApp, Scope
 
 from genai_server.batch_lines import BatchLine
 from genai_server.errors import EngineDied, EngineHung
-from genai_server.http.inner_request import InnerRequest, InnerResponse
+from genai_server.http.inner_request import InnerResponse, disconnect_at
+from genai_server.http.middleware.body import replayed
 from genai_server.http.request_state import OnBehalf, Receipt, request_state, with_receipt
 from genai_server.messages.generation_request import FinishReason
 
@@ -73,7 +74,7 @@ class Answering:
         self.max_running = max_running
         self._app = app
         self._slots = asyncio.Semaphore(max_running)
-        self._is_draining = is_draining
+        self.is_draining = is_draining
         # Counts a request that is `completed`, `failed` or `retried`.
         self.count = count
 
@@ -94,7 +95,7 @@ class Answering:
             died = record.error_code in _DEATHS
             deaths += died
             is_partial = any(answer.outcome == FinishReason.TERMINATED for answer in record.answers)
-            is_refused = response.status == _UNAVAILABLE or (response.status >= 400 and self._is_draining())
+            is_refused = response.status == _UNAVAILABLE or (response.status >= 400 and self.is_draining())
             if not (is_refused or is_partial or (died and deaths < _MAX_DEATHS)):
                 return Answered(response.status, record.unique_id, response.body)
             self.count("retried")
@@ -103,9 +104,8 @@ class Answering:
 
     async def _send(self, line: BatchLine, on_behalf: OnBehalf, stop: Stop) -> tuple[Scope, InnerResponse]:
         scope, response = _scope(line, on_behalf), InnerResponse()
-        request = InnerRequest(line.body, stop.event)
         try:
-            await self._app(scope, request.receive, response.send)
+            await self._app(scope, replayed(line.body, disconnect_at(stop.event)), response.send)
         except Exception:
             log.exception("internal error in a request of a batch")
         response.status = response.status or 500

@@ -8,7 +8,7 @@ import logging
 import math
 import time
 from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing, suppress
+from contextlib import aclosing, closing, suppress
 from dataclasses import dataclass
 
 from genai_server.apis.batches.answering import Answering, Stop
@@ -45,10 +45,6 @@ class BatchLimits:
     max_body: Callable[[], int]
     # Raises an error for a model that is not served, or that is not for this endpoint.
     check_model: Callable[[str | None, str], object]
-
-
-class _InputMissing(Exception):
-    """Somebody has removed the content of the input."""
 
 
 class BatchRun:
@@ -91,7 +87,7 @@ class BatchRun:
             if self.stop.reason:
                 await self._give_up(results, *_UNANSWERED[self.stop.reason])
             return await self._end(self.stop.reason or "completed")
-        except _InputMissing:
+        except FileNotFoundError:  # somebody has removed the input's content
             watching.cancel()
             error = LineError(None, "file_not_found", "the content of the input file is missing")
             return await self._end("failed", errors=listed([error]))
@@ -135,17 +131,11 @@ class BatchRun:
         return value
 
     async def _lines(self) -> AsyncGenerator[list[BatchLine | LineError]]:
-        """The lines of the input, part by part."""
+        """The lines of the input, part by part. Raises FileNotFoundError."""
         path, max_body = self._files.content(self._batch.input), self._limits.max_body()
-        try:
-            reader = await asyncio.to_thread(LineReader, path, max_body, self._batch.endpoint)
-        except FileNotFoundError:
-            raise _InputMissing from None
-        try:
+        with closing(await asyncio.to_thread(LineReader, path, max_body, self._batch.endpoint)) as reader:
             while (part := await asyncio.to_thread(reader.read)) is not None:
                 yield part
-        finally:
-            reader.close()
 
     async def _validate(self) -> list[LineError]:
         """What is wrong with the input. If nothing is, the batch is in progress afterwards, unless it was stopped."""

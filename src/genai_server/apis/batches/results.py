@@ -2,11 +2,12 @@
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from genai_server.apis.batches.result_tokens import ResultTokens
+import msgspec
+
 from genai_server.apis.shared.base import JsonObject
 from genai_server.batch_lines import digest
 from genai_server.result_file import ResultFile
@@ -15,6 +16,68 @@ log = logging.getLogger(__name__)
 
 # Seconds between two attempts to write to a full disk.
 _PAUSE = 5.0
+
+
+class _Usage(msgspec.Struct):
+    """The tokens of a response, in the words of any endpoint."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    prompt_tokens_details: dict[str, int | None] | None = None
+    completion_tokens_details: dict[str, int | None] | None = None
+    input_tokens: int = 0
+    output_tokens: int = 0
+    input_tokens_details: dict[str, int | None] | None = None
+    output_tokens_details: dict[str, int | None] | None = None
+
+
+class _Body(msgspec.Struct):
+    usage: _Usage | None = None
+
+
+class _Response(msgspec.Struct):
+    body: _Body | None = None
+
+
+class _Line(msgspec.Struct):
+    response: _Response | None = None
+
+
+@dataclass
+class _Tokens:
+    """Tokens of all results."""
+
+    prompt: int = 0
+    cached: int = 0
+    output: int = 0
+    reasoning: int = 0
+
+    def add(self, line: bytes) -> None:
+        """Add those of a result, if it has any."""
+        try:
+            response = msgspec.json.decode(line, type=_Line).response
+        except msgspec.DecodeError:
+            return
+        if response is None or response.body is None or (usage := response.body.usage) is None:
+            return
+        self.prompt += usage.prompt_tokens + usage.input_tokens
+        self.output += usage.completion_tokens + usage.output_tokens
+        self.cached += _part(usage.prompt_tokens_details or usage.input_tokens_details, "cached_tokens")
+        self.reasoning += _part(usage.completion_tokens_details or usage.output_tokens_details, "reasoning_tokens")
+
+    def to_json(self) -> JsonObject:
+        """The sums in OpenAI's format."""
+        return {
+            "input_tokens": self.prompt,
+            "input_tokens_details": {"cached_tokens": self.cached},
+            "output_tokens": self.output,
+            "output_tokens_details": {"reasoning_tokens": self.reasoning},
+            "total_tokens": self.prompt + self.output,
+        }
+
+
+def _part(details: Mapping[str, int | None] | None, name: str) -> int:
+    return (details or {}).get(name) or 0
 
 
 @dataclass
@@ -32,7 +95,7 @@ class Results:
         self._files = (_File(succeeded), _File(failed))
         # Digests of the custom ids in the files.
         self._done: set[bytes] = set()
-        self._tokens = ResultTokens()
+        self._tokens = _Tokens()
         self._wake = asyncio.Event()
         # The latest write in a thread.
         self._appending: asyncio.Future[None] | None = None

@@ -3,17 +3,22 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from functools import partial
+from pathlib import Path
 
 from filelock import FileLock, Timeout
+from starlette.types import ASGIApp
 
 from genai_server.apis.batches.answering import Answering
 from genai_server.apis.batches.batch_run import STOPPING, BatchLimits, BatchRun
 from genai_server.apis.batches.store import BatchStore, StoredBatch
-from genai_server.apis.files.store import FileStore
+from genai_server.apis.files.store import FileLimits, FileStore
 from genai_server.errors import StoreUnavailable, in_one_line
+from genai_server.generation.dependencies import Services
+from genai_server.http.middleware.uploads import upload_folder
+from genai_server.pooling_model import Task
 
 log = logging.getLogger(__name__)
 
@@ -30,18 +35,12 @@ class Batches:
     """Runs the batches that no other process runs. Belongs to the event loop."""
 
     def __init__(
-        self,
-        files: FileStore,
-        answering: Answering,
-        limits: BatchLimits,
-        is_draining: Callable[[], bool],
-        count: Callable[[str], None],
+        self, files: FileStore, answering: Answering, limits: BatchLimits, count: Callable[[str], None]
     ) -> None:
         self.store = BatchStore(files)
-        self._files = files
+        self.files = files
         self._answering = answering
         self._limits = limits
-        self._is_draining = is_draining
         # Counts a batch that has ended, by its state.
         self._count = count
         # Keyed by owner.
@@ -78,8 +77,8 @@ class Batches:
         """Begin the batches that this process may run: of each owner the oldest, unless another process runs it."""
         if time.monotonic() - self._cleaned >= _CLEAN_EVERY:
             self._cleaned = time.monotonic()
-            await self._files.remove_expired()
-        if self._is_draining():
+            await self.files.remove_expired()
+        if self._answering.is_draining():
             return
         owners = set(self._running)
         for batch in await self.store.open():
@@ -88,12 +87,12 @@ class Batches:
             if batch.owner in owners:
                 continue
             owners.add(batch.owner)
-            lock = FileLock(self._files.locks / batch.id, mode=0o600, thread_local=False)
+            lock = FileLock(self.files.locks / batch.id, mode=0o600, thread_local=False)
             try:
                 await asyncio.to_thread(partial(lock.acquire, timeout=0))
             except Timeout:
                 continue
-            run = BatchRun(batch, self.store, self._files, self._answering, self._limits)
+            run = BatchRun(batch, self.store, self.files, self._answering, self._limits)
             self._running[batch.owner] = (run, asyncio.create_task(self._run(batch, run, lock)))
 
     async def _run(self, batch: StoredBatch, run: BatchRun, lock: FileLock) -> None:
@@ -112,7 +111,7 @@ class Batches:
         finally:
             if ended is not None:
                 with suppress(OSError):
-                    (self._files.locks / batch.id).unlink(missing_ok=True)
+                    (self.files.locks / batch.id).unlink(missing_ok=True)
             lock.release()
             del self._running[batch.owner]
             self.look()
@@ -126,3 +125,40 @@ class Batches:
             _, hanging = await asyncio.wait(tasks, timeout=_PAUSE)
             for task in hanging:  # its disk is full, or hangs
                 task.cancel()
+
+
+@asynccontextmanager
+async def files_and_batches(
+    app: ASGIApp,
+    services: Services,
+    max_body: Callable[[], int],
+    count_batch: Callable[[str], None],
+    count_request: Callable[[str], None],
+) -> AsyncIterator[Batches | None]:
+    """Batches and their files while the block runs; None if they are disabled. Raises OSError.
+
+    `count_batch` counts a batch that has ended by its state, `count_request` a request that is `completed`, `failed` or
+    `retried`.
+    """
+    settings, drain = services.settings, services.drain
+    if not settings.files_dir:
+        yield None
+        return
+    files = FileStore(Path(settings.files_dir), FileLimits(settings.files_bytes_per_key, settings.files_bytes))
+
+    def check_model(model: str | None, endpoint: str) -> object:
+        return services.models.choose_for(model, Task.EMBED if endpoint.endswith("/embeddings") else Task.GENERATE)
+
+    limits = BatchLimits(settings.max_batch_requests, max_body, check_model)
+    max_running = settings.max_batch_size * len(settings.devices)
+    answering = Answering(app, max_running, lambda: drain.is_draining, count_request)
+    batches = Batches(files, answering, limits, count_batch)
+    with upload_folder(files.uploads) as files.own_uploads:
+        running = asyncio.create_task(batches.run())
+        try:
+            yield batches
+        finally:
+            running.cancel()
+            with suppress(asyncio.CancelledError):
+                await running
+            await files.close()

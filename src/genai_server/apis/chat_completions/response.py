@@ -240,7 +240,7 @@ async def choices_response(
     with context.leniency.in_words(renaming(body.other_names)):
         generation = await generate(services, body, context, is_streamed=bool(body.stream))
     build = builder(
-        f"{id_prefix}-{context.request_id.removeprefix('req-')}",
+        context.answer_id(id_prefix),
         generation.model,
         int(time.time()),
         fingerprint=generation.fingerprint,

@@ -18,13 +18,11 @@ router = VersionedRouter(lenient_route(leave_out_of_chat), "openai")
 
 @router.post("/v1/chat/completions", responses=STREAMS)
 async def create_chat_completion(
-    body: ChatCompletionRequest,
-    services: TheServices,
-    context: TheRequestContext,
+    body: ChatCompletionRequest, services: TheServices, context: TheRequestContext
 ) -> Response:
     """OpenAI's chat completion, complete or as a stream of chunks."""
     builder = ChatCompletionBuilder if body.functions is None else FunctionCallBuilder
-    return await choices_response(services, body, context, builder, id_prefix="chatcmpl", is_long=bool(body.logprobs))
+    return await choices_response(services, body, context, builder, id_prefix="chatcmpl-", is_long=bool(body.logprobs))
 
 
 @router.post("/v1/chat/completions/render", response_model=RenderedPrompt)

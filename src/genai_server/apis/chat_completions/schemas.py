@@ -5,14 +5,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from genai_server.apis.shared.base import ChatRouterFields, elements, field_error
-from genai_server.apis.shared.chat_messages import (
-    MAX_TOOLS,
-    ChatParameters,
-    Function,
-    NamedFunction,
-    NamedTool,
-    Tool,
-)
+from genai_server.apis.shared.chat_messages import MAX_TOOLS, ChatParameters, Function, NamedFunction, NamedTool, Tool
 from genai_server.apis.shared.sampling_parameters import OtherStructureFields, StreamFields
 from genai_server.http.leniency import remove, remove_values, replace_media
 

@@ -24,14 +24,10 @@ router = VersionedRouter(lenient_route(leave_out_of_completion), "openai")
 
 
 @router.post("/v1/completions", responses=STREAMS)
-async def create_completion(
-    body: CompletionRequest,
-    services: TheServices,
-    context: TheRequestContext,
-) -> Response:
+async def create_completion(body: CompletionRequest, services: TheServices, context: TheRequestContext) -> Response:
     """OpenAI's text completion, complete or as a stream of chunks."""
     is_long = bool(body.echo) or body.logprobs is not None
-    return await choices_response(services, body, context, CompletionBuilder, id_prefix="cmpl", is_long=is_long)
+    return await choices_response(services, body, context, CompletionBuilder, id_prefix="cmpl-", is_long=is_long)
 
 
 @router.post("/v1/completions/render", response_model=list[RenderedPrompt])

@@ -18,9 +18,7 @@ from genai_server.apis.shared.usage import Usage
 from genai_server.engine_client.client import EngineClient
 from genai_server.engine_client.stream import TokenStream
 from genai_server.errors import InvalidField
-from genai_server.generation.catalog import ChosenModel
-from genai_server.generation.dependencies import RequestContext, Services
-from genai_server.generation.served_model import ServedModel
+from genai_server.generation.dependencies import RequestContext, Services, place
 from genai_server.http.telemetry.request_record import ABORT, AnswerFigures
 from genai_server.messages.generation_request import GenerationRequest, ModelInfo, PooledText
 from genai_server.pooling_model import PoolingModel, Task
@@ -96,8 +94,7 @@ async def embed(
         prompt = named_prompt(model, prompt_name)
         if dimensions is not None and not model.takes_length(dimensions):
             raise InvalidField(
-                f"dimensions must be supported by the model ({model.lengths()}); given {dimensions}",
-                param="dimensions",
+                f"dimensions must be supported by the model ({model.lengths()}); given {dimensions}", param="dimensions"
             )
         return texts.encode(inputs, limit, prompt=prompt)
 
@@ -147,12 +144,8 @@ class _PooledRequest:
 
     async def run(self, encode: Callable[[PooledTexts, PoolingModel, TextLimit], list[EncodedText]]) -> Pooled:
         """Encode the texts and run the model on them."""
-        self.services.drain.require_open()
-        chosen, served = await self._model()
-        engine, info = served.router.pick(self.body.device, background=self.context.background)
-        self.context.record.model, self.context.record.device = chosen.id, engine.device
+        chosen, _, engine, info, codec = await place(self.services, self.context, self.body, self.task)
         engine.require_capacity(1, param=self.param, background=self.context.background)
-        codec = served.codec_of(engine.device)
         about = codec.pooling
         if about is None:
             raise InvalidField(f"model {chosen.id} has been replaced by one that generates text", param="model")
@@ -167,14 +160,6 @@ class _PooledRequest:
         for number, vector in zip(order, found, strict=True):
             vectors[number] = vector
         return Pooled(chosen.id, vectors, len(prompt), about.normalizes)
-
-    async def _model(self) -> tuple[ChosenModel, ServedModel]:
-        models, context = self.services.models, self.context
-        chosen = models.choose_for(self.body.model, self.task)
-        if self.body.timeout is not None:
-            context.deadline.tighten(self.body.timeout, param="timeout")
-        with context.record.arrival.loading():
-            return await models.serving(chosen, context.deadline.seconds_left)
 
     def _limit(self, info: ModelInfo) -> TextLimit:
         limit, source = info.max_length, info.limited_by
@@ -199,19 +184,19 @@ class _PooledRequest:
     async def _read(self, engine: EngineClient, prompt: list[int], texts: list[PooledText]) -> bytes:
         context = self.context
         request = GenerationRequest(
-            context.request_id,
+            context.record.request_id,
             prompt,
             max_tokens=0,
             max_length=len(prompt),
             priority=self.body.priority or 0,
             background=context.background,
             timeout=context.deadline.seconds_left,
-            unique_id=context.unique_id,
+            unique_id=context.record.unique_id,
             texts=texts,
         )
         stopwatch = Stopwatch(context.record.arrival, len(prompt))
         (stream,) = await engine.in_flight.submit(request)
-        context.record.pooled(PooledAnswer(stream, stopwatch))
+        context.record.answers = [PooledAnswer(stream, stopwatch)]
         try:
             data = await stream.vectors()
         finally:

@@ -60,13 +60,13 @@ def _as_base64(vector: "array[float]") -> str:
 @rerank_router.post("/v1/rerank", response_model=RerankResponse, response_model_exclude_none=True)
 async def rerank(body: RerankRequest, services: TheServices, context: TheRequestContext) -> Response:
     """Jina's rerank API, also used by vLLM and llama.cpp, and version 1 of Cohere's."""
-    return _ranked(body, await _scores(body, services, context), context, shows=body.return_documents is not False)
+    return await _ranked(body, services, context, shows=body.return_documents is not False)
 
 
 @rerank_router.post("/v2/rerank", response_model=RerankResponse, response_model_exclude_none=True)
 async def rerank_v2(body: RerankRequest, services: TheServices, context: TheRequestContext) -> Response:
     """Version 2 of Cohere's rerank API: documents are returned only on request."""
-    return _ranked(body, await _scores(body, services, context), context, shows=bool(body.return_documents))
+    return await _ranked(body, services, context, shows=bool(body.return_documents))
 
 
 @rerank_router.post("/v1/score", response_model=ScoreResponse)
@@ -77,8 +77,7 @@ async def score_pairs(body: ScoreRequest, services: TheServices, context: TheReq
         for number, (first, second) in enumerate(body.pairs)
     ]
     found = await score(services, context, pairs, body, param="text_2", instruction=body.instruction)
-    id = f"score-{context.request_id.removeprefix('req-')}"
-    return json_response(scores_body(id, int(time.time()), found))
+    return json_response(scores_body(context.answer_id("score-"), int(time.time()), found))
 
 
 def _place(field: str, given: str | list[str], number: int) -> str:
@@ -86,8 +85,8 @@ def _place(field: str, given: str | list[str], number: int) -> str:
     return field if isinstance(given, str) or len(given) == 1 else f"{field}[{number}]"
 
 
-async def _scores(body: RerankRequest, services: Services, context: RequestContext) -> Pooled:
-    return await score(
+async def _ranked(body: RerankRequest, services: Services, context: RequestContext, *, shows: bool) -> Response:
+    found = await score(
         services,
         context,
         [Pair(body.query, text, "query", f"documents[{number}]") for number, text in enumerate(body.texts)],
@@ -96,12 +95,8 @@ async def _scores(body: RerankRequest, services: Services, context: RequestConte
         instruction=body.instruction,
         document_tokens=body.max_tokens_per_doc,
     )
-
-
-def _ranked(body: RerankRequest, found: Pooled, context: RequestContext, *, shows: bool) -> Response:
-    id = f"rerank-{context.request_id.removeprefix('req-')}"
     documents = body.texts if shows else None
-    return json_response(rerank_body(id, found, top_n=body.top_n, documents=documents))
+    return json_response(rerank_body(context.answer_id("rerank-"), found, top_n=body.top_n, documents=documents))
 
 
 def rerank_body(id: str, found: Pooled, *, top_n: int | None, documents: Sequence[str] | None) -> JsonObject:

@@ -11,10 +11,11 @@ from genai_server.apis.files.schemas import MAX_SECONDS, DeletedFile, FileForm, 
 from genai_server.apis.files.store import FileStore, page_json
 from genai_server.apis.shared.router import VersionedRouter
 from genai_server.errors import StoredFileNotFound, UnsupportedEndpoint
+from genai_server.http.body_route import BodyRoute
 from genai_server.http.json_response import built_response
 from genai_server.http.middleware.authentication import TheHolder
 from genai_server.http.request_state import request_state
-from genai_server.http.upload_route import FORM, UploadRoute
+from genai_server.http.upload import FORM
 
 PATH = "/v1/files"
 _CONTENT: dict[int | str, dict[str, Any]] = {
@@ -22,20 +23,20 @@ _CONTENT: dict[int | str, dict[str, Any]] = {
 }
 # Where bodies with files are expected.
 UPLOAD_PATHS = frozenset({PATH, PATH.removeprefix("/v1")})
-router = VersionedRouter(UploadRoute, "openai")
+router = VersionedRouter(BodyRoute, "openai")
 _FEW = 100
 
 
-def files_are_off() -> UnsupportedEndpoint:
-    """The error where GENAI_FILES_DIR is not set."""
-    return UnsupportedEndpoint("this server stores no files and runs no batches: GENAI_FILES_DIR names no folder")
+def _store(app: FastAPI) -> FileStore:
+    store: FileStore | None = app.state.files
+    if store is None:
+        raise UnsupportedEndpoint("this server stores no files and runs no batches: GENAI_FILES_DIR names no folder")
+    return store
 
 
 def upload_folder(app: FastAPI) -> Path:
     """Where uploads go before they are stored. Raises UnsupportedEndpoint."""
-    if app.state.file_uploads is None:
-        raise files_are_off()
-    return Path(app.state.file_uploads)
+    return _store(app).own_uploads
 
 
 @dataclass(frozen=True)
@@ -48,9 +49,7 @@ class CallerFiles:
 
 async def caller_files(request: Request, holder: TheHolder) -> CallerFiles:
     """The files of the caller of a request. Raises UnsupportedEndpoint if files are disabled."""
-    if request.app.state.files is None:
-        raise files_are_off()
-    return CallerFiles(request.app.state.files, holder or "")
+    return CallerFiles(_store(request.app), holder or "")
 
 
 # The type of a route's parameter.

@@ -82,8 +82,8 @@ class FileStore:
         self._contents = folder / "contents"
         # Files by which processes agree on who runs a batch.
         self.locks = folder / "locks"
-        # Has a folder for the uploads of each process.
-        self.uploads = folder / "uploads"
+        # Has a folder for the uploads of each process; `own_uploads` becomes that of this one.
+        self.uploads = self.own_uploads = folder / "uploads"
         for place in (folder, self._contents, self.locks, self.uploads):
             place.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._limits = limits
@@ -180,7 +180,8 @@ class FileStore:
         # Listed first: what is added in between is known.
         listed = await asyncio.to_thread(_old_enough, self._contents)
         if listed:
-            orphans = set(listed) - await self.database.read("", _ids)
+            known = await self.database.read("", lambda rows: rows.execute("SELECT id FROM files").fetchall())
+            orphans = set(listed) - {id for (id,) in known}
             await asyncio.to_thread(_remove, *(self.content(id) for id in orphans))
 
     async def close(self) -> None:
@@ -192,8 +193,7 @@ class FileStore:
         counted = max(file.size, MIN_COUNTED)
         if number >= self._limits.files:
             raise InvalidField(
-                f"an API key may have at most {self._limits.files} files, and has {number}; delete some",
-                param="file",
+                f"an API key may have at most {self._limits.files} files, and has {number}; delete some", param="file"
             )
         if own + counted > self._limits.per_owner:
             raise InvalidField(
@@ -227,10 +227,6 @@ def find(rows: sqlite3.Connection, id: str, owner: str) -> StoredFile | None:
         (id, owner, 2**62, int(time.time())),
     ).fetchone()
     return None if row is None else StoredFile(*row)
-
-
-def _ids(rows: sqlite3.Connection) -> set[str]:
-    return {id for (id,) in rows.execute("SELECT id FROM files")}
 
 
 def start_of(rows: sqlite3.Connection, table: str, after: str | None, owner: str, order: str) -> int:

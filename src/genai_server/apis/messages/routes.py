@@ -23,17 +23,13 @@ router = VersionedRouter(lenient_route(leave_out, caps=True), "anthropic", error
 
 
 @router.post("/v1/messages", responses=STREAMS)
-async def create_message(
-    body: MessagesRequest,
-    services: TheServices,
-    context: TheRequestContext,
-) -> Response:
+async def create_message(body: MessagesRequest, services: TheServices, context: TheRequestContext) -> Response:
     """Anthropic's message, complete or as a stream of events."""
     translation = await asyncio.to_thread(Translation, body)
     with context.leniency.in_words(translation.outer_name):
         generation = await generate(services, translation.chat, context, is_streamed=bool(body.stream))
     build = MessageBuilder(
-        f"msg_{context.request_id.removeprefix('req-')}",
+        context.answer_id("msg_"),
         generation.model,
         body.max_tokens,
         shows_thinking=body.thinking is None or body.thinking.display != "omitted",

@@ -54,22 +54,12 @@ class Base64Source(Wire):
     media_type: Literal["image/jpeg", "image/png", "image/gif", "image/webp"]
     data: NonEmptyText
 
-    @property
-    def as_url(self) -> str:
-        """The image as a data URL."""
-        return f"data:{self.media_type};base64,{self.data}"
-
 
 class UrlSource(Wire):
     """The address of an image on a host that this server may fetch images from."""
 
     type: Literal["url"]
     url: NonEmptyText
-
-    @property
-    def as_url(self) -> str:
-        """The address."""
-        return self.url
 
 
 class ImageBlock(_Cacheable):

@@ -7,6 +7,7 @@ from itertools import groupby
 
 from genai_server.apis.messages.schemas import (
     AnthropicMessage,
+    Base64Source,
     Block,
     ContentSource,
     CountTokensRequest,
@@ -17,6 +18,7 @@ from genai_server.apis.messages.schemas import (
     ThinkingBlock,
     ToolResultBlock,
     ToolUseBlock,
+    UrlSource,
 )
 from genai_server.apis.shared.base import JsonObject
 from genai_server.apis.shared.chat_messages import MAX_MESSAGES, ChatParameters
@@ -201,11 +203,15 @@ def _content(blocks: Sequence[Block]) -> str | list[JsonObject]:
     for is_image, run in groupby(flat, key=lambda block: isinstance(block, ImageBlock)):
         given = list(run)
         if is_image:
-            urls = [block.source.as_url for block in given if isinstance(block, ImageBlock)]
-            parts += [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+            sources = [block.source for block in given if isinstance(block, ImageBlock)]
+            parts += [{"type": "image_url", "image_url": {"url": _url(source)}} for source in sources]
         elif text := _text(given):
             parts.append({"type": "text", "text": text})
     return parts
+
+
+def _url(source: Base64Source | UrlSource) -> str:
+    return source.url if isinstance(source, UrlSource) else f"data:{source.media_type};base64,{source.data}"
 
 
 def _text(blocks: Sequence[Block]) -> str:
@@ -223,7 +229,7 @@ def _places_of_images(blocks: Sequence[Block], path: str) -> Iterator[ImagePlace
         place = f"{path}[{index}]"
         match block:
             case ImageBlock():
-                yield ImagePlace(place, f"{place}.source.{'data' if block.source.type == 'base64' else 'url'}")
+                yield place, f"{place}.source.{'data' if block.source.type == 'base64' else 'url'}"
             case ToolResultBlock(content=list(content)):
                 yield from _places_of_images(content, f"{place}.content")
             case DocumentBlock(source=ContentSource(content=list(content))):

@@ -4,7 +4,7 @@ Clients read a model's state and context length there. They generate text throug
 """
 
 import asyncio
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 from fastapi import APIRouter
@@ -29,87 +29,82 @@ _TYPES_V1 = {Task.GENERATE: "llm", Task.EMBED: "embedding"}
 @router.get("/api/v0/models")
 async def list_models_v0(services: TheServices) -> dict[str, Any]:
     """List models, whether loaded or not, with their aliases and adapters, in the format of LM Studio's v0 API."""
-    return {"object": "list", "data": [each.in_v0() for each in await _listed(services)]}
+    return {"object": "list", "data": await _listed(services, _in_v0)}
 
 
 @router.get("/api/v0/models/{model:path}")
 async def get_model_v0(model: str, services: TheServices) -> dict[str, Any]:
     """One model or adapter, in the format of LM Studio's v0 API."""
-    return (await _Listed.read(services, model, services.models.choose(model).about)).in_v0()
+    about = services.models.choose(model).about
+    return _in_v0(services, model, about, await asyncio.to_thread(read_files, about))
 
 
 @router.get("/api/v1/models")
 async def list_models_v1(services: TheServices) -> dict[str, Any]:
     """List models, whether loaded or not, with their aliases and adapters, in the format of LM Studio's v1 API."""
-    return {"models": [each.in_v1() for each in await _listed(services)]}
+    return {"models": await _listed(services, _in_v1)}
 
 
-@dataclass(frozen=True)
-class _Listed:
-    """A model under one of its names."""
-
-    name: str
-    task: Task
-    is_loaded: bool
-    # Maximum number of tokens of prompt and answer together; None if that is unknown before the model is loaded.
-    context_length: int | None
-    takes_tools: bool
-    takes_images: bool
-    files: ModelFiles
-
-    @classmethod
-    async def read(cls, services: Services, name: str, about: ModelStatus) -> "_Listed":
-        """Read the details of a model, which need not be loaded."""
-        entry = model_entry(services, about)
-        files = await asyncio.to_thread(read_files, about)
-        length = entry.get("max_model_len") or services.settings.within(files.context_length)
-        can = entry["capabilities"]
-        is_loaded = entry["state"] == ModelState.READY
-        return cls(name, about.task, is_loaded, length, "tools" in can, "vision" in can, files)
-
-    def in_v0(self) -> JsonObject:
-        """The model in the format of /api/v0/models."""
-        loaded = {"loaded_context_length": self.context_length} if self.is_loaded else {}
-        return {
-            "id": self.name,
-            "object": "model",
-            "type": _VISION_V0 if self.takes_images else _TYPES_V0.get(self.task, self.task.value),
-            "publisher": self._publisher,
-            "arch": self.files.family,
-            "compatibility_type": "onnx",
-            "quantization": "unknown",
-            "state": "loaded" if self.is_loaded else "not-loaded",
-            "max_context_length": self.context_length,
-            **loaded,
-            "capabilities": ["tool_use"] if self.takes_tools else [],
-        }
-
-    def in_v1(self) -> JsonObject:
-        """The model in the format of /api/v1/models, whose `format` has no value for ONNX."""
-        instance = {"id": self.name, "config": {"context_length": self.context_length}}
-        more: JsonObject = {}
-        if self.task is Task.GENERATE:
-            more["architecture"] = self.files.family or None
-            more["capabilities"] = {"vision": self.takes_images, "trained_for_tool_use": self.takes_tools}
-        return {
-            "type": _TYPES_V1[self.task],
-            "publisher": self._publisher,
-            "key": self.name,
-            "display_name": self.name,
-            "quantization": None,
-            "size_bytes": self.files.size,
-            "params_string": None,
-            "loaded_instances": [instance] if self.is_loaded else [],
-            "max_context_length": self.context_length,
-            "format": None,
-            **more,
-        }
-
-    @property
-    def _publisher(self) -> str:
-        return self.name.partition("/")[0] if "/" in self.name else "genai-server"
+async def _listed(
+    services: Services, entry: Callable[[Services, str, ModelStatus, ModelFiles], JsonObject]
+) -> list[JsonObject]:
+    """Each model under each of its names."""
+    found = []
+    for about in services.models.usable():
+        if about.task in _TYPES_V0:
+            files = await asyncio.to_thread(read_files, about)
+            found += [entry(services, name, about, files) for name in names_of(about)]
+    return found
 
 
-async def _listed(services: Services) -> list[_Listed]:
-    models = [about for about in services.models.usable() if about.task in _TYPES_V0]
-    return [await _Listed.read(services, name, about) for about in models for name in names_of(about)]
+def _in_v0(services: Services, name: str, about: ModelStatus, files: ModelFiles) -> JsonObject:
+    """A model, which need not be loaded, in the format of /api/v0/models."""
+    known = model_entry(services, about)
+    is_loaded, can = known["state"] == ModelState.READY, known["capabilities"]
+    length = _context_length(services, known, files)
+    return {
+        "id": name,
+        "object": "model",
+        "type": _VISION_V0 if "vision" in can else _TYPES_V0.get(about.task, about.task.value),
+        "publisher": _publisher(name),
+        "arch": files.family,
+        "compatibility_type": "onnx",
+        "quantization": "unknown",
+        "state": "loaded" if is_loaded else "not-loaded",
+        "max_context_length": length,
+        **({"loaded_context_length": length} if is_loaded else {}),
+        "capabilities": ["tool_use"] if "tools" in can else [],
+    }
+
+
+def _in_v1(services: Services, name: str, about: ModelStatus, files: ModelFiles) -> JsonObject:
+    """A model in the format of /api/v1/models, whose `format` has no value for ONNX."""
+    known = model_entry(services, about)
+    can, length = known["capabilities"], _context_length(services, known, files)
+    more: JsonObject = {}
+    if about.task is Task.GENERATE:
+        more["architecture"] = files.family or None
+        more["capabilities"] = {"vision": "vision" in can, "trained_for_tool_use": "tools" in can}
+    instance = {"id": name, "config": {"context_length": length}}
+    return {
+        "type": _TYPES_V1[about.task],
+        "publisher": _publisher(name),
+        "key": name,
+        "display_name": name,
+        "quantization": None,
+        "size_bytes": files.size,
+        "params_string": None,
+        "loaded_instances": [instance] if known["state"] == ModelState.READY else [],
+        "max_context_length": length,
+        "format": None,
+        **more,
+    }
+
+
+def _context_length(services: Services, known: JsonObject, files: ModelFiles) -> int | None:
+    """Maximum number of tokens of prompt and answer together; None if that is unknown before the model is loaded."""
+    return known.get("max_model_len") or services.settings.within(files.context_length)
+
+
+def _publisher(name: str) -> str:
+    return name.partition("/")[0] if "/" in name else "genai-server"

@@ -71,7 +71,7 @@ async def _embeddings(
     """The texts' embeddings; None without texts."""
     name = None if body.model is None else find_model(services.models, body.model).id
     chosen = services.models.choose_for(name, Task.EMBED)
-    kept = await seconds_to_keep(body, request, services, context, is_all=not texts and body.seconds_to_keep == 0)
+    kept = await seconds_to_keep(body, request, context, is_all=not texts and body.seconds_to_keep == 0)
     if not texts:
         await load(services, context, chosen, kept)
         return None

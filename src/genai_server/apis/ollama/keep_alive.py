@@ -14,9 +14,7 @@ from genai_server.messages.status_file import ModelState, ModelStatus
 _MAX_KEPT = 10 * 365 * 86400.0
 
 
-async def seconds_to_keep(
-    body: KeptFields, request: Request, services: Services, context: RequestContext, *, is_all: bool
-) -> float | None:
+async def seconds_to_keep(body: KeptFields, request: Request, context: RequestContext, *, is_all: bool) -> float | None:
     """The seconds that the model stays loaded after the request, infinite for "always"; None if the field is absent.
 
     Without admin rights, the field is ignored, or AdminForbidden is raised if the request does nothing else (`is_all`)

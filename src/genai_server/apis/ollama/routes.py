@@ -20,7 +20,7 @@ from genai_server.generation.dependencies import RequestContext, Services, TheRe
 from genai_server.generation.generate import generate
 from genai_server.http.body_route import BodyRoute, lenient_route
 from genai_server.http.json_response import built_response
-from genai_server.http.ndjson import LINES, LineStream
+from genai_server.http.sse import LINES, LineStream
 
 router = APIRouter(
     route_class=lenient_route(leave_out, caps=True, takes_undeclared=True), tags=["ollama"], responses=OPERATORS_ERRORS
@@ -68,7 +68,7 @@ async def _response(
 ) -> Response:
     chosen = find_model(services.models, body.model)
     build = AnswerBuilder(body.model or chosen.id, is_chat=isinstance(body, OllamaChatRequest))
-    kept = await seconds_to_keep(body, request, services, context, is_all=is_empty and body.seconds_to_keep == 0)
+    kept = await seconds_to_keep(body, request, context, is_all=is_empty and body.seconds_to_keep == 0)
     if is_empty:
         await load(services, context, chosen, kept)
         return JSONResponse(build.nothing("unload" if kept == 0 else "load"))

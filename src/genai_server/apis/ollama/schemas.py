@@ -7,15 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, model_validator
 
 from genai_server.apis.embeddings.schemas import MAX_INPUTS
-from genai_server.apis.shared.base import (
-    JsonObject,
-    NonEmptyText,
-    Text,
-    Wire,
-    WritableObject,
-    elements,
-    field_error,
-)
+from genai_server.apis.shared.base import JsonObject, NonEmptyText, Text, Wire, WritableObject, elements, field_error
 from genai_server.apis.shared.chat_messages import MAX_MESSAGES, MAX_PARTS, MAX_TOOLS, Function, FunctionName
 from genai_server.apis.shared.completion_body import MAX_TOKENS
 from genai_server.apis.shared.sampling_parameters import StopText

@@ -130,7 +130,7 @@ def _image_places(body: OllamaChatRequest | GenerateRequest) -> Iterator[ImagePl
         holders = [(f"messages[{n}].images", message.images or ()) for n, message in enumerate(body.messages or ())]
     for place, images in holders:
         for index in range(len(images)):
-            yield ImagePlace(f"{place}[{index}]", f"{place}[{index}]")
+            yield f"{place}[{index}]", f"{place}[{index}]"
 
 
 def _output(body: OllamaChatRequest | GenerateRequest) -> JsonObject:

@@ -97,16 +97,12 @@ class ChatBuilder:
 
 
 @router.post("/v1/chat", response_model=ChatResponse)
-async def chat(
-    body: ChatRequest,
-    services: TheServices,
-    context: TheRequestContext,
-) -> Response:
+async def chat(body: ChatRequest, services: TheServices, context: TheRequestContext) -> Response:
     """Generate an answer and return it complete."""
     if body.stream:
         raise InvalidField("stream must be false; POST /v1/chat/stream streams the answer", param="stream")
     generation = await generate(services, body, context)
-    build = ChatBuilder(context.request_id, has_logprobs=bool(body.logprobs))
+    build = ChatBuilder(context.record.request_id, has_logprobs=bool(body.logprobs))
     (whole,) = await context.run_while_connected(generation.whole())
     (answer,) = generation.answers
     return await built_response(
@@ -115,16 +111,12 @@ async def chat(
 
 
 @router.post("/v1/chat/stream", response_class=EventStream, status_code=200, responses=STREAMS)
-async def chat_stream(
-    body: ChatRequest,
-    services: TheServices,
-    context: TheRequestContext,
-) -> EventStream:
+async def chat_stream(body: ChatRequest, services: TheServices, context: TheRequestContext) -> EventStream:
     """Generate an answer and stream it token by token."""
     if body.stream is False:
         raise InvalidField("stream must be true; POST /v1/chat returns the complete answer", param="stream")
     generation = await generate(services, body, context, is_streamed=True)
-    build = ChatBuilder(context.request_id, has_logprobs=bool(body.logprobs))
+    build = ChatBuilder(context.record.request_id, has_logprobs=bool(body.logprobs))
     return EventStream(generation, _events(generation, build))
 
 

@@ -24,7 +24,7 @@ EndRequest = Callable[[str], Awaitable[object]]
 
 
 class BackgroundResponses:
-    """Has those of this process, and ends those of other processes. Belongs to the event loop."""
+    """Tells other processes of those of this one, and ends theirs. Belongs to the event loop."""
 
     def __init__(self, records: FileWithFallback, run: str, end_request: EndRequest | None) -> None:
         self._records = records
@@ -32,38 +32,15 @@ class BackgroundResponses:
         self._run = run
         # None if the file is not shared.
         self._end_request = end_request
-        # Keyed by id. They stay until they end, even if they are deleted before.
-        self._running: dict[str, Running] = {}
-        # Ids of those that are in the file.
-        self._in_file: set[str] = set()
 
     async def begin(self, running: Running) -> None:
-        """Add a response, also to the file, so that all processes can find it."""
-        id = running.response["id"]
-        self._running[id] = running
+        """Add a response to the file, so that all processes can find it."""
         if self._records.file is not None:
             begun = Record(
                 running.response, running.items, running.owner, run=self._run, pid=os.getpid(), request=running.request
             )
             with suppress(StoreUnavailable, InvalidField):  # the ended response is stored in memory, or nowhere
-                await self._records.put_in_file(begun)
-                self._in_file.add(id)
-
-    def find(self, id: str) -> Running | None:
-        """A response of this process that has not ended."""
-        return self._running.get(id)
-
-    def remove(self, id: str) -> bool:
-        """Remove an ended response; returns whether it is in the file."""
-        self._running.pop(id, None)
-        is_in_file = id in self._in_file
-        self._in_file.discard(id)
-        return is_in_file
-
-    async def stop(self) -> None:
-        """End all responses of this process because the server is stopping."""
-        for running in list(self._running.values()):
-            await running.stop()
+                await self._records.begin(begun)
 
     def checked(self, record: StoredRecord) -> StoredRecord:
         """The record, failed if the process of its running response has ended."""
@@ -75,7 +52,7 @@ class BackgroundResponses:
     async def was_ended_elsewhere(self, id: str, owner: str | None) -> bool:
         """Whether another process has cancelled or deleted a response of this process."""
         file, key = self._records.file, Key("response", id, owner)
-        if file is None or id not in self._in_file:
+        if file is None or not self._records.has_begun(id):
             return False
         try:
             record = await file.run(owner, lambda database: database.get(key))

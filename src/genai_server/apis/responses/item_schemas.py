@@ -4,15 +4,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from genai_server.apis.shared.base import (
-    ByType,
-    NonEmptyText,
-    Text,
-    Wire,
-    elements,
-    field_error,
-    missing_error,
-)
+from genai_server.apis.shared.base import ByType, NonEmptyText, Text, Wire, elements, field_error, missing_error
 from genai_server.apis.shared.chat_messages import (
     MAX_MESSAGES,
     MAX_NAME_LENGTH,

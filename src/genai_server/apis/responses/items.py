@@ -78,16 +78,6 @@ def input_text(text: str) -> JsonObject:
     return {"type": "input_text", "text": text}
 
 
-def input_image(url: str, detail: str | None) -> JsonObject:
-    """A content part with an image."""
-    return {"type": "input_image", "detail": detail or "auto", "image_url": url}
-
-
-def input_audio(data: str, format: str) -> JsonObject:
-    """A content part with a sound."""
-    return {"type": "input_audio", "input_audio": {"data": data, "format": format}}
-
-
 def output_text(text: str, logprobs: list[JsonObject] | None = None) -> JsonObject:
     """A content part of a message by the model."""
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs or []}
@@ -173,9 +163,9 @@ def _parts(
     found = []
     for part in given:
         if isinstance(part, InputImage):
-            found.append(input_image(part.image_url or "", part.detail))
+            found.append({"type": part.type, "detail": part.detail or "auto", "image_url": part.image_url})
         elif isinstance(part, InputAudioPart):
-            found.append(input_audio(part.input_audio.data, part.input_audio.format))
+            found.append(part.model_dump())
         else:
             found.append(text_part(part.text))
     return found

@@ -44,11 +44,7 @@ class ResponseBuilder:
     """
 
     def __init__(
-        self,
-        begun: JsonObject,
-        *,
-        is_encrypted: bool = False,
-        tools: Mapping[str, ResponseTool] = MappingProxyType({}),
+        self, begun: JsonObject, *, is_encrypted: bool = False, tools: Mapping[str, ResponseTool] = MappingProxyType({})
     ) -> None:
         self._begun = begun
         # See translate.tools_by_name.

@@ -54,10 +54,7 @@ router = VersionedRouter(lenient_route(leave_out), "openai")
 
 @router.post("/v1/responses", responses=STREAMS)
 async def create_response(
-    body: ResponsesRequest,
-    services: TheServices,
-    context: TheRequestContext,
-    stored: TheStore,
+    body: ResponsesRequest, services: TheServices, context: TheRequestContext, stored: TheStore
 ) -> Response:
     """Create a response, complete or as a stream of events. With `background`, it returns at once."""
     running = await _start(body, services, context, stored)
@@ -194,11 +191,7 @@ async def _start(
         # The answers of a batch are in its files, and would take the place of other responses.
         is_stored=store.is_on and body.store is not False and (bool(body.store) or not context.background),
     )
-    build = ResponseBuilder(
-        begun,
-        is_encrypted=ENCRYPTED_REASONING in (body.include or []),
-        tools=tools_by_name(body),
-    )
+    build = ResponseBuilder(begun, is_encrypted=ENCRYPTED_REASONING in (body.include or []), tools=tools_by_name(body))
     return RunningResponse(
         generation,
         build,
@@ -258,7 +251,7 @@ async def _earlier(body: ResponsesRequest | CompactRequest, stored: CallerStore)
         if previous is None:
             return []
         if latest is not None and latest.id == previous:
-            return latest.all_items
+            return [*latest.items, *latest.value["output"]]
         if (await store.get(previous, stored.owner)).response["status"] in RUNNING:
             raise InvalidField(f"{field} {quoted(previous)} is still in progress", param=field)
         return await store.history("response", previous, owner, is_shortened=is_shortened)

@@ -10,13 +10,7 @@ from functools import cached_property
 
 from genai_server.apis.responses.response import ResponseBuilder
 from genai_server.apis.responses.store_access import CallerStore
-from genai_server.apis.responses.store_records import (
-    KeptResponse,
-    Record,
-    Running,
-    not_cancelled,
-    not_streamed,
-)
+from genai_server.apis.responses.store_records import KeptResponse, Record, Running, not_cancelled, not_streamed
 from genai_server.apis.shared.base import JsonObject
 from genai_server.errors import ConversationNotFound, GenaiServerError, InvalidField, ServerStopping, StoreUnavailable
 from genai_server.generation.answers import Generation
@@ -44,6 +38,7 @@ class RunningResponse(Running):
         keeps_events: bool = False,
     ) -> None:
         self.items = items
+        self.owner, self.request = stored.owner, stored.request
         # Why it could not be stored in the file or added to the conversation; None if nothing failed.
         self.not_stored: str | None = None
         self._generation = generation
@@ -69,14 +64,6 @@ class RunningResponse(Running):
     @property
     def response(self) -> JsonObject:
         return self._build.response
-
-    @property
-    def owner(self) -> str | None:
-        return self._stored.owner
-
-    @property
-    def request(self) -> str:
-        return self._stored.request
 
     @property
     def progress(self) -> tuple[int, int] | None:

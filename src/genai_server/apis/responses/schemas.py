@@ -122,10 +122,7 @@ class AllowedResponseTools(Wire):
 
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
-    tools: Annotated[
-        list[Annotated[ChosenTool, Field(discriminator="type")]],
-        elements(MAX_TOOLS, min_length=1),
-    ]
+    tools: Annotated[list[Annotated[ChosenTool, Field(discriminator="type")]], elements(MAX_TOOLS, min_length=1)]
 
 
 class TextFormat(Wire):

@@ -24,13 +24,7 @@ from genai_server.apis.responses.store_records import (
     to_json,
 )
 from genai_server.apis.shared.base import JsonObject
-from genai_server.errors import (
-    ConversationNotFound,
-    GenaiServerError,
-    InvalidField,
-    ResponseNotFound,
-    StoreUnavailable,
-)
+from genai_server.errors import ConversationNotFound, GenaiServerError, InvalidField, ResponseNotFound, StoreUnavailable
 from genai_server.quoted_values import quoted
 
 # Item references in one request.
@@ -55,20 +49,18 @@ class ResponseStore:
         run: str = "",
         end_request: EndRequest | None = None,
     ) -> None:
-        self._is_on = size > 0
+        # Whether anything is stored.
+        self.is_on = size > 0
         # Maximum size in bytes of the items that a request may continue or refer to.
         self._max_history = max(_HISTORY_FACTOR * max_body_bytes, max_media_body_bytes)
         self._records = FileWithFallback(RecordDatabase(None, size, num_bytes), file if size > 0 else None)
         # Keyed by id.
         self._running: dict[str, Running] = {}
+        # Those of them that have no client. They stay until they end, even if they are deleted before.
+        self._background: dict[str, Running] = {}
         self.background = BackgroundResponses(self._records, run, end_request)
         # Tasks that store responses without a waiting client.
         self._storing: set[asyncio.Task[Any]] = set()
-
-    @property
-    def is_on(self) -> bool:
-        """Whether anything is stored."""
-        return self._is_on
 
     def begin(self, running: Running) -> None:
         """Add a running response."""
@@ -76,7 +68,8 @@ class ResponseStore:
 
     async def begin_background(self, running: Running) -> None:
         """Add a running response that has no client."""
-        self._running[running.response["id"]] = running
+        id = running.response["id"]
+        self._running[id] = self._background[id] = running
         await self.background.begin(running)
 
     async def finish(self, ended: Record) -> str | None:
@@ -84,10 +77,10 @@ class ResponseStore:
 
         Returns the reason why it is not in the file; None if it is, or if there is no file.
         """
-        is_in_file = self.background.remove(ended.id)
+        self._background.pop(ended.id, None)
         if ended.id not in self._running:
             return None
-        reason = await self._records.put(ended, is_begun=is_in_file)
+        reason = await self._records.put(ended)
         if self._running.pop(ended.id, None) is None:
             with suppress(StoreUnavailable):
                 await self._records.delete(ended.id, ended.owner)
@@ -163,7 +156,7 @@ class ResponseStore:
         kept = await self.get(id, owner)
         self._running.pop(id, None)
         await self._records.delete(id, owner)
-        if (running := self.background.find(id)) is not None:
+        if (running := self._background.get(id)) is not None:
             with suppress(InvalidField):  # it has just ended
                 running.cancel()
         elif isinstance(kept, StoredResponse) and kept.record.is_running:
@@ -247,7 +240,8 @@ class ResponseStore:
 
     async def close(self) -> None:
         """Stop background responses and finish storing ended ones."""
-        await self.background.stop()
+        for running in list(self._background.values()):
+            await running.stop()
         if self._storing:
             await asyncio.wait(self._storing, timeout=FILE_TIMEOUT)
         await self._records.close()

@@ -5,12 +5,13 @@
 
 import json
 import sqlite3
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
-from genai_server.apis.responses.store_items import ItemDatabase, Key, add_rows, find_record, now
+from genai_server.apis.responses.store_items import ItemDatabase, Key, add_rows, find_record
 from genai_server.apis.responses.store_records import EVENT, ITEM, OUTPUT, EncodedRecord, StoredRecord, to_json
 from genai_server.apis.shared.base import JsonObject
 
@@ -38,7 +39,7 @@ class RecordDatabase(ItemDatabase):
         record = encoded.record
         self._check(record.id, encoded.size, len(encoded.rows))
         with self.transaction("IMMEDIATE") as file:
-            owner, used = record.owner or "", now() + (_MAX_RUN if record.run else 0)
+            owner, used = record.owner or "", time.time_ns() + (_MAX_RUN if record.run else 0)
             file.execute("DELETE FROM records WHERE owner = ? AND id = ?", (owner, record.id))
             row = (owner, record.value["object"], record.id, used, encoded.head, encoded.size)
             added = file.execute(
@@ -63,7 +64,7 @@ class RecordDatabase(ItemDatabase):
                 return False
             file.execute(
                 "UPDATE records SET value = ?, size = ?, used = ?, run = '', pid = 0, request = '' WHERE key = ?",
-                (encoded.head, encoded.size, now(), key),
+                (encoded.head, encoded.size, time.time_ns(), key),
             )
             file.execute("DELETE FROM parts WHERE record = ? AND kind != ?", (key, ITEM))
             add_rows(file, key, record.owner or "", rows)

@@ -51,6 +51,12 @@ class FileWithFallback:
         self._memory = DatabaseThread(memory, "response-store-memory", _MEMORY_TIMEOUT)
         # None if there is no file.
         self.file = None if file is None else _File(file, "response-store", FILE_TIMEOUT)
+        # Ids of this process's running responses that are in the file.
+        self._begun: set[str] = set()
+
+    def has_begun(self, id: str) -> bool:
+        """Whether a running response of this process is in the file."""
+        return id in self._begun
 
     async def find(self, key: Key, job: Callable[[RecordDatabase], T | None]) -> T | None:
         """Run a job in memory, and in the file if memory has no result."""
@@ -75,12 +81,14 @@ class FileWithFallback:
             changed = await self._memory.run(key.owner, job)
         return changed
 
-    async def put(self, record: Record, *, is_begun: bool = False) -> str | None:
-        """Store a record, or with `is_begun` complete one in the file unless it was deleted there.
+    async def put(self, record: Record) -> str | None:
+        """Store a record, or complete one that has begun in the file unless it was deleted there.
 
         Returns the reason why it is not in the file; None if it is, or if there is no file.
         """
         encoded = await asyncio.to_thread(encode_record, record)
+        is_begun = record.id in self._begun
+        self._begun.discard(record.id)
         database, reason = self.file or self._memory, None
         try:
             await database.run(record.owner, lambda one: one.complete(encoded) if is_begun else one.put(encoded))
@@ -102,15 +110,17 @@ class FileWithFallback:
             reason = "it exceeds this API key's share of GENAI_RESPONSE_STORE_BYTES"
         return reason
 
-    async def put_in_file(self, record: Record) -> None:
-        """Store a record in the file only. Raises InvalidField if it is too large."""
+    async def begin(self, record: Record) -> None:
+        """Store a running response in the file only. Raises InvalidField if it is too large."""
         assert self.file is not None
         encoded = await asyncio.to_thread(encode_record, record)
         await self.file.run(record.owner, lambda file: file.put(encoded))
+        self._begun.add(record.id)
         await self._evict(self.file, record.owner)
 
     async def delete(self, id: str, owner: str | None) -> None:
         """Delete a record."""
+        self._begun.discard(id)
         await self._forget_in_memory(id, owner)
         await (self.file or self._memory).run(owner, lambda one: one.delete(id, owner))
 

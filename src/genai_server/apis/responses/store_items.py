@@ -177,7 +177,9 @@ class ItemDatabase(Database):
             (place,) = file.execute(sql, (record, ITEM)).fetchone()
             self._check(key.id, size + size_of(rows), place + len(rows))
             add_rows(file, record, key.owner or "", rows, place)
-            file.execute("UPDATE records SET size = size + ?, used = ? WHERE key = ?", (size_of(rows), now(), record))
+            file.execute(
+                "UPDATE records SET size = size + ?, used = ? WHERE key = ?", (size_of(rows), time.time_ns(), record)
+            )
         return True
 
     def remove_item(self, key: Key, id: str) -> bool:
@@ -215,7 +217,7 @@ class ItemDatabase(Database):
         if record is not None:
             # A full or read-only disk does not prevent reading.
             with suppress(sqlite3.Error):
-                file.execute("UPDATE records SET used = MAX(used, ?) WHERE key = ?", (now(), record))
+                file.execute("UPDATE records SET used = MAX(used, ?) WHERE key = ?", (time.time_ns(), record))
         return found
 
 
@@ -256,7 +258,3 @@ def add_rows(file: sqlite3.Connection, record: int, owner: str, rows: Sequence[R
         placed.append((record, row.kind, ends[row.kind], owner, row.id, row.json))
         ends[row.kind] += 1
     file.executemany("INSERT INTO parts VALUES (?, ?, ?, ?, ?, ?)", placed)
-
-
-def now() -> int:
-    return time.time_ns()

@@ -41,11 +41,6 @@ class Record:
         id: str = self.value["id"]
         return id
 
-    @property
-    def all_items(self) -> list[JsonObject]:
-        """All items, including a response's output."""
-        return [*self.items, *self.value.get("output", [])]
-
 
 @dataclass(frozen=True)
 class Row:
@@ -97,45 +92,33 @@ class Running(Protocol):
 
     # The conversation's items up to this response.
     items: Sequence[JsonObject]
+    # Digest of the API key that the response was requested with; None without API keys.
+    owner: str | None
+    # The unique id of the request.
+    request: str
 
     @property
     def response(self) -> JsonObject:
         """The response in its current state."""
-        ...
-
-    @property
-    def owner(self) -> str | None:
-        """Digest of the API key that the response was requested with."""
-        ...
-
-    @property
-    def request(self) -> str:
-        """The unique id of the request."""
-        ...
 
     @property
     def progress(self) -> tuple[int, int] | None:
         """Prompt tokens processed and their total number; None when all have been processed."""
-        ...
 
     def find_items(self, ids: Set[str]) -> dict[str, JsonObject]:
         """The conversation and output items with these ids, keyed by id."""
-        ...
 
     def follow(self, after: int | None) -> AsyncGenerator[JsonObject]:
         """The stream's events after this sequence number, as they are generated.
 
         Raises InvalidField if the response has no events.
         """
-        ...
 
     def cancel(self) -> None:
         """Cancel the response. Raises InvalidField if it has ended in another way."""
-        ...
 
     async def stop(self) -> None:
         """End the response because the server is stopping."""
-        ...
 
 
 @dataclass(frozen=True)

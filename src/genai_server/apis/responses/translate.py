@@ -161,7 +161,7 @@ def outer_names(
             for index, part in enumerate(parts):
                 if is_medium(part):
                     place = f"{base}.{field}[{index}]"
-                    yield ImagePlace(place, f"{place}.{data_of(part)[0]}")
+                    yield place, f"{place}.{data_of(part)[0]}"
 
     names = image_names(chat.messages, image_places())
     return lambda text: outer_name(text, names)

@@ -17,9 +17,9 @@ from genai_server.apis.responses.store_records import LatestResponse
 from genai_server.apis.shared.base import JsonObject
 from genai_server.errors import InvalidField, OriginForbidden, RequestError
 from genai_server.http.error_responses import plain_error_body
-from genai_server.http.inner_request import InnerRequest, InnerResponse
+from genai_server.http.inner_request import InnerResponse, disconnect_at
 from genai_server.http.middleware.authentication import is_own_origin
-from genai_server.http.middleware.body import check_json
+from genai_server.http.middleware.body import check_json, replayed
 from genai_server.http.request_state import ParsingThread, Receipt, receipt_of, with_receipt
 from genai_server.timing import ARRIVED, request_clock
 
@@ -58,7 +58,7 @@ class ResponsesSocket:
         await send({"type": "websocket.accept"})
         try:
             async with asyncio.timeout(MAX_SECONDS):
-                await _Connection(self._parsing, scope, receive, send).serve()
+                await _serve(self._parsing, scope, receive, send)
         except TimeoutError:
             message = f"a connection may be open for {MAX_SECONDS:.0f} seconds; open a new one"
             await _send_error(send, _error(message, "websocket_connection_limit_reached"))
@@ -74,51 +74,38 @@ class ResponsesSocket:
             return _refusal(404, f"there is no WebSocket at {scope['path'][:_MAX_SHOWN]}", "not_found")
         answer = InnerResponse()
         get = _http_scope(scope, "GET", b"", receipt_of(scope.get("state", {})))
-        await scope["app"](get, InnerRequest(b"").receive, answer.send)
+        await scope["app"](get, replayed(b"", disconnect_at(asyncio.Event())), answer.send)
         return None if answer.status == _UPGRADE else answer
 
 
-class _Connection:
-    """One WebSocket, whose turns run one after another."""
+async def _serve(parsing: ParsingThread, scope: Scope, receive: Receive, send: Send) -> None:
+    """Serve turns, one after another, until the client disconnects, which cancels the running turn."""
+    latest, turn = LatestResponse(), None
+    try:
+        while (message := await receive())["type"] != "websocket.disconnect":
+            # Only this project's protocol class reports when a message's first byte arrived.
+            arrived = message.get(ARRIVED, request_clock())
+            if turn is not None and not turn.is_finished:
+                await _send_error(send, _error("the previous response is still running", "response_in_progress"))
+                continue
+            if turn is not None:
+                await turn.ended()
+            receipt = TurnReceipt(arrived, receipt_of(scope.get("state", {})).max_files, latest=latest)
+            try:
+                turn = await _begun(message, receipt, parsing, scope, send)
+            except RequestError as error:
+                await _send_error(send, _error(error.message, error.code, error.param))
+    finally:
+        if turn is not None:
+            await turn.leave()
 
-    def __init__(self, parsing: ParsingThread, scope: Scope, receive: Receive, send: Send) -> None:
-        self._parsing = parsing
-        self._scope = scope
-        self._latest = LatestResponse()
-        self._receive = receive
-        self._send = send
-        self._turn: _Turn | None = None
 
-    async def serve(self) -> None:
-        """Serve turns until the client disconnects, which cancels the running turn."""
-        try:
-            while True:
-                message = await self._receive()
-                if message["type"] == "websocket.disconnect":
-                    return
-                await self._take(message)
-        finally:
-            if self._turn is not None:
-                await self._turn.leave()
-
-    async def _take(self, message: Message) -> None:
-        # Only this project's protocol class reports when a message's first byte arrived.
-        arrived = message.get(ARRIVED, request_clock())
-        if self._turn is not None:
-            if not self._turn.is_finished:
-                error = _error("the previous response is still running", "response_in_progress")
-                await _send_error(self._send, error)
-                return
-            await self._turn.ended()
-        text = (message.get("text") or "").encode(errors="replace") or message.get("bytes") or b""
-        try:
-            body, previous = await self._parsing.run(lambda: _body(text), num_bytes=len(text))
-        except RequestError as error:
-            await _send_error(self._send, _error(error.message, error.code, error.param))
-            return
-        receipt = TurnReceipt(arrived, receipt_of(self._scope.get("state", {})).max_files, latest=self._latest)
-        scope = _http_scope(self._scope, "POST", body, receipt)
-        self._turn = _Turn(self._scope["app"], scope, body, self._send, lambda: self._latest.forget(previous))
+async def _begun(message: Message, receipt: TurnReceipt, parsing: ParsingThread, scope: Scope, send: Send) -> "_Turn":
+    """The turn that a message asks for. Raises RequestError."""
+    text = (message.get("text") or "").encode(errors="replace") or message.get("bytes") or b""
+    body, previous = await parsing.run(lambda: _body(text), num_bytes=len(text))
+    post = _http_scope(scope, "POST", body, receipt)
+    return _Turn(scope["app"], post, body, send, lambda: receipt.latest.forget(previous))
 
 
 class _Turn:
@@ -130,10 +117,10 @@ class _Turn:
         self.is_finished = False
         self._send_socket = send
         self._scope = scope
-        self._request = InnerRequest(body)
+        self._is_left = asyncio.Event()
         self._answer = InnerResponse()
         self._unsent = b""
-        self._task = asyncio.create_task(self._run(app))
+        self._task = asyncio.create_task(self._run(app, replayed(body, disconnect_at(self._is_left))))
 
     async def ended(self) -> None:
         """Wait until the app has finished the request."""
@@ -141,16 +128,16 @@ class _Turn:
 
     async def leave(self) -> None:
         """Signal to the app that the client has disconnected, and wait for it to finish."""
-        self._request.is_disconnected.set()
+        self._is_left.set()
         await self.ended()
 
-    async def _run(self, app: ASGIApp) -> None:
+    async def _run(self, app: ASGIApp, receive: Receive) -> None:
         try:
-            await app(self._scope, self._request.receive, self._take)
+            await app(self._scope, receive, self._take)
         except Exception:
             log.exception("internal error in a turn on a WebSocket")
         finally:
-            if not self.is_finished and not self._request.is_disconnected.is_set():
+            if not self.is_finished and not self._is_left.is_set():
                 await self._refused()
 
     async def _take(self, message: Message) -> None:
@@ -181,7 +168,7 @@ class _Turn:
         try:
             await self._send_socket(message)
         except OSError:  # raised by ASGI servers after the client has disconnected
-            self._request.is_disconnected.set()
+            self._is_left.set()
 
 
 def _body(text: bytes) -> tuple[bytes, object]:

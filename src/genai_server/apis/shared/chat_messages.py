@@ -144,25 +144,11 @@ class ChatMessage(Wire):
         return self
 
     @property
-    def images(self) -> Iterator[tuple[int, ImageUrl]]:
-        """The images of the content, each with the index of its part."""
-        for index, part in enumerate(self.content if isinstance(self.content, list) else ()):
-            if isinstance(part, ImagePart):
-                yield index, part.image_url
-
-    @property
-    def media(self) -> Iterator[tuple[int, str]]:
-        """The index of each part that is an image or a sound, and the name of the field with its data."""
+    def media(self) -> Iterator[tuple[int, ImagePart | AudioPart]]:
+        """The content's images and sounds, each with the index of its part."""
         for index, part in enumerate(self.content if isinstance(self.content, list) else ()):
             if not isinstance(part, TextPart):
-                yield index, "image_url.url" if isinstance(part, ImagePart) else "input_audio.data"
-
-    @property
-    def sounds(self) -> Iterator[tuple[int, InputAudio]]:
-        """The sounds of the content, each with the index of its part."""
-        for index, part in enumerate(self.content if isinstance(self.content, list) else ()):
-            if isinstance(part, AudioPart):
-                yield index, part.input_audio
+                yield index, part
 
     def for_template(self) -> dict[str, Any]:
         """The message as chat templates expect it: absent fields are omitted, except `content` next to tool calls.

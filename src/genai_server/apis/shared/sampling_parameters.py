@@ -61,8 +61,7 @@ class StreamFields(Wire):
     stream_options: StreamOptions | None = Field(None, description="Only allowed with stream: true.")
     include_metrics: bool | None = Field(None, description="Return the metrics of /v1/chat next to the usage.")
     return_progress: bool | None = Field(
-        None,
-        description="Report `prompt_progress` after each chunk of the prompt; only allowed with stream: true.",
+        None, description="Report `prompt_progress` after each chunk of the prompt; only allowed with stream: true."
     )
 
     @model_validator(mode="after")

@@ -5,7 +5,6 @@ from typing import Any
 
 from fastapi import APIRouter, Response
 
-from genai_server.apis.shared.chat_messages import ChatMessage, Tool
 from genai_server.apis.shared.router import error_responses
 from genai_server.apis.tokens.schemas import (
     ApplyTemplateRequest,
@@ -68,7 +67,9 @@ async def apply_template(body: ApplyTemplateRequest, services: TheServices) -> R
     codec = (await services.served(body.model, Task.GENERATE)).codec
 
     def prompt() -> str:
-        return codec.render_chat(_plain(body.messages), _plain_tools(body.tools), body.chat_template_kwargs)
+        tools = None if body.tools is None else [tool.model_dump(exclude_none=True) for tool in body.tools]
+        messages = [message.for_template() for message in body.messages]
+        return codec.render_chat(messages, tools, body.chat_template_kwargs)
 
     return json_response({"prompt": await asyncio.to_thread(prompt)})
 
@@ -84,14 +85,6 @@ async def _tokens(services: Services, body: TokenizeRequest, codec: TextCodec) -
     assert body.content is not None
     parse_special = body.parse_special is not False
     return await codec.encode_text(body.content, body.add_special is True, parse_special=parse_special, param="content")
-
-
-def _plain(messages: list[ChatMessage]) -> list[dict[str, Any]]:
-    return [message.for_template() for message in messages]
-
-
-def _plain_tools(tools: list[Tool] | None) -> list[dict[str, Any]] | None:
-    return None if tools is None else [tool.model_dump(exclude_none=True) for tool in tools]
 
 
 def _piece(data: bytes) -> str | list[int]:

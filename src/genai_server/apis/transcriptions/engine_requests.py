@@ -72,13 +72,11 @@ class TranscriptFigures(AnswerFigures):
         if self.stream is None or (phases := self.stream.phases) is None:
             return
         self._cached += self.stream.finished.num_cached
-        before = self._phases
-        self._phases = phases if before is None else structs.replace(before, decode=before.decode + sum_of(phases))
-
-
-def sum_of(phases: Phases) -> float:
-    """All seconds in the engine."""
-    return phases.queue + phases.prefill + phases.decode
+        if self._phases is None:
+            self._phases = phases
+        else:
+            decode = self._phases.decode + phases.queue + phases.prefill + phases.decode
+            self._phases = structs.replace(self._phases, decode=decode)
 
 
 class EngineRequests:

@@ -30,14 +30,15 @@ from genai_server.apis.transcriptions.schemas import (
 from genai_server.apis.transcriptions.segments import Segment
 from genai_server.apis.transcriptions.transcribe import Transcription, begin
 from genai_server.generation.dependencies import RequestContext, Services, TheRequestContext, TheServices
+from genai_server.http.body_route import BodyRoute
 from genai_server.http.json_response import built_response
 from genai_server.http.sse import Event, EventStream
-from genai_server.http.upload_route import FORM, UploadRoute
+from genai_server.http.upload import FORM
 
 _PATHS = ("/v1/audio/transcriptions", "/v1/audio/translations")
 # Where bodies with recordings are expected.
 UPLOAD_PATHS = frozenset(_PATHS) | {path.removeprefix("/v1") for path in _PATHS}
-router = VersionedRouter(UploadRoute, "openai", codes=(504,))
+router = VersionedRouter(BodyRoute, "openai", codes=(504,))
 # Bodies with more segments are encoded in a thread.
 _FEW_SEGMENTS = 100
 # What else the responses are.

@@ -22,7 +22,7 @@ from genai_server.audio.recordings import Recording
 from genai_server.audio.window_reader import Window
 from genai_server.engine_client.client import EngineClient
 from genai_server.errors import InvalidField
-from genai_server.generation.dependencies import Deadline, RequestContext, Services
+from genai_server.generation.dependencies import Deadline, RequestContext, Services, place
 from genai_server.messages.generation_request import FinishReason, GenerationRequest
 from genai_server.pooling_model import Task
 from genai_server.quoted_values import quoted
@@ -58,6 +58,9 @@ class TranscriptionOptions:
 
 class Transcription:
     """A transcription that has begun. `close` cancels what runs in the engine."""
+
+    # Streams of answers have progress of prompts.
+    progress = None
 
     def __init__(
         self,
@@ -170,11 +173,6 @@ class Transcription:
             self._first.cancel()
         self._requests.close()
 
-    @property
-    def progress(self) -> None:
-        """Streams report no tokens of a prompt."""
-        return
-
     def _segment(self, found: WindowTranscript, window: Window, span: Span) -> Segment | None:
         """A segment; None for one without text or without length."""
         tokens = found.tokens[span.first : span.last]
@@ -201,17 +199,9 @@ async def begin(services: Services, form: AudioForm, context: RequestContext, *,
 
     Raises RequestError, Unavailable and DeadlinePassed.
     """
-    services.drain.require_open()
     models = services.models
-    chosen = models.choose_for(form.model, Task.TRANSCRIBE)
-    if form.timeout is not None:
-        context.deadline.tighten(form.timeout, param="timeout")
-    with context.record.arrival.loading():
-        chosen, served = await models.serving(chosen, context.deadline.seconds_left)
-    engine, info = served.router.pick(form.device)
-    context.record.model, context.record.device = chosen.id, engine.device
+    chosen, _, engine, info, codec = await place(services, context, form, Task.TRANSCRIBE)
     engine.require_capacity(1, param="file")
-    codec = served.codec_of(engine.device)
     model = codec.speech
     if model is None:
         raise InvalidField(f"model {chosen.id} has been replaced by one that does not transcribe", param="model")
@@ -231,14 +221,14 @@ async def begin(services: Services, form: AudioForm, context: RequestContext, *,
 
     requests = EngineRequests(context, pick)
     base = GenerationRequest(
-        context.request_id,
+        context.record.request_id,
         [],
         max_tokens=0,
         max_length=min(model.context_length, info.max_length),
         cache_salt=context.cache_salt(None),
         priority=form.priority or 0,
         exact=services.settings.exact,
-        unique_id=context.unique_id,
+        unique_id=context.record.unique_id,
     )
     return Transcription(model, recording, requests, WindowTranscriber(model, codec, requests, base), options)
 

@@ -21,7 +21,6 @@ from filelock import FileLock, Timeout
 from uvicorn.config import STARTUP_FAILURE
 
 from genai_server.apis.app import Engines, ModelFiles, Telemetry, create_app
-from genai_server.apis.batches.service import BatchCounters
 from genai_server.apis.status.api_metrics import api_metrics
 from genai_server.cli.serve.exit_status import WRONG_SETTING, note_cut_off
 from genai_server.cli.serve.loaders import load_traces, model_store, text_loader
@@ -127,14 +126,7 @@ def _create(settings: Settings, engines: Engines, drain: Drain, *, on_loopback: 
     share_heaps()
     raise_file_limit()
     registry, instruments = api_metrics(shared_metrics(), settings.metrics_prefix)
-    telemetry = Telemetry(
-        registry,
-        [log_request, instruments.observe],
-        count_check=instruments.count_check,
-        count_image=instruments.count_image,
-        count_recording=instruments.count_recording,
-        batches=BatchCounters(instruments.count_batch, instruments.count_batch_request),
-    )
+    telemetry = Telemetry(registry, [log_request, instruments.observe], instruments=instruments)
     if (traces := load_traces(settings)) is not None:
         telemetry = replace(telemetry, observers=[*telemetry.observers, traces.observe], close=traces.close)
     return create_app(

@@ -1,38 +1,28 @@
-"""Checks of a request's head alone: its form, its API key, and the rights for admin endpoints."""
+"""Checks of a request's head: its API key, and the rights for admin endpoints."""
 
 import hmac
 from collections.abc import Collection, Mapping
 from functools import partial
 from hashlib import blake2b
 from typing import Annotated
-from urllib.parse import unquote_to_bytes, urlsplit
+from urllib.parse import urlsplit
 
 from fastapi import Depends, Request
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from genai_server.config.server_settings import is_loopback
-from genai_server.errors import (
-    AdminForbidden,
-    GenaiServerError,
-    InvalidApiKey,
-    MalformedHead,
-    RateLimitExceeded,
-    TooManyConnections,
-)
+from genai_server.errors import AdminForbidden, InvalidApiKey, RateLimitExceeded
 from genai_server.http.api_keys import Access, ApiKey, ApiKeys, hash_key
 from genai_server.http.error_responses import error_response
 from genai_server.http.rate_limit import RateLimits
 from genai_server.http.request_state import HttpRequestState, request_state
-from genai_server.quoted_values import quoted
 
 # Paths that need no key: they tell whether the server lives and works.
 OPEN_PATHS = frozenset({"/", "/health", "/healthz", "/livez", "/readyz"})
 # What is read at these paths can be large: a list of files has up to 10,000.
 _STORED_PATHS = ("/responses/", "/conversations/", "/files")
 _FORWARDING_HEADERS = {"forwarded", "via", "x-real-ip", "x-client-ip", "true-client-ip", "cf-connecting-ip"}
-# Characters of a malformed head that its error shows.
-_MAX_SHOWN = 100
 _REMEDY = "set GENAI_ADMIN_API_KEY and send it as a bearer token"
 _NO_KEY = "an API key is required: authorization: Bearer KEY, or x-api-key: KEY"
 _WRONG_KEY = "this server does not know the API key that was given"
@@ -211,54 +201,7 @@ def _not_local(request: Request, access: Access) -> str | None:
 def _names_this_machine(headers: Mapping[str, str]) -> bool:
     """Whether the Host header, which no web page can choose, names this machine, or is missing."""
     host = headers.get("host", "")
-    return not host or is_loopback(_host_name(f"//{host}"))
-
-
-def _host_name(url: str) -> str:
     try:
-        return urlsplit(url).hostname or ""
+        return not host or is_loopback(urlsplit(f"//{host}").hostname or "")
     except ValueError:
-        return ""
-
-
-class RequestHead:
-    """Refuses requests on connections beyond the limit of open files, except at OPEN_PATHS, such as health checks.
-
-    Refuses heads, too, that two readers could read differently: several hosts, and paths that are not UTF-8. A check of
-    the first host would let in a request that is meant for the second one.
-    """
-
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and (error := _surplus(scope) or _malformed(scope)) is not None:
-            await error_response(error, scope)(scope, receive, send)
-            return
-        await self.app(scope, receive, send)
-
-
-def _surplus(scope: Scope) -> GenaiServerError | None:
-    max_files = request_state(scope).receipt.max_files
-    if max_files is None or scope["path"] in OPEN_PATHS:
-        return None
-    return TooManyConnections(
-        f"as many connections are open as the server's limit of open files ({max_files}) allows; try again"
-    )
-
-
-def _malformed(scope: Scope) -> GenaiServerError | None:
-    hosts = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
-    if len(hosts) > 1:
-        given = ", ".join(repr(host[:_MAX_SHOWN]) for host in hosts[:3])
-        return MalformedHead(f"a request has one Host header, given {len(hosts)}: {given}", param="Host")
-    for name, value in (("path", scope.get("raw_path") or b""), ("query", scope["query_string"])):
-        try:
-            unquote_to_bytes(value).decode()
-        except UnicodeDecodeError as error:
-            wrong = error.object[error.start : error.end].hex().upper()
-            return MalformedHead(
-                f"the {name} must be UTF-8 once its %-escapes are bytes, given byte {wrong} "
-                f"in {quoted(value[:_MAX_SHOWN].decode('latin-1'))}"
-            )
-    return None
+        return False

@@ -83,11 +83,6 @@ class _Reading:
     # Why nothing is kept, if nothing is.
     error: GenaiServerError | None = None
 
-    def drop(self, error: GenaiServerError) -> None:
-        """Keep nothing of the body."""
-        self.error = error
-        self.body.clear()
-
 
 class OtherBodies(Protocol):
     """Receives the bodies of some requests in another way."""
@@ -171,12 +166,8 @@ class BodyLimits:
         except GenaiServerError as error:
             await _refuse(error, reading, scope, receive, send)
             return
-        whole: list[Message] = [{"type": "http.request", "body": bytes(reading.body), "more_body": False}]
+        replay = replayed(bytes(reading.body), receive)
         reading.body.clear()
-
-        async def replay() -> Message:
-            return whole.pop() if whole else await receive()
-
         await self.app(scope, replay, send)
 
     async def _read(self, reading: _Reading, receive: Receive) -> bool:
@@ -200,14 +191,17 @@ class BodyLimits:
         ):
             reading.limit, reading.setting = media_limit, "GENAI_MAX_MEDIA_BODY_BYTES"
         if reading.size > reading.limit:
-            reading.drop(BodyTooLarge(""))
-        try:
-            self._bodies.resize(reading.kept, 0 if reading.error else reading.kept + len(part))
-        except BodiesTooLarge as error:
-            reading.drop(error)
-            self._bodies.resize(reading.kept, 0)
+            reading.error = BodyTooLarge()
+        else:
+            try:
+                self._bodies.resize(reading.kept, reading.kept + len(part))
+            except BodiesTooLarge as error:
+                reading.error = error
         if reading.error is None:
             reading.body += part
+        else:
+            reading.body.clear()
+            self._bodies.resize(reading.kept, 0)
         reading.kept = len(reading.body)
 
     async def _check(self, reading: _Reading) -> None:
@@ -218,6 +212,16 @@ class BodyLimits:
             raise reading.error
         if reading.is_json:
             await self._parsing.run(lambda: check_json(reading.body), num_bytes=len(reading.body))
+
+
+def replayed(body: bytes, receive: Receive) -> Receive:
+    """ASGI's `receive` for an app that gets a body which is there already, and everything else from `receive`."""
+    whole: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def replay() -> Message:
+        return whole.pop() if whole else await receive()
+
+    return replay
 
 
 def check_json(text: bytes | bytearray) -> None:

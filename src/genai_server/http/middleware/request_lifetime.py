@@ -6,14 +6,17 @@ import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
+from urllib.parse import unquote_to_bytes
 
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from genai_server.errors import ServerDraining, ServerStopping
+from genai_server.errors import GenaiServerError, MalformedHead, ServerDraining, ServerStopping, TooManyConnections
 from genai_server.http.error_responses import FOR_BROWSERS, error_response, internal_error
+from genai_server.http.middleware.authentication import OPEN_PATHS
 from genai_server.http.request_state import HttpRequestState, begin_request, request_id_headers, request_state
 from genai_server.http.telemetry.request_record import Observer, RequestRecord
+from genai_server.quoted_values import quoted
 from genai_server.timing import Clock, Timings, request_clock
 
 log = logging.getLogger(__name__)
@@ -22,6 +25,8 @@ log = logging.getLogger(__name__)
 _STREAMS = ("text/event-stream", "application/x-ndjson")
 # Seconds in which requests that are cut off send their last event or response, also to slow clients.
 LAST_WORDS = 5.0
+# Characters of a malformed head that its error shows.
+_MAX_SHOWN = 100
 
 
 class Drain:
@@ -118,6 +123,10 @@ class RequestLifetime:
     The outermost middleware of HTTP requests, and the only one that wraps `send`: every streamed token passes it. It
     adds the headers of every response, and leaves out the body of a HEAD, which all below see as a GET.
 
+    Refuses requests on connections beyond the limit of open files, except at OPEN_PATHS, such as health checks, and
+    heads that two readers could read differently: several hosts, and paths that are not UTF-8. A check of the first
+    host would let in a request that is meant for the second one.
+
     An unexpected exception is logged and answered with 500, and the connection stays open; Starlette's own handler
     raises it again, and then uvicorn closes the connection, on which the client may have sent its next request. A
     response that has begun is cut off instead.
@@ -149,6 +158,8 @@ class RequestLifetime:
         is_head = scope["method"] == "HEAD"
         # The server, the log and the others outside still see the HEAD.
         inner = {**scope, "method": "GET"} if is_head else scope
+        refusal = _surplus(state) or _malformed(scope)
+        app: ASGIApp = self.app if refusal is None else error_response(refusal, scope)
 
         async def send_completed(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -158,7 +169,7 @@ class RequestLifetime:
             await send(message)
 
         try:
-            await self.app(inner, receive, send_completed)
+            await app(inner, receive, send_completed)
         except Exception:
             if record.status:
                 raise  # uvicorn logs it and closes the connection
@@ -197,6 +208,32 @@ class RequestLifetime:
                 observe(record)
             except Exception:  # such as a full disk; the client has its response
                 log.exception("an observer of request %s failed", record.request_id)
+
+
+def _surplus(state: HttpRequestState) -> GenaiServerError | None:
+    max_files = state.receipt.max_files
+    if max_files is None or state.record.scope["path"] in OPEN_PATHS:
+        return None
+    return TooManyConnections(
+        f"as many connections are open as the server's limit of open files ({max_files}) allows; try again"
+    )
+
+
+def _malformed(scope: Scope) -> GenaiServerError | None:
+    hosts = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
+    if len(hosts) > 1:
+        given = ", ".join(repr(host[:_MAX_SHOWN]) for host in hosts[:3])
+        return MalformedHead(f"a request has one Host header, given {len(hosts)}: {given}", param="Host")
+    for name, value in (("path", scope.get("raw_path") or b""), ("query", scope.get("query_string", b""))):
+        try:
+            unquote_to_bytes(value).decode()
+        except UnicodeDecodeError as error:
+            wrong = error.object[error.start : error.end].hex().upper()
+            return MalformedHead(
+                f"the {name} must be UTF-8 once its %-escapes are bytes, given byte {wrong} "
+                f"in {quoted(value[:_MAX_SHOWN].decode('latin-1'))}"
+            )
+    return None
 
 
 def server_timing(timings: Timings, total: float) -> str:

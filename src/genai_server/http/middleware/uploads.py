@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import IO
 
 from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from genai_server.errors import BodyTooLarge, BodyTooSlow, GenaiServerError, OriginForbidden, UploadUnavailable
 from genai_server.http.error_responses import error_response
-from genai_server.http.middleware.body import BodyBudget
+from genai_server.http.middleware.body import BodyBudget, replayed
 from genai_server.http.request_state import request_state
 from genai_server.http.upload import FormParser, Upload
 from genai_server.process_folder import own_folder
@@ -123,12 +123,7 @@ class Uploads:
         assert reading.form is not None
         form = reading.form
         state.upload = Upload(form.fields, reading.path if form.has_file else None, form.file_name)
-        whole: list[Message] = [{"type": "http.request", "body": b"", "more_body": False}]
-
-        async def replay() -> Message:
-            return whole.pop() if whole else await receive()
-
-        await app(scope, replay, send)
+        await app(scope, replayed(b"", receive), send)
 
     @contextlib.contextmanager
     def _reading(self) -> Iterator[_Reading]:

@@ -102,10 +102,6 @@ class RequestRecord:
         self.answers, self.num_per_prompt = answers, num_per_prompt
         self.asked, self.max_tokens = request.sampling, request.max_tokens
 
-    def pooled(self, answer: AnswerFigures) -> None:
-        """Note a request for vectors or scores that an engine has accepted."""
-        self.answers = [answer]
-
     @property
     def path(self) -> str:
         """The route's path with its parameters' names; empty without a route, as clients may send any path."""

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from genai_server.errors import InvalidField
-from genai_server.http.upload import Upload
-from genai_server.http.upload_route import form_object
+from genai_server.http.upload import Upload, form_object
 
 FILE = Path("a.wav")
 
