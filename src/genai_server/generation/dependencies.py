@@ -221,7 +221,7 @@ async def context(request: Request, services: TheServices) -> RequestContext:
     )
 
 
-class PlacementFields(Protocol):
+class EngineFields(Protocol):
     """The fields of a body that say where, and within how many seconds, it is answered."""
 
     model: str | None
@@ -229,8 +229,8 @@ class PlacementFields(Protocol):
     timeout: float | None
 
 
-async def place(
-    services: Services, context: RequestContext, body: PlacementFields, task: Task
+async def choose_engine(
+    services: Services, context: RequestContext, body: EngineFields, task: Task
 ) -> tuple[ChosenModel, ServedModel, EngineClient, ModelInfo, TextCodec]:
     """Choose the model, which may have to be loaded first, and the engine; returns what belongs to each.
 

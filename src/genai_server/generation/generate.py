@@ -14,7 +14,7 @@ from genai_server.apis.shared.completion_body import CompletionRequest
 from genai_server.apis.shared.sampling_parameters import GenerationFields, SamplingFields, StreamFields
 from genai_server.errors import InvalidField, PromptTooLong
 from genai_server.generation.answers import Generation, RunningAnswer
-from genai_server.generation.dependencies import RequestContext, Services, place
+from genai_server.generation.dependencies import RequestContext, Services, choose_engine
 from genai_server.generation.infill import with_suffix
 from genai_server.generation.output_spec import OutputSpec, plain_output_spec
 from genai_server.generation.prompts import (
@@ -50,7 +50,7 @@ async def generate(services: Services, body: Body, context: RequestContext, *, i
 
 async def _generate(services: Services, body: Body, context: RequestContext, *, is_streamed: bool) -> Generation:
     # Choose the model, which may have to be loaded first, and the engine.
-    chosen, served, engine, model, codec = await place(services, context, body, Task.GENERATE)
+    chosen, served, engine, model, codec = await choose_engine(services, context, body, Task.GENERATE)
 
     # Refuse early if the request exceeds the engine's capacity as last reported.
     num_per_prompt = body.n or 1

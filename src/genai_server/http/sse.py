@@ -1,4 +1,4 @@
-"""Streams of the answers to one request: as server-sent events, or as lines of JSON."""
+"""Streams of the answers to one request as server-sent events."""
 
 import asyncio
 import logging
@@ -20,9 +20,6 @@ _LINE_ENDS = tuple((end.encode(), f"\\u{ord(end):04x}".encode()) for end in "\x8
 
 # How an endpoint that may stream documents its 200.
 STREAMS: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}}
-
-# How an endpoint that may stream lines documents its 200.
-LINES: dict[int | str, dict[str, Any]] = {200: {"content": {"application/x-ndjson": {"schema": {"type": "string"}}}}}
 
 # A JSON object, the JSON of one, or a plain word.
 Event = dict[str, Any] | bytes | str
@@ -53,11 +50,6 @@ def event_bytes(value: Event, *, named: bool = False) -> bytes:
     if named and not isinstance(value, bytes):
         return b"event: %b\ndata: %b\n\n" % (value["type"].encode(), data)
     return b"data: %b\n\n" % data
-
-
-def line_bytes(value: Event) -> bytes:
-    """One object as a line (https://github.com/ndjson/ndjson-spec)."""
-    return msgspec.json.encode(value) + b"\n"
 
 
 class EventStream(StreamingResponse):
@@ -150,13 +142,3 @@ class EventStream(StreamingResponse):
 
     def _event(self, value: Event) -> bytes:
         return event_bytes(value, named=self._named)
-
-
-class LineStream(EventStream):
-    """Sends each object as a line. The format has no comments, so no keep-alive is sent."""
-
-    COMMENT_INTERVAL = 0
-    MEDIA_TYPE = "application/x-ndjson"
-
-    def _event(self, value: Event) -> bytes:
-        return line_bytes(value)

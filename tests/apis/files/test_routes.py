@@ -115,6 +115,15 @@ def test_a_field_that_cannot_be_used_is_named(server: RunningServer, fields: dic
     assert response.json()["error"]["param"] == param
 
 
+def test_a_body_that_is_no_form_names_no_file_of_the_server(server: RunningServer, tmp_path: Path) -> None:
+    """The route, but not what receives forms, takes a path with a line feed at its end for its own."""
+    (tmp_path / "private").write_text("{}")
+    for path in ("/v1/files", "/v1/files%0A"):
+        response = server.client.post(path, json={"file": str(tmp_path / "private"), "purpose": "batch"})
+        assert response.status_code == 400
+    assert (tmp_path / "private").exists()
+
+
 def test_a_file_is_kept_for_as_long_as_is_asked(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
     def slow_move(source: Path, target: Path) -> int:
         time.sleep(1)

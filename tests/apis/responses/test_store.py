@@ -1,5 +1,6 @@
 """Where responses and conversations are found; a failing disk fails no answer."""
 
+import asyncio
 import gc
 import threading
 import weakref
@@ -16,7 +17,7 @@ from genai_server.apis.responses import store as response_store
 from genai_server.apis.responses import store_fallback, store_items
 from genai_server.apis.responses.store import ResponseStore
 from genai_server.apis.responses.store_database import RecordDatabase
-from genai_server.apis.responses.store_records import EncodedRecord, KeptResponse, Record
+from genai_server.apis.responses.store_records import EncodedRecord, KeptResponse, Record, encode_record
 from genai_server.apis.shared.base import JsonObject
 from genai_server.errors import (
     ConversationNotFound,
@@ -240,6 +241,28 @@ async def test_record_written_late_is_read_in_its_newest_state(
             await store.add_items("conv", None, [{"id": "new"}])
             break
     assert await store.history("conversation", "conv", None) == [{"id": "new"}]
+    await store.close()
+
+
+async def test_a_response_deleted_while_it_ends_is_not_stored(
+    file: RecordDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_deleted, stored = threading.Event(), list[EncodedRecord]()
+
+    def slow(ended: Record) -> EncodedRecord:
+        is_deleted.wait(60)
+        return encode_record(ended)
+
+    store = ResponseStore(9, 9000, file)
+    await store.begin_background(running("a"))
+    monkeypatch.setattr(store_fallback, "encode_record", slow)
+    monkeypatch.setattr(file, "put", stored.append)
+    ending = asyncio.create_task(store.finish(record("a")))
+    await asyncio.sleep(0)
+    await store.delete("a")
+    is_deleted.set()
+    await ending
+    assert stored == []
     await store.close()
 
 

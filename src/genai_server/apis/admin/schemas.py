@@ -8,18 +8,18 @@ from genai_server.apis.shared.base import Wire, elements, field_error
 from genai_server.config.settings import ADAPTER_NAME, MODEL_NAME, device_list
 from genai_server.profile_plan import PREFIX, ProfilePlan, SlowTokens
 
-_OF_PREFIXES = "1 to 64 letters, digits, dots, dashes and underscores, starting with a letter or digit"
+_PREFIX_FORM = "1 to 64 letters, digits, dots, dashes and underscores, starting with a letter or digit"
 
 
 def _profile_prefix(value: str) -> str:
     if not PREFIX.fullmatch(value):
-        raise ValueError(f'must be "0", "1" or a file name prefix, not a path: {_OF_PREFIXES}')
+        raise ValueError(f'must be "0", "1" or a file name prefix, not a path: {_PREFIX_FORM}')
     return value
 
 
 def _session_prefix(value: str) -> str:
     if not PREFIX.fullmatch(value) or value in ("0", "1"):
-        raise ValueError(f"must be a name, not a path, and not 0 or 1: {_OF_PREFIXES}")
+        raise ValueError(f"must be a name, not a path, and not 0 or 1: {_PREFIX_FORM}")
     return value
 
 

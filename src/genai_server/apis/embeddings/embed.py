@@ -18,7 +18,7 @@ from genai_server.apis.shared.usage import Usage
 from genai_server.engine_client.client import EngineClient
 from genai_server.engine_client.stream import TokenStream
 from genai_server.errors import InvalidField
-from genai_server.generation.dependencies import RequestContext, Services, place
+from genai_server.generation.dependencies import RequestContext, Services, choose_engine
 from genai_server.http.telemetry.request_record import ABORT, AnswerFigures
 from genai_server.messages.generation_request import GenerationRequest, ModelInfo, PooledText
 from genai_server.pooling_model import PoolingModel, Task
@@ -144,7 +144,7 @@ class _PooledRequest:
 
     async def run(self, encode: Callable[[PooledTexts, PoolingModel, TextLimit], list[EncodedText]]) -> Pooled:
         """Encode the texts and run the model on them."""
-        chosen, _, engine, info, codec = await place(self.services, self.context, self.body, self.task)
+        chosen, _, engine, info, codec = await choose_engine(self.services, self.context, self.body, self.task)
         engine.require_capacity(1, param=self.param, background=self.context.background)
         about = codec.pooling
         if about is None:

@@ -82,8 +82,10 @@ class FileStore:
         self._contents = folder / "contents"
         # Files by which processes agree on who runs a batch.
         self.locks = folder / "locks"
-        # Has a folder for the uploads of each process; `own_uploads` becomes that of this one.
-        self.uploads = self.own_uploads = folder / "uploads"
+        # Has a folder for the uploads of each process.
+        self.uploads = folder / "uploads"
+        # That of this process, where uploads go before they are added; set once it exists.
+        self.own_uploads = self.uploads
         for place in (folder, self._contents, self.locks, self.uploads):
             place.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._limits = limits
@@ -180,8 +182,8 @@ class FileStore:
         # Listed first: what is added in between is known.
         listed = await asyncio.to_thread(_old_enough, self._contents)
         if listed:
-            known = await self.database.read("", lambda rows: rows.execute("SELECT id FROM files").fetchall())
-            orphans = set(listed) - {id for (id,) in known}
+            known = await self.database.read("", lambda rows: {id for (id,) in rows.execute("SELECT id FROM files")})
+            orphans = set(listed) - known
             await asyncio.to_thread(_remove, *(self.content(id) for id in orphans))
 
     async def close(self) -> None:

@@ -17,7 +17,7 @@ from genai_server.generation.catalog import plain_name
 from genai_server.generation.dependencies import Services, TheServices, while_connected
 from genai_server.generation.pulling import PullProgress
 from genai_server.http.middleware.authentication import require_admin
-from genai_server.http.sse import LINES, LineStream
+from genai_server.http.ndjson import LINES, LineStream
 from genai_server.messages.commands import LoadModel, SetAlias
 from genai_server.messages.status_file import ModelState
 

@@ -20,7 +20,7 @@ from genai_server.generation.dependencies import RequestContext, Services, TheRe
 from genai_server.generation.generate import generate
 from genai_server.http.body_route import BodyRoute, lenient_route
 from genai_server.http.json_response import built_response
-from genai_server.http.sse import LINES, LineStream
+from genai_server.http.ndjson import LINES, LineStream
 
 router = APIRouter(
     route_class=lenient_route(leave_out, caps=True, takes_undeclared=True), tags=["ollama"], responses=OPERATORS_ERRORS

@@ -86,9 +86,10 @@ class FileWithFallback:
 
         Returns the reason why it is not in the file; None if it is, or if there is no file.
         """
-        encoded = await asyncio.to_thread(encode_record, record)
+        # Before the first await: one that is deleted in the meantime must not be stored as a new one.
         is_begun = record.id in self._begun
         self._begun.discard(record.id)
+        encoded = await asyncio.to_thread(encode_record, record)
         database, reason = self.file or self._memory, None
         try:
             await database.run(record.owner, lambda one: one.complete(encoded) if is_begun else one.put(encoded))

@@ -22,7 +22,7 @@ from genai_server.audio.recordings import Recording
 from genai_server.audio.window_reader import Window
 from genai_server.engine_client.client import EngineClient
 from genai_server.errors import InvalidField
-from genai_server.generation.dependencies import Deadline, RequestContext, Services, place
+from genai_server.generation.dependencies import Deadline, RequestContext, Services, choose_engine
 from genai_server.messages.generation_request import FinishReason, GenerationRequest
 from genai_server.pooling_model import Task
 from genai_server.quoted_values import quoted
@@ -59,7 +59,7 @@ class TranscriptionOptions:
 class Transcription:
     """A transcription that has begun. `close` cancels what runs in the engine."""
 
-    # Streams of answers have progress of prompts.
+    # What a stream reports of prompts: nothing.
     progress = None
 
     def __init__(
@@ -200,7 +200,7 @@ async def begin(services: Services, form: AudioForm, context: RequestContext, *,
     Raises RequestError, Unavailable and DeadlinePassed.
     """
     models = services.models
-    chosen, _, engine, info, codec = await place(services, context, form, Task.TRANSCRIBE)
+    chosen, _, engine, info, codec = await choose_engine(services, context, form, Task.TRANSCRIBE)
     engine.require_capacity(1, param="file")
     model = codec.speech
     if model is None:
