@@ -58,9 +58,9 @@ from genai_server.generation.served_model import LoadText
 from genai_server.grammar_checker.checker import GrammarChecker
 from genai_server.http.api_keys import ApiKeys
 from genai_server.http.error_handlers import install_error_handlers
-from genai_server.http.middleware.authentication import OPEN_PATHS, Authentication
+from genai_server.http.middleware.authentication import Authentication
 from genai_server.http.middleware.body import BODY_BUDGET, BodyBudget, BodyLimits
-from genai_server.http.middleware.request_lifetime import Drain, Drained, RequestLifetime
+from genai_server.http.middleware.request_lifetime import OPEN_PATHS, Drain, Drained, RequestLifetime
 from genai_server.http.middleware.uploads import Uploads, upload_folder
 from genai_server.http.rate_limit import RateLimits
 from genai_server.http.request_state import request_state

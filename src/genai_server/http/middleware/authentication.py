@@ -15,11 +15,10 @@ from genai_server.config.server_settings import is_loopback
 from genai_server.errors import AdminForbidden, InvalidApiKey, RateLimitExceeded
 from genai_server.http.api_keys import Access, ApiKey, ApiKeys, hash_key
 from genai_server.http.error_responses import error_response
+from genai_server.http.middleware.request_lifetime import OPEN_PATHS
 from genai_server.http.rate_limit import RateLimits
 from genai_server.http.request_state import HttpRequestState, request_state
 
-# Paths that need no key: they tell whether the server lives and works.
-OPEN_PATHS = frozenset({"/", "/health", "/healthz", "/livez", "/readyz"})
 # What is read at these paths can be large: a list of files has up to 10,000.
 _STORED_PATHS = ("/responses/", "/conversations/", "/files")
 _FORWARDING_HEADERS = {"forwarded", "via", "x-real-ip", "x-client-ip", "true-client-ip", "cf-connecting-ip"}

@@ -13,7 +13,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from genai_server.errors import GenaiServerError, MalformedHead, ServerDraining, ServerStopping, TooManyConnections
 from genai_server.http.error_responses import FOR_BROWSERS, error_response, internal_error
-from genai_server.http.middleware.authentication import OPEN_PATHS
 from genai_server.http.request_state import HttpRequestState, begin_request, request_id_headers, request_state
 from genai_server.http.telemetry.request_record import Observer, RequestRecord
 from genai_server.quoted_values import quoted
@@ -21,6 +20,8 @@ from genai_server.timing import Clock, Timings, request_clock
 
 log = logging.getLogger(__name__)
 
+# Paths that need no key, and are open on surplus connections: they tell whether the server lives and works.
+OPEN_PATHS = frozenset({"/", "/health", "/healthz", "/livez", "/readyz"})
 # Content types of streams.
 _STREAMS = ("text/event-stream", "application/x-ndjson")
 # Seconds in which requests that are cut off send their last event or response, also to slow clients.
