@@ -180,10 +180,8 @@ class EngineLoop:
         self._meter.paused(sequence)
 
     def _place(self) -> None:
-        for sequence in self._options.misplaced(self._scheduler.running):
-            with self._requests.failing([sequence]):
-                self._options.place(sequence)
-        for sequence in self._runners.outgrown(self._scheduler.running):
+        running = self._scheduler.running
+        for sequence in [*self._runners.misplaced(running), *self._runners.outgrown(running)]:
             with self._requests.failing([sequence]):
                 self._runners.reopen(sequence)
 
