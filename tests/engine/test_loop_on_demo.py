@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterator
+from collections.abc import Sequence as Several
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +12,19 @@ import pytest
 from llguidance import LLMatcher
 from numpy.typing import NDArray
 
+from genai_server.engine.runners.base import Interrupted
 from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.runners.loaded_model import LoadedModel
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.sampling.grammar import Guidance
-from genai_server.engine.scheduling.scheduler_output import Step
+from genai_server.engine.scheduling.scheduler_output import Read, Step
 from genai_server.engine.scores import Logits, Scores
+from genai_server.errors import RunnerFailed
 from genai_server.messages.admin import ResetPrefixCache, SetRuntimeOption, StartProfile
 from genai_server.messages.generation_request import FinishReason, GenerationRequest, Sampling
 from genai_server.messages.protocol import PromptLogprobs, Submit
 from genai_server.profile_plan import ProfilePlan, SlowTokens
+from genai_server.profiles.manifest import find_manifests
 from scripts._models.driven import Driven
 from tests.demo_device import MAX_LENGTH, DemoDevice, prompt
 from tests.engine.model_runners import batched_runner
@@ -150,6 +154,28 @@ def test_profiled_request_is_terminated_or_paused(device: DemoDevice, batched: B
     assert device.reason(1) == FinishReason.TERMINATED
     assert len(list(tmp_path.glob("cpu/p_*.json"))) == num_files
     assert batched._profiles == {}
+
+
+def test_interrupted_and_failed_passes_leave_no_file(
+    batched: BatchedRunner, guidance: Guidance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = DemoDevice(LoadedModel(batched, batched), guidance, tmp_path)
+    forward, errors = BatchedRunner.forward, [RunnerFailed("no"), Interrupted()]
+
+    def failing(self: BatchedRunner, reads: Several[Read]) -> list[Scores]:
+        if reads[0].sequence.num_produced == 3 and errors:
+            Path(f"{self._profiles[reads[0].sequence.id]}_torn.json").write_text("[]")
+            raise errors.pop()
+        return forward(self, reads)
+
+    monkeypatch.setattr(BatchedRunner, "forward", failing)
+    device.put(SetRuntimeOption(7, "enable_profiling", "p"))
+    device.submit(1, "Count from 1 to 12.", cache_prompt=False)
+    device.run(1)
+    (found,) = find_manifests(tmp_path)
+    assert {each.file for each in found.passes} == {path.name for path in tmp_path.glob("cpu/p_*.json")}
+    assert len(found.passes) >= 3
+    assert (errors, device.failure(1).message) == ([], "no")
 
 
 # profile sessions

@@ -202,6 +202,11 @@ class RuntimeOptionState:
         if reached:
             self._stop(reached, running)
 
+    def drop_step(self, step: Step) -> None:
+        """Remove the file of a profiled step that did not run to its end."""
+        if step.sequences[0].profile.active is not None:
+            self._manifest.drop_step(step.sequences[0].profile.active)
+
     def _stop(self, reason: str, sequences: Iterable[Sequence]) -> None:
         self.sessions.end_all(reason)
         self._manifest.end_others((), reason)
