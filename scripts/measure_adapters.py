@@ -27,6 +27,7 @@ from _models.table import table
 from genai_server.engine.kv_cache import layout
 from genai_server.engine.runners.choose import load_model
 from genai_server.engine.runners.loaded_model import LoadedModel
+from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.sampling.grammar import model_guidance
 from genai_server.messages.generation_request import Adapter, GenerationRequest
 
@@ -48,7 +49,8 @@ class Measured:
         guidance = model_guidance(model, loaded.main.model)
         self._in_batch = Engine(loaded, guidance, folder)
         with self._without_adapters():
-            self._one_by_one = Engine(LoadedModel(loaded.generator, loaded.main), guidance, folder)
+            generator = OgGeneratorRunner(model, "cpu", threads=0)
+            self._one_by_one = Engine(LoadedModel(generator, loaded.main), guidance, folder)
         chance = random.Random(5)
         vocabulary = range(min(100, loaded.main.model.vocab_size // 2), loaded.main.model.vocab_size)
         self._prompts = [chance.choices(vocabulary, k=PROMPT) for _ in range(arguments.clients)]

@@ -21,6 +21,7 @@ from _models.table import table
 
 from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.runners.choose import load_model
+from genai_server.engine.runners.og_generator import OgGeneratorRunner
 
 TIMED_ROWS = (1, 2, 3, 4, 16)
 TIMED_STEPS, ROUNDS = 12, 3
@@ -39,7 +40,8 @@ def main() -> None:
     loaded = load_model(engine_spec(arguments.model_dir, SLOTS, MAX_LENGTH))
     if not isinstance(loaded.main, BatchedRunner):
         parser.exit(1, f"{arguments.model_dir} does not run in a batch: {loaded.batching.reason}\n")
-    found = list(findings(Driven(loaded.main), Driven(loaded.generator), 1 if arguments.quick else None))
+    generator = OgGeneratorRunner(arguments.model_dir, "cpu", threads=0)
+    found = list(findings(Driven(loaded.main), Driven(generator), 1 if arguments.quick else None))
     deviation = sum((finding.tally for finding in found), Tally()).deviation
     print(f"{arguments.model_dir}: the logits have a standard deviation of {deviation:.2g}\n")
     print(table([HEAD, *map(columns, found)], markdown=arguments.markdown), end="\n\n")

@@ -1,8 +1,8 @@
-"""Measure the memory of an engine process, which has a model twice, against that of its batched session alone.
+"""Measure the memory of an engine process that has answered requests.
 
 The engine is the server's own, under its supervisor but without an API process, whose share in common pages would be
-taken for a saving. Both answer the same requests, one process after the other: once with the weights packed in a cache
-that is mapped into memory, once without. On Linux only; run it with the interpreter of `.venv`.
+taken for a saving: once with the weights packed in a cache that is mapped into memory, once without. On Linux only; run
+it with the interpreter of `.venv`.
 """
 
 from __future__ import annotations
@@ -10,16 +10,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import math
-import os
 import random
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
-import msgspec
 from _load.footprint import footprint
-from _models.engine_spec import engine_spec
 from _models.table import table
 
 from genai_server.config.settings import Settings
@@ -33,9 +28,8 @@ SLOTS, MAX_LENGTH = 16, 2048
 MAX_PROMPT_TOKENS, MAX_OUTPUT_TOKENS = 1000, 48
 # Lower ids are special tokens. Every bench model has at least these tokens.
 FIRST_TOKEN, LAST_TOKEN = 3, 1900
-WANTED = 1.3
 SECONDS = 1800
-HEAD = ["weights", "engine MB", "session alone MB", "ratio"]
+HEAD = ["weights", "engine MB"]
 
 
 def main() -> None:
@@ -47,13 +41,12 @@ def main() -> None:
     requests = mixed_requests(arguments.requests)
     rows = [HEAD]
     with tempfile.TemporaryDirectory() as temporary:
-        for weights, cache in (("packed once, mapped", temporary), ("packed by each session", "none")):
+        for weights, cache in (("packed once, mapped", temporary), ("packed by the session", "none")):
             given = {"model_dir": str(arguments.model_dir), "cache_dir": cache, "max_queue": str(len(requests))}
             given |= {"max_batch_size": str(SLOTS), "max_length": str(MAX_LENGTH), "log_level": "warning"}
             settings = load_settings(given, environ={}, dotenv=None)
-            engine, alone = measure_engine(settings, requests), measure_session(settings, requests)
-            rows.append([weights, f"{engine / 1e6:.0f}", f"{alone / 1e6:.0f}", f"{engine / alone:.2f}"])
-    print(f"{arguments.model_dir}: PSS after {arguments.requests} requests; the ratio shall be {WANTED} at most\n")
+            rows.append([weights, f"{measure_engine(settings, requests) / 1e6:.0f}"])
+    print(f"{arguments.model_dir}: PSS after {arguments.requests} requests\n")
     print(table(rows, markdown=arguments.markdown))
 
 
@@ -101,27 +94,6 @@ async def answer(engine: EngineClient, request: GenerationRequest) -> None:
     (stream,) = await engine.in_flight.submit(request)
     async for _ in stream:
         pass
-
-
-def measure_session(settings: Settings, requests: list[GenerationRequest]) -> int:
-    """Bytes of a process that has the batched session only and has answered them."""
-    spec = engine_spec(
-        Path(settings.model_dir),
-        SLOTS,
-        MAX_LENGTH,
-        settings.cache_path,
-        max_queue=settings.max_queue,
-        prefill_chunk=settings.prefill_chunk,
-    )
-    paths = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
-    done = subprocess.run(
-        [sys.executable, "-m", "_models.session_alone"],
-        input=msgspec.json.encode([spec, requests]),
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-        stdout=subprocess.PIPE,
-        check=True,
-    )
-    return int(done.stdout.split()[-1])
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ It has its own clock and random numbers: the same seed gives the same steps.
 
 import random
 import shutil
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -64,16 +64,16 @@ class ChanceInterrupted(BatchedRunner):
 
 
 class Overheard(RunnerPair):
-    """Records the logits of each choice by the request's name, and counts the passes of each runner."""
+    """Records the logits of each choice by the request's name, and counts the profiled passes."""
 
-    def __init__(self, generator: OgGeneratorRunner, batched: BatchedRunner) -> None:
-        super().__init__(LoadedModel(generator, batched))
+    def __init__(self, batched: BatchedRunner) -> None:
+        super().__init__(LoadedModel(batched, batched))
         self.heard: dict[str, list[Logits]] = defaultdict(list)
-        self.passes: Counter[str] = Counter()
+        self.num_profiled = 0
 
     def forward(self, step: Step) -> list[Scores]:
         scores = super().forward(step)
-        self.passes["batch" if step.sequences[0].batched else "generator"] += 1
+        self.num_profiled += step.sequences[0].profile.active is not None
         for sequence, found in zip(step.sequences, scores, strict=True):
             if sequence.num_unread == 0:
                 self.heard[sequence.request.request_id].append(found.last.copy())
@@ -99,7 +99,7 @@ class SteppedEngine:
     def begin(self, chance: random.Random) -> None:
         """Forget all cached and recorded state."""
         self.chance = chance
-        self.runners = Overheard(self.generator, self.batched)
+        self.runners = Overheard(self.batched)
         self.batched.forget()
         self.memory.resize(SLOTS * self.memory.min_pages)
         self.scheduler = Scheduler(
@@ -274,5 +274,5 @@ class SteppedEngine:
         pasts = {slot.sequence: slot.tokens for slot in slots.slots if slot.sequence is not None}
         assert pasts == {id: sequence.tokens[: sequence.num_read] for id, sequence in batched.items()}
         assert all(slot.num_prefilled <= len(slot.tokens) <= MAX_LENGTH for slot in slots.slots)
-        assert set(self.generator._generators) == {sequence.id for sequence in running if not sequence.batched}
+        assert self.batched._profiles.keys() == {s.id for s in running if s.profile.active is not None}
         assert set(self.loop._requests) == {*running, *self.scheduler.waiting}

@@ -72,7 +72,7 @@ def run(script: str, *arguments: str) -> str:
         ),
         (["check_schemas", "--count", "20", "--seed", "1", "--walks", "2"], ["answers that break their schema      0"]),
         pytest.param(
-            ["measure_memory", str(DEMO), "--requests", "3"], ["packed once, mapped", "by each session"], marks=LINUX
+            ["measure_memory", str(DEMO), "--requests", "3"], ["packed once, mapped", "by the session"], marks=LINUX
         ),
         pytest.param(["measure_unloading", str(DEMO), "--rounds", "1"], ["one model", "unloaded, 1"], marks=LINUX),
     ],

@@ -6,14 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from genai_server.engine.runners.bare_sequences import open_bare
 from genai_server.engine.runners.base import Runner
 from genai_server.engine.scheduling.scheduler_output import Read
 from genai_server.engine.scores import Logits, Scores
 from genai_server.engine.sequence import Sequence as Scheduled
-from genai_server.messages.generation_request import GenerationRequest
 
 # What a pass reads of a sequence: its id, the tokens, whether it decodes, and a draft behind the tokens.
 Tokens = tuple[int, list[int], bool] | tuple[int, list[int], bool, list[int]]
@@ -59,14 +57,6 @@ class Driven:
                 for draft in (drafts or [[]])
             ]
         )
-
-    def adopt(self, sequence: int, prompt: list[int], answer: list[int], past: dict[str, NDArray[Any]]) -> None:
-        """Take over a sequence that another runner has read."""
-        request = GenerationRequest("", prompt, 1000, 1000)
-        adopted = self._sequences[sequence] = Scheduled(sequence, (0, 0), request, lambda: 0.0)
-        adopted.tokens += answer
-        adopted.num_read = len(adopted.tokens)
-        self.runner.adopt(adopted, past)
 
     def _read(self, reads: list[Read]) -> list[Scores]:
         return self.runner.forward(reads)

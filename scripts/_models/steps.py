@@ -10,10 +10,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
-from genai_server.engine.abilities import Abilities
 from genai_server.engine.decoder_graph import DecoderGraph
 from genai_server.engine.ipc.mailbox import Connected
 from genai_server.engine.loop import EngineLoop
@@ -21,7 +19,6 @@ from genai_server.engine.model.files import check_model_directory
 from genai_server.engine.model.session import open_session
 from genai_server.engine.profiling.folder import ProfileFolder
 from genai_server.engine.profiling.runtime_options import RuntimeOptionState
-from genai_server.engine.runners.base import Runner
 from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.runners.lengths import IDLE_CHUNK, BatchLimits
 from genai_server.engine.runners.loaded_model import LoadedModel
@@ -119,9 +116,8 @@ def decode_steps(
     """A number of steps with each number of rows, as in the engine's main thread. Greedy without a `sampling`."""
     model = check_model_directory(model_dir)
     runner = BatchedRunner(graph, session, model, BatchLimits(max(rows), MAX_LENGTH))
-    generator = cast(Runner, SimpleNamespace(model=model, abilities=Abilities("none")))
     scheduler = Scheduler(runner, max_running=max(rows), max_waiting=0, prefill_chunk=IDLE_CHUNK, idle_chunk=IDLE_CHUNK)
-    runners = RunnerPair(LoadedModel(generator, runner))
+    runners = RunnerPair(LoadedModel(runner, runner))
     options = RuntimeOptionState(runners, ProfileFolder(Path(), "cpu", max_files=1, max_bytes=1))
     line = Line()
     loop = EngineLoop(runners, scheduler, options, model_guidance(model_dir, model), line.send)

@@ -9,9 +9,8 @@ from genai_server.json_file import read_object
 from genai_server.pooling_model import GENAI_CONFIG, graph_of, task_of
 from genai_server.vision_model import Medium, medium_of
 
-# Memory of loaded weights, as a multiple of their size on disk: some are packed for the processor. Without a cache of
-# packed weights, each of an engine's two sessions has its own.
-LOADED, WITHOUT_CACHE = 1.2, 2
+# Memory of loaded weights, as a multiple of their size on disk: some are packed for the processor.
+LOADED = 1.2
 # Matrices of 8 bits take about twice the size of the 4-bit ones that they are made of, and half of that of 16-bit ones.
 _INT8, _INT8_OF_FLOATS = 2, 0.5
 # The sections of genai_config.json whose graphs encode images and sounds.

@@ -11,10 +11,10 @@ from genai_server.engine.decoder_graph import DecoderGraph
 from genai_server.engine.model.files import check_model_directory
 from genai_server.engine.model.graph import read_decoder_graph
 from genai_server.engine.model.session import open_session
+from genai_server.engine.profiling.folder import wait_for_next_file_name
 from genai_server.engine.runners.base import Runner, run_pass
 from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.runners.lengths import BatchLimits
-from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.scheduling.scheduler_output import Read
 from genai_server.engine.sequence import Sequence
 from scripts._models.driven import Driven
@@ -102,20 +102,28 @@ def generator_answer(generator: Runner, sequence: Sequence, steps: int) -> list[
     return sequence.tokens[len(sequence.prompt) :]
 
 
-def moving_answer(pair: RunnerPair, sequence: Sequence, steps: int) -> list[int]:
-    """A greedy answer that moves to the generator after 4 tokens, and back after 8."""
-    pair.open(sequence)
-    moves = {4: pair.to_generator, 8: pair.to_batch}
+def profiled_answer(
+    batch: BatchedRunner, sequence: Sequence, steps: int, folder: Path, *, first: int = 4, last: int = 8
+) -> list[int]:
+    """A greedy answer whose passes are profiled from the `first` token until it has `last` of them.
+
+    Each of them has a file, and no other pass has one.
+    """
+    sequence.batched, name = True, sequence.request.request_id
+    sequence.num_read = sequence.num_cached = batch.open(sequence)
+    num_profiled = 0
     while sequence.num_produced < steps:
-        if sequence.num_unread == 1 and (move := moves.pop(sequence.num_produced, None)) is not None:
-            move(sequence)
-        runner = pair.of(sequence)
-        unread = 1 if sequence.is_decoding else runner.fit_chunk(sequence, sequence.max_length)
-        (scores,) = run_pass(runner, [Read.next(sequence, unread)])
+        is_profiled = first <= sequence.num_produced < last
+        batch.set_runtime_option(sequence.id, "enable_profiling", str(folder / f"{name}-") if is_profiled else "0")
+        unread = 1 if sequence.is_decoding else batch.fit_chunk(sequence, sequence.max_length)
+        (scores,) = run_pass(batch, [Read.next(sequence, unread)])
+        wait_for_next_file_name()
+        num_profiled += is_profiled
+        assert len(list(folder.glob(f"{name}-_*.json"))) == num_profiled
         if not sequence.num_unread:
             sequence.append(int(scores.last.argmax()))
-    pair.close(sequence)
-    assert moves == {}
+    batch.close(sequence.id)
+    assert num_profiled >= last - first
     return sequence.tokens[len(sequence.prompt) :]
 
 

@@ -55,17 +55,16 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return target
 
 
-def on(model: Path, *libraries: str) -> EngineSpec:
+def on(model: Path, *libraries: str, scheduler: str = "auto") -> EngineSpec:
     options = check_device({"session": {"custom_op_libraries": list(libraries)}}, "cpu")
-    return spec(128, model_dir=model, options=options)
+    return spec(128, model_dir=model, options=options, scheduler=scheduler)
 
 
-def test_operator_library_of_the_model_works_in_both_runtimes(model: Path) -> None:
-    plain, loaded = load_model(spec(128)), load_model(on(model, "operators.so"))
-    assert plain.main is not None
-    assert loaded.batch is not None
+@pytest.mark.parametrize("scheduler", ["batched", "generator"])
+def test_operator_library_of_the_model_works_in_both_runtimes(model: Path, scheduler: str) -> None:
+    plain = load_model(spec(128, scheduler=scheduler))
+    loaded = load_model(on(model, "operators.so", scheduler=scheduler))
     assert np.array_equal(greedy_logits(loaded.main, PROMPT, 5), greedy_logits(plain.main, PROMPT, 5))
-    assert np.array_equal(greedy_logits(loaded.generator, PROMPT, 5), greedy_logits(plain.generator, PROMPT, 5))
 
 
 def test_missing_operator_library_is_refused_with_the_option(model: Path) -> None:
@@ -75,7 +74,7 @@ def test_missing_operator_library_is_refused_with_the_option(model: Path) -> Non
 
 def test_operator_library_elsewhere_is_refused_with_the_places(model: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="must lie in the model directory or below the working directory"):
-        load_model(on(model, str(library(tmp_path))))
+        load_model(on(model, str(library(tmp_path)), scheduler="generator"))
 
 
 def test_tune_measures_with_the_library(model: Path) -> None:

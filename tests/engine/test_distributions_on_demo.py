@@ -48,8 +48,8 @@ def test_guided_answers_in_a_batch_have_their_probabilities(
         expected[token, END] = expected.pop((token, end), 0.0)
     assert sum(expected.values()) == pytest.approx(1)
 
-    loaded = LoadedModel(generator, batched_runner(session=session, num_slots=6, max_length=MAX_LENGTH))
-    device = DemoDevice(loaded, model_guidance(DEMO, generator.model), tmp_path)
+    runner = batched_runner(session=session, num_slots=6, max_length=MAX_LENGTH)
+    device = DemoDevice(LoadedModel(runner, runner), model_guidance(DEMO, generator.model), tmp_path)
     fields: dict[str, Any] = {"grammar": LLMatcher.grammar_from_regex(LETTERS), "needs_grammar": False, "max_tokens": 2}
     counts = Counter[Answer]()
     for first_seed in range(0, ANSWERS, 10):

@@ -18,14 +18,13 @@ from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.runners.draft_model import DraftModel
 from genai_server.engine.runners.lengths import BatchLimits
 from genai_server.engine.runners.loaded_model import LoadedModel
-from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.sampling.grammar import Guidance
 from genai_server.engine.scheduling.drafts import NO_DRAFT, Drafter
 from genai_server.engine.scheduling.scheduler_output import KvMemory, Read
 from genai_server.engine.scores import Scores
 from genai_server.engine.sequence import Sequence as Scheduled
 from genai_server.errors import RunnerFailed
-from genai_server.messages.admin import ResetPrefixCache
+from genai_server.messages.admin import ResetPrefixCache, SetRuntimeOption
 from genai_server.messages.generation_request import GenerationRequest, Sampling
 from genai_server.messages.protocol import Cancel
 from tests.demo_device import MAX_LENGTH, DemoDevice, prompt
@@ -87,8 +86,8 @@ def passes(model: DraftModel, monkeypatch: pytest.MonkeyPatch) -> list[list[int]
 
 
 @pytest.fixture
-def plain(generator: OgGeneratorRunner, batched: BatchedRunner, guidance: Guidance, tmp_path: Path) -> DemoDevice:
-    return DemoDevice(LoadedModel(generator, batched), guidance, tmp_path)
+def plain(batched: BatchedRunner, guidance: Guidance, tmp_path: Path) -> DemoDevice:
+    return DemoDevice(LoadedModel(batched, batched), guidance, tmp_path)
 
 
 @pytest.fixture
@@ -99,11 +98,9 @@ def drafting(drafting_with_text: DemoDevice, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.fixture
-def drafting_with_text(
-    generator: OgGeneratorRunner, batched: BatchedRunner, model: DraftModel, guidance: Guidance, tmp_path: Path
-) -> DemoDevice:
+def drafting_with_text(batched: BatchedRunner, model: DraftModel, guidance: Guidance, tmp_path: Path) -> DemoDevice:
     batched.forget()
-    return DemoDevice(LoadedModel(generator, batched, draft_model=model), guidance, tmp_path, speculates=True)
+    return DemoDevice(LoadedModel(batched, batched, draft_model=model), guidance, tmp_path, speculates=True)
 
 
 FIELDS: dict[str, dict[str, Any]] = {
@@ -135,6 +132,20 @@ def test_a_greedy_answer_is_drafted_by_its_own_model(drafting: DemoDevice) -> No
     end = drafting.end(1)
     assert end.num_accepted > len(tokens) / 2
     assert end.num_drafted - end.num_accepted < 15  # the last draft goes beyond the end
+
+
+def test_an_answer_has_no_drafts_only_while_it_is_profiled(drafting: DemoDevice, tmp_path: Path) -> None:
+    wanted = drafting.answer(1, ASKED, ignore_eos=True)
+    drafting.submit(2, ASKED, ignore_eos=True)
+    found = []
+    for call, value, until in ((7, "0", 10), (8, "p", 30), (9, "0", 60)):
+        drafting.put(SetRuntimeOption(call, "enable_profiling", value))
+        drafting.run_to(2, until) if until < 60 else drafting.run(2)
+        found.append(len(drafting.tokens(2)))
+    assert drafting.tokens(2) == wanted
+    end = drafting.end(2)
+    assert end.num_profiled == len(list(tmp_path.glob("cpu/p_*.json"))) == found[1] - found[0]
+    assert 0 < end.num_accepted < drafting.end(1).num_accepted
 
 
 def test_wrong_drafts_change_nothing(
@@ -294,11 +305,9 @@ def test_sequence_that_grows_beyond_the_memory_is_forgotten(session: Any) -> Non
     assert model.room(first) > 0
 
 
-def test_smaller_memory_is_kept_by_forgetting_the_newest(
-    session: Any, generator: OgGeneratorRunner, batched: BatchedRunner
-) -> None:
+def test_smaller_memory_is_kept_by_forgetting_the_newest(session: Any, batched: BatchedRunner) -> None:
     model = a_small_model(session, 3, 96)
-    loaded = LoadedModel(generator, batched, draft_model=model)
+    loaded = LoadedModel(batched, batched, draft_model=model)
     for id in range(3):
         read(model, a_decoding(id, 200))
     loaded.resize(0)
@@ -332,7 +341,6 @@ def test_sequence_that_could_not_be_opened_frees_its_slot(session: Any, monkeypa
 
 def test_sequences_too_long_for_the_draft_model_have_no_drafts(
     drafting: DemoDevice,
-    generator: OgGeneratorRunner,
     batched: BatchedRunner,
     guidance: Guidance,
     session: Any,
@@ -343,7 +351,7 @@ def test_sequences_too_long_for_the_draft_model_have_no_drafts(
     short.model = short.model.__class__(length, short.model.vocab_size, short.model.eos_token_ids, short.model.defaults)
     model = DraftModel(short, short.model.vocab_size)
     model.times = FreePasses()
-    device = DemoDevice(LoadedModel(generator, batched, draft_model=model), guidance, tmp_path, speculates=True)
+    device = DemoDevice(LoadedModel(batched, batched, draft_model=model), guidance, tmp_path, speculates=True)
     tokens = device.answer(1, ASKED, ignore_eos=True, max_tokens=60)
     assert len(tokens) == 60
     assert 0 < device.end(1).num_drafted <= 10 + 15

@@ -10,7 +10,6 @@ from genai_server.engine.kv_cache.paged_buffers import PagedBuffers
 from genai_server.engine.model.graph import read_decoder_graph
 from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.runners.loaded_model import LoadedModel
-from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.sampling.grammar import Guidance
 from genai_server.engine.scheduling.text_index import AnswerMemory
 from genai_server.messages.generation_request import Sampling
@@ -23,10 +22,11 @@ pytestmark = pytest.mark.usefixtures("passes_of_any_length_take_the_same_time")
 
 
 @pytest.fixture(scope="module")
-def loaded(generator: OgGeneratorRunner) -> LoadedModel:
+def loaded() -> LoadedModel:
     graph = replace(read_decoder_graph(DEMO), block_tokens=BLOCK)
     session = open_expanded(graph, offers_best=True)
-    return LoadedModel(generator, on_blocks(session, graph, num_slots=6, max_length=MAX_LENGTH))
+    runner = on_blocks(session, graph, num_slots=6, max_length=MAX_LENGTH)
+    return LoadedModel(runner, runner)
 
 
 @pytest.fixture

@@ -59,8 +59,7 @@ class Device(SteppedLoop):
         )
         spec = EngineSpec("cpu", str(DEMO), settings)
         batched = load_batched(spec, DEMO, check_model_directory(DEMO))
-        generator: Any = batched  # no request here runs on it
-        loaded = LoadedModel(generator, batched)
+        loaded = LoadedModel(batched, batched)
         super().__init__(loaded, process.make_scheduler(spec, loaded), model_guidance(DEMO, batched.model), folder)
         assert isinstance(batched.buffers, CpuBuffers)
         self._buffers = batched.buffers

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterator
+from collections.abc import Sequence as Several
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +12,19 @@ import pytest
 from llguidance import LLMatcher
 from numpy.typing import NDArray
 
+from genai_server.engine.runners.base import Interrupted
 from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.runners.loaded_model import LoadedModel
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.sampling.grammar import Guidance
-from genai_server.engine.scheduling.scheduler_output import Step
+from genai_server.engine.scheduling.scheduler_output import Read, Step
 from genai_server.engine.scores import Logits, Scores
+from genai_server.errors import RunnerFailed
 from genai_server.messages.admin import ResetPrefixCache, SetRuntimeOption, StartProfile
 from genai_server.messages.generation_request import FinishReason, GenerationRequest, Sampling
 from genai_server.messages.protocol import PromptLogprobs, Submit
 from genai_server.profile_plan import ProfilePlan, SlowTokens
+from genai_server.profiles.manifest import find_manifests
 from scripts._models.driven import Driven
 from tests.demo_device import MAX_LENGTH, DemoDevice, prompt
 from tests.engine.model_runners import batched_runner
@@ -53,7 +57,9 @@ def device(
     guidance: Guidance,
     tmp_path: Path,
 ) -> Iterator[DemoDevice]:
-    device = DemoDevice(LoadedModel(generator, batched if request.param == "batch" else None), guidance, tmp_path)
+    device = DemoDevice(
+        LoadedModel(batched, batched) if request.param == "batch" else LoadedModel(generator), guidance, tmp_path
+    )
     yield device
     assert batched.slots.num_running == 0
     assert generator._generators == {}
@@ -96,18 +102,18 @@ def test_rows_with_and_without_grammars_are_independent(device: DemoDevice) -> N
         assert fits(kind, device.text(20 + key))
 
 
-# moves between the runners
+# profiles in the middle of an answer
 
 
 def test_profiled_request_keeps_grammar_penalties_and_logprobs(
-    generator: OgGeneratorRunner, batched: BatchedRunner, guidance: Guidance, tmp_path: Path
+    batched: BatchedRunner, guidance: Guidance, tmp_path: Path
 ) -> None:
     fields: dict[str, Any] = {
         "grammar": GRAMMARS["json schema"],
         "sampling": Sampling(0.8, seed=5, frequency_penalty=1.0, repetition_penalty=1.2),
         "top_logprobs": 2,
     }
-    device = DemoDevice(LoadedModel(generator, batched), guidance, tmp_path)
+    device = DemoDevice(LoadedModel(batched, batched), guidance, tmp_path)
     device.answer(1, "What is the capital of Italy?", **fields)
     device.submit(2, "What is the capital of Italy?", **fields)
     device.run_to(2, 4)
@@ -118,6 +124,58 @@ def test_profiled_request_keeps_grammar_penalties_and_logprobs(
     assert len(list(tmp_path.glob("cpu/p_*.json"))) == 4
     assert device.tokens(2) == device.tokens(1)
     assert len(device.logprobs(2)) == len(device.tokens(2))
+
+
+@pytest.mark.parametrize("fields", [{}, {"exact": True}, {"background": True}, {"prompt_logprobs": True}])
+def test_profiled_request_answers_the_same(device: DemoDevice, tmp_path: Path, fields: dict[str, Any]) -> None:
+    text = "What is the capital of Italy?"
+    device.answer(1, text, top_logprobs=1, **fields)
+    device.put(SetRuntimeOption(7, "enable_profiling", "p"))
+    device.answer(2, text, top_logprobs=1, cache_prompt=False, **fields)
+    assert device.tokens(2) == device.tokens(1)
+    for of in (device.logprobs, device.prompt_logprobs):
+        assert [each.logprob for each in of(2)] == pytest.approx([each.logprob for each in of(1)], abs=1e-4)
+    assert device.end(2).num_profiled == len(device.tokens(2)) + 1  # and the one that ends it
+    assert len(list(tmp_path.glob("cpu/p_*.json"))) > len(device.tokens(2))
+
+
+def test_profiled_request_is_terminated_or_paused(device: DemoDevice, batched: BatchedRunner, tmp_path: Path) -> None:
+    device.put(SetRuntimeOption(7, "enable_profiling", "p"))
+    device.submit(1, "Count from 1 to 30.", ignore_eos=True)
+    device.run_to(1, 3)
+    (sequence,) = device.scheduler.running
+    if sequence.batched:
+        device.scheduler._pause(sequence)
+    device.run_to(1, 6)
+    num_files = len(list(tmp_path.glob("cpu/p_*.json")))
+    assert sequence.profile.num_tokens == 6
+    device.put(SetRuntimeOption(8, "terminate_session", "1", "r1"))
+    device.run(1)
+    assert device.reason(1) == FinishReason.TERMINATED
+    assert len(list(tmp_path.glob("cpu/p_*.json"))) == num_files
+    assert batched._profiles == {}
+
+
+def test_interrupted_and_failed_passes_leave_no_file(
+    batched: BatchedRunner, guidance: Guidance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = DemoDevice(LoadedModel(batched, batched), guidance, tmp_path)
+    forward, errors = BatchedRunner.forward, [RunnerFailed("no"), Interrupted()]
+
+    def failing(self: BatchedRunner, reads: Several[Read]) -> list[Scores]:
+        if reads[0].sequence.num_produced == 3 and errors:
+            Path(f"{self._profiles[reads[0].sequence.id]}_torn.json").write_text("[]")
+            raise errors.pop()
+        return forward(self, reads)
+
+    monkeypatch.setattr(BatchedRunner, "forward", failing)
+    device.put(SetRuntimeOption(7, "enable_profiling", "p"))
+    device.submit(1, "Count from 1 to 12.", cache_prompt=False)
+    device.run(1)
+    (found,) = find_manifests(tmp_path)
+    assert {each.file for each in found.passes} == {path.name for path in tmp_path.glob("cpu/p_*.json")}
+    assert len(found.passes) >= 3
+    assert (errors, device.failure(1).message) == ([], "no")
 
 
 # profile sessions
@@ -298,9 +356,9 @@ def test_paused_answer_continues_as_if_nothing_had_happened(device: DemoDevice, 
 
 
 def test_paused_sequence_reads_nothing_again_in_its_old_slot(
-    generator: OgGeneratorRunner, batched: BatchedRunner, guidance: Guidance, tmp_path: Path
+    batched: BatchedRunner, guidance: Guidance, tmp_path: Path
 ) -> None:
-    device = DemoDevice(LoadedModel(generator, batched), guidance, tmp_path)
+    device = DemoDevice(LoadedModel(batched, batched), guidance, tmp_path)
     device.submit(1, "Count from 1 to 12.", background=True, exact=True)
     device.run_to(1, 5)
     (sequence,) = device.scheduler.running
@@ -314,7 +372,6 @@ def test_paused_sequence_reads_nothing_again_in_its_old_slot(
 
 @pytest.mark.parametrize("num_others", [0, 2], ids=["one prompt", "decoding and a prompt"])
 def test_request_interrupts_passes_of_the_background(
-    generator: OgGeneratorRunner,
     session: Any,
     guidance: Guidance,
     tmp_path: Path,
@@ -322,7 +379,7 @@ def test_request_interrupts_passes_of_the_background(
     num_others: int,
 ) -> None:
     runner = batched_runner(session=session, num_slots=6, max_length=MAX_LENGTH)
-    device = DemoDevice(LoadedModel(generator, runner), guidance, tmp_path)
+    device = DemoDevice(LoadedModel(runner, runner), guidance, tmp_path)
     for key in range(10, 10 + num_others):
         device.submit(key, "Count from 1 to 12.", background=True)
         device.run_to(key, 2)
@@ -358,9 +415,9 @@ def test_request_interrupts_passes_of_the_background(
 
 
 def test_request_that_arrives_first_prevents_a_background_pass(
-    generator: OgGeneratorRunner, batched: BatchedRunner, guidance: Guidance, tmp_path: Path
+    batched: BatchedRunner, guidance: Guidance, tmp_path: Path
 ) -> None:
-    device = DemoDevice(LoadedModel(generator, batched), guidance, tmp_path)
+    device = DemoDevice(LoadedModel(batched, batched), guidance, tmp_path)
     device.submit(1, "Hello!", background=True)
     choose = device.scheduler.next_step
 

@@ -14,7 +14,6 @@ from genai_server.engine.ipc.mailbox import Connected
 from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.runners.decoder_session import DecoderSession
 from genai_server.engine.runners.loaded_model import LoadedModel
-from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.sampling.grammar import Guidance
 from genai_server.engine.scheduling.text_index import AnswerMemory
 from genai_server.errors import RunnerFailed
@@ -37,8 +36,9 @@ LIST = LLMatcher.grammar_from_regex("((Rome|Oslo) is a city\\. ){12}")
 
 
 @pytest.fixture(scope="module")
-def loaded(generator: OgGeneratorRunner, session: Any) -> LoadedModel:
-    return LoadedModel(generator, batched_runner(session=session, num_slots=6, max_length=MAX_LENGTH))
+def loaded(session: Any) -> LoadedModel:
+    runner = batched_runner(session=session, num_slots=6, max_length=MAX_LENGTH)
+    return LoadedModel(runner, runner)
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from tests.running_server import RunningServer
 def recorded(demo: RunningServer, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a real profile: all tokens of an answer of the demo model."""
     demo.options(enable_profiling="recorded")
-    response = demo.chat("Count from 1 to 12.")
+    response = demo.chat("Count from 1 to 12.", cache_prompt=False)
     state = demo.options(enable_profiling="0").json()["devices"]["cpu"]
     assert response.status_code == 200
     folder = tmp_path_factory.mktemp("recorded")

@@ -30,9 +30,7 @@ class Abilities:
     adapters: bool = False
     # Whether it keeps the prompts of ended sequences for later ones that begin alike.
     caches_prefixes: bool = False
-    # Whether `adopt` can be used.
-    adopts: bool = False
-    # Whether profiled sequences are in its memory, too.
+    # Whether it is a batch that can profile its passes of a single sequence.
     profiles: bool = False
     # Whether any pass can be interrupted.
     interrupts: bool = False

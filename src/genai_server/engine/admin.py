@@ -123,7 +123,7 @@ class AdminCalls:
 
     def _profile(self, value: str, sequences: list[Sequence], *, whole_device: bool) -> str | None:
         """Switch profiling; returns the reason if that is not possible."""
-        if value != "0" and (why := self._runners.no_profile(*([] if whole_device else sequences))):
+        if value != "0" and (why := self._loaded.why_no_profile):
             return why
         if (value if value != "1" else DEFAULT_PREFIX) in self._options.sessions.prefixes:
             return f"prefix {quoted(value)} belongs to an open profile session: choose another, or end the session"

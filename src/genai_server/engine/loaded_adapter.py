@@ -1,6 +1,5 @@
 """An adapter as the sequences of an engine have it."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,5 +10,5 @@ class LoadedAdapter:
 
     # Of the file's content. Keys and values depend on it.
     digest: str
-    # What each runner has loaded of the file, keyed by runner.
-    parts: Mapping[Any, Any]
+    # What the runner has loaded of the file.
+    loaded: Any

@@ -180,10 +180,8 @@ class EngineLoop:
         self._meter.paused(sequence)
 
     def _place(self) -> None:
-        for sequence in self._options.misplaced(self._scheduler.running):
-            with self._requests.failing([sequence]):
-                self._options.place(sequence)
-        for sequence in self._runners.outgrown(self._scheduler.running):
+        running = self._scheduler.running
+        for sequence in [*self._runners.misplaced(running), *self._runners.outgrown(running)]:
             with self._requests.failing([sequence]):
                 self._runners.reopen(sequence)
 
@@ -231,10 +229,14 @@ class EngineLoop:
             sequence.start()
         self._options.before_step(step)
         until_deadline = min(sequence.deadline for sequence in step.sequences) - started
-        with self.interrupts.within(step, until_deadline):
-            if step.is_background and not self.inbox.empty():
-                raise Interrupted  # it came before the pass could be interrupted
-            scores = self._runners.forward(step)
+        try:
+            with self.interrupts.within(step, until_deadline):
+                if step.is_background and not self.inbox.empty():
+                    raise Interrupted  # it came before the pass could be interrupted
+                scores = self._runners.forward(step)
+        except Exception:
+            self._options.drop_step(step)
+            raise
         if any(not found.failure and not found.is_pending for found in scores):
             self._requests.num_failed = 0
         self._options.after_step(step, self._requests)

@@ -171,6 +171,11 @@ class Sequence:
         return self.by_library or (self.num_unread <= 1 and self.num_produced > 0)
 
     @property
+    def shares_passes(self) -> bool:
+        """Whether its passes may have other sequences, too: those of a batch, while it is not profiled."""
+        return self.batched and not self.profile.is_on
+
+    @property
     def wants_positions(self) -> bool:
         """Whether logits after each prompt token are still wanted, for the prompt's log probabilities."""
         return self.request.prompt_logprobs and self.num_scored < len(self.request.prompt)
@@ -190,7 +195,6 @@ class Sequence:
         self.state = SequenceState.WAITING
         self.num_read = 0
         self.num_pauses += 1
-        self.profile.active = None
 
     def start(self) -> None:
         """Note the time at which the first pass begins."""

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from genai_server.config.settings import Settings
 from genai_server.messages.status_file import EngineStatus, ModelState, ModelStatus
-from genai_server.model_memory import RUNTIME, WITHOUT_CACHE, ModelMemory, read_model_memory
+from genai_server.model_memory import RUNTIME, ModelMemory, read_model_memory
 from genai_server.options.providers import CPU
 from genai_server.system_memory import free_memory
 
@@ -138,9 +138,8 @@ class MemoryBudget:
         """The memory of a model's engines without keys and values; without matrices of 8 bits if `int8` is false."""
         found, wanted = self._memory(about), self._settings.prefill_weights
         each = found.weights
-        if self._settings.cache_path is None:
-            each *= WITHOUT_CACHE
-        elif int8 and (wanted == "int8" or (wanted == "auto" and found.int8 <= _INT8_SHARE * self._free())):
+        fits = wanted == "int8" or (wanted == "auto" and found.int8 <= _INT8_SHARE * self._free())
+        if int8 and fits and self._settings.cache_path is not None:
             each += found.int8
         return len(about.devices) * RUNTIME + self._num_host_engines(about) * each
 

@@ -16,7 +16,6 @@ from genai_server.engine.disk_cache.slot_memory import SlotMemory
 from genai_server.engine.kv_cache.cpu_buffers import CpuBuffers
 from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.runners.loaded_model import LoadedModel
-from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.sampling.grammar import Guidance
 from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.messages.admin import CacheReset, ResetPrefixCache
@@ -57,7 +56,6 @@ class Engine(SteppedLoop):
     def __init__(
         self,
         folder: Path,
-        generator: OgGeneratorRunner,
         batched: BatchedRunner,
         clock: HandClock,
         *,
@@ -80,7 +78,7 @@ class Engine(SteppedLoop):
             clock=clock,
         )
         scheduler = Scheduler(batched, max_running=4, max_waiting=4, prefill_chunk=chunk)
-        loaded = LoadedModel(generator, batched, disk_cache=self.disk)
+        loaded = LoadedModel(batched, batched, disk_cache=self.disk)
         super().__init__(loaded, scheduler, Guidance(None, 300, "not here"), folder.parent, clock=clock)
 
     def restart(self) -> None:
@@ -126,7 +124,7 @@ def batched(session: Any) -> BatchedRunner:
 
 def test_prefix_of_an_adapter_outlives_the_adapters_id(adapted: Path, clock: HandClock, tmp_path: Path) -> None:
     batched = batched_runner(adapted, max_length=MAX_LENGTH)
-    engine = Engine(tmp_path / "prefixes", OgGeneratorRunner(adapted, "cpu", threads=1), batched, clock)
+    engine = Engine(tmp_path / "prefixes", batched, clock)
     file = str(adapted / "lively.onnx_adapter")
     expected, _ = engine.answer(1, PROMPT, adapter=Adapter("lively", file, "1"))
     engine.stay(2)
@@ -145,11 +143,11 @@ MakeEngine = Callable[..., Engine]
 
 
 @pytest.fixture
-def start(generator: OgGeneratorRunner, batched: BatchedRunner, clock: HandClock, tmp_path: Path) -> MakeEngine:
+def start(batched: BatchedRunner, clock: HandClock, tmp_path: Path) -> MakeEngine:
     """Starts an engine on the demo model, as if after a restart."""
 
     def started(**how: Any) -> Engine:
-        engine = Engine(tmp_path / "prefixes", generator, batched, clock, **how)
+        engine = Engine(tmp_path / "prefixes", batched, clock, **how)
         engine.restart()
         return engine
 
@@ -502,10 +500,10 @@ def test_a_disk_slower_than_the_model_is_left_out(start: MakeEngine) -> None:
 @pytest.mark.parametrize("name", ["lfm2", "qwen-3.5"])
 def test_states_are_loaded_with_their_prefix(name: str, clock: HandClock, tmp_path: Path) -> None:
     path = ROOT / "tests" / "built_models" / name
-    generator, batched = OgGeneratorRunner(path, "cpu", threads=1), batched_runner(path, max_length=MAX_LENGTH)
+    batched = batched_runner(path, max_length=MAX_LENGTH)
 
     def started() -> Engine:
-        engine = Engine(tmp_path / "prefixes", generator, batched, clock)
+        engine = Engine(tmp_path / "prefixes", batched, clock)
         engine.restart()
         return engine
 

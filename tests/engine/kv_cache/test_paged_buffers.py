@@ -4,7 +4,7 @@ The tests on CUDA are skipped if ONNX Runtime was built without it or no GPU is 
 """
 
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,6 @@ from genai_server.engine.model.session import open_session
 from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.runners.decoder_session import DecoderSession
 from genai_server.engine.runners.loaded_model import LoadedModel
-from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.sampling.continuation import NextToken, choose_next_token
 from genai_server.engine.sampling.sampler import top_tokens
@@ -288,16 +287,10 @@ WANTED: list[tuple[dict[str, Any], range]] = [
 ]
 
 
-@cache
-def generators() -> OgGeneratorRunner:
-    """The generator is shared, because loading the library's model takes longer than answering."""
-    return OgGeneratorRunner(DEMO, "cpu", 1)
-
-
 def sample(session: Any, graph: DecoderGraph, wanted: list[dict[str, Any]]) -> list[list[NextToken]]:
     """The answers to one prompt with each of these parameters, run concurrently."""
-    runner, generator = on_blocks(session, graph), generators()
-    pair = RunnerPair(LoadedModel(generator, runner))
+    runner = on_blocks(session, graph)
+    pair = RunnerPair(LoadedModel(runner, runner))
     scheduler = Scheduler(runner, max_running=4, max_waiting=9, prefill_chunk=32)
     running = [
         EngineSequence(number, (0, number), GenerationRequest("r", [11, 12, 13], 12, 128, **how), lambda: 0.0)

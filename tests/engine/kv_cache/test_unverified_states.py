@@ -161,7 +161,7 @@ def device(
     hybrid: Hybrid, runner: Driven, tmp_path: Path, passes_of_any_length_take_the_same_time: None
 ) -> SteppedLoop:
     """A loop with drafts."""
-    loaded = LoadedModel(hybrid.generator.runner, runner.runner)
+    loaded = LoadedModel(runner.runner, runner.runner)
     policy = StepPolicy(speculates=True)
     scheduler = Scheduler(loaded.main, max_running=SLOTS, max_waiting=SLOTS, prefill_chunk=32, policy=policy)
     return SteppedLoop(loaded, scheduler, Guidance(None, VOCAB), tmp_path)

@@ -2,14 +2,11 @@
 
 import errno
 import shutil
-from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Several
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from genai_server.engine.abilities import Abilities
 from genai_server.engine.profiling import manifest
@@ -51,9 +48,9 @@ class Recorder(Runner):
             Path(f"{prefix}_{self.files}.json").write_text("[]", encoding="utf-8")
         return [Scores(np.zeros((1, 10), np.float32))]
 
-    def export(self, sequence: int, names: Iterable[str]) -> dict[str, NDArray[Any]]:
-        assert sequence in self._prefix
-        return {}
+    @property
+    def sequences(self) -> set[int]:
+        return set(self._prefix)
 
     def set_runtime_option(self, sequence: int, option: str, value: str) -> None:
         self.options.append((sequence, option, value))
@@ -79,7 +76,6 @@ class Device:
         state_file: Path | None = None,
         clock: Clock = lambda: 0.0,
     ) -> None:
-        self.clock = clock
         self.runner = Recorder()
         self.folder = ProfileFolder(root, "cpu", max_files=max_files, max_bytes=max_bytes)
         self.runners = RunnerPair(LoadedModel(self.runner))
@@ -107,8 +103,8 @@ class Device:
         but the last token of a past that is recomputed.
         """
         self.state.choose(self.sequences)
-        for other in self.sequences:
-            self.state.place(other)
+        for other in self.runners.misplaced(self.sequences):
+            self.runners.reopen(other)
         anew = not sequence.is_decoding and sequence.num_produced > 0
         step = Step([Read.next(sequence, num_tokens or sequence.num_unread - anew)])
         self.state.before_step(step)
@@ -368,70 +364,49 @@ def test_unreadable_state_file_sets_nothing(tmp_path: Path) -> None:
     assert (options.terminate_session, options.enable_profiling) == ("0", "0")
 
 
-# with a batched runner next to the generator's
+# with a batched runner
 
 
-class Batch(Runner):
-    """A substitute for the batched runner that only knows its sequences."""
+class Batch(Recorder):
+    """A substitute for a batched runner, which profiles its own passes or has a Generator for that."""
 
-    present_names = ("present.0.key",)
-
-    def __init__(self, *, lone_row_is_exact: bool = True) -> None:
-        self.abilities = Abilities("batched", 4, exact=lone_row_is_exact, adopts=True)
-        self.sequences: set[int] = set()
-
-    def open(self, sequence: Sequence) -> int:
-        self.sequences.add(sequence.id)
-        return 0
-
-    def forward(self, reads: Several[Read]) -> list[Scores]:
-        assert {read.sequence.id for read in reads} <= self.sequences
-        return [Scores(np.zeros((1, 10), np.float32)) for _ in reads]
-
-    def adopt(self, sequence: Sequence, past: Mapping[str, NDArray[Any]]) -> None:
-        self.sequences.add(sequence.id)
-
-    def close(self, sequence: int) -> None:
-        self.sequences.remove(sequence)
+    def __init__(self, *, profiles: bool) -> None:
+        super().__init__()
+        self.abilities = Abilities("batched", 4, profiles=profiles)
 
 
 class BatchedDevice(Device):
-    """A device whose sequences run in a batch unless they are profiled."""
+    """A device with a batch."""
 
-    def __init__(
-        self,
-        root: Path,
-        *,
-        num_sequences: int = 3,
-        max_rows: int = 1,
-        lone_row_is_exact: bool = True,
-        clock: Clock = lambda: 0.0,
-    ) -> None:
+    def __init__(self, root: Path, *, profiles: bool = True, max_rows: int = 1, clock: Clock = lambda: 0.0) -> None:
         super().__init__(root, num_sequences=0, clock=clock)
-        self.batch = Batch(lone_row_is_exact=lone_row_is_exact)
-        self.runners = RunnerPair(LoadedModel(self.runner, self.batch))
+        self.batch = Batch(profiles=profiles)
+        self.runners = RunnerPair(LoadedModel(self.batch if profiles else self.runner, self.batch))
         self.state = RuntimeOptionState(self.runners, self.folder, max_rows=max_rows, clock=clock)
-        for _ in range(num_sequences):
+        for _ in range(3):
             self.arrive()
 
-    def on_generators(self) -> list[int]:
-        """The sequences outside the batch; none is in both runners."""
-        alone = {sequence.id for sequence in self.sequences if not sequence.batched}
-        assert not alone & self.batch.sequences
-        return sorted(alone)
+    def alone(self) -> list[int]:
+        """The sequences that share no pass. They are outside of a batch that cannot profile, and none is in both."""
+        alone = [sequence.id for sequence in self.sequences if not sequence.shares_passes]
+        outside = set() if self.batch.abilities.profiles else set(alone)
+        assert self.batch.sequences == {sequence.id for sequence in self.sequences} - outside
+        assert self.runner.sequences == outside
+        return alone
 
 
-@pytest.fixture
-def batched(tmp_path: Path) -> BatchedDevice:
-    return BatchedDevice(tmp_path)
+@pytest.fixture(params=[True, False], ids=["own", "generator"])
+def batched(request: pytest.FixtureRequest, tmp_path: Path) -> BatchedDevice:
+    return BatchedDevice(tmp_path, profiles=request.param)
 
 
 @pytest.mark.parametrize("max_rows", [1, 2])
-def test_device_switch_moves_a_limited_number_of_oldest_rows(tmp_path: Path, max_rows: int) -> None:
-    device = BatchedDevice(tmp_path, max_rows=max_rows)
+@pytest.mark.parametrize("profiles", [True, False])
+def test_device_switch_concerns_a_limited_number_of_oldest_rows(tmp_path: Path, max_rows: int, profiles: bool) -> None:
+    device = BatchedDevice(tmp_path, profiles=profiles, max_rows=max_rows)
     device.profile("1")
     device.run(device.sequences[2])
-    assert device.on_generators() == [0, 1][:max_rows]
+    assert device.alone() == [0, 1][:max_rows]
     assert [request.request_id for request in device.profiled()] == ["r0", "r1"][:max_rows]
 
 
@@ -440,59 +415,77 @@ def test_next_request_replaces_a_profiled_one_that_ended(batched: BatchedDevice)
     batched.run(batched.sequences[0])
     batched.runners.close(batched.sequences.pop(0))
     batched.run(batched.sequences[0])
-    assert batched.on_generators() == [1]
+    assert batched.alone() == [1]
 
 
 def test_recomputed_past_is_not_profiled_but_later_passes_are(batched: BatchedDevice) -> None:
     sequence = batched.sequences[0]
     batched.run(*[sequence] * 3)
     batched.profile("1")
-    batched.run(sequence)
-    anew = batched.runner.files
-    batched.run(sequence, sequence)
-    assert (anew, batched.runner.files) == (0, 2)
+    found = []
+    for _ in range(3):
+        batched.run(sequence)
+        found.append(len(batched.files()))
+    assert found == ([1, 2, 3] if batched.batch.abilities.profiles else [0, 1, 2])
 
 
 def test_prompt_without_a_token_is_profiled_from_its_first_pass(batched: BatchedDevice) -> None:
     batched.profile("1")
     batched.run(batched.sequences[0])
-    assert batched.runner.files == 1
+    assert len(batched.files()) == 1
 
 
-def test_profiled_sequence_returns_to_the_batch_and_can_leave(batched: BatchedDevice) -> None:
+def test_profiled_sequence_runs_alone_only_while_it_is_profiled(batched: BatchedDevice) -> None:
     sequence = batched.sequences[0]
     places = []
     for value in ("1", "0", "1", "0"):
         batched.profile(value)
         batched.run(sequence, sequence)
-        places.append(batched.on_generators())
+        places.append(batched.alone())
     assert places == [[0], [], [0], []]
-    # The second profiling counts, too: the new Generator received the option again.
-    assert batched.runner.files == 3
+    # A new Generator receives the option again, and reads all tokens without a file first.
+    assert len(batched.files()) == (4 if batched.batch.abilities.profiles else 3)
 
 
 def test_sequence_profiled_again_before_a_token_is_profiled(batched: BatchedDevice) -> None:
     for value in ("1", "0", "1"):
         batched.profile(value)
         batched.step(batched.sequences[0], 1)
-    assert batched.runner.files == 2
+    assert len(batched.files()) == 2
 
 
-def test_exact_request_is_not_moved_if_it_would_round_otherwise(tmp_path: Path) -> None:
-    device = BatchedDevice(tmp_path, num_sequences=0, lone_row_is_exact=False)
-    exact, other = device.arrive(exact=True), device.arrive()
-    device.profile("1")
-    device.run(exact)
-    assert device.on_generators() == [other.id]
-    same = BatchedDevice(tmp_path, num_sequences=0)
-    exact = same.arrive(exact=True)
-    same.profile("1")
-    same.run(exact)
-    assert same.on_generators() == [exact.id]
+def test_paused_sequence_is_profiled_again(batched: BatchedDevice) -> None:
+    sequence = batched.sequences[0]
+    batched.profile("1")
+    batched.run(sequence)
+    batched.runners.close(sequence)
+    sequence.pause()
+    batched.runners.open(sequence)
+    batched.run(sequence, sequence)
+    assert len(batched.files()) == 2  # all tokens but the last one are read again without a file
+
+
+def test_profile_ends_in_a_pass_with_others(tmp_path: Path) -> None:
+    device = BatchedDevice(tmp_path)
+    device.run(*device.sequences)
+    device.profile("1", device.sequences[1])
+    device.run(*device.sequences)
+    device.profile("0", device.sequences[1])
+    device.state.before_step(Step([Read.next(sequence) for sequence in device.sequences]))
+    assert [value for _, _, value in device.batch.options][-1] == "0"
+    device.run(*device.sequences)
+    assert len(device.files()) == 1
+
+
+def test_exact_request_is_profiled_as_any_other(batched: BatchedDevice) -> None:
+    exact = batched.arrive(exact=True)
+    batched.profile("1", exact)
+    batched.run(exact)
+    assert batched.alone() == [exact.id]
 
 
 def test_named_request_is_profiled_alone(batched: BatchedDevice) -> None:
     batched.profile("1", batched.sequences[2])
     batched.run(*batched.sequences)
-    assert batched.on_generators() == [2]
-    assert batched.runner.files == 1
+    assert batched.alone() == [2]
+    assert len(batched.files()) == 1

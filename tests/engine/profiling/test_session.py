@@ -88,15 +88,6 @@ def test_a_profiled_step_triggers_nothing_and_counts_apart() -> None:
     assert session.profiled == Profiled(0, 0, step_ms=80.0, other_step_ms=12.0)
 
 
-def test_first_step_after_a_profiled_one_is_no_slow_token() -> None:
-    session = begin(slow=SlowTokens(over_ms=50))
-    session.decoded({1: 5}, 0.08, 0.0, profiled=True)
-    decode(session, 60)
-    assert (session.num_triggers, session.profiled.other_step_ms) == (0, None)
-    decode(session, 60)
-    assert session.num_triggers == 1
-
-
 def test_trigger_covers_the_next_tokens_of_each_slow_answer() -> None:
     session = begin(slow=SlowTokens(over_ms=50, num_tokens=2))
     session.decoded({1: 4, 2: 30}, 0.06, 0.0, profiled=False)

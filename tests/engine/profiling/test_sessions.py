@@ -1,4 +1,4 @@
-"""The profile sessions of a device: which sequences leave the batch and return, and how sessions end."""
+"""The profile sessions of a device: which sequences run alone, and how sessions end."""
 
 from pathlib import Path
 
@@ -46,13 +46,13 @@ def state(device: Device) -> str:
 
 
 def places(device: BatchedDevice, sequence: Sequence, steps: int) -> dict[int, bool]:
-    """Whether the passes of the next tokens ran outside the batch."""
+    """Whether the passes of the next tokens shared none with others."""
     found = {}
     for _ in range(steps):
         token = sequence.num_produced
         device.step(sequence)
         if sequence.num_produced > token:
-            found[token] = not sequence.batched
+            found[token] = not sequence.shares_passes
     return found
 
 
@@ -62,21 +62,21 @@ def test_session_writes_its_plan_before_any_pass(device: BatchedDevice) -> None:
     assert (found.session.id, found.session.plan, found.passes) == (id, ProfilePlan("slow", last_token=3), [])
 
 
-def test_sequence_leaves_the_batch_only_for_profiled_tokens(device: BatchedDevice) -> None:
+def test_sequence_runs_alone_only_for_profiled_tokens(device: BatchedDevice) -> None:
     sequence = device.sequences[0]
     start(device, first_token=3, last_token=4)
     assert state(device) == "waiting"
-    outside = places(device, sequence, 8)
-    assert outside == {0: False, 1: False, 2: False, 3: True, 4: True, 5: False, 6: False}
+    alone = places(device, sequence, 7)
+    assert alone == {0: False, 1: False, 2: False, 3: True, 4: True, 5: False, 6: False}
     assert profiled(device) == [("r0", 3), ("r0", 4)]
     assert sequence.profile.num_tokens == 2
     assert state(device) == "waiting"
 
 
-def test_the_others_stay_in_the_batch(device: BatchedDevice) -> None:
+def test_the_others_share_passes(device: BatchedDevice) -> None:
     start(device)
     device.run(*device.sequences * 3)
-    assert device.on_generators() == [0]
+    assert device.alone() == [0]
     assert state(device) == "recording"
     assert {request for request, _ in profiled(device)} == {"r0"}
 
@@ -109,22 +109,12 @@ def test_session_of_an_unknown_request_is_refused(device: BatchedDevice) -> None
         start(device, request_id="missing")
 
 
-def test_exact_request_that_would_round_otherwise_is_refused(tmp_path: Path) -> None:
-    device = BatchedDevice(tmp_path, num_sequences=0, lone_row_is_exact=False)
-    exact = device.arrive(exact=True)
-    with pytest.raises(InvalidField, match="exact"):
-        start(device, request_id="r0")
-    start(device)
-    device.run(exact)
-    assert device.on_generators() == []
-
-
 def test_session_ends_after_its_tokens_with_its_cost(device: BatchedDevice) -> None:
     sequence = device.sequences[0]
     start(device, first_token=2, max_tokens=2)
-    for seconds in (0.01, 0.01, 0.02, 0.04, 0.04, 0.02):  # the third recomputes the past
+    for seconds in (0.02, 0.01, 0.04, 0.04, 0.01):  # the first reads the prompt
         device.step(sequence, seconds=seconds)
-    assert device.on_generators() == []
+    assert device.alone() == []
     assert reason(device) == "2 tokens are profiled (max_tokens)"
     end = manifest(device).end
     assert end is not None
@@ -142,14 +132,14 @@ def test_session_ends_after_its_seconds_without_a_request(device: BatchedDevice,
 def test_slow_token_triggers_passes_within_the_hourly_limit(device: BatchedDevice, clock: HandClock) -> None:
     sequence = device.sequences[0]
     start(device, slow=SlowTokens(over_ms=50, num_tokens=2, max_per_hour=1), max_seconds=7200.0)
-    for seconds in (0.1, 0.01, 0.06, 0.01, 0.01, 0.01, 0.01, 0.06, 0.01, 0.01):  # the first reads the prompt
+    for seconds in (0.1, 0.01, 0.06, 0.01, 0.01, 0.01, 0.06, 0.01, 0.01):  # the first reads the prompt
         device.step(sequence, seconds=seconds)
     assert profiled(device) == [("r0", 3), ("r0", 4)]
     clock.wait(3600.0)
     device.step(sequence, seconds=0.06)
     slow = sequence.num_produced
     device.run(sequence, sequence)
-    assert profiled(device)[2:] == [("r0", slow)]
+    assert profiled(device)[2:] == [("r0", slow), ("r0", slow + 1)]
 
 
 def profiled_under(device: Device, prefix: str) -> list[int]:
@@ -176,12 +166,12 @@ def test_two_sessions_have_each_its_own_tokens(device: BatchedDevice) -> None:
     assert (profiled_under(device, "one"), profiled_under(device, "other")) == ([0, 1], [2, 3])
 
 
-def test_ended_session_returns_its_sequence_to_the_batch(device: BatchedDevice) -> None:
+def test_sequence_of_an_ended_session_shares_passes(device: BatchedDevice) -> None:
     id = start(device)
     device.run(device.sequences[0])
     device.state.sessions.end(id)
     device.run(device.sequences[0])
-    assert device.on_generators() == []
+    assert device.alone() == []
     assert reason(device) is None
     with pytest.raises(ProfileNotFound, match=id):
         device.state.sessions.end(id)

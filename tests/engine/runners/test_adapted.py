@@ -4,25 +4,20 @@ import json
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import onnxruntime
 import pytest
 
-from genai_server.engine.abilities import Abilities
 from genai_server.engine.loaded_adapter import LoadedAdapter
 from genai_server.engine.model.graph import read_decoder_graph
 from genai_server.engine.model.session import open_session
-from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.runners.loaded_model import LoadedModel
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
-from genai_server.engine.runners.runner_pair import NOT_EXACT, RunnerPair
-from genai_server.engine.runners.scripted import ScriptedRunner
 from genai_server.engine.sequence import Sequence
 from genai_server.errors import AdapterLoadFailed
-from genai_server.messages.generation_request import Adapter, GenerationRequest
+from genai_server.messages.generation_request import Adapter
 from tests.demo_device import prompt
 from tests.engine.model_runners import batched_runner, library_answer
 from tests.engine.runners.test_runner_pair import MAX_LENGTH, SLOTS, Engine, produced
@@ -49,12 +44,11 @@ def loaded(adapted: Path, engine: Engine) -> dict[str, LoadedAdapter]:
 
 
 @pytest.fixture
-def engine(adapted: Path, generator: OgGeneratorRunner, session: Any) -> Iterator[Engine]:
+def engine(adapted: Path, session: Any) -> Iterator[Engine]:
     batched = batched_runner(adapted, session=session, num_slots=SLOTS, max_length=MAX_LENGTH)
-    engine = Engine(LoadedModel(generator, batched))
+    engine = Engine(LoadedModel(batched, batched))
     yield engine
     engine.end(*engine.scheduler.running)
-    assert generator._generators == {}
 
 
 FRANCE = prompt("What is the capital of France?")
@@ -130,31 +124,20 @@ def test_exact_answer_with_an_adapter_is_the_same_in_company(engine: Engine, loa
 def test_sequence_with_an_adapter_is_profiled_with_it(
     adapted: Path, engine: Engine, loaded: dict[str, LoadedAdapter], tmp_path: Path
 ) -> None:
-    sequence = engine.begin(1, FRANCE, adapter=loaded["lively"])
-    engine.run(sequence, 3)
-    assert engine.runners.no_profile(sequence) is None
-    engine.runners.to_generator(sequence)
-    engine.run(sequence, 4)  # reads all again
-    engine.runners.generator.set_runtime_option(sequence.id, "enable_profiling", str(tmp_path / "adapted"))
+    sequence, other = (engine.begin(n, FRANCE, adapter=loaded[name]) for n, name in enumerate(NAMES))
+    engine.run(sequence, 4)
+    engine.profile(sequence, on=True)
+    engine.runners.main.set_runtime_option(sequence.id, "enable_profiling", str(tmp_path / "adapted"))
     engine.run(sequence, 5)
-    engine.runners.generator.set_runtime_option(sequence.id, "enable_profiling", "0")
-    engine.runners.to_batch(sequence)
-    assert sequence.batched
+    engine.profile(sequence, on=False)
+    engine.runners.main.set_runtime_option(sequence.id, "enable_profiling", "0")
     engine.run(sequence, STEPS)
+    engine.run(other, STEPS)
+    assert same_until_the_end(other, library_answer(adapted, FRANCE, STEPS, adapted / "dreamy.onnx_adapter"))
     assert same_until_the_end(sequence, library_answer(adapted, FRANCE, STEPS, adapted / "lively.onnx_adapter"))
     (profile,) = tmp_path.glob("adapted_*.json")
     names = {event["name"] for event in json.loads(profile.read_text(encoding="utf-8"))}
     assert any("lora" in name for name in names)
-
-
-def test_exact_sequence_is_profiled_only_where_it_runs_alone() -> None:
-    batch = cast(BatchedRunner, SimpleNamespace(abilities=Abilities("batched", exact=False)))
-    pair = RunnerPair(LoadedModel(ScriptedRunner(), batch))
-    request = GenerationRequest("r", [1], 10, 20, exact=True)
-    assert pair.no_profile(Sequence(1, (0, 1), request, lambda: 0.0)) == NOT_EXACT
-    adapted = GenerationRequest("r", [1], 10, 20, exact=True, adapter=Adapter("any", "file", "1"))
-    adapter = LoadedAdapter("digest", {pair.generator: b"any"})
-    assert pair.no_profile(Sequence(2, (0, 2), adapted, lambda: 0.0, adapter=adapter)) is None
 
 
 def test_unloaded_adapter_lives_until_its_sequence_ends(adapted: Path, engine: Engine) -> None:

@@ -28,7 +28,7 @@ def runner() -> Counting:
 
 @pytest.fixture
 def adapters(runner: Counting) -> Adapters:
-    return Adapters([runner])
+    return Adapters(runner)
 
 
 @pytest.fixture
@@ -48,16 +48,12 @@ def test_adapter_is_loaded_once_for_all_requests(adapters: Adapters, adapter: Ad
 def test_restarted_engine_loads_the_adapter_of_a_request(
     adapters: Adapters, adapter: Adapter, runner: Counting
 ) -> None:
-    assert adapters.find(adapter).parts == {runner: b"Sir, "}
+    assert adapters.find(adapter).loaded == b"Sir, "
 
 
-def test_all_runners_load_an_adapter_or_none(adapter: Adapter, runner: Counting) -> None:
-    other = Counting()
-    adapters = Adapters([runner, other])
-    assert adapters.find(adapter).parts == {runner: b"Sir, ", other: b"Sir, "}
-    refusing = Adapters([runner, PooledRunner.__new__(PooledRunner)])
-    with pytest.raises(AdapterLoadFailed):
-        refusing.load(adapter)
+def test_runner_without_adapters_refuses_them(adapter: Adapter) -> None:
+    with pytest.raises(AdapterLoadFailed, match="a model for embeddings or reranking takes no adapters"):
+        Adapters(PooledRunner.__new__(PooledRunner)).load(adapter)
 
 
 def test_digest_tells_contents_apart_and_not_names(adapters: Adapters, adapter: Adapter, tmp_path: Path) -> None:
@@ -79,7 +75,7 @@ def test_missing_adapter_file_is_the_servers_fault_in_a_request(
         adapters.load(adapter)
     assert refused.value.param == "path"
     Path(adapter.path).write_text("Madam, ", encoding="utf-8")
-    assert list(adapters.find(adapter).parts.values()) == [b"Madam, "]
+    assert adapters.find(adapter).loaded == b"Madam, "
 
 
 def test_unloaded_adapter_is_not_reloaded_by_a_late_request(adapters: Adapters, adapter: Adapter) -> None:
@@ -92,4 +88,4 @@ def test_unloaded_adapter_is_not_reloaded_by_a_late_request(adapters: Adapters, 
 def test_a_new_one_may_have_the_name_of_one_that_was_unloaded(adapters: Adapters, adapter: Adapter) -> None:
     adapters.load(adapter)
     adapters.unload(adapter.id)
-    assert list(adapters.find(Adapter(adapter.name, adapter.path, "2")).parts.values()) == [b"Sir, "]
+    assert adapters.find(Adapter(adapter.name, adapter.path, "2")).loaded == b"Sir, "

@@ -60,7 +60,7 @@ def files(adapted: Path, batch: BatchedRunner, tmp_path_factory: pytest.TempPath
 
 @pytest.fixture(scope="module")
 def loaded(batch: BatchedRunner, files: dict[str, Path]) -> dict[str | None, LoadedAdapter | None]:
-    adapters = {name: LoadedAdapter(name, {batch: batch.load_adapter(file)}) for name, file in files.items()}
+    adapters = {name: LoadedAdapter(name, batch.load_adapter(file)) for name, file in files.items()}
     return dict[str | None, LoadedAdapter | None](adapters) | {None: None}
 
 
@@ -209,7 +209,7 @@ def test_weights_of_8_bits_take_adapters_too(adapted: Path, tmp_path: Path) -> N
     batch = load_model(spec).main
     assert isinstance(batch, BatchedRunner)
     assert batch.sessions.int8 is not None
-    adapter = LoadedAdapter("lively", {batch: batch.load_adapter(adapted / "lively.onnx_adapter")})
+    adapter = LoadedAdapter("lively", batch.load_adapter(adapted / "lively.onnx_adapter"))
     first = []
     for int8_from in (None, 1):
         batch.abilities = replace(batch.abilities, int8_from=int8_from)

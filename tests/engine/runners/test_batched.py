@@ -4,12 +4,14 @@ The demo model's weights are quantized in blocks of 32, for which ONNX Runtime's
 as for many; so all comparisons are exact.
 """
 
+import json
 import random
 import threading
 import tracemalloc
 import weakref
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,7 +25,6 @@ from genai_server.engine.model.session import open_session
 from genai_server.engine.runners.base import Interrupted
 from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.runners.lengths import BatchLimits
-from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.engine.scores import Logits
 from genai_server.engine.sequence import Sequence as Scheduled
@@ -511,37 +512,44 @@ def test_decoding_is_not_interrupted_and_late_interrupts_lapse(batch: Batch, ref
     assert batch.answers[2] == reference(text(60), 1)
 
 
-# moves between runners
+# profiles
 
 
-@pytest.mark.parametrize("decoded", [0, 6])
-def test_generators_past_is_continued_with_the_same_tokens(batch: Batch, reference: Reference, decoded: int) -> None:
-    generator = Driven(OgGeneratorRunner(DEMO, "cpu", threads=1))
-    prompt = text(45)
-    generator.open(7, prompt, MAX_LENGTH)
-    answer = [int(generator.prefill(7, prompt).argmax())]
-    for _ in range(decoded):
-        answer.append(int(generator.decode([7], answer[-1:]).argmax()))
-    past = generator.export(7, batch.runner.present_names)
-    generator.close(7)
-    batch.begin(1, text(12))
-    batch.runner.adopt(2, prompt, answer[:-1], past)
-    batch.answers[2] = answer
-    for _ in range(5):
-        batch.step(2, 1)
-    assert batch.answers[2] == reference(prompt, decoded + 6)
-    assert batch.answers[1] == reference(text(12), 6)
+def test_lone_pass_of_a_profiled_row_writes_a_file(batch: Batch, reference: Reference, tmp_path: Path) -> None:
+    batch.begin(1, text(20))
+    batch.begin(2, text(30))
+    batch.runner.set_runtime_option(1, "enable_profiling", str(tmp_path / "one"))
+    batch.step(1, 2)
+    batch.step(2)
+    assert not list(tmp_path.iterdir())
+    batch.step(1)
+    batch.runner.set_runtime_option(1, "enable_profiling", "0")
+    batch.step(1)
+    (file,) = tmp_path.iterdir()
+    assert any(event.get("cat") == "Node" for event in json.loads(file.read_text()))
+    assert batch.answers[1] == reference(text(20), 4)
+    batch.runner.set_runtime_option(2, "enable_profiling", str(tmp_path / "other"))
     batch.end(1, 2)
-    # Tokens decoded by the generator do not count as prefilled.
-    assert batch.runner.open(3, [*prompt, *answer, 5, 5], MAX_LENGTH, exact=True) == len(prompt)
-    batch.end(3)
-    assert idle(batch.runner)
+    batch.begin(2, text(30))
+    batch.step(2)
+    assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_runtime_options_are_refused(runner: Driven) -> None:
+def test_failed_pass_of_a_profiled_row_concerns_it_only(batch: Batch, reference: Reference, tmp_path: Path) -> None:
+    batch.begin(1, text(20))
+    batch.runner.open(2, [5], MAX_LENGTH)
+    batch.runner.set_runtime_option(2, "enable_profiling", str(tmp_path / "one"))
+    with pytest.raises(RunnerFailed, match="onnxruntime: "):
+        batch.runner.prefill(2, [10**6, 10**6])
+    batch.end(2)
+    batch.step(1)
+    assert batch.answers[1] == reference(text(20), 2)
+
+
+def test_other_runtime_options_are_refused(runner: Driven) -> None:
     runner.open(1, [5, 6], MAX_LENGTH)
-    with pytest.raises(RunnerFailed, match="enable_profiling"):
-        runner.set_runtime_option(1, "enable_profiling", "1")
+    with pytest.raises(RunnerFailed, match="terminate_session"):
+        runner.set_runtime_option(1, "terminate_session", "1")
 
 
 def test_library_error_is_translated_and_others_continue(batch: Batch, reference: Reference) -> None:

@@ -18,9 +18,7 @@ from genai_server.engine.model.vision_files import read_vision_files
 from genai_server.engine.prompt_images import EncodedImage, PromptImages
 from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.runners.lengths import BatchLimits
-from genai_server.engine.runners.loaded_model import LoadedModel
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
-from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.scheduling.scheduler_output import UNSHARED
 from genai_server.engine.sequence import Sequence
 from genai_server.images.processor import ProcessedImage
@@ -28,7 +26,7 @@ from genai_server.images.sound_processor import SoundProcessor
 from genai_server.messages.generation_request import GenerationRequest, Image
 from genai_server.vision_model import Medium, read_vision_model
 from tests.audio.sounds import encoded, sentence, tone
-from tests.engine.model_runners import answers, generator_answer, moving_answer
+from tests.engine.model_runners import answers, generator_answer, profiled_answer
 from tests.running_server import ROOT
 
 PATH = ROOT / "tests" / "built_models" / "lfm2-audio"
@@ -135,8 +133,8 @@ def test_a_generator_answers_as_the_library_does(hearing: Hearing) -> None:
         assert generator_answer(hearing.generator, sequence, STEPS) == expected
 
 
-def test_an_answer_moves_between_the_runners(hearing: Hearing) -> None:
+@pytest.mark.parametrize("first", [0, 4])
+def test_profiled_answers_are_the_usual_ones(hearing: Hearing, tmp_path: Path, first: int) -> None:
     hearing.batch.forget()
-    pair = RunnerPair(LoadedModel(hearing.generator, hearing.batch))
     for sequence, expected in zip(hearing.sequences(), hearing.answers, strict=True):
-        assert moving_answer(pair, sequence, STEPS) == expected
+        assert profiled_answer(hearing.batch, sequence, STEPS, tmp_path, first=first) == expected

@@ -22,9 +22,11 @@ from genai_server.engine.graph_rewriting.ragged import slot_length
 from genai_server.engine.kv_cache import buffers, cpu_buffers
 from genai_server.engine.kv_cache.cpu_buffers import CpuBuffers, page_tokens
 from genai_server.engine.kv_cache.paged_buffers import Place
+from genai_server.engine.model import graph as graph_module
 from genai_server.engine.model import session, session_options
 from genai_server.engine.model.files import check_model_directory
 from genai_server.engine.model.graph import read_decoder_graph
+from genai_server.engine.runners import batched as batched_module
 from genai_server.engine.runners import choose
 from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.runners.decoder_session import DecoderSession
@@ -34,20 +36,23 @@ from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.runners.runner_rules import runs_by_library
 from genai_server.engine.runners.scripted import ScriptedRunner
 from genai_server.engine.runners.warm_up import warm_up
+from genai_server.engine.sampling.grammar import Guidance
 from genai_server.engine.sequence import Sequence
 from genai_server.engine.sound_worker import SoundWorker
 from genai_server.errors import ConfigurationError, QueueFull, RunnerFailed
-from genai_server.messages.generation_request import Batching, GenerationRequest
+from genai_server.messages.admin import SetRuntimeOption
+from genai_server.messages.generation_request import Adapter, Batching, GenerationRequest
 from genai_server.messages.launch import EngineSpec
 from genai_server.options.check import check_device
 from genai_server.options.device import DEFAULT_OPTIONS, DeviceOptions, ProviderOptions, unreachable
 from genai_server.options.table import Reach
 from genai_server.speech_model import FEATURES
 from scripts._models.driven import Driven
-from tests.engine.model_runners import greedy
+from tests.engine.model_runners import greedy, library_answer
 from tests.engine.paged_operator import open_expanded
 from tests.model_edits import edited_config, model_in_folders
 from tests.running_server import DEMO, ROOT, run_python
+from tests.stepped_loop import SteppedLoop
 
 
 def spec(
@@ -395,8 +400,8 @@ def test_a_model_answers_with_options_as_without() -> None:
     prompt = [1, 57, 301, 44, 18, 902, 77, 5]
 
     def tokens(options: DeviceOptions) -> list[list[int]]:
-        loaded = choose.load_model(spec(128, options=options))
-        return [greedy(runner, prompt, 9) for runner in (loaded.generator, loaded.main)]
+        given = spec(128, options=options)
+        return [greedy(each, prompt, 9) for each in (choose.load_model(given).main, choose._generator(given, DEMO))]
 
     expected = tokens(DeviceOptions())
     assert len(expected) == 2
@@ -440,12 +445,51 @@ def test_a_model_for_speech_is_loaded_once(scheduler: str, name: str, num_states
     is_batched = name == "batched"
     # A batch's own session is profiled.
     assert isinstance(loaded.generator, OgGeneratorRunner) != is_batched
-    assert (loaded.generator is loaded.main) != is_batched
+    assert loaded.generator is loaded.main
     assert ("model for speech" in loaded.why_no_profile) != is_batched
     assert isinstance(loaded.encoder, SoundWorker)
     encoded = loaded.encoder._encode({FEATURES: np.zeros((1, 80, 3000), np.float32)})
     # The library encodes by itself.
     assert len(encoded.states) == num_states
+
+
+@pytest.mark.parametrize("name", ["demo", "adapted"])
+def test_a_batch_that_runs_everything_is_loaded_alone(name: str, adapted: Path) -> None:
+    loaded = choose.load_model(spec(128, model_dir=DEMO if name == "demo" else adapted))
+    assert loaded.generator is loaded.batch is loaded.main
+    assert loaded.main.abilities.adapters == (name == "adapted")
+    warm_up(loaded, 16)
+    assert loaded.why_no_profile == ""
+
+
+def test_batch_that_cannot_take_the_adapters_has_a_generator(
+    adapted: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(graph_module, "find_paths", lambda *_: ())  # as if the inputs had another form
+    loaded = choose.load_model(spec(128, model_dir=adapted))
+    assert isinstance(loaded.main, BatchedRunner)
+    assert isinstance(loaded.generator, OgGeneratorRunner)
+    warm_up(loaded, 16)
+    assert loaded.why_no_profile == ""
+    adapter = Adapter("lively", str(adapted / "lively.onnx_adapter"), "1")
+    device = SteppedLoop(loaded, process.make_scheduler(spec(128), loaded), Guidance(None, 1920), tmp_path)
+    prompt = [1, 57, 301, 44, 18, 902, 77, 5]
+    device.put(SetRuntimeOption(1, "enable_profiling", "p"))
+    for key, each in enumerate((adapter, None)):
+        device.put_request(key, prompt, max_tokens=4, max_length=64, ignore_eos=True, adapter=each)
+        device.run(key)
+        assert device.end(key).num_profiled == 4
+    assert device.tokens(0) == library_answer(adapted, prompt, 4, adapted / "lively.onnx_adapter")
+
+
+def test_profiles_are_refused_where_passes_have_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    def cannot() -> None:
+        raise RunnerFailed("onnxruntime 1.24.0 has no version 25 of the C API")
+
+    monkeypatch.setattr(batched_module, "check_pass_profiles", cannot)
+    loaded = choose.load_model(spec(128))
+    warm_up(loaded, 16)
+    assert loaded.why_no_profile.endswith("cannot do it: onnxruntime 1.24.0 has no version 25 of the C API")
 
 
 def write_in_four_bits(path: Path) -> None:

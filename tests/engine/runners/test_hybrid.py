@@ -21,10 +21,13 @@ from genai_server.engine.runners.loaded_model import LoadedModel
 from genai_server.engine.sampling.grammar import Guidance
 from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.engine.scheduling.scheduler_output import Read
+from genai_server.engine.sequence import Sequence
 from genai_server.errors import RunnerFailed
+from genai_server.messages.generation_request import GenerationRequest
 from genai_server.messages.launch import EngineSpec
 from scripts._models.driven import Driven
 from tests.engine.hybrids import LENGTH, PADDING, SLOTS, STEPS, VOCAB, Hybrid, best, finish, text
+from tests.engine.model_runners import profiled_answer
 from tests.stepped_loop import SteppedLoop
 
 
@@ -160,6 +163,16 @@ def test_a_failed_pass_leaves_no_prefix(hybrid: Hybrid, runner: Driven, monkeypa
     assert runner.open(1, [*prompt, 5, 6, 7], LENGTH) == 0
 
 
+@pytest.mark.parametrize("first", [0, 4])
+def test_profiled_answers_are_the_usual_ones(hybrid: Hybrid, runner: Driven, tmp_path: Path, first: int) -> None:
+    batch = runner.runner
+    assert isinstance(batch, BatchedRunner)
+    for length in (5, 100):
+        request = GenerationRequest(str(length), text(length), STEPS, LENGTH)
+        sequence = Sequence(length, (0, 0), request, lambda: 0.0, reuses_past=True)
+        assert profiled_answer(batch, sequence, STEPS, tmp_path, first=first) == hybrid.answer(text(length))
+
+
 def test_packed_weights_and_settings_choose_the_batch(hybrid: Hybrid, tmp_path: Path) -> None:
     settings = msgspec.structs.replace(hybrid.settings, cache_dir=str(tmp_path))
     loaded = load_model(EngineSpec("cpu", str(hybrid.path), settings))
@@ -168,10 +181,6 @@ def test_packed_weights_and_settings_choose_the_batch(hybrid: Hybrid, tmp_path: 
     runner = Driven(loaded.main)
     runner.open(0, prompt, LENGTH)
     assert finish(runner, 0, best(runner.prefill(0, prompt))) == hybrid.answer(prompt)
-
-
-def test_the_batch_takes_no_keys_from_a_generator(runner: Driven) -> None:
-    assert not runner.abilities.adopts
 
 
 # Cached prefixes.
@@ -296,7 +305,7 @@ def test_checkpoints_make_way_for_running_sequences() -> None:
 
 def test_paused_sequence_continues_from_states_or_a_checkpoint(hybrid: Hybrid, tmp_path: Path) -> None:
     runner = hybrid.load().runner
-    loaded = LoadedModel(hybrid.generator.runner, runner)
+    loaded = LoadedModel(runner, runner)
     scheduler = Scheduler(runner, max_running=SLOTS, max_waiting=SLOTS, prefill_chunk=32)
     loop = SteppedLoop(loaded, scheduler, Guidance(None, VOCAB), tmp_path)
     prompt = text(130)

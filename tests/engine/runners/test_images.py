@@ -24,13 +24,13 @@ from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.runners.lengths import BatchLimits
 from genai_server.engine.runners.loaded_model import LoadedModel
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
-from genai_server.engine.runners.runner_pair import NO_ADAPTERS, RunnerPair
+from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.scheduling.scheduler_output import UNSHARED, Read
 from genai_server.engine.sequence import Sequence
 from genai_server.errors import AdapterLoadFailed
 from genai_server.messages.generation_request import Adapter, GenerationRequest, Image
 from scripts._models.adapter_graph import random_weights, save_adapter, write_adapted
-from tests.engine.model_runners import answers, first_logits, generator_answer, moving_answer
+from tests.engine.model_runners import answers, first_logits, generator_answer, profiled_answer
 from tests.running_server import ROOT
 
 STEPS, LENGTH = 12, 250
@@ -182,11 +182,11 @@ def test_exact_rows_are_bitwise_equal_alone_and_in_company(vision: Vision) -> No
     np.testing.assert_array_equal(logits(0), logits(0, 1, 2, 3))
 
 
-def test_an_answer_moves_between_the_runners(vision: Vision) -> None:
+@pytest.mark.parametrize("first", [0, 4])
+def test_profiled_answers_are_the_usual_ones(vision: Vision, tmp_path: Path, first: int) -> None:
     vision.batch.forget()
-    pair = RunnerPair(LoadedModel(vision.generator, vision.batch))
     for sequence, expected in zip(vision.sequences(), vision.answers, strict=True):
-        assert moving_answer(pair, sequence, STEPS) == expected
+        assert profiled_answer(vision.batch, sequence, STEPS, tmp_path, first=first) == expected
 
 
 @pytest.fixture(scope="module")
@@ -200,7 +200,7 @@ def adapted_vision(tmp_path_factory: pytest.TempPathFactory) -> tuple[Vision, li
     return Vision(folder / "model"), files
 
 
-def test_rows_with_images_and_adapters_are_as_alone(adapted_vision: tuple[Vision, list[Path]]) -> None:
+def test_rows_with_images_and_adapters_are_as_alone(adapted_vision: tuple[Vision, list[Path]], tmp_path: Path) -> None:
     vision, files = adapted_vision
     pair = RunnerPair(LoadedModel(vision.generator, vision.batch))
     one, other = (pair.loaded.adapters.find(Adapter(file.stem, str(file), file.stem)) for file in files)
@@ -216,8 +216,8 @@ def test_rows_with_images_and_adapters_are_as_alone(adapted_vision: tuple[Vision
     for chunk in (64, 8):
         vision.batch.forget()
         assert answers(vision.batch, sequences(), STEPS, chunk) == alone
-    assert pair.no_profile(sequences()[1]) is None
-    assert pair.no_profile(sequences()[0]) == NO_ADAPTERS
+    found = [profiled_answer(vision.batch, sequence, STEPS, tmp_path) for sequence in sequences()]
+    assert found == alone
 
 
 def test_generator_of_a_model_with_images_takes_no_adapters(adapted_vision: tuple[Vision, list[Path]]) -> None:

@@ -12,7 +12,7 @@ from genai_server.config.sources import engine_settings
 from genai_server.engine.runners.load_batched import load_batched
 from genai_server.engine.runners.loaded_model import LoadedModel
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
-from genai_server.engine.sampling.grammar import model_guidance
+from genai_server.engine.sampling.grammar import Guidance, model_guidance
 from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.engine.scheduling.scheduler_output import StepPolicy
 from genai_server.messages.admin import SetRuntimeOption
@@ -37,7 +37,7 @@ class Device(SteppedLoop):
         settings = engine_settings(Settings.model_validate({}))
         settings = msgspec.structs.replace(settings, max_length=LENGTH, max_batch_size=4, cache_dir="", threads=1)
         self.batch = load_batched(EngineSpec("cpu", str(model_dir), settings), model_dir, self.generator.model)
-        loaded = LoadedModel(self.generator, self.batch)
+        loaded = LoadedModel(self.batch, self.batch)
         policy = StepPolicy(speculates=True)
         scheduler = Scheduler(self.batch, max_running=4, max_waiting=9, prefill_chunk=24, policy=policy)
         super().__init__(loaded, scheduler, model_guidance(model_dir, self.generator.model), folder)
@@ -101,9 +101,22 @@ def test_an_exact_sequence_that_becomes_long_is_the_same_alone(device: Device) -
     assert device.tokens(0) == device.tokens(2)
 
 
-def test_a_generator_reads_a_long_prompt_in_one_pass(device: Device) -> None:
-    prompt = text(200)
+def test_a_generator_reads_a_long_prompt_in_one_pass(device: Device, tmp_path: Path) -> None:
+    prompt, generator = text(200), device.generator
+    scheduler = Scheduler(generator, max_running=4, max_waiting=9, prefill_chunk=24)
+    alone = SteppedLoop(LoadedModel(generator), scheduler, Guidance(None, 300), tmp_path)
+    alone.put_request(0, prompt, max_tokens=STEPS, max_length=LENGTH, ignore_eos=True)
+    alone.run(0)
+    assert alone.tokens(0) == device.expected(prompt)
+
+
+def test_a_profiled_sequence_that_becomes_long_stays_profiled(device: Device, tmp_path: Path) -> None:
+    prompts = [text(length, length) for length in (120, 200)]
     device.put(SetRuntimeOption(1, "enable_profiling", "long"))
-    device.submit(0, prompt)
-    device.run(0)
-    assert device.tokens(0) == device.expected(prompt)
+    for key, prompt in enumerate(prompts):
+        device.submit(key, prompt)
+        device.run(key)
+        assert device.tokens(key) == device.expected(prompt)
+        assert device.end(key).num_profiled == STEPS
+    # Passes that read tokens again have no file.
+    assert len(list(tmp_path.glob("cpu/long_*.json"))) == 2 * (STEPS - 1) + 5 + 9

@@ -135,20 +135,6 @@ def test_missing_device_raises_the_librarys_reason() -> None:
         OgGeneratorRunner(DEMO, "cuda", threads=1)
 
 
-def test_the_keys_and_values_of_a_sequence_can_be_copied_out(generator: Driven, opened: Callable[[int], int]) -> None:
-    sequence = opened(64)
-    tokens = prompt("Hello!")
-    last = greedy(generator, sequence, tokens, 1)
-    before = generator.export(sequence, ["present.0.key", "present.0.value"])
-    generator.decode([sequence], last)
-    after = generator.export(sequence, ["present.0.key"])["present.0.key"]
-    key = before["present.0.key"]
-    assert set(before) == {"present.0.key", "present.0.value"}
-    # A copy: the later pass has appended a token in the library's buffer only.
-    assert np.array_equal(key[:, :, : len(tokens)], after[:, :, : len(tokens)])
-    assert not np.array_equal(key[:, :, len(tokens)], after[:, :, len(tokens)])
-
-
 def test_prompt_returns_logits_of_each_position_on_demand(generator: Driven, opened: Callable[[], int]) -> None:
     tokens = [7 * token % 1900 + 10 for token in range(50)]
     positions = generator.prefill(opened(), tokens, positions=True).copy()

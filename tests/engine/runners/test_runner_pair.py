@@ -1,4 +1,4 @@
-"""Sequences that move between the batched runner and the library's Generator during an answer."""
+"""Sequences that are profiled during an answer: in the batch, or on the library's Generator if the batch cannot."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -8,8 +8,6 @@ from typing import Any
 import pytest
 
 from genai_server.engine.loaded_adapter import LoadedAdapter
-from genai_server.engine.runners.base import Terminated
-from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.runners.loaded_model import LoadedModel
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.runners.runner_pair import RunnerPair
@@ -42,10 +40,17 @@ class Engine:
         self.runners.open(sequence)
         return sequence
 
+    def profile(self, sequence: Sequence, *, on: bool) -> None:
+        """Switch the profiling of a sequence, which may move it."""
+        sequence.profile.switch("p" if on else None, sequence.num_produced)
+        for moving in self.runners.misplaced(self.scheduler.running):
+            self.runners.reopen(moving)
+
     def step(self) -> None:
         """Run one pass, as scheduled."""
         step = self.scheduler.next_step()
         assert step is not None
+        assert len(step.reads) == 1 or not any(sequence.profile.is_on for sequence in step.sequences)
         for sequence, scores in zip(step.sequences, self.runners.forward(step), strict=True):
             if sequence.num_unread == 0:
                 sequence.append(int(scores.last.argmax()))
@@ -60,10 +65,11 @@ class Engine:
             self.runners.close(sequence)
 
 
-@pytest.fixture
-def engine(generator: OgGeneratorRunner, session: Any) -> Iterator[Engine]:
+@pytest.fixture(params=[True, False], ids=["own", "generator"])
+def engine(request: pytest.FixtureRequest, generator: OgGeneratorRunner, session: Any) -> Iterator[Engine]:
     batched = batched_runner(session=session, num_slots=SLOTS, max_length=MAX_LENGTH)
-    engine = Engine(LoadedModel(generator, batched))
+    batched.abilities = replace(batched.abilities, profiles=request.param)
+    engine = Engine(LoadedModel(batched if request.param else generator, batched))
     yield engine
     engine.end(*engine.scheduler.running)
     assert batched.slots.num_running == 0
@@ -102,14 +108,14 @@ def produced(sequence: Sequence, number: int) -> list[int]:
 # the first runner of a sequence
 
 
-def test_sequence_starts_in_the_batch_unless_it_is_profiled(engine: Engine) -> None:
+def test_sequence_starts_in_the_batch_unless_that_cannot_profile(engine: Engine) -> None:
     assert engine.begin(1, text(5)).batched
     profiled = Sequence(2, (0, 2), GenerationRequest("r2", text(5), 10, 100), lambda: 0.0)
     profiled.profile.prefix = "slow"
     engine.scheduler.add(profiled)
     engine.scheduler.admit()
     engine.runners.open(profiled)
-    assert not profiled.batched
+    assert profiled.batched is engine.runners.main.abilities.profiles
 
 
 def test_tokens_from_the_cache_count_as_read_and_cached(engine: Engine) -> None:
@@ -121,14 +127,14 @@ def test_tokens_from_the_cache_count_as_read_and_cached(engine: Engine) -> None:
     assert (third.num_cached, third.num_read) == (0, 0)
 
 
-@pytest.mark.parametrize("changes_over", [False, True])
-def test_past_of_another_salt_is_not_used_after_a_move(engine: Engine, changes_over: bool) -> None:
+@pytest.mark.parametrize("is_profiled", [False, True])
+def test_past_of_another_salt_is_not_used_after_a_profile(engine: Engine, is_profiled: bool) -> None:
     first = engine.begin(1, text(40), cache_salt="a")
     engine.run(first, 1)
-    if changes_over:
-        engine.runners.to_generator(first)
+    if is_profiled:
+        engine.profile(first, on=True)
         engine.run(first, 3)
-        engine.runners.to_batch(first)
+        engine.profile(first, on=False)
         engine.run(first, 4)
     for key, salt in ((2, "b"), (3, None)):
         other = engine.begin(key, [*text(40), *text(9, 1)], cache_salt=salt)
@@ -149,7 +155,7 @@ def test_forget_counts_pasts_and_keeps_running_sequences(engine: Engine) -> None
 def test_generators_run_everything_without_a_batched_runner() -> None:
     engine = Engine(LoadedModel(ScriptedRunner(), reason="because"))
     sequence = engine.begin(1, list(b"say hi\n\x04"))
-    engine.runners.to_batch(sequence)
+    engine.profile(sequence, on=True)
     assert not sequence.batched
     assert engine.runners.loaded.batching == Batching("generator", "because")
     engine.run(sequence, 2)
@@ -163,38 +169,34 @@ def test_batching_is_described(engine: Engine) -> None:
     )
 
 
-# moves
+# profiles in the middle of an answer
 
 
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize(("there", "back"), [(1, 2), (1, 9), (5, 6), (8, 16)])
-def test_sequence_moved_mid_answer_repeats_and_loses_no_token(
+def test_sequence_profiled_mid_answer_repeats_and_loses_no_token(
     engine: Engine, undisturbed: Undisturbed, there: int, back: int, exact: bool
 ) -> None:
     prompt = text(50) if exact else counting(90)
     sequence = engine.begin(1, prompt, exact=exact)
     places = []
-    for change, until in (
-        (lambda _: None, there),
-        (engine.runners.to_generator, back),
-        (engine.runners.to_batch, STEPS),
-    ):
-        change(sequence)
+    for on, until in ((False, there), (True, back), (False, STEPS)):
+        engine.profile(sequence, on=on)
         places.append(sequence.batched)
         engine.run(sequence, until)
-    assert places == [True, False, True]
+    assert places == [True, engine.runners.main.abilities.profiles, True]
     assert produced(sequence, STEPS) == undisturbed(prompt, STEPS)
 
 
-def test_moves_do_not_affect_other_sequences(engine: Engine, undisturbed: Undisturbed) -> None:
+def test_profiles_do_not_affect_other_sequences(engine: Engine, undisturbed: Undisturbed) -> None:
     sequences = [engine.begin(1, text(20)), engine.begin(2, counting(80)), engine.begin(3, text(38))]
     for sequence in sequences:
         engine.run(sequence, 3)
     for _ in range(3):
-        engine.runners.to_generator(sequences[1])
+        engine.profile(sequences[1], on=True)
         for _ in range(6):
             engine.step()
-        engine.runners.to_batch(sequences[1])
+        engine.profile(sequences[1], on=False)
         for _ in range(3):
             engine.step()
     for sequence in sequences:
@@ -202,8 +204,19 @@ def test_moves_do_not_affect_other_sequences(engine: Engine, undisturbed: Undist
         assert produced(sequence, STEPS) == undisturbed(sequence.request.prompt, STEPS)
 
 
+def test_several_profiled_sequences_run_in_turn(engine: Engine, undisturbed: Undisturbed) -> None:
+    sequences = [engine.begin(number, counting(60 + number)) for number in range(SLOTS)]
+    for sequence in sequences:
+        engine.run(sequence, 2)
+    for sequence in sequences[1:]:
+        engine.profile(sequence, on=True)
+    for sequence in sequences:
+        engine.run(sequence, STEPS)
+        assert produced(sequence, STEPS) == undisturbed(sequence.request.prompt, STEPS)
+
+
 @pytest.mark.parametrize("passes", [0, 1, 2])
-def test_sequence_moved_within_its_prompt_reads_tokens_once(
+def test_sequence_profiled_within_its_prompt_reads_it_whole(
     engine: Engine, undisturbed: Undisturbed, passes: int
 ) -> None:
     other = engine.begin(1, text(30, 1))
@@ -212,83 +225,35 @@ def test_sequence_moved_within_its_prompt_reads_tokens_once(
     for _ in range(2 * passes):
         engine.step()
     read = sequence.num_read
-    engine.runners.to_generator(sequence)
-    assert (sequence.num_read, sequence.num_cached) == (0, 0)
-    for _ in range(4):
+    engine.profile(sequence, on=True)
+    assert sequence.num_read == (read if engine.runners.main.abilities.profiles else 0)
+    for _ in range(2):
         engine.step()
-    engine.runners.to_batch(sequence)
-    assert 0 < sequence.num_read < 70
-    assert read in (0, 16, 32, 48, 64)
+    engine.profile(sequence, on=False)
     engine.run(sequence, STEPS)
     assert produced(sequence, STEPS) == undisturbed(text(70), STEPS)
     assert produced(other, STEPS) == undisturbed(text(30, 1), STEPS)
 
 
-@pytest.mark.parametrize("passes", [1, 4])
-def test_sequence_moved_back_early_continues_in_the_batch(
-    engine: Engine, undisturbed: Undisturbed, passes: int
-) -> None:
-    prompt, beside = counting(70), counting(60)
-    other = engine.begin(1, beside)
-    sequence = engine.begin(2, prompt)
-    engine.run(sequence, 60)
-    engine.runners.to_generator(sequence)
-    for _ in range(2 * passes):
-        engine.step()
-    assert 0 < sequence.num_read < len(prompt) + 59
-    engine.runners.to_batch(sequence)
-    engine.run(sequence, 80)
-    engine.run(other, 80)
-    assert produced(sequence, 80) == undisturbed(prompt, 80)
-    assert produced(other, 80) == undisturbed(beside, 80)
-
-
-@pytest.mark.parametrize("num_prompt", [1, 20])
-@pytest.mark.parametrize("passes", [1, 4])
-def test_recomputed_answer_is_no_past_for_exact_sequences(engine: Engine, num_prompt: int, passes: int) -> None:
-    sequence = engine.begin(1, text(num_prompt), exact=True)
-    engine.run(sequence, 12)
-    engine.runners.to_generator(sequence)
-    for _ in range(passes):
-        engine.step()
-    engine.runners.to_batch(sequence)
-    assert not sequence.is_decoding
-    engine.run(sequence, 14)
-    engine.end(sequence)
-    follow = engine.begin(2, [*sequence.tokens[:-1], *text(5, 1)], exact=True)
-    assert follow.num_cached == (num_prompt if num_prompt > 1 else 0)
-
-
-def test_sequence_moved_back_at_once_is_read_in_the_batch(engine: Engine, undisturbed: Undisturbed) -> None:
-    sequence = engine.begin(1, counting(60))
-    engine.run(sequence, 4)
-    engine.runners.to_generator(sequence)
-    engine.runners.to_batch(sequence)
-    assert sequence.num_read == 0
-    engine.run(sequence, STEPS)
-    assert produced(sequence, STEPS) == undisturbed(counting(60), STEPS)
-
-
-def test_moving_to_the_same_runner_has_no_effect(engine: Engine) -> None:
+def test_profile_in_the_batch_reads_nothing_again(generator: OgGeneratorRunner, session: Any) -> None:
+    batched = batched_runner(session=session, num_slots=SLOTS, max_length=MAX_LENGTH)
+    engine = Engine(LoadedModel(batched, batched))
     sequence = engine.begin(1, text(20))
     engine.run(sequence, 2)
-    engine.runners.to_batch(sequence)
-    assert sequence.num_unread == 1
-    engine.runners.to_generator(sequence)
-    engine.run(sequence, 3)
-    engine.runners.to_generator(sequence)
-    assert sequence.num_unread == 1
-
-
-def test_past_of_a_returned_sequence_can_be_reused(engine: Engine, undisturbed: Undisturbed) -> None:
-    sequence = engine.begin(1, text(40))
-    engine.run(sequence, 2)
-    engine.runners.to_generator(sequence)
-    engine.run(sequence, 4)
-    engine.runners.to_batch(sequence)
-    engine.run(sequence, 6)
+    for on in (True, True, False):
+        engine.profile(sequence, on=on)
+        assert sequence.num_unread == 1
+        engine.step()
     engine.end(sequence)
-    # An exact sequence reuses no tokens of this answer: they were decoded, though on a Generator.
+
+
+def test_past_of_a_profiled_sequence_can_be_reused(engine: Engine, undisturbed: Undisturbed) -> None:
+    sequence = engine.begin(1, text(40))
+    for on, until in ((False, 2), (True, 4), (False, 6)):
+        engine.profile(sequence, on=on)
+        engine.run(sequence, until)
+    engine.end(sequence)
+    # An exact sequence reuses no tokens of this answer, which were decoded.
     follow = [*sequence.tokens[:44], *text(3)]
     engine.end(exact := engine.begin(3, follow, exact=True))
     assert exact.num_cached == 40
@@ -296,23 +261,3 @@ def test_past_of_a_returned_sequence_can_be_reused(engine: Engine, undisturbed: 
     assert other.num_cached == 40
     engine.run(other, STEPS)
     assert produced(other, STEPS) == undisturbed([*text(40), *text(8, 1)], STEPS)
-
-
-def test_runtime_options_work_on_the_generator_and_end_with_it(engine: Engine) -> None:
-    sequence = engine.begin(1, text(20))
-    engine.run(sequence, 2)
-    engine.runners.to_generator(sequence)
-    engine.run(sequence, 3)
-    engine.runners.generator.set_runtime_option(sequence.id, "terminate_session", "1")
-    with pytest.raises(Terminated):
-        engine.step()
-    assert sequence.num_unread == 1
-
-
-@pytest.mark.parametrize(("row_group", "exact", "may"), [(1, True, True), (2, False, True), (2, True, False)])
-def test_exact_sequence_leaves_the_batch_only_if_rows_are_exact(
-    engine: Engine, row_group: int, exact: bool, may: bool
-) -> None:
-    assert isinstance(engine.runners.main, BatchedRunner)
-    engine.runners.main.abilities = replace(engine.runners.main.abilities, exact=row_group == 1)
-    assert (engine.runners.no_profile(engine.begin(1, text(5), exact=exact)) is None) is may

@@ -4,8 +4,6 @@ The model is tests/built_models/whisper: the graphs of the real builder with ran
 """
 
 import json
-from collections import Counter
-from collections.abc import Sequence as Several
 from pathlib import Path
 from typing import Any
 
@@ -18,21 +16,14 @@ from genai_server.engine.encoded_sound import EncodedSound
 from genai_server.engine.model.session import open_session
 from genai_server.engine.model.sound_encoder import SoundEncoder
 from genai_server.engine.model.speech_files import read_cross_decoder, read_encoder_files
-from genai_server.engine.profiling.folder import wait_for_next_file_name
-from genai_server.engine.runners.base import Terminated, run_pass
 from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.runners.lengths import BatchLimits
-from genai_server.engine.runners.loaded_model import LoadedModel
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
-from genai_server.engine.runners.profiled_rows import ProfiledRows
-from genai_server.engine.runners.runner_pair import RunnerPair
-from genai_server.engine.scheduling.scheduler_output import Read
-from genai_server.engine.scores import Scores
 from genai_server.engine.sequence import Sequence
 from genai_server.errors import RunnerFailed
 from genai_server.messages.generation_request import GenerationRequest, Sound
 from genai_server.speech_model import FEATURES, read_speech_model
-from tests.engine.model_runners import answers, first_logits, generator_answer, moving_answer
+from tests.engine.model_runners import answers, first_logits, generator_answer, profiled_answer
 from tests.running_server import ROOT
 
 PATH = ROOT / "tests" / "built_models" / "whisper"
@@ -144,77 +135,14 @@ def test_exact_rows_are_bitwise_equal_alone_and_in_company(speech: Speech) -> No
     np.testing.assert_array_equal(logits(1), logits(1, 0, 2, 3))
 
 
-def test_an_answer_moves_between_the_runners(speech: Speech) -> None:
+@pytest.mark.parametrize("first", [0, 4])
+def test_profiled_answers_are_equal_with_a_file_for_each_pass(speech: Speech, tmp_path: Path, first: int) -> None:
     speech.batch.forget()
-    pair = RunnerPair(LoadedModel(speech.generator, speech.batch))
     for sequence, expected in zip(speech.sequences(), speech.answers, strict=True):
-        assert moving_answer(pair, sequence, STEPS) == expected
-
-
-class OneByOne(ProfiledRows):
-    """As in the engine, no two passes have a file of the same name."""
-
-    def forward(self, reads: Several[Read]) -> list[Scores]:
-        found = super().forward(reads)
-        wait_for_next_file_name()
-        return found
-
-
-def test_profiled_answers_are_equal_with_a_file_for_each_pass(speech: Speech, tmp_path: Path) -> None:
-    speech.batch.forget()
-    profiled = OneByOne(speech.batch)
-    pair = RunnerPair(LoadedModel(profiled, speech.batch))
-    assert pair.no_profile() is None
-    for number, (sequence, expected) in enumerate(zip(speech.sequences(), speech.answers, strict=True)):
-        if number != 1:
-            profiled.set_runtime_option(sequence.id, "enable_profiling", str(tmp_path / f"of-{number}"))
-        assert moving_answer(pair, sequence, STEPS) == expected
-    profiles = sorted(path.name for path in tmp_path.iterdir())
-    # A pass that reads a token again, and those of four more tokens.
-    assert Counter(name.partition("_")[0] for name in profiles) == {"of-0": 5, "of-2": 5, "of-3": 5}
-    events = json.loads((tmp_path / profiles[0]).read_text())
+        assert profiled_answer(speech.batch, sequence, STEPS, tmp_path, first=first) == expected
+    events = json.loads(min(tmp_path.iterdir()).read_text())
     assert any(event["name"] == "model_run" for event in events)
     assert any("cross_attn" in event["name"] for event in events)
-
-
-def test_a_profiled_answer_reads_one_token_again_when_it_moves(speech: Speech) -> None:
-    speech.batch.forget()
-    pair = RunnerPair(LoadedModel(ProfiledRows(speech.batch), speech.batch))
-    sequence = speech.sequences(cache_prompt=True)[1]
-    pair.open(sequence)
-    (scores,) = run_pass(pair.of(sequence), [Read.next(sequence, sequence.num_unread)])
-    sequence.append(int(scores.last.argmax()))
-    for move in (pair.to_generator, pair.to_batch):
-        move(sequence)
-        assert sequence.num_unread == 2
-    pair.close(sequence)
-
-
-def test_an_exact_answer_is_bitwise_the_same_when_it_is_profiled(speech: Speech) -> None:
-    def logits(*, moves: bool) -> list[NDArray[np.float32]]:
-        speech.batch.forget()
-        pair = RunnerPair(LoadedModel(ProfiledRows(speech.batch), speech.batch))
-        sequence = speech.sequences(exact=True, cache_prompt=True)[1]
-        assert pair.no_profile(sequence) is None
-        pair.open(sequence)
-        found = []
-        for step in range(STEPS):
-            if moves and step in (2, 4):
-                (pair.to_generator if step == 2 else pair.to_batch)(sequence)
-            while sequence.num_unread:
-                most = pair.of(sequence).fit_chunk(sequence, sequence.num_unread)
-                (scores,) = run_pass(pair.of(sequence), [Read.next(sequence, most)])
-            found.append(scores.last.copy())
-            sequence.append(int(scores.last.argmax()))
-        pair.close(sequence)
-        return found
-
-    np.testing.assert_array_equal(logits(moves=True), logits(moves=False))
-
-
-def test_a_profiled_answer_is_terminated(speech: Speech) -> None:
-    with pytest.raises(Terminated):
-        ProfiledRows(speech.batch).set_runtime_option(1, "terminate_session", "1")
 
 
 def test_features_of_another_size_are_named(speech: Speech) -> None:

@@ -126,7 +126,7 @@ def test_that_profiles_can_be_made_is_tried_without_making_one(tmp_path: Path, m
 def test_a_model_is_known_to_score_prompts_by_trying_it() -> None:
     loaded = load_model(spec(128))
     assert scores_prompts(loaded)
-    assert scores_prompts(LoadedModel(loaded.generator, reason="alone"))
+    assert scores_prompts(load_model(spec(128, scheduler="generator")))
     assert scores_prompts(LoadedModel(ScriptedRunner(), reason="scripted"))
     assert isinstance(loaded.main, BatchedRunner)
     assert loaded.main.slots.num_running == 0
@@ -137,5 +137,5 @@ def test_graph_with_a_pruned_head_scores_prompts_in_a_batch_only(tmp_path: Path)
     loaded = load_model(spec(128, model_dir=tmp_path / "model"))
     assert isinstance(loaded.main, BatchedRunner)
     assert scores_prompts(loaded)
-    assert not scores_prompts(LoadedModel(loaded.generator, reason="alone"))
+    assert not scores_prompts(load_model(spec(128, model_dir=tmp_path / "model", scheduler="generator")))
     assert loaded.main.slots.num_running == 0

@@ -158,28 +158,10 @@ def test_a_past_longer_than_the_window_is_used_again(windowed: Path, generator: 
     assert first == greedy(generator, shorter, 1)[0]
 
 
-@pytest.mark.parametrize("returned", [2, 9])
-def test_sequence_back_from_a_generator_recomputes_its_tokens(
-    windowed: Path, generator: OgGeneratorRunner, returned: int
-) -> None:
-    pair = RunnerPair(LoadedModel(generator, batched_runner(windowed, max_length=MAX_LENGTH)))
-    prompt = text(70)
-    sequence = Scheduled(1, (0, 1), GenerationRequest("r", prompt, 100, MAX_LENGTH), lambda: 0.0, reuses_past=True)
-    pair.open(sequence)
-    for change, until in ((lambda _: None, 1), (pair.to_generator, returned), (pair.to_batch, STEPS)):
-        change(sequence)
-        while sequence.num_produced < until:
-            sequence.append(int(pair.forward(Step([Read.next(sequence, sequence.num_unread)]))[0].last.argmax()))
-    assert sequence.batched
-    assert sequence.tokens[len(prompt) :] == greedy(generator, prompt, STEPS)
-    pair.close(sequence)
-
-
 @pytest.mark.parametrize("exact", [False, True])
-def test_exact_sequence_reuses_no_answer_tokens_of_a_prompt(
-    windowed: Path, generator: OgGeneratorRunner, exact: bool
-) -> None:
-    pair = RunnerPair(LoadedModel(generator, batched_runner(windowed, max_length=MAX_LENGTH)))
+def test_exact_sequence_reuses_no_answer_tokens_of_a_prompt(windowed: Path, exact: bool) -> None:
+    batch = batched_runner(windowed, max_length=MAX_LENGTH)
+    pair = RunnerPair(LoadedModel(batch, batch))
     prompt = text(40)
     sequence = Scheduled(
         1, (0, 1), GenerationRequest("r", prompt, 100, MAX_LENGTH, exact=exact), lambda: 0.0, reuses_past=True
@@ -187,13 +169,13 @@ def test_exact_sequence_reuses_no_answer_tokens_of_a_prompt(
     pair.open(sequence)
     while sequence.num_produced < 8:
         sequence.append(int(pair.forward(Step([Read.next(sequence, sequence.num_unread)]))[0].last.argmax()))
-    pair.to_generator(sequence)
+    pair.close(sequence)
     other = Scheduled(
         2, (0, 2), GenerationRequest("o", sequence.tokens, 1, MAX_LENGTH, cache_prompt=False), lambda: 0.0
     )
     pair.open(other)
     pair.forward(Step([Read.next(other, other.num_unread)]))
-    pair.to_batch(sequence)
+    pair.open(sequence)
     assert sequence.num_read == (38 if exact else 46)
     for each in (sequence, other):
         pair.close(each)

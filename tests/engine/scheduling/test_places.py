@@ -226,21 +226,9 @@ def test_a_paused_sequence_keeps_its_place_among_the_waiting() -> None:
     assert names_of(scheduler.admit())[0] == "a"
 
 
-def test_a_sequence_on_a_generator_counts_with_its_full_length() -> None:
-    alone, other = _long("a", 0, num_prompt=1000), _long("b", 1)
-    scheduler = _growing(alone, other, num_pages=205)
-    assert len(scheduler.admit()) == 2
-    alone.profile.switch("prefix", 0)
-    scheduler.make_room()
-    assert names_of(scheduler.running) == ["a"]
-    assert scheduler.admit() == []
-
-
 def test_profiled_sequences_of_a_batch_need_memory_as_others_do() -> None:
-    runner = able_runner()
-    runner.abilities = replace(runner.abilities, profiles=True)
     profiled, other = _long("a", 0, num_prompt=1000), _long("b", 1)
-    scheduler = _growing(profiled, other, num_pages=205, runner=runner)
+    scheduler = _growing(profiled, other, num_pages=205)
     profiled.profile.switch("prefix", 0)
     assert names_of(scheduler.admit()) == ["a", "b"]
     scheduler.make_room()
@@ -257,7 +245,7 @@ def test_adapters_in_the_batch_need_memory_as_others_do(is_batched: bool, runnin
     runner.abilities = replace(runner.abilities, adapters=is_batched)
     sequences = [_long(name, number) for number, name in enumerate("abcd")]
     for sequence in sequences:
-        sequence.adapter = LoadedAdapter("digest", {})
+        sequence.adapter = LoadedAdapter("digest", None)
     assert names_of(_growing(*sequences, num_pages=200, runner=runner).admit()) == running
 
 

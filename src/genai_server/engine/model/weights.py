@@ -2,8 +2,8 @@
 
 A session packs its weights for its kernels into private memory. Packed weights that were saved next to the optimized
 graph are mapped instead (session options `session.save_external_prepacked_constant_initializers` and
-`session.optimized_model_external_initializers_file_name`). Then the two sessions of an engine, and the engines of a
-host, share the pages. The folder's name contains what they depend on: model, version and processor.
+`session.optimized_model_external_initializers_file_name`). Then the engines of a host share the pages. The
+folder's name contains what they depend on: model, version and processor.
 """
 
 import hashlib

@@ -136,6 +136,14 @@ class ProfileManifest:
             sizes.append((self._directory / name).stat().st_size)
         return sizes
 
+    def drop_step(self, prefix: str) -> None:
+        """Remove the files that an interrupted or failed pass has written under a prefix, if that can be done."""
+        before, self._before = self._before, None
+        for name in self._files() - before.files if before is not None else ():
+            with suppress(OSError):
+                if name.startswith(f"{prefix}_"):
+                    (self._directory / name).unlink()
+
     def _begin(self, prefix: str, started: float, plan: ProfilePlan | None = None) -> Path:
         stamp = datetime.fromtimestamp(started).strftime("%Y-%m-%d_%H-%M-%S_%f")[:-3]
         name = f"{prefix}_{stamp}"

@@ -39,9 +39,9 @@ class Kept(Struct, frozen=True):
 class RuntimeOptionState:
     """Chooses the sequences to profile, and knows whether the device's session is terminated.
 
-    Only Generators can be profiled. To keep most of a batch together, a switch for the device affects at most
-    `max_rows` sequences at a time, those that have run longest. If all sequences run on Generators anyway, it affects
-    all. The open `sessions` use the rows that the switch leaves.
+    Profiled sequences run alone. To keep most of a batch together, a switch for the device affects at most `max_rows`
+    sequences at a time, those that have run longest. Without a batch it affects all. The open `sessions` use the rows
+    that the switch leaves.
 
     With a `state_file`, a restarted engine keeps the settings, so a crash does not revive a terminated device. `about`
     is the part of the manifests that all sessions share.
@@ -57,8 +57,8 @@ class RuntimeOptionState:
         about: Session | None = None,
         clock: Clock = time.monotonic,
     ) -> None:
-        self._runners = runners
-        self._max_rows = sys.maxsize if runners.loaded.batch is None else max_rows
+        self._runners, self._loaded = runners, runners.loaded
+        self._max_rows = sys.maxsize if self._loaded.batch is None else max_rows
         self._folder = folder
         self._manifest = ProfileManifest(folder.directory, about or Session(id="", prefix="", started=0))
         self.sessions = ProfileSessions(self._manifest, clock)
@@ -120,7 +120,7 @@ class RuntimeOptionState:
         named = [s for s in sequences if plan.request_id in (None, s.request.request_id)]
         if plan.request_id is not None and not named:
             raise RequestNotFound(f"no request {quoted(plan.request_id)} is running or waiting", param="request_id")
-        if why := self._runners.no_profile(*([] if plan.request_id is None else named)):
+        if why := self._loaded.why_no_profile:
             raise InvalidField(why, param="device" if plan.request_id is None else "request_id")
         self._folder.prepare()
         self._folder.remove_old()
@@ -142,7 +142,7 @@ class RuntimeOptionState:
         for sequence in running:
             is_able = free > 0 and not sequence.profile.is_on and not sequence.profile.left_out
             prefix = self._device_prefix or self.sessions.prefix_for(sequence)
-            if is_able and prefix is not None and self._runners.no_profile(sequence) is None:
+            if is_able and prefix is not None and not self._loaded.why_no_profile:
                 sequence.profile.switch(prefix, sequence.num_produced)
                 free -= 1
 
@@ -155,36 +155,25 @@ class RuntimeOptionState:
         prefixes = {self._device_prefix, *(sequence.profile.prefix for sequence in sequences)}
         return {prefix for prefix in prefixes if prefix is not None}
 
-    def misplaced(self, sequences: Iterable[Sequence]) -> list[Sequence]:
-        """The running sequences that may be on the wrong runner."""
-        return [sequence for sequence in sequences if sequence.profile.is_on == sequence.batched]
-
-    def place(self, sequence: Sequence) -> None:
-        """Move a running sequence to the runner that it needs. Raises RunnerFailed."""
-        if not sequence.profile.is_on:
-            self._runners.to_batch(sequence)
-        elif sequence.batched:
-            self._runners.to_generator(sequence)
-            sequence.profile.active = None
-
     def observe(self, step: Step, seconds: float) -> None:
         """Take the duration of a step that has ended."""
         if self._has_profiled:
             self.sessions.observe(step, seconds)
 
     def before_step(self, step: Step) -> None:
-        """Switch the library's profiling for a step, except where a sequence reads its earlier tokens again."""
-        sequence = step.sequences[0]  # a profiled one has a pass of its own
-        if sequence.batched:
+        """Switch ONNX Runtime's profiling for a step, except where a sequence reads its earlier tokens again."""
+        if not self._has_profiled:
             return
-        if sequence.profile.is_on and (obstacle := self._obstacle(sequence)):
-            self._stop(obstacle, [sequence])
-        reads_anew = not sequence.is_decoding and sequence.num_produced > 0
-        prefix = None if reads_anew else sequence.profile.prefix
-        if prefix != sequence.profile.active:
-            value = "0" if prefix is None else self._folder.path_prefix(prefix)
-            self._runners.generator.set_runtime_option(sequence.id, PROFILING, value)
-            sequence.profile.active = prefix
+        first = step.sequences[0]  # a profiled one has a pass of its own
+        if first.profile.is_on and (obstacle := self._obstacle(first)):
+            self._stop(obstacle, [first])
+        for sequence in step.sequences:
+            reads_anew = not sequence.is_decoding and sequence.num_produced > 0
+            prefix = None if reads_anew else sequence.profile.prefix
+            if prefix != sequence.profile.active:
+                value = "0" if prefix is None else self._folder.path_prefix(prefix)
+                self._runners.of(sequence).set_runtime_option(sequence.id, PROFILING, value)
+                sequence.profile.active = prefix
 
     def _obstacle(self, sequence: Sequence) -> str | None:
         """Why a sequence's next pass cannot be profiled; None if it can. Errors of the folder never end the request."""
@@ -199,7 +188,7 @@ class RuntimeOptionState:
     def after_step(self, step: Step, running: Iterable[Sequence]) -> None:
         """Record the file of a profiled step. At a limit or on a full disk, all profiling stops."""
         sequence = step.sequences[0]
-        if sequence.batched or sequence.profile.active is None:
+        if sequence.profile.active is None:
             return
         if sequence.num_unread == 0:
             sequence.profile.num_tokens += 1
@@ -212,6 +201,11 @@ class RuntimeOptionState:
             reached = _UNWRITABLE.format(error)
         if reached:
             self._stop(reached, running)
+
+    def drop_step(self, step: Step) -> None:
+        """Remove the file of a profiled step that did not run to its end."""
+        if step.sequences[0].profile.active is not None:
+            self._manifest.drop_step(step.sequences[0].profile.active)
 
     def _stop(self, reason: str, sequences: Iterable[Sequence]) -> None:
         self.sessions.end_all(reason)

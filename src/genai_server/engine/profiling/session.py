@@ -30,7 +30,6 @@ class ProfileSession:
         # When slow tokens have triggered profiling, as often as the plan allows within an hour.
         self._fired: deque[float] = deque(maxlen=None if plan.slow is None else plan.slow.max_per_hour)
         self._until: dict[int, int] = {}
-        self._returning: set[int] = set()
         self._profiled: deque[float] = deque(maxlen=_MAX_STEPS)
         self._unprofiled: deque[float] = deque(maxlen=_MAX_STEPS)
 
@@ -49,10 +48,6 @@ class ProfileSession:
         """Take the duration of a decode step; `next_tokens` has the next output token of each sequence concerned."""
         if profiled:
             self._profiled.append(seconds)
-            self._returning |= next_tokens.keys()
-            return
-        if back := self._returning & next_tokens.keys():  # the first step after returning to the batch takes longer
-            self._returning -= back
             return
         slow = self.plan.slow
         if slow is not None and self._is_slow(slow, seconds) and self._may_fire(now):
@@ -73,7 +68,6 @@ class ProfileSession:
     def keep(self, sequences: Collection[int]) -> None:
         """Forget all other sequences, which have ended."""
         self._until = {sequence: token for sequence, token in self._until.items() if sequence in sequences}
-        self._returning &= set(sequences)
 
     def over(self, now: float) -> str | None:
         """Why the session must end, in words; None if it continues."""

@@ -88,8 +88,7 @@ class ProfileSessions:
         """Take the duration of a step that has ended."""
         if not self._open or not step.decodes:
             return
-        first = step.sequences[0]
-        under = None if first.batched else first.profile.active
+        under = step.sequences[0].profile.active
         for prefix, session in self._open.items():
             tokens = {s.id: s.num_produced for s in step.sequences if session.concerns(s.request.request_id)}
             if tokens and under in (None, prefix):

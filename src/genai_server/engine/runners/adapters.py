@@ -2,7 +2,6 @@
 
 import hashlib
 import logging
-from collections.abc import Sequence
 from pathlib import Path
 
 from genai_server.engine.loaded_adapter import LoadedAdapter
@@ -15,14 +14,14 @@ log = logging.getLogger(__name__)
 
 
 class Adapters:
-    """The loaded adapters of the runners whose sequences may have one, by id. Owned by the loop's thread.
+    """The loaded adapters of the runner whose sequences may have one, by id. Owned by the loop's thread.
 
     A sequence holds its adapter until it ends. So an unloaded adapter stays in memory while answers use it, and is
     freed afterwards.
     """
 
-    def __init__(self, runners: Sequence[Runner]) -> None:
-        self._runners = runners
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
         self._loaded: dict[str, LoadedAdapter] = {}
         self._unloaded: set[str] = set()
 
@@ -34,17 +33,17 @@ class Adapters:
             self._loaded[adapter.id] = self._load(Path(adapter.path))
         except AdapterLoadFailed as error:
             raise AdapterLoadFailed(f"adapter {quoted(adapter.name)}: {error.message}", param="path") from None
-        where = "in the batch" if len(self._runners) > 1 else "one by one"
+        where = "in the batch" if self._runner.abilities.mixes else "one by one"
         log.info("adapter %s is loaded; its requests run %s", quoted(adapter.name), where)
 
     def _load(self, path: Path) -> LoadedAdapter:
-        parts = {runner: runner.load_adapter(path) for runner in self._runners}
+        loaded = self._runner.load_adapter(path)
         try:
             with path.open("rb") as file:
                 digest = hashlib.file_digest(file, "sha256").hexdigest()
         except OSError as error:
             raise AdapterLoadFailed(f"{path} cannot be read: {error.strerror}") from None
-        return LoadedAdapter(digest, parts)
+        return LoadedAdapter(digest, loaded)
 
     def unload(self, id: str) -> None:
         """Accept no more requests for an adapter."""

@@ -6,8 +6,6 @@ from collections.abc import Sequence as Several
 from pathlib import Path
 from typing import Any
 
-from numpy.typing import NDArray
-
 from genai_server.engine.abilities import Abilities
 from genai_server.engine.kv_cache.kv_slots import KvSlots
 from genai_server.engine.scheduling.scheduler_output import NOTHING_KEPT, KvRoom, Read
@@ -46,8 +44,6 @@ class Runner(ABC):
     model: ModelInfo
     # The KV cache slots; None if the runner does not keep them itself.
     slots: KvSlots | None = None
-    # The graph's outputs that hold keys and values, for `export` and `adopt`.
-    present_names: tuple[str, ...] = ()
     # ONNX Runtime's run options of the pass in progress, if it can be interrupted.
     _interruptible: Any = None
     # Whether a pass may be interrupted that frequent interrupts would otherwise keep from ever ending.
@@ -155,17 +151,6 @@ class Runner(ABC):
         """Drop all cached prefixes of ended sequences; returns how many there were."""
         return 0
 
-    def export(self, sequence: int, names: Several[str]) -> dict[str, NDArray[Any]]:
-        """Copies of these outputs [1, …] of a sequence's last pass, by name."""
-        return {}
-
-    def adopt(self, sequence: Sequence, past: Mapping[str, NDArray[Any]]) -> None:
-        """Open a sequence with the keys and values [1, kv_heads, …, head_size] of the tokens it has read.
-
-        Another runner has computed them.
-        """
-        raise RunnerFailed("this runner takes no keys and values")
-
     def load_adapter(self, path: Path) -> Any:
         """Returns what the runner needs of an adapter's sequences; its memory is freed with the last reference.
 
@@ -175,10 +160,13 @@ class Runner(ABC):
 
     def _adapter(self, sequence: Sequence) -> Any:
         """What `load_adapter` returned of a sequence's adapter; None without one."""
-        return None if sequence.adapter is None else sequence.adapter.parts[self]
+        return None if sequence.adapter is None else sequence.adapter.loaded
 
     def set_runtime_option(self, sequence: int, option: str, value: str) -> None:
-        """Set a runtime option of onnxruntime-genai; `enable_profiling` takes "0" or the path prefix of the files."""
+        """Set a runtime option of onnxruntime-genai; `enable_profiling` takes "0" or the path prefix of the files.
+
+        A pass is profiled if it has only this sequence.
+        """
         raise RunnerFailed(f"this runner has no runtime option {option}")
 
     def interrupt(self) -> None:

@@ -23,6 +23,7 @@ from genai_server.engine.kv_cache.kv_slots import KvSlots
 from genai_server.engine.kv_cache.layout import lay_out, split_passes
 from genai_server.engine.kv_cache.row import Row
 from genai_server.engine.model.adapter_file import adapter_inputs, check_adapter_file
+from genai_server.engine.model.pass_profile import check_pass_profiles
 from genai_server.engine.model.session_options import node_shares
 from genai_server.engine.runners.adapter_stack import AdapterWeights, load_weights
 from genai_server.engine.runners.base import Interrupted, Runner
@@ -66,8 +67,8 @@ class BatchedRunner(Runner):
         self.graph, self.model = graph, model
         self.switches_at = graph.switches_at
         self._has_states = graph.has_states
-        # Path prefix of the profiles that ONNX Runtime writes of the next passes; "" without.
-        self.profile_prefix = ""
+        # Path prefixes for the files of profiled sequences.
+        self._profiles: dict[int, str] = {}
         self.sessions = sessions = BatchSessions(
             graph, session, limits, model.vocab_size, int8=int8, run_entries=run_entries, make_buffers=make_buffers
         )
@@ -85,21 +86,18 @@ class BatchedRunner(Runner):
             memory=limits.memory,
             states=self.states if self._has_states else None,
         )
-        self.present_names = graph.present_names
         on_host = isinstance(self.buffers, CpuBuffers)
         self.abilities = Abilities(
             "batched",
             limits.num_slots,
             mixes=True,
             drafts=True,
-            # A Generator reads a single token with another kernel than an exact pass.
+            # Only sequences that ask for it are.
             exact=False,
             # Their weights lie in the memory of a CPU.
             adapters=bool(graph.low_rank_paths) and on_host,
             caches_prefixes=True,
-            # A Generator keeps only the last keys and values of windowed layers, and does not return states. It does
-            # not tell which cosines and sines its keys have.
-            adopts=on_host and not graph.window and not self._has_states and graph.switches_at is None,
+            profiles=True,
             # The states of many rows would have to be copied before each pass.
             interrupts=not self._has_states,
             uses_host_cores=on_host,
@@ -183,7 +181,8 @@ class BatchedRunner(Runner):
             self.states.accept_nothing()
         index = self.slots.of(reads[0].sequence.id).index
         interrupts = self._interrupts(reads)
-        options = self.sessions.own.new_options(self.profile_prefix) if interrupts or self.profile_prefix else None
+        prefix = self._profiles.get(reads[0].sequence.id, "") if len(reads) == 1 else ""
+        options = self.sessions.own.new_options(prefix) if interrupts or prefix else None
         self._interruptible = options if interrupts else None
         saved = self.states.save(index) if self._has_states and interrupts else None
         try:
@@ -295,22 +294,20 @@ class BatchedRunner(Runner):
     def forget(self) -> int:
         return self.slots.forget()
 
-    def adopt(self, sequence: Scheduled, past: Mapping[str, NDArray[Any]]) -> None:
-        read, prompt = sequence.tokens[: sequence.num_read], sequence.prompt
-        self.slots.acquire(sequence.id, read, reuse=False, salt=sequence.cache_salt)
-        self._give_inputs(sequence)
-        self.slots.reserve(sequence.id, len(read))
-        index = self.slots.of(sequence.id).index
-        assert isinstance(self.buffers, CpuBuffers)  # else `abilities.adopts` is false
-        for name, values in past.items():
-            self.buffers.write(index, name, values[:, :, : len(read)])
-        num_prefilled = min(len(read), len(prompt)) if len(prompt) > 1 else 0
-        self.slots.add_loaded(sequence.id, read, num_prefilled, None)
+    def set_runtime_option(self, sequence: int, option: str, value: str) -> None:
+        if option != "enable_profiling":
+            super().set_runtime_option(sequence, option, value)
+        check_pass_profiles()
+        if value == "0":
+            self._profiles.pop(sequence, None)
+        else:
+            self._profiles[sequence] = value
 
     def end_session(self) -> None:
         self.sessions.own.session.end_profiling()
 
     def close(self, sequence: int) -> None:
+        self._profiles.pop(sequence, None)
         if self.sessions.stack is not None:
             self.sessions.stack.release(sequence)
         if self.slots.has(sequence):

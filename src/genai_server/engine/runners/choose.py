@@ -126,16 +126,17 @@ def _load_runners(spec: EngineSpec) -> LoadedModel:
 
 def _batched(spec: EngineSpec, model_dir: Path, encoder: ImageWorker | None) -> LoadedModel:
     """For a model that generates: in a batch, or one by one if it does not fit."""
-    from genai_server.engine.runners.profiled_rows import ProfiledRows
-
-    # A device with memory of its own would hold the weights twice. Only requests with adapters need a Generator there.
-    beside = _generator(spec, model_dir) if on_cpu(spec) or adapter_inputs(model_dir) else None
+    has_adapters = bool(adapter_inputs(model_dir))
+    # A batch on a device takes the memory that is left, and no adapters.
+    beside = _generator(spec, model_dir) if has_adapters and not on_cpu(spec) else None
     try:
         batched = load_batched(spec, model_dir, check_model_directory(model_dir))
     except DoesNotFit as error:
         reason = str(error)
     else:
-        return LoadedModel(beside or ProfiledRows(batched), batched, encoder=encoder)
+        if has_adapters and not batched.abilities.adapters:
+            beside = beside or _generator(spec, model_dir)
+        return LoadedModel(beside or batched, batched, encoder=encoder)
     # Only here, because the error keeps the weights of the failed batch until it is handled.
     return _one_by_one(structs.replace(spec, draft_model=""), beside or _generator(spec, model_dir), reason, encoder)
 
@@ -218,7 +219,6 @@ def _transcribing(spec: EngineSpec, model_dir: Path) -> LoadedModel:
     """For a model for speech: either in a batch or by the library."""
     from genai_server.engine.model.aligner import Aligner, why_no_times
     from genai_server.engine.model.sound_encoder import unencoded
-    from genai_server.engine.runners.profiled_rows import ProfiledRows
 
     model = check_model_directory(model_dir)
     max_bytes, max_ahead = spec.settings.encoder_cache_bytes, spec.settings.max_batch_size + _ENCODED_AHEAD
@@ -234,7 +234,7 @@ def _transcribing(spec: EngineSpec, model_dir: Path) -> LoadedModel:
     open_aligner = None if refusal else lambda: Aligner(model_dir, spec.settings.threads, options).times
     batched.model = structs.replace(batched.model, aligns=not refusal)
     worker = SoundWorker(lambda: _sound_encoder(spec, model_dir), max_bytes, max_ahead, open_aligner)
-    return LoadedModel(ProfiledRows(batched), batched, encoder=worker)
+    return LoadedModel(batched, batched, encoder=worker)
 
 
 def _sound_encoder(spec: EngineSpec, model_dir: Path) -> Callable[[Tensors], EncodedSound]:

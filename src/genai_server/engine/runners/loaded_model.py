@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class LoadedModel:
     """The runners of a model, and what works next to them. `main` is the runner of most sequences."""
 
-    # Has runtime options, and runs all sequences where there is no batch.
+    # Runs what the batch cannot, and all sequences where there is no batch. The batch itself if it can run all.
     generator: Runner
     batch: Runner | None = None
     # Why there is no batch.
@@ -37,9 +37,10 @@ class LoadedModel:
 
     def __post_init__(self) -> None:
         self.main = self.batch or self.generator
-        # Sequences with an adapter stay on the generator's runner if the batch takes none.
-        takers = [one for one in (self.batch, self.generator) if one is not None and one.abilities.adapters]
-        self.adapters = Adapters(takers or [self.generator])  # which says why it takes none
+        if self.main.abilities.pools:
+            self.why_no_profile = "a model for embeddings or reranking cannot be profiled"
+        # A runner that takes none says why.
+        self.adapters = Adapters(self.main if self.main.abilities.adapters else self.generator)
 
     @property
     def batching(self) -> Batching:

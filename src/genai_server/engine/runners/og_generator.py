@@ -181,12 +181,6 @@ class OgGeneratorRunner(Runner):
             raise RunnerFailed(f"the model's graph gives logits for {len(logits)} of {num_tokens} tokens of a prompt")
         return logits
 
-    def export(self, sequence: int, names: Sequence[str]) -> dict[str, NDArray[Any]]:
-        """Copies of these outputs of a sequence's last pass."""
-        generator = self._generators[sequence]
-        with self._translated():
-            return {name: generator.get_output(name) for name in names}
-
     def set_runtime_option(self, sequence: int, option: str, value: str) -> None:
         with self._translated():
             self._generators[sequence].set_runtime_option(option, value)

@@ -30,7 +30,8 @@ def warm_up(loaded: LoadedModel, chunk: int) -> None:
     """
     started = time.perf_counter()
     try:
-        time_passes(loaded.generator, chunk if loaded.batch is None else _SHORT, all_rows=False)
+        if loaded.generator is not loaded.batch:
+            time_passes(loaded.generator, chunk if loaded.batch is None else _SHORT, all_rows=False)
         _try_profiling(loaded)
     except RunnerFailed as error:
         if not loaded.main.abilities.chooses:
@@ -90,15 +91,16 @@ def _try_profiling(loaded: LoadedModel) -> None:
     """Switch profiling on and off for a sequence without a pass. ONNX Runtime before 1.25 refuses this."""
     if loaded.why_no_profile:
         return
-    sequence = open_bare(loaded.generator, [1 % loaded.main.model.vocab_size], _SHORT)
+    runner = loaded.main if loaded.main.abilities.profiles else loaded.generator
+    sequence = open_bare(runner, [1 % loaded.main.model.vocab_size], _SHORT)
     try:
         for value in ("tried", "0"):
-            loaded.generator.set_runtime_option(sequence.id, "enable_profiling", value)
+            runner.set_runtime_option(sequence.id, "enable_profiling", value)
     except RunnerFailed as error:
         log.warning("answers cannot be profiled: %s", error.message)
         loaded.why_no_profile = f"answers cannot be profiled: the installed libraries cannot do it: {error.message}"
     finally:
-        loaded.generator.close(sequence.id)
+        runner.close(sequence.id)
 
 
 def _run(runner: Runner, rows: int, num_tokens: int, passes: dict[int, list[float]], clock: Clock) -> float:

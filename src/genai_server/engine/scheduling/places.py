@@ -215,8 +215,7 @@ class Places:
     def _grows(self, sequence: Sequence) -> bool:
         """Whether a sequence takes memory as its tokens come, and can be paused. A Generator has all memory at once."""
         can = self._runner.abilities
-        alone = sequence.profile.is_on and not can.profiles
-        alone = alone or (sequence.adapter is not None and not can.adapters)
+        alone = sequence.adapter is not None and not can.adapters
         return can.mixes and not alone and self._runner.may_pause(sequence)
 
     def _free_pages(self, running: Collection[Sequence]) -> int:

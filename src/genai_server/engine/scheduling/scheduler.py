@@ -1,9 +1,9 @@
 """Chooses the reads of the next forward pass: pure policy, without model or thread.
 
 A step decodes one token of every decoding sequence, with drafts behind some, and reads chunks of prompts, where the
-runner mixes them. Otherwise the batched sequences share a pass, and a chunk has its own. Sequences that are not batched
-follow in passes of their own. So prompts cost a running stream one chunk's time for each token, however many prompts
-wait. The chunk's size is derived from the measured times of passes (engine/scheduling/step_time.py).
+runner mixes them. Otherwise the batched sequences share a pass, and a chunk has its own. Sequences that are profiled,
+or not batched, follow in passes of their own. So prompts cost a running stream one chunk's time for each token, however
+many prompts wait. The chunk's size is derived from the measured times of passes (engine/scheduling/step_time.py).
 
 The prompt with the fewest tokens left is read first, so that short prompts do not wait for long ones. Waiting counts
 like tokens that have been read, so no prompt waits forever. Short prompts are read together.
@@ -135,8 +135,8 @@ class Scheduler(Places):
         if batch or chunks:
             reads = self._next_tokens(batch) if not chunks else [Read.next(sequence) for sequence in batch]
             yield Step([*reads, *(chunks or self._beside(reads))])
-        for sequence in [sequence for sequence in self.running if not sequence.batched]:
-            if sequence in self._active() and not sequence.batched and _decodes(sequence):
+        for sequence in [sequence for sequence in self.running if not sequence.shares_passes]:
+            if sequence in self._active() and not sequence.shares_passes and _decodes(sequence):
                 yield Step([Read.next(sequence)])
         alone = [sequence for sequence in self._prompts() if not self._mixes(sequence)]
         if alone:
@@ -150,7 +150,7 @@ class Scheduler(Places):
 
     def _batch(self) -> list[Sequence]:
         """The batched sequences of which the next pass decodes a token."""
-        batch = [sequence for sequence in self._active() if sequence.batched and _decodes(sequence)]
+        batch = [sequence for sequence in self._active() if sequence.shares_passes and _decodes(sequence)]
         if self.has_foreground or self._runner.abilities.interrupts:
             return batch
         curve = self._step_times.curve(len(batch))
@@ -179,7 +179,7 @@ class Scheduler(Places):
 
     def _mixes(self, sequence: Sequence) -> bool:
         """Whether a sequence's tokens can be read in any pass of the batch."""
-        return sequence.batched and self._runner.abilities.mixes
+        return sequence.shares_passes and self._runner.abilities.mixes
 
     def _next_tokens(self, batch: list[Sequence]) -> list[Read]:
         """The newest token of each sequence of the batch, with drafts where they are expected to pay."""
