@@ -104,6 +104,21 @@ def test_session_of_a_queued_request_keeps_waiting(device: BatchedDevice) -> Non
     assert [each.state for each in device.state.sessions.describe(device.sequences)] == ["waiting"]
 
 
+def test_session_that_ends_in_a_pause_profiles_nothing_later(device: BatchedDevice) -> None:
+    id = start(device)
+    device.run(device.sequences[0])
+    paused = device.sequences.pop(0)
+    device.runners.close(paused)
+    paused.pause()
+    device.state.sessions.end(id)
+    device.state.choose(device.sequences, [paused])
+    device.runners.open(paused)
+    device.sequences.insert(0, paused)
+    device.run(paused, paused)
+    assert profiled(device) == [("r0", 0)]
+    assert device.alone() == []
+
+
 def test_session_of_an_unknown_request_is_refused(device: BatchedDevice) -> None:
     with pytest.raises(RequestNotFound, match='"missing"'):
         start(device, request_id="missing")

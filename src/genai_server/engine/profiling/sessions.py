@@ -53,7 +53,7 @@ class ProfileSessions:
         for session in list(self._open.values()):
             self._end(session, reason)
 
-    def release(self, running: Collection[Sequence], waiting: Iterable[Sequence]) -> None:
+    def release(self, running: Collection[Sequence], waiting: Collection[Sequence]) -> None:
         """End the sessions whose time is over, and stop profiling sequences that no session selects any more."""
         if not self._open and not self._ended:
             return
@@ -65,7 +65,7 @@ class ProfileSessions:
                 reason = f"request {quoted(session.plan.request_id)} has ended"
             if reason is not None:
                 self._end(session, reason)
-        for sequence in running:
+        for sequence in (*running, *waiting):  # a paused one, too
             prefix = sequence.profile.prefix
             if prefix is None:
                 continue
