@@ -39,7 +39,7 @@ from genai_server.engine.runners.warm_up import warm_up
 from genai_server.engine.sampling.grammar import Guidance
 from genai_server.engine.sequence import Sequence
 from genai_server.engine.sound_worker import SoundWorker
-from genai_server.errors import ConfigurationError, QueueFull, RunnerFailed
+from genai_server.errors import ConfigurationError, ModelDirectoryError, QueueFull, RunnerFailed
 from genai_server.messages.admin import SetRuntimeOption
 from genai_server.messages.generation_request import Adapter, Batching, GenerationRequest
 from genai_server.messages.launch import EngineSpec
@@ -175,13 +175,25 @@ def test_draft_model_without_effect_takes_no_memory(how: dict[str, Any], monkeyp
     assert drafting.main.model.max_length == alone.main.model.max_length
 
 
-def test_incomplete_draft_model_is_refused(tmp_path: Path) -> None:
-    directory = tmp_path / "draft"
+@pytest.fixture
+def incomplete(tmp_path: Path) -> Path:
+    """A model directory without the graph that its configuration names."""
+    directory = tmp_path / "incomplete"
     shutil.copytree(DEMO, directory)
     with edited_config(directory) as config:
         config["model"]["decoder"]["filename"] = "missing.onnx"
+    return directory
+
+
+@pytest.mark.parametrize("scheduler", ["auto", "generator"])
+def test_incomplete_model_is_refused(scheduler: str, incomplete: Path) -> None:
+    with pytest.raises(ModelDirectoryError, match=r"incomplete: missing\.onnx is missing"):
+        choose.load_model(spec(128, model_dir=incomplete, scheduler=scheduler))
+
+
+def test_incomplete_draft_model_is_refused(incomplete: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"draft_model=.*missing\.onnx is missing"):
-        choose.load_model(msgspec.structs.replace(spec(128), draft_model=str(directory)))
+        choose.load_model(msgspec.structs.replace(spec(128), draft_model=str(incomplete)))
 
 
 @pytest.mark.parametrize(

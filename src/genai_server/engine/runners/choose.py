@@ -126,11 +126,12 @@ def _load_runners(spec: EngineSpec) -> LoadedModel:
 
 def _batched(spec: EngineSpec, model_dir: Path, encoder: ImageWorker | None) -> LoadedModel:
     """For a model that generates: in a batch, or one by one if it does not fit."""
+    model = check_model_directory(model_dir)
     has_adapters = bool(adapter_inputs(model_dir))
     # A batch on a device takes the memory that is left, and no adapters.
     beside = _generator(spec, model_dir) if has_adapters and not on_cpu(spec) else None
     try:
-        batched = load_batched(spec, model_dir, check_model_directory(model_dir))
+        batched = load_batched(spec, model_dir, model)
     except DoesNotFit as error:
         reason = str(error)
     else:
