@@ -24,6 +24,7 @@ from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.engine.scheduling.scheduler_output import StepPolicy
 from genai_server.engine.scheduling.step_time import StepTimeModel
 from genai_server.engine.sequence import Sequence
+from genai_server.messages.admin import SetRuntimeOption
 from genai_server.messages.generation_request import Sampling
 from genai_server.messages.launch import EngineSpec
 from tests.engine.hybrids import LENGTH, SLOTS, STEPS, VOCAB, Hybrid, text
@@ -141,6 +142,26 @@ def test_drafts_are_those_of_the_heads_graph(
     made = [(tokens, draft) for tokens, draft in drafts if draft]
     assert len(made) > 3
     assert any(len(draft) > 1 for _, draft in made)
+    for tokens, draft in made:
+        assert draft == reference.draft(tokens, len(draft))
+
+
+def test_drafts_after_a_profile_are_those_of_the_heads_graph(
+    hybrid: Hybrid, head: MtpHead, device: SteppedLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drafts, reference = noted_drafts(head, monkeypatch), Reference(hybrid.path)
+    prompt = text(50, 82)
+    ask(device, 1, prompt, cache_prompt=False)
+    lengths = []
+    for number, value in enumerate(("p", "0")):
+        lengths.append(len(prompt) + len(device.tokens(1)))
+        device.put(SetRuntimeOption(number, "enable_profiling", value))
+        device.step_until(lambda: len(device.tokens(1)) >= 4)
+    device.run(1)
+    assert device.tokens(1) == hybrid.answer(prompt)
+    assert device.end(1).num_profiled == lengths[1] - lengths[0]
+    made = [(tokens, draft) for tokens, draft in drafts if draft]
+    assert min(len(tokens) for tokens, _ in made) >= lengths[1]
     for tokens, draft in made:
         assert draft == reference.draft(tokens, len(draft))
 

@@ -4,6 +4,7 @@ The model is tests/built_models/whisper: the graphs of the real builder with ran
 """
 
 import json
+from collections.abc import Sequence as Several
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from genai_server.engine.model.speech_files import read_cross_decoder, read_enco
 from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.runners.lengths import BatchLimits
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
+from genai_server.engine.scheduling.scheduler_output import Read
+from genai_server.engine.scores import Scores
 from genai_server.engine.sequence import Sequence
 from genai_server.errors import RunnerFailed
 from genai_server.messages.generation_request import GenerationRequest, Sound
@@ -143,6 +146,25 @@ def test_profiled_answers_are_equal_with_a_file_for_each_pass(speech: Speech, tm
     events = json.loads(min(tmp_path.iterdir()).read_text())
     assert any(event["name"] == "model_run" for event in events)
     assert any("cross_attn" in event["name"] for event in events)
+
+
+def test_an_exact_answer_is_bitwise_the_same_when_it_is_profiled(
+    speech: Speech, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forward, logits = speech.batch.forward, list[NDArray[np.float32]]()
+
+    def note(reads: Several[Read]) -> list[Scores]:
+        scores = forward(reads)
+        logits.extend(each.last.copy() for each in scores)
+        return scores
+
+    monkeypatch.setattr(speech.batch, "forward", note)
+    for is_profiled in (False, True):
+        speech.batch.forget()
+        sequence = speech.sequences(exact=True)[1]
+        profiled_answer(speech.batch, sequence, STEPS, tmp_path, last=8 if is_profiled else 4)
+    usual, profiled = np.split(np.concatenate(logits), 2)
+    np.testing.assert_array_equal(profiled, usual)
 
 
 def test_features_of_another_size_are_named(speech: Speech) -> None:

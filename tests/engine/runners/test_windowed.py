@@ -24,7 +24,7 @@ from genai_server.engine.scores import Scores
 from genai_server.engine.sequence import Sequence as Scheduled
 from genai_server.messages.generation_request import GenerationRequest
 from scripts._models.driven import Driven
-from tests.engine.model_runners import batched_runner, greedy
+from tests.engine.model_runners import batched_runner, greedy, profiled_answer
 from tests.model_edits import edited_config, edited_graph
 from tests.running_server import DEMO
 from tests.tokens import text
@@ -156,6 +156,15 @@ def test_a_past_longer_than_the_window_is_used_again(windowed: Path, generator: 
     first = int(runner.prefill(99, shorter[50:]).argmax())
     runner.close(99)
     assert first == greedy(generator, shorter, 1)[0]
+
+
+@pytest.mark.parametrize("first", [0, 4])
+def test_profiled_answers_are_the_usual_ones(
+    windowed: Path, generator: OgGeneratorRunner, tmp_path: Path, first: int
+) -> None:
+    batch, prompt = batched_runner(windowed, max_length=MAX_LENGTH), text(70)
+    sequence = Scheduled(1, (0, 1), GenerationRequest("r", prompt, STEPS, MAX_LENGTH), lambda: 0.0)
+    assert profiled_answer(batch, sequence, STEPS, tmp_path, first=first) == greedy(generator, prompt, STEPS)
 
 
 @pytest.mark.parametrize("exact", [False, True])
