@@ -2,7 +2,6 @@
 
 import sys
 
-import numpy as np
 import pytest
 
 from genai_server.engine.decoder_graph import DecoderGraph
@@ -28,16 +27,16 @@ def buffers(graph: DecoderGraph) -> CpuBuffers:
     return CpuBuffers(graph, ROWS, MAX_LENGTH)
 
 
-def fill(buffers: CpuBuffers, graph: DecoderGraph, slot: int, num_tokens: int) -> None:
-    for name in graph.present_names:
-        buffers.write(slot, name, np.ones((1, graph.num_kv_heads, num_tokens, graph.head_size), np.float32))
+def fill(buffers: CpuBuffers, slot: int, num_tokens: int) -> None:
+    for array in buffers.arrays:
+        array[slot, :, :num_tokens] = 1
 
 
 def test_memory_is_taken_as_it_is_written(buffers: CpuBuffers, graph: DecoderGraph) -> None:
     before = resident_bytes(buffers)
-    fill(buffers, graph, 1, 5 * page_tokens(graph))
+    fill(buffers, 1, 5 * page_tokens(graph))
     assert resident_bytes(buffers) - before == 5 * page_tokens(graph) * graph.bytes_per_token
-    fill(buffers, graph, 2, 5 * page_tokens(graph) + 1)
+    fill(buffers, 2, 5 * page_tokens(graph) + 1)
     assert resident_bytes(buffers) - before == 11 * page_tokens(graph) * graph.bytes_per_token
 
 
@@ -54,7 +53,7 @@ def test_rows_are_whole_pages_only_where_memory_is_reserved(
 def test_memory_of_a_slot_is_freed_from_a_token_on(buffers: CpuBuffers, graph: DecoderGraph) -> None:
     before, tokens = resident_bytes(buffers), page_tokens(graph)
     for slot in range(ROWS):
-        fill(buffers, graph, slot, MAX_LENGTH)
+        fill(buffers, slot, MAX_LENGTH)
     full = resident_bytes(buffers) - before
     buffers.give_back(1, 3 * tokens)
     given = (-(-MAX_LENGTH // tokens) - 3) * tokens * graph.bytes_per_token

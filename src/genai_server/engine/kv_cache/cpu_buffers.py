@@ -112,8 +112,3 @@ class CpuBuffers:
     def keep(self, binding: Any, output: str) -> None:
         """Leave an output of a pass in CPU memory."""
         binding.bind_output(output, "cpu")
-
-    def write(self, slot: int, present: str, values: np.ndarray[Any, Any]) -> None:
-        """Write keys or values [1, kv_heads, tokens, head_size] of the first tokens to a slot."""
-        index = next(i for i, (_, name) in enumerate(self._names) if name == present)
-        self.arrays[index][slot, :, : values.shape[2]] = values[0]
