@@ -56,6 +56,8 @@ class RunnerPair:
 
     def misplaced(self, sequences: Iterable[Sequence]) -> list[Sequence]:
         """The running sequences that `reopen` moves to the runner that they need."""
+        if self.main.abilities.profiles:
+            return []
         # What the library chooses would not continue the same way behind a token, and a grammar would start again.
         stays = self.main.abilities.chooses
         return [
