@@ -106,7 +106,7 @@ TO_ENGINE: list[ToEngine] = [
 _HISTOGRAM = Histogram([0.25, 1.0], [1, 0, 3], 12.5)
 TO_API: list[ToApi] = [
     Welcome(ModelInfo(8192, 151_936, [1, 2], _SAMPLING), Batching()),
-    Welcome(ModelInfo(8, 9, [], _SAMPLING, scores_prompts=False), Batching("batched", None, 16, exact=False)),
+    Welcome(ModelInfo(8, 9, [], _SAMPLING, scores_prompts=False), Batching("batched", None, 16)),
     Load(running=1, waiting=2, others=3, terminated=True),
     Load(background_running=4, background_waiting=1000),
     Load(num_free=0, free_tokens=2**40, retry_after=600, capacity=Capacity(1, 2, 2**40)),

@@ -20,8 +20,6 @@ class Abilities:
     mixes: bool = False
     # Whether sequences may have drafts.
     drafts: bool = False
-    # Whether a sequence alone is bitwise equal to the same sequence in any batch.
-    exact: bool = True
     # Whether it reads complete texts, and returns a vector or a score for each, in place of a prompt to continue.
     pools: bool = False
     # Whether it reads prompts and chooses tokens itself. Then `open` begins the answer.

@@ -220,8 +220,6 @@ class Batching(Struct, frozen=True):
     reason: str | None = None
     # Maximum number of running sequences.
     num_slots: int = 0
-    # Whether every sequence is bitwise the same alone and in a batch, not only an exact one; None without a batch.
-    exact: bool | None = None
     # Number of the graph's nodes by execution provider, in descending order; None if the library does not report it.
     nodes: dict[str, int | None] = {}
     # Whether a pass can read any number of tokens of any sequences.

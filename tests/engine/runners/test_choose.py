@@ -239,7 +239,7 @@ def test_library_batch_is_used_by_setting_and_for_paged_models(
 def test_library_batch_bounds_running_and_is_named_when_full() -> None:
     given = spec(128, max_batch_size=9, max_queue=0, scheduler="library")
     loaded = choose.load_model(given)
-    assert loaded.batching == Batching("library", None, 4, False, {"cpu": None})
+    assert loaded.batching == Batching("library", None, 4, {"cpu": None})
     check_full(given, loaded, 4, "the batch of onnxruntime-genai lets 4 run")
 
 

@@ -165,7 +165,7 @@ def test_generators_run_everything_without_a_batched_runner() -> None:
 
 def test_batching_is_described(engine: Engine) -> None:
     assert engine.runners.loaded.batching == Batching(
-        "batched", None, SLOTS, False, dict(engine.runners.main.nodes), mixes=True
+        "batched", None, SLOTS, dict(engine.runners.main.nodes), mixes=True
     )
 
 

@@ -92,8 +92,6 @@ class BatchedRunner(Runner):
             limits.num_slots,
             mixes=True,
             drafts=True,
-            # Only sequences that ask for it are.
-            exact=False,
             # Their weights lie in the memory of a CPU.
             adapters=bool(graph.low_rank_paths) and on_host,
             caches_prefixes=True,

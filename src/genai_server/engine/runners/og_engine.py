@@ -75,7 +75,6 @@ class OgEngineRunner(Runner):
         self.abilities = Abilities(
             "library",
             min(max_rows, int(capabilities.configured_max_batch_size)),
-            exact=False,  # the library does not tell whether rows are bitwise equal in any batch
             chooses=True,
         )
         # 0 for static batching, which has no limits of its own and no seeds.
