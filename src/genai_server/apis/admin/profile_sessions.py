@@ -115,7 +115,7 @@ def list_profiles(root: Annotated[Path, Depends(_profile_dir)], open_sessions: O
 
 
 @router.get("/v1/admin/profiles/{session_id}")
-def get_profile(manifest: FoundManifest, open_sessions: OpenSessions) -> dict[str, Any]:
+def get_profile(open_sessions: OpenSessions, manifest: FoundManifest) -> dict[str, Any]:
     """A session with its passes, one for each of ONNX Runtime's files; `latest` is the most recent session."""
     return _summary(manifest, open_sessions) | {"passes": [msgspec.to_builtins(record) for record in manifest.passes]}
 
