@@ -57,6 +57,7 @@ def device(
     guidance: Guidance,
     tmp_path: Path,
 ) -> Iterator[DemoDevice]:
+    batched.forget()  # a paused sequence would continue from the slot of another test's sequence with its number
     device = DemoDevice(
         LoadedModel(batched, batched) if request.param == "batch" else LoadedModel(generator), guidance, tmp_path
     )
@@ -358,6 +359,7 @@ def test_paused_answer_continues_as_if_nothing_had_happened(device: DemoDevice, 
 def test_paused_sequence_reads_nothing_again_in_its_old_slot(
     batched: BatchedRunner, guidance: Guidance, tmp_path: Path
 ) -> None:
+    batched.forget()
     device = DemoDevice(LoadedModel(batched, batched), guidance, tmp_path)
     device.submit(1, "Count from 1 to 12.", background=True, exact=True)
     device.run_to(1, 5)
