@@ -236,11 +236,8 @@ def test_session_profile_is_complete_after_the_end(own_folder: Path) -> None:
         assert server.client.get("/v1/admin/runtime_options").json()["devices"]["cpu"]["enable_profiling"] == "0"
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(15) == 0
-    passes = {}
-    for path in (own_folder / "profiles" / "cpu").glob("whole_*.json"):
-        passes["batch" in path.name] = len(read_profile(path).passes)
-    assert passes.keys() == {False, True}
-    assert min(passes.values()) > 0
+    (path,) = (own_folder / "profiles" / "cpu").glob("whole_*.json")
+    assert len(read_profile(path).passes) > 0
 
 
 def test_a_response_in_the_background_ends_once_at_a_stop(tmp_path: Path) -> None:

@@ -191,6 +191,13 @@ def test_incomplete_model_is_refused(scheduler: str, incomplete: Path) -> None:
         choose.load_model(spec(128, model_dir=incomplete, scheduler=scheduler))
 
 
+def test_graph_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    directory = shutil.copytree(DEMO, tmp_path / "broken")
+    (directory / "model.onnx").write_bytes(b"no graph")
+    with pytest.raises(ModelDirectoryError, match=r"broken/model\.onnx cannot be read as an ONNX graph: "):
+        choose.load_model(spec(128, model_dir=directory))
+
+
 def test_incomplete_draft_model_is_refused(incomplete: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"draft_model=.*missing\.onnx is missing"):
         choose.load_model(msgspec.structs.replace(spec(128), draft_model=str(incomplete)))

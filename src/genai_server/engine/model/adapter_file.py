@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 import onnx
+from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
 from genai_server.engine.model.files import is_lfs_pointer, read_config
-from genai_server.errors import AdapterLoadFailed
+from genai_server.errors import AdapterLoadFailed, ModelDirectoryError
 
 # The usual suffix; ONNX Runtime does not require it.
 ADAPTER_SUFFIX = ".onnx_adapter"
@@ -32,7 +33,10 @@ def optional_inputs(graph: onnx.GraphProto) -> "dict[str, onnx.TypeProto.Tensor]
 def adapter_inputs(model_dir: Path) -> "dict[str, onnx.TypeProto.Tensor]":
     """The optional inputs of a model's decoder. Raises ModelDirectoryError."""
     file = model_dir / str(read_config(model_dir)["model"]["decoder"]["filename"])
-    return optional_inputs(onnx.load(str(file), load_external_data=False).graph)
+    try:
+        return optional_inputs(onnx.load(str(file), load_external_data=False).graph)
+    except DecodeError as error:
+        raise ModelDirectoryError(f"{file} cannot be read as an ONNX graph: {error}") from None
 
 
 def check_adapter_file(path: Path, inputs: "Mapping[str, onnx.TypeProto.Tensor]") -> None:
