@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
 from genai_server.engine.model.files import is_lfs_pointer, read_config
@@ -35,7 +34,7 @@ def adapter_inputs(model_dir: Path) -> "dict[str, onnx.TypeProto.Tensor]":
     file = model_dir / str(read_config(model_dir)["model"]["decoder"]["filename"])
     try:
         return optional_inputs(onnx.load(str(file), load_external_data=False).graph)
-    except DecodeError as error:
+    except Exception as error:  # a broken file may cause any error in its reader
         raise ModelDirectoryError(f"{file} cannot be read as an ONNX graph: {error}") from None
 
 
