@@ -188,8 +188,7 @@ QUESTIONS = ("What is the capital of France?", "Count from 1 to 12.", "Count fro
 
 def test_profile_sessions_do_not_change_the_answers_of_a_model(demo: RunningServer) -> None:
     def ask(server: RunningServer) -> list[dict[str, Any]]:
-        """Ask all questions at once, in a batch, without earlier answers: a draft of one could pass over the tokens."""
-        assert server.client.post("/reset_prefix_cache").status_code == 200
+        """Ask all questions at once, in a batch."""
         found: dict[str, dict[str, Any]] = {}
 
         def one(question: str) -> None:
@@ -205,6 +204,8 @@ def test_profile_sessions_do_not_change_the_answers_of_a_model(demo: RunningServ
     alone = ask(demo)
     plans: list[dict[str, Any]] = [{"tokens": [5, 7]}, {"first_tokens": 3}, {"slow_token_ms": 0.001}]
     for number, fields in enumerate(plans):
+        if "slow_token_ms" in fields:  # a draft of a complete answer would leave no token behind a slow one
+            assert demo.client.post("/reset_prefix_cache").status_code == 200
         session = start(demo, device=None, prefix=f"p{number}", **fields)
         answers = ask(demo)
         assert [answer["content"] for answer in answers] == [answer["content"] for answer in alone]

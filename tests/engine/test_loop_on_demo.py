@@ -103,7 +103,7 @@ def test_rows_with_and_without_grammars_are_independent(device: DemoDevice) -> N
         assert fits(kind, device.text(20 + key))
 
 
-# profiles in the middle of an answer
+# profiles during an answer
 
 
 def test_profiled_request_keeps_grammar_penalties_and_logprobs(

@@ -34,6 +34,7 @@ class SequenceProfile:
         self.from_token = 0  # the first profiled output token
         self.num_tokens = 0  # profiled tokens
         self.left_out = False  # not selected when the device is profiled
+        self.is_awaited = False  # soon to be profiled: a draft could pass over the first token
 
     @property
     def is_on(self) -> bool:

@@ -40,7 +40,7 @@ def options(server: RunningServer, device: str) -> dict[str, Any]:
 
 
 def generated(server: RunningServer) -> int:
-    """The tokens that the only request has got."""
+    """The number of output tokens of the only request."""
     (request,) = server.client.get("/v1/requests").json()["data"]
     tokens: int = request["output_tokens"]
     return tokens

@@ -3,6 +3,7 @@
 import pytest
 
 from genai_server.engine.profiling.session import ProfileSession
+from genai_server.engine.scheduling.step_time import MAX_DRAFTED
 from genai_server.profile_plan import Profiled, ProfilePlan, SlowTokens
 
 
@@ -26,6 +27,13 @@ def wanted(session: ProfileSession, tokens: range, sequence: int = 1, name: str 
 )
 def test_only_tokens_of_the_window_are_profiled(window: dict[str, int], tokens: list[int]) -> None:
     assert wanted(begin(**window), range(6)) == tokens
+
+
+def test_first_token_of_a_window_is_awaited_as_far_as_drafts_reach() -> None:
+    session = begin(first_token=100, last_token=102, request_id="r1")
+    assert [token for token in range(104) if session.awaits("r1", token)] == list(range(100 - MAX_DRAFTED, 100))
+    assert not session.awaits("r2", 99)
+    assert not begin().awaits("r1", 0)
 
 
 def test_session_of_a_named_request_covers_only_its_tokens() -> None:

@@ -169,7 +169,7 @@ def test_batching_is_described(engine: Engine) -> None:
     )
 
 
-# profiles in the middle of an answer
+# profiles during an answer
 
 
 @pytest.mark.parametrize("exact", [False, True])

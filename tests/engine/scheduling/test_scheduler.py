@@ -477,6 +477,15 @@ def test_exact_and_unbatched_sequences_have_no_drafts() -> None:
         assert _drafted(_speculating(sequence)) == [0]
 
 
+def test_sequence_that_a_profile_awaits_has_no_draft() -> None:
+    sequence = _repeating("a")
+    scheduler = _speculating(sequence)
+    sequence.profile.is_awaited = True
+    assert _drafted(scheduler) == [0]
+    sequence.profile.is_awaited = False
+    assert _drafted(scheduler)[0] > 0
+
+
 def test_failing_drafter_loses_only_the_draft(monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[object] = []
 

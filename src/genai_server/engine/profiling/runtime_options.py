@@ -136,6 +136,8 @@ class RuntimeOptionState:
         self.sessions.release(running, waiting)
         if self._manifest.open_sessions:
             self._manifest.end_others({*self._prefixes(running), *self.sessions.prefixes})
+        for sequence in running:
+            sequence.profile.is_awaited = self.sessions.awaits(sequence)
         if self._device_prefix is None and not self.sessions.prefixes:
             return
         free = self._max_rows - sum(sequence.profile.is_on for sequence in running)

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Collection
 from statistics import median
 
+from genai_server.engine.scheduling.step_time import MAX_DRAFTED
 from genai_server.profile_plan import Profiled, ProfilePlan, SlowTokens
 
 _HOUR = 3600.0
@@ -43,6 +44,11 @@ class ProfileSession:
         within = token >= self.plan.first_token and (last is None or token <= last)
         triggered = self.plan.slow is None or token < self._until.get(sequence, 0)
         return within and triggered and self.concerns(name)
+
+    def awaits(self, name: str, token: int) -> bool:
+        """Whether a pass with a draft that leads to this output token could pass over the first one to profile."""
+        first = self.plan.first_token
+        return self.plan.slow is None and token < first <= token + MAX_DRAFTED and self.concerns(name)
 
     def decoded(self, next_tokens: dict[int, int], seconds: float, now: float, *, profiled: bool) -> None:
         """Take the duration of a decode step; `next_tokens` has the next output token of each sequence concerned."""

@@ -78,6 +78,11 @@ class ProfileSessions:
         """The prefix of the first session that selects a sequence's next pass; None if no session does."""
         return next((prefix for prefix, session in self._open.items() if _selects(session, sequence)), None)
 
+    def awaits(self, sequence: Sequence) -> bool:
+        """Whether a session could soon select a sequence, which must not have drafts until then."""
+        name = sequence.request.request_id
+        return any(session.awaits(name, sequence.num_produced) for session in self._open.values())
+
     def profiled(self, sequence: Sequence) -> None:
         """Count the token of a profiled pass."""
         active = sequence.profile.active

@@ -129,17 +129,17 @@ def _batched(spec: EngineSpec, model_dir: Path, encoder: ImageWorker | None) -> 
     model = check_model_directory(model_dir)
     has_adapters = bool(adapter_inputs(model_dir))
     # A batch on a device takes the memory that is left, and no adapters.
-    beside = _generator(spec, model_dir) if has_adapters and not on_cpu(spec) else None
+    generator = _generator(spec, model_dir) if has_adapters and not on_cpu(spec) else None
     try:
         batched = load_batched(spec, model_dir, model)
     except DoesNotFit as error:
         reason = str(error)
     else:
         if has_adapters and not batched.abilities.adapters:
-            beside = beside or _generator(spec, model_dir)
-        return LoadedModel(beside or batched, batched, encoder=encoder)
+            generator = generator or _generator(spec, model_dir)
+        return LoadedModel(generator or batched, batched, encoder=encoder)
     # Only here, because the error keeps the weights of the failed batch until it is handled.
-    return _one_by_one(structs.replace(spec, draft_model=""), beside or _generator(spec, model_dir), reason, encoder)
+    return _one_by_one(structs.replace(spec, draft_model=""), generator or _generator(spec, model_dir), reason, encoder)
 
 
 def _load_draft_model(spec: EngineSpec, loaded: LoadedModel) -> "DraftModel":

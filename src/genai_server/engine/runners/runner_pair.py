@@ -1,8 +1,8 @@
 """Which runner a sequence is on, and how it moves to the other one.
 
 Most sequences run on the main runner, which is a batch where the model allows one. Next to it, onnxruntime-genai's
-Generator runs what the batch cannot: sequences with an adapter, or those that are profiled. A sequence that is profiled
-in the middle of its answer moves, and its tokens are read again.
+Generator runs what the batch cannot: sequences with an adapter, or, of onnxruntime-genai's own batch, those that are
+profiled. A sequence that is profiled during its answer moves then, and its tokens are read again.
 """
 
 from collections.abc import Iterable

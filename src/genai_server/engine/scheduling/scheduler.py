@@ -206,7 +206,8 @@ class Scheduler(Places):
 
         A grammar that is slow to follow would have to be followed once for each token of the draft.
         """
-        return self._runner.may_draft(sequence) and not (sequence.guide is not None and sequence.guide.is_slow)
+        is_slow = sequence.guide is not None and sequence.guide.is_slow
+        return self._runner.may_draft(sequence) and not is_slow and not sequence.profile.is_awaited
 
     def _draft(self, sequence: Sequence) -> Draft:
         """Tokens that may follow a sequence's newest one, by its grammar or its text."""
