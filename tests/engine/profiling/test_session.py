@@ -29,7 +29,7 @@ def test_only_tokens_of_the_window_are_profiled(window: dict[str, int], tokens: 
     assert wanted(begin(**window), range(6)) == tokens
 
 
-def test_first_token_of_a_window_is_awaited_as_far_as_drafts_reach() -> None:
+def test_first_token_is_awaited_as_far_as_drafts_reach() -> None:
     session = begin(first_token=100, last_token=102, request_id="r1")
     assert [token for token in range(104) if session.awaits("r1", token)] == list(range(100 - MAX_DRAFTED, 100))
     assert not session.awaits("r2", 99)
