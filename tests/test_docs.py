@@ -109,25 +109,12 @@ def test_messages_name_existing_pages_and_headings() -> None:
     assert dead == []
 
 
-def test_the_readme_is_short_and_leads_to_every_page() -> None:
-    assert len(README.splitlines()) <= 350
+def test_the_readme_leads_to_every_page() -> None:
     pages = [*(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "guides").glob("*.md")]
     assert [path.name for path in pages if f"({path.relative_to(ROOT).as_posix()})" not in README] == []
     index = page("docs/README.md")
     linked = [path.relative_to(ROOT / "docs").as_posix() for path in pages if path.name != "README.md"]
     assert [name for name in linked if f"({name})" not in index] == []
-
-
-def test_the_documents_are_short() -> None:
-    """Words outside of code blocks; what proves a promise belongs in docs/evidence."""
-    pages = [
-        ROOT / "README.md",
-        ROOT / "CONTRIBUTING.md",
-        *(ROOT / "docs").glob("*.md"),
-        *ROOT.glob("docs/guides/*.md"),
-    ]
-    texts = [re.sub(r"```.*?```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL) for path in pages]
-    assert sum(len(re.findall(r"\S*\w\S*", text)) for text in texts) < 28_000
 
 
 def test_each_path_of_the_architecture_exists() -> None:

@@ -1,11 +1,10 @@
-"""Names of tests are short enough to read in a list, and no test hides another one of its module."""
+"""No test hides another one of its module."""
 
 import ast
 from collections import Counter
 from pathlib import Path
 
 TESTS = Path(__file__).parent
-MAX_LENGTH = 60
 
 
 def names(path: Path) -> list[str]:
@@ -13,13 +12,6 @@ def names(path: Path) -> list[str]:
     found = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
     functions = [node.name for node in found if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
     return [name for name in functions if name.startswith("test_")]
-
-
-def test_names_of_tests_are_short() -> None:
-    long = [
-        f"{path.name}: {name}" for path in TESTS.rglob("test_*.py") for name in names(path) if len(name) > MAX_LENGTH
-    ]
-    assert long == []
 
 
 def test_names_of_tests_are_unique_in_their_module() -> None:
