@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from websockets.sync.client import connect
 
-from genai_server.http.leniency import HEADER
+from genai_server.http.leniency import IGNORED_HEADER
 from tests.images.pictures import data_url, tiles
 from tests.running_server import DEMO, ROOT, RunningServer, wait_until
 from tests.server_here import run_here
@@ -116,7 +116,7 @@ def error_of(response: Any) -> str:
 def answered(server: RunningServer, path: str, body: dict[str, Any]) -> Any:
     response = server.client.post(path, json=body)
     assert response.status_code == 200, response.text
-    assert HEADER not in response.headers
+    assert IGNORED_HEADER not in response.headers
     return response.json()
 
 
@@ -183,7 +183,7 @@ def test_image_that_cannot_be_fetched_may_be_sent_as_data(server: RunningServer,
 )
 def test_a_model_without_images_gets_a_note(server: RunningServer, path: str, place: str) -> None:
     response = server.client.post(path, json=asked(path, URL, model="reads"))
-    assert (response.status_code, response.headers[HEADER]) == (200, f"{place} (image)")
+    assert (response.status_code, response.headers[IGNORED_HEADER]) == (200, f"{place} (image)")
     noted = [{"role": "user", "content": [text(IMAGE_NOTE), text("hi")]}]
     rendered = server.client.post("/v1/chat/completions/render", json={"model": "reads", "messages": noted}).json()
     assert prompt_tokens(path, response.json()) == len(rendered["token_ids"])

@@ -110,7 +110,7 @@ def test_rule_with_braces_is_quoted_unchanged(scripted: RunningServer) -> None:
     ("fields", "param", "code"),
     [
         ({"temprature": 1}, "temprature", "unknown_parameter"),
-        ({"messages": [{"role": "user", "content": "x", "mood": 1}]}, "messages[0].mood", "unknown_parameter"),
+        ({"response_format": {"type": "text", "mood": 1}}, "response_format.mood", "unknown_parameter"),
         ({"messages": [{"content": "x"}]}, "messages[0].role", "missing_required_parameter"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "missing_required_parameter"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id", "missing_required_parameter"),

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from genai_server.http.leniency import HEADER, Leniency, objects_at, remove, replace_media
+from genai_server.http.leniency import IGNORED_HEADER, Leniency, objects_at, remove, replace_media
 from tests.running_server import SCRIPTED, RunningServer
 from tests.server_here import run_here
 
@@ -40,7 +40,7 @@ def _response(server: RunningServer, **fields: Any) -> httpx.Response:
 def test_message_names_ignored_fields(scripted: RunningServer, stream: bool) -> None:
     fields: Any = {"context_management": {"edits": []}, "tools": [WEB_SEARCH], "stream": stream}
     response = _message(scripted, **fields)
-    assert (response.status_code, response.headers[HEADER]) == (
+    assert (response.status_code, response.headers[IGNORED_HEADER]) == (
         200,
         "context_management, tools[0] (web_search_20250305)",
     )
@@ -50,7 +50,7 @@ def test_message_names_ignored_fields(scripted: RunningServer, stream: bool) -> 
 @pytest.mark.parametrize("stream", [False, True])
 def test_response_names_ignored_fields(scripted: RunningServer, stream: bool) -> None:
     response = _response(scripted, client_metadata={"a": "b"}, tools=[{"type": "web_search"}], stream=stream)
-    assert (response.status_code, response.headers[HEADER]) == (200, "client_metadata, tools[0] (web_search)")
+    assert (response.status_code, response.headers[IGNORED_HEADER]) == (200, "client_metadata, tools[0] (web_search)")
     assert "hi" in response.text
 
 
@@ -58,8 +58,8 @@ def test_response_names_ignored_fields(scripted: RunningServer, stream: bool) ->
 def test_a_verbosity_of_chat_completions_is_named(scripted: RunningServer, stream: bool) -> None:
     path, fields = "/v1/chat/completions", {"messages": [{"role": "user", "content": "say hi"}], "stream": stream}
     response = scripted.client.post(path, json={**fields, "verbosity": "low"})
-    assert (response.status_code, response.headers[HEADER]) == (200, "verbosity")
-    assert HEADER not in scripted.client.post(path, json={**fields, "verbosity": "medium"}).headers
+    assert (response.status_code, response.headers[IGNORED_HEADER]) == (200, "verbosity")
+    assert IGNORED_HEADER not in scripted.client.post(path, json={**fields, "verbosity": "medium"}).headers
     assert scripted.client.post(path, json={**fields, "verbosity": "loud"}).status_code == 400
 
 
@@ -68,7 +68,7 @@ def test_an_image_of_chat_completions_becomes_a_text(scripted: RunningServer, st
     asked = {"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}, image]}]}
     response = scripted.client.post("/v1/chat/completions", json=asked)
     assert response.json()["choices"][0]["message"]["content"] == "[image left out: this model reads text only]"
-    assert response.headers[HEADER] == "messages[0].content[1] (image)"
+    assert response.headers[IGNORED_HEADER] == "messages[0].content[1] (image)"
     assert strict.client.post("/v1/chat/completions", json=asked).status_code == 400
 
 
@@ -80,13 +80,13 @@ def test_options_of_vllms_grammars_are_named(scripted: RunningServer, strict: Ru
     response = scripted.client.post(path, json=asked)
     assert response.status_code == 200
     named = "guided_decoding_backend, guided_whitespace_pattern, structured_outputs.whitespace_pattern"
-    assert response.headers[HEADER] == named
+    assert response.headers[IGNORED_HEADER] == named
     assert strict.client.post(path, json=asked).status_code == 400
 
 
 def test_header_is_absent_if_nothing_is_ignored(scripted: RunningServer) -> None:
-    assert HEADER not in _message(scripted).headers
-    assert HEADER not in _response(scripted).headers
+    assert IGNORED_HEADER not in _message(scripted).headers
+    assert IGNORED_HEADER not in _response(scripted).headers
 
 
 def test_strict_refuses_the_ignored_fields(strict: RunningServer) -> None:
@@ -102,7 +102,7 @@ def test_strict_refuses_the_ignored_fields(strict: RunningServer) -> None:
         _response(strict, tools=[{"type": "namespace", "name": "math", "tools": [FUNCTION]}]),
     ):
         assert response.status_code == 400
-        assert HEADER not in response.headers
+        assert IGNORED_HEADER not in response.headers
 
 
 def test_other_endpoints_are_strict(scripted: RunningServer) -> None:
@@ -120,18 +120,18 @@ def test_effort_is_ignored_by_a_model_that_does_not_reason(demo: RunningServer) 
         fields = {} if path.endswith("tokens") else {"max_tokens": 1}
         body = {"messages": [{"role": "user", "content": "x"}], "output_config": {"effort": "high"}, **fields}
         response = demo.client.post(path, json=body)
-        assert (response.status_code, response.headers[HEADER]) == (200, "output_config.effort")
+        assert (response.status_code, response.headers[IGNORED_HEADER]) == (200, "output_config.effort")
     chat = {"messages": [{"role": "user", "content": "x"}], "reasoning_effort": "high", "max_tokens": 1}
     response = demo.client.post("/v1/chat/completions", json=chat)
-    assert (response.status_code, response.headers[HEADER]) == (200, "reasoning_effort")
+    assert (response.status_code, response.headers[IGNORED_HEADER]) == (200, "reasoning_effort")
     assert demo.client.post("/v1/chat", json=chat).status_code == 400
     response = _response(demo, reasoning={"effort": "high"}, max_output_tokens=1)
-    assert (response.status_code, response.headers[HEADER]) == (200, "reasoning.effort")
+    assert (response.status_code, response.headers[IGNORED_HEADER]) == (200, "reasoning.effort")
 
 
 def test_limit_above_the_context_is_capped(scripted: RunningServer) -> None:
     whole = _message(scripted, max_tokens=32_000)
-    assert (whole.json()["stop_reason"], whole.headers[HEADER]) == ("end_turn", "max_tokens (capped to 1992)")
+    assert (whole.json()["stop_reason"], whole.headers[IGNORED_HEADER]) == ("end_turn", "max_tokens (capped to 1992)")
     cut = _message(scripted, content="x" * 1990, max_tokens=32_000)
     ended = (cut.json()["stop_reason"], cut.json()["usage"]["output_tokens"])
     assert ended == ("model_context_window_exceeded", 8)
@@ -148,20 +148,20 @@ def test_a_request_that_has_ended_does_not_hold_its_body() -> None:
         assert leniency.leave_out("field")
     held = weakref.ref(translated)
     del translated
-    assert (held(), leniency.report()) == (None, {HEADER: "outer field"})
+    assert (held(), leniency.report()) == (None, {IGNORED_HEADER: "outer field"})
 
 
 def test_an_image_becomes_a_text(scripted: RunningServer) -> None:
     response = _message(scripted, content=[{"type": "text", "text": "x"}, IMAGE])
     assert response.json()["content"][0]["text"] == "[image left out: this model reads text only]"
-    assert response.headers[HEADER] == "messages[0].content[1] (image)"
+    assert response.headers[IGNORED_HEADER] == "messages[0].content[1] (image)"
 
 
 def test_an_image_of_a_document_becomes_a_text(scripted: RunningServer) -> None:
     source = {"type": "content", "content": [{"type": "text", "text": "x"}, IMAGE]}
     response = _message(scripted, content=[{"type": "document", "source": source}])
     assert response.json()["content"][0]["text"] == "[image left out: this model reads text only]"
-    assert response.headers[HEADER] == "messages[0].content[0].source.content[1] (image)"
+    assert response.headers[IGNORED_HEADER] == "messages[0].content[0].source.content[1] (image)"
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -201,7 +201,7 @@ def test_too_long_full_name_is_refused_in_tools_and_calls(scripted: RunningServe
 )
 def test_unknown_server_tool_is_refused(scripted: RunningServer, kind: str, stream: bool) -> None:
     response = _message(scripted, tools=[{"type": kind, "name": "x"}], stream=stream)
-    assert (response.status_code, HEADER in response.headers) == (400, False)
+    assert (response.status_code, IGNORED_HEADER in response.headers) == (400, False)
 
 
 def _named(index: int, body: list[str]) -> list[str]:
@@ -220,7 +220,7 @@ def test_each_name_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
 def test_a_long_header_is_cut_after_a_name() -> None:
     leniency = Leniency(lambda body: [f"messages[{index}] (image)" for index in range(500)])
     leniency.apply({})
-    value = leniency.report()[HEADER]
+    value = leniency.report()[IGNORED_HEADER]
     assert len(value) < 2100
     assert value.endswith(" (image), ...")
 
@@ -228,7 +228,7 @@ def test_a_long_header_is_cut_after_a_name() -> None:
 def test_any_name_fits_the_header() -> None:
     leniency = Leniency(lambda body: ["é" * 5000])
     leniency.apply({})
-    value = leniency.report()[HEADER]
+    value = leniency.report()[IGNORED_HEADER]
     assert (value[:8], len(value) < 2100, value.isascii()) == ("\\xe9\\xe9", True, True)
 
 

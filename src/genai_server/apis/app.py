@@ -329,7 +329,14 @@ def cors_options(settings: Settings) -> dict[str, Any]:
         "allow_origins": settings.origins,
         "allow_methods": ["GET", "HEAD", "POST", "DELETE"],
         "allow_headers": ["*"],
-        "expose_headers": ["x-request-id", "retry-after", "server-timing", "x-genai-ignored", "x-genai-not-stored"],
+        "expose_headers": [
+            "x-request-id",
+            "retry-after",
+            "server-timing",
+            "x-genai-converted",
+            "x-genai-ignored",
+            "x-genai-not-stored",
+        ],
     }
 
 

@@ -68,6 +68,20 @@ def lenient_route(leave_out: LeaveOut, *, caps: bool = False, takes_undeclared: 
     return LenientRoute
 
 
+def history_route(leave_out: LeaveOut) -> type[BodyRoute]:
+    """A BodyRoute that takes out of the history in its bodies what `leave_out` does, and is strict about all else.
+
+    With GENAI_STRICT it takes out nothing.
+    """
+
+    class HistoryRoute(BodyRoute):
+        def leniency(self, request: Request) -> Leniency:
+            settings: Settings = request.app.state.services.settings
+            return Leniency() if settings.strict else Leniency(history=leave_out)
+
+    return HistoryRoute
+
+
 async def leniency(request: Request) -> Leniency:
     """The request's leniency, which its BodyRoute has made."""
     return request_state(request.scope).leniency

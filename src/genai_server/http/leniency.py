@@ -1,4 +1,6 @@
-"""What a lenient endpoint leaves out of a request instead of refusing it, and how client and log learn of it."""
+"""What a lenient endpoint leaves out of a request instead of refusing it, what of a conversation's history it converts,
+and how client and log learn of both.
+"""
 
 import logging
 import re
@@ -11,7 +13,10 @@ from genai_server.errors import RequestError
 
 log = logging.getLogger(__name__)
 
-HEADER = "x-genai-ignored"
+# Names what was left out of a request.
+IGNORED_HEADER = "x-genai-ignored"
+# Names what of the history is in the prompt in another form than the request has it.
+CONVERTED_HEADER = "x-genai-converted"
 # Takes fields out of a body, in place, and returns the names of their places.
 LeaveOut = Callable[[Any], list[str]]
 
@@ -19,21 +24,27 @@ LeaveOut = Callable[[Any], list[str]]
 _MAX_CHARACTERS = 2000
 # Places, versions and limits, which differ between requests.
 _VARYING = re.compile(r"\[\d+\]|_\d{8}\b|\d+")
-# What this process has logged.
+# What this process has logged, up to a limit, because clients choose some of the names.
 _logged: set[str] = set()
+_MAX_LOGGED = 500
 
 
 class Leniency:
     """What is left out of one request; nothing may be where it is treated strictly."""
 
-    def __init__(self, leave_out: LeaveOut | None = None, *, caps: bool = False) -> None:
-        # None for a strict request.
+    def __init__(
+        self, leave_out: LeaveOut | None = None, *, history: LeaveOut | None = None, caps: bool = False
+    ) -> None:
+        # None for a request that is strict about what it asks for.
         self._leave_out = leave_out
+        # What such a request leaves out of its history.
+        self._history = history
         # Whether the answer's limit is reduced to what fits.
         self._caps = caps
         # The client's name for a field of the chat that its body becomes.
         self._outer_name: Callable[[str], str] = str
         self._left_out: list[str] = []
+        self._converted: list[str] = []
 
     @contextmanager
     def in_words(self, outer_name: Callable[[str], str]) -> Iterator[None]:
@@ -48,8 +59,9 @@ class Leniency:
 
     def apply(self, body: Any) -> None:
         """Take out of a body what has no effect."""
-        if self._leave_out is not None:
-            self._left_out += self._leave_out(body)
+        for leave_out in (self._leave_out, self._history):
+            if leave_out is not None:
+                self._left_out += leave_out(body)
 
     def leave_out(self, field: str) -> bool:
         """Leave out a field of the chat that has no effect, and note it. Returns False where this is not allowed."""
@@ -62,6 +74,12 @@ class Leniency:
         """Note fields of the chat with what of them has no effect."""
         self._left_out += map(self._outer_name, fields)
 
+    def convert(self, fields: Iterable[str]) -> None:
+        """Note fields of the chat's history, each with the form in which the prompt has it, as in
+        `messages[3] (as text of the user)`. Nothing of them is lost, so strict requests have them, too.
+        """
+        self._converted += map(self._outer_name, fields)
+
     def cap(self, field: str, tokens: int) -> bool:
         """Reduce a limit of the answer to `tokens`, and note it. Returns False where this is not allowed."""
         if self._caps:
@@ -69,14 +87,14 @@ class Leniency:
         return self._caps
 
     def report(self) -> dict[str, str]:
-        """The header that names all of it; empty if there is nothing. Each name is logged once in a process."""
+        """The headers that name all of it; empty if there is nothing. Each name is logged once in a process."""
         for name in self._left_out:
             kind = _VARYING.sub("", name)
-            if kind not in _logged:
+            if kind not in _logged and len(_logged) < _MAX_LOGGED:
                 _logged.add(kind)
                 log.info("left out of a request: %s (GENAI_STRICT=true refuses such requests)", name)
-        text = ", ".join(dict.fromkeys(self._left_out))
-        return {HEADER: _shortened(text.encode("ascii", "backslashreplace").decode())} if text else {}
+        named = {IGNORED_HEADER: self._left_out, CONVERTED_HEADER: self._converted}
+        return {header: _as_header(names) for header, names in named.items() if names}
 
 
 def outer_error(error: RequestError, outer_name: Callable[[str], str]) -> RequestError:
@@ -94,7 +112,8 @@ def renaming(names: Mapping[str, str]) -> Callable[[str], str]:
     return lambda text: pattern.sub(lambda found: names[found[0]], text)
 
 
-def _shortened(text: str) -> str:
+def _as_header(names: Iterable[str]) -> str:
+    text = ", ".join(dict.fromkeys(names)).encode("ascii", "backslashreplace").decode()
     if len(text) <= _MAX_CHARACTERS:
         return text
     start = text[:_MAX_CHARACTERS]

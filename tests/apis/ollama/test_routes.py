@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from genai_server.http.leniency import HEADER
+from genai_server.http.leniency import IGNORED_HEADER
 from tests.model_edits import code_model
 from tests.running_server import RunningServer, wait_until
 from tests.server_here import run_here
@@ -145,13 +145,16 @@ def test_limit_above_the_context_is_capped(scripted: RunningServer) -> None:
         generate(scripted, f"say hi{END}", raw=True, options={"num_predict": 100_000}),
     ):
         assert response.status_code == 200
-        assert response.headers[HEADER].startswith("options.num_predict (capped to 19")
+        assert response.headers[IGNORED_HEADER].startswith("options.num_predict (capped to 19")
 
 
 def test_ignored_fields_are_named_in_the_header(scripted: RunningServer, demo: RunningServer) -> None:
     response = chat(scripted, options={"num_ctx": 4096, "num_gpu": 1}, truncate=True)
-    assert (response.status_code, response.headers[HEADER]) == (200, "options.num_ctx, options.num_gpu, truncate")
-    assert chat(demo, think=True, options={"num_predict": 1}).headers[HEADER] == "think"
+    assert (response.status_code, response.headers[IGNORED_HEADER]) == (
+        200,
+        "options.num_ctx, options.num_gpu, truncate",
+    )
+    assert chat(demo, think=True, options={"num_predict": 1}).headers[IGNORED_HEADER] == "think"
 
 
 @pytest.mark.parametrize(("text", "answer"), [("say seen", "seen"), ("", IMAGE_NOTE)])
@@ -159,13 +162,13 @@ def test_images_for_a_text_model_become_notes_before_the_text(scripted: RunningS
     body = {"messages": [{"role": "user", "content": text, "images": ["AA==", "AA=="]}], "stream": False}
     response = scripted.client.post("/api/chat", json=body)
     assert response.json()["message"]["content"] == answer
-    assert response.headers[HEADER] == "messages[0].images[0] (image), messages[0].images[1] (image)"
+    assert response.headers[IGNORED_HEADER] == "messages[0].images[0] (image), messages[0].images[1] (image)"
 
 
 @pytest.mark.parametrize(("text", "answer"), [("say seen", "seen"), ("", IMAGE_NOTE)])
 def test_an_image_of_a_prompt_becomes_a_note(scripted: RunningServer, text: str, answer: str) -> None:
     response = generate(scripted, prompt=text, images=["AA=="])
-    assert (response.json()["response"], response.headers[HEADER]) == (answer, "images[0] (image)")
+    assert (response.json()["response"], response.headers[IGNORED_HEADER]) == (answer, "images[0] (image)")
 
 
 def test_strict_refuses_the_ignored_fields(tmp_path: Path) -> None:
@@ -270,11 +273,11 @@ def test_a_model_is_kept_as_long_as_an_operator_says(keyed: RunningServer) -> No
         return keyed.client.post("/api/generate", json=body | fields, headers=headers)
 
     response = ask(user, keep_alive=0)
-    assert (response.status_code, response.headers[HEADER]) == (200, "keep_alive")
+    assert (response.status_code, response.headers[IGNORED_HEADER]) == (200, "keep_alive")
     refused = ask(user, prompt="", keep_alive=0)
     assert (refused.status_code, refused.json()["error"].startswith("keep_alive: ")) == (403, True)
     assert _state(keyed, USER_KEY) == "ready"
-    assert HEADER not in ask(admin, keep_alive="10m").headers
+    assert IGNORED_HEADER not in ask(admin, keep_alive="10m").headers
     expires = keyed.client.get("/api/ps", headers=user).json()["models"][0]["expires_at"]
     assert ask(admin, keep_alive=-1).status_code == 200
     wait_until(lambda: keyed.client.get("/api/ps", headers=user).json()["models"][0]["expires_at"][:4] > expires[:4])

@@ -5,9 +5,18 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from genai_server.apis.shared.base import ChatRouterFields, elements, field_error
-from genai_server.apis.shared.chat_messages import MAX_TOOLS, ChatParameters, Function, NamedFunction, NamedTool, Tool
+from genai_server.apis.shared.chat_messages import (
+    MAX_TOOLS,
+    ChatMessage,
+    ChatParameters,
+    Function,
+    NamedFunction,
+    NamedTool,
+    Tool,
+)
 from genai_server.apis.shared.sampling_parameters import OtherStructureFields, StreamFields
 from genai_server.http.leniency import remove, remove_values, replace_media
+from genai_server.http.unknown_keys import remove_unknown_keys
 
 # Values without effect, of a lenient chat completion.
 VALUES = {"verbosity": ("low", "high")}
@@ -55,7 +64,8 @@ class ChatCompletionRequest(ChatParameters, StreamFields, ChatRouterFields, Othe
 def leave_out_of_chat(body: Any) -> list[str]:
     """Remove unsupported parts from a body of chat completions; returns the locations removed."""
     found = leave_out_of_completion(body) + remove_values(body, VALUES)
-    return found + replace_media(body, MEDIA, "text", "messages[].content[]")
+    found += replace_media(body, MEDIA, "text", "messages[].content[]")
+    return found + remove_unknown_keys(body, "messages[]", ChatMessage)
 
 
 def leave_out_of_completion(body: Any) -> list[str]:

@@ -5,6 +5,7 @@ from typing import Any
 
 from fastapi import APIRouter, Response
 
+from genai_server.apis.shared.chat_messages import ChatMessage
 from genai_server.apis.shared.router import error_responses
 from genai_server.apis.tokens.schemas import (
     ApplyTemplateRequest,
@@ -17,13 +18,18 @@ from genai_server.apis.tokens.schemas import (
 )
 from genai_server.generation.dependencies import Services, TheServices
 from genai_server.generation.prompts import encode_messages
-from genai_server.http.body_route import BodyRoute
+from genai_server.http.body_route import history_route
 from genai_server.http.json_response import json_response
 from genai_server.http.leniency import Leniency
+from genai_server.http.unknown_keys import remove_unknown_keys
 from genai_server.pooling_model import Task
 from genai_server.text.codec import TextCodec
 
-router = APIRouter(route_class=BodyRoute, tags=["tokens"], responses=error_responses(400, 404, 500, 503))
+router = APIRouter(
+    route_class=history_route(lambda body: remove_unknown_keys(body, "messages[]", ChatMessage)),
+    tags=["tokens"],
+    responses=error_responses(400, 404, 500, 503),
+)
 
 
 @router.post("/tokenize", response_model=TokenizeResponse)
