@@ -173,6 +173,15 @@ def test_page_and_its_files_are_found(proxy: Proxy, below: str) -> None:
         assert {client.get(str(page.url.join(file))).status_code for file in files} == {200}
 
 
+@pytest.mark.parametrize(("path", "below"), [("/ui", ""), ("/ui", BELOW), ("/api/tags/", BELOW)])
+def test_redirect_leads_through_the_proxy(proxy: Proxy, path: str, below: str) -> None:
+    other = path.removesuffix("/") if path.endswith("/") else f"{path}/"
+    with proxy.client(KEY) as client:
+        redirect = client.get(f"{below}{path}").next_request
+        assert redirect is not None
+        assert str(redirect.url) == f"{proxy.url}{below}{other}"
+
+
 def test_nginx_waits_longer_than_any_answer_takes() -> None:
     (seconds,) = re.findall(r"proxy_read_timeout (\d+)s;", PAGE.code("nginx")[0])
     assert int(seconds) > load_settings(environ={}, dotenv=None).request_timeout

@@ -134,6 +134,14 @@ def test_cut_image_is_refused(format: str) -> None:
             decode(data[:length], LIMIT)
 
 
+@pytest.mark.parametrize("format", ["PNG", "JPEG", "WEBP", "GIF", "BMP"])
+@pytest.mark.parametrize("share", [0.02, 0.5, 0.95])
+def test_cut_image_is_named_as_such(format: str, share: float) -> None:
+    data = encoded(Image.effect_noise((64, 64), 90).convert("RGB"), format)
+    with pytest.raises(UnusableImage, match="truncated|cut off"):
+        decode(data[: int(share * len(data))], LIMIT)
+
+
 def test_low_detail_has_512_pixels_on_its_longer_side() -> None:
     assert decode(encoded(picture(2048, 100)), LIMIT, low_detail=True).size == (512, 25)
     assert decode(encoded(picture(300, 200)), LIMIT, low_detail=True).size == (300, 200)

@@ -65,6 +65,7 @@ from genai_server.http.middleware.uploads import Uploads, upload_folder
 from genai_server.http.rate_limit import RateLimits
 from genai_server.http.request_state import request_state
 from genai_server.http.telemetry.request_record import Observer, RecentRequests
+from genai_server.http.trailing_slash import TrailingSlash
 from genai_server.images.reader import Images
 from genai_server.process_memory import rare_full_collections
 from genai_server.timing import Clock, request_clock
@@ -186,6 +187,7 @@ def create_app(
         lifespan=lifespan,
         docs_url=None,
         redoc_url=None,
+        redirect_slashes=False,
         separate_input_output_schemas=False,
         routes=[WebSocketRoute("/{path:path}", ResponsesSocket(settings.origins))],
     )
@@ -227,6 +229,8 @@ def create_app(
     if settings.metrics != "off":
         app.include_router(engine_metrics.router)
         app.include_router(load_history.router)
+
+    app.router.default = TrailingSlash(app.router, app.router.default)
 
     @app.exception_handler(ClientLeft)
     async def client_left(request: Request, error: ClientLeft) -> Response:

@@ -8,7 +8,7 @@ from io import BytesIO
 import numpy as np
 from PIL import Image
 
-from genai_server.image_types import IMAGE_FORMATS
+from genai_server.image_types import IMAGE_FORMATS, image_type
 
 # Others have rare, old decoders. JPEG files with several pictures become MPO, of which the first one is read.
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
@@ -68,6 +68,9 @@ def _decode(data: bytes, max_pixels: int, *, low_detail: bool) -> Image.Image:
     try:
         image: Image.Image = Image.open(BytesIO(data), formats=_FORMATS)
     except Exception:  # a decoder may raise anything
+        if (kind := image_type(data)) is not None:
+            name = kind.removeprefix("image/")
+            raise UnusableImage(f"is damaged: it begins as a {name} file, and is cut off or wrong after that") from None
         raise UnusableImage(f"is not a {IMAGE_FORMATS} file") from None
     _check_size(image.size, max_pixels)
     Image.MAX_IMAGE_PIXELS = max_pixels

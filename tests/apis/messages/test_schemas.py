@@ -66,7 +66,7 @@ def test_fields_of_anthropics_clients_are_accepted(body: dict[str, Any]) -> None
         (_body(messages=[HELLO, {"role": "assistant", "content": [CALL]}]), "messages[1]"),
         (_body(temperature=1.1), "temperature"),
         (_body(stop=["x"]), "stop"),
-        (_body(stop_sequences=list("abcde")), "stop_sequences"),
+        (_body(stop_sequences=list(map(str, range(65)))), "stop_sequences"),
         (_body(stop_sequences=[""]), "stop_sequences[0]"),
         (_body(stop_sequences=["x" * 1025]), "stop_sequences[0]"),
         (_body(messages=[HELLO] * 4097), "messages"),

@@ -8,20 +8,21 @@ from pydantic import ValidationError
 
 from genai_server.apis.ollama.schemas import GenerateRequest
 from genai_server.apis.ollama.schemas import OllamaChatRequest as ChatRequest
-from genai_server.apis.ollama.translate import Chat, Raw, Translation
+from genai_server.apis.ollama.translate import Raw, Translation
+from genai_server.apis.shared.chat_messages import ChatParameters
 from genai_server.errors import InvalidField
 from genai_server.http.leniency import outer_error
 
 ADD = {"function": {"name": "add", "arguments": {"a": 1}}}
 
 
-def chat(*messages: Any, **fields: Any) -> Chat:
+def chat(*messages: Any, **fields: Any) -> ChatParameters:
     found = Translation(ChatRequest.model_validate({"messages": list(messages), **fields}), "m").body
-    assert isinstance(found, Chat)
+    assert isinstance(found, ChatParameters)
     return found
 
 
-def question(**fields: Any) -> Chat | Raw:
+def question(**fields: Any) -> ChatParameters | Raw:
     return Translation(GenerateRequest.model_validate({"prompt": "say hi", **fields}), "m").body
 
 
@@ -77,7 +78,7 @@ def test_a_raw_answer_has_all_that_fits() -> None:
 
 def test_a_prompt_is_a_question_unless_it_is_raw_or_has_a_suffix() -> None:
     asked = question(system="Be brief.")
-    assert isinstance(asked, Chat)
+    assert isinstance(asked, ChatParameters)
     assert [(one.role, one.content) for one in asked.messages] == [("system", "Be brief."), ("user", "say hi")]
     infill = question(suffix="end")
     assert isinstance(infill, Raw)
@@ -161,7 +162,7 @@ def test_images_are_parts_before_the_text() -> None:
 
 def test_a_prompts_images_belong_to_the_users_message() -> None:
     found = question(system="s", images=["AA=="])
-    assert isinstance(found, Chat)
+    assert isinstance(found, ChatParameters)
     content = found.messages[1].model_dump(exclude_none=True)["content"]
     assert content == [*_urls("data:;base64,AA=="), {"type": "text", "text": "say hi"}]
 

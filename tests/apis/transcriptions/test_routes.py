@@ -230,6 +230,18 @@ def test_silence_has_no_text(server: RunningServer) -> None:
         assert (response.status_code, response.text) == (200, wanted)
 
 
+@pytest.mark.parametrize("tag", ["de-AT", "DE_de", " de "])
+def test_a_tag_with_a_region_stands_for_its_language(server: RunningServer, spoken: Spoken, tag: str) -> None:
+    assert post(server, language=tag).json()["languages"] == [{"code": "de"}]
+    assert spoken.asked[0].prompt == [MODEL.start_of_transcript, MODEL.languages["de"], MODEL.transcribe]
+
+
+@pytest.mark.parametrize("language", ["auto", "Auto", ""])
+def test_auto_detects_the_language(server: RunningServer, language: str) -> None:
+    plain = post(server, response_format="verbose_json").json()
+    assert post(server, language=language, response_format="verbose_json").json()["language"] == plain["language"]
+
+
 @pytest.mark.parametrize(
     ("fields", "code", "param", "words"),
     [

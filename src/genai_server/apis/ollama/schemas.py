@@ -10,7 +10,7 @@ from genai_server.apis.embeddings.schemas import MAX_INPUTS
 from genai_server.apis.shared.base import JsonObject, NonEmptyText, Text, Wire, WritableObject, elements, field_error
 from genai_server.apis.shared.chat_messages import MAX_MESSAGES, MAX_PARTS, MAX_TOOLS, Function, FunctionName
 from genai_server.apis.shared.completion_body import MAX_TOKENS
-from genai_server.apis.shared.sampling_parameters import StopText
+from genai_server.apis.shared.sampling_parameters import MAX_STOP_STRINGS, StopText
 
 _SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _PART = r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h)"
@@ -33,8 +33,6 @@ def nanoseconds(seconds: float) -> int:
     return max(1, round(seconds * 1e9))
 
 
-# More than OpenAI's limit: clients send the stop strings of a template or of an editor's language.
-MAX_STOP_STRINGS = 64
 # Default of a request with a penalty, as in Ollama.
 DEFAULT_REPEAT_LAST_N = 64
 

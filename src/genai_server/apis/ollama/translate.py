@@ -3,20 +3,13 @@
 import json
 import re
 from collections.abc import Iterator, Sequence
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
-from genai_server.apis.ollama.schemas import (
-    MAX_STOP_STRINGS,
-    GenerateRequest,
-    OllamaChatRequest,
-    OllamaMessage,
-    Options,
-)
-from genai_server.apis.shared.base import JsonObject, elements
+from genai_server.apis.ollama.schemas import GenerateRequest, OllamaChatRequest, OllamaMessage, Options
+from genai_server.apis.shared.base import JsonObject
 from genai_server.apis.shared.chat_messages import ChatParameters
 from genai_server.apis.shared.completion_body import CompletionRequest
 from genai_server.apis.shared.image_places import ImagePlace, image_names
-from genai_server.apis.shared.sampling_parameters import StopText
 
 _SCHEMA = "response_format.json_schema.schema"
 _EFFORT = "reasoning_effort"
@@ -29,19 +22,10 @@ _OUTER_NAMES = {"max_tokens": "options.num_predict", "repeat_last_n": "options.r
 # A counter, in the length that Mistral's templates require.
 _ID = "call{:05}"
 
-Stops = StopText | Annotated[list[StopText], elements(MAX_STOP_STRINGS)] | None
-
-
-class Chat(ChatParameters):
-    """Chat parameters that allow more stop strings than OpenAI's."""
-
-    stop: Stops = None
-
 
 class Raw(CompletionRequest):
-    """Text completion parameters that allow more stop strings and do not limit the answer by default."""
+    """Text completion parameters that do not limit the answer by default."""
 
-    stop: Stops = None
     default_max_tokens: ClassVar[int | None] = None
 
 
@@ -49,7 +33,7 @@ class Translation:
     """Translates a request body to `body` for the model with this id."""
 
     def __init__(self, body: OllamaChatRequest | GenerateRequest, model: str) -> None:
-        self.body: Chat | Raw
+        self.body: ChatParameters | Raw
         self._given = body
         # The given body's names for the places of images, by the chat's.
         self._images: dict[str, str] = {}
@@ -60,7 +44,9 @@ class Translation:
         messages = list(_messages(body.messages or ())) if isinstance(body, OllamaChatRequest) else _question(body)
         given = (body.tools or ()) if isinstance(body, OllamaChatRequest) else ()
         tools = [{"type": "function", "function": tool.function} for tool in given]
-        self.body = Chat.model_validate({**options, "messages": messages, "tools": tools or None, **_output(body)})
+        self.body = ChatParameters.model_validate(
+            {**options, "messages": messages, "tools": tools or None, **_output(body)}
+        )
         self._images = image_names(self.body.messages, _image_places(body))
 
     def outer_name(self, field: str) -> str:

@@ -6,7 +6,8 @@ from pydantic import AfterValidator, Field, model_validator
 
 from genai_server.apis.shared.base import NonEmptyText, Text, Wire, WithoutEffect, elements, field_error, members
 
-MAX_STOP_STRINGS = 4
+# More than OpenAI's four: clients send the stop texts of a template, of an evaluation or of an editor's language.
+MAX_STOP_STRINGS = 64
 MAX_STOP_TOKENS = 128
 MAX_CHOICES = 16
 MAX_SALT_LENGTH = 1024
@@ -107,7 +108,7 @@ class SamplingFields(Wire):
     )
     seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1)
     stop: StopText | Annotated[list[StopText], elements(MAX_STOP_STRINGS, min_length=1)] | None = Field(
-        None, description="One to four texts that end the answer; they are not returned."
+        None, description=f"Up to {MAX_STOP_STRINGS} texts that end the answer; they are not returned."
     )
     stop_token_ids: Annotated[list[Annotated[int, Field(ge=0)]], elements(MAX_STOP_TOKENS)] | None = Field(
         None, description="Tokens that end the answer; they are not returned."

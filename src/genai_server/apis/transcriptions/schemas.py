@@ -39,7 +39,8 @@ class AudioForm(Wire):
     )
     model: str | None = Field(None, description="Id of a served model; by default the first one that transcribes.")
     language: Annotated[str, Field(max_length=64)] | None = Field(
-        None, description="Code of the recording's language, such as `en`; detected by default."
+        None,
+        description="Code of the recording's language, such as `en` or `en-US`; detected by default, and with `auto`.",
     )
     prompt: Text | None = Field(
         None,

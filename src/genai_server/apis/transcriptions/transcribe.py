@@ -5,6 +5,7 @@ A window begins where the last complete segment before it ends, and its prompt h
 
 import asyncio
 import math
+import re
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
@@ -34,6 +35,10 @@ _MAX_CONDITIONING = 0.5
 # Seconds. Less is not transcribed.
 _MIN_WINDOW = 0.1
 _AUDIO_TOKENS_PER_SECOND = 50
+# Values of `language` with which the language is detected, as without the field.
+_DETECTED = ("", "auto")
+# What follows the language in a tag such as `en-US` or `zh_Hant`.
+_SUBTAGS = re.compile(r"[-_].*", re.DOTALL)
 _WORDS = "timestamp_granularities"
 _NO_WORDS = (
     "times of words need the decoder's attention to the sound, which is only read where the server runs its graph"
@@ -250,7 +255,9 @@ async def within(deadline: Deadline) -> AsyncGenerator[None]:
 async def _options(form: AudioForm, model: SpeechModel, codec: TextCodec, *, translates: bool) -> TranscriptionOptions:
     candidates = [] if not isinstance(form, TranscriptionForm) else form.languages or []
     candidates = [_known(code, model, "languages") for code in candidates]
-    language = None if form.language is None else _known(form.language, model, "language")
+    language = None
+    if form.language is not None and form.language.strip().lower() not in _DETECTED:
+        language = _known(form.language, model, "language")
     if not model.languages:
         language = ENGLISH
     prompt: list[int] = []
@@ -274,9 +281,9 @@ def _detection(form: AudioForm) -> Detection:
 
 
 def _known(code: str, model: SpeechModel, param: str) -> str:
-    """The code of a language that the model knows. Raises InvalidField."""
+    """The code of a language that the model knows, also for one with a region, such as `en-US`. Raises InvalidField."""
     known = sorted(model.languages) or [ENGLISH]
-    found = code.strip().lower()
+    found = _SUBTAGS.sub("", code.strip().lower())
     if found not in known:
         raise InvalidField(
             f"{param} must be one of the model's languages ({', '.join(known)}); given {quoted(code)}", param=param

@@ -1,5 +1,6 @@
 """Stop strings, found in a text that arrives in pieces."""
 
+from collections import defaultdict
 from collections.abc import Collection
 
 
@@ -12,7 +13,11 @@ class StopStrings:
     def __init__(self, strings: Collection[str]) -> None:
         # The stop string that ended the text.
         self.found: str | None = None
-        self._searches = [_Search(string) for string in strings]
+        self._by_first_character: defaultdict[str, list[_Search]] = defaultdict(list)
+        for string in strings:
+            self._by_first_character[string[0]].append(_Search(string))
+        # Those of which the text so far ends with a beginning. With many stop strings, these are still few.
+        self._begun: list[_Search] = []
         # Text held back because it may be the beginning of a stop string.
         self._held = ""
 
@@ -20,17 +25,17 @@ class StopStrings:
         """The text that can be shown now, and whether the text ends there."""
         if self.found is not None:
             return "", True
-        if not self._searches:
+        if not self._begun and self._by_first_character.keys().isdisjoint(text):
             return text, False
         for n, character in enumerate(text):
-            complete = [search.string for search in self._searches if search.advance(character)]
+            complete = self._advance(character)
             if complete:
                 self.found = max(complete, key=len)
                 shown = (self._held + text[: n + 1]).removesuffix(self.found)
                 self._held = ""
                 return shown, True
         text = self._held + text
-        shown = text[: len(text) - max(search.num_matched for search in self._searches)]
+        shown = text[: len(text) - max((search.num_matched for search in self._begun), default=0)]
         self._held = text[len(shown) :]
         return shown, False
 
@@ -38,6 +43,14 @@ class StopStrings:
         """The text that was held back, when no more text follows."""
         rest, self._held = self._held, ""
         return rest
+
+    def _advance(self, character: str) -> list[str]:
+        """Process one character; returns the stop strings that it completes."""
+        starting = self._by_first_character.get(character, ())
+        searches = [*self._begun, *(search for search in starting if not search.num_matched)]
+        complete = [search.string for search in searches if search.advance(character)]
+        self._begun = [search for search in searches if search.num_matched]
+        return complete
 
 
 class _Search:
@@ -47,13 +60,14 @@ class _Search:
         self.string = string
         # Number of the string's first characters that the text so far ends with.
         self.num_matched = 0
-        # For each number of matching characters, the next smaller number that also matches.
+        # For each number of matching characters, the next smaller number that also matches. It grows with the longest
+        # match so far: most stop strings never match more than a few characters, and there may be many long ones.
         self._shorter = [0, 0]
-        for character in string[1:]:
-            self._shorter.append(self._after(self._shorter[-1], character))
 
     def advance(self, character: str) -> bool:
         """Process one character; returns whether it completes the string."""
+        for length in range(len(self._shorter), self.num_matched + 1):
+            self._shorter.append(self._after(self._shorter[-1], self.string[length - 1]))
         self.num_matched = self._after(self.num_matched, character)
         return self.num_matched == len(self.string)
 

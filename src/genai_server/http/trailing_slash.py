@@ -1,0 +1,40 @@
+"""Redirects from a path to the same one with, or without, a slash at its end.
+
+Starlette's own redirects name a scheme and a host, and the path as this server knows it. Behind a proxy that ends TLS
+or removes a prefix these are wrong, so a redirect here is relative to the address that the client has used.
+"""
+
+from urllib.parse import quote
+
+from starlette.responses import RedirectResponse
+from starlette.routing import Match, Router
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+
+class TrailingSlash:
+    """Handles requests for which a router has no route: redirects to the other form of the path if it has one for that.
+
+    All others go to `not_found`.
+    """
+
+    def __init__(self, router: Router, not_found: ASGIApp) -> None:
+        self._router = router
+        self._not_found = not_found
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope["path"]
+        if scope["type"] == "http" and path.strip("/"):
+            other = path.removesuffix("/") if path.endswith("/") else f"{path}/"
+            if any(route.matches({**scope, "path": other})[0] is not Match.NONE for route in self._router.routes):
+                await RedirectResponse(_relative(path, other, scope["query_string"]))(scope, receive, send)
+                return
+        await self._not_found(scope, receive, send)
+
+
+def _relative(path: str, other: str, query: bytes) -> str:
+    """The reference from a path to its other form."""
+    if path.endswith("/"):
+        reference = f"../{quote(other.rpartition('/')[2])}"
+    else:
+        reference = f"./{quote(path.rpartition('/')[2])}/"  # "./", because a name may have a colon
+    return f"{reference}?{query.decode('latin-1')}" if query else reference
