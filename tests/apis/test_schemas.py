@@ -224,8 +224,6 @@ def test_a_template_gets_images_without_their_data() -> None:
         {"role": "user", "content": [{"type": "input_audio"}]},
         {"role": "user", "content": "x", "tool_call_id": "1"},
         {"role": "user", "content": "x", "tool_calls": []},
-        {"role": "assistant"},
-        {"role": "assistant", "content": None, "tool_calls": []},
         {"role": "tool", "content": "3"},
     ],
     ids=repr,
@@ -233,6 +231,33 @@ def test_a_template_gets_images_without_their_data() -> None:
 def test_a_message_must_fit_its_role(message: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         ChatRequest.model_validate({"messages": [message]})
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "assistant"},
+        {"role": "assistant", "content": None, "tool_calls": []},
+        {"role": "tool", "tool_call_id": "1", "content": None},
+    ],
+    ids=repr,
+)
+def test_history_without_content_is_empty_text(message: dict[str, Any]) -> None:
+    chat = ChatRequest.model_validate({"messages": [message, {"role": "user", "content": "x"}]})
+    assert chat.messages[0].for_template() == {
+        **{name: value for name, value in message.items() if name != "tool_calls"},
+        **({"tool_calls": []} if "tool_calls" in message else {}),
+        "content": "",
+    }
+
+
+@pytest.mark.parametrize("arguments", ["", "{", '{"city": ', "[1]", "Paris", '{"a": NaN}'])
+def test_arguments_of_earlier_calls_are_any_text(arguments: str) -> None:
+    """A model's call may have been cut off, and its function's name may be an invention."""
+    call = {"id": "1", "function": {"name": "get weather!", "arguments": arguments}}
+    chat = ChatRequest.model_validate({"messages": [{"role": "assistant", "tool_calls": [call]}]})
+    (given,) = chat.messages[0].tool_calls or []
+    assert given.function.model_dump() == call["function"]
 
 
 @pytest.mark.parametrize(

@@ -109,7 +109,8 @@ async def encode_messages(
 
     `variables` are additional ones for the chat template.
 
-    A lenient request has a note in the place of each image or sound that the model does not take.
+    A lenient request has a note in the place of each image or sound that the model does not take, and every request in
+    the place of one that is not in the user's last message.
     """
 
     def to_objects() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -146,14 +147,18 @@ def _sources(messages: Sequence[ChatMessage]) -> dict[Medium, list[ImageSource]]
 def _leave_out(
     messages: Sequence[dict[str, Any]], medium: Medium, codec: TextCodec, leniency: Leniency, able: Sequence[str]
 ) -> None:
-    """Replace images or sounds by a note. If strict, raises InvalidField with the models that are `able`."""
+    """Replace images or sounds by a note. For one in the user's last message, which the request asks the model to read,
+    a strict request raises InvalidField with the models that are `able`.
+    """
+    asked = max((number for number, message in enumerate(messages) if message["role"] == "user"), default=-1)
     reads = "text only" if codec.vision is None else f"text and {codec.vision.medium}s"
     for number, message in enumerate(messages):
         for index, part in enumerate(message["content"] if isinstance(message.get("content"), list) else ()):
             if part["type"] != _PART_TYPES[medium]:
                 continue
             place = f"messages[{number}].content[{index}]"
-            if not leniency.leave_out(f"{place} ({medium})"):
+            leave_out = leniency.leave_out if number == asked else leniency.leave_out_of_history
+            if not leave_out(f"{place} ({medium})"):
                 which = f"{', '.join(map(quoted, able))} can" if able else "no model that is served can"
                 raise InvalidField(
                     f"{place} is {_NOUNS[medium]}, and this model reads {reads}; {which} read it", param=place

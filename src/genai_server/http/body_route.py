@@ -51,10 +51,13 @@ class BodyRoute(APIRoute):
         return checked
 
 
-def lenient_route(leave_out: LeaveOut, *, caps: bool = False, takes_undeclared: bool = False) -> type[BodyRoute]:
+def lenient_route(
+    leave_out: LeaveOut, *, convert: LeaveOut | None = None, caps: bool = False, takes_undeclared: bool = False
+) -> type[BodyRoute]:
     """A BodyRoute that takes out of its bodies what `leave_out` does.
 
-    With `caps` it reduces an answer's limit to what fits. With GENAI_STRICT it does neither.
+    With `caps` it reduces an answer's limit to what fits. With GENAI_STRICT it does neither; what of a body's history
+    `convert` puts in another form, it converts all the same.
     """
     undeclared = takes_undeclared
 
@@ -63,21 +66,23 @@ def lenient_route(leave_out: LeaveOut, *, caps: bool = False, takes_undeclared: 
 
         def leniency(self, request: Request) -> Leniency:
             settings: Settings = request.app.state.services.settings
-            return Leniency() if settings.strict else Leniency(leave_out, caps=caps and settings.cap_max_tokens)
+            if settings.strict:
+                return Leniency(convert=convert)
+            return Leniency(leave_out, convert=convert, caps=caps and settings.cap_max_tokens)
 
     return LenientRoute
 
 
-def history_route(leave_out: LeaveOut) -> type[BodyRoute]:
+def history_route(leave_out: LeaveOut, *, convert: LeaveOut | None = None) -> type[BodyRoute]:
     """A BodyRoute that takes out of the history in its bodies what `leave_out` does, and is strict about all else.
 
-    With GENAI_STRICT it takes out nothing.
+    With GENAI_STRICT it takes out nothing, but converts the same.
     """
 
     class HistoryRoute(BodyRoute):
         def leniency(self, request: Request) -> Leniency:
             settings: Settings = request.app.state.services.settings
-            return Leniency() if settings.strict else Leniency(history=leave_out)
+            return Leniency(history=None if settings.strict else leave_out, convert=convert)
 
     return HistoryRoute
 

@@ -22,6 +22,8 @@ LeaveOut = Callable[[Any], list[str]]
 
 # Of the header, in characters: proxies limit the size of all headers together.
 _MAX_CHARACTERS = 2000
+# What of a client's own names can be part of a header.
+_NAMEABLE = re.compile(r"[\w.-]{1,64}", re.ASCII)
 # Places, versions and limits, which differ between requests.
 _VARYING = re.compile(r"\[\d+\]|_\d{8}\b|\d+")
 # What this process has logged, up to a limit, because clients choose some of the names.
@@ -33,12 +35,19 @@ class Leniency:
     """What is left out of one request; nothing may be where it is treated strictly."""
 
     def __init__(
-        self, leave_out: LeaveOut | None = None, *, history: LeaveOut | None = None, caps: bool = False
+        self,
+        leave_out: LeaveOut | None = None,
+        *,
+        history: LeaveOut | None = None,
+        convert: LeaveOut | None = None,
+        caps: bool = False,
     ) -> None:
         # None for a request that is strict about what it asks for.
         self._leave_out = leave_out
         # What such a request leaves out of its history.
         self._history = history
+        # Converts the history, also that of a request that leaves out nothing.
+        self._convert = convert
         # Whether the answer's limit is reduced to what fits.
         self._caps = caps
         # The client's name for a field of the chat that its body becomes.
@@ -58,7 +67,9 @@ class Leniency:
             self._outer_name = str  # the function may have the complete body
 
     def apply(self, body: Any) -> None:
-        """Take out of a body what has no effect."""
+        """Convert a body's history, and take out of the body what has no effect."""
+        if self._convert is not None:
+            self._converted += self._convert(body)
         for leave_out in (self._leave_out, self._history):
             if leave_out is not None:
                 self._left_out += leave_out(body)
@@ -66,6 +77,15 @@ class Leniency:
     def leave_out(self, field: str) -> bool:
         """Leave out a field of the chat that has no effect, and note it. Returns False where this is not allowed."""
         if self._leave_out is None:
+            return False
+        self._left_out.append(self._outer_name(field))
+        return True
+
+    def leave_out_of_history(self, field: str) -> bool:
+        """Leave out of a chat's history what the model cannot read, and note it. Returns False where this is not
+        allowed: where nothing may be left out of a request.
+        """
+        if self._leave_out is None and self._history is None:
             return False
         self._left_out.append(self._outer_name(field))
         return True
@@ -118,6 +138,24 @@ def _as_header(names: Iterable[str]) -> str:
         return text
     start = text[:_MAX_CHARACTERS]
     return f"{start.rpartition(', ')[0] or start}, ..."
+
+
+def nameable(name: str, otherwise: str) -> str:
+    """A name that a client chose if it can be part of a header, else `otherwise`."""
+    return name if _NAMEABLE.fullmatch(name) else otherwise
+
+
+def history_of(body: Any, field: str) -> JsonObject:
+    """A body with the history of this list of messages or items: all but the user's last message, in whose place is an
+    empty object. What that message has, the request asks the model to read.
+
+    The messages are those of the body, so that changes of one are seen in the other.
+    """
+    messages = body.get(field) if isinstance(body, dict) else None
+    if not isinstance(messages, list):
+        return {}
+    last = max((n for n, one in enumerate(messages) if isinstance(one, dict) and one.get("role") == "user"), default=-1)
+    return {field: [{} if n == last else one for n, one in enumerate(messages)]}
 
 
 def objects_at(body: Any, path: str) -> Iterator[tuple[str, JsonObject]]:

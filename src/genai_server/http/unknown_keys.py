@@ -4,7 +4,6 @@ A message that one program received from one server is later sent to another: wi
 another server (`opts`), or of the next version of an API. A request is strict only about what it asks for itself.
 """
 
-import re
 from collections.abc import Iterator
 from functools import cache
 from types import UnionType
@@ -13,12 +12,10 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 
 from genai_server.apis.shared.base import JsonObject
-from genai_server.http.leniency import objects_at
+from genai_server.http.leniency import nameable, objects_at
 
 # Places named for one request. Clients add the same few keys to each message.
 _MAX_NAMED = 32
-_NAMEABLE = re.compile(r"[\w.-]{1,64}", re.ASCII)
-_UNNAMED = "(a key)"
 
 
 def remove_unknown_keys(body: Any, path: str, form: Any) -> list[str]:
@@ -43,7 +40,7 @@ def _remove(value: JsonObject, place: str, form: Any) -> Iterator[str]:
     known = _fields(model)
     for key in [key for key in value if key not in known]:
         if value.pop(key) is not None:
-            yield f"{place}.{key if _NAMEABLE.fullmatch(key) else _UNNAMED}"
+            yield f"{place}.{nameable(key, '(a key)')}"
     for key, inner in value.items():
         if isinstance(inner, dict):
             yield from _remove(inner, f"{place}.{key}", known[key])

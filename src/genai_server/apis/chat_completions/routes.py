@@ -9,11 +9,12 @@ from genai_server.apis.tokens.schemas import RenderedPrompt
 from genai_server.generation.dependencies import TheRequestContext, TheServices
 from genai_server.generation.prompts import encode_chat
 from genai_server.http.body_route import TheLeniency, lenient_route
+from genai_server.http.chat_history import convert_messages
 from genai_server.http.json_response import json_response
 from genai_server.http.sse import STREAMS
 from genai_server.pooling_model import Task
 
-router = VersionedRouter(lenient_route(leave_out_of_chat), "openai")
+router = VersionedRouter(lenient_route(leave_out_of_chat, convert=convert_messages), "openai")
 
 
 @router.post("/v1/chat/completions", responses=STREAMS)

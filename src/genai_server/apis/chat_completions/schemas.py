@@ -7,7 +7,6 @@ from pydantic import Field, model_validator
 from genai_server.apis.shared.base import ChatRouterFields, elements, field_error
 from genai_server.apis.shared.chat_messages import (
     MAX_TOOLS,
-    ChatMessage,
     ChatParameters,
     Function,
     NamedFunction,
@@ -15,8 +14,8 @@ from genai_server.apis.shared.chat_messages import (
     Tool,
 )
 from genai_server.apis.shared.sampling_parameters import OtherStructureFields, StreamFields
+from genai_server.http.chat_history import FILES, leave_out_of_messages
 from genai_server.http.leniency import remove, remove_values, replace_media
-from genai_server.http.unknown_keys import remove_unknown_keys
 
 # Values without effect, of a lenient chat completion.
 VALUES = {"verbosity": ("low", "high")}
@@ -26,7 +25,6 @@ COMPLETIONS_WITHOUT_EFFECT = (
     "guided_whitespace_pattern",
     "structured_outputs.whitespace_pattern",
 )
-MEDIA = {"file": "file"}
 
 
 class ChatCompletionRequest(ChatParameters, StreamFields, ChatRouterFields, OtherStructureFields):
@@ -64,8 +62,8 @@ class ChatCompletionRequest(ChatParameters, StreamFields, ChatRouterFields, Othe
 def leave_out_of_chat(body: Any) -> list[str]:
     """Remove unsupported parts from a body of chat completions; returns the locations removed."""
     found = leave_out_of_completion(body) + remove_values(body, VALUES)
-    found += replace_media(body, MEDIA, "text", "messages[].content[]")
-    return found + remove_unknown_keys(body, "messages[]", ChatMessage)
+    found += replace_media(body, FILES, "text", "messages[].content[]")
+    return found + leave_out_of_messages(body)
 
 
 def leave_out_of_completion(body: Any) -> list[str]:

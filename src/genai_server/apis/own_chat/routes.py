@@ -17,20 +17,20 @@ from genai_server.answer_parts import (
 )
 from genai_server.apis.chat_completions.response import finish_reason, logprobs, message
 from genai_server.apis.shared.base import JsonObject, Metrics, Text
-from genai_server.apis.shared.chat_messages import ChatMessage, ChatParameters, ToolCall
+from genai_server.apis.shared.chat_messages import ChatParameters, ToolCall
 from genai_server.apis.shared.router import error_responses
 from genai_server.errors import InvalidField
 from genai_server.generation.answers import Generation
 from genai_server.generation.dependencies import TheRequestContext, TheServices
 from genai_server.generation.generate import generate
 from genai_server.http.body_route import history_route
+from genai_server.http.chat_history import convert_messages, leave_out_of_messages
 from genai_server.http.json_response import built_response
 from genai_server.http.sse import STREAMS, EventStream
-from genai_server.http.unknown_keys import remove_unknown_keys
 from genai_server.messages.generation_request import FinishReason
 
 router = APIRouter(
-    route_class=history_route(lambda body: remove_unknown_keys(body, "messages[]", ChatMessage)),
+    route_class=history_route(leave_out_of_messages, convert=convert_messages),
     tags=["chat"],
     responses=error_responses(400, 404, 500, 503),
 )

@@ -81,9 +81,11 @@ ContentParts = Annotated[list[ContentPart], elements(MAX_PARTS)]
 
 
 class CalledFunction(Wire):
-    """Name and arguments of a tool call. `arguments` is a JSON object as text."""
+    """Name and arguments of a tool call, as a model wrote them: `arguments` is a JSON object as text, unless the call
+    was cut off or is wrong.
+    """
 
-    name: FunctionName
+    name: NonEmptyText
     arguments: Text
 
 
@@ -127,10 +129,7 @@ class ChatMessage(Wire):
 
     @model_validator(mode="after")
     def _fits_role(self) -> Self:
-        if self.role == "assistant":
-            if self.content is None and not self.tool_calls and self.function_call is None:
-                raise missing_error("content", "with role assistant without tool_calls")
-        elif self.content is None:
+        if self.content is None and self.role not in ("assistant", "tool", "function"):
             raise missing_error("content", f"with role {self.role}")
         for field, role in _ROLE_OF_FIELD.items():
             if getattr(self, field) is not None and self.role != role:
@@ -151,7 +150,8 @@ class ChatMessage(Wire):
                 yield index, part
 
     def for_template(self) -> dict[str, Any]:
-        """The message as chat templates expect it: absent fields are omitted, except `content` next to tool calls.
+        """The message as chat templates expect it: absent fields are omitted, except `content`, which is None next to
+        tool calls and else "".
 
         An image is a part of type image, and a sound one of type audio, without their data.
         """
@@ -160,7 +160,7 @@ class ChatMessage(Wire):
             fields["content"] = [_for_template(part) for part in self.content]
         if self.reasoning is not None:
             fields.setdefault("reasoning_content", self.reasoning)
-        return {"content": None, **fields} if self.tool_calls else fields
+        return {"content": None if self.tool_calls else "", **fields}
 
 
 def _for_template(part: TextPart | ImagePart | AudioPart) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Calls and results of tools that another provider ran, as texts of a conversation's history.
+"""Calls and results of tools that another provider ran, and its kinds of content, as texts of a conversation's history.
 
 A program that changes its provider sends the complete conversation along: the first provider's web searches, executed
 code, tool servers and whatever its API gets next. This server runs no such tool, and chat templates have no form for
@@ -32,6 +32,8 @@ _WITHOUT_MEANING = frozenset(
         "type",
     }
 )
+# Fields next to a text that are not part of a prompt.
+_ABOUT_TEXTS = frozenset({"annotations", "logprobs", "prompt_cache_breakpoint"})
 # Files inside of a text: data URLs, and base64 that is too long for a word. The second form begins only where a run of
 # its characters does, so that the search takes linear time.
 _FILE = re.compile(r"data:[\w.+-]*/[\w.+-]+;base64,[\w+/=-]*|(?<![\w+/-])[\w+/-]{512,}={0,2}", re.ASCII)
@@ -51,6 +53,13 @@ def note(value: JsonObject) -> str:
         if name not in _WITHOUT_MEANING and (field := _meaning(field)) not in (None, "", [], {}):
             lines.append(f"{name}: {_text(field)}")
     return "\n".join(lines)
+
+
+def part_text(part: JsonObject) -> str:
+    """The text of a content part of an unknown type: its own if it consists of that alone, else a note."""
+    texts = [part[name] for name in ("text", "refusal") if isinstance(part.get(name), str)]
+    is_text = len(texts) == 1 and len(part.keys() - _WITHOUT_MEANING - _ABOUT_TEXTS) == 1
+    return str(texts[0]) if is_text else note(part)
 
 
 def note_role(value: JsonObject) -> str:

@@ -5,7 +5,6 @@ from typing import Any
 
 from fastapi import APIRouter, Response
 
-from genai_server.apis.shared.chat_messages import ChatMessage
 from genai_server.apis.shared.router import error_responses
 from genai_server.apis.tokens.schemas import (
     ApplyTemplateRequest,
@@ -18,15 +17,15 @@ from genai_server.apis.tokens.schemas import (
 )
 from genai_server.generation.dependencies import Services, TheServices
 from genai_server.generation.prompts import encode_messages
-from genai_server.http.body_route import history_route
+from genai_server.http.body_route import TheLeniency, history_route
+from genai_server.http.chat_history import convert_messages, leave_out_of_messages
 from genai_server.http.json_response import json_response
 from genai_server.http.leniency import Leniency
-from genai_server.http.unknown_keys import remove_unknown_keys
 from genai_server.pooling_model import Task
 from genai_server.text.codec import TextCodec
 
 router = APIRouter(
-    route_class=history_route(lambda body: remove_unknown_keys(body, "messages[]", ChatMessage)),
+    route_class=history_route(leave_out_of_messages, convert=convert_messages),
     tags=["tokens"],
     responses=error_responses(400, 404, 500, 503),
 )
@@ -34,11 +33,11 @@ router = APIRouter(
 
 @router.post("/tokenize", response_model=TokenizeResponse)
 @router.post("/v1/tokenize", response_model=TokenizeResponse)
-async def tokenize(body: TokenizeRequest, services: TheServices) -> Response:
+async def tokenize(body: TokenizeRequest, services: TheServices, leniency: TheLeniency) -> Response:
     """The tokens of a text, or of the prompt rendered from messages."""
     served = await services.served(body.model, None if body.messages is None else Task.GENERATE)
     codec = served.codec
-    tokens = await _tokens(services, body, codec)
+    tokens = await _tokens(services, body, codec, leniency)
     max_model_len = served.max_length or services.settings.within(None)
     found: dict[str, Any] = {"tokens": tokens, "count": len(tokens), "max_model_len": max_model_len}
     if body.with_pieces:
@@ -80,10 +79,10 @@ async def apply_template(body: ApplyTemplateRequest, services: TheServices) -> R
     return json_response({"prompt": await asyncio.to_thread(prompt)})
 
 
-async def _tokens(services: Services, body: TokenizeRequest, codec: TextCodec) -> list[int]:
+async def _tokens(services: Services, body: TokenizeRequest, codec: TextCodec, leniency: Leniency) -> list[int]:
     if body.messages is not None:
         prompt = await encode_messages(
-            services, body.messages, lambda: body.tools or (), body.chat_template_kwargs, codec, Leniency()
+            services, body.messages, lambda: body.tools or (), body.chat_template_kwargs, codec, leniency
         )
         return prompt.tokens
     if body.prompt is not None:

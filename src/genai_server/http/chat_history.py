@@ -1,0 +1,75 @@
+"""What chats of earlier turns have that this server's form of messages does not, in OpenAI's form of messages.
+
+Programs send back whatever they were given, by this server, by another one, or by an SDK. What can be read as text is
+converted and named; what cannot is left out and named. What the user's last message has is left for validation.
+"""
+
+from typing import Any
+
+from genai_server.apis.shared.base import JsonObject
+from genai_server.apis.shared.chat_messages import ChatMessage
+from genai_server.apis.shared.foreign_tools import part_text
+from genai_server.http.leniency import history_of, nameable, objects_at, replace_media
+from genai_server.http.unknown_keys import remove_unknown_keys
+
+# Parts that are files.
+FILES = {"file": "file"}
+_PARTS = ("text", "image_url", "input_audio", *FILES)
+
+
+def convert_messages(body: Any) -> list[str]:
+    """Convert the history in a body's `messages`; returns the locations, each with the form that it has now."""
+    found = convert_parts(body, "messages", ("content",), _PARTS, "text")
+    for place, message in objects_at(body, "messages[]"):
+        if message.get("role") != "assistant":
+            continue
+        refusal, audio = message.get("refusal"), message.get("audio")
+        if isinstance(refusal, str):
+            del message["refusal"]
+            found += [f"{place}.refusal (as content)"] if _add_text(message, refusal) else []
+        if isinstance(audio, dict) and isinstance(audio.get("transcript"), str):
+            del message["audio"]
+            found += [f"{place}.audio (its transcript as content)"] if _add_text(message, audio["transcript"]) else []
+    return found
+
+
+def leave_out_of_messages(body: Any) -> list[str]:
+    """Remove from the history in a body's `messages` what cannot be read as text; returns the locations removed."""
+    found = replace_media(history_of(body, "messages"), FILES, "text", "messages[].content[]")
+    for place, message in objects_at(body, "messages[]"):
+        for field in ("annotations", "audio"):
+            if message.get(field) and message.get("role") == "assistant":
+                del message[field]
+                found.append(f"{place}.{field}")
+    return found + remove_unknown_keys(body, "messages[]", ChatMessage)
+
+
+def convert_parts(
+    body: Any, messages: str, fields: tuple[str, ...], known: tuple[str, ...], text_type: str
+) -> list[str]:
+    """Replace the content parts of a body's history whose types are not `known` by parts of this type with their text.
+
+    `messages` is the field with the history, `fields` are those of a message or an item that may have parts. Returns
+    the locations.
+    """
+    found = []
+    history = history_of(body, messages)
+    for field in fields:
+        for place, part in objects_at(history, f"{messages}[].{field}[]"):
+            kind = part.get("type")
+            if isinstance(kind, str) and kind not in known:
+                text = part_text(part)
+                part.clear()
+                part.update(type=text_type, text=text)
+                found.append(f"{place} ({nameable(kind, 'a part')} as text)")
+    return found
+
+
+def _add_text(message: JsonObject, text: str) -> bool:
+    """Add a text to the content of a message. Returns False if the text is empty."""
+    content = message.get("content")
+    if text and isinstance(content, list):
+        content.append({"type": "text", "text": text})
+    elif text and isinstance(content, str | None):
+        message["content"] = f"{content}\n{text}" if content else text
+    return bool(text)
