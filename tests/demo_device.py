@@ -1,6 +1,7 @@
 """A device with the demo model: an engine loop stepped by hand, and its messages."""
 
 import asyncio
+import time
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from genai_server.engine.scheduling.text_index import AnswerMemory
 from genai_server.messages.generation_request import TokenLogprob
 from genai_server.messages.protocol import PromptLogprobs, Tokens
 from genai_server.text.codec import load_text_codec
+from genai_server.timing import Clock
 from tests.running_server import DEMO
 from tests.stepped_loop import SteppedLoop
 
@@ -35,10 +37,11 @@ class DemoDevice(SteppedLoop):
         *,
         speculates: bool = False,
         answers: AnswerMemory | None = None,
+        clock: Clock = time.perf_counter,
     ) -> None:
         policy = StepPolicy(speculates=speculates, answers=answers)
         scheduler = Scheduler(loaded.main, max_running=6, max_waiting=6, prefill_chunk=24, policy=policy)
-        super().__init__(loaded, scheduler, guidance, folder)
+        super().__init__(loaded, scheduler, guidance, folder, clock=clock)
 
     def submit(self, key: int, text: str, **fields: Any) -> None:
         self.put_request(key, prompt(text), **{"max_tokens": 60, "max_length": MAX_LENGTH} | fields)

@@ -147,6 +147,8 @@ class Batch:
         self.runner = runner
         self.tally = Tally()
         self.num_interrupts = 0
+        # Whether the chunk that is read may be interrupted: not twice in a row, or the prompt might never be read.
+        self.may_interrupt = True
         self.has_states = runner.slots.keeps_states
         self._reference = reference
         self._running: dict[int, tuple[list[int], list[Logits]]] = {}
@@ -190,9 +192,12 @@ class Batch:
     def _read_chunk(self, sequence: int, tokens: list[int], others: Iterable[int]) -> Logits:
         while True:
             try:
-                return self.runner.prefill(sequence, tokens)
+                logits = self.runner.prefill(sequence, tokens)
+                self.may_interrupt = True
+                return logits
             except Interrupted:
                 self.num_interrupts += 1
+                self.may_interrupt = False
                 if ready := [other for other in others if self.can_step(other)]:
                     self.step(*ready)
 
@@ -277,7 +282,8 @@ def interrupted(batch: Batch, longest: int) -> None:
     def interrupt() -> None:
         chance = random.Random(6)
         while not stop.wait(chance.uniform(0, 0.001)):
-            batch.runner.interrupt()
+            if batch.may_interrupt:
+                batch.runner.interrupt()
 
     thread = Thread(target=interrupt, daemon=True)
     thread.start()

@@ -16,6 +16,7 @@ from genai_server.messages.admin import (
     ListRequests,
     LoadAdapter,
     RequestState,
+    SetRuntimeOption,
     StartProfile,
     UnloadAdapter,
 )
@@ -92,12 +93,37 @@ def test_queued_and_compiling_requests_can_be_cancelled(bench: Bench) -> None:
         assert bench.reason(key) == FinishReason.CANCELLED
 
 
-def test_all_requests_of_one_name_are_cancelled(bench: Bench) -> None:
+def test_all_answers_of_one_request_are_cancelled(bench: Bench) -> None:
     bench.submit(1, "count 50", request_id="twice")
     bench.submit(2, "count 50", request_id="twice", connection=OTHER_API)
     bench.steps(2)
     assert len(ask(bench, CancelRequest(7, "twice"))) == 2
     assert bench.reason(1) == bench.reason(2) == FinishReason.CANCELLED
+
+
+def test_a_name_that_two_requests_have_ends_neither(bench: Bench) -> None:
+    for key in (1, 2):
+        bench.submit(key, "count 50", request_id="twice", unique_id=f"u{key}")
+    bench.steps(2)
+    for question in (CancelRequest(7, "twice"), ListRequests(8, "twice")):
+        assert [state.unique_id for state in ask(bench, question)] == ["u1", "u2"]
+    reply = reply_to(bench, SetRuntimeOption(9, "terminate_session", "1", "twice"))
+    assert [state.unique_id for state in reply.requests] == ["u1", "u2"]
+    assert bench.ends(1) == bench.ends(2) == []
+    assert [state.unique_id for state in ask(bench, CancelRequest(10, "u2"))] == ["u2"]
+    assert [state.unique_id for state in ask(bench, CancelRequest(11, "twice"))] == ["u1"]
+    assert bench.reason(1) == bench.reason(2) == FinishReason.CANCELLED
+
+
+def test_a_unique_id_precedes_an_equal_id(bench: Bench) -> None:
+    bench.submit(1, "count 50", request_id="x", unique_id="u1")
+    bench.submit(2, "count 50", request_id="u1", unique_id="u2")
+    bench.steps(2)
+    assert [state.unique_id for state in ask(bench, ListRequests(7, "u1"))] == ["u1"]
+    assert [state.unique_id for state in ask(bench, CancelRequest(8, "u1"))] == ["u1"]
+    assert ask(bench, CancelRequest(9, "u1", is_unique=True)) == []
+    assert bench.ends(2) == []
+    assert [state.unique_id for state in ask(bench, CancelRequest(10, "u1"))] == ["u2"]
 
 
 def test_unknown_name_cancels_no_request(bench: Bench) -> None:

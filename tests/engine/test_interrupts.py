@@ -1,16 +1,18 @@
-"""What may interrupt a pass: messages about the only sequence of one that reads a prompt, and other requests one of the
-background; and only while it runs.
+"""What may interrupt a pass: the end of the only sequence of one that reads a prompt, calls of operators, and other
+requests one of the background; and only while it runs.
 """
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from genai_server.engine.interrupts import Interrupts
+from genai_server.engine.runners.base import Interrupted
 from genai_server.engine.scheduling.scheduler_output import Read, Step
 from genai_server.engine.sequence import Sequence
-from genai_server.messages.admin import CancelRequest, SetRuntimeOption
+from genai_server.messages.admin import CancelRequest, ListRequests, ResetPrefixCache, SetRuntimeOption
 from genai_server.messages.generation_request import GenerationRequest
 from genai_server.messages.protocol import Cancel, Stop, Submit
 
@@ -27,10 +29,15 @@ def sequence(key: int = KEY, *, decoding: bool = False, background: bool = False
     return found
 
 
+def made(interrupt: Callable[[], object]) -> Interrupts:
+    """With an empty inbox."""
+    return Interrupts(lambda: (interrupt(), None)[1], lambda: False)
+
+
 def asked(message: Any, step: Step, connection: int = CONNECTION) -> int:
     """The number of interrupts caused by a message."""
     ended: list[int] = []
-    interrupts = Interrupts(lambda: ended.append(1))
+    interrupts = made(lambda: ended.append(1))
     with interrupts.within(step, FAR):
         interrupts.ask(connection, message)
     return len(ended)
@@ -47,12 +54,63 @@ READING = Step([Read.next(sequence(), 3)])
         (CONNECTION + 1, Cancel(KEY), 0),
         (CONNECTION, Stop(KEY), 0),
         (CONNECTION + 1, CancelRequest(1, "own"), 1),
-        (CONNECTION + 1, CancelRequest(1, "another"), 0),
+        (CONNECTION + 1, CancelRequest(1, "named"), 1),
+        (CONNECTION + 1, CancelRequest(1, "another"), 1),
         (CONNECTION + 1, SetRuntimeOption(1, "terminate_session", "1"), 1),
+        (CONNECTION + 1, SetRuntimeOption(1, "enable_profiling", "1"), 1),
+        (CONNECTION + 1, ListRequests(1, "another"), 1),
+        (CONNECTION + 1, ListRequests(1), 0),
+        (CONNECTION + 1, ResetPrefixCache(1), 0),
     ],
 )
-def test_message_interrupts_only_the_pass_of_its_sequence(connection: int, message: Any, times: int) -> None:
+def test_message_interrupts_the_pass_of_its_sequence_and_an_operator_any(
+    connection: int, message: Any, times: int
+) -> None:
     assert asked(message, READING, connection) == times
+
+
+@pytest.mark.parametrize(
+    ("message", "times"),
+    [
+        (Cancel(KEY), 1),
+        (CancelRequest(1, "own"), 1),
+        (CancelRequest(1, "named"), 1),
+        (SetRuntimeOption(1, "terminate_session", "1"), 1),
+        (SetRuntimeOption(1, "terminate_session", "1", "named"), 1),
+        (SetRuntimeOption(1, "terminate_session", "1", "another"), 0),
+        (SetRuntimeOption(1, "enable_profiling", "1", "own"), 0),
+        (CancelRequest(1, "another"), 0),
+        (ListRequests(1, "own"), 0),
+    ],
+)
+def test_a_chunk_that_was_interrupted_is_only_interrupted_again_by_its_end(message: Any, times: int) -> None:
+    step = Step([Read.next(sequence(), 3)])
+    interrupts = made(lambda: None)
+    with pytest.raises(Interrupted), interrupts.within(step, FAR):
+        raise Interrupted
+    assert asked(message, step) == times  # which reads the chunk, so the next one may be interrupted by any
+    assert asked(message, step) == 1
+
+
+def test_each_sequence_is_spared_by_itself() -> None:
+    steps = [Step([Read.next(sequence(key), 3)]) for key in (1, 2)]
+    with pytest.raises(Interrupted), made(lambda: None).within(steps[0], FAR):
+        raise Interrupted
+    assert [asked(CancelRequest(1, "another"), step) for step in reversed(steps)] == [1, 0]
+
+
+def test_a_pass_that_may_be_interrupted_does_not_begin_while_messages_wait() -> None:
+    interrupts = Interrupts(lambda: None, lambda: True)
+    passes = {"chunk": READING, "background": Step([Read.next(sequence(decoding=True, background=True))])}
+    begun = []
+    for name, step in passes.items():
+        with pytest.raises(Interrupted), interrupts.within(step, FAR):
+            begun.append(name)
+    assert begun == []
+    with interrupts.within(Step([Read.next(sequence(decoding=True))]), FAR):
+        begun.append("another")
+    assert begun == ["another"]
+    assert not READING.sequences[0].was_interrupted
 
 
 def test_a_pass_which_decodes_is_not_ended() -> None:
@@ -86,7 +144,7 @@ def test_another_request_does_not_interrupt_a_prompt() -> None:
 
 def test_outside_of_a_pass_nothing_is_ended() -> None:
     ended: list[int] = []
-    interrupts = Interrupts(lambda: ended.append(1))
+    interrupts = made(lambda: ended.append(1))
     interrupts.ask(CONNECTION, Cancel(KEY))
     with interrupts.within(READING, FAR):
         pass
@@ -96,7 +154,7 @@ def test_outside_of_a_pass_nothing_is_ended() -> None:
 
 def test_a_deadline_ends_the_pass() -> None:
     ended = threading.Event()
-    with Interrupts(ended.set).within(READING, 0.01):
+    with made(ended.set).within(READING, 0.01):
         assert ended.wait(30)
 
 
@@ -116,7 +174,7 @@ def test_a_late_timer_does_not_end_the_next_pass(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(threading, "Timer", Timer)
     ended: list[int] = []
-    interrupts = Interrupts(lambda: ended.append(1))
+    interrupts = made(lambda: ended.append(1))
     with interrupts.within(READING, 1.0):
         pass
     with interrupts.within(Step([Read.next(sequence(KEY + 1), 3)]), 1.0):

@@ -2,6 +2,7 @@
 
 import json
 import re
+import threading
 from collections.abc import Iterator
 from collections.abc import Sequence as Several
 from pathlib import Path
@@ -20,14 +21,15 @@ from genai_server.engine.sampling.grammar import Guidance
 from genai_server.engine.scheduling.scheduler_output import Read, Step
 from genai_server.engine.scores import Logits, Scores
 from genai_server.errors import RunnerFailed
-from genai_server.messages.admin import ResetPrefixCache, SetRuntimeOption, StartProfile
+from genai_server.messages.admin import CancelRequest, ResetPrefixCache, SetRuntimeOption, StartProfile
 from genai_server.messages.generation_request import FinishReason, GenerationRequest, Sampling
-from genai_server.messages.protocol import PromptLogprobs, Submit
+from genai_server.messages.protocol import Cancel, PromptLogprobs, Submit
 from genai_server.profile_plan import ProfilePlan, SlowTokens
 from genai_server.profiles.manifest import find_manifests
 from scripts._models.driven import Driven
 from tests.demo_device import MAX_LENGTH, DemoDevice, prompt
 from tests.engine.model_runners import batched_runner
+from tests.hand_clock import HandClock
 from tests.stepped_loop import API
 
 PERSON = {
@@ -414,6 +416,56 @@ def test_request_interrupts_passes_of_the_background(
         count = device.answer(20, "Count from 1 to 12.")
         assert [device.tokens(key) for key in tokens] == [count] * num_others
     assert device.tokens(1) == device.answer(3, "How do you do today? " * 9)
+
+
+@pytest.mark.parametrize("how", ["disconnect", "deadline", "device", "unique id", "name", "cancel"])
+def test_each_end_interrupts_the_chunk_of_its_prompt_every_time(
+    session: Any, guidance: Guidance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    runner = batched_runner(session=session, num_slots=6, max_length=MAX_LENGTH)
+    clock = HandClock()
+    device = DemoDevice(LoadedModel(runner, runner), guidance, tmp_path, clock=clock)
+    interrupt, interrupted = device.loop.interrupts._interrupt, threading.Event()
+
+    def interrupt_and_tell() -> None:
+        interrupt()
+        interrupted.set()
+
+    monkeypatch.setattr(device.loop.interrupts, "_interrupt", interrupt_and_tell)
+    run, is_awaited = runner.sessions.own.run, False
+
+    def run_late(*arguments: Any) -> Any:
+        if is_awaited:
+            if message is not None:  # as the connections' thread does
+                device.put(message)
+                device.loop.interrupts.ask(API, message)
+            assert interrupted.wait(30)
+            clock.wait(1.0)  # past the deadline
+        return run(*arguments)
+
+    monkeypatch.setattr(runner.sessions.own, "run", run_late)
+    for key in range(1, 5):
+        name, unique_id = f"r{key}", f"u{key}"
+        message = {
+            "disconnect": Cancel(key),
+            "deadline": None,
+            "device": SetRuntimeOption(0, "terminate_session", "1"),
+            "unique id": SetRuntimeOption(0, "terminate_session", "1", unique_id),
+            "name": SetRuntimeOption(0, "terminate_session", "1", name),
+            "cancel": CancelRequest(0, name),
+        }[how]
+        timeout = 0.01 if how == "deadline" else None
+        device.submit(key, "How do you do today? " * 9, cache_prompt=False, unique_id=unique_id, timeout=timeout)
+        interrupted.clear()
+        is_awaited = True
+        device.steps(1)  # the first chunk
+        is_awaited = False
+        (sequence,) = device.scheduler.running
+        assert sequence.num_read == 0
+        device.put(SetRuntimeOption(1, "terminate_session", "0"))
+        device.steps(1)
+        assert device.scheduler.is_idle
+        assert sequence.num_read == 0
 
 
 def test_request_that_arrives_first_prevents_a_background_pass(

@@ -136,7 +136,7 @@ TO_API: list[ToApi] = [
     CallFailed(9, ErrorInfo("invalid_value", "not this", "prefix")),
     Failed(1, ErrorInfo("engine_died", "gone")),
     Failed(1, ErrorInfo("invalid_value", "nothing left", "logit_bias")),
-    RuntimeOptionsReply(5, _OPTIONS, matched=False),
+    RuntimeOptionsReply(5, _OPTIONS, [RequestState("r1", RequestPhase.DECODE, 0.5, 7, 3, 9)], "why not"),
     CacheReset(6, 3),
     RequestList(7, []),
     RequestList(8, [RequestState("r1", RequestPhase.DECODE, 0.5, 7, 3, 2**20, "law")]),

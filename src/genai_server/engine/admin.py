@@ -1,6 +1,6 @@
 """An operator's calls to a running engine."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from genai_server.engine.profiling.folder import DEFAULT_PREFIX
 from genai_server.engine.profiling.runtime_options import PROFILING, TERMINATE, RuntimeOptionState
@@ -53,10 +53,11 @@ class AdminCalls:
                 if self._scheduler.answers is not None:
                     self._scheduler.answers.clear()
                 return admin.CacheReset(call, self._loaded.forget())
-            case admin.ListRequests(call):
-                return admin.RequestList(call, [sequence.describe() for sequence in self._requests])
-            case admin.CancelRequest(call, unique_id):
-                return admin.RequestList(call, self._cancel(unique_id))
+            case admin.ListRequests(call, name):
+                sequences = list(self._requests) if name is None else self._requests.named(name)
+                return admin.RequestList(call, [sequence.describe() for sequence in sequences])
+            case admin.CancelRequest(call):
+                return admin.RequestList(call, self._cancel(message))
             case admin.LoadAdapter(call, adapter):
                 self._loaded.adapters.load(adapter)
                 return admin.AdapterReply(call)
@@ -69,14 +70,15 @@ class AdminCalls:
         having = (sequence.request for sequence in self._requests)
         return sorted({r.request_id for r in having if r.adapter is not None and r.adapter.id == id})
 
-    def _cancel(self, unique_id: str) -> list[admin.RequestState]:
-        """End a request on an operator's behalf."""
-        sequences = [sequence for sequence in self._requests if sequence.request.own_id == unique_id]
-        ended = [sequence.describe() for sequence in sequences]
-        for sequence in sequences:
-            self._requests.finish(sequence, FinishReason.CANCELLED)
-        self._requests.tell_load(terminated=self._options.terminated)
-        return ended
+    def _cancel(self, message: admin.CancelRequest) -> list[admin.RequestState]:
+        """End a request on an operator's behalf, unless several have its name; returns all that have it."""
+        sequences = self._requests.named(message.name, is_unique=message.is_unique)
+        found = [sequence.describe() for sequence in sequences]
+        if len(_requests_of(sequences)) == 1:
+            for sequence in sequences:
+                self._requests.finish(sequence, FinishReason.CANCELLED)
+            self._requests.tell_load(terminated=self._options.terminated)
+        return found
 
     def _profile_sessions(
         self, message: admin.StartProfile | admin.EndProfile | admin.ListProfiles
@@ -94,13 +96,20 @@ class AdminCalls:
         return admin.OpenProfiles(message.call, self._options.sessions.describe(self._requests.accepted, begun))
 
     def _set_runtime_option(self, message: admin.SetRuntimeOption) -> admin.RuntimeOptionsReply:
-        one = message.unique_id
-        concerned = [s for s in self._requests.accepted if one is None or s.request.own_id == one]
+        whole_device = message.name is None
+        concerned = self._requests.accepted
+        found: list[admin.RequestState] = []
+        if message.name is not None:
+            named = self._requests.named(message.name, is_unique=message.is_unique)
+            concerned = [sequence for sequence in named if sequence in concerned]
+            found = [sequence.describe() for sequence in concerned]
         refused = None
-        if message.option == PROFILING:
-            refused = self._profile(message.value, concerned, whole_device=one is None)
+        if not whole_device and len(_requests_of(concerned)) != 1:
+            pass  # nothing has this name, or the caller must choose one of several requests
+        elif message.option == PROFILING:
+            refused = self._profile(message.value, concerned, whole_device=whole_device)
         elif message.option == TERMINATE:
-            if one is None:
+            if whole_device:
                 self._options.terminated = message.value == "1"
             if message.value == "1":
                 for sequence in concerned:
@@ -108,7 +117,7 @@ class AdminCalls:
         state = self._options.describe(self._requests.accepted)
         # The load is sent before the reply, so that the reader of the reply finds the new state everywhere.
         self._requests.tell_load(terminated=self._options.terminated)
-        return admin.RuntimeOptionsReply(message.call, state, matched=bool(concerned) or one is None, refused=refused)
+        return admin.RuntimeOptionsReply(message.call, state, found, refused)
 
     def _terminate(self, sequence: Sequence) -> None:
         """End a sequence. On a Generator the library's own option does it: the next pass raises at once."""
@@ -133,3 +142,8 @@ class AdminCalls:
         except OSError as error:
             self._options.report_failure(str(error))
         return None
+
+
+def _requests_of(sequences: Iterable[Sequence]) -> set[str]:
+    """The unique ids of the requests that sequences belong to."""
+    return {sequence.request.own_id for sequence in sequences}

@@ -1,13 +1,16 @@
-"""Ends passes early: a prompt's own, once its sequence is cancelled or past its deadline, and those of the background,
-once another request arrives.
+"""Ends passes early: a prompt's own, once its sequence is cancelled or past its deadline, those of the background, once
+another request arrives, and any prompt's for an operator's call about a request.
 """
 
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from genai_server.engine.profiling.runtime_options import TERMINATE
+from genai_server.engine.runners.base import Interrupted
 from genai_server.engine.scheduling.scheduler_output import Step
-from genai_server.messages.admin import CancelRequest, SetRuntimeOption
+from genai_server.engine.sequence import Sequence
+from genai_server.messages.admin import CancelRequest, ListRequests, SetRuntimeOption
 from genai_server.messages.protocol import Cancel, Submit, ToEngine
 
 # Seconds. A deadline further away is assumed to be after the end of the current pass.
@@ -15,10 +18,17 @@ _LONGEST_PASS = 10.0
 
 
 class Interrupts:
-    """Knows which pass runs, if it may be ended. `interrupt` ends the runner's pass."""
+    """Knows which pass runs, if it may be ended. `interrupt` ends the runner's pass.
 
-    def __init__(self, interrupt: Callable[[], None]) -> None:
+    A message that ends the pass's own sequence always interrupts it. Other messages do not interrupt two chunks of a
+    sequence in a row, because frequent ones would otherwise keep its prompt from ever being read.
+
+    `has_messages` tells whether any message waits for the loop.
+    """
+
+    def __init__(self, interrupt: Callable[[], None], has_messages: Callable[[], bool]) -> None:
         self._interrupt = interrupt
+        self._has_messages = has_messages
         self._step: Step | None = None
         # Held while a pass is interrupted, so that the next pass is not interrupted instead.
         self._lock = threading.Lock()
@@ -28,6 +38,8 @@ class Interrupts:
         """The pass of a step whose first deadline is `seconds` away.
 
         Passes that decode, or that have several sequences, are interrupted only if all of these are of the background.
+        A pass that may be interrupted does not begin while messages wait: they came too early to interrupt it. Raises
+        Interrupted then.
         """
         if not step.is_background and not step.is_chunk:
             yield
@@ -35,21 +47,22 @@ class Interrupts:
         self._step = step
         alarm = threading.Timer(seconds, self._end, [step])
         alarm.daemon = True
-        if step.is_chunk and seconds <= _LONGEST_PASS:
-            alarm.start()
         try:
-            yield
+            if self._has_messages():
+                raise Interrupted
+            if step.is_chunk and seconds <= _LONGEST_PASS:
+                alarm.start()
+            with _counted(step):
+                yield
         finally:
             alarm.cancel()
             with self._lock:
                 self._step = None
 
     def ask(self, connection: int, message: ToEngine) -> None:
-        """End the pass if the message concerns its only sequence, or does not let the background run. Any thread may
-        call this.
-        """
+        """End the pass if a message, which the inbox has already, must not wait for it. Any thread may call this."""
         step = self._step
-        if step is not None and _concerns(message, connection, step):
+        if step is not None and _interrupts(message, connection, step):
             self._end(step)
 
     def _end(self, step: Step) -> None:
@@ -58,14 +71,42 @@ class Interrupts:
                 self._interrupt()
 
 
-def _concerns(message: ToEngine, connection: int, step: Step) -> bool:
+@contextmanager
+def _counted(step: Step) -> Iterator[None]:
+    """Note whether the chunk of a step is interrupted."""
+    is_interrupted = False
+    try:
+        yield
+    except Interrupted:
+        is_interrupted = True
+        raise
+    finally:
+        if step.is_chunk:
+            step.sequences[0].was_interrupted = is_interrupted
+
+
+def _interrupts(message: ToEngine, connection: int, step: Step) -> bool:
+    """Whether a message interrupts the pass of a step."""
     if isinstance(message, Submit):
         return step.is_background and not message.request.background
+    if not step.is_chunk:
+        return False
     sequence = step.sequences[0]
+    if _ends(message, connection, sequence):
+        return True
+    is_call = isinstance(message, CancelRequest | SetRuntimeOption)
+    is_call = is_call or (isinstance(message, ListRequests) and message.name is not None)
+    return is_call and not sequence.was_interrupted
+
+
+def _ends(message: ToEngine, connection: int, sequence: Sequence) -> bool:
+    """Whether a message ends a sequence, unless it names another request, too."""
     match message:
         case Cancel(key):
-            return step.is_chunk and sequence.origin == (connection, key)
-        case CancelRequest(unique_id=unique_id):
-            return step.is_chunk and sequence.request.own_id == unique_id
+            return sequence.origin == (connection, key)
+        case CancelRequest(name=name):
+            return sequence.is_named(name)
+        case SetRuntimeOption(option=option, value="1", name=name) if option == TERMINATE:
+            return name is None or sequence.is_named(name)
         case _:
-            return step.is_chunk and isinstance(message, SetRuntimeOption)
+            return False

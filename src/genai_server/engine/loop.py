@@ -23,7 +23,6 @@ from genai_server.engine.meter import Meter
 from genai_server.engine.profiling.runtime_options import RuntimeOptionState
 from genai_server.engine.requests import RequestTable
 from genai_server.engine.runners.bare_sequences import try_pass
-from genai_server.engine.runners.base import Interrupted
 from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.sampling.choice_threads import ChoiceThreads, slow_grammars
 from genai_server.engine.sampling.continuation import NextToken, choose_next_token, prompt_logprobs
@@ -71,7 +70,8 @@ class EngineLoop:
         self._runners, self._loaded = runners, runners.loaded
         self._scheduler = scheduler
         self.inbox: Inbox = SimpleQueue()  # takes messages from any thread
-        self.interrupts = Interrupts(runners.main.interrupt)  # any thread may ask it
+        # Any thread may ask it.
+        self.interrupts = Interrupts(runners.main.interrupt, lambda: not self.inbox.empty())
         self._heartbeat = heartbeat or Heartbeat()
         self._clock = clock
         self._options = options
@@ -231,8 +231,6 @@ class EngineLoop:
         until_deadline = min(sequence.deadline for sequence in step.sequences) - started
         try:
             with self.interrupts.within(step, until_deadline):
-                if step.is_background and not self.inbox.empty():
-                    raise Interrupted  # it came before the pass could be interrupted
                 scores = self._runners.forward(step)
         except Exception:
             self._options.drop_step(step)

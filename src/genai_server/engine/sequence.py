@@ -95,6 +95,7 @@ class Sequence:
         self.num_accepted = 0  # and those of them that the answer has
         self.model_acceptance: Acceptance | None = None  # of drafts by a draft model; None before it is first needed
         self.num_pauses = 0  # how often it has given up its place to others
+        self.was_interrupted = False  # whether its last chunk was interrupted, and none has been read since
         self.profile = SequenceProfile()
         self._clock = clock
         self._arrived = clock()
@@ -185,6 +186,10 @@ class Sequence:
     def num_left(self) -> int:
         """Tokens that may still be produced."""
         return max(0, self.max_length - len(self.tokens))
+
+    def is_named(self, name: str) -> bool:
+        """Whether a name is the request's unique id or its own id."""
+        return name in (self.request.own_id, self.request.request_id)
 
     @property
     def background(self) -> bool:

@@ -60,8 +60,9 @@ class RuntimeOptionsReply(Reply, frozen=True):
     """The state of the runtime options after the call."""
 
     options: RuntimeOptions
-    # Whether the call's `unique_id` was found; always true without one.
-    matched: bool = True
+    # The sequences that the call's `name` stands for; empty without a name. If they belong to several requests, nothing
+    # was done.
+    requests: "list[RequestState]" = []
     # Why nothing was done.
     refused: str | None = None
 
@@ -71,8 +72,9 @@ class SetRuntimeOption(Call[RuntimeOptionsReply], frozen=True):
 
     option: str
     value: str
-    # The request's id; None for all requests of the device.
-    unique_id: str | None = None
+    # As in `CancelRequest`; None for all requests of the device.
+    name: str | None = None
+    is_unique: bool = False
 
 
 class GetRuntimeOptions(Call[RuntimeOptionsReply], frozen=True):
@@ -151,19 +153,27 @@ class RequestState(Struct, frozen=True):
 
 
 class RequestList(Reply, frozen=True):
-    """Sequences in order of arrival: all of them, or those that the call has ended."""
+    """Sequences in order of arrival: all of them, or those that the call's name stands for."""
 
     requests: list[RequestState]
 
 
 class ListRequests(Call[RequestList], frozen=True):
-    """Ask for all running and waiting requests, of all API processes."""
+    """Ask for the running and waiting requests of all API processes."""
+
+    # Only the request with this unique id or, if there is none, all with this id.
+    name: str | None = None
 
 
 class CancelRequest(Call[RequestList], frozen=True):
-    """End a request of any API process: its answers end with `Finished` and the tokens so far."""
+    """End a request of any API process: its answers end with `Finished` and the tokens so far.
 
-    unique_id: str
+    The reply has what its name stands for. If these are several requests, none is ended.
+    """
+
+    # The unique id of a request or, unless `is_unique`, its id if no request of the engine has this unique id.
+    name: str
+    is_unique: bool = False
 
 
 # adapters

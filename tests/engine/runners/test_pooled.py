@@ -170,7 +170,7 @@ def test_a_graph_may_pool_by_itself(tmp_path: Path) -> None:
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
-def test_a_pass_of_one_request_can_be_ended_but_not_two_in_a_row(vectors: PooledRunner) -> None:
+def test_a_pass_of_one_request_can_be_interrupted_and_repeated(vectors: PooledRunner) -> None:
     long = row(*[text(256)] * 60)
     ended = threading.Event()
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from fastapi import APIRouter, Depends
@@ -10,10 +11,19 @@ from genai_server.apis.shared.router import error_responses
 from genai_server.engine_client.client import EngineClient
 from genai_server.errors import AmbiguousRequest, NoEngineReady, RequestNotFound
 from genai_server.http.middleware.authentication import require_admin
-from genai_server.messages.admin import Call, CancelRequest, ListRequests, R, RequestState
+from genai_server.messages.admin import (
+    Call,
+    CancelRequest,
+    ListRequests,
+    R,
+    RequestList,
+    RequestState,
+    RuntimeOptionsReply,
+)
 from genai_server.quoted_values import quoted
 
 T = TypeVar("T")
+Named = TypeVar("Named", RequestList, RuntimeOptionsReply)
 
 # Seconds to wait for an engine's reply, longer than any forward pass should take.
 _REPLY_TIMEOUT = 20.0
@@ -47,7 +57,10 @@ async def ask(
         if isinstance(result, NoEngineReady) and not needs_all:
             ended.append(result)
         elif isinstance(result, TimeoutError):
-            raise NoEngineReady(f"the engine of device {engine.device} has not replied for {_REPLY_TIMEOUT:.0f} s")
+            raise NoEngineReady(
+                f"the engine of device {engine.device} has not replied for {_REPLY_TIMEOUT:.0f} s; it carries the call "
+                "out after its current step"
+            )
         elif isinstance(result, BaseException):
             raise result
         else:
@@ -68,12 +81,26 @@ def by_device(replies: Sequence[tuple[EngineClient, T]], convert: Callable[[T], 
     return body
 
 
-async def find_request(engines: Sequence[EngineClient], name: str) -> RequestState:
-    """The request with this unique id, or else the only request with this id.
+async def ask_about(
+    engines: Sequence[EngineClient], name: str, make_call: Callable[[int, str, bool], Call[Named]]
+) -> tuple[RequestState, list[tuple[EngineClient, Named]]]:
+    """Make a call about the request with this unique id or else this id; returns the request and all replies.
 
-    Raises RequestNotFound, AmbiguousRequest, which lists the unique ids, and NoEngineReady.
+    `make_call` takes the call's number, the name, and whether this is a unique id for certain. A single engine resolves
+    the name itself, and does nothing if several of its requests have it. Several engines are asked for the unique id
+    first. Raises RequestNotFound, AmbiguousRequest, which lists the unique ids, and NoEngineReady.
     """
-    present = [(engine, state) for engine, found in await ask(engines, ListRequests) for state in found.requests]
+    is_unique = sum(engine.is_connected for engine in engines) > 1
+    if is_unique:
+        found = await ask(engines, partial(ListRequests, name=name))
+        name = _only_request(name, found).unique_id
+    replies = await ask(engines, lambda number: make_call(number, name, is_unique))
+    return _only_request(name, replies), replies
+
+
+def _only_request(name: str, replies: Sequence[tuple[EngineClient, Named]]) -> RequestState:
+    """The request with this unique id, or else the only request with this id, by the replies of engines."""
+    present = [(engine, state) for engine, reply in replies for state in reply.requests]
     found = {state.unique_id: (engine, state) for engine, state in present if state.unique_id == name}
     found = found or {state.unique_id: (engine, state) for engine, state in present if state.request_id == name}
     if not found:
@@ -90,7 +117,7 @@ async def find_request(engines: Sequence[EngineClient], name: str) -> RequestSta
     return state
 
 
-async def cancel_request(engines: Sequence[EngineClient], unique_id: str) -> bool:
-    """Cancel a request of any API process; returns whether an engine had it. Raises NoEngineReady."""
-    replies = await ask(engines, lambda number: CancelRequest(number, unique_id))
-    return any(reply.requests for _, reply in replies)
+async def cancel_request(engines: Sequence[EngineClient], name: str) -> RequestState:
+    """Cancel a request of any API process, named as for `ask_about`; returns it. Raises what `ask_about` raises."""
+    cancelled, _ = await ask_about(engines, name, CancelRequest)
+    return cancelled

@@ -6,13 +6,11 @@ from typing import Any
 import msgspec
 
 from genai_server.apis.admin import engine_calls
-from genai_server.apis.admin.engine_calls import admin_router, ask, find_request
+from genai_server.apis.admin.engine_calls import admin_router, ask
 from genai_server.apis.admin.schemas import CancelledRequest, EndedRequestsResponse, NoFields, RequestsResponse
 from genai_server.engine_client.client import EngineClient
-from genai_server.errors import RequestNotFound
 from genai_server.generation.dependencies import TheServices
 from genai_server.messages.admin import ListRequests, RequestState
-from genai_server.quoted_values import quoted
 
 router = admin_router(409)
 
@@ -41,11 +39,8 @@ async def cancel_request(request_id: str, services: TheServices, body: NoFields 
     `request_id` is the request's `unique_id`, or its `id` if no other request has the same one. Otherwise the response
     is a 409 that lists the unique ids.
     """
-    engines = services.models.engines()
-    meant = await find_request(engines, request_id)
-    if not await engine_calls.cancel_request(engines, meant.unique_id):
-        raise RequestNotFound(f"request {quoted(request_id)} has already ended", param="request_id")
-    return {"id": meant.request_id, "unique_id": meant.unique_id, "object": "request", "cancelled": True}
+    cancelled = await engine_calls.cancel_request(services.models.engines(), request_id)
+    return {"id": cancelled.request_id, "unique_id": cancelled.unique_id, "object": "request", "cancelled": True}
 
 
 def _entry(state: RequestState, engine: EngineClient) -> dict[str, Any]:

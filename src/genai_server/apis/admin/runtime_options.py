@@ -5,12 +5,11 @@ from typing import Any
 
 import msgspec
 
-from genai_server.apis.admin.engine_calls import admin_router, ask, by_device, find_request
+from genai_server.apis.admin.engine_calls import admin_router, ask, ask_about, by_device
 from genai_server.apis.admin.schemas import RuntimeOptionsRequest
-from genai_server.errors import InvalidField, RequestNotFound
+from genai_server.errors import InvalidField
 from genai_server.generation.dependencies import TheServices
 from genai_server.messages.admin import GetRuntimeOptions, ResetPrefixCache, RuntimeOptionsReply, SetRuntimeOption
-from genai_server.quoted_values import quoted
 
 router = admin_router(409)
 
@@ -32,12 +31,13 @@ async def set_runtime_options(body: RuntimeOptionsRequest, services: TheServices
         raise InvalidField(
             'terminate_session "0" applies to devices only: a terminated request cannot be resumed', param="request_id"
         )
-    meant = None if body.request_id is None else (await find_request(engines, body.request_id)).unique_id
     # Profiling comes first: a terminated request can no longer be profiled.
     for option, value in sorted(given.items()):
-        replies = await ask(engines, partial(SetRuntimeOption, option=option, value=value, unique_id=meant))
-        if not any(reply.matched for _, reply in replies):
-            raise RequestNotFound(f"no request {quoted(body.request_id)} is running or waiting", param="request_id")
+        if body.request_id is None:
+            replies = await ask(engines, partial(SetRuntimeOption, option=option, value=value))
+        else:
+            call = partial(_option_of_request, option=option, value=value)
+            _, replies = await ask_about(engines, body.request_id, call)
         for _, reply in replies:
             if reply.refused is not None:
                 raise InvalidField(reply.refused, param=option)
@@ -50,6 +50,10 @@ async def reset_prefix_cache(services: TheServices) -> dict[str, Any]:
     """Drop the cached prefixes of all ended requests; returns how many slots of each device had one."""
     replies = await ask(services.models.engines(), ResetPrefixCache)
     return by_device(replies, lambda reply: {"slots": reply.slots})
+
+
+def _option_of_request(number: int, name: str, is_unique: bool, *, option: str, value: str) -> SetRuntimeOption:
+    return SetRuntimeOption(number, option, value, name, is_unique)
 
 
 def _options(reply: RuntimeOptionsReply) -> dict[str, Any]:

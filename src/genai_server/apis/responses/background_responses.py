@@ -12,7 +12,14 @@ from genai_server.apis.responses.response import error_of
 from genai_server.apis.responses.store_fallback import FileWithFallback
 from genai_server.apis.responses.store_items import Key
 from genai_server.apis.responses.store_records import RUNNING, KeptResponse, Record, Running, StoredRecord
-from genai_server.errors import InvalidField, NoEngineReady, ServerStopping, StoreUnavailable, Unavailable
+from genai_server.errors import (
+    InvalidField,
+    NoEngineReady,
+    RequestNotFound,
+    ServerStopping,
+    StoreUnavailable,
+    Unavailable,
+)
 
 # Seconds that another process may take to end its response: its engine first completes a forward pass.
 _CANCEL_TIMEOUT = 20.0
@@ -69,7 +76,7 @@ class BackgroundResponses:
     async def end_elsewhere(self, running: StoredRecord) -> None:
         """End the engine request of another process's response."""
         if self._end_request is not None:
-            with suppress(NoEngineReady):  # the response has ended with its engine
+            with suppress(NoEngineReady, RequestNotFound):  # the request has ended, perhaps with its engine
                 await self._end_request(running.request)
 
 

@@ -19,7 +19,7 @@ from itertools import count
 import msgspec
 
 from genai_server.engine.ipc.mailbox import Connected, Disconnected, Inbox
-from genai_server.messages.admin import CancelRequest, SetRuntimeOption
+from genai_server.messages.admin import CancelRequest, ListRequests, SetRuntimeOption
 from genai_server.messages.generation_request import Batching, ModelInfo
 from genai_server.messages.protocol import (
     MAX_FRAME_BYTES,
@@ -185,7 +185,7 @@ class Connections:
             self._inbox.put((number, Connected()))
         elif connection.is_welcome:
             self._inbox.put((number, message))
-            if isinstance(message, Submit | Cancel | CancelRequest | SetRuntimeOption):
+            if isinstance(message, Submit | Cancel | CancelRequest | ListRequests | SetRuntimeOption):
                 self._interrupt(number, message)
         else:
             raise msgspec.DecodeError("no secret")

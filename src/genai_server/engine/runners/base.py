@@ -46,8 +46,6 @@ class Runner(ABC):
     slots: KvSlots | None = None
     # ONNX Runtime's run options of the pass in progress, if it can be interrupted.
     _interruptible: Any = None
-    # Whether a pass may be interrupted that frequent interrupts would otherwise keep from ever ending.
-    _may_interrupt = True
     # The original context of a rope with short and long factors (`DecoderGraph.switches_at`); None without one.
     switches_at: int | None = None
 

@@ -186,7 +186,6 @@ class BatchedRunner(Runner):
         try:
             scores = self._forward(reads, options)
         except Interrupted:
-            self._may_interrupt = False
             if saved is not None:
                 self.states.load(index, saved)
             raise
@@ -196,7 +195,6 @@ class BatchedRunner(Runner):
             raise
         finally:
             self._interruptible = None
-        self._may_interrupt |= _is_chunk(reads)
         if self._has_states:
             self._keep_checkpoints(reads)
         return scores
@@ -211,13 +209,9 @@ class BatchedRunner(Runner):
                 self.slots.checkpoint(read.sequence.id, spacing=1 if is_worth else max(1, self.states.tokens_worth))
 
     def _interrupts(self, reads: Sequence[Read]) -> bool:
-        """Whether a pass may be interrupted: any of the background, and a chunk alone, but not one right after another.
-
-        Frequent interrupts would otherwise keep a prompt from ever being read.
-        """
-        if self.abilities.interrupts and is_background(reads):
-            return True
-        return self._may_interrupt and _is_chunk(reads)
+        """Whether a pass may be interrupted: any of the background, and a chunk alone."""
+        is_chunk = len(reads) == 1 and not reads[0].decodes
+        return is_chunk or (self.abilities.interrupts and is_background(reads))
 
     def _forward(self, reads: Sequence[Read], options: Any) -> list[Scores]:
         is_exact = any(read.sequence.request.exact for read in reads)
@@ -310,7 +304,3 @@ class BatchedRunner(Runner):
             self.sessions.stack.release(sequence)
         if self.slots.has(sequence):
             self.slots.release(sequence)
-
-
-def _is_chunk(reads: Sequence[Read]) -> bool:
-    return len(reads) == 1 and not reads[0].decodes

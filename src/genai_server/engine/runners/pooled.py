@@ -89,7 +89,7 @@ class PooledRunner(Runner):
         ends = np.cumsum([text.num_tokens for text in texts])
         found: dict[int, Logits] = {}
         options = self._run_options()
-        if is_background(reads) or (self._may_interrupt and len(reads) == 1):
+        if is_background(reads) or len(reads) == 1:
             self._interruptible = options
         try:
             for batch in _batches(texts, are_filled=self._fills):
@@ -98,7 +98,6 @@ class PooledRunner(Runner):
                 found.update(zip(batch, vectors, strict=True))
         finally:
             self._interruptible = None
-        self._may_interrupt = True
         numbers = iter(range(len(texts)))
         return [Scores(vectors=np.stack([found[next(numbers)] for _ in read.texts])) for read in reads]
 
@@ -181,8 +180,6 @@ class PooledRunner(Runner):
             (result,) = self._session.run([self._output], feed, options)
         except Exception as error:  # ONNX Runtime's errors have no base of their own
             if INTERRUPTED_MESSAGE in str(error):
-                # Frequent interrupts would otherwise keep a text from ever being read.
-                self._may_interrupt = False
                 raise Interrupted from None
             raise RunnerFailed(f"onnxruntime: {error}") from error
         found: Logits = np.asarray(result, np.float32)
