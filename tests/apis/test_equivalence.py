@@ -136,6 +136,29 @@ def test_a_bias_of_minus_100_bans_and_one_of_100_selects(demo: RunningServer, te
     assert selected["message"]["content"] == text * 8
 
 
+@pytest.mark.parametrize("temperature", [0.0, 2.0])
+def test_answer_has_no_bad_word(demo: RunningServer, temperature: float) -> None:
+    fields = {"content": "What is the capital of France?", "max_tokens": 40, "temperature": temperature, "seed": 3}
+    (plain,) = _chat(demo, _body({**fields, "temperature": 0.0}))
+    words = [word for word in plain["message"]["content"].strip(".").split() if word.isalpha()]
+    assert len(words) > 3
+    (other,) = _chat(demo, _body({**fields, "bad_words": words}))
+    assert other["message"]["content"]
+    assert not [word for word in words if word in other["message"]["content"].replace(".", "").split()]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 2.0])
+def test_answer_has_allowed_tokens_only(demo: RunningServer, temperature: float) -> None:
+    fields = {"content": "Hello", "max_tokens": 20, "temperature": temperature, "seed": 3, "top_logprobs": 0}
+    tokens = demo.client.post("/tokenize", json={"prompt": "yes no", "add_special_tokens": False}).json()["tokens"]
+    (answer,) = _chat(demo, _body({**fields, "allowed_token_ids": tokens}))
+    texts = {demo.client.post("/detokenize", json={"tokens": [token]}).json()["prompt"] for token in tokens}
+    assert {scored["token"] for scored in answer["logprobs"]["content"]} <= texts
+    assert answer["finish_reason"] == "length"
+    refused = demo.client.post("/v1/chat/completions", json=_body({**fields, "allowed_token_ids": [10**6]}))
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "allowed_token_ids")
+
+
 def test_nothing_ends_an_answer_before_min_tokens(demo: RunningServer) -> None:
     short = demo.client.post("/v1/chat/completions", json=_body({"content": "Hello"})).json()
     least = short["usage"]["completion_tokens"] + 5

@@ -8,11 +8,15 @@ from pydantic import ValidationError
 
 from genai_server.apis.admin.schemas import RuntimeOptionsRequest
 from genai_server.apis.chat_completions.schemas import ChatCompletionRequest
+from genai_server.apis.embeddings.schemas import EmbeddingRequest, RerankRequest, ScoreRequest
+from genai_server.apis.messages.schemas import MessagesRequest
 from genai_server.apis.own_chat.routes import ChatRequest
+from genai_server.apis.responses.schemas import ResponsesRequest
 from genai_server.apis.shared.base import Wire, WithoutEffect
 from genai_server.apis.shared.chat_messages import ChatParameters, ImagePart, ImageUrl
 from genai_server.apis.shared.completion_body import CompletionRequest
-from genai_server.apis.tokens.schemas import ApplyTemplateRequest, TokenizeRequest
+from genai_server.apis.shared.other_servers import OTHER_FIELDS
+from genai_server.apis.tokens.schemas import ApplyTemplateRequest, DetokenizeRequest, TokenizeRequest
 
 HELLO = [{"role": "user", "content": "Hello"}]
 
@@ -75,7 +79,7 @@ def test_messages_and_tools_have_limits(body: type[Wire]) -> None:
     [
         ("temperature", [0, 0.0, 2, 2.0], [-0.01, 2.01, "1", True]),
         ("top_p", [0, 0.0, 0.001, 1, 1.0], [1.01, -1, -0.01, False]),
-        ("top_k", [0, 1_000_000], [-1, 1_000_001, 1.0, "5", True]),
+        ("top_k", [0, 1_000_000], [-2, 1_000_001, 1.0, "5", True]),
         ("min_p", [0, 1.0], [-0.1, 1.1]),
         ("repetition_penalty", [0.01, 10], [0, 0.0, -1, 10.1, 1e-300]),
         ("seed", [0, 2**63 - 1, -(2**63)], [2**63, -(2**63) - 1, 1.0, "7"]),
@@ -111,7 +115,7 @@ def test_value_that_is_not_a_number_is_refused(field: str, number: str) -> None:
     )
 
 
-@pytest.mark.parametrize("field", ["Temperature", "echo", "best_of", "guided_schema", "input"])
+@pytest.mark.parametrize("field", ["Temperature", "guided_schema", "input"])
 @pytest.mark.parametrize("body", [ChatRequest, ChatCompletionRequest])
 def test_an_unknown_field_is_refused_even_when_null(body: type[Wire], field: str) -> None:
     assert _refused_field(body, _chat(**{field: None})) == (field,)
@@ -158,7 +162,7 @@ def test_fields_without_effect_are_exactly_these() -> None:
 def test_router_fields_are_accepted_at_their_neutral_value() -> None:
     kept = {"skip_special_tokens": True, "no_stop_trim": False, "return_hidden_states": False}
     of_chats = {"continue_final_message": False, "include_reasoning": True}
-    of_chats |= {"separate_reasoning": True, "stream_reasoning": True}
+    of_chats |= {"separate_reasoning": True, "stream_reasoning": True, "add_generation_prompt": True}
     ChatCompletionRequest.model_validate(_chat(**kept, **of_chats))
     CompletionRequest.model_validate({"prompt": "x", **kept})
     for field, value in (kept | of_chats).items():
@@ -166,6 +170,37 @@ def test_router_fields_are_accepted_at_their_neutral_value() -> None:
         assert _refused_field(ChatRequest, _chat(**{field: value})) == (field,)
     for field, value in kept.items():
         assert _refused_field(CompletionRequest, {"prompt": "x", field: not value}) == (field,)
+
+
+def test_fields_that_ask_for_what_happens_anyway_are_accepted() -> None:
+    asked = {"best_of": 1, "include_stop_str_in_output": False, "top_k": -1}
+    assert ChatCompletionRequest.model_validate(_chat(**asked)).top_k == 0
+    assert CompletionRequest.model_validate({"prompt": "x", **asked}).top_k == 0
+    for field, value in {"best_of": 2, "top_k": -2}.items():
+        assert _refused_field(ChatCompletionRequest, _chat(**{field: value})) == (field,)
+    assert _refused_field(CompletionRequest, {"prompt": "x", "top_k": -2}) == ("top_k",)
+
+
+@pytest.mark.parametrize(
+    ("model", "body"),
+    [
+        (ChatCompletionRequest, _chat()),
+        (ChatRequest, _chat()),
+        (CompletionRequest, {"prompt": "x"}),
+        (ResponsesRequest, {"input": "x"}),
+        (MessagesRequest, _chat(max_tokens=1)),
+        (EmbeddingRequest, {"input": "x"}),
+        (RerankRequest, {"query": "x", "documents": ["y"]}),
+        (ScoreRequest, {"text_1": "x", "text_2": "y"}),
+        (TokenizeRequest, {"prompt": "x"}),
+        (DetokenizeRequest, {"tokens": [1]}),
+        (ApplyTemplateRequest, _chat()),
+    ],
+)
+def test_null_is_taken_for_other_servers_fields_and_for_no_unknown_one(model: type[Wire], body: dict[str, Any]) -> None:
+    assert model.model_validate(dict.fromkeys(OTHER_FIELDS) | body) == model.model_validate(body)
+    assert _refused_field(model, body | {"kv_transfer_params": {}}) == ("kv_transfer_params",)
+    assert _refused_field(model, body | {"surprise": None}) == ("surprise",)
 
 
 @pytest.mark.parametrize("stop", ["x", ["a"], ["a", "b", "c", "x" * 1024], list(map(str, range(64)))])

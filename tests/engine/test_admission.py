@@ -175,6 +175,30 @@ def test_bias_on_an_unknown_token_is_refused_with_its_field(bench: Bench, token:
     assert bench.of(1) == [Refused(1, ErrorInfo("invalid_value", message, "logit_bias"))]
 
 
+@pytest.mark.parametrize(
+    ("sampling", "param"),
+    [
+        (Sampling(bad_words=[[97, 257]]), "bad_words"),
+        (Sampling(bad_words=[[97], []]), "bad_words"),
+        (Sampling(allowed_tokens=bytes(32)), "allowed_token_ids"),
+    ],
+)
+def test_excluded_tokens_of_another_vocabulary_are_refused(bench: Bench, sampling: Sampling, param: str) -> None:
+    bench.submit(1, "say a", sampling=sampling)
+    bench.steps(1)
+    assert bench.refusal(1).param == param
+
+
+def test_exclusion_of_every_token_names_the_fields(bench: Bench) -> None:
+    sampling = Sampling(allowed_tokens=bytes([0] * 12 + [2] + [0] * 20), bad_words=[[97, 97]])
+    bench.submit(1, "say a", sampling=sampling)
+    bench.run(1)
+    assert bench.text(1) == "a"
+    error = bench.failure(1)
+    assert (error.code, error.param) == ("invalid_value", "allowed_token_ids")
+    assert "allowed_token_ids and bad_words" in error.message
+
+
 def test_bias_that_leaves_no_token_fails_one_request(bench: Bench) -> None:
     bench.submit(1, "say a", grammar='start: "a"', sampling=Sampling(logit_bias={97: -100.0}))
     bench.submit(2, "say b")
@@ -341,6 +365,7 @@ def test_an_unreadable_image_refuses_its_request(image_bench: ImageBench) -> Non
         ({"images": []}, "prompt"),
         ({"prediction": [1, 7]}, "prediction"),
         ({"sampling": Sampling(logit_bias={7: 1.0})}, "logit_bias"),
+        ({"sampling": Sampling(allowed_tokens=bytes([0x81] + [0] * 32))}, "allowed_token_ids"),
     ],
 )
 def test_tokens_of_images_stand_for_images_only(image_bench: ImageBench, fields: dict[str, Any], param: str) -> None:

@@ -70,6 +70,13 @@ class Asked:
     others: dict[str, Any] = field(default_factory=dict)
 
 
+def bits(*tokens: int) -> bytes:
+    """The vocabulary's bits with those of some tokens set."""
+    found = np.zeros(VOCAB, np.bool_)
+    found[list(tokens)] = True
+    return np.packbits(found, bitorder="little").tobytes()
+
+
 PENALTIES = {"repetition_penalty": 1.3, "frequency_penalty": 0.5, "presence_penalty": 0.4}
 BIAS = {"logit_bias": {A: 1.0, C: -0.7, X: -100.0}}
 FILTERS = {"top_k": 5, "top_p": 0.9, "min_p": 0.1}
@@ -83,6 +90,17 @@ ASKED = {
     "penalties": Asked({"temperature": 1.0, **PENALTIES}),
     "bias": Asked({"temperature": 1.0, **BIAS}),
     "selected": Asked({"temperature": 1.0, "logit_bias": {A: 100.0, B: 100.0, Y: 100.0, EOS[0]: 100.0}}),
+    "allowed tokens": Asked({"temperature": 1.0, "allowed_tokens": bits(A, B, Y, *EOS)}),
+    "bad words": Asked({"temperature": 1.0, "bad_words": [[C], [A, B], [B, A, B], [P, A], [X, Y, A]]}),
+    "all exclusions": Asked(
+        {
+            "temperature": 1.3,
+            "allowed_tokens": bits(A, B, C, EOS[1]),
+            "bad_words": [[A, A], [C, B]],
+            **PENALTIES,
+            **BIAS,
+        }
+    ),
     "everything": Asked({"temperature": 1.2, **FILTERS, **PENALTIES, **BIAS}, {"stop_token_ids": [STOP]}),
     "greedy": Asked({"temperature": 0.0, **PENALTIES}),
     "stop token": Asked(others={"stop_token_ids": [STOP]}),
@@ -170,6 +188,7 @@ def reference(
         allowed = allowed & (ids != token) if added <= -100 else allowed
     if selected := [token for token, added in bias.items() if added >= 100]:
         allowed = allowed & np.isin(ids, selected)
+    allowed = allowed & _permitted(sampling, answer)
     for token in {*prompt, *answer}:
         penalty = sampling.get("repetition_penalty", 1.0)
         scores[token] = scores[token] / penalty if scores[token] > 0 else scores[token] * penalty
@@ -191,6 +210,19 @@ def reference(
     probabilities[nucleus] = [weights[token] for token in nucleus]
     probabilities /= probabilities.sum()
     return probabilities
+
+
+def _permitted(sampling: Mapping[str, Any], answer: Answer) -> NDArray[np.bool_]:
+    """The tokens that are among the allowed ones and complete no bad word."""
+    ids = np.arange(VOCAB)
+    found = np.ones(VOCAB, np.bool_)
+    if given := sampling.get("allowed_tokens"):
+        found = np.array([given[token // 8] >> (token % 8) & 1 for token in ids], np.bool_)
+    for word in sampling.get("bad_words", []):
+        begins = len(answer) - len(word) + 1
+        if begins >= 0 and answer[begins:] == tuple(word[:-1]):
+            found &= ids != word[-1]
+    return found
 
 
 def deviation(counts: Counter[Answer], expected: Mapping[Answer, float]) -> float:

@@ -18,10 +18,16 @@ DEFAULTS = Sampling(temperature=0.7, top_k=50, top_p=0.9, min_p=0.05, repetition
 MODEL = ModelInfo(context_length=100, vocab_size=1000, eos_token_ids=[2], defaults=DEFAULTS)
 
 
+def _made(
+    body: ChatCompletionRequest | CompletionRequest, prompt: list[int], model: ModelInfo, **options: Any
+) -> GenerationRequest:
+    return to_generation_request(body, prompt, model, to_sampling(body, model), request_id="r1", **options)
+
+
 def _request(num_prompt: int = 10, limit: int = 0, **fields: Any) -> GenerationRequest:
     body = ChatCompletionRequest.model_validate({"messages": HELLO, **fields})
     model = msgspec.structs.replace(MODEL, limit=limit, limited_by="memory: 9 bytes" if limit else MODEL.limited_by)
-    return to_generation_request(body, [5] * num_prompt, model, request_id="r1")
+    return _made(body, [5] * num_prompt, model)
 
 
 # lengths
@@ -97,11 +103,10 @@ def test_past_is_reused_unless_disabled(given: bool | None, meant: bool) -> None
 def test_answer_is_exact_by_setting_or_by_request(operators: bool) -> None:
     body = {"messages": HELLO}
     exact = [
-        to_generation_request(
+        _made(
             ChatCompletionRequest.model_validate(body | given),
             [5],
             MODEL,
-            request_id="r1",
             exact=operators,
         ).exact
         for given in ({}, {"exact": None}, {"exact": True}, {"exact": False})
@@ -112,7 +117,7 @@ def test_answer_is_exact_by_setting_or_by_request(operators: bool) -> None:
 @pytest.mark.parametrize("background", [False, True])
 def test_only_the_server_makes_a_request_one_of_the_background(background: bool) -> None:
     body = ChatCompletionRequest.model_validate({"messages": HELLO})
-    made = to_generation_request(body, [5], MODEL, request_id="r1", background=background)
+    made = _made(body, [5], MODEL, background=background)
     assert made.background is background
 
 
@@ -188,7 +193,7 @@ def test_logprobs_are_computed_only_on_request(fields: dict[str, Any], meant: in
 
 def _completion(**fields: Any) -> GenerationRequest:
     body = CompletionRequest.model_validate({"prompt": "x", **fields})
-    return to_generation_request(body, [5] * 10, MODEL, request_id="r1")
+    return _made(body, [5] * 10, MODEL)
 
 
 def test_completion_has_sixteen_tokens_by_default() -> None:
@@ -203,10 +208,10 @@ def test_prompt_is_scored_only_for_echo_with_logprobs() -> None:
 
 def test_a_prompt_without_an_answer_may_fill_the_context() -> None:
     body = CompletionRequest.model_validate({"prompt": "x", "echo": True, "max_tokens": 0})
-    full = to_generation_request(body, [5] * 100, MODEL, request_id="r1")
+    full = _made(body, [5] * 100, MODEL)
     assert (full.max_tokens, full.max_length) == (0, 100)
     with pytest.raises(PromptTooLong):
-        to_generation_request(body, [5] * 101, MODEL, request_id="r1")
+        _made(body, [5] * 101, MODEL)
 
 
 def test_prompt_scoring_needs_echo_logprobs_and_a_capable_model() -> None:
@@ -214,7 +219,7 @@ def test_prompt_scoring_needs_echo_logprobs_and_a_capable_model() -> None:
 
     def scored(model: ModelInfo, **fields: Any) -> bool:
         body = CompletionRequest.model_validate({"prompt": "x", **fields})
-        return to_generation_request(body, [5], model, request_id="r1").prompt_logprobs
+        return _made(body, [5], model).prompt_logprobs
 
     assert scored(MODEL, echo=True, logprobs=0)
     for model in (MODEL, last_only):

@@ -163,6 +163,15 @@ class Admission:
             raise SessionTerminated('terminate_session is "1" on this device; set it to "0" to continue')
         if strange := [token for token in request.sampling.logit_bias if not 0 <= token < self._vocab_size]:
             raise InvalidField(f"token {strange[0]} is not among the model's {self._vocab_size}", param="logit_bias")
+        words = request.sampling.bad_words
+        if not all(words) or any(not 0 <= token < self._vocab_size for word in words for token in word):
+            raise InvalidField(f"bad_words must be tokens of the model's {self._vocab_size}", param="bad_words")
+        if len(allowed := request.sampling.allowed_tokens) not in (0, (self._vocab_size + 7) // 8):
+            raise InvalidField(
+                f"allowed_tokens must have a bit for each of the model's {self._vocab_size} tokens, "
+                f"given {8 * len(allowed)}",
+                param="allowed_token_ids",
+            )
         if (last := max(request.prompt)) >= self._vocab_size:
             raise InvalidField(f"token {last} is not among the model's {self._vocab_size}", param="prompt")
         if (last := max(request.prediction, default=0)) >= self._vocab_size:

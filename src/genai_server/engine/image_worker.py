@@ -58,6 +58,11 @@ class ImageWorker(EncoderWorker[EncodedImage]):
             )
         if request.sampling.logit_bias.get(token, 0) > 0:
             raise InvalidField(f"token {token} stands for {self._nouns}, so that no answer has it", param="logit_bias")
+        allowed = request.sampling.allowed_tokens
+        if allowed and allowed[token // 8] >> token % 8 & 1:
+            raise InvalidField(
+                f"token {token} stands for {self._nouns}, so that no answer has it", param="allowed_token_ids"
+            )
 
     def _encode_all(self, sequence: Sequence) -> PromptImages:
         request = sequence.request

@@ -4,8 +4,6 @@ All refusals are raised here, before the response's headers are sent.
 """
 
 import asyncio
-from collections.abc import Collection
-from typing import TypeVar
 
 from msgspec import structs
 
@@ -15,6 +13,7 @@ from genai_server.apis.shared.sampling_parameters import GenerationFields, Sampl
 from genai_server.errors import InvalidField, PromptTooLong
 from genai_server.generation.answers import Generation, RunningAnswer
 from genai_server.generation.dependencies import RequestContext, Services, choose_engine
+from genai_server.generation.excluded_tokens import known_tokens, with_exclusions
 from genai_server.generation.infill import with_suffix
 from genai_server.generation.output_spec import OutputSpec, plain_output_spec
 from genai_server.generation.prompts import (
@@ -34,9 +33,7 @@ from genai_server.vision_model import Medium
 
 Body = ChatParameters | CompletionRequest
 # Fields that have the same names and values in a body.
-_SAMPLING_FIELDS = set(Sampling.__struct_fields__) - {"seed", "logit_bias"}
-
-Tokens = TypeVar("Tokens", bound=Collection[int])
+_SAMPLING_FIELDS = set(Sampling.__struct_fields__) - {"seed", "logit_bias", "allowed_tokens", "bad_words"}
 
 
 async def generate(services: Services, body: Body, context: RequestContext, *, is_streamed: bool = False) -> Generation:
@@ -64,6 +61,7 @@ async def _generate(services: Services, body: Body, context: RequestContext, *, 
     encoded = await encode_prompts(services, body, codec, context.leniency)
     prompts = [prompt.tokens for prompt in encoded]
     prediction = await encode_prediction(body, codec, model)
+    sampling = await with_exclusions(to_sampling(body, model), body, codec.tokenizer, model)
     limit = model.max_length
     if (body.max_tokens or 0) > limit and context.leniency.cap("max_tokens", limit - len(prompts[0])):
         body = body.model_copy(update={"max_tokens": None})
@@ -72,6 +70,7 @@ async def _generate(services: Services, body: Body, context: RequestContext, *, 
             body,
             prompt,
             model,
+            sampling,
             request_id=context.record.request_id,
             exact=services.settings.exact,
             background=context.background,
@@ -149,6 +148,7 @@ def _answer_text(
         codec.tokenizer.token_bytes,
         offset=len(echo.text) if echo else 0,
         max_calls=output_spec.max_calls,
+        shows_stop=bool(body.include_stop_str_in_output),
     )
 
 
@@ -156,6 +156,7 @@ def to_generation_request(
     body: GenerationFields,
     prompt: list[int],
     model: ModelInfo,
+    sampling: Sampling,
     *,
     request_id: str,
     exact: bool = False,
@@ -189,7 +190,7 @@ def to_generation_request(
         prompt=prompt,
         max_tokens=available if max_tokens is None else max_tokens,
         max_length=limit,
-        sampling=to_sampling(body, model),
+        sampling=sampling,
         ignore_eos=bool(body.ignore_eos),
         cache_prompt=body.cache_prompt is not False,
         priority=body.priority or 0,
@@ -198,7 +199,7 @@ def to_generation_request(
         min_tokens=_min_tokens(body, available if max_tokens is None else min(available, max_tokens)),
         top_logprobs=_top_logprobs(body),
         prompt_logprobs=_prompt_logprobs(body, model),
-        stop_token_ids=_known(body.stop_token_ids or [], model, "stop_token_ids"),
+        stop_token_ids=known_tokens(body.stop_token_ids or [], model, "stop_token_ids"),
     )
 
 
@@ -240,23 +241,16 @@ def _prompt_logprobs(body: GenerationFields, model: ModelInfo) -> bool:
 
 
 def to_sampling(body: SamplingFields, model: ModelInfo) -> Sampling:
-    """The request's sampling values, with the model's defaults for absent fields. Raises InvalidField."""
+    """The request's sampling values, with the model's defaults for absent fields; `with_exclusions` completes them.
+
+    Raises InvalidField.
+    """
     given = {name: value for name in _SAMPLING_FIELDS if (value := getattr(body, name)) is not None}
     bias = {int(token): value for token, value in (body.logit_bias or {}).items() if value}
-    _known(bias, model, "logit_bias")
+    known_tokens(bias, model, "logit_bias")
     # The engine's seeds are non-negative; OpenAI's may be negative.
     seed = None if body.seed is None else body.seed % 2**64
     return structs.replace(model.defaults, **given, seed=seed, logit_bias=bias)
-
-
-def _known(tokens: Tokens, model: ModelInfo, param: str) -> Tokens:
-    """The token ids. Raises InvalidField if one of them is not in the model's vocabulary."""
-    if unknown := [token for token in tokens if token >= model.vocab_size]:
-        raise InvalidField(
-            f"{param} must have token ids below {model.vocab_size}, the model's vocabulary size, given {unknown[0]}",
-            param=param,
-        )
-    return tokens
 
 
 def nth_choice(request: GenerationRequest, index: int) -> GenerationRequest:

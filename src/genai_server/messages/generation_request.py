@@ -23,6 +23,10 @@ class Sampling(Struct, frozen=True):
     logit_bias: dict[int, float] = {}
     # How many of the last tokens of prompt and answer the three penalties look at; -1 for all, 0 for no penalties.
     repeat_last_n: int = -1
+    # A bit for each token of the vocabulary, the lowest id first: whether the answer may have it. Empty for all tokens.
+    allowed_tokens: bytes = b""
+    # Words of one or more tokens that the answer must not have.
+    bad_words: list[list[int]] = []
 
     @property
     def penalizes(self) -> bool:

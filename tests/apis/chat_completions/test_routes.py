@@ -158,6 +158,17 @@ def test_a_stop_string_ends_the_answer_and_is_not_part_of_it(
     assert chunks[-1]["finish_reason"] == "stop"
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_stop_string_is_shown_on_request(scripted: RunningServer, path: str) -> None:
+    asked = body("count 9") if "chat" in path else {"prompt": "count 9\n\x04", "max_tokens": 90}
+    asked |= {"stop": ["5", "7"], "include_stop_str_in_output": True}
+    choice = scripted.client.post(path, json=asked).json()["choices"][0]
+    assert choice["finish_reason"] == "stop"
+    assert (choice["message"]["content"] if "chat" in path else choice["text"]) == "1, 2, 3, 4, 5"
+    refused = scripted.client.post(path, json=asked | {"stop_token_ids": [65]})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "include_stop_str_in_output")
+
+
 def test_stopped_answer_frees_its_slot_and_counts_its_tokens(client: OpenAI, scripted: RunningServer) -> None:
     usage = _chat(client, "delay 0.01; count 1000", stop="5", max_tokens=1900).usage
     assert usage is not None

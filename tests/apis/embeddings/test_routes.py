@@ -211,6 +211,17 @@ def test_coheres_second_form_returns_documents_only_on_demand(server: RunningSer
     assert server.client.post("/rerank", json=asked).json()["results"][0]["index"] == 1
 
 
+def test_what_coheres_first_form_adds_is_named(server: RunningServer) -> None:
+    """Documents are not divided into chunks, and are ranked by their texts alone."""
+    asked = {"query": "rain", "documents": [{"text": text, "title": "rain"} for text in ABOUT]}
+    plain = server.client.post("/v1/rerank", json={"query": "rain", "documents": ABOUT}).json()
+    answer = server.client.post("/v1/rerank", json={**asked, "max_chunks_per_doc": 10, "rank_fields": ["text"]})
+    assert answer.json()["results"] == plain["results"]
+    assert answer.headers["x-genai-ignored"] == "max_chunks_per_doc, documents[].title"
+    refused = server.client.post("/v1/rerank", json={**asked, "rank_fields": ["title"]})
+    assert refusal(refused) == (400, "invalid_value", "rank_fields[0]")
+
+
 def test_one_text_is_scored_with_each_of_several(server: RunningServer) -> None:
     one = server.client.post("/v1/score", json={"text_1": "rain", "text_2": ABOUT}).json()
     several = server.client.post("/v1/score", json={"text_1": ["rain"] * 3, "text_2": ABOUT}).json()

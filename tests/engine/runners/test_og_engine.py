@@ -163,6 +163,8 @@ def test_an_answer_fits_its_grammar_and_stops_where_that_ends(
         ({"top_logprobs": 0}, "logprobs"),
         ({"prompt_logprobs": True}, "logprobs"),
         ({"sampling": Sampling(logit_bias={1: 2.0})}, "logit_bias"),
+        ({"sampling": Sampling(allowed_tokens=b"\1" * 240)}, "allowed_token_ids"),
+        ({"sampling": Sampling(bad_words=[[1]])}, "bad_words"),
         ({"sampling": Sampling(frequency_penalty=0.1)}, "frequency_penalty"),
         ({"sampling": Sampling(presence_penalty=0.1)}, "presence_penalty"),
         ({"sampling": Sampling(repetition_penalty=1.1, repeat_last_n=9)}, "repeat_last_n"),

@@ -16,16 +16,17 @@ from genai_server.apis.embeddings.schemas import (
     RerankResponse,
     ScoreRequest,
     ScoreResponse,
+    leave_out_of_rerank,
 )
 from genai_server.apis.shared.base import JsonObject
 from genai_server.apis.shared.router import VersionedRouter
 from genai_server.generation.dependencies import RequestContext, Services, TheRequestContext, TheServices
-from genai_server.http.body_route import BodyRoute
+from genai_server.http.body_route import BodyRoute, lenient_route
 from genai_server.http.json_response import built_response, json_response
 from genai_server.text.pooled_texts import Pair
 
 router = VersionedRouter(BodyRoute, "openai", codes=(504,))
-rerank_router = VersionedRouter(BodyRoute, "rerank", codes=(504,))
+rerank_router = VersionedRouter(lenient_route(leave_out_of_rerank), "rerank", codes=(504,))
 # Responses with more numbers are encoded in a thread.
 FEW_NUMBERS = 4096
 

@@ -6,6 +6,9 @@ from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
 
 from genai_server.apis.shared.base import JsonObject, NonEmptyText, Text, Wire, elements, field_error
 from genai_server.apis.shared.completion_body import Tokens, form_of_texts
+from genai_server.apis.shared.other_servers import NullFields
+from genai_server.http.leniency import remove
+from genai_server.http.unknown_keys import remove_unknown_keys
 
 # Texts of a request, as in OpenAI's API.
 MAX_INPUTS = 2048
@@ -25,7 +28,7 @@ Inputs = Annotated[
 ]
 
 
-class PooledFields(Wire):
+class PooledFields(NullFields):
     """Fields of all endpoints for embedding and reranking models."""
 
     model: str | None = Field(None, description="Id of a served model; by default the first suitable one.")
@@ -84,6 +87,9 @@ class RerankRequest(PooledFields):
     max_tokens_per_doc: int | None = Field(
         None, ge=1, description="Truncate longer documents to this number of tokens."
     )
+    rank_fields: Annotated[list[Literal["text"]], elements(1, min_length=1)] | None = Field(
+        None, description="Only `text`: documents are ranked by their texts."
+    )
     instruction: Annotated[str, Field(min_length=1, max_length=MAX_INSTRUCTION_LENGTH)] | None = Field(
         None, description="What makes a document relevant, for models that accept instructions."
     )
@@ -92,6 +98,14 @@ class RerankRequest(PooledFields):
     def texts(self) -> list[str]:
         """The text of each document."""
         return [document if isinstance(document, str) else document.text for document in self.documents]
+
+
+def leave_out_of_rerank(body: Any) -> list[str]:
+    """Remove what has no effect here from a body for reranking; returns the locations removed.
+
+    Documents are not divided into chunks: one that is too long is cut or refused.
+    """
+    return remove(body, "max_chunks_per_doc") + remove_unknown_keys(body, "documents[]", Document)
 
 
 class ScoreRequest(PooledFields):

@@ -66,11 +66,11 @@ class Translation:
 
 
 def _sampling(options: Options) -> JsonObject:
-    limit, top_k, seed = options.num_predict or 0, options.top_k, options.seed
+    limit, seed = options.num_predict or 0, options.seed
     return {
         "max_tokens": limit if limit > 0 else None,
         "temperature": options.temperature,
-        "top_k": None if top_k is None else max(0, top_k),
+        "top_k": options.top_k,
         "top_p": options.top_p,
         "min_p": options.min_p,
         "repetition_penalty": options.repeat_penalty,

@@ -141,7 +141,9 @@ class WithoutEffect(Wire):
 class RouterFields(Wire):
     """vLLM's and SGLang's fields that routers add to every body. Only values that match this server are accepted."""
 
-    no_stop_trim: Literal[False] | None = Field(None, description="Only vLLM's default is accepted.")
+    no_stop_trim: Literal[False] | None = Field(
+        None, description="Only SGLang's default is accepted; see include_stop_str_in_output."
+    )
     skip_special_tokens: Literal[True] | None = Field(None, description="Only vLLM's default is accepted.")
     return_hidden_states: Literal[False] | None = Field(None, description="Only SGLang's default is accepted.")
 
@@ -149,6 +151,8 @@ class RouterFields(Wire):
 class ChatRouterFields(RouterFields):
     """The router fields of chat requests."""
 
+    add_generation_prompt: Literal[True] | None = Field(None, description="Only vLLM's default is accepted.")
+    best_of: Literal[1] | None = Field(None, description="Only 1 is accepted: answers are not ranked.")
     continue_final_message: Literal[False] | None = Field(None, description="Only vLLM's default is accepted.")
     include_reasoning: Literal[True] | None = Field(None, description="Only vLLM's default is accepted.")
     separate_reasoning: Literal[True] | None = Field(None, description="Only SGLang's default is accepted.")

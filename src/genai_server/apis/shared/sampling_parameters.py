@@ -5,10 +5,14 @@ from typing import Annotated, Any, ClassVar, Self
 from pydantic import AfterValidator, Field, model_validator
 
 from genai_server.apis.shared.base import NonEmptyText, Text, Wire, WithoutEffect, elements, field_error, members
+from genai_server.apis.shared.other_servers import NullFields
 
 # More than OpenAI's four: clients send the stop texts of a template, of an evaluation or of an editor's language.
 MAX_STOP_STRINGS = 64
 MAX_STOP_TOKENS = 128
+MAX_BAD_WORDS = 1024
+# More than any vocabulary has.
+MAX_ALLOWED_TOKENS = 2**19
 MAX_CHOICES = 16
 MAX_SALT_LENGTH = 1024
 _TOKEN_ID_LIMIT = 2**31
@@ -84,15 +88,17 @@ class StreamFields(Wire):
         return self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)
 
 
+# vLLM and SGLang write -1 for "off".
+TopK = Annotated[int, Field(ge=-1, le=1_000_000), AfterValidator(lambda given: max(0, given))]
 StopText = Annotated[str, Field(min_length=1, max_length=1024)]
 
 
-class SamplingFields(Wire):
+class SamplingFields(NullFields):
     """Sampling parameters. Defaults are those of the model's `genai_config.json`, or have no effect."""
 
     temperature: float | None = Field(None, ge=0.0, le=2.0, description="0 always selects the most likely token.")
     top_p: float | None = Field(None, ge=0.0, le=1.0, description="0 always selects the most likely token.")
-    top_k: int | None = Field(None, ge=0, le=1_000_000, description="0 considers all tokens.")
+    top_k: TopK | None = Field(None, description="0 or -1 considers all tokens.")
     min_p: float | None = Field(None, ge=0.0, le=1.0)
     repetition_penalty: float | None = Field(None, ge=0.01, le=10.0)
     frequency_penalty: float | None = Field(None, ge=-2.0, le=2.0)
@@ -113,6 +119,15 @@ class SamplingFields(Wire):
     stop_token_ids: Annotated[list[Annotated[int, Field(ge=0)]], elements(MAX_STOP_TOKENS)] | None = Field(
         None, description="Tokens that end the answer; they are not returned."
     )
+    include_stop_str_in_output: bool | None = Field(
+        None, description="Return the text of `stop` that ended the answer as the answer's end."
+    )
+    bad_words: Annotated[list[StopText], elements(MAX_BAD_WORDS)] | None = Field(
+        None, description="Words that the answer does not have: their last token is banned where the others precede it."
+    )
+    allowed_token_ids: (
+        Annotated[list[Annotated[int, Field(ge=0)]], elements(MAX_ALLOWED_TOKENS, min_length=1)] | None
+    ) = Field(None, description="The only tokens that the answer may have, those that end it included.")
     min_tokens: int | None = Field(
         None, ge=0, description="Minimum number of tokens before an end token or stop text ends the answer."
     )
@@ -136,6 +151,12 @@ class SamplingFields(Wire):
         gt=0,
         description="Seconds, including waiting, after which the answer ends with the tokens generated so far.",
     )
+
+    @model_validator(mode="after")
+    def _shows_a_stop_text(self) -> Self:
+        if self.include_stop_str_in_output and self.stop_token_ids:
+            raise field_error("include_stop_str_in_output", "cannot be true with stop_token_ids, which have no text")
+        return self
 
 
 # Other servers' names for the fields of structured_outputs: vLLM's older ones, and SGLang's.

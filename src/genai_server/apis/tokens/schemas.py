@@ -4,9 +4,10 @@ from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, Field, ValidationInfo, field_validator, model_validator
 
-from genai_server.apis.shared.base import Text, Wire, elements
+from genai_server.apis.shared.base import Text, elements
 from genai_server.apis.shared.chat_messages import Messages, Tools
 from genai_server.apis.shared.completion_body import MAX_TOKENS
+from genai_server.apis.shared.other_servers import NullFields
 
 _SOURCES = ("prompt", "content", "messages")
 _ONLY_WITH = {
@@ -18,7 +19,7 @@ _ONLY_WITH = {
 }
 
 
-class TokenizeRequest(Wire):
+class TokenizeRequest(NullFields):
     """Body of /tokenize: one of `prompt`, `content` (llama.cpp's name for it) and `messages`."""
 
     model: str | None = Field(None, description="Id of a served model; by default the first one.")
@@ -84,7 +85,7 @@ class TokenizerInfo(BaseModel):
     chat_template: str | None
 
 
-class DetokenizeRequest(Wire):
+class DetokenizeRequest(NullFields):
     """Body of /detokenize."""
 
     model: str | None = Field(None, description="Id of a served model; by default the first one.")
@@ -98,7 +99,7 @@ class DetokenizeResponse(BaseModel):
     content: str
 
 
-class ApplyTemplateRequest(Wire):
+class ApplyTemplateRequest(NullFields):
     """Body of /apply-template."""
 
     model: str | None = Field(None, description="Id of a served model; by default the first one.")

@@ -98,6 +98,8 @@ class OgEngineRunner(Runner):
             "exact": request.exact,
             "logprobs": request.top_logprobs is not None or request.prompt_logprobs,
             "logit_bias": bool(sampling.logit_bias),
+            "allowed_token_ids": bool(sampling.allowed_tokens),
+            "bad_words": bool(sampling.bad_words),
             "frequency_penalty": sampling.frequency_penalty != 0.0,
             "presence_penalty": sampling.presence_penalty != 0.0,
             "repeat_last_n": 0 <= sampling.repeat_last_n < request.max_length and sampling.penalizes,

@@ -1,16 +1,19 @@
 """Chooses the next token from the logits, in the same way for every runner and model.
 
-The order is: exclusions by the grammar and min_tokens, logit bias, repetition penalty, frequency and presence penalty,
-temperature, top-k, top-p, min-p. Up to the penalties it is that of vLLM, from the temperature on that of Hugging Face's
-generation. Where a grammar is only a guide, a token is first drawn without it, and drawn again in this order if the
-grammar excludes it, as llama.cpp does. So where the grammar excludes nothing that is drawn, it changes nothing.
+The order is: exclusions by the grammar, min_tokens, allowed tokens and bad words, logit bias, repetition penalty,
+frequency and presence penalty, temperature, top-k, top-p, min-p. Up to the penalties it is that of vLLM, from the
+temperature on that of Hugging Face's generation. Where a grammar is only a guide, a token is first drawn without it,
+and drawn again in this order if the grammar excludes it, as llama.cpp does. So where the grammar excludes nothing that
+is drawn, it changes nothing.
 """
 
 from collections.abc import Sequence
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
+from genai_server.engine.sampling.bad_words import BadWords
 from genai_server.engine.sampling.penalties import Bias, Penalties
 from genai_server.engine.scores import NUM_BEST, SHARE_ERROR, Best, Logits, Scores
 from genai_server.errors import InvalidField, RunnerFailed
@@ -39,6 +42,7 @@ class Sampler:
         self._random = np.random.default_rng(sampling.seed)
         self._bias = Bias(sampling.logit_bias) if sampling.logit_bias else None
         self._penalties = Penalties(sampling, prompt) if sampling.penalizes else None
+        self._bad_words = BadWords(sampling.bad_words) if sampling.bad_words else None
         self._raises = any(change is not None and change.raises for change in (self._bias, self._penalties))
 
     @property
@@ -50,15 +54,15 @@ class Sampler:
     def needs_all(self, *, is_masked: bool) -> bool:
         """Whether the best logits alone never determine a token, because of what changes the others."""
         sampling = self._sampling
-        is_changed = is_masked or self._bias is not None or self._penalties is not None
+        is_changed = is_masked or self._excludes or self._penalties is not None
         is_open = not self._is_greedy and not 0 < sampling.top_k <= NUM_BEST and not sampling.min_p
         return self._raises or (is_changed and is_open)
 
     def sample(self, scores: Scores, *, allowed: NDArray[np.bool_] | None = None, banned: Sequence[int] = ()) -> int:
         """The next token id, by the scores of the last position.
 
-        It is one of `allowed` [vocab_size], if given, and none of `banned`. Raises InvalidField if the request's logit
-        bias excludes all of these, and RunnerFailed if the logits are not finite.
+        It is one of `allowed` [vocab_size], if given, and none of `banned`. Raises InvalidField if the request's
+        sampling values exclude all of these, and RunnerFailed if the logits are not finite.
         """
         token = self._choose(scores, allowed, banned)
         self.note(token)
@@ -77,6 +81,30 @@ class Sampler:
         """Count a token of the answer, even if another component has chosen it."""
         if self._penalties is not None:
             self._penalties.count(token)
+        if self._bad_words is not None:
+            self._bad_words.note(token)
+
+    @property
+    def _excluding_fields(self) -> list[str]:
+        """The request's fields that may exclude tokens."""
+        sampling = self._sampling
+        fields = {
+            "logit_bias": sampling.logit_bias,
+            "allowed_token_ids": sampling.allowed_tokens,
+            "bad_words": sampling.bad_words,
+        }
+        return [field for field, value in fields.items() if value]
+
+    @cached_property
+    def _excludes(self) -> bool:
+        """Whether the request has fields that may exclude tokens."""
+        return bool(self._excluding_fields)
+
+    @cached_property
+    def _allowed(self) -> NDArray[np.bool_]:
+        """The tokens of `allowed_tokens`, [at least vocab_size]. Waiting requests have only its bits."""
+        bits = np.frombuffer(self._sampling.allowed_tokens, np.uint8)
+        return np.unpackbits(bits, bitorder="little").view(np.bool_)
 
     @property
     def _is_greedy(self) -> bool:
@@ -87,6 +115,10 @@ class Sampler:
         return max(self._sampling.temperature, _MIN_TEMPERATURE)
 
     def _choose(self, scores: Scores, allowed: NDArray[np.bool_] | None, banned: Sequence[int]) -> int:
+        if self._bad_words is not None:
+            banned = (*banned, *self._bad_words.banned())
+        if self._sampling.allowed_tokens:
+            allowed = self._allowed if allowed is None else allowed & self._allowed[: allowed.size]
         share = 0.0 if self._is_greedy else self._random.random()
         # Any logit that is no number, or infinite, makes this one so.
         sure = scores.last.max() if scores.best is None else scores.best.shares[-1]
@@ -115,17 +147,18 @@ class Sampler:
         """
         if not self._is_adjusted(allowed, banned):
             return logits
-        if allowed is not None and tokens is not None:
-            allowed = allowed[tokens]
+        if allowed is not None:
+            allowed = allowed[: logits.size] if tokens is None else allowed[tokens]
         logits = logits.copy() if allowed is None else np.where(allowed, logits, np.float32(-np.inf))
         logits[list(banned) if tokens is None else np.isin(tokens, banned)] = -np.inf
         if self._bias is not None:
             self._bias.apply(logits, tokens)
-            if tokens is None and logits.max() == -np.inf:
-                raise InvalidField(
-                    "logit_bias, together with grammar and min_tokens, excludes every possible next token",
-                    param="logit_bias",
-                )
+        if self._excludes and tokens is None and logits.max() == -np.inf:
+            fields = self._excluding_fields
+            raise InvalidField(
+                f"every possible next token is excluded by {' and '.join(fields)}, with grammar and min_tokens",
+                param=fields[0],
+            )
         if self._penalties is not None:
             self._penalties.apply(logits, tokens)
         return logits

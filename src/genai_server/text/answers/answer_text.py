@@ -27,6 +27,7 @@ class AnswerText:
     """Decodes tokens, ends the answer at a stop string or before an excess call, and separates its parts.
 
     A scored token is returned with the first character of its text, so it is omitted if a stop string removed that.
+    With `shows_stop` the stop string is part of the answer.
     """
 
     def __init__(
@@ -38,13 +39,14 @@ class AnswerText:
         *,
         offset: int = 0,
         max_calls: int | None = None,
+        shows_stop: bool = False,
     ) -> None:
         # Whether the text ended before the engine ended the answer.
         self.is_stopped = False
         # Number of tokens that consist of reasoning only.
         self.num_reasoning = 0
         self._decoder = decoder
-        self._stop = StopStrings(stop_strings) if stop_strings else None
+        self._stop = StopStrings(stop_strings, is_shown=shows_stop) if stop_strings else None
         self._parser = parser
         self._token_bytes = token_bytes
         # Maximum number of tool calls; None for any number.

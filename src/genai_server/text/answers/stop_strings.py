@@ -7,12 +7,14 @@ from collections.abc import Collection
 class StopStrings:
     """Finds non-empty stop strings in a text that arrives in pieces.
 
-    The first stop string to be complete ends the text; of several that end at the same character, the longest one.
+    The first stop string to be complete ends the text; of several that end at the same character, the longest one. It
+    is not part of the text, unless `is_shown`.
     """
 
-    def __init__(self, strings: Collection[str]) -> None:
+    def __init__(self, strings: Collection[str], *, is_shown: bool = False) -> None:
         # The stop string that ended the text.
         self.found: str | None = None
+        self._is_shown = is_shown
         self._by_first_character: defaultdict[str, list[_Search]] = defaultdict(list)
         for string in strings:
             self._by_first_character[string[0]].append(_Search(string))
@@ -31,7 +33,8 @@ class StopStrings:
             complete = self._advance(character)
             if complete:
                 self.found = max(complete, key=len)
-                shown = (self._held + text[: n + 1]).removesuffix(self.found)
+                shown = self._held + text[: n + 1]
+                shown = shown if self._is_shown else shown.removesuffix(self.found)
                 self._held = ""
                 return shown, True
         text = self._held + text

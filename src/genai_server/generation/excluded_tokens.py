@@ -1,0 +1,69 @@
+"""The tokens that a request excludes from its answers: all but `allowed_token_ids`, and those of `bad_words`."""
+
+import asyncio
+from collections.abc import Collection, Sequence
+from typing import TypeVar
+
+import numpy as np
+from msgspec import structs
+
+from genai_server.apis.shared.sampling_parameters import SamplingFields
+from genai_server.errors import InvalidField
+from genai_server.messages.generation_request import ModelInfo, Sampling
+from genai_server.text.tokenizer import Tokenizer
+
+Tokens = TypeVar("Tokens", bound=Collection[int])
+
+
+async def with_exclusions(sampling: Sampling, body: SamplingFields, tokenizer: Tokenizer, model: ModelInfo) -> Sampling:
+    """The sampling values with the tokens that the body excludes. Raises InvalidField."""
+    if not body.bad_words and not body.allowed_token_ids:
+        return sampling
+
+    def exclude() -> Sampling:
+        return structs.replace(
+            sampling,
+            allowed_tokens=_bits(body.allowed_token_ids or [], model),
+            bad_words=_encoded(body.bad_words or [], tokenizer, model),
+        )
+
+    return await asyncio.to_thread(exclude)
+
+
+def known_tokens(tokens: Tokens, model: ModelInfo, param: str) -> Tokens:
+    """The token ids. Raises InvalidField if one of them is not in the model's vocabulary."""
+    if unknown := [token for token in tokens if token >= model.vocab_size]:
+        raise InvalidField(
+            f"{param} must have token ids below {model.vocab_size}, the model's vocabulary size, given {unknown[0]}",
+            param=param,
+        )
+    return tokens
+
+
+def _bits(tokens: list[int], model: ModelInfo) -> bytes:
+    """A bit for each token of the vocabulary, set for these tokens; empty without any."""
+    if not tokens:
+        return b""
+    found = np.zeros(model.vocab_size, np.bool_)
+    found[known_tokens(tokens, model, "allowed_token_ids")] = True
+    return np.packbits(found, bitorder="little").tobytes()
+
+
+def _encoded(words: Sequence[str], tokenizer: Tokenizer, model: ModelInfo) -> list[list[int]]:
+    """The tokens of each word at the beginning of a text and after a space, without words that the model cannot write.
+
+    Special tokens in a word are encoded as such, so that they can be banned.
+    """
+    forms = [(f"bad_words[{place}]", form) for place, word in enumerate(words) for form in _forms(word)]
+    encoded = tokenizer.encode_each([[form] for _, form in forms])
+    for (param, _), tokens in zip(forms, encoded, strict=True):
+        if not tokens:
+            raise InvalidField(f"{param} has no tokens", param=param)
+    distinct = dict.fromkeys(map(tuple, encoded))
+    return [list(tokens) for tokens in distinct if max(tokens) < model.vocab_size]
+
+
+def _forms(word: str) -> tuple[str, ...]:
+    """The word without and with a space in front, which many tokenizers encode to different tokens."""
+    begun = word.lstrip()
+    return (begun, f" {begun}") if begun else (word,)
