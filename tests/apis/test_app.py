@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from genai_server.apis.app import Telemetry, _add_middleware
 from genai_server.config.settings import Settings
 from genai_server.http.api_keys import ApiKeys
-from genai_server.http.middleware.body import BodyBudget
+from genai_server.http.body_budget import BodyBudget
 from genai_server.http.middleware.request_lifetime import Drain
 from tests.running_server import ROOT, wait_until
 from tests.server_here import run_here

@@ -12,10 +12,11 @@ from pydantic import field_validator
 
 from genai_server.apis.shared.base import Wire
 from genai_server.errors import MalformedBody, TooManyValues
+from genai_server.http.body_budget import BodyBudget
 from genai_server.http.body_route import BodyRoute
 from genai_server.http.error_handlers import install_error_handlers
 from genai_server.http.error_responses import malformed
-from genai_server.http.middleware.body import MAX_CONTAINERS, BodyBudget, BodyLimits, brackets_of, check_json, is_nested
+from genai_server.http.middleware.body import MAX_CONTAINERS, BodyLimits, brackets_of, check_json, is_nested
 from genai_server.http.middleware.request_lifetime import RequestLifetime
 
 

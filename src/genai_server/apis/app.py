@@ -57,11 +57,12 @@ from genai_server.generation.pulling import ModelStore
 from genai_server.generation.served_model import LoadText
 from genai_server.grammar_checker.checker import GrammarChecker
 from genai_server.http.api_keys import ApiKeys
+from genai_server.http.body_budget import BODY_BUDGET, BodyBudget
 from genai_server.http.error_handlers import install_error_handlers
 from genai_server.http.middleware.authentication import Authentication
-from genai_server.http.middleware.body import BODY_BUDGET, BodyBudget, BodyLimits
+from genai_server.http.middleware.body import BodyLimits
 from genai_server.http.middleware.request_lifetime import OPEN_PATHS, Drain, Drained, RequestLifetime
-from genai_server.http.middleware.uploads import Uploads, upload_folder
+from genai_server.http.middleware.uploads import UploadLimits, Uploads, upload_folder
 from genai_server.http.rate_limit import RateLimits
 from genai_server.http.request_state import request_state
 from genai_server.http.telemetry.request_record import Observer, RecentRequests
@@ -273,6 +274,7 @@ def _add_middleware(
     on_loopback: bool,
 ) -> None:
     """Add what a request passes before its route. The middleware that is added last is passed first."""
+    seconds = settings.body_timeout, settings.upload_timeout
     app.add_middleware(Drained, drain=drain)
     app.add_middleware(
         BodyLimits,
@@ -284,18 +286,14 @@ def _add_middleware(
             Uploads(
                 transcriptions.UPLOAD_PATHS,
                 settings.origins,
-                settings.max_audio_body_bytes,
-                "GENAI_MAX_AUDIO_BODY_BYTES",
-                settings.body_timeout,
+                UploadLimits(settings.max_audio_body_bytes, "GENAI_MAX_AUDIO_BODY_BYTES", *seconds),
                 BodyBudget(settings.max_audio_bodies_bytes, "GENAI_MAX_AUDIO_BODIES_BYTES"),
                 lambda: Path(app.state.uploads),
             ),
             Uploads(
                 files.UPLOAD_PATHS,
                 settings.origins,
-                settings.max_file_bytes,
-                "GENAI_MAX_FILE_BYTES",
-                settings.body_timeout,
+                UploadLimits(settings.max_file_bytes, "GENAI_MAX_FILE_BYTES", *seconds),
                 BodyBudget(settings.files_bytes, "GENAI_FILES_BYTES"),
                 lambda: files.upload_folder(app),
             ),

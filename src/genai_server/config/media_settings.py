@@ -46,7 +46,9 @@ class MediaSettings(SettingsForm):
     """Maximum size of the body of a request with a recording, in bytes. It is written to a file while it arrives."""
 
     max_audio_bodies_bytes: Positive = 2 * 1024 * 1024 * 1024
-    """Maximum bytes of all these bodies together in each API process; more get a 503."""
+    """Maximum bytes of all these bodies together in each API process, until they are decoded; more get a 503. API keys
+    share it as they share `GENAI_MAX_BODIES_BYTES`.
+    """
 
     max_audio_seconds: Positive = Field(7200, le=86_400)
     """Maximum length of a recording, or of a sound in a chat, in seconds. Each of these takes 32 kB of disk space while

@@ -104,8 +104,9 @@ class ServerSettings(SettingsForm):
     """Maximum size of a request body, in bytes."""
 
     max_bodies_bytes: Positive = 256 * 1024 * 1024
-    """Maximum bytes of all bodies of unfinished requests and WebSocket messages together in each API process; more get
-    a 503.
+    """Maximum bytes of all request bodies and WebSocket messages in each API process, until they are parsed and their
+    images are read; more get a 503. API keys that send bodies at the same time share it equally. The first MiB of each
+    body counts apart, up to the same number, so that large bodies do not refuse small ones.
     """
 
     max_header_bytes: int = Field(65_536, ge=1024, le=16 * 1024 * 1024)
@@ -115,7 +116,10 @@ class ServerSettings(SettingsForm):
     """Seconds after which a connection without a complete request head is closed."""
 
     body_timeout: Positive = Field(60, le=86400)
-    """Seconds within which a request's body, or a WebSocket message, must arrive; with a recording each MiB of it."""
+    """Seconds within which a request's body, or a WebSocket message, must arrive; of a recording or a file each MiB."""
+
+    upload_timeout: Positive = Field(3600, le=86400)
+    """Seconds within which a recording or a file must have arrived."""
 
     stall_timeout: Positive = Field(30, le=86400)
     """Seconds without a byte read by the client after which its request is cancelled."""

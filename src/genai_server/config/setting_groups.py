@@ -33,7 +33,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     ),
     "Requests and connections": (
         *("strict", "cap_max_tokens", "allow_special_tokens", "max_body_bytes", "max_bodies_bytes"),
-        *("max_header_bytes", "idle_timeout", "body_timeout", "stall_timeout"),
+        *("max_header_bytes", "idle_timeout", "body_timeout", "upload_timeout", "stall_timeout"),
     ),
     "Images and recordings": (
         *("image_hosts", "max_media", "max_media_bytes", "max_image_pixels", "max_media_tokens", "media_timeout"),

@@ -4,7 +4,7 @@ All route dependencies are `async`: FastAPI would run others in threads, two for
 """
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -144,6 +144,8 @@ class RequestContext:
     counted: ExitStack = field(default_factory=ExitStack)
     # Whether the answer may wait for all others; see GenerationRequest.
     background: bool = False
+    # Called when nothing keeps the body's data any more, which then does not count towards the limit of all bodies.
+    release_body: Callable[[], None] = lambda: None
 
     def answer_id(self, prefix: str) -> str:
         """The id of the answer: that of the request, with the prefix that its API has."""
@@ -218,6 +220,7 @@ async def context(request: Request, services: TheServices) -> RequestContext:
         services.settings.shared_prefix_cache,
         state.counted,
         state.background,
+        state.held_body.release,
     )
 
 

@@ -36,16 +36,25 @@ Body = ChatParameters | CompletionRequest
 _SAMPLING_FIELDS = set(Sampling.__struct_fields__) - {"seed", "logit_bias", "allowed_tokens", "bad_words"}
 
 
-async def generate(services: Services, body: Body, context: RequestContext, *, is_streamed: bool = False) -> Generation:
+async def generate(
+    services: Services, body: Body, context: RequestContext, *, is_streamed: bool = False, keeps_media: bool = False
+) -> Generation:
     """Start all answers to a request. On return, the engine has accepted them.
+
+    The data of images and sounds is dropped from the body once it has been read, unless the caller keeps it
+    (`keeps_media`).
 
     Raises RequestError, Unavailable, and ClientLeft as soon as the client has disconnected, after which nothing is left
     running.
     """
-    return await context.run_while_connected(_generate(services, body, context, is_streamed=is_streamed))
+    return await context.run_while_connected(
+        _generate(services, body, context, is_streamed=is_streamed, keeps_media=keeps_media)
+    )
 
 
-async def _generate(services: Services, body: Body, context: RequestContext, *, is_streamed: bool) -> Generation:
+async def _generate(
+    services: Services, body: Body, context: RequestContext, *, is_streamed: bool, keeps_media: bool
+) -> Generation:
     # Choose the model, which may have to be loaded first, and the engine.
     chosen, served, engine, model, codec = await choose_engine(services, context, body, Task.GENERATE)
 
@@ -59,6 +68,10 @@ async def _generate(services: Services, body: Body, context: RequestContext, *, 
     if isinstance(body, CompletionRequest) and body.suffix:
         body = await with_suffix(body, codec)
     encoded = await encode_prompts(services, body, codec, context.leniency)
+    if isinstance(body, ChatParameters) and not keeps_media:
+        for message in body.messages:
+            message.drop_media()
+        context.release_body()
     prompts = [prompt.tokens for prompt in encoded]
     prediction = await encode_prediction(body, codec, model)
     sampling = await with_exclusions(to_sampling(body, model), body, codec.tokenizer, model)

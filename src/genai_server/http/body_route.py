@@ -107,16 +107,18 @@ class _CheckedRequest(Request):
         self._adapter = adapter
 
     async def body(self) -> bytes:
-        """Not empty for a form, so that FastAPI asks for the object."""
-        return await super().body() if self._upload is None else b"{}"
+        """Something that is not empty if there is a body, for FastAPI, which keeps it and asks for the object."""
+        return b"{}" if self._upload is not None or await super().body() else b""
 
     async def json(self) -> Any:
-        """The validated body. Raises RequestError."""
+        """The validated body, whose text is then dropped. Raises RequestError."""
         if self._upload is not None:
             return _validated(self._adapter, form_object(self._upload))
-        text = await self.body()
-        state = request_state(self.scope)
-        return await state.parsing.run(lambda: _read(text, self._adapter, state.leniency), num_bytes=len(text))
+        state, text = request_state(self.scope), await super().body()
+        parsed = await state.parse(lambda: _read(text, self._adapter, state.leniency), num_bytes=len(text))
+        self._body = b""
+        state.held_body.parsed()
+        return parsed
 
 
 def _is_bytes(headers: Mapping[str, str]) -> bool:

@@ -4,7 +4,8 @@ import asyncio
 import re
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Hashable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -13,6 +14,7 @@ from starlette.datastructures import Headers
 from starlette.types import Scope
 
 from genai_server.http.api_keys import Access
+from genai_server.http.body_budget import HeldBody
 from genai_server.http.leniency import Leniency
 from genai_server.http.telemetry.request_record import RequestRecord
 from genai_server.http.upload import Upload
@@ -57,17 +59,51 @@ class Receipt:
 
 
 class ParsingThread:
-    """Runs long jobs in a thread, one at a time, because each holds the GIL."""
+    """Runs long jobs in a thread, one at a time, because each holds the GIL. API keys with jobs take turns."""
 
     def __init__(self) -> None:
-        self._turn = asyncio.Lock()
+        self._is_running = False
+        # The jobs that wait, by their keys, whose order is that of their turns.
+        self._waiting: dict[Hashable, deque[asyncio.Future[None]]] = {}
 
-    async def run(self, job: Callable[[], T], *, num_bytes: int) -> T:
-        """The result of a job that reads a body of `num_bytes`; for a short body it runs at once, without a thread."""
+    async def run(self, job: Callable[[], T], *, num_bytes: int, key: Hashable = None) -> T:
+        """The result of a job of `key` that reads a body of `num_bytes`.
+
+        For a short body it runs at once, without a thread.
+        """
         if num_bytes <= _SHORT:
             return job()
-        async with self._turn:
+        await self._wait_for_turn(key)
+        try:
             return await asyncio.to_thread(job)
+        finally:
+            self._end_turn()
+
+    async def _wait_for_turn(self, key: Hashable) -> None:
+        if not self._is_running:
+            self._is_running = True
+            return
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(key, deque()).append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if not turn.cancelled():
+                self._end_turn()
+            raise
+
+    def _end_turn(self) -> None:
+        """Let the next key run its first job, and then wait behind the others."""
+        while self._waiting:
+            key = next(iter(self._waiting))
+            jobs = self._waiting.pop(key)
+            turn = jobs.popleft()
+            if jobs:
+                self._waiting[key] = jobs
+            if not turn.cancelled():
+                turn.set_result(None)
+                return
+        self._is_running = False
 
 
 @dataclass
@@ -89,6 +125,17 @@ class HttpRequestState:
     background: bool = False
     # Reads its body, if that is long; set by BodyLimits.
     parsing: ParsingThread = field(init=False, repr=False)
+    # The bytes of its body that are kept; set by BodyLimits.
+    held_body: HeldBody = field(init=False, repr=False)
+
+    @property
+    def key(self) -> bytes | None:
+        """Stands for its API key, the admin key included; None where no key is needed."""
+        return None if self.access is None else self.access.digest
+
+    async def parse(self, job: Callable[[], T], *, num_bytes: int) -> T:
+        """The result of a job that reads the request's body of `num_bytes`; a long one waits for its key's turn."""
+        return await self.parsing.run(job, num_bytes=num_bytes, key=self.key)
 
 
 def request_state(scope: Scope) -> HttpRequestState:

@@ -40,9 +40,10 @@ from genai_server.errors import (
     UnsupportedEndpoint,
 )
 from genai_server.http.api_keys import load_keys
+from genai_server.http.body_budget import BodyBudget
 from genai_server.http.error_responses import error_response
 from genai_server.http.middleware.authentication import Authentication
-from genai_server.http.middleware.body import BodyBudget, BodyLimits
+from genai_server.http.middleware.body import BodyLimits
 from genai_server.http.middleware.request_lifetime import RequestLifetime
 from genai_server.http.rate_limit import RateLimits
 from genai_server.http.request_state import request_state
@@ -163,7 +164,7 @@ class _IngressApp:
     async def _answer(self, scope: Scope, body: bytes, send: Send) -> None:
         headers = Headers(scope=scope)
         is_form = scope["path"] in UPLOAD_PATHS
-        fields = await request_state(scope).parsing.run(
+        fields = await request_state(scope).parse(
             lambda: form_fields(headers, body) if is_form else body_fields(body), num_bytes=len(body)
         )
         request = _request(scope, body, fields)

@@ -1,16 +1,22 @@
 """The limits of a request's body, and of all bodies together: size, time, number and depth."""
 
 import asyncio
+import base64
 import contextlib
+import io
 import json
 import logging
 import socket
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
+import numpy
+import psutil
 import pytest
+from PIL import Image
 from websockets.exceptions import ConnectionClosed
 from websockets.frames import Frame, Opcode
 from websockets.sync.client import connect
@@ -18,10 +24,11 @@ from websockets.sync.connection import Connection
 
 from genai_server.http.request_state import ParsingThread
 from tests.images.vision_directory import make_vision_directory
-from tests.running_server import SCRIPTED, RunningServer, body, wait_until
+from tests.running_server import ROOT, SCRIPTED, RunningServer, body, suspended, wait_until
 from tests.server_here import run_here
 
 JSON = {"content-type": "application/json"}
+ALICE, BOB = "alice-0123456789", "bob-0123456789ab"
 _FRAGMENTS = (Opcode.TEXT, Opcode.CONT)
 
 
@@ -143,22 +150,42 @@ def test_invalid_unicode_and_huge_numbers_are_named_in_errors(scripted: RunningS
         assert reason in response.json()["error"]["message"]
 
 
+def _chat(server: RunningServer, *, key: str = "") -> httpx.Response:
+    """The response to a chat of 90,000 bytes."""
+    asked = body("say hi", metadata="x" * 90_000)
+    return server.client.post("/v1/chat", json=asked, headers={"x-api-key": key})
+
+
 @contextlib.contextmanager
-def _unfinished(server: RunningServer, size: int) -> Iterator[socket.socket]:
+def _unfinished(server: RunningServer, size: int, *, key: str = "") -> Iterator[socket.socket]:
     """A connection that has sent this many bytes of a body of 100,000."""
-    head = f"POST /v1/chat HTTP/1.1\r\nhost: localhost\r\ncontent-type: {JSON['content-type']}\r\n"
+    head = f"POST /v1/chat HTTP/1.1\r\nhost: localhost\r\ncontent-type: {JSON['content-type']}\r\nx-api-key: {key}\r\n"
     with socket.create_connection(("127.0.0.1", httpx.URL(server.url).port or 0)) as connection:
         connection.sendall(f"{head}content-length: 100000\r\n\r\n".encode() + b" " * size)
         yield connection
 
 
 @contextlib.contextmanager
-def _unfinished_message(server: RunningServer, size: int, *, before: bytes = b"") -> Iterator[Connection]:
+def _filled(server: RunningServer, *, key: str = "") -> Iterator[list[socket.socket]]:
+    """Unfinished bodies of 90,000 bytes that leave no capacity for one more of the same key."""
+    with contextlib.ExitStack() as connections:
+        found: list[socket.socket] = []
+        while _chat(server, key=key).status_code != 503:
+            found.append(connections.enter_context(_unfinished(server, 90_000, key=key)))
+            found[-1].settimeout(20)
+        yield found
+
+
+@contextlib.contextmanager
+def _unfinished_message(
+    server: RunningServer, size: int, *, before: bytes = b"", key: str = ""
+) -> Iterator[Connection]:
     """A WebSocket with a message of this size without its last byte, after these frames."""
     fragment = Frame(Opcode.TEXT, b" " * (size // 3), fin=False)
     more = [Frame(Opcode.CONT, fragment.data, fin=False), Frame(Opcode.CONT, fragment.data)]
     sent = b"".join(frame.serialize(mask=True, extensions=[]) for frame in (fragment, *more))
-    with connect(f"ws{server.url.removeprefix('http')}/v1/responses") as connection:
+    url, headers = f"ws{server.url.removeprefix('http')}/v1/responses", {"x-api-key": key}
+    with connect(url, additional_headers=headers) as connection:
         connection.socket.sendall(before + sent[:-1])
         yield connection
 
@@ -213,6 +240,79 @@ def test_concurrent_bodies_have_a_limit_that_asks_to_retry(own_folder: Path, cap
                 surplus.recv(timeout=20)
             assert not [entry for entry in caplog.records if entry.levelno >= logging.ERROR]
         wait_until(lambda: ask(90_000).status_code == 200)
+
+
+def test_bytes_of_a_body_count_until_it_is_parsed(own_folder: Path) -> None:
+    settings = {"GENAI_MAX_BODY_BYTES": "100000", "GENAI_MAX_BODIES_BYTES": "150000"}
+    with run_here(own_folder, *SCRIPTED, settings=settings) as server:
+        with server.begun("count 1000; delay 0.2", metadata="x" * 90_000):
+            assert _chat(server).status_code == 200
+        with _filled(server):
+            assert _chat(server).status_code == 503
+
+
+@pytest.mark.parametrize(("path", "keeps_images"), [("/v1/chat/completions", False), ("/v1/responses", True)])
+def test_bytes_of_images_count_until_they_are_read_or_until_the_end_where_they_are_kept(
+    own_folder: Path, path: str, keeps_images: bool
+) -> None:
+    noise = numpy.random.default_rng(0).integers(0, 256, (650, 650, 3), dtype=numpy.uint8)
+    file = io.BytesIO()
+    Image.fromarray(noise).save(file, "PNG")
+    url = "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
+    chat = {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}]}
+    response = {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": url}]}]}
+    settings = {"GENAI_MAX_BODY_BYTES": "2000", "GENAI_MAX_BODIES_BYTES": "2000000"}
+    with run_here(own_folder, "--model-dir", str(ROOT / "models/demo-vision"), settings=settings) as server:
+
+        def render() -> int:
+            """The status of another request with the image, which needs no engine."""
+            return server.client.post("/v1/chat/completions/render", json=chat).status_code
+
+        engine = psutil.Process(server.device("cpu")["pid"])
+        with ThreadPoolExecutor() as threads, httpx.Client(base_url=server.url, timeout=60) as client:
+            with suspended(engine):  # so that the answer does not begin
+                asked = threads.submit(client.post, path, json=response if keeps_images else chat)
+                wait_until(lambda: 'genai:images_total{result="read"} 1.0' in server.client.get("/metrics").text)
+                if keeps_images:
+                    assert [render() for _ in range(5)] == [503] * 5
+                else:
+                    wait_until(lambda: render() == 200)
+            assert asked.result().status_code == 200
+        assert render() == 200
+
+
+@pytest.fixture(scope="module")
+def with_keys(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    settings = {
+        "GENAI_MAX_BODY_BYTES": "100000",
+        "GENAI_MAX_BODIES_BYTES": "200000",
+        "GENAI_API_KEYS": f"alice:{ALICE},bob:{BOB}",
+    }
+    with run_here(tmp_path_factory.mktemp("keys"), *SCRIPTED, settings=settings) as server:
+        yield server
+
+
+def test_unfinished_bodies_of_one_key_refuse_no_request_of_another(with_keys: RunningServer) -> None:
+    with _filled(with_keys, key=ALICE) as alices:
+        for _ in range(5):
+            assert _chat(with_keys, key=BOB).status_code == 200
+        answers = []
+        for connection in alices:
+            connection.sendall(b" " * 10_000)
+            answers.append(connection.recv(1000))
+    # Only one of hers was in his way.
+    assert len([answer for answer in answers if b"another API key needed its share of 100000" in answer]) == 1
+    assert len([answer for answer in answers if answer.split()[1] == b"400"]) == 1  # complete, and no JSON
+
+
+def test_unfinished_message_of_one_key_is_closed_where_another_needs_its_share(with_keys: RunningServer) -> None:
+    with contextlib.ExitStack() as connections:
+        alices = [connections.enter_context(_unfinished_message(with_keys, 90_000, key=ALICE))]
+        while _chat(with_keys, key=ALICE).status_code != 503:
+            alices.append(connections.enter_context(_unfinished_message(with_keys, 90_000, key=ALICE)))
+        assert _chat(with_keys, key=BOB).status_code == 200
+        with pytest.raises(ConnectionClosed, match="1013"):
+            alices[-1].recv(timeout=20)
 
 
 def test_long_bodies_are_parsed_in_a_thread_one_at_a_time() -> None:

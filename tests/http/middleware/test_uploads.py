@@ -15,14 +15,17 @@ import httpx
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-from genai_server.http.middleware.body import BodyBudget, BodyLimits
-from genai_server.http.middleware.uploads import Uploads, upload_folder
+from genai_server.http.api_keys import Access
+from genai_server.http.body_budget import BodyBudget
+from genai_server.http.middleware.body import BodyLimits
+from genai_server.http.middleware.uploads import UploadLimits, Uploads, upload_folder
 from genai_server.http.request_state import begin_request, request_state
 from genai_server.http.upload import Upload
 from tests.apis.transcriptions.doubles import DIRECTORY
+from tests.hand_clock import HandClock
 from tests.http.test_upload import BODY, SOUND, TYPE, form, part
 from tests.raw_http import answers, connect, read_to_end
-from tests.running_server import RunningServer
+from tests.running_server import RunningServer, wait_until
 from tests.server_here import run_here
 
 PATH = "/v1/audio/transcriptions"
@@ -89,13 +92,13 @@ class Asked:
         return self.sent[0]["status"], self.sent[1]["body"].decode()
 
 
-def uploads(folder: Path, *, limit: int = LIMIT, seconds: float = 20, total: int = 10_000_000) -> Uploads:
+def uploads(
+    folder: Path, *, limit: int = LIMIT, seconds: float = 20, whole_seconds: float = 600, total: int = 10_000_000
+) -> Uploads:
     return Uploads(
         [PATH],
         ["https://app.example"],
-        limit,
-        "GENAI_MAX_AUDIO_BODY_BYTES",
-        seconds,
+        UploadLimits(limit, "GENAI_MAX_AUDIO_BODY_BYTES", seconds, whole_seconds),
         BodyBudget(total, "GENAI_MAX_AUDIO_BODIES_BYTES"),
         lambda: folder,
     )
@@ -251,20 +254,83 @@ async def test_a_body_that_stops_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.anyio
-async def test_each_mebibyte_has_the_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    renewed: list[float] = []
+async def test_each_mebibyte_has_a_time_limit_and_the_upload_another_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each MiB comes 15 seconds after the one before it, by the hand of a clock."""
+    clock, deadlines = HandClock(), list[float]()
 
     @contextlib.asynccontextmanager
-    async def timeout(seconds: float) -> AsyncIterator[Any]:
-        timer = SimpleNamespace(reschedule=renewed.append)
-        yield timer
+    async def timeout_at(deadline: float) -> AsyncIterator[Any]:
+        deadlines.append(deadline)
+        yield SimpleNamespace(reschedule=deadlines.append)
 
-    monkeypatch.setattr(asyncio, "timeout", timeout)
-    body = form(part("file", bytes(3_500_000), file=True))
-    asked = Asked(*(body[start : start + 300_000] for start in range(0, len(body), 300_000)))
-    app = await ask(uploads(tmp_path, limit=10_000_000), asked)
-    assert len(app.content) == 3_500_000
-    assert len(renewed) == 3
+    class Slow(Asked):
+        async def receive(self) -> Message:
+            clock.wait(5)
+            return await super().receive()
+
+    monkeypatch.setattr(asyncio, "timeout_at", timeout_at)
+    monkeypatch.setattr(asyncio.get_running_loop(), "time", clock)
+    began = clock.now
+    body = form(part("file", bytes(4_500_000), file=True))
+    asked = Slow(*(body[start : start + 400_000] for start in range(0, len(body), 400_000)))
+    app = await ask(uploads(tmp_path, limit=10_000_000, seconds=20, whole_seconds=60), asked)
+    assert len(app.content) == 4_500_000
+    assert [deadline - began for deadline in deadlines] == [20, 35, 50, 60]
+
+
+@pytest.mark.anyio
+async def test_an_upload_that_never_ends_is_refused(tmp_path: Path) -> None:
+    class Endless(Asked):
+        async def receive(self) -> Message:
+            if self.taken == len(self._parts):
+                await asyncio.Event().wait()
+            return {**await super().receive(), "more_body": True}
+
+    body = form(part("file", bytes(3_000_000), file=True))
+    asked = Endless(*(body[start : start + 400_000] for start in range(0, len(body), 400_000)))
+    await ask(uploads(tmp_path, limit=10_000_000, whole_seconds=0.3), asked)
+    assert asked.refusal[0] == 408
+    assert "the body must come within 0.3 seconds (GENAI_UPLOAD_TIMEOUT); " in asked.refusal[1]
+    assert left(tmp_path) == []
+
+
+@pytest.mark.anyio
+async def test_another_keys_upload_takes_back_its_share_with_the_disk_space(tmp_path: Path) -> None:
+    class Stopping(Asked):
+        """Sends its last part only when `goes_on` is set."""
+
+        def __init__(self, *parts: bytes) -> None:
+            super().__init__(*parts)
+            request_state(self.scope).access = Access(digest=b"alice")
+            self.has_stopped, self.goes_on = asyncio.Event(), asyncio.Event()
+
+        async def receive(self) -> Message:
+            if self.taken == len(self._parts) - 1:
+                self.has_stopped.set()
+                await self.goes_on.wait()
+            return await super().receive()
+
+    reader, body = uploads(tmp_path, total=2_000_000), form(part("file", bytes(900_000), file=True))
+    stopping = [Stopping(body[:-10], body[-10:]) for _ in range(2)]
+    asking = []
+    for asked in stopping:
+        asking.append(asyncio.create_task(ask(reader, asked)))
+        await asked.has_stopped.wait()
+    assert len([size for size in left(tmp_path) if size > 500_000]) == 2
+    bobs = Asked(body)
+    request_state(bobs.scope).access = Access(digest=b"bob")
+    assert len((await ask(reader, bobs)).content) == 900_000
+    await asyncio.to_thread(wait_until, lambda: len([size for size in left(tmp_path) if size > 500_000]) == 1)
+    for asked in stopping:
+        asked.goes_on.set()
+    first, second = await asyncio.gather(*asking)
+    assert len(first.content) == 900_000
+    assert second.upload is None
+    assert stopping[1].refusal[0] == 503
+    assert "another API key needed its share of 1000000 while this one held more" in stopping[1].refusal[1]
+    assert left(tmp_path) == []
 
 
 @pytest.mark.anyio

@@ -26,6 +26,7 @@ router = VersionedRouter(lenient_route(leave_out, caps=True), "anthropic", error
 async def create_message(body: MessagesRequest, services: TheServices, context: TheRequestContext) -> Response:
     """Anthropic's message, complete or as a stream of events."""
     translation = await asyncio.to_thread(Translation, body)
+    body.messages.clear()  # the translation has them, and drops the data of their images
     with context.leniency.in_words(translation.outer_name):
         generation = await generate(services, translation.chat, context, is_streamed=bool(body.stream))
     build = MessageBuilder(

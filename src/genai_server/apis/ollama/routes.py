@@ -74,6 +74,11 @@ async def _response(
         return JSONResponse(build.nothing("unload" if kept == 0 else "load"))
     is_streamed = body.stream is not False
     translation = await asyncio.to_thread(Translation, body, chosen.id)
+    # The translation has them, and drops the data of their images.
+    if isinstance(body, OllamaChatRequest):
+        body.messages = None
+    else:
+        body.images = None
     with context.leniency.in_words(translation.outer_name):
         generation = await generate(services, translation.body, context, is_streamed=is_streamed)
     # Set this last: a model with a keep_alive of 0 would otherwise be unloaded before it has the request.

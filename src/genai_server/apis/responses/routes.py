@@ -106,7 +106,7 @@ async def compact_response(
     async def begin(items: Sequence[JsonObject]) -> Generation:
         chat = await asyncio.to_thread(compacting, body, items)
         with context.leniency.in_words(outer_names(chat, items, given, _field_of_earlier(body))):
-            return await generate(services, chat, context)
+            return await generate(services, chat, context, keeps_media=True)
 
     _, generation = await _begun(begin, conversation, is_shortened=True)
     try:
@@ -180,7 +180,7 @@ async def _start(
     async def begin(items: Sequence[JsonObject]) -> Generation:
         chat: ChatParameters = await asyncio.to_thread(to_chat, body, items)
         with context.leniency.in_words(outer_names(chat, items, given, _field_of_earlier(body))):
-            return await generate(services, chat, context, is_streamed=bool(body.stream))
+            return await generate(services, chat, context, is_streamed=bool(body.stream), keeps_media=True)
 
     items, generation = await _begun(begin, [*earlier, *given], is_shortened=body.truncation == "auto")
     begun = new_response(

@@ -16,11 +16,12 @@ from genai_server.apis.responses.store_access import TurnReceipt
 from genai_server.apis.responses.store_records import LatestResponse
 from genai_server.apis.shared.base import JsonObject
 from genai_server.errors import InvalidField, OriginForbidden, RequestError
+from genai_server.http.body_budget import BODY_KEY
 from genai_server.http.error_responses import plain_error_body
 from genai_server.http.inner_request import InnerResponse, disconnect_at
 from genai_server.http.middleware.authentication import is_own_origin
 from genai_server.http.middleware.body import check_json, replayed
-from genai_server.http.request_state import ParsingThread, Receipt, receipt_of, with_receipt
+from genai_server.http.request_state import ParsingThread, Receipt, receipt_of, request_state, with_receipt
 from genai_server.timing import ARRIVED, request_clock
 
 log = logging.getLogger(__name__)
@@ -75,6 +76,7 @@ class ResponsesSocket:
         answer = InnerResponse()
         get = _http_scope(scope, "GET", b"", receipt_of(scope.get("state", {})))
         await scope["app"](get, replayed(b"", disconnect_at(asyncio.Event())), answer.send)
+        scope.setdefault("state", {})[BODY_KEY] = request_state(get).key
         return None if answer.status == _UPGRADE else answer
 
 
@@ -103,7 +105,7 @@ async def _serve(parsing: ParsingThread, scope: Scope, receive: Receive, send: S
 async def _begun(message: Message, receipt: TurnReceipt, parsing: ParsingThread, scope: Scope, send: Send) -> "_Turn":
     """The turn that a message asks for. Raises RequestError."""
     text = (message.get("text") or "").encode(errors="replace") or message.get("bytes") or b""
-    body, previous = await parsing.run(lambda: _body(text), num_bytes=len(text))
+    body, previous = await parsing.run(lambda: _body(text), num_bytes=len(text), key=scope["state"][BODY_KEY])
     post = _http_scope(scope, "POST", body, receipt)
     return _Turn(scope["app"], post, body, send, lambda: receipt.latest.forget(previous))
 

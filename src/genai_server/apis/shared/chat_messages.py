@@ -149,6 +149,14 @@ class ChatMessage(Wire):
             if not isinstance(part, TextPart):
                 yield index, part
 
+    def drop_media(self) -> None:
+        """Forget the data of the images and sounds, which has been read."""
+        for _, part in self.media:
+            if isinstance(part, ImagePart):
+                part.image_url.url = ""
+            else:
+                part.input_audio.data = ""
+
     def for_template(self) -> dict[str, Any]:
         """The message as chat templates expect it: absent fields are omitted, except `content`, which is None next to
         tool calls and else "".

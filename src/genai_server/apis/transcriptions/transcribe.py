@@ -218,6 +218,7 @@ async def begin(services: Services, form: AudioForm, context: RequestContext, *,
     async with within(context.deadline):
         recording = await services.recordings.open(model, form.file, param="file", detection=_detection(form))
     context.counted.callback(recording.close)
+    context.release_body()  # the uploaded file has been removed
 
     async def pick() -> EngineClient:
         """The engine for a window. While none runs the model counts as idle, and may be unloaded for another one."""

@@ -9,7 +9,7 @@ from websockets.frames import CloseCode, Frame
 
 from genai_server.cli.serve.reader_guard import ReaderGuard
 from genai_server.errors import BodiesTooLarge
-from genai_server.http.middleware.body import BODY_BUDGET, BodyBudget
+from genai_server.http.body_budget import BODY_BUDGET, BODY_KEY, BodyBudget, HeldBody
 from genai_server.timing import ARRIVED, request_clock
 
 # Bytes that a fragment takes in addition to its data.
@@ -27,8 +27,8 @@ class GuardedWebSocket(ReaderGuard, WebSocketsSansIOProtocol):
         # In seconds.
         self._body_timeout = body_timeout
         self._bodies: BodyBudget = self.app_state[BODY_BUDGET]
-        # Bytes that count now.
-        self._kept = 0
+        # Counts the bytes of messages that the app has not received; None before the first one.
+        self._held: HeldBody | None = None
         # Number of complete messages that the app has not received, and of fragments of the next one.
         self._num_whole = 0
         self._num_fragments = 0
@@ -57,8 +57,8 @@ class GuardedWebSocket(ReaderGuard, WebSocketsSansIOProtocol):
             self._wait_for_end()
         try:
             self._count(self._num_whole + unread)
-        except BodiesTooLarge:
-            self._refuse(CloseCode.TRY_AGAIN_LATER, "all bodies together are too large (GENAI_MAX_BODIES_BYTES)")
+        except BodiesTooLarge as error:
+            self._refuse_size(error)
 
     def handle_text(self, event: Frame) -> None:
         self._num_fragments += _FRAGMENT + len(event.data)
@@ -100,8 +100,15 @@ class GuardedWebSocket(ReaderGuard, WebSocketsSansIOProtocol):
         return self._num_fragments + len(self.conn.reader.buffer)
 
     def _count(self, kept: int) -> None:
-        self._bodies.resize(self._kept, kept)
-        self._kept = kept
+        if self._held is None:
+            if not kept:
+                return
+            state = getattr(self, "scope", {}).get("state", {})  # no scope after a malformed handshake
+            self._held = self._bodies.open(state.get(BODY_KEY), self._refuse_size)
+        self._held.resize(kept)
+
+    def _refuse_size(self, error: BodiesTooLarge) -> None:
+        self._refuse(CloseCode.TRY_AGAIN_LATER, "all bodies together are too large (GENAI_MAX_BODIES_BYTES)")
 
     def _wait_for_end(self) -> None:
         self._message_timer = self.loop.call_later(self._body_timeout, self._too_slow)

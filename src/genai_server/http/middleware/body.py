@@ -19,11 +19,9 @@ from genai_server.errors import (
     NestedTooDeep,
     TooManyValues,
 )
+from genai_server.http.body_budget import BodyBudget, HeldBody
 from genai_server.http.error_responses import error_response, malformed
 from genai_server.http.request_state import HttpRequestState, ParsingThread, request_state
-
-# Where the app leaves the BodyBudget in the state of its lifespan, for the HTTP server's WebSockets.
-BODY_BUDGET = "body_budget"
 
 # A body over the limit is read on, and dropped, up to this many times the limit: a client that is still sending when
 # the connection is closed may never see the response.
@@ -40,30 +38,6 @@ _BRACKETS = bytes.maketrans(b"{}", b"[]")
 _ALL_ELSE = bytes(set(range(256)) - set(b"[]{}"))
 
 
-class BodyBudget:
-    """Counts the bytes of all bodies, from their first bytes until their requests have ended."""
-
-    def __init__(self, max_bytes: int, setting: str = "GENAI_MAX_BODIES_BYTES") -> None:
-        # A single body is exempt.
-        self._max_bytes = max_bytes
-        # Has the limit.
-        self._setting = setting
-        self._used = 0
-
-    def resize(self, old: int, new: int) -> None:
-        """Count `new` bytes of a body, of which `old` count already.
-
-        Raises BodiesTooLarge if it has grown beyond the limit; then it counts as before.
-        """
-        others = self._used - old
-        if new > old and others > 0 and others + new > self._max_bytes:
-            raise BodiesTooLarge(
-                f"the bodies of all requests together may have at most {self._max_bytes} bytes "
-                f"({self._setting}), and {self._used} are there; try again"
-            )
-        self._used = others + new
-
-
 @dataclass
 class _Reading:
     """A body while it is received."""
@@ -74,14 +48,17 @@ class _Reading:
     is_json: bool = True
     # The bytes that are kept.
     body: bytearray = field(default_factory=bytearray)
-    # Bytes that count towards the limit of all bodies.
-    kept: int = 0
     # Bytes received.
     size: int = 0
     # Whether there is more to receive.
     more: bool = True
     # Why nothing is kept, if nothing is.
     error: GenaiServerError | None = None
+
+    def drop(self, error: GenaiServerError) -> None:
+        """Keep nothing any more, because the body will be refused with this error."""
+        self.error = error
+        self.body.clear()
 
 
 class OtherBodies(Protocol):
@@ -140,29 +117,31 @@ class BodyLimits:
         reading = _Reading(self.limit)
         if (limit := self._form_limits.get(scope["path"])) is not None:
             reading = _Reading(limit, "GENAI_MAX_AUDIO_BODY_BYTES", is_json=False)
+        state.held_body = self._bodies.open(state.key, reading.drop)
         try:
             await self._pass(reading, state, scope, receive, send)
         finally:
-            self._bodies.resize(reading.kept, 0)
+            state.held_body.release()
 
     async def _pass(
         self, reading: _Reading, state: HttpRequestState, scope: Scope, receive: Receive, send: Send
     ) -> None:
         try:
             async with asyncio.timeout(self.seconds):
-                is_whole = await self._read(reading, receive)
+                is_whole = await self._read(reading, state.held_body, receive)
         except TimeoutError:
-            message = (
+            too_slow = BodyTooSlow(
                 f"the body must come within {self.seconds} seconds (GENAI_BODY_TIMEOUT); "
                 f"{reading.size} bytes had come by then"
             )
-            await _refuse(BodyTooSlow(message), reading, scope, receive, send)
+            await _refuse(reading.error or too_slow, reading, scope, receive, send)
             return
         if not is_whole:
             return
         state.record.arrival.received()
+        state.held_body.arrived()
         try:
-            await self._check(reading)
+            await self._check(reading, state)
         except GenaiServerError as error:
             await _refuse(error, reading, scope, receive, send)
             return
@@ -170,7 +149,7 @@ class BodyLimits:
         reading.body.clear()
         await self.app(scope, replay, send)
 
-    async def _read(self, reading: _Reading, receive: Receive) -> bool:
+    async def _read(self, reading: _Reading, held: HeldBody, receive: Receive) -> bool:
         """Read to the end, or far beyond the limit; returns whether the client is still there."""
         while reading.more and reading.size <= reading.limit * _DRAINED:
             message = await receive()
@@ -180,38 +159,37 @@ class BodyLimits:
             reading.size += len(part)
             reading.more = message.get("more_body", False)
             if reading.error is None:
-                self._keep(reading, part)
+                self._keep(reading, held, part)
         return True
 
-    def _keep(self, reading: _Reading, part: bytes) -> None:
+    def _keep(self, reading: _Reading, held: HeldBody, part: bytes) -> None:
         if (
             reading.is_json
             and reading.size > reading.limit == self.limit
             and (media_limit := self._media_limit()) > self.limit
         ):
             reading.limit, reading.setting = media_limit, "GENAI_MAX_MEDIA_BODY_BYTES"
+            held.has_media = True
         if reading.size > reading.limit:
-            reading.error = BodyTooLarge()
+            reading.drop(BodyTooLarge())
+            held.release()
+            return
+        try:
+            held.resize(len(reading.body) + len(part))
+        except BodiesTooLarge as error:
+            reading.drop(error)
+            held.release()
         else:
-            try:
-                self._bodies.resize(reading.kept, reading.kept + len(part))
-            except BodiesTooLarge as error:
-                reading.error = error
-        if reading.error is None:
             reading.body += part
-        else:
-            reading.body.clear()
-            self._bodies.resize(reading.kept, 0)
-        reading.kept = len(reading.body)
 
-    async def _check(self, reading: _Reading) -> None:
+    async def _check(self, reading: _Reading, state: HttpRequestState) -> None:
         if reading.size > reading.limit:
             given = f"more than {reading.size}" if reading.more else str(reading.size)
             raise BodyTooLarge(f"the body may have at most {reading.limit} bytes ({reading.setting}), given {given}")
         if reading.error is not None:
             raise reading.error
         if reading.is_json:
-            await self._parsing.run(lambda: check_json(reading.body), num_bytes=len(reading.body))
+            await state.parse(lambda: check_json(reading.body), num_bytes=len(reading.body))
 
 
 def replayed(body: bytes, receive: Receive) -> Receive:

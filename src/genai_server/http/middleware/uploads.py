@@ -13,8 +13,9 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from genai_server.errors import BodyTooLarge, BodyTooSlow, GenaiServerError, OriginForbidden, UploadUnavailable
+from genai_server.http.body_budget import BodyBudget, HeldBody
 from genai_server.http.error_responses import error_response
-from genai_server.http.middleware.body import BodyBudget, replayed
+from genai_server.http.middleware.body import replayed
 from genai_server.http.request_state import request_state
 from genai_server.http.upload import FormParser, Upload
 from genai_server.process_folder import own_folder
@@ -49,25 +50,47 @@ class _Reading:
     # Where the file goes.
     path: Path
     target: IO[bytes]
-    # Bytes received, and those that count towards the limit of all uploads.
+    # Bytes received.
     size: int = 0
-    counted: int = 0
     # Whether there is more to receive.
     more: bool = True
     # None before the first byte, and once the body is refused.
     form: FormParser | None = None
     # Why it is refused.
     error: GenaiServerError | None = None
-    # Sizes up to which the time limit holds.
+    # Size at which the time limit of the next MiB begins.
     due: int = field(default=_TIMED)
+
+    def revoke(self, error: GenaiServerError) -> None:
+        """Refuse the body with this error, and give back the disk space even if nothing more arrives."""
+        self.error, self.form = error, None
+        asyncio.get_running_loop().run_in_executor(None, self._truncate)
+
+    async def refuse(self, error: GenaiServerError) -> None:
+        """Refuse the body with this error, and keep nothing of it."""
+        self.error, self.form = error, None
+        await asyncio.to_thread(self._truncate)
+
+    def _truncate(self) -> None:
+        with contextlib.suppress(OSError, ValueError):  # the disk is full, or the file is closed already
+            self.target.truncate(0)
+
+
+@dataclass(frozen=True)
+class UploadLimits:
+    """Limits of one body: its size in bytes, the setting that has it, and seconds for each MiB and for all of it."""
+
+    size: int
+    setting: str
+    seconds: float
+    whole_seconds: float
 
 
 class Uploads:
     """Receives the bodies of requests for some paths, and leaves an Upload in the request's state.
 
-    `limit` is the maximum size of one body, and `setting` has it. `folder` gives the folder for the files, which
-    exists; it may raise an error that refuses the request. `budget` counts the bytes of all uploads, from their first
-    bytes until their requests have ended. Each MiB must arrive within `seconds`.
+    `folder` gives the folder for the files, which exists; it may raise an error that refuses the request. `budget`
+    counts the bytes of all uploads, from their first bytes until they are released or their requests have ended.
 
     Browsers let any web page send a form to any server without a preflight request. So pages of other origins must be
     among `origins`.
@@ -77,18 +100,13 @@ class Uploads:
         self,
         paths: Collection[str],
         origins: Collection[str],
-        limit: int,
-        setting: str,
-        seconds: float,
+        limits: UploadLimits,
         budget: BodyBudget,
         folder: Callable[[], Path],
     ) -> None:
         self.paths = frozenset(paths)
         self._origins = origins
-        # Maximum number of bytes of one body.
-        self._limit = limit
-        self._setting = setting
-        self._seconds = seconds
+        self._limits = limits
         self._budget = budget
         self._folder = folder
 
@@ -105,10 +123,14 @@ class Uploads:
                 reason = error if isinstance(error, GenaiServerError) else _unwritable(error)
                 await error_response(reason, scope)(scope, receive, send)
                 return
+            state = request_state(scope)
+            held = state.held_body = self._budget.open(state.key, reading.revoke)
+            stack.callback(held.release)
             try:
-                is_whole = await self._receive(reading, headers, receive)
+                is_whole = await self._receive(reading, held, headers, receive)
             except BodyTooSlow as error:
-                reading.error, is_whole = error, True
+                reading.error, is_whole = reading.error or error, True
+            held.arrived()
             if reading.error is not None:
                 response = error_response(reading.error, scope)
                 if reading.more:
@@ -136,19 +158,19 @@ class Uploads:
             with contextlib.suppress(OSError):  # the disk is full
                 file.close()
             reading.path.unlink(missing_ok=True)  # unless a reader of recordings has taken it
-            self._budget.resize(reading.counted, 0)
 
-    async def _receive(self, reading: _Reading, headers: Headers, receive: Receive) -> bool:
+    async def _receive(self, reading: _Reading, held: HeldBody, headers: Headers, receive: Receive) -> bool:
         """Read to the end, or far beyond the limit; returns whether the client is still there. Raises BodyTooSlow."""
         declared = headers.get("content-length", "")
-        if declared.isdecimal() and int(declared) > self._limit:
+        if declared.isdecimal() and int(declared) > self._limits.size:
             reading.error = self._too_large(declared)
             if headers.get("expect", "").lower() == "100-continue":
                 return True  # the client waits for the decision
-        loop = asyncio.get_running_loop()
+        seconds, loop = self._limits.seconds, asyncio.get_running_loop()
+        end = loop.time() + self._limits.whole_seconds
         try:
-            async with asyncio.timeout(self._seconds) as timer:
-                while reading.more and reading.size <= self._limit * _DRAINED:
+            async with asyncio.timeout_at(min(loop.time() + seconds, end)) as timer:
+                while reading.more and reading.size <= self._limits.size * _DRAINED:
                     message = await receive()
                     if message["type"] == "http.disconnect":
                         return False
@@ -157,23 +179,19 @@ class Uploads:
                     reading.more = message.get("more_body", False)
                     if reading.size >= reading.due:
                         reading.due = reading.size + _TIMED
-                        timer.reschedule(loop.time() + self._seconds)
+                        timer.reschedule(min(loop.time() + seconds, end))
                     if reading.error is None:
-                        await self._take(reading, headers, part)
+                        await self._take(reading, held, headers, part)
         except TimeoutError:
-            raise BodyTooSlow(
-                f"each MiB of the body must come within {self._seconds} seconds (GENAI_BODY_TIMEOUT); "
-                f"{reading.size} bytes had come by then"
-            ) from None
+            raise self._too_slow(reading, is_whole=loop.time() >= end) from None
         return True
 
-    async def _take(self, reading: _Reading, headers: Headers, part: bytes) -> None:
+    async def _take(self, reading: _Reading, held: HeldBody, headers: Headers, part: bytes) -> None:
         """Parse and write a part, or refuse the body."""
         try:
-            if reading.size > self._limit:
+            if reading.size > self._limits.size:
                 raise self._too_large(f"more than {reading.size}" if reading.more else str(reading.size))
-            self._budget.resize(reading.counted, reading.size)
-            reading.counted = reading.size
+            held.resize(reading.size)
             if reading.form is None:
                 reading.form = FormParser(headers)
             form = reading.form
@@ -184,17 +202,19 @@ class Uploads:
             if not reading.more:
                 form.finish()
                 await asyncio.to_thread(reading.target.flush)
-        except OSError as error:
-            reading.error = _unwritable(error)
-        except GenaiServerError as error:
-            reading.error = error
-        if reading.error is not None:
-            reading.form = None
-            with contextlib.suppress(OSError):  # the disk is full
-                await asyncio.to_thread(reading.target.truncate, 0)
+        except (OSError, GenaiServerError) as error:
+            held.release()
+            await reading.refuse(error if isinstance(error, GenaiServerError) else _unwritable(error))
 
     def _too_large(self, given: str) -> BodyTooLarge:
-        return BodyTooLarge(f"the body may have at most {self._limit} bytes ({self._setting}), given {given}")
+        limits = self._limits
+        return BodyTooLarge(f"the body may have at most {limits.size} bytes ({limits.setting}), given {given}")
+
+    def _too_slow(self, reading: _Reading, *, is_whole: bool) -> BodyTooSlow:
+        limit = f"each MiB of the body must come within {self._limits.seconds} seconds (GENAI_BODY_TIMEOUT)"
+        if is_whole:
+            limit = f"the body must come within {self._limits.whole_seconds} seconds (GENAI_UPLOAD_TIMEOUT)"
+        return BodyTooSlow(f"{limit}; {reading.size} bytes had come by then")
 
 
 def _unwritable(error: OSError) -> UploadUnavailable:
