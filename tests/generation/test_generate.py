@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +109,9 @@ def test_engine_is_told_which_requests_are_of_the_background(
         return await submit(self, *requests)
 
     def in_background(scope: Scope) -> HttpRequestState:
-        return replace(request_state(scope), background=True)
+        state = copy(request_state(scope))
+        state.background = True
+        return state
 
     monkeypatch.setattr(InFlight, "submit", submit_and_note)
     with run_here(tmp_path, "--device", "scripted", *options) as server:
