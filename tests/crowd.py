@@ -91,7 +91,7 @@ def conversation(turns: int, last: str) -> tuple[int, ...]:
         messages.append({"role": "user", "content": f"What is the capital of {country}?"})
         messages.append({"role": "assistant", "content": f"The capital of {country} is {capital}."})
     codec = load_text_codec(DEMO, "cpu")
-    tokens = asyncio.run(codec.encode_chat([*messages, {"role": "user", "content": last}]))
+    tokens = asyncio.run(codec.encode_chat([*messages, {"role": "user", "content": last}])).tokens
     codec.close()
     return tuple(tokens)
 

@@ -23,7 +23,7 @@ MAX_LENGTH = 512
 
 @cache
 def prompt(text: str) -> list[int]:
-    return asyncio.run(load_text_codec(DEMO, "cpu").encode_chat([{"role": "user", "content": text}]))
+    return asyncio.run(load_text_codec(DEMO, "cpu").encode_chat([{"role": "user", "content": text}])).tokens
 
 
 class DemoDevice(SteppedLoop):

@@ -14,5 +14,5 @@ from tests.running_server import DEMO
 def test_full_length_question_is_valid_and_nearly_fills_a_slot(number: int) -> None:
     body = full_length(number)
     ChatRequest.model_validate(body)
-    prompt = asyncio.run(load_text_codec(DEMO, "cpu").encode_chat(body["messages"]))
+    prompt = asyncio.run(load_text_codec(DEMO, "cpu").encode_chat(body["messages"])).tokens
     assert MAX_LENGTH / 2 < len(prompt) < MAX_LENGTH

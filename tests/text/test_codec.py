@@ -3,6 +3,7 @@
 import asyncio
 import json
 import threading
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from genai_server.errors import InvalidField, ModelDirectoryError, NoChatTemplate
 from genai_server.text.answers.dialect import read_dialect
-from genai_server.text.codec import SHORT_TEXT, TextCodec, load_text_codec
+from genai_server.text.codec import SHORT_TEXT, EncodedChat, TextCodec, load_text_codec
 from genai_server.text.prompts.chat_template import ChatTemplate
 from genai_server.text.tokenizer import ByteTokenizer, ModelTokenizer, Tokenizer
 from genai_server.vision_model import VisionModel
@@ -36,6 +37,10 @@ def _codec(source: str, tokenizer: Tokenizer | None = None, **special_tokens: st
     return TextCodec({"default": ChatTemplate(source, special_tokens)}, tokenizer or ByteTokenizer())
 
 
+def _encode(encoding: Coroutine[Any, Any, EncodedChat]) -> list[int]:
+    return asyncio.run(encoding).tokens
+
+
 def _user(content: str) -> list[dict[str, Any]]:
     return [{"role": "user", "content": content}]
 
@@ -46,15 +51,15 @@ def _user(content: str) -> list[dict[str, Any]]:
 def test_messages_go_through_the_template_to_token_ids() -> None:
     codec = _codec("{{ bos_token }}{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}", bos_token="^")
     messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "ü"}]
-    assert asyncio.run(codec.encode_chat(messages)) == list("^system:s;user:ü;".encode())
-    assert codec.render_chat(messages) == "^system:s;user:ü;"
+    assert _encode(codec.encode_chat(messages)) == list("^system:s;user:ü;".encode())
+    assert codec.render_chat(messages).text == "^system:s;user:ü;"
 
 
 def test_tools_and_more_variables_reach_the_template() -> None:
     codec = _codec("{{ tools[0].function.name }} {{ effort }}")
     tools = [{"type": "function", "function": {"name": "add"}}]
-    assert asyncio.run(codec.encode_chat(_user("x"), tools, {"effort": "low"})) == list(b"add low")
-    assert codec.render_chat(_user("x"), tools, {"effort": "low"}) == "add low"
+    assert _encode(codec.encode_chat(_user("x"), tools, {"effort": "low"})) == list(b"add low")
+    assert codec.render_chat(_user("x"), tools, {"effort": "low"}).text == "add low"
 
 
 @pytest.mark.parametrize(
@@ -71,16 +76,16 @@ def test_the_event_loop_renders_only_what_is_short(variables: dict[str, Any], is
             return super().encode(*pieces)
 
     codec = _codec("{{ effort }}{{ on }}{{ messages[0].content }}", Watched())
-    asyncio.run(codec.encode_chat(_user("x"), None, variables))
+    _encode(codec.encode_chat(_user("x"), None, variables))
     assert (rendered_in == [threading.get_ident()]) is is_short
 
 
 def test_a_refusal_of_the_template_reaches_the_caller() -> None:
     codec = _codec("{{ raise_exception('no') }}")
     with pytest.raises(InvalidField, match="no"):
-        asyncio.run(codec.encode_chat(_user("x")))
+        _encode(codec.encode_chat(_user("x")))
     with pytest.raises(InvalidField, match="no"):
-        asyncio.run(codec.encode_chat(_user("x" * SHORT_TEXT * 2)))
+        _encode(codec.encode_chat(_user("x" * SHORT_TEXT * 2)))
 
 
 def test_the_template_can_be_asked_what_it_knows(demo: TextCodec) -> None:
@@ -100,22 +105,22 @@ def test_written_turn_markers_stay_text(demo: TextCodec, content: str, name: str
         {"role": "tool", "content": argument},
     ]
     tools = [{"type": "function", "function": {"name": name, "description": content, argument: [argument]}}]
-    tokens = asyncio.run(demo.encode_chat(messages, tools))
+    tokens = _encode(demo.encode_chat(messages, tools))
     turns = [START, END] * 3 + [START]
     assert [token for token in tokens if token in (START, END)] == turns
-    assert demo.decode(tokens) == demo.render_chat(messages, tools)
+    assert demo.decode(tokens) == demo.render_chat(messages, tools).text
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"])))
 def test_other_text_is_encoded_with_the_template_at_once(demo: TextCodec, content: str) -> None:
-    tokens = asyncio.run(demo.encode_chat(_user(content)))
+    tokens = _encode(demo.encode_chat(_user(content)))
     rendered = f"<|im_start|>user\n{content}<|im_end|>\n<|im_start|>assistant\n"
     assert tokens == asyncio.run(demo.encode_text(rendered))
 
 
 def test_setting_allows_special_tokens_in_requests() -> None:
     codec = load_text_codec(DEMO, "cpu", allow_special_tokens=True)
-    tokens = asyncio.run(codec.encode_chat(_user("<|im_end|>")))
+    tokens = _encode(codec.encode_chat(_user("<|im_end|>")))
     assert tokens.count(END) == 2
     assert END not in asyncio.run(codec.encode_text("<|im_end|>", parse_special=False))
 
@@ -124,15 +129,15 @@ def test_text_normalized_to_a_special_token_is_refused(tmp_path: Path) -> None:
     template = {"default": ChatTemplate("{{ messages[0].content }}<|end|>")}
     tokenizer = ModelTokenizer(compatible(tmp_path))
     codec = TextCodec(template, tokenizer)
-    assert asyncio.run(codec.encode_chat(_user("<|end|>"))).count(256) == 1
+    assert _encode(codec.encode_chat(_user("<|end|>"))).count(256) == 1
     full_width = "<|\uff45nd|>"
     with pytest.raises(InvalidField, match="messages has a special token in a form that cannot be encoded") as caught:
-        asyncio.run(codec.encode_chat(_user(full_width)))
+        _encode(codec.encode_chat(_user(full_width)))
     assert caught.value.param == "messages"
     with pytest.raises(InvalidField, match="prompt has a special token"):
         asyncio.run(codec.encode_text(full_width, parse_special=False))
     allowing = TextCodec(template, tokenizer, allow_special_tokens=True)
-    assert asyncio.run(allowing.encode_chat(_user(full_width))) == [256, 256]
+    assert _encode(allowing.encode_chat(_user(full_width))) == [256, 256]
 
 
 @pytest.mark.parametrize("special", [False, True])
@@ -145,14 +150,14 @@ def test_calls_unknown_to_a_template_have_the_models_tokens(tmp_path: Path, spec
     codec = TextCodec(template, ModelTokenizer(tmp_path), dialect)
     written = '<|tool_call|>[{"name": "add", "arguments": {"a_1": "é"}}]<|/tool_call|>'
     call = {"type": "function", "function": {"name": "add", "arguments": '{"a_1": "\\u00e9"}'}}
-    tokens = asyncio.run(codec.encode_chat([{"role": "assistant", "tool_calls": [call]}]))
+    tokens = _encode(codec.encode_chat([{"role": "assistant", "tool_calls": [call]}]))
     assert tokens == asyncio.run(codec.encode_text(written))
     assert len(set(tokens) & {token["id"] for token in content["added_tokens"] if token["content"] in markers}) == 2
 
 
 def test_the_token_for_what_is_unknown_forges_nothing(tmp_path: Path) -> None:
     codec = _codec("[CLS]{{ messages[0].content }}", ModelTokenizer(words(tmp_path)))
-    assert asyncio.run(codec.encode_chat(_user("three [CLS]"))) == [1, 0, 0, 0, 0]
+    assert _encode(codec.encode_chat(_user("three [CLS]"))) == [1, 0, 0, 0, 0]
 
 
 # images
@@ -187,20 +192,20 @@ def _looking(text: str, num_images: int = 1) -> list[dict[str, Any]]:
 def test_a_prompt_has_one_placeholder_for_each_image(source: str, marker: str) -> None:
     codec = _vision_codec(source, marker)
     assert codec.placeholder == IMAGE_TOKEN
-    assert asyncio.run(codec.encode_chat(_looking("a <|image_pad|>", 2))).count(IMAGE_TOKEN) == 2
+    assert _encode(codec.encode_chat(_looking("a <|image_pad|>", 2))).count(IMAGE_TOKEN) == 2
 
 
 def test_template_that_leaves_out_an_image_is_refused() -> None:
     codec = _vision_codec(EACH_PART.replace("'<|image_pad|>' if", "'' if"))
     with pytest.raises(InvalidField, match="writes 0 images for these messages, which have 1") as caught:
-        asyncio.run(codec.encode_chat(_looking("a")))
+        _encode(codec.encode_chat(_looking("a")))
     assert caught.value.param == "messages"
 
 
 def test_a_typed_placeholder_that_is_a_token_is_refused() -> None:
     codec = _vision_codec(EACH_PART, allow_special_tokens=True)
     with pytest.raises(InvalidField, match="writes 2 images for these messages, which have 1"):
-        asyncio.run(codec.encode_chat(_looking("<|image_pad|>")))
+        _encode(codec.encode_chat(_looking("<|image_pad|>")))
 
 
 def test_only_models_for_images_have_a_placeholder(demo: TextCodec) -> None:
@@ -249,7 +254,7 @@ def test_event_loop_runs_while_a_long_text_is_encoded(demo: TextCodec, content: 
             await asyncio.sleep(0.001)
             turns += 1
         assert turns > 20
-        assert demo.decode(await encoding) == demo.render_chat(_user(content))
+        assert demo.decode((await encoding).tokens) == demo.render_chat(_user(content)).text
 
     asyncio.run(test())
 
@@ -260,8 +265,8 @@ def test_event_loop_runs_while_a_long_text_is_encoded(demo: TextCodec, content: 
     ids=["long text", "many messages", "parts"],
 )
 def test_a_prompt_has_the_same_tokens_wherever_it_is_encoded(demo: TextCodec, messages: list[dict[str, Any]]) -> None:
-    rendered = demo.render_chat(messages)
-    assert asyncio.run(demo.encode_chat(messages)) == asyncio.run(demo.encode_text(rendered))
+    rendered = demo.render_chat(messages).text
+    assert _encode(demo.encode_chat(messages)) == asyncio.run(demo.encode_text(rendered))
 
 
 # tokens to text
@@ -281,7 +286,7 @@ def test_unknown_token_id_is_refused_by_its_place(demo: TextCodec, token: int) -
 @pytest.mark.parametrize("device", ["scripted", "scripted:1"])
 def test_the_scripted_device_needs_no_model_directory(tmp_path: Path, device: str) -> None:
     codec = load_text_codec(tmp_path / "nowhere", device)
-    assert asyncio.run(codec.encode_chat(_user("count 3"))) == list(b"count 3\n\x04")
+    assert _encode(codec.encode_chat(_user("count 3"))) == list(b"count 3\n\x04")
 
 
 def test_any_other_device_needs_the_models_tokenizer(tmp_path: Path) -> None:
@@ -303,4 +308,4 @@ def test_model_without_a_template_encodes_texts_only(tmp_path: Path) -> None:
 def test_a_prompt_longer_than_the_operator_allows_is_refused() -> None:
     codec = load_text_codec(DEMO, "cpu", max_characters=100)
     with pytest.raises(InvalidField, match="more than 100 characters"):
-        asyncio.run(codec.encode_chat(_user("x" * 100)))
+        _encode(codec.encode_chat(_user("x" * 100)))

@@ -20,6 +20,7 @@ from genai_server.images.reader import ImageSource
 from genai_server.messages.generation_request import Image, ModelInfo
 from genai_server.quoted_values import quoted
 from genai_server.text.codec import TextCodec
+from genai_server.text.prompts.template_traits import THINKING_NAMES
 from genai_server.vision_model import Medium, VisionModel
 
 _PART_TYPES = {Medium.IMAGE: "image", Medium.SOUND: "audio"}
@@ -91,7 +92,7 @@ def _check_that_no_token_is_of_images(prompt: Sequence[int], model: VisionModel,
 async def encode_chat(services: Services, body: ChatParameters, codec: TextCodec, leniency: Leniency) -> EncodedPrompt:
     """A chat's prompt. Raises NoChatTemplate before any other check, InvalidField, and as `Images.read` does."""
     codec.writer.require_template()
-    variables = _template_variables(body, codec, leniency)
+    variables = template_variables(body, codec, leniency)
     return await encode_messages(
         services, body.messages, lambda: offered_tools(body, codec), variables, codec, leniency
     )
@@ -123,10 +124,12 @@ async def encode_messages(
     for medium, given in sources.items():
         if given and medium is not taken:
             _leave_out(plain, medium, codec, leniency, services.models.taking(medium))
-    tokens = await codec.encode_chat(plain, tools, variables)
+    encoded = await codec.encode_chat(plain, tools, variables)
+    leniency.convert(encoded.converted)
+    leniency.note(encoded.left_out)
     if taken is None or codec.vision is None or not sources[taken]:
-        return EncodedPrompt(tokens)
-    return _with_images(tokens, codec.placeholder, await services.images.read(codec.vision, sources[taken]))
+        return EncodedPrompt(encoded.tokens)
+    return _with_images(encoded.tokens, codec.placeholder, await services.images.read(codec.vision, sources[taken]))
 
 
 def _sources(messages: Sequence[ChatMessage]) -> dict[Medium, list[ImageSource]]:
@@ -230,19 +233,29 @@ def echoed_prompts(
     return found
 
 
-def _template_variables(body: ChatParameters, codec: TextCodec, leniency: Leniency) -> dict[str, Any]:
+def template_variables(body: ChatParameters, codec: TextCodec, leniency: Leniency) -> dict[str, Any]:
     """The variables for the chat template. Raises InvalidField for an effort without effect, unless lenient."""
+    thinking = codec.writer.thinking
     variables = dict(body.chat_template_kwargs or {})
     effort = body.reasoning_effort
+    for name in THINKING_NAMES:
+        # Clients know one of these names. The template may have another one, or an effort.
+        is_renamed = not codec.writer.reads(name) and (thinking.switch_on or thinking.efforts)
+        if is_renamed and isinstance(variables.get(name), bool):
+            if variables.pop(name):
+                variables = {**thinking.switch_on, **variables}
+            else:
+                effort = "none"
     if effort is None:
         return variables
-    if codec.writer.reads("reasoning_effort"):
-        variables.setdefault("reasoning_effort", effort)
-    elif codec.writer.reads("enable_thinking"):
-        variables.setdefault("enable_thinking", effort != "none")
-    elif effort != "none" and not leniency.leave_out("reasoning_effort"):
-        raise InvalidField(
-            f"reasoning_effort {quoted(effort)} has no effect with this model: its chat template does not read it",
-            param="reasoning_effort",
-        )
-    return variables
+    chosen = thinking.variables(effort)
+    if chosen is None:
+        if effort != "none" and not leniency.leave_out("reasoning_effort"):
+            raise InvalidField(
+                f"reasoning_effort {quoted(effort)} has no effect with this model: its chat template does not read it",
+                param="reasoning_effort",
+            )
+        return variables
+    if chosen.effort not in (None, effort):
+        leniency.convert([f"reasoning_effort {quoted(effort)} (as {quoted(chosen.effort)})"])
+    return {**chosen.values, **variables}

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from genai_server.config.environment import limit_tokenizer_threads
 from genai_server.errors import InvalidField
@@ -15,7 +15,8 @@ from genai_server.text.answers.dialect import AUTOMATIC, PLAIN, Dialect, read_di
 from genai_server.text.grammars.grammar import find_opaque_tokens
 from genai_server.text.pooled_texts import PooledTexts
 from genai_server.text.prompts.chat_template import MAX_CHARACTERS, SCRIPTED_TEMPLATE, ChatTemplate
-from genai_server.text.prompts.prompt import Message, PromptWriter, Tool, num_media
+from genai_server.text.prompts.message_content import Message, num_media
+from genai_server.text.prompts.prompt import PromptWriter, WrittenPrompt
 from genai_server.text.prompts.special_tokens import Prompt, SpecialTokenGuard, blaming
 from genai_server.text.prompts.template_files import (
     DEFAULT,
@@ -23,6 +24,7 @@ from genai_server.text.prompts.template_files import (
     load_rerank_template,
     load_special_tokens,
 )
+from genai_server.text.prompts.template_rendering import Tool
 from genai_server.text.tokenizer import FILE, ByteTokenizer, ModelTokenizer, Tokenizer
 from genai_server.vision_model import VisionModel, read_vision_model
 
@@ -34,6 +36,14 @@ _THREADS = 2
 _SLICE = 20_000
 
 T = TypeVar("T")
+
+
+class EncodedChat(NamedTuple):
+    """The token ids of a chat's prompt, what of the messages has another form there, and what is not in it."""
+
+    tokens: list[int]
+    converted: Sequence[str] = ()
+    left_out: Sequence[str] = ()
 
 
 class TextCodec:
@@ -83,18 +93,18 @@ class TextCodec:
         messages: Sequence[Message],
         tools: Sequence[Tool] | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
-    ) -> list[int]:
+    ) -> EncodedChat:
         """The prompt's token ids. `template_kwargs` are additional variables for the template.
 
         Among these, `add_generation_prompt` false ends the prompt after the last message, and `continue_final_message`
         true ends it inside the message. Raises InvalidField, which names the field, if the prompt cannot be rendered.
         """
 
-        def encode() -> list[int]:
-            prompt = self.writer.write(messages, tools, template_kwargs)
-            tokens = self._encode(prompt, "messages", check=not self._allow_special_tokens)
+        def encode() -> EncodedChat:
+            written = self.writer.write(messages, tools, template_kwargs)
+            tokens = self._encode(written.prompt, "messages", check=not self._allow_special_tokens)
             self._check_images(messages, tokens)
-            return tokens
+            return EncodedChat(tokens, written.converted, written.left_out)
 
         return await self._run(encode, is_short=not tools and _are_short([*messages, template_kwargs or {}]))
 
@@ -103,9 +113,9 @@ class TextCodec:
         messages: Sequence[Message],
         tools: Sequence[Tool] | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
-    ) -> str:
-        """The prompt's text. Raises InvalidField like `encode_chat`."""
-        return self.writer.write(messages, tools, template_kwargs).text
+    ) -> WrittenPrompt:
+        """The prompt as text. Raises InvalidField like `encode_chat`."""
+        return self.writer.write(messages, tools, template_kwargs)
 
     async def encode_text(
         self, text: str, add_special: bool = True, *, parse_special: bool = True, param: str = "prompt"

@@ -185,7 +185,7 @@ class PooledTexts:
         def write(query: str, document: str) -> list[str]:
             pair = [{"role": "query", "content": query}, {"role": "document", "content": document}]
             try:
-                return self._writer.write([*system, *pair], None, None).pieces
+                return self._writer.write([*system, *pair], None, None).prompt.pieces
             except InvalidField as error:  # it names messages, which the request does not have
                 raise InvalidField(error.message, param=param) from None
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from genai_server.errors import InvalidField, ModelDirectoryError
-from genai_server.text.prompts.chat_template import SCRIPTED_TEMPLATE, ChatTemplate
+from genai_server.text.prompts.chat_template import SCRIPTED_TEMPLATE, ChatTemplate, TemplateRefusal
 
 HELLO = [{"role": "user", "content": "Hello"}]
 
@@ -115,15 +115,16 @@ def test_invalid_template_is_an_error_of_the_model_directory() -> None:
         "{{ lipsum() }}",
     ],
 )
-def test_value_without_what_is_read_raises_a_type_error(source: str) -> None:
-    with pytest.raises(TypeError):
+def test_value_without_what_is_read_is_a_refusal(source: str) -> None:
+    with pytest.raises(TemplateRefusal, match="the model's chat template refuses these messages: ."):
         _render(source, [{"content": None}])
 
 
 def test_a_text_that_grows_too_long_is_refused_while_it_is_made() -> None:
     template = ChatTemplate("{% for n in range(100000) %}{{ messages[0].content }}{% endfor %}", max_characters=99)
-    with pytest.raises(InvalidField, match="the prompt has more than 99 characters"):
+    with pytest.raises(InvalidField, match="the prompt has more than 99 characters") as caught:
         template.render({"messages": HELLO})
+    assert not isinstance(caught.value, TemplateRefusal)  # another form would not help
     assert len(ChatTemplate("{{ 'x' * 99 }}", max_characters=99).render({})) == 99
 
 

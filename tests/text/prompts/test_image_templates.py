@@ -119,7 +119,7 @@ def _text(text: str) -> dict[str, str]:
 def _write(family: str, *messages: dict[str, Any], **kwargs: Any) -> Prompt:
     source, tokens, marker, _ = FAMILIES[family]
     template = ChatTemplate(source, {"bos_token": "<bos>"})
-    return PromptWriter({"default": template}, tokens, image_marker=marker).write(messages, None, kwargs)
+    return PromptWriter({"default": template}, tokens, image_marker=marker).write(messages, None, kwargs).prompt
 
 
 def _user(*parts: Any) -> dict[str, Any]:

@@ -40,32 +40,41 @@ def _refusal(*arguments: Any, **template_kwargs: Any) -> tuple[str | None, str]:
 
 DEVELOPER = [{"role": "developer", "content": "x"}]
 EACH_TOOL = "{% for tool in tools %}{{ tool.function.name }}{% endfor %}"
-ARGUMENTS = "messages[1].tool_calls[0].function.arguments"
+
+
+def _with_calls(content: str, arguments: str) -> str:
+    """A template that writes contents, calls and results; with expressions for a content and arguments."""
+    call = f"{{% for c in m.tool_calls or [] %}}{{{{ c.function.name }}}}({{{{ {arguments} }}}}){{% endfor %}}"
+    return f"{{% for m in messages %}}{{{{ {content} }}}}{call};{{% endfor %}}"
+
+
+OBJECT, JSON = "c.function.arguments | items | list", "'' + c.function.arguments"
 RENDERED: dict[str, tuple[str, list[dict[str, Any]], list[dict[str, Any]] | None, str]] = {
     "up to where the answer begins": (TURNS, HELLO, None, "user: Hello.assistant: "),
     "tools and documents are none, not undefined": ("{{ tools is none and documents is none }}", HELLO, None, "True"),
     "empty tools are none": ("{{ tools is none }}", HELLO, [], "True"),
     "tools as they were sent": (EACH_TOOL, HELLO, [TOOL], "add"),
     "a message's name": ("{{ messages[0].name }}", [{**HELLO[0], "name": "Ann"}], None, "Ann"),
-    "arguments of calls as objects": (f"{{{{ {ARGUMENTS}.a }}}}", CALLED, None, "1"),
-    "arguments as text": (f"{{{{ 'arguments: ' + {ARGUMENTS} }}}}", CALLED, None, 'arguments: {"a": 1}'),
-    "no content and arguments as text": (
-        f"{{{{ messages[1].content is none }}}}{{{{ '' + {ARGUMENTS} }}}}",
+    "arguments of calls as objects": (_with_calls("m.content", OBJECT), CALLED, None, "Hello;add([('a', 1)]);"),
+    "arguments as text": (_with_calls("m.content", JSON), CALLED, None, 'Hello;add({"a": 1});'),
+    "content as null": (
+        _with_calls("m.content if m.content is not none else '-'", OBJECT),
         CALLED,
         None,
-        'True{"a": 1}',
+        "Hello;-add([('a', 1)]);",
     ),
-    "content as text": (f"{{{{ '[' + messages[1].content + ']' }}}}{{{{ {ARGUMENTS}.a }}}}", CALLED, None, "[]1"),
+    "null and arguments as text": (
+        _with_calls("m.content if m.content is not none else '-'", JSON),
+        CALLED,
+        None,
+        'Hello;-add({"a": 1});',
+    ),
+    "content as text": (_with_calls("'[' + m.content + ']'", OBJECT), CALLED, None, "[Hello];[]add([('a', 1)]);"),
     # Qwen 3, if the client sends the reasoning of a call back.
-    "content with methods of texts": (
-        f"{{{{ messages[1].content.lstrip() }}}}{{{{ {ARGUMENTS}.a }}}}",
-        CALLED,
-        None,
-        "1",
-    ),
-    "content and arguments as text": (f"{{{{ messages[1].content + {ARGUMENTS} }}}}", CALLED, None, '{"a": 1}'),
+    "content with methods of texts": (_with_calls("m.content.strip()", OBJECT), CALLED, None, "Hello;add([('a', 1)]);"),
+    "content and arguments as text": (_with_calls("'' + m.content", JSON), CALLED, None, 'Hello;add({"a": 1});'),
     "a developer is the system": ("{{ messages[0].role }}", DEVELOPER, None, "system"),
-    "unless the template knows one": ("{{ messages[0].role }}{# developer #}", DEVELOPER, None, "developer"),
+    "unless the template knows one": (TURNS + "{# developer #}", DEVELOPER, None, "developer: x.assistant: "),
     "tools that are read in a message stay objects": (
         "{% for tool in messages[0].tools %}{{ tool.function.name }}{% endfor %}",
         HELLO,
@@ -115,7 +124,7 @@ def test_system_message_is_added_for_tools() -> None:
 
 def _written(source: str, messages: list[dict[str, Any]], tool_format: ToolFormat = PHI) -> Prompt:
     markers = ["<|tool_call|>", "<|/tool_call|>"]
-    return PromptWriter({"default": ChatTemplate(source)}, markers, tool_format).write(messages, None, None)
+    return PromptWriter({"default": ChatTemplate(source)}, markers, tool_format).write(messages, None, None).prompt
 
 
 def test_calls_unknown_to_the_template_are_written_as_content() -> None:
@@ -177,7 +186,7 @@ def test_the_variables_of_the_template_that_is_taken_count() -> None:
 
 def test_texts_among_the_variables_write_no_special_tokens() -> None:
     writer = PromptWriter({"default": ChatTemplate("<s>{{ note.text }}")}, ["<s>"])
-    prompt = writer.write(HELLO, None, {"note": {"text": "<s>"}})
+    prompt = writer.write(HELLO, None, {"note": {"text": "<s>"}}).prompt
     assert (prompt.text, prompt.num_special) == ("<s><s>", 1)
     assert len(prompt.pieces) == 2
 
@@ -198,7 +207,7 @@ def test_a_prompt_can_end_within_the_last_message() -> None:
 
 @pytest.mark.parametrize("message", [*HELLO, CALLED[-1]], ids=["the user's", "without content"])
 def test_only_assistant_content_can_be_continued(message: dict[str, Any]) -> None:
-    param, text = _refusal(TURNS + "{# tool_calls #}", [message], continue_final_message=True)
+    param, text = _refusal(_with_calls("m.content or ''", OBJECT), [message], continue_final_message=True)
     assert param == "messages"
     assert "the last message must be from the assistant and have content" in text
 
@@ -240,12 +249,6 @@ def test_refusal_of_the_template_is_quoted() -> None:
     )
 
 
-def test_messages_that_fit_no_form_are_refused_for_the_first() -> None:
-    param, message = _refusal("{{ 1 + messages[1].content }}{# tool_calls #}", CALLED)
-    assert param == "messages"
-    assert "NoneType" in message
-
-
 def test_tools_are_refused_by_a_model_that_takes_none() -> None:
     assert _refusal("{{ messages }}", HELLO, [TOOL]) == (
         "tools",
@@ -253,10 +256,31 @@ def test_tools_are_refused_by_a_model_that_takes_none() -> None:
     )
 
 
-def test_calls_are_refused_by_a_model_that_knows_none() -> None:
-    param, message = _refusal("{{ messages }}", CALLED)
-    assert param == "messages[1].tool_calls"
-    assert message == "messages[1].tool_calls: this model's chat template does not support tool calls"
+def test_history_of_calls_is_text_for_a_model_that_knows_none() -> None:
+    result = {"role": "tool", "tool_call_id": "c1", "content": "1"}
+    written = PromptWriter({"default": ChatTemplate(TURNS)}).write([*CALLED, result], None, None)
+    assert written.text == (
+        'user: Hello.assistant: [tool call: add {"a": 1}].user: [result of the tool add]\n1.assistant: '
+    )
+    assert written.converted == ("messages[1].tool_calls (as text)", "messages[2] (as text of the user)")
+
+
+def test_conversation_that_the_template_still_refuses_becomes_texts_by_turns() -> None:
+    refuses_first = (
+        "{% if messages[0].role == 'user' and messages[1:] and messages[1].tool_calls and messages | length == 2 %}"
+    )
+    source = refuses_first + "{{ raise_exception('no') }}{% endif %}" + _with_calls("m.content or ''", OBJECT)
+    writer = PromptWriter({"default": ChatTemplate(source)})
+    written = writer.write(CALLED, None, None)
+    assert written.text == 'Hello;[tool call: add {"a": 1}];'
+    assert written.converted == ("messages[1].tool_calls (as text)",)
+
+
+def test_refusal_for_a_variable_names_the_variables() -> None:
+    source = TURNS + "{% if effort == 'vast' %}{{ raise_exception('no such effort') }}{% endif %}"
+    param, message = _refusal(source, effort="vast")
+    assert param == "chat_template_kwargs"
+    assert message == "chat_template_kwargs: the model's chat template refuses these messages: no such effort"
 
 
 @pytest.mark.parametrize(

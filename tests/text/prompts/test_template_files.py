@@ -158,9 +158,11 @@ def test_an_answer_goes_on_where_a_known_template_ends_within_it(tmp_path: Path,
 
 
 @pytest.mark.parametrize("name", ALTERNATING)
-def test_turns_out_of_order_are_refused_by_alternating_formats(tmp_path: Path, name: str) -> None:
-    with pytest.raises(InvalidField, match="user and assistant must take turns"):
-        _writer(tmp_path, name).write([TURNS[0], TURNS[0]], None, None)
+def test_neighbours_of_one_role_are_joined_for_alternating_formats(tmp_path: Path, name: str) -> None:
+    writer = _writer(tmp_path, name)
+    written = writer.write([{"role": "user", "content": text} for text in ("one", "two")], None, None)
+    assert written.text == writer.write([{"role": "user", "content": "one\n\ntwo"}], None, None).text
+    assert written.converted == ("messages[1] (joined with the message before it)",)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -31,13 +31,15 @@ def anthropic_entry(entry: Mapping[str, Any], codec: TextCodec | None) -> JsonOb
 def _capabilities(entry: Mapping[str, Any], codec: TextCodec) -> JsonObject:
     """What /v1/messages supports with the model.
 
-    Any level of effort is passed to the chat template. Thinking of the type `enabled` is supported where the template
-    has a variable for it. All models that chat accept the type `disabled`, as in Anthropic's definition.
+    A level of effort is supported where the chat template takes it; others become the nearest one. Thinking of the type
+    `enabled` is supported where the template has a variable for it. All models that chat accept the type `disabled`,
+    as in Anthropic's definition.
     """
     can, chats = entry["capabilities"], entry["chat"]
-    has_effort = chats and codec.writer.reads("reasoning_effort")
+    variables = codec.writer.thinking
+    efforts = variables.efforts if chats else {}
     thinks = chats and "thinking" in can
-    is_switched = thinks and (has_effort or codec.writer.reads("enable_thinking"))
+    is_switched = thinks and bool(efforts or variables.switch_on)
     no = _support(False)
     types = {"adaptive": thinks, "between_tools": False, "disabled": chats, "enabled": is_switched}
     return {
@@ -45,7 +47,7 @@ def _capabilities(entry: Mapping[str, Any], codec: TextCodec) -> JsonObject:
         "citations": no,
         "code_execution": no,
         "context_management": no,
-        "effort": {**_support(has_effort), **{level: _support(has_effort) for level in _EFFORTS}},
+        "effort": {**_support(bool(efforts)), **{level: _support(level in efforts) for level in _EFFORTS}},
         "image_input": _support("vision" in can),
         "pdf_input": no,
         "server_tools": {**no, "code_execution": no, "web_search": no},

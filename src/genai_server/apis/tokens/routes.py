@@ -23,6 +23,7 @@ from genai_server.http.json_response import json_response
 from genai_server.http.leniency import Leniency
 from genai_server.pooling_model import Task
 from genai_server.text.codec import TextCodec
+from genai_server.text.prompts.prompt import WrittenPrompt
 
 router = APIRouter(
     route_class=history_route(leave_out_of_messages, convert=convert_messages),
@@ -67,16 +68,19 @@ async def tokenizer_info(services: TheServices, model: str | None = None) -> Tok
 
 @router.post("/apply-template", response_model=ApplyTemplateResponse)
 @router.post("/v1/apply-template", response_model=ApplyTemplateResponse)
-async def apply_template(body: ApplyTemplateRequest, services: TheServices) -> Response:
+async def apply_template(body: ApplyTemplateRequest, services: TheServices, leniency: TheLeniency) -> Response:
     """The prompt rendered from messages, as text."""
     codec = (await services.served(body.model, Task.GENERATE)).codec
 
-    def prompt() -> str:
+    def prompt() -> WrittenPrompt:
         tools = None if body.tools is None else [tool.model_dump(exclude_none=True) for tool in body.tools]
         messages = [message.for_template() for message in body.messages]
         return codec.render_chat(messages, tools, body.chat_template_kwargs)
 
-    return json_response({"prompt": await asyncio.to_thread(prompt)})
+    written = await asyncio.to_thread(prompt)
+    leniency.convert(written.converted)
+    leniency.note(written.left_out)
+    return json_response({"prompt": written.text})
 
 
 async def _tokens(services: Services, body: TokenizeRequest, codec: TextCodec, leniency: Leniency) -> list[int]:

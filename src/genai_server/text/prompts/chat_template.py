@@ -10,14 +10,14 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Any, NoReturn
 
-from jinja2 import TemplateError, UndefinedError
+from jinja2 import TemplateError
 from jinja2.ext import Extension
 from jinja2.meta import find_undeclared_variables
 from jinja2.nodes import Const, Getattr, Getitem, Name, Node, Template, TemplateData
 from jinja2.parser import Parser
 
 from genai_server.errors import InvalidField, ModelDirectoryError
-from genai_server.text.prompts.template_sandbox import TemplateSandbox
+from genai_server.text.prompts.template_sandbox import TemplateSandbox, TooCostly
 
 # The scripted runner reads its script from the last line and needs a mark where the prompt ends.
 # It mentions tools and reasoning formats, so that scripts can write both.
@@ -32,8 +32,15 @@ _MAX_REASON = 500
 _MAX_PATTERN = 256
 
 
+class TemplateRefusal(InvalidField, code="invalid_value"):
+    """A template fails for these messages, on purpose or not. Others may suit it."""
+
+
 class ChatTemplate:
-    """A compiled template. Raises ModelDirectoryError if it is not valid Jinja."""
+    """A compiled template. Templates with the same source and special tokens are equal.
+
+    Raises ModelDirectoryError if it is not valid Jinja.
+    """
 
     def __init__(
         self, source: str, special_tokens: Mapping[str, str] | None = None, *, max_characters: int = MAX_CHARACTERS
@@ -75,12 +82,21 @@ class ChatTemplate:
         """Whether the template can describe tools to the model."""
         return "tools" in self.variables or self.reads_tools_of_messages
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ChatTemplate) and self._identity == other._identity
+
+    def __hash__(self) -> int:
+        return hash(self._identity)
+
+    @property
+    def _identity(self) -> tuple[Any, ...]:
+        return self.source, tuple(sorted(self._special_tokens.items())), self._max_characters
+
     def render(self, variables: Mapping[str, Any]) -> str:
         """Render the template.
 
-        Raises TypeError if the template concatenates a text and another type, or reads what a value lacks, such as a
-        method of texts where there is none. Raises InvalidField, with the template's own message, for all other
-        failures, and if rendering takes too long or produces too much (template_sandbox.py).
+        Raises TemplateRefusal, with the template's own message, if it fails, and InvalidField if rendering takes too
+        long or produces too much (template_sandbox.py).
         """
         pieces = []
         left = self._max_characters
@@ -90,20 +106,16 @@ class ChatTemplate:
                     pieces.append(piece)
                     left -= len(piece)
                     if left < 0:
-                        raise TemplateError(f"the prompt has more than {self._max_characters} characters")
-        except TypeError:
-            raise
-        except UndefinedError as error:
-            raise TypeError(str(error)) from None
+                        raise TooCostly(f"the prompt has more than {self._max_characters} characters")
+        except TooCostly as error:
+            raise InvalidField(_refusal(error), param="messages") from None
         except Exception as error:  # a template is a program from elsewhere and may fail in any way
-            raise refused(error) from None
+            raise TemplateRefusal(_refusal(error), param="messages") from None
         return "".join(pieces)
 
 
-def refused(error: Exception) -> InvalidField:
-    """The error for a failed template, which is attributed to the messages."""
-    reason = str(error)[:_MAX_REASON]
-    return InvalidField(f"the model's chat template refuses these messages: {reason}", param="messages")
+def _refusal(error: Exception) -> str:
+    return f"the model's chat template refuses these messages: {str(error)[:_MAX_REASON]}"
 
 
 class GenerationTag(Extension):

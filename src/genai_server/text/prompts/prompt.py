@@ -1,31 +1,41 @@
-"""Renders the prompt of a conversation: chooses the template, converts the messages to a form that it accepts, fills in
+"""Renders the prompt of a conversation: chooses the template, converts the messages to what it writes, fills in
 variables, and guards special tokens.
 """
 
-import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from genai_server.errors import InvalidField, NoChatTemplate
 from genai_server.quoted_values import quoted
-from genai_server.text.prompts.chat_template import ChatTemplate, refused
+from genai_server.text.prompts.chat_template import ChatTemplate, TemplateRefusal
+from genai_server.text.prompts.conversation import REASONING, Conversation, convert
+from genai_server.text.prompts.message_content import Message, is_medium
 from genai_server.text.prompts.special_tokens import Prompt, SpecialTokenGuard
 from genai_server.text.prompts.template_files import DEFAULT
-from genai_server.text.tool_formats.tool_format import Call, ToolFormat
+from genai_server.text.prompts.template_probe import probe
+from genai_server.text.prompts.template_rendering import END, TemplateRendering, Tool
+from genai_server.text.prompts.template_traits import TEXTS_BY_TURNS, TemplateTraits, ThinkingVariables
+from genai_server.text.tool_formats.tool_format import ToolFormat
 
-Message = Mapping[str, Any]
-Tool = Mapping[str, Any]
 _WITH_TOOLS = "tool_use"
-# Parts without text, with what templates for lists of parts call them.
-MEDIA: Mapping[str, Collection[str]] = {"image": {"image", "image_url"}, "audio": {"audio", "input_audio"}}
 _KWARGS = "chat_template_kwargs"
 _GENERATION_PROMPT = "add_generation_prompt"
 CONTINUE = "continue_final_message"
 _RESERVED = {"messages", "tools"}
-# Marks the end of a final message that the answer continues. Neither valid text nor special_tokens.py uses it.
-_END = "\ud800"
-# Marks the place of an image or a sound, for templates that take only texts.
-_MEDIUM = "\ud801"
+
+
+class WrittenPrompt(NamedTuple):
+    """A prompt, what of the conversation has another form there, and what is not in it."""
+
+    prompt: Prompt
+    converted: Sequence[str] = ()
+    left_out: Sequence[str] = ()
+
+    @property
+    def text(self) -> str:
+        """The prompt's text."""
+        return self.prompt.text
 
 
 class PromptWriter:
@@ -78,207 +88,97 @@ class PromptWriter:
                 param="messages",
             )
 
+    def traits(self, *, with_tools: bool = False) -> TemplateTraits:
+        """What the template for conversations, or for those with tools, writes. Takes some 20 ms the first time."""
+        return probe(
+            self._template(with_tools=with_tools), self._tool_format, self._image_marker, with_tools=with_tools
+        )
+
+    @property
+    def thinking(self) -> ThinkingVariables:
+        """The variables by which prompts set whether, and how much, the model reasons."""
+        if not self._templates:
+            return ThinkingVariables()
+        plain = self.traits()
+        return plain.thinking if plain.is_known else self.traits(with_tools=True).thinking
+
     def write(
         self, messages: Sequence[Message], tools: Sequence[Tool] | None, template_kwargs: Mapping[str, Any] | None
-    ) -> Prompt:
+    ) -> WrittenPrompt:
         """Render the prompt up to where the answer begins.
 
-        Raises InvalidField, whose `param` names the field, if the template cannot use it or refuses the messages, and
-        NoChatTemplate.
+        Raises InvalidField, whose `param` names the field, if the template cannot use it or renders these messages in
+        no form, and NoChatTemplate.
         """
         self.require_template()
         if not self._image_marker:
             _check_that_no_medium_is_given(messages)
-        template = self._templates[_WITH_TOOLS if tools and _WITH_TOOLS in self._templates else DEFAULT]
-        _check_that_nothing_is_ignored(template, messages, tools, self._tool_format)
+        template = self._template(with_tools=bool(tools))
+        _check_tools(template, tools or ())
         given, add_prompt, continues = _options(template, template_kwargs or {})
         variables = {name: self._guard.cover(value, _KWARGS) for name, value in given.items()}
-        variables |= {
+        end = {
             "documents": variables.get("documents"),
             "tools": self._guard.cover(tools, "tools") or None,
             _GENERATION_PROMPT: add_prompt,
         }
-        error = None
-        for form in _forms(template, messages, tools):
-            covered = self._covered(template, form)
-            if continues:
-                covered[-1] = _with_end(covered[-1])
-            try:
-                rendered = template.render({**variables, "messages": covered})
-            except TypeError as again:
-                error = error or again
-                continue
-            rendered = _up_to_end(rendered) if continues else rendered
-            return self._guard.uncover(rendered.replace(_MEDIUM, self._image_marker))
-        assert error is not None
-        raise refused(error)
+        traits = self.traits(with_tools=bool(tools))
 
-    def _covered(self, template: ChatTemplate, form: Sequence[Message]) -> list[dict[str, Any]]:
-        covered = self._guard.cover_messages(form, "messages")
-        covered = [_with_types_of_parts(message, given) for message, given in zip(covered, form, strict=True)]
-        covered = [_with_marks(message, template.constants) for message in covered]
-        if self._tool_format is None or _knows_calls(template):
-            return covered
-        role = "tool" if "tool" in template.constants else self._tool_format.result_role
-        # Added after covering, because the format's markers are genuine special tokens.
-        return [_with_calls_as_content(message, self._tool_format, role) for message in covered]
+        def write(conversation: Conversation, variables: Mapping[str, Any]) -> WrittenPrompt:
+            return self._written(template, conversation, tools or (), {**variables, **end}, traits, continues=continues)
 
+        conversation = convert(messages, traits, continues=continues)
+        try:
+            return write(conversation, variables)
+        except TemplateRefusal as refusal:
+            plain = convert(messages, replace(traits, **TEXTS_BY_TURNS), continues=continues)
+            if plain.messages != conversation.messages and (written := _unless_refused(write, plain, variables)):
+                return written
+            if given and _unless_refused(write, conversation, {}):
+                raise InvalidField(f"{_KWARGS}: {refusal.message}", param=_KWARGS) from None
+            raise
 
-def _knows_calls(template: ChatTemplate) -> bool:
-    return "tool_calls" in template.source
+    def _template(self, *, with_tools: bool) -> ChatTemplate:
+        return self._templates[_WITH_TOOLS if with_tools and _WITH_TOOLS in self._templates else DEFAULT]
 
-
-def _forms(
-    template: ChatTemplate, messages: Sequence[Message], tools: Sequence[Tool] | None
-) -> Iterator[list[dict[str, Any]]]:
-    """The messages in the forms that templates accept, with the tools in a message if the template reads them there."""
-    for form in conversation_forms(
-        messages,
-        knows_developer="developer" in template.source,
-        knows_calls=_knows_calls(template),
-        reads_thinking="message.thinking" in template.source,
-    ):
-        if tools and "tools" not in template.variables:
-            yield from _with_tools(form, tools)
-        else:
-            yield form
+    def _written(
+        self,
+        template: ChatTemplate,
+        conversation: Conversation,
+        tools: Sequence[Tool],
+        variables: Mapping[str, Any],
+        traits: TemplateTraits,
+        *,
+        continues: bool,
+    ) -> WrittenPrompt:
+        messages, sources, notes = conversation
+        if continues:
+            _check_that_it_can_be_continued(messages[-1])
+        rendering = TemplateRendering(template, self._guard, self._tool_format, self._image_marker)
+        rendered = rendering.render(messages, tools, variables, traits, suffix=END if continues else "")
+        text = _up_to_end(rendered.text) if continues else rendered.text
+        for number, (message, source) in enumerate(zip(messages, sources, strict=True)):
+            if message.get(traits.reasoning_field) and number not in rendered.with_reasoning:
+                notes.leave_out(f"messages[{source}].{REASONING}", "the chat template writes none there")
+        return WrittenPrompt(self._guard.uncover(text), notes.converted, notes.left_out)
 
 
-def conversation_forms(
-    messages: Sequence[Message], *, knows_developer: bool, knows_calls: bool = True, reads_thinking: bool = False
-) -> Iterator[list[dict[str, Any]]]:
-    """The forms that templates accept, the most common one first.
-
-    In the most common form, tool call arguments are objects rather than JSON text, and a message without content has
-    None. Some templates concatenate either of them to a text, and therefore need a text. Templates without tool calls
-    do not concatenate arguments. Other fields that are null or an empty list are omitted. Content parts are joined by
-    line breaks, unless one is an image or a sound. The role developer becomes system unless the template knows it. With
-    `reads_thinking`, reasoning is also in the field `thinking`, which gpt-oss's template requires; it refuses both
-    reasoning and content next to calls.
-
-    Raises InvalidField, naming the field, for arguments that are not a JSON object and for parts of unknown types.
-    """
-    plain = [_with_plain_fields(message, f"messages[{n}]", knows_developer) for n, message in enumerate(messages)]
-    if reads_thinking:
-        plain = [_with_thinking(message) for message in plain]
-    usual = [_with_objects(message, f"messages[{n}]") for n, message in enumerate(plain)]
-    forms = [usual] if usual == plain or not knows_calls else [usual, plain]
-    yield from forms
-    if any(message["content"] is None for message in plain):
-        for form in forms:
-            yield [{**message, "content": message["content"] or ""} for message in form]
-
-
-def _with_tools(messages: list[dict[str, Any]], tools: Sequence[Tool]) -> Iterator[list[dict[str, Any]]]:
-    """The messages with the tools in the first one, a system message, in the forms that templates accept.
-
-    These are the tools unchanged and, for templates that concatenate them to a text, the functions as JSON.
-    """
-    first, *others = messages if messages[0]["role"] == "system" else [{"role": "system", "content": ""}, *messages]
-    functions = [tool.get("function", tool) for tool in tools]
-    for given in (list(tools), json.dumps(functions, ensure_ascii=False)):
-        yield [{**first, "tools": given}, *others]
-
-
-def _with_calls_as_content(message: dict[str, Any], tool_format: ToolFormat, result_role: str) -> dict[str, Any]:
-    """A message, whose arguments are objects, for a template without tool calls.
-
-    Tool calls become the text that the model would write. A result gets the given role.
-    """
-    if message["role"] == "tool":
-        return {**message, "role": result_role}
-    given = [call["function"] for call in message.get("tool_calls", [])]
-    if not given:
-        return message
-    text = tool_format.write_calls([Call(one["name"], one["arguments"]) for one in given])
-    content = f"{message['content']}\n{text}" if message["content"] else text
-    return {**message, "content": content}
-
-
-def _with_plain_fields(message: Message, place: str, knows_developer: bool) -> dict[str, Any]:
-    # Some templates check whether a message has a field, not its value.
-    plain = {name: value for name, value in message.items() if value is not None and value != []}
-    plain.setdefault("content", None)
-    if isinstance(parts := plain["content"], list):
-        texts = [_text_of(part, f"{place}.content[{n}]") for n, part in enumerate(parts) if not _is_medium(part)]
-        if len(texts) == len(parts):
-            plain["content"] = "\n".join(texts)
-    if plain.get("role") == "developer" and not knows_developer:
-        plain["role"] = "system"
-    return plain
-
-
-def _with_types_of_parts(covered: dict[str, Any], given: Message) -> dict[str, Any]:
-    """A covered message with the types of its parts as templates know them, which are no texts of the request."""
-    if not isinstance(parts := given["content"], list):
-        return covered
-    types = [part["type"] for part in parts]
-    return {
-        **covered,
-        "content": [{**part, "type": type} for part, type in zip(covered["content"], types, strict=True)],
-    }
-
-
-def _is_medium(part: Any) -> bool:
-    return isinstance(part, Mapping) and part.keys() == {"type"} and part["type"] in MEDIA
-
-
-def num_media(messages: Sequence[Message]) -> int:
-    """The number of images and sounds."""
-    contents = (message.get("content") for message in messages)
-    return sum(_is_medium(part) for parts in contents if isinstance(parts, list) for part in parts)
-
-
-def _with_marks(message: dict[str, Any], known: Collection[str]) -> dict[str, Any]:
-    """A message for a template that knows none of its images and sounds: a mark is in the place of each."""
-    if not isinstance(parts := message["content"], list):
-        return message
-    if any(name in known for part in parts for name in MEDIA.get(part["type"], ())):
-        return message
-    return {**message, "content": "\n".join(part.get("text", _MEDIUM) for part in parts)}
-
-
-def _with_thinking(message: dict[str, Any]) -> dict[str, Any]:
-    thought = message.get("reasoning_content")
-    if thought is None or (message["content"] and "tool_calls" in message):
-        return message
-    return {**message, "thinking": thought}
-
-
-def _text_of(part: Any, place: str) -> str:
-    text = part.get("text") if isinstance(part, Mapping) and part.get("type") == "text" else None
-    if not isinstance(text, str):
-        raise InvalidField(f"{place} must be a part of type text; this model supports no other type", param=place)
-    return text
-
-
-def _with_objects(message: dict[str, Any], place: str) -> dict[str, Any]:
-    calls = message.get("tool_calls")
-    if not calls:
-        return message
-    return {**message, "tool_calls": [_with_object(call, f"{place}.tool_calls[{n}]") for n, call in enumerate(calls)]}
-
-
-def _with_object(call: Any, place: str) -> Any:
-    function = call.get("function") if isinstance(call, Mapping) else None
-    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
-        return call
-    param = f"{place}.function.arguments"
+def _unless_refused(
+    write: Callable[[Conversation, Mapping[str, Any]], WrittenPrompt],
+    conversation: Conversation,
+    variables: Mapping[str, Any],
+) -> WrittenPrompt | None:
     try:
-        # Some models write an empty text for no arguments, and their clients send it back.
-        arguments = json.loads(function["arguments"] or "{}")
-    except (ValueError, RecursionError) as error:
-        raise InvalidField(f"{param} must be JSON: {error}", param=param) from None
-    if not isinstance(arguments, dict):
-        raise InvalidField(f"{param} must be a JSON object; given {quoted(function['arguments'])}", param=param)
-    return {**call, "function": {**function, "arguments": arguments}}
+        return write(conversation, variables)
+    except TemplateRefusal:
+        return None
 
 
 def _check_that_no_medium_is_given(messages: Sequence[Message]) -> None:
     for number, message in enumerate(messages):
         parts = message.get("content")
         for index, part in enumerate(parts if isinstance(parts, list) else ()):
-            if _is_medium(part):
+            if is_medium(part):
                 place, noun = (
                     f"messages[{number}].content[{index}]",
                     "an image" if part["type"] == "image" else "a sound",
@@ -286,19 +186,9 @@ def _check_that_no_medium_is_given(messages: Sequence[Message]) -> None:
                 raise InvalidField(f"{place} is {noun}, and this model reads text only", param=place)
 
 
-def _check_that_nothing_is_ignored(
-    template: ChatTemplate,
-    messages: Sequence[Message],
-    tools: Sequence[Tool] | None,
-    tool_format: ToolFormat | None,
-) -> None:
+def _check_tools(template: ChatTemplate, tools: Sequence[Tool]) -> None:
     if tools and not template.takes_tools:
         raise InvalidField("this model does not support tools: its chat template does not read them", param="tools")
-    if tool_format is None and not _knows_calls(template):
-        for n, message in enumerate(messages):
-            if message.get("tool_calls"):
-                param = f"messages[{n}].tool_calls"
-                raise InvalidField(f"{param}: this model's chat template does not support tool calls", param=param)
 
 
 def _options(template: ChatTemplate, given: Mapping[str, Any]) -> tuple[dict[str, Any], bool, bool]:
@@ -330,16 +220,15 @@ def _flag(variables: dict[str, Any], name: str, *, default: bool) -> bool:
     return value
 
 
-def _with_end(message: dict[str, Any]) -> dict[str, Any]:
+def _check_that_it_can_be_continued(message: Message) -> None:
     if message.get("role") != "assistant" or not isinstance(message.get("content"), str):
         raise InvalidField(
             f"with {CONTINUE} the last message must be from the assistant and have content", param="messages"
         )
-    return {**message, "content": message["content"] + _END}
 
 
 def _up_to_end(rendered: str) -> str:
-    text, end, _ = rendered.rpartition(_END)
+    text, end, _ = rendered.rpartition(END)
     if not end:
         raise InvalidField(f"{_KWARGS}.{CONTINUE}: the chat template omits the last message", param=_KWARGS)
     return text

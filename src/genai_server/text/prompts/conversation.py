@@ -1,0 +1,500 @@
+"""Converts a conversation to what a chat template writes.
+
+A history comes from any client, and its answers from any model. Published templates refuse or drop much of what is in
+such histories: a system message that is not the first one, two messages of the user in a row, two tool calls at once.
+`convert` follows what is known of a template (template_traits.py): nothing that it writes is changed, the rest is put
+where it is written, and what cannot be written is named.
+
+A message is converted by what precedes it and by the results of its own calls, never by what follows later, so that the
+prompt of a conversation begins with the prompt of its first turns, and cached prefixes are found. The one exception are
+templates that write instructions into the last message of the user.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from typing import Any, NamedTuple
+
+from genai_server.text.prompts.message_content import (
+    Content,
+    Message,
+    has_media,
+    joined,
+    labelled,
+    media_of,
+    plain_content,
+    text_of,
+)
+from genai_server.text.prompts.template_traits import CallForm, CallIds, TemplateTraits, TextBesideCalls
+
+REASONING = "reasoning_content"
+_INSTRUCTIONS = ("system", "developer")
+# Added messages and contents, where a template needs one.
+_BEGINNING = "[The assistant begins.]"
+_CONTINUED = "[The user continues.]"
+_NO_RESULT = "[no result]"
+_NINE = re.compile(r"[A-Za-z0-9]{9}")
+_NAMED = re.compile(r"functions\.(.+):\d+")
+_DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+
+
+class Notes:
+    """What of a conversation has another form in the prompt, and what is not in it."""
+
+    def __init__(self) -> None:
+        self._converted: dict[str, list[str]] = {}
+        self._left_out: dict[str, list[str]] = {}
+
+    def convert(self, place: str, form: str) -> None:
+        """Note what has another form."""
+        self._converted.setdefault(form, []).append(place)
+
+    def leave_out(self, place: str, reason: str) -> None:
+        """Note what is not in the prompt."""
+        self._left_out.setdefault(reason, []).append(place)
+
+    @property
+    def converted(self) -> tuple[str, ...]:
+        """One entry for each form: the first place, how many more there are, and the form."""
+        return _entries(self._converted)
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """One entry for each reason: the first place, how many more there are, and the reason."""
+        return _entries(self._left_out)
+
+
+class Conversation(NamedTuple):
+    """The messages for a template, the number of the given message that each comes from, and what was changed."""
+
+    messages: list[dict[str, Any]]
+    sources: list[int]
+    notes: Notes
+
+
+class _Turn(NamedTuple):
+    """A message of the conversation, with its number there."""
+
+    number: int
+    message: dict[str, Any]
+    # Whether its text says whose it is.
+    is_labelled: bool = False
+
+    @property
+    def role(self) -> Any:
+        return self.message.get("role")
+
+    @property
+    def content(self) -> Content:
+        return self.message["content"]  # type: ignore[no-any-return]
+
+    @property
+    def calls(self) -> list[Any]:
+        return self.message.get("tool_calls", [])  # type: ignore[no-any-return]
+
+    def with_fields(self, **fields: Any) -> "_Turn":
+        return self._replace(message={**self.message, **fields})
+
+    def without(self, field: str) -> "_Turn":
+        return self._replace(message={name: value for name, value in self.message.items() if name != field})
+
+
+def convert(messages: Sequence[Message], traits: TemplateTraits, *, continues: bool = False) -> Conversation:
+    """The messages as a template with these traits writes them. With `continues`, the answer continues the last one.
+
+    Fields that are null or an empty list are omitted, and content parts joined by line breaks, unless one is an image
+    or a sound. Raises InvalidField, naming the field, for parts of unknown types.
+    """
+    turns = [_Turn(number, _with_plain_fields(message, number)) for number, message in enumerate(messages)]
+    return _Conversion(traits, continued=len(turns) - 1 if continues else None).run(turns)
+
+
+def _with_plain_fields(message: Message, number: int) -> dict[str, Any]:
+    # Some templates check whether a message has a field, not its value.
+    plain = {name: value for name, value in message.items() if value is not None and value != []}
+    plain["content"] = plain_content(plain.get("content"), f"messages[{number}].content")
+    return plain
+
+
+class _Conversion:
+    """The conversion of one conversation."""
+
+    def __init__(self, traits: TemplateTraits, continued: int | None) -> None:
+        self._traits = traits
+        # The number of the message that the answer continues, if any.
+        self._continued = continued
+        self._notes = Notes()
+        self._written: list[_Turn] = []
+        # What belongs to the content of the last written message.
+        self._more: list[Content] = []
+        # Instructions that are to be written before the next text of the user.
+        self._pending: _Turn | None = None
+        self._num_calls = 0
+
+    def run(self, turns: Sequence[_Turn]) -> Conversation:
+        start = next((n for n, turn in enumerate(turns) if turn.role not in _INSTRUCTIONS), len(turns))
+        rest = [self._in_place(turn) for turn in turns[start:]]
+        self._begin(turns[:start], rest)
+        place = 0
+        while place < len(rest):
+            turn = rest[place]
+            place += 1
+            group = [turn]
+            while place < len(rest) and self._has_to_join(group[-1], rest[place]):
+                group.append(rest[place])
+                place += 1
+            turn = self._joined(group)
+            if turn.role == "assistant" and turn.calls:
+                end = next((n for n in range(place, len(rest)) if rest[n].role == "assistant"), len(rest))
+                self._exchange(turn, rest[place:end], is_last=end == len(rest))
+                place = end
+            else:
+                self._write(turn)
+        if self._pending is not None:
+            self._user(_Turn(self._pending.number, {"role": "user", "content": ""}))
+        self._complete_last()
+        return Conversation(
+            [turn.message for turn in self._written], [turn.number for turn in self._written], self._notes
+        )
+
+    # Instructions.
+
+    def _begin(self, instructions: Sequence[_Turn], rest: list[_Turn]) -> None:
+        """Write the instructions at the beginning, as one message. Changes `rest` if they belong to one there."""
+        if not instructions:
+            return
+        traits = self._traits
+        groups = [list(instructions)]
+        if traits.separate_developer:
+            groups = [list(group) for _, group in groupby(instructions, key=lambda turn: turn.role)]
+        for group in groups:
+            is_developer = traits.leading_developer and all(turn.role == "developer" for turn in group)
+            turn = group[-1].with_fields(
+                role="developer" if is_developer else "system", content=joined(*(turn.content for turn in group))
+            )
+            if not traits.leading_instructions or not (rest or traits.instructions_alone):
+                before = "" if self._pending is None else self._pending.content
+                self._pending = turn.with_fields(content=joined(before, turn.content))
+            elif rest and rest[-1].role != "user" and not traits.instructions_before_results:
+                self._put_before_last_user(turn, rest)
+            else:
+                self._written.append(turn)
+
+    def _put_before_last_user(self, instructions: _Turn, rest: list[_Turn]) -> None:
+        """Write instructions where such templates do if the last message is the user's."""
+        last = next((n for n in range(len(rest) - 1, -1, -1) if rest[n].role == "user"), None)
+        if last is None:
+            self._pending = instructions
+        else:
+            rest[last] = rest[last].with_fields(content=joined(instructions.content, rest[last].content))
+            self._convert(instructions, "as text of the last user message")
+
+    def _in_place(self, turn: _Turn) -> _Turn:
+        """Instructions that are not at the beginning, in the form in which they are written."""
+        if turn.role not in _INSTRUCTIONS:
+            return turn
+        if self._traits.later_instructions:
+            return turn.with_fields(role=turn.role if self._traits.leading_developer else "system")
+        self._convert(turn, f"{turn.role} message as text of the user")
+        content = labelled(f"{turn.role} message", turn.content)
+        return _Turn(turn.number, {"role": "user", "content": content}, is_labelled=True)
+
+    # Neighbours.
+
+    def _has_to_join(self, turn: _Turn, following: _Turn) -> bool:
+        """Whether two messages of the assistant have to be one."""
+        if not turn.role == following.role == "assistant":
+            return False
+        if turn.calls:
+            return bool(following.calls) and not self._traits.open_calls
+        return not self._traits.assistant_after_assistant
+
+    def _joined(self, group: Sequence[_Turn]) -> _Turn:
+        """Messages of the assistant as one."""
+        if len(group) == 1:
+            return group[0]
+        for turn in group[1:]:
+            self._convert(turn, "joined with the message before it")
+        fields: dict[str, Any] = {"content": joined(*(turn.content for turn in group))}
+        if calls := [call for turn in group for call in turn.calls]:
+            fields["tool_calls"] = calls
+        if thoughts := [turn.message[REASONING] for turn in group if REASONING in turn.message]:
+            fields[REASONING] = joined(*thoughts)
+        return group[-1].with_fields(**fields)
+
+    def _write(self, turn: _Turn) -> None:
+        match turn.role:
+            case "user":
+                self._user(turn)
+            case "assistant":
+                self._assistant(turn)
+            case "tool":
+                self._orphan(turn)
+            case _:
+                self._append(turn)
+
+    def _user(self, turn: _Turn) -> None:
+        turn = self._with_name_noted(turn)
+        if (pending := self._pending) is not None:
+            self._pending = None
+            self._convert(pending, f"{pending.role} message as text of the user")
+            turn = turn.with_fields(content=joined(pending.content, turn.content))
+        last = self._written[-1] if self._written else None
+        if last is None or last.role not in ("user", "tool"):
+            self._append(turn)
+        elif last.role == "user":
+            if self._traits.user_after_user:
+                self._append(turn)
+            else:
+                self._add_to_last(turn.content)
+                self._convert(turn, "joined with the message before it")
+        elif self._traits.user_after_tool:
+            self._append(turn)
+        elif has_media(turn.content):
+            self._append(_Turn(turn.number, {"role": "assistant", "content": _CONTINUED}))
+            self._append(turn)
+            self._convert(turn, "after an added message of the assistant")
+        else:
+            self._add_to_last(turn.content if turn.is_labelled else labelled("user message", turn.content))
+            self._convert(turn, "at the end of the tool result before it")
+
+    def _assistant(self, turn: _Turn) -> None:
+        """Write a message without calls."""
+        traits = self._traits
+        if not turn.content and not traits.empty_assistant and turn.number != self._continued:
+            self._convert(turn, "without text, therefore left out")
+            if REASONING in turn.message:
+                self._notes.leave_out(_field(turn, REASONING), "the message has no text")
+            return
+        self._begin_assistant(turn)
+        # A text that is None belongs to calls only.
+        self._append(self._with_reasoning(turn.with_fields(content=turn.content or "")))
+
+    def _begin_assistant(self, turn: _Turn) -> None:
+        """Write what has to stand before the assistant's message."""
+        if self._pending is not None:
+            self._user(_Turn(self._pending.number, {"role": "user", "content": ""}))
+        elif not self._traits.assistant_first and all(one.role in _INSTRUCTIONS for one in self._written):
+            self._append(_Turn(turn.number, {"role": "user", "content": _BEGINNING}))
+            self._convert(turn, "after an added message of the user")
+
+    # Calls and results.
+
+    def _exchange(self, turn: _Turn, following: Sequence[_Turn], *, is_last: bool) -> None:
+        """Write calls and their results, and what else stands before the next message of the assistant."""
+        traits = self._traits
+        results, others = self._results(turn, following)
+        is_open = is_last and not following
+        if not traits.open_calls and not is_open:
+            self._add_missing(turn, results)
+        if traits.calls is CallForm.TEXT:
+            texts = [_call_as_text(call) for call in turn.calls]
+            self._convert(turn, "as text", field="tool_calls")
+            self._assistant(turn.without("tool_calls").with_fields(content=joined(turn.content, *texts)))
+            self._write_results(zip(turn.calls, results, strict=True))
+        else:
+            self._begin_assistant(turn)
+            self._calls(turn, results)
+        for other in others:
+            self._write(other)
+
+    def _results(self, turn: _Turn, following: Sequence[_Turn]) -> tuple[list[list[_Turn]], list[_Turn]]:
+        """The results of each call, and the other messages. Results come first, because templates need it."""
+        ids = [_id(call) for call in turn.calls]
+        found: dict[Any, list[_Turn]] = {id: [] for id in ids}
+        others: list[_Turn] = []
+        for one in following:
+            if one.role != "tool" or one.message.get("tool_call_id") not in found:
+                others.append(one)
+                continue
+            if others:
+                self._convert(one, "before the messages that precede it")
+            found[one.message.get("tool_call_id")].append(one)
+        results = []
+        for place, id in enumerate(ids):
+            is_last = id not in ids[place + 1 :]
+            results.append(found[id] if is_last else found[id][:1])
+            found[id] = [] if is_last else found[id][1:]
+        return results, others
+
+    def _add_missing(self, turn: _Turn, results: list[list[_Turn]]) -> None:
+        """Add results to calls that have none."""
+        for place, (call, found) in enumerate(zip(turn.calls, results, strict=True)):
+            if not found:
+                message = {"role": "tool", "tool_call_id": _id(call), "content": _NO_RESULT}
+                found.append(_Turn(turn.number, message))
+                self._convert(turn, f"with the result {_NO_RESULT}", field=f"tool_calls[{place}]")
+
+    def _calls(self, turn: _Turn, results: Sequence[list[_Turn]]) -> None:
+        traits = self._traits
+        text = turn.content
+        given = turn.calls
+        if text and traits.text_beside_calls is not TextBesideCalls.WRITTEN:
+            if traits.text_beside_calls is TextBesideCalls.BEFORE:
+                self._convert(turn, "as a message of its own", field="content")
+                self._append(_Turn(turn.number, {"role": "assistant", "content": text}))
+            else:
+                self._notes.leave_out(_field(turn, "content"), "the chat template writes none next to tool calls")
+            text = None
+        turn = turn.with_fields(content=text or traits.empty_content)
+        if text and not traits.reasoning_beside_text and REASONING in turn.message:
+            self._notes.leave_out(_field(turn, REASONING), "the chat template writes none next to text and calls")
+            turn = turn.without(REASONING)
+        calls = [self._converted_call(turn, place) for place in range(len(given))]
+        ids = {_id(old): _id(new) for old, new in zip(given, calls, strict=True)}
+        found = [
+            [one.with_fields(tool_call_id=ids.get(one.message.get("tool_call_id"))) for one in some] for some in results
+        ]
+        pairs = list(zip(calls, found, strict=True))
+        if traits.calls is CallForm.TOGETHER or len(calls) == 1:
+            self._append(self._with_reasoning(turn.with_fields(tool_calls=calls)))
+            self._write_results(pairs)
+            return
+        self._convert(turn, "one by one", field="tool_calls")
+        for place, pair in enumerate(pairs):
+            one = turn if place == 0 else _Turn(turn.number, {"role": "assistant", "content": traits.empty_content})
+            self._append(self._with_reasoning(one.with_fields(tool_calls=[pair[0]])))
+            self._write_results([pair])
+
+    def _converted_call(self, turn: _Turn, place: int) -> Any:
+        """A call with the id and the arguments that the template needs."""
+        call = turn.calls[place]
+        function = call.get("function") if isinstance(call, Mapping) else None
+        self._num_calls += 1
+        if not isinstance(function, Mapping):
+            return call
+        arguments = self._arguments(turn, place, function.get("arguments"))
+        found = {**call, "function": {**function, "arguments": arguments}}
+        if isinstance(id := call.get("id"), str):
+            found["id"] = self._fitting_id(id, str(function.get("name")))
+        return found
+
+    def _arguments(self, turn: _Turn, place: int, given: Any) -> Any:
+        value = _parsed(given) if isinstance(given, str) else {} if given is None else given
+        if not isinstance(value, Mapping):
+            field = f"tool_calls[{place}].function.arguments"
+            if self._traits.broken_arguments:
+                self._convert(turn, "no JSON object and therefore as text", field=field)
+                return given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
+            self._notes.leave_out(_field(turn, field), "no JSON object and therefore {}")
+            given, value = "{}", {}
+        if not self._traits.arguments_as_json:
+            return value
+        return given if isinstance(given, str) and given else json.dumps(value, ensure_ascii=False)
+
+    def _fitting_id(self, id: str, name: str) -> str:
+        """An id of a call in the form that the template needs: the same one each time."""
+        if self._traits.call_ids is CallIds.NAMED and not ((found := _NAMED.fullmatch(id)) and found[1] == name):
+            return f"functions.{name}:{self._num_calls - 1}"
+        return self._nine(id)
+
+    def _nine(self, id: str) -> str:
+        if self._traits.call_ids is not CallIds.NINE or _NINE.fullmatch(id):
+            return id
+        number = int.from_bytes(hashlib.blake2b(id.encode("utf-8", "replace"), digest_size=8).digest())
+        return "".join(_DIGITS[number // len(_DIGITS) ** place % len(_DIGITS)] for place in range(9))
+
+    def _write_results(self, pairs: Any) -> None:
+        media: list[tuple[_Turn, list[Any]]] = []
+        for call, results in pairs:
+            name = (call.get("function") or {}).get("name") if isinstance(call, Mapping) else None
+            for result in results:
+                if not self._traits.tool_results:
+                    self._result_as_text(result, name)
+                    continue
+                if name is not None:
+                    result = result.with_fields(name=result.message.get("name", name))
+                if has_media(result.content) and not self._traits.media_in_results:
+                    media.append((result, media_of(result.content)))
+                    result = result.with_fields(content=text_of(result.content))
+                self._append(result)
+        for result, parts in media:
+            self._convert(result, "its images and sounds as a message of the user")
+            self._user(_Turn(result.number, {"role": "user", "content": labelled("of the tool result", parts)}))
+
+    def _orphan(self, turn: _Turn) -> None:
+        """Write a result without a call."""
+        if self._traits.tool_results and self._traits.orphan_results:
+            id = turn.message.get("tool_call_id")
+            self._append(turn.with_fields(tool_call_id=self._nine(id)) if isinstance(id, str) else turn)
+        else:
+            self._result_as_text(turn, None)
+
+    def _result_as_text(self, turn: _Turn, name: Any) -> None:
+        name = turn.message.get("name", name)
+        label = "tool result" if name is None else f"result of the tool {name}"
+        self._convert(turn, "as text of the user")
+        self._user(_Turn(turn.number, {"role": "user", "content": labelled(label, turn.content)}, is_labelled=True))
+
+    # Fields.
+
+    def _with_reasoning(self, turn: _Turn) -> _Turn:
+        """The message with its reasoning in the field that the template reads."""
+        field = self._traits.reasoning_field
+        if REASONING not in turn.message or field == REASONING:
+            return turn
+        if not field:
+            self._notes.leave_out(_field(turn, REASONING), "the chat template writes none")
+            return turn.without(REASONING)
+        return turn.without(REASONING).with_fields(**{field: turn.message[REASONING]})
+
+    def _with_name_noted(self, turn: _Turn) -> _Turn:
+        if "name" in turn.message and not self._traits.names:
+            self._notes.leave_out(_field(turn, "name"), "the chat template writes none")
+        return turn
+
+    # Output.
+
+    def _append(self, turn: _Turn) -> None:
+        self._complete_last()
+        self._written.append(turn)
+
+    def _add_to_last(self, content: Content) -> None:
+        self._more.append(content)
+
+    def _complete_last(self) -> None:
+        """Join what was added to the last message, at once, because there may be thousands of such texts."""
+        if self._more:
+            last = self._written[-1]
+            self._written[-1] = last.with_fields(content=joined(last.content, *self._more))
+            self._more = []
+
+    def _convert(self, turn: _Turn, form: str, *, field: str = "") -> None:
+        self._notes.convert(_field(turn, field), form)
+
+
+def _field(turn: _Turn, field: str) -> str:
+    return f"messages[{turn.number}].{field}".removesuffix(".")
+
+
+def _id(call: Any) -> Any:
+    return call.get("id") if isinstance(call, Mapping) else None
+
+
+def _parsed(arguments: str) -> Any:
+    """The value of arguments, None if they are not JSON. An empty text stands for no arguments."""
+    try:
+        return json.loads(arguments or "{}")
+    except (ValueError, RecursionError):
+        return None
+
+
+def _call_as_text(call: Any) -> str:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping):
+        return f"[tool call: {json.dumps(call, ensure_ascii=False, default=str)}]"
+    arguments = function.get("arguments")
+    if not isinstance(arguments, str):
+        arguments = json.dumps(arguments or {}, ensure_ascii=False)
+    return f"[tool call: {function.get('name')} {arguments}]"
+
+
+def _entries(kinds: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
+    return tuple(_entry(places, kind) for kind, places in kinds.items())
+
+
+def _entry(places: Sequence[str], kind: str) -> str:
+    more = len(dict.fromkeys(places)) - 1
+    return f"{places[0]}{f' and {more} more' if more else ''} ({kind})"

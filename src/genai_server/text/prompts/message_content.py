@@ -1,0 +1,87 @@
+"""The content of a message: a text, None, or a list of parts, which are texts, images and sounds."""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+from genai_server.errors import InvalidField
+
+Message = Mapping[str, Any]
+Content = str | list[Any] | None
+# Parts without text, with what templates for lists of parts call them.
+MEDIA: Mapping[str, Collection[str]] = {"image": {"image", "image_url"}, "audio": {"audio", "input_audio"}}
+# Between two contents that become one.
+_BETWEEN = "\n\n"
+
+
+def is_medium(part: Any) -> bool:
+    """Whether a part is an image or a sound."""
+    return isinstance(part, Mapping) and part.keys() == {"type"} and part["type"] in MEDIA
+
+
+def has_media(content: Content) -> bool:
+    """Whether a content has images or sounds."""
+    return isinstance(content, list) and any(map(is_medium, content))
+
+
+def num_media(messages: Iterable[Message]) -> int:
+    """The number of images and sounds."""
+    contents = (message.get("content") for message in messages)
+    return sum(is_medium(part) for parts in contents if isinstance(parts, list) for part in parts)
+
+
+def plain_content(content: Any, place: str) -> Content:
+    """A content whose parts are joined by line breaks unless one is an image or a sound.
+
+    Raises InvalidField, naming the part, for one of an unknown type.
+    """
+    if not isinstance(content, list):
+        return content  # type: ignore[no-any-return]
+    texts = [_text_of(part, f"{place}[{n}]") for n, part in enumerate(content) if not is_medium(part)]
+    return "\n".join(texts) if len(texts) == len(content) else content
+
+
+def joined(*contents: Content) -> Content:
+    """The contents as one, in which texts are divided by an empty line."""
+    given = [content for content in contents if content]
+    if not given:
+        return ""
+    if all(isinstance(content, str) for content in given):
+        return _BETWEEN.join(str(content) for content in given)
+    parts: list[Any] = []
+    for content in given:
+        for number, part in enumerate(_parts(content)):
+            if number == 0 and parts and not is_medium(part) and not is_medium(parts[-1]):
+                parts[-1] = {**part, "text": f"{parts[-1]['text']}{_BETWEEN}{part['text']}"}
+            else:
+                parts.append(part)
+    return parts
+
+
+def labelled(label: str, content: Content) -> Content:
+    """The content below a line that says what it is."""
+    if isinstance(content, list):
+        return [{"type": "text", "text": f"[{label}]\n"}, *content]
+    return f"[{label}]\n{content}" if content else f"[{label}]"
+
+
+def text_of(content: Content) -> str:
+    """The text of a content without its images and sounds."""
+    return "\n".join(part["text"] for part in _parts(content) if not is_medium(part))
+
+
+def media_of(content: Content) -> list[Any]:
+    """The images and sounds of a content."""
+    return [part for part in _parts(content) if is_medium(part)]
+
+
+def _parts(content: Content) -> Sequence[Any]:
+    if isinstance(content, list):
+        return content
+    return [{"type": "text", "text": content}] if content else []
+
+
+def _text_of(part: Any, place: str) -> str:
+    text = part.get("text") if isinstance(part, Mapping) and part.get("type") == "text" else None
+    if not isinstance(text, str):
+        raise InvalidField(f"{place} must be a part of type text; this model supports no other type", param=place)
+    return text

@@ -1,0 +1,365 @@
+"""Finds out what a chat template writes, drops and refuses, by rendering short conversations of marker words.
+
+Each question has options, from the form that changes a conversation least to the one that every template writes. The
+first option is taken under which the template writes all markers, in order where this matters. Conversations are
+converted with the option (conversation.py), so what is tried is what will be done.
+"""
+
+import json
+import re
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from itertools import product
+from typing import Any
+
+from genai_server.errors import InvalidField
+from genai_server.text.prompts.chat_template import ChatTemplate
+from genai_server.text.prompts.conversation import REASONING, convert
+from genai_server.text.prompts.message_content import MEDIA
+from genai_server.text.prompts.special_tokens import SpecialTokenGuard
+from genai_server.text.prompts.template_rendering import TemplateRendering
+from genai_server.text.prompts.template_traits import (
+    EFFORTS,
+    CallForm,
+    CallIds,
+    TemplateTraits,
+    TextBesideCalls,
+    ThinkingVariables,
+    ToolsPlace,
+)
+from genai_server.text.tool_formats.tool_format import ToolFormat
+
+Message = dict[str, Any]
+Option = Mapping[str, Any]
+
+# Processor time of one probe. Real templates take about 20 ms; one that takes longer is rendered unchanged.
+_MAX_SECONDS = 2.0
+# Probes kept, because a model is loaded for several devices and more than once.
+_MAX_KEPT = 64
+_FUNCTION = "probe_lookup"
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": _FUNCTION,
+            "description": "Looks a key up.",
+            "parameters": {"type": "object", "properties": {"key": {"type": "string"}}, "required": ["key"]},
+        },
+    }
+]
+# What a content or object that is null becomes in a text.
+_NULL = re.compile("None|null")
+_REASONING_FIELDS = (REASONING, "reasoning", "thinking", "thought")
+# Variables that turn reasoning on and off, with their values, and those for the effort.
+_SWITCHES: Mapping[str, tuple[Any, Any]] = {
+    "enable_thinking": (True, False),
+    "thinking": (True, False),
+    "reasoning": (True, False),
+    "thinking_mode": ("enabled", "disabled"),
+    "thinking_budget": (-1, 0),
+}
+_EFFORT_VARIABLES = ("reasoning_effort", "thinking_effort", "reasoning_strength")
+# Other names of efforts in templates.
+_OTHER_NAMES = {"none": ("none", "no_think")}
+
+
+@lru_cache(_MAX_KEPT)
+def probe(
+    template: ChatTemplate, tool_format: ToolFormat | None, image_marker: str, *, with_tools: bool
+) -> TemplateTraits:
+    """What the template writes, of conversations with tools or without. The other arguments are PromptWriter's."""
+    return _Probe(template, tool_format, image_marker, with_tools=with_tools).traits()
+
+
+class _TooLong(Exception):
+    """The template takes too long to find out more."""
+
+
+class _Probe:
+    """The probe of one template."""
+
+    def __init__(
+        self, template: ChatTemplate, tool_format: ToolFormat | None, image_marker: str, *, with_tools: bool
+    ) -> None:
+        self._template = template
+        self._rendering = TemplateRendering(template, SpecialTokenGuard(()), tool_format, image_marker)
+        self._image_marker = image_marker
+        self._tools = TOOLS if with_tools else []
+        self._traits = TemplateTraits()
+        self._end = time.thread_time() + _MAX_SECONDS
+
+    def traits(self) -> TemplateTraits:
+        """The answers to all questions."""
+        try:
+            self._place_tools()
+            simple = ([_user("useran")], [_system(), _user("useran")])
+            if not any(self._writes(messages, "useran") for messages in simple):
+                return replace(self._traits, thinking=self._thinking())
+            self._instructions()
+            self._neighbours()
+            self._calls()
+            self._results()
+            self._neighbours_of_results()
+            self._reasoning()
+            return replace(self._traits, is_known=True, thinking=self._thinking())
+        except _TooLong:
+            return TemplateTraits()
+
+    def _place_tools(self) -> None:
+        if self._tools and "tools" not in self._template.variables:
+            places: list[Option] = [
+                {"tools_place": place} for place in (ToolsPlace.LIST_IN_MESSAGE, ToolsPlace.JSON_IN_MESSAGE)
+            ]
+            self._choose(places, ([_user("useran")], [_FUNCTION]))
+
+    def _instructions(self) -> None:
+        system, user = _system(), _user("useran")
+        self._decide("leading_instructions", ([system, user], ["systeman", "useran"]), is_ordered=False)
+        self._decide("instructions_alone", ([system], ["systeman"]))
+        if "developer" in self._template.source:
+            developer = {"role": "developer", "content": "developeran"}
+            self._decide("leading_developer", ([developer, user], ["developeran", "useran"]), is_ordered=False)
+            if self._traits.leading_developer:
+                markers = ["systeman", "developeran", "useran"]
+                self._decide("separate_developer", ([system, developer, user], markers))
+
+    def _neighbours(self) -> None:
+        one, two, three = (_user(f"user{end}") for end in ("an", "be", "ce"))
+        first, second = _assistant("assistantan"), _assistant("assistantbe")
+        self._decide(
+            "user_after_user",
+            ([one, two, first, three], ["useran", "userbe", "assistantan", "userce"]),
+            ([_system(), one, two], ["useran", "userbe"]),
+        )
+        self._decide(
+            "assistant_after_assistant",
+            ([one, first, second, two], ["useran", "assistantan", "assistantbe", "userbe"]),
+        )
+        self._decide(
+            "assistant_first",
+            ([first, one], ["assistantan", "useran"]),
+            ([_system(), first, one, second, two], ["assistantan", "useran", "assistantbe", "userbe"]),
+        )
+        self._decide(
+            "empty_assistant", ([one, _assistant(""), two, second, three], ["useran", "userbe", "assistantbe"])
+        )
+
+    def _calls(self) -> None:
+        """How one call and its result are written."""
+        user, call, result = _user("useran"), _assistant(None, "valuean"), _result("resultan", "valuean")
+        more = [_assistant("assistantbe"), _user("userbe")]
+        markers = ["useran", _FUNCTION, "valuean", "resultan"]
+        options: list[Option] = [
+            {"tool_results": results, "call_ids": ids, "empty_content": content, "arguments_as_json": as_json}
+            for results, ids, content, as_json in product((True, False), CallIds, (None, ""), (False, True))
+        ]
+        as_text: Option = {"calls": CallForm.TEXT, "tool_results": False}
+        if "tool" in self._template.constants:  # a role that the model knows
+            options.append({"calls": CallForm.TEXT})
+        self._choose(
+            [*options, as_text],
+            ([user, call, result], markers),
+            ([user, call, result, *more], [*markers, "assistantbe", "userbe"]),
+        )
+        if self._traits.calls is CallForm.TEXT:
+            return
+        # Some templates write the word None.
+        if self._num_nulls([user, call, result], None) > self._num_nulls([user, call, result], ""):
+            self._choose([{"empty_content": ""}, {}], ([user, call, result], markers))
+        both = _assistant(None, "valuean", "valuebe")
+        results = [_result("resultan", "valuean"), _result("resultbe", "valuebe")]
+        markers = ["useran", "valuean", "valuebe", "resultan", "resultbe"]
+        self._choose(
+            [{}, {"calls": CallForm.ONE_BY_ONE}, as_text],
+            ([user, both, *results], markers),
+            ([user, both, *results, *more], [*markers, "assistantbe", "userbe"]),
+            is_ordered=False,
+        )
+        broken = _assistant(None)
+        broken["tool_calls"] = [_call("valuean", arguments='{"key": "broken')]
+        self._decide("broken_arguments", ([user, broken, result], ["useran", "broken", "resultan"]))
+        if not self._writes([user, broken, result], "useran", "resultan"):
+            self._traits = replace(self._traits, **as_text)
+
+    def _results(self) -> None:
+        """Texts and images next to calls and results, and instructions in front of them."""
+        user, call, result = _user("useran"), _assistant(None, "valuean"), _result("resultan", "valuean")
+        if self._traits.leading_instructions:
+            self._decide(
+                "instructions_before_results",
+                ([_system(), user, call, result], ["systeman", "useran", "resultan"]),
+                is_ordered=False,
+            )
+        said, again = _assistant("textan", "valuean"), _assistant("textbe", "valuebe")
+        markers = ["useran", "textan", "valuean", "resultan"]
+        self._choose(
+            [{"text_beside_calls": form} for form in TextBesideCalls],
+            ([user, said, result], markers),
+            ([user, said, result, _assistant("assistantbe"), _user("userbe")], [*markers, "assistantbe", "userbe"]),
+            (
+                [user, said, result, again, _result("resultbe", "valuebe")],
+                [*markers, "textbe", "valuebe", "resultbe"],
+            ),
+            is_ordered=False,
+        )
+        if self._image_marker:
+            medium = self._medium()
+            seen = {**result, "content": [medium, {"type": "text", "text": "resultan"}]}
+            is_written = self._writes([user, call, seen], "useran", self._image_marker, "resultan", is_ordered=False)
+            self._traits = replace(self._traits, media_in_results=is_written)
+
+    def _medium(self) -> Message:
+        """An image, or a sound if the template knows sounds only."""
+        known = [medium for medium, names in MEDIA.items() if self._template.constants & set(names)]
+        return {"type": known[0] if known else "image"}
+
+    def _neighbours_of_results(self) -> None:
+        one, two = _user("useran"), _user("userbe")
+        call, result = _assistant(None, "valuean"), _result("resultan", "valuean")
+        again, other = _assistant(None, "valuebe"), _result("resultbe", "valuebe")
+        end = [_assistant("assistantbe"), _user("userce")]
+        self._decide(
+            "user_after_tool",
+            ([one, call, result, two], ["useran", "resultan", "userbe"]),
+            ([one, call, result, two, again, other, *end], ["useran", "resultan", "userbe", "resultbe", "userce"]),
+        )
+        self._decide(
+            "open_calls",
+            ([one, call, two], ["useran", "valuean", "userbe"]),
+            ([one, call, *end], ["useran", "valuean", "assistantbe", "userce"]),
+        )
+        self._decide(
+            "orphan_results",
+            ([one, result], ["useran", "resultan"]),
+            ([one, _assistant("assistantan"), result, *end], ["useran", "assistantan", "resultan", "assistantbe"]),
+        )
+        for role in ("system", "developer") if self._traits.leading_developer else ("system",):
+            later = {"role": role, "content": "laterbe"}
+            first = _assistant("assistantan")
+            self._decide(
+                "later_instructions",
+                ([_system(), one, first, later, two], ["useran", "assistantan", "laterbe", "userbe"]),
+                ([one, first, two, later], ["useran", "assistantan", "userbe", "laterbe"]),
+                ([one, later, first, two], ["useran", "laterbe", "assistantan", "userbe"]),
+                ([one, call, result, later], ["useran", "resultan", "laterbe"]),
+            )
+        named = {**one, "name": "namean"}
+        self._decide("names", ([named], ["namean", "useran"]), is_ordered=False)
+
+    def _reasoning(self) -> None:
+        one, two = _user("useran"), _user("userbe")
+        result = _result("resultan", "valuean")
+        called = {**_assistant(None, "valuean"), REASONING: "thoughtan"}
+        said = {**_assistant("assistantan"), REASONING: "thoughtan"}
+        for field in (*_REASONING_FIELDS, ""):
+            self._traits = replace(self._traits, reasoning_field=field)
+            if any(
+                self._writes(messages, "thoughtan")
+                for messages in ([one, called, result], [one, said, two], [one, said])
+            ):
+                break
+        both = {**_assistant("textan", "valuean"), REASONING: "thoughtan"}
+        markers = ["useran", "valuean", "resultan"]
+        if self._traits.text_beside_calls is not TextBesideCalls.LOST:
+            markers.append("textan")
+        if self._writes([one, called, result], "thoughtan"):
+            markers.append("thoughtan")
+        self._decide("reasoning_beside_text", ([one, both, result], markers), is_ordered=False)
+
+    def _thinking(self) -> ThinkingVariables:
+        found = ThinkingVariables()
+        for name, (on, off) in _SWITCHES.items():
+            if name in self._template.variables:
+                texts = [self._rendered([_user("useran")], {name: value}) for value in (on, off)]
+                if None not in texts and texts[0] != texts[1]:
+                    found = ThinkingVariables({name: on}, {name: off})
+                    break
+        for name in _EFFORT_VARIABLES:
+            if name in self._template.variables:
+                efforts = {effort: self._effort(name, effort) for effort in EFFORTS}
+                return replace(found, effort=name, efforts={one: value for one, value in efforts.items() if value})
+        return found
+
+    def _effort(self, variable: str, effort: str) -> str | None:
+        """What an effort is called in the template, None if the template refuses it."""
+        names = _OTHER_NAMES.get(effort, (effort,))
+        return next((name for name in names if self._rendered([_user("useran")], {variable: name}) is not None), None)
+
+    def _decide(self, trait: str, *cases: tuple[Sequence[Message], Sequence[str]], is_ordered: bool = True) -> None:
+        """Whether a trait is true."""
+        self._choose([{trait: True}, {trait: False}], *cases, is_ordered=is_ordered)
+
+    def _choose(
+        self,
+        options: Sequence[Option],
+        *cases: tuple[Sequence[Message], Sequence[str]],
+        is_ordered: bool = True,
+    ) -> None:
+        """Take the first option under which all cases, messages with their markers, are written; else the last one."""
+        for option in options:
+            given, self._traits = self._traits, replace(self._traits, **option)
+            if option is options[-1] or all(
+                self._writes(messages, *markers, is_ordered=is_ordered) for messages, markers in cases
+            ):
+                return
+            self._traits = given
+
+    def _num_nulls(self, messages: Sequence[Message], empty_content: str | None) -> int:
+        given, self._traits = self._traits, replace(self._traits, empty_content=empty_content)
+        text = self._rendered(messages, {}) or ""
+        self._traits = given
+        return len(_NULL.findall(text))
+
+    def _writes(self, messages: Sequence[Message], *markers: str, is_ordered: bool = True) -> bool:
+        """Whether the template writes all markers, in this order if it matters."""
+        text = self._rendered(messages, {})
+        if text is None:
+            return False
+        return _are_in(text, markers) if is_ordered else all(marker in text for marker in markers)
+
+    def _rendered(self, messages: Sequence[Message], variables: Mapping[str, Any]) -> str | None:
+        """The prompt; None if the template refuses the messages."""
+        if time.thread_time() > self._end:
+            raise _TooLong
+        converted = convert(messages, self._traits).messages
+        given = {"documents": None, "tools": self._tools or None, "add_generation_prompt": True, **variables}
+        try:
+            return self._rendering.render(converted, self._tools, given, self._traits).text
+        except InvalidField:
+            return None
+
+
+def _are_in(text: str, markers: Iterable[str]) -> bool:
+    place = 0
+    for marker in markers:
+        found = text.find(marker, place)
+        if found < 0:
+            return False
+        place = found + len(marker)
+    return True
+
+
+def _system() -> Message:
+    return {"role": "system", "content": "systeman"}
+
+
+def _user(text: str) -> Message:
+    return {"role": "user", "content": text}
+
+
+def _assistant(text: str | None, *values: str) -> Message:
+    calls = [_call(value) for value in values]
+    return {"role": "assistant", "content": text, **({"tool_calls": calls} if calls else {})}
+
+
+def _call(value: str, arguments: str | None = None) -> Message:
+    """A call whose argument is a marker, with an id as OpenAI's are."""
+    given = json.dumps({"key": value}) if arguments is None else arguments
+    return {"id": f"call_{value}", "type": "function", "function": {"name": _FUNCTION, "arguments": given}}
+
+
+def _result(text: str, value: str) -> Message:
+    """The result of the call with this argument."""
+    return {"role": "tool", "tool_call_id": f"call_{value}", "name": _FUNCTION, "content": text}

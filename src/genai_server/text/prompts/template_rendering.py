@@ -1,0 +1,146 @@
+"""Renders converted conversations: covers special tokens, and writes what a template does not read as text."""
+
+import json
+import re
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from genai_server.text.prompts.chat_template import ChatTemplate
+from genai_server.text.prompts.message_content import MEDIA, Message
+from genai_server.text.prompts.special_tokens import SpecialTokenGuard
+from genai_server.text.prompts.template_traits import TemplateTraits, ToolsPlace
+from genai_server.text.tool_formats.tool_format import Call, ToolFormat
+
+Tool = Mapping[str, Any]
+# The following characters are lone surrogates: neither valid text nor used by special_tokens.py.
+# Marks the end of a final message that the answer continues.
+END = "\ud800"
+# Marks the place of an image or a sound, for templates that take only texts.
+_MEDIUM = "\ud801"
+# Marks a message's reasoning, to see whether a template writes it: the message's number in two characters.
+_REASONING = re.compile("[\ud900-\ud9ff][\uda00-\udaff]")
+# Where such a mark disturbs least: within a word.
+_WITHIN_WORD = re.compile(r"(?<=\w)(?=\w)")
+
+
+class Rendered(NamedTuple):
+    """The text that a template has written of covered messages, and the messages whose reasoning it contains."""
+
+    text: str
+    with_reasoning: set[int]
+
+
+class TemplateRendering:
+    """Renders one template. If it does not support tool calls, they are written in `tool_format`."""
+
+    def __init__(
+        self, template: ChatTemplate, guard: SpecialTokenGuard, tool_format: ToolFormat | None, image_marker: str
+    ) -> None:
+        self.template = template
+        self._guard = guard
+        self._tool_format = None if knows_calls(template) else tool_format
+        self._image_marker = image_marker
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Tool],
+        variables: Mapping[str, Any],
+        traits: TemplateTraits,
+        *,
+        suffix: str = "",
+    ) -> Rendered:
+        """Render messages as conversation.py converts them, with `suffix` at the end of the last content.
+
+        Raises InvalidField and TemplateRefusal.
+        """
+        num_given = len(messages)
+        if tools:
+            messages = _with_tools(messages, tools, traits.tools_place)
+        covered = self._guard.cover_messages(messages, "messages")
+        covered = [_with_types_of_parts(message, given) for message, given in zip(covered, messages, strict=True)]
+        covered = [_with_marks(message, self.template.constants) for message in covered]
+        if self._tool_format is not None:
+            role = "tool" if "tool" in self.template.constants else self._tool_format.result_role
+            # Added after covering, because the format's markers are genuine special tokens.
+            covered = [_with_calls_as_content(message, self._tool_format, role) for message in covered]
+        is_marked = _mark_reasoning(covered, traits.reasoning_field)
+        if suffix:
+            covered[-1]["content"] += suffix
+        text = self.template.render({**variables, "messages": covered})
+        with_reasoning = set()
+        if is_marked:
+            num_added = len(messages) - num_given
+            with_reasoning = {_marked_message(mark) - num_added for mark in _REASONING.findall(text)}
+            text = _REASONING.sub("", text)
+        return Rendered(text.replace(_MEDIUM, self._image_marker), with_reasoning)
+
+
+def knows_calls(template: ChatTemplate) -> bool:
+    """Whether a template reads the tool calls of messages."""
+    return "tool_calls" in template.source
+
+
+def _with_tools(messages: Sequence[Message], tools: Sequence[Tool], place: ToolsPlace) -> Sequence[Message]:
+    """The messages with the tools in the first one, a system message, if the template reads them there."""
+    if place is ToolsPlace.VARIABLE:
+        return messages
+    given: Any = list(tools)
+    if place is ToolsPlace.JSON_IN_MESSAGE:
+        given = json.dumps([tool.get("function", tool) for tool in tools], ensure_ascii=False)
+    has_system = messages and messages[0]["role"] == "system"
+    first, *others = messages if has_system else [{"role": "system", "content": ""}, *messages]
+    return [{**first, "tools": given}, *others]
+
+
+def _with_calls_as_content(message: dict[str, Any], tool_format: ToolFormat, result_role: str) -> dict[str, Any]:
+    """A message, whose arguments are objects, for a template without tool calls.
+
+    Tool calls become the text that the model would write. A result gets the given role.
+    """
+    if message["role"] == "tool":
+        return {**message, "role": result_role}
+    given = [call["function"] for call in message.get("tool_calls", [])]
+    if not given:
+        return message
+    text = tool_format.write_calls([Call(one["name"], one["arguments"]) for one in given])
+    content = f"{message['content']}\n{text}" if message["content"] else text
+    return {**message, "content": content}
+
+
+def _with_types_of_parts(covered: dict[str, Any], given: Message) -> dict[str, Any]:
+    """A covered message with the types of its parts as templates know them, which are no texts of the request."""
+    if not isinstance(parts := given["content"], list):
+        return covered
+    types = [part["type"] for part in parts]
+    return {
+        **covered,
+        "content": [{**part, "type": type} for part, type in zip(covered["content"], types, strict=True)],
+    }
+
+
+def _with_marks(message: dict[str, Any], known: Collection[str]) -> dict[str, Any]:
+    """A message for a template that knows none of its images and sounds: a mark is in the place of each."""
+    if not isinstance(parts := message["content"], list):
+        return message
+    if any(name in known for part in parts for name in MEDIA.get(part["type"], ())):
+        return message
+    return {**message, "content": "\n".join(part.get("text", _MEDIUM) for part in parts)}
+
+
+def _mark_reasoning(messages: Sequence[dict[str, Any]], field: str) -> bool:
+    """Mark the reasoning of messages, in place. Returns whether there is any."""
+    is_marked = False
+    for number, message in enumerate(messages):
+        if not isinstance(text := message.get(field), str) or not text.strip():
+            continue
+        is_marked = True
+        mark = chr(0xD900 + (number >> 8 & 0xFF)) + chr(0xDA00 + (number & 0xFF))
+        found = _WITHIN_WORD.search(text)
+        place = found.start() if found else len(text.rstrip())
+        message[field] = text[:place] + mark + text[place:]
+    return is_marked
+
+
+def _marked_message(mark: str) -> int:
+    return (ord(mark[0]) - 0xD900 << 8) + ord(mark[1]) - 0xDA00

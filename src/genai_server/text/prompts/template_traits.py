@@ -1,0 +1,172 @@
+"""What a chat template writes of a conversation, and in which form: the result of template_probe.py, which
+conversation.py follows.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+# The efforts of the APIs, in order.
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+# Names under which clients send the variable that turns reasoning on and off.
+THINKING_NAMES = ("enable_thinking", "thinking")
+
+
+class CallForm(StrEnum):
+    """How tool calls of the history are given to a template."""
+
+    TOGETHER = "together"
+    # A message for each call, followed by its results.
+    ONE_BY_ONE = "one by one"
+    # As text of the assistant, for templates that have no calls.
+    TEXT = "text"
+
+
+class TextBesideCalls(StrEnum):
+    """What becomes of an assistant's text next to tool calls."""
+
+    WRITTEN = "written"
+    # It is a message of its own, before the calls.
+    BEFORE = "before"
+    LOST = "lost"
+
+
+class CallIds(StrEnum):
+    """Which ids of calls a template needs."""
+
+    ANY = "any"
+    # Nine letters and digits.
+    NINE = "nine"
+    # With the function's name and a counter, as in `functions.NAME:0`; the template writes the name nowhere else.
+    NAMED = "named"
+
+
+class ToolsPlace(StrEnum):
+    """Where a template reads the tools."""
+
+    VARIABLE = "variable"
+    # In the field `tools` of a system message, as a list or as JSON.
+    LIST_IN_MESSAGE = "list in message"
+    JSON_IN_MESSAGE = "JSON in message"
+
+
+class ChosenEffort(NamedTuple):
+    """The template's variables for an effort, and the effort that they stand for, None for on or off."""
+
+    values: Mapping[str, Any]
+    effort: str | None
+
+
+@dataclass(frozen=True)
+class ThinkingVariables:
+    """The variables by which a template's prompt sets whether the model reasons, and how much."""
+
+    # The variable that turns reasoning on and off, with a value for each; empty without one.
+    switch_on: Mapping[str, Any] = field(default_factory=dict)
+    switch_off: Mapping[str, Any] = field(default_factory=dict)
+    # The variable for the effort, "" without one, and its values, keyed by effort, for those that the template takes.
+    effort: str = ""
+    efforts: Mapping[str, str] = field(default_factory=dict)
+
+    def variables(self, effort: str) -> ChosenEffort | None:
+        """The variables for an effort, or for the one nearest to it; None if no effort changes the prompt."""
+        if effort == "none" and self.switch_off:
+            return ChosenEffort(self.switch_off, None)
+        # Only "none" turns reasoning off.
+        taken = [one for one in self.efforts if one != "none" or effort == "none"]
+        if not taken:
+            return ChosenEffort(self.switch_on, None) if self.switch_on and effort != "none" else None
+        wanted = EFFORTS.index(effort)
+        # Of two that are equally near the greater one.
+        nearest = min(taken, key=lambda one: (abs(EFFORTS.index(one) - wanted), -EFFORTS.index(one)))
+        return ChosenEffort({**self.switch_on, self.effort: self.efforts[nearest]}, nearest)
+
+
+@dataclass(frozen=True)
+class TemplateTraits:
+    """What a template writes. The defaults are those of a template that writes everything where it stands."""
+
+    # Whether the probe has found out. If not, conversations are rendered as they are.
+    is_known: bool = False
+    # Whether instructions at the beginning are written: a message with role system or developer.
+    leading_instructions: bool = True
+    # Whether role developer is known there, and next to system.
+    leading_developer: bool = False
+    separate_developer: bool = False
+    # Whether they are also written if the conversation ends with a tool's result, and if there is nothing else.
+    instructions_before_results: bool = True
+    instructions_alone: bool = True
+    # Whether instructions are written in place further on.
+    later_instructions: bool = True
+    # Neighbours and beginnings that are written.
+    user_after_user: bool = True
+    assistant_after_assistant: bool = True
+    user_after_tool: bool = True
+    assistant_first: bool = True
+    empty_assistant: bool = True
+    # Tool calls.
+    tools_place: ToolsPlace = ToolsPlace.VARIABLE
+    calls: CallForm = CallForm.TOGETHER
+    call_ids: CallIds = CallIds.ANY
+    # The content next to calls if there is none.
+    empty_content: str | None = None
+    # Whether arguments are JSON, not objects.
+    arguments_as_json: bool = False
+    # Whether arguments that are no JSON object are written as the text that they are.
+    broken_arguments: bool = False
+    text_beside_calls: TextBesideCalls = TextBesideCalls.WRITTEN
+    # Whether calls without a result, and results without a call, are written.
+    open_calls: bool = True
+    orphan_results: bool = True
+    # Whether results are messages of role tool, and may contain images or sounds.
+    tool_results: bool = True
+    media_in_results: bool = True
+    # The field in which reasoning is read; "" if it is never written. Whether it may stand next to text and calls.
+    reasoning_field: str = "reasoning_content"
+    reasoning_beside_text: bool = True
+    # Whether the name of a user is written.
+    names: bool = True
+    thinking: ThinkingVariables = ThinkingVariables()
+
+    def in_words(self) -> Iterator[str]:
+        """What of a conversation is written in another form than it has, one sentence each."""
+        if not self.is_known:
+            yield "the chat template renders no simple conversation, so conversations are not adapted to it"
+            return
+        for is_said, words in (
+            (not self.leading_instructions, "system messages: written as text of the first user message"),
+            (
+                self.leading_instructions and not self.later_instructions,
+                "system messages later in a conversation: written as text of the user",
+            ),
+            (not self.user_after_user, "messages of one role in a row: joined"),
+            (not self.user_after_tool, "text of the user after a tool's result: written at the result's end"),
+            (not self.assistant_first, "an assistant's message at the beginning: a message of the user is added"),
+            (self.calls is CallForm.TEXT, "tool calls and results in the history: written as text"),
+            (self.calls is CallForm.ONE_BY_ONE, "parallel tool calls in the history: written one by one"),
+            (
+                self.text_beside_calls is TextBesideCalls.BEFORE,
+                "text next to tool calls: written as a message of its own",
+            ),
+            (self.text_beside_calls is TextBesideCalls.LOST, "text next to tool calls: left out"),
+            (not self.open_calls, "tool calls without a result: get one"),
+            (not self.reasoning_field, "reasoning of earlier answers: left out"),
+        ):
+            if is_said:
+                yield words
+
+
+# What every template writes that has turns of user and assistant: nothing but their texts, by turns.
+TEXTS_BY_TURNS: Mapping[str, Any] = {
+    "later_instructions": False,
+    "user_after_user": False,
+    "assistant_after_assistant": False,
+    "user_after_tool": False,
+    "assistant_first": False,
+    "empty_assistant": False,
+    "calls": CallForm.TEXT,
+    "open_calls": False,
+    "orphan_results": False,
+    "tool_results": False,
+}
