@@ -61,6 +61,17 @@ def answers(data: bytes) -> list[RawAnswer]:
     return found
 
 
+def chunks(body: bytes) -> list[bytes]:
+    """The chunks of a body in chunked coding, without the empty one at its end."""
+    found = []
+    while body:
+        size, _, body = body.partition(b"\r\n")
+        found.append(body[: int(size, 16)])
+        body = body[int(size, 16) + len(b"\r\n") :]
+    assert found.pop() == b""
+    return found
+
+
 def asked(server: RunningServer, sent: bytes) -> RawAnswer:
     """The single answer to these bytes, after which the server closes the connection."""
     with connect(server) as sock:

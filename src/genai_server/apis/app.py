@@ -65,7 +65,8 @@ from genai_server.http.middleware.request_lifetime import OPEN_PATHS, Drain, Dra
 from genai_server.http.middleware.uploads import UploadLimits, Uploads, upload_folder
 from genai_server.http.rate_limit import RateLimits
 from genai_server.http.request_state import request_state
-from genai_server.http.telemetry.request_record import Observer, RecentRequests
+from genai_server.http.telemetry.recent_requests import RecentRequests
+from genai_server.http.telemetry.request_record import Observer
 from genai_server.http.trailing_slash import TrailingSlash
 from genai_server.images.reader import Images
 from genai_server.process_memory import rare_full_collections
@@ -144,6 +145,7 @@ def create_app(
                 closing(Images(settings, folder, counts.count_image)) as images,
                 closing(Recordings(settings, folder, counts.count_recording)) as recordings,
                 upload_folder(folder) as app.state.uploads,
+                closing(recent),
             ):
                 app.state.responses = responses
                 app.state.history = history

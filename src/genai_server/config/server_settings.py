@@ -113,7 +113,7 @@ class ServerSettings(SettingsForm):
     """Maximum size of a request's head (its first line and its headers), in bytes."""
 
     idle_timeout: Positive = Field(30, le=86400)
-    """Seconds after which a connection without a complete request head is closed."""
+    """Seconds after which a connection without a complete request head is closed; a TLS handshake counts."""
 
     body_timeout: Positive = Field(60, le=86400)
     """Seconds within which a request's body, or a WebSocket message, must arrive; of a recording or a file each MiB."""

@@ -27,7 +27,8 @@ from genai_server.http.leniency import Leniency
 from genai_server.http.middleware.authentication import rights
 from genai_server.http.middleware.request_lifetime import Drain
 from genai_server.http.request_state import request_state
-from genai_server.http.telemetry.request_record import RecentRequests, RequestRecord
+from genai_server.http.telemetry.recent_requests import RecentRequests
+from genai_server.http.telemetry.request_record import RequestRecord
 from genai_server.images.reader import Images
 from genai_server.messages.generation_request import FinishReason, ModelInfo
 from genai_server.pooling_model import Task

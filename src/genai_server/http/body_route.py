@@ -14,6 +14,7 @@ from genai_server.config.settings import Settings
 from genai_server.http.error_responses import from_findings, malformed
 from genai_server.http.leniency import LeaveOut, Leniency
 from genai_server.http.request_state import request_state
+from genai_server.http.unknown_keys import remove_unknown_keys
 from genai_server.http.upload import form_object
 
 _FORM = "application/x-www-form-urlencoded"
@@ -52,12 +53,17 @@ class BodyRoute(APIRoute):
 
 
 def lenient_route(
-    leave_out: LeaveOut, *, convert: LeaveOut | None = None, caps: bool = False, takes_undeclared: bool = False
+    leave_out: LeaveOut,
+    *,
+    convert: LeaveOut | None = None,
+    caps: bool = False,
+    takes_undeclared: bool = False,
+    takes_unknown: bool = False,
 ) -> type[BodyRoute]:
-    """A BodyRoute that takes out of its bodies what `leave_out` does.
+    """A BodyRoute that takes out of its bodies what `leave_out` does, and with `takes_unknown` all unknown keys.
 
-    With `caps` it reduces an answer's limit to what fits. With GENAI_STRICT it does neither; what of a body's history
-    `convert` puts in another form, it converts all the same.
+    With `caps` it reduces an answer's limit to what fits. With GENAI_STRICT it does nothing of this; what of a body's
+    history `convert` puts in another form, it converts all the same.
     """
     undeclared = takes_undeclared
 
@@ -68,7 +74,12 @@ def lenient_route(
             settings: Settings = request.app.state.services.settings
             if settings.strict:
                 return Leniency(convert=convert)
-            return Leniency(leave_out, convert=convert, caps=caps and settings.cap_max_tokens)
+            removes = self._leave_out if takes_unknown else leave_out
+            return Leniency(removes, convert=convert, caps=caps and settings.cap_max_tokens)
+
+        def _leave_out(self, body: Any) -> list[str]:
+            assert self.body_field is not None
+            return leave_out(body) + remove_unknown_keys(body, "", self.body_field.field_info.annotation)
 
     return LenientRoute
 

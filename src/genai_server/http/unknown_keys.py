@@ -23,13 +23,13 @@ def remove_unknown_keys(body: Any, path: str, form: Any) -> list[str]:
 
     `form` is the type of these objects: a model, or a union of models of which each has a `type` of its own. Returns
     the places of removed keys that were not null, each once and without indexes: `messages[].tool_calls[].index`. An
-    object whose `type` no model has is left as it is, for validation to refuse.
+    object whose `type` no model has is left as it is, for validation to refuse. The empty path is the body itself.
     """
     places: dict[str, None] = {}
     for _, value in objects_at(body, path):
         for place in _remove(value, path, form):
             if len(places) < _MAX_NAMED:
-                places[place] = None
+                places[place.removeprefix(".")] = None
     return list(places)
 
 

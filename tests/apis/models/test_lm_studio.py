@@ -33,7 +33,7 @@ def test_v0_lists_each_name_with_state_and_context(server: RunningServer) -> Non
         "type": "llm",
         "publisher": "genai-server",
         "arch": "llama",
-        "compatibility_type": "onnx",
+        "compatibility_type": "gguf",
         "quantization": "unknown",
         "state": "loaded",
         "max_context_length": 700,
@@ -49,6 +49,19 @@ def test_v0_returns_one_model_by_any_of_its_names(server: RunningServer) -> None
     for entry in listed:
         assert server.client.get(f"/api/v0/models/{entry['id']}").json() == entry
     assert server.client.get("/api/v0/models/one:latest").json() == listed[0] | {"id": "one:latest"}
+
+
+def test_v0_generates_as_openais_endpoints_do(server: RunningServer) -> None:
+    asked = {"model": "one", "messages": [{"role": "user", "content": "say hi"}]}
+    found = server.client.post("/api/v0/chat/completions", json=asked).json()
+    assert (found["object"], found["choices"][0]["message"]["content"]) == ("chat.completion", "hi")
+    with server.client.stream("POST", "/api/v0/chat/completions", json={**asked, "stream": True}) as response:
+        assert response.headers["content-type"].startswith("text/event-stream")
+        assert list(response.iter_lines())[-2] == "data: [DONE]"
+    found = server.client.post("/api/v0/completions", json={"model": "one", "prompt": "say hi\n\x04"}).json()
+    assert (found["object"], found["choices"][0]["text"]) == ("text_completion", "hi")
+    refused = server.client.post("/api/v0/embeddings", json={"model": "one", "input": "x"})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "unsupported_task")
 
 
 def test_an_unknown_model_is_an_error_in_openais_form(scripted: RunningServer) -> None:

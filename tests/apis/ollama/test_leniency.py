@@ -5,26 +5,31 @@ from typing import Any
 
 import pytest
 
-from genai_server.apis.ollama.leniency import OPTIONS_WITHOUT_EFFECT, leave_out
-from genai_server.apis.ollama.schemas import Options
+from genai_server.apis.ollama.leniency import leave_out
+from genai_server.apis.ollama.schemas import EmbedRequest, OllamaChatRequest, ShowRequest
+from genai_server.http.unknown_keys import remove_unknown_keys
+
+CALLS = [{"function": {"name": "f"}}]
 
 
 @pytest.mark.parametrize(
     ("given", "left", "names"),
     [
-        ({"options": {"num_ctx": 4096, "top_k": 3}}, {"options": {"top_k": 3}}, ["options.num_ctx"]),
-        ({"options": {"num_ctx": None}}, {"options": {}}, []),
         ({"truncate": True, "shift": True}, {}, ["truncate", "shift"]),
         ({"truncate": False}, {"truncate": False}, []),
-        ({"tools": [{"items": {}, "function": {}}]}, {"tools": [{"function": {}}]}, ["tools[0].items"]),
+        (
+            {"messages": [{"role": "Assistant", "tool_calls": CALLS}, {"role": "user", "tool_calls": CALLS}]},
+            {"messages": [{"role": "Assistant", "tool_calls": CALLS}, {"role": "user"}]},
+            ["messages[1].tool_calls"],
+        ),
+        ({"messages": [{"role": "user", "tool_calls": []}]}, {"messages": [{"role": "user", "tool_calls": []}]}, []),
         (
             {"messages": [{"images": ["AA=="]}], "images": ["AA=="]},
             {"messages": [{"images": ["AA=="]}], "images": ["AA=="]},
             [],
         ),
-        ({"messages": [{"content": "a", "images": []}]}, {"messages": [{"content": "a", "images": []}]}, []),
     ],
-    ids=["option", "null", "cuts", "no cut", "items", "images", "no images"],
+    ids=["cuts", "no cut", "calls", "no calls", "images"],
 )
 def test_ignored_fields_are_removed_and_named(given: dict[str, Any], left: dict[str, Any], names: list[str]) -> None:
     body = deepcopy(given)
@@ -40,5 +45,26 @@ def test_a_body_of_another_form_stays_as_it_is(body: Any) -> None:
     assert (leave_out(body), body) == ([], given)
 
 
-def test_no_option_is_both_honoured_and_left_out() -> None:
-    assert not set(Options.model_fields) & set(OPTIONS_WITHOUT_EFFECT)
+def test_unknown_keys_are_named_at_every_level() -> None:
+    call = {"function": {"name": "f", "arguments": {"any": {"key": 1}}, "spoken": 1}, "opts": 1}
+    tool = {"type": "function", "items": {}, "function": {"name": "f", "parameters": {"any": 1}, "handler": "x"}}
+    body = {
+        "user": "me",
+        "nothing": None,
+        "options": {"num_ctx": 4096, "top_k": 3, "low_vram": None},
+        "messages": [{"role": "assistant", "tool_calls": [call], "uuid": 1}, {"role": "user", "uuid": 2}],
+        "tools": [tool],
+        "format": {"any": 1},
+    }
+    assert remove_unknown_keys(body, "", OllamaChatRequest) == [
+        "user",
+        "options.num_ctx",
+        "messages[].uuid",
+        "messages[].tool_calls[].opts",
+        "messages[].tool_calls[].function.spoken",
+        "tools[].items",
+        "tools[].function.handler",
+    ]
+    OllamaChatRequest.model_validate(body)
+    assert remove_unknown_keys({"input": "x", "options": {"num_ctx": 1}}, "", EmbedRequest) == ["options"]
+    assert remove_unknown_keys({"model": "x", "system": "y"}, "", ShowRequest) == ["system"]

@@ -10,9 +10,10 @@ from genai_server.apis.ollama.schemas import EmbedRequest, GenerateRequest, Pull
 from genai_server.apis.ollama.schemas import OllamaChatRequest as ChatRequest
 
 HELLO = [{"role": "user", "content": "hello"}]
+TOOL = {"type": "function", "function": {"name": "f"}}
 
 
-def _calling(arguments: dict[str, Any]) -> dict[str, Any]:
+def _calling(arguments: Any) -> dict[str, Any]:
     return {"role": "assistant", "tool_calls": [{"function": {"name": "add", "arguments": arguments}}]}
 
 
@@ -32,7 +33,11 @@ def _calling(arguments: dict[str, Any]) -> dict[str, Any]:
         (ChatRequest, {"messages": HELLO, "options": {"repeat_last_n": -1, "repeat_penalty": 1.1, "typical_p": 1}}),
         (GenerateRequest, {"prompt": "x", "template": "", "context": [], "format": {"type": "object"}}),
         (GenerateRequest, {"prompt": "x", "raw": True, "system": "", "think": False}),
-        (EmbedRequest, {"input": ["a", "b"], "truncate": True, "options": {}}),
+        (EmbedRequest, {"input": ["a", "b"], "truncate": True}),
+        (ChatRequest, {"messages": [{"role": "developer", "content": "x"}], "think": "none", "temperature": 1}),
+        *((ChatRequest, {"messages": [_calling(given)]}) for given in ('{"a', "", [1], 5, True, None, {"a": math.nan})),
+        (ChatRequest, {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "a b!"}}]}]}),
+        (ChatRequest, {"messages": HELLO, "tools": [TOOL], "tool_choice": {"type": "function", "name": "f"}}),
         (PullRequest, {"name": "org/name", "insecure": False}),
     ],
 )
@@ -49,7 +54,11 @@ def test_fields_of_ollamas_clients_are_accepted(model: type[BaseModel], given: d
         (ChatRequest, {"messages": [{"role": "user", "images": [""]}]}, "images"),
         (ChatRequest, {"messages": [{"role": "user", "tool_calls": [{"function": {"name": "a"}}]}]}, "tool_calls"),
         (ChatRequest, {"messages": [_calling({"a": "\ud800"})]}, "arguments"),
-        (ChatRequest, {"messages": [_calling({"a": float("nan")})]}, "arguments"),
+        (ChatRequest, {"messages": [_calling("\ud800")]}, "arguments"),
+        (ChatRequest, {"messages": HELLO, "tool_choice": "required"}, "tool_choice"),
+        (ChatRequest, {"messages": HELLO, "tools": [TOOL], "tool_choice": {"type": "function"}}, "tool_choice"),
+        (ChatRequest, {"messages": HELLO, "tools": [TOOL], "tool_choice": "always"}, "tool_choice"),
+        (ChatRequest, {"temperature": 2.5}, "temperature"),
         (ChatRequest, {"options": {"num_ctx": 4096}}, "num_ctx"),
         (ChatRequest, {"options": {"typical_p": 0.7}}, "typical_p"),
         (ChatRequest, {"options": {"temperature": 2.5}}, "temperature"),

@@ -1,6 +1,7 @@
 """Ollama's bodies translated to those of chats and text completions."""
 
 import json
+import math
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from pydantic import ValidationError
 from genai_server.apis.ollama.schemas import GenerateRequest
 from genai_server.apis.ollama.schemas import OllamaChatRequest as ChatRequest
 from genai_server.apis.ollama.translate import Raw, Translation
-from genai_server.apis.shared.chat_messages import ChatParameters
+from genai_server.apis.shared.chat_messages import ChatParameters, NamedTool
 from genai_server.errors import InvalidField
 from genai_server.http.leniency import outer_error
 
@@ -70,6 +71,45 @@ def test_penalties_look_at_the_last_64_tokens_by_default(options: dict[str, floa
     assert question(options=options).repeat_last_n == num_penalized
 
 
+def test_options_next_to_options_are_honoured() -> None:
+    fields = {"temperature": 0.5, "top_p": 0.9, "stop": ["x"], "seed": 3, "max_output_tokens": 7}
+    found = question(**fields)
+    assert (found.temperature, found.top_p, found.stop, found.seed, found.max_tokens) == (0.5, 0.9, ["x"], 3, 7)
+    assert question(max_tokens=7).max_tokens == 7
+    assert question(raw=True, repeat_penalty=1.1).repeat_last_n == 64
+
+
+def test_options_go_before_the_same_next_to_them_which_are_named() -> None:
+    fields = {"temperature": 0.5, "top_k": 3, "max_tokens": 7, "options": {"temperature": 1.0, "top_k": 3}}
+    translation = Translation(GenerateRequest.model_validate({"prompt": "x", **fields}), "m")
+    assert (translation.body.temperature, translation.body.top_k, translation.body.max_tokens) == (1.0, 3, 7)
+    assert translation.overridden == ["temperature"]
+
+
+@pytest.mark.parametrize(
+    "choice",
+    ["auto", "none", "required", {"type": "function", "name": "f"}, {"type": "function", "function": {"name": "f"}}],
+)
+def test_tool_choice_is_that_of_chats(choice: Any) -> None:
+    tool = {"type": "function", "function": {"name": "f"}}
+    found = chat({"role": "user", "content": "x"}, tools=[tool], tool_choice=choice).tool_choice
+    if isinstance(choice, str):
+        assert found == choice
+    else:
+        assert isinstance(found, NamedTool)
+        assert found.function.name == "f"
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [({"a": "ä"}, '{"a": "ä"}'), ('{"a": ', '{"a": '), (None, "{}"), ([1], "[1]"), ({"a": math.nan}, '{"a": NaN}')],
+)
+def test_arguments_of_a_call_in_the_history_are_text(given: Any, text: str) -> None:
+    function = {"name": "f", "arguments": given}
+    (message,) = chat({"role": "assistant", "tool_calls": [{"function": function}]}).messages
+    assert [call.function.arguments for call in message.tool_calls or ()] == [text]
+
+
 def test_a_raw_answer_has_all_that_fits() -> None:
     found = question(raw=True)
     assert isinstance(found, Raw)
@@ -86,7 +126,8 @@ def test_a_prompt_is_a_question_unless_it_is_raw_or_has_a_suffix() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "effort"), [(None, None), (True, "medium"), (False, "none"), ("low", "low"), ("max", "max")]
+    ("given", "effort"),
+    [(None, None), (True, "medium"), (False, "none"), ("low", "low"), ("max", "max"), ("none", "none")],
 )
 def test_thinking_is_effort(given: Any, effort: str | None) -> None:
     assert chat({"role": "user", "content": "x"}, think=given).reasoning_effort == effort

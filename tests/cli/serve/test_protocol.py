@@ -307,13 +307,18 @@ def test_unread_response_buffers_at_most_64_kib() -> None:
         assert len(read_to_end(sock)) < 64 * MIB  # the system's buffers
 
 
-def test_https_is_served_with_a_certificate(tmp_path: Path) -> None:
-    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+def _with_certificate(folder: Path, **settings: str) -> dict[str, str]:
+    """Settings of a scripted server with a new certificate, which is cert.pem in the folder."""
+    cert, key = folder / "cert.pem", folder / "key.pem"
     command = (
         "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -addext subjectAltName=IP:127.0.0.1"
     )
     subprocess.run([*command.split(), "-keyout", str(key), "-out", str(cert)], check=True, capture_output=True)
-    settings = {"GENAI_DEVICE": "scripted", "GENAI_TLS_CERT": str(cert), "GENAI_TLS_KEY": str(key)}
+    return {"GENAI_DEVICE": "scripted", "GENAI_TLS_CERT": str(cert), "GENAI_TLS_KEY": str(key), **settings}
+
+
+def test_https_is_served_with_a_certificate(tmp_path: Path) -> None:
+    settings, cert = _with_certificate(tmp_path), tmp_path / "cert.pem"
     with run_server(tmp_path, settings=settings, ready=False) as server:
         wait_until(lambda: "listening on https://" in server.log())
         url = server.url.replace("http:", "https:")
@@ -322,6 +327,22 @@ def test_https_is_served_with_a_certificate(tmp_path: Path) -> None:
             assert client.post("/v1/chat", json=body("say x")).json()["content"] == "x"
         with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
             httpx.get(f"{url}/healthz", timeout=30)
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_unfinished_tls_handshakes_and_heads_are_closed(tmp_path: Path, workers: str) -> None:
+    """asyncio's own limit of a handshake, 60 s, is longer than this test reads."""
+    settings = _with_certificate(tmp_path, GENAI_IDLE_TIMEOUT="4", WORKERS=workers)
+    with run_server(tmp_path, settings=settings, ready=False) as server:
+        wait_until(lambda: server.log().count("Application startup complete") == int(workers))
+        for sent in (b"", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"):  # the beginning of a ClientHello
+            with connect(server) as sock:
+                sock.sendall(sent)
+                assert read_to_end(sock) == b""
+        trusting = ssl.create_default_context(cafile=str(tmp_path / "cert.pem"))
+        with connect(server) as sock, trusting.wrap_socket(sock, server_hostname="127.0.0.1") as encrypted:
+            encrypted.sendall(b"GET /healthz HT")
+            assert read_to_end(encrypted) == b""
 
 
 def test_client_of_a_trusted_proxy_is_logged(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ def _config() -> Config:
 
 # Overridden or called, with the parameters after `self`.
 METHODS: dict[type, dict[str, list[str]]] = {
+    Config: {"get_loop_factory": []},
     HttpToolsProtocol: {
         "connection_made": ["transport"],
         "connection_lost": ["exc"],
@@ -69,6 +70,7 @@ METHODS: dict[type, dict[str, list[str]]] = {
 }
 # Read or set.
 ATTRIBUTES: dict[str, set[str]] = {
+    "Config": {"is_ssl", "timeout_keep_alive"},
     "HttpToolsProtocol": {
         "app",
         "app_state",
@@ -138,7 +140,7 @@ def instances() -> Iterator[dict[str, Any]]:
         ]
 
     processes = [Process(_config(), []), Multiprocess(_config(), []), StatReload(_config(), target=print, sockets=[])]
-    yield {type(one).__name__: one for one in [*asyncio.run(connected()), *processes]}
+    yield {type(one).__name__: one for one in [_config(), *asyncio.run(connected()), *processes]}
 
 
 @pytest.mark.parametrize("name", ATTRIBUTES)

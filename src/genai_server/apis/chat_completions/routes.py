@@ -18,6 +18,7 @@ router = VersionedRouter(lenient_route(leave_out_of_chat, convert=convert_messag
 
 
 @router.post("/v1/chat/completions", responses=STREAMS)
+@router.post("/api/v0/chat/completions", include_in_schema=False)  # LM Studio's name
 async def create_chat_completion(
     body: ChatCompletionRequest, services: TheServices, context: TheRequestContext
 ) -> Response:

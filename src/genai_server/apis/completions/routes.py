@@ -24,6 +24,7 @@ router = VersionedRouter(lenient_route(leave_out_of_completion), "openai")
 
 
 @router.post("/v1/completions", responses=STREAMS)
+@router.post("/api/v0/completions", include_in_schema=False)  # LM Studio's name
 async def create_completion(body: CompletionRequest, services: TheServices, context: TheRequestContext) -> Response:
     """OpenAI's text completion, complete or as a stream of chunks."""
     is_long = bool(body.echo) or body.logprobs is not None

@@ -32,6 +32,7 @@ FEW_NUMBERS = 4096
 
 
 @router.post("/v1/embeddings", response_model=EmbeddingResponse)
+@router.post("/api/v0/embeddings", include_in_schema=False)  # LM Studio's name
 async def create_embeddings(body: EmbeddingRequest, services: TheServices, context: TheRequestContext) -> Response:
     """OpenAI's embeddings API, for embedding models only."""
     found = await embed(services, context, body.inputs, body, dimensions=body.dimensions, prompt_name=body.prompt_name)

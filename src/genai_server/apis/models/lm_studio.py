@@ -1,6 +1,7 @@
 """LM Studio's model lists, https://lmstudio.ai/docs/developer/rest: /api/v0/models and /api/v1/models.
 
-Clients read a model's state and context length there. They generate text through the other APIs.
+Clients read a model's state and context length there. The v0 API's endpoints that generate text or embed it are other
+names of OpenAI's, and next to these.
 """
 
 import asyncio
@@ -23,6 +24,8 @@ router = APIRouter(tags=["models"], responses=error_responses(404))
 _TYPES_V0 = {Task.GENERATE: "llm", Task.EMBED: "embeddings"}
 # The type in the v0 API of a model that also takes images.
 _VISION_V0 = "vlm"
+# Clients read one of the two values of LM Studio, "gguf" and "mlx", of which neither is true here.
+_COMPATIBILITY = "gguf"
 _TYPES_V1 = {Task.GENERATE: "llm", Task.EMBED: "embedding"}
 
 
@@ -68,7 +71,7 @@ def _in_v0(services: Services, name: str, about: ModelStatus, files: ModelFiles)
         "type": _VISION_V0 if "vision" in can else _TYPES_V0.get(about.task, about.task.value),
         "publisher": _publisher(name),
         "arch": files.family,
-        "compatibility_type": "onnx",
+        "compatibility_type": _COMPATIBILITY,
         "quantization": "unknown",
         "state": "loaded" if is_loaded else "not-loaded",
         "max_context_length": length,

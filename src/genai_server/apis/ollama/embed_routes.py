@@ -9,7 +9,6 @@ from genai_server.apis.embeddings.embed import Pooled, embed
 from genai_server.apis.embeddings.routes import FEW_NUMBERS
 from genai_server.apis.embeddings.schemas import PooledFields
 from genai_server.apis.ollama.keep_alive import keep, load, seconds_to_keep
-from genai_server.apis.ollama.leniency import leave_out_of_embeddings
 from genai_server.apis.ollama.model_routes import OPERATORS_ERRORS, find_model
 from genai_server.apis.ollama.schemas import EmbeddingsRequest, EmbedRequest, KeptFields, nanoseconds
 from genai_server.generation.dependencies import RequestContext, Services, TheRequestContext, TheServices
@@ -18,7 +17,7 @@ from genai_server.http.json_response import built_response
 from genai_server.pooling_model import Task
 
 router = APIRouter(
-    route_class=lenient_route(leave_out_of_embeddings, takes_undeclared=True),
+    route_class=lenient_route(lambda body: [], takes_undeclared=True, takes_unknown=True),
     tags=["ollama"],
     responses=OPERATORS_ERRORS,
 )

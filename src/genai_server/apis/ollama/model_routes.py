@@ -24,7 +24,9 @@ _ERRORS = error_responses(400, 404, 500, 503, error=OllamaErrorResponse)
 # Responses of endpoints with features that require an admin key.
 OPERATORS_ERRORS = error_responses(400, 403, 404, 500, 503, error=OllamaErrorResponse)
 router = APIRouter(
-    route_class=lenient_route(lambda body: [], takes_undeclared=True), tags=["ollama"], responses=_ERRORS
+    route_class=lenient_route(lambda body: [], takes_undeclared=True, takes_unknown=True),
+    tags=["ollama"],
+    responses=_ERRORS,
 )
 # The version of Ollama that this API corresponds to: some clients refuse older ones.
 OLLAMA_VERSION = "0.19.0"

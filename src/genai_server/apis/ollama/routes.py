@@ -23,7 +23,9 @@ from genai_server.http.json_response import built_response
 from genai_server.http.ndjson import LINES, LineStream
 
 router = APIRouter(
-    route_class=lenient_route(leave_out, caps=True, takes_undeclared=True), tags=["ollama"], responses=OPERATORS_ERRORS
+    route_class=lenient_route(leave_out, caps=True, takes_undeclared=True, takes_unknown=True),
+    tags=["ollama"],
+    responses=OPERATORS_ERRORS,
 )
 unsupported = APIRouter(route_class=BodyRoute, include_in_schema=False)
 
@@ -74,6 +76,7 @@ async def _response(
         return JSONResponse(build.nothing("unload" if kept == 0 else "load"))
     is_streamed = body.stream is not False
     translation = await asyncio.to_thread(Translation, body, chosen.id)
+    context.leniency.note(translation.overridden)
     # The translation has them, and drops the data of their images.
     if isinstance(body, OllamaChatRequest):
         body.messages = None

@@ -1,5 +1,6 @@
 """Bodies of Ollama's API (https://docs.ollama.com/api)."""
 
+import json
 import math
 import re
 from typing import Annotated, Any, Literal, Self
@@ -7,8 +8,16 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, model_validator
 
 from genai_server.apis.embeddings.schemas import MAX_INPUTS
-from genai_server.apis.shared.base import JsonObject, NonEmptyText, Text, Wire, WritableObject, elements, field_error
-from genai_server.apis.shared.chat_messages import MAX_MESSAGES, MAX_PARTS, MAX_TOOLS, Function, FunctionName
+from genai_server.apis.shared.base import JsonObject, NonEmptyText, Text, Wire, elements, field_error, missing_error
+from genai_server.apis.shared.chat_messages import (
+    MAX_MESSAGES,
+    MAX_PARTS,
+    MAX_TOOLS,
+    Function,
+    FunctionName,
+    NamedFunction,
+    ReasoningEffort,
+)
 from genai_server.apis.shared.completion_body import MAX_TOKENS
 from genai_server.apis.shared.sampling_parameters import MAX_STOP_STRINGS, StopText
 
@@ -33,6 +42,8 @@ def nanoseconds(seconds: float) -> int:
     return max(1, round(seconds * 1e9))
 
 
+# Other names of an option, at the top level.
+_NAMES_OF_LIMIT = {"max_tokens": "num_predict", "max_output_tokens": "num_predict"}
 # Default of a request with a penalty, as in Ollama.
 DEFAULT_REPEAT_LAST_N = 64
 
@@ -51,12 +62,9 @@ Whole = Annotated[int, BeforeValidator(_whole)]
 KeepAlive = Annotated[float | Annotated[str, Field(max_length=64)], AfterValidator(_duration)]
 # Some clients send an empty list with each message.
 Images = Annotated[list[NonEmptyText], elements(MAX_PARTS)]
-NoOptions = Annotated[JsonObject, Field(max_length=0)]
 
 
-class Options(Wire):
-    """Sampling options. Absent options have the model's defaults."""
-
+class _SamplingOptions(Wire):
     num_predict: Whole | None = Field(
         None, description="Maximum number of tokens of the answer; 0 or less for all that fit."
     )
@@ -76,6 +84,10 @@ class Options(Wire):
     )
     seed: Whole | None = Field(None, ge=-(2**63), le=2**63 - 1, description="-1 for a random seed.")
     stop: StopText | Annotated[list[StopText], elements(MAX_STOP_STRINGS)] | None = None
+
+
+class Options(_SamplingOptions):
+    """Sampling options. Absent options have the model's defaults."""
 
     @property
     def num_penalized(self) -> int | None:
@@ -99,15 +111,17 @@ class KeptFields(Wire):
         return None if self.keep_alive is None else seconds(self.keep_alive)
 
 
-class _AnswerFields(KeptFields):
-    """Fields of both generating endpoints."""
+class AnswerFields(KeptFields, _SamplingOptions):
+    """Fields of both generating endpoints. Some clients send sampling options next to `options`, which go first."""
 
     stream: bool | None = Field(None, description="true by default.")
     format: Literal["", "json"] | JsonObject | None = Field(
         None, description="`json`, or a JSON schema that the answer must match."
     )
     options: Options | None = None
-    think: bool | Literal["low", "medium", "high", "max"] | None = Field(
+    max_tokens: Whole | None = Field(None, description="Another name for `num_predict`.")
+    max_output_tokens: Whole | None = Field(None, description="Another name for `num_predict`.")
+    think: bool | ReasoningEffort | None = Field(
         None, description="Whether, and how much, the model reasons before it answers."
     )
     truncate: Literal[False] | None = Field(
@@ -127,13 +141,37 @@ class _AnswerFields(KeptFields):
             raise field_error("top_logprobs", "is only allowed with logprobs: true")
         return self
 
+    @property
+    def all_options(self) -> tuple[Options, list[str]]:
+        """The options with those of the body's top level, and the names of top-level ones that `options` overrides."""
+        given = Options.model_validate({}) if self.options is None else self.options
+        found = given.model_dump(exclude_none=True)
+        overridden = []
+        for name in (*_SamplingOptions.model_fields, *_NAMES_OF_LIMIT):
+            value = getattr(self, name)
+            if value is not None and value != found.setdefault(_NAMES_OF_LIMIT.get(name, name), value):
+                overridden.append(name)
+        return Options.model_validate(found), overridden
+
+
+def _as_text(given: Any) -> str:
+    """The arguments of a call as text. Other servers and cut-off answers have some that are no object."""
+    text = given if isinstance(given, str) else "{}" if given is None else json.dumps(given, ensure_ascii=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError("must be valid Unicode") from None
+    return text
+
 
 class OllamaCalledFunction(Wire):
     """Name and arguments of a tool call."""
 
     index: Whole | None = None
-    name: FunctionName
-    arguments: WritableObject | None = None
+    name: NonEmptyText
+    arguments: Annotated[Any, AfterValidator(_as_text)] = Field(
+        "{}", description="An object, or what a model has written in its place."
+    )
 
 
 class OllamaToolCall(Wire):
@@ -152,7 +190,7 @@ def _lower(given: Any) -> Any:
 class OllamaMessage(Wire):
     """One turn of the conversation."""
 
-    role: Annotated[Literal["system", "user", "assistant", "tool"], BeforeValidator(_lower)]
+    role: Annotated[Literal["system", "developer", "user", "assistant", "tool"], BeforeValidator(_lower)]
     content: Text | None = None
     thinking: Text | None = Field(None, description="The assistant's reasoning.")
     images: Images | None = Field(None, description="Image files in base64, for models that take images.")
@@ -176,14 +214,39 @@ class OllamaTool(Wire):
     function: Function
 
 
-class OllamaChatRequest(_AnswerFields):
+class OllamaChosenTool(Wire):
+    """The one function that must be called."""
+
+    type: Literal["function"]
+    name: FunctionName | None = None
+    function: NamedFunction | None = None
+
+    @model_validator(mode="after")
+    def _has_one_name(self) -> Self:
+        if self.name is None and self.function is None:
+            raise missing_error("name", "without function")
+        if self.name is not None and self.function is not None:
+            raise field_error("name", "cannot be combined with function")
+        return self
+
+
+class OllamaChatRequest(AnswerFields):
     """Body of /api/chat. Without messages, the model is loaded, or unloaded if `keep_alive` is 0."""
 
     messages: Annotated[list[OllamaMessage], elements(MAX_MESSAGES)] | None = None
     tools: Annotated[list[OllamaTool], elements(MAX_TOOLS)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | OllamaChosenTool | None = Field(
+        None, description="Whether a tool must be called, and which one, as in OpenAI's APIs."
+    )
+
+    @model_validator(mode="after")
+    def _has_tools_to_choose(self) -> Self:
+        if self.tool_choice not in (None, "none", "auto") and not self.tools:
+            raise field_error("tool_choice", "is only allowed with tools")
+        return self
 
 
-class GenerateRequest(_AnswerFields):
+class GenerateRequest(AnswerFields):
     """Body of /api/generate. Without prompt and images, the model is loaded, or unloaded if `keep_alive` is 0."""
 
     prompt: Text | None = None
@@ -223,7 +286,6 @@ class EmbedRequest(KeptFields):
         None, description="Whether to truncate texts to the model's maximum length; true by default."
     )
     dimensions: Whole | None = Field(None, ge=0, description="Length of the vectors; 0 for the model's own.")
-    options: NoOptions | None = Field(None, description="Only an empty object: there are no options.")
 
     @property
     def texts(self) -> list[str]:
@@ -235,7 +297,6 @@ class EmbeddingsRequest(KeptFields):
     """Body of /api/embeddings, Ollama's older endpoint for one text."""
 
     prompt: Text | None = None
-    options: NoOptions | None = Field(None, description="Only an empty object: there are no options.")
 
 
 class ShowRequest(Wire):

@@ -5,9 +5,15 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
-from genai_server.apis.ollama.schemas import GenerateRequest, OllamaChatRequest, OllamaMessage, Options
+from genai_server.apis.ollama.schemas import (
+    GenerateRequest,
+    OllamaChatRequest,
+    OllamaChosenTool,
+    OllamaMessage,
+    Options,
+)
 from genai_server.apis.shared.base import JsonObject
-from genai_server.apis.shared.chat_messages import ChatParameters
+from genai_server.apis.shared.chat_messages import ChatParameters, NamedFunction
 from genai_server.apis.shared.completion_body import CompletionRequest
 from genai_server.apis.shared.image_places import ImagePlace, image_names
 
@@ -37,16 +43,15 @@ class Translation:
         self._given = body
         # The given body's names for the places of images, by the chat's.
         self._images: dict[str, str] = {}
-        options = {"model": model, **_sampling(body.options or Options.model_validate({}))}
+        # Options at the body's top level that have another value in `options`.
+        sampling, self.overridden = body.all_options
+        options = {"model": model, **_sampling(sampling)}
         if isinstance(body, GenerateRequest) and body.is_raw:
             self.body = Raw.model_validate({**options, **_raw(body)})
             return
         messages = list(_messages(body.messages or ())) if isinstance(body, OllamaChatRequest) else _question(body)
-        given = (body.tools or ()) if isinstance(body, OllamaChatRequest) else ()
-        tools = [{"type": "function", "function": tool.function} for tool in given]
-        self.body = ChatParameters.model_validate(
-            {**options, "messages": messages, "tools": tools or None, **_output(body)}
-        )
+        tools = _tools(body) if isinstance(body, OllamaChatRequest) else {}
+        self.body = ChatParameters.model_validate({**options, "messages": messages, **tools, **_output(body)})
         self._images = image_names(self.body.messages, _image_places(body))
 
     def outer_name(self, field: str) -> str:
@@ -155,11 +160,21 @@ def _messages(messages: Sequence[OllamaMessage]) -> Iterator[JsonObject]:
                 id = call.id or _ID.format(num_ids)
                 num_ids += 1
                 waiting[id] = call.function.name
-                arguments = json.dumps(call.function.arguments or {}, ensure_ascii=False)
-                function = {"name": call.function.name, "arguments": arguments}
+                function = {"name": call.function.name, "arguments": call.function.arguments}
                 calls.append({"id": id, "type": "function", "function": function})
             found |= {"content": content or None, "tool_calls": calls}
         yield found
+
+
+def _tools(body: OllamaChatRequest) -> JsonObject:
+    tools = [{"type": "function", "function": tool.function} for tool in body.tools or ()]
+    choice: JsonObject | str | None
+    if isinstance(body.tool_choice, OllamaChosenTool):
+        chosen = body.tool_choice.function or NamedFunction(name=body.tool_choice.name or "")
+        choice = {"type": "function", "function": chosen}
+    else:
+        choice = body.tool_choice
+    return {"tools": tools or None, "tool_choice": choice}
 
 
 def _answered(waiting: dict[str, str], name: str | None) -> str | None:

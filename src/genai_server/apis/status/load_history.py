@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 from fastapi import APIRouter, Request
 
 from genai_server.apis.status.engine_metrics import EngineMetrics, Labels
-from genai_server.http.telemetry.request_record import RecentRequests
+from genai_server.http.telemetry.recent_requests import RecentRequests
 
 PATH = "/metrics/history"
 # Seconds between two samples, and how many are kept.

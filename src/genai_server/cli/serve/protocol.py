@@ -42,7 +42,7 @@ class GuardedProtocol(ReaderGuard, HttpToolsProtocol):
     """Closes a connection if a head is too large or too late, or if the client stops reading its answer.
 
     A head may have `h11_max_incomplete_event_size` bytes, a setting of uvicorn. It must arrive within
-    `timeout_keep_alive` seconds of the connection's opening or its last answer.
+    `timeout_keep_alive` seconds of the connection's opening, with the TLS handshake, or of its last answer.
 
     Malformed HTTP is refused with the reason, after the answers to the requests before it. When few open files are
     left, a new connection is surplus: its request is refused and it is closed.
@@ -52,6 +52,8 @@ class GuardedProtocol(ReaderGuard, HttpToolsProtocol):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
+        # Over TLS the connection is made after its handshake, which counts towards the time of the first head.
+        self._accepted = self.loop.time()
         self._max_head = self.config.h11_max_incomplete_event_size or _DEFAULT_HEAD
         self._head_size = 0
         # Bytes received of the current request: of its body, and of everything else.
@@ -70,7 +72,7 @@ class GuardedProtocol(ReaderGuard, HttpToolsProtocol):
         super().connection_made(transport)
         self._count_files()
         if self._refusal is None:
-            self._wait_for_head()
+            self._wait_for_head(since=self._accepted)
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._head_timer is not None:
@@ -145,7 +147,7 @@ class GuardedProtocol(ReaderGuard, HttpToolsProtocol):
         elif self._refusal is not None:
             self._refuse(self._refusal)
         elif self.cycle.response_complete:  # no further request has arrived yet
-            self._wait_for_head()
+            self._wait_for_head(since=self.loop.time())
 
     def send_400_response(self, msg: str) -> None:
         """Refuse malformed HTTP or a head that is too large, after the answers to the requests before it."""
@@ -207,10 +209,10 @@ class GuardedProtocol(ReaderGuard, HttpToolsProtocol):
             self._head_size = self._other_bytes
             self.send_400_response("")
 
-    def _wait_for_head(self) -> None:
+    def _wait_for_head(self, *, since: float) -> None:
         if self._head_timer is not None:
             self._head_timer.cancel()
-        self._head_timer = self.loop.call_later(self.timeout_keep_alive, self._no_head)
+        self._head_timer = self.loop.call_at(since + self.timeout_keep_alive, self._no_head)
 
     def _no_head(self) -> None:
         # Unread output would keep a closed connection open.

@@ -24,6 +24,7 @@ from genai_server.cli.serve.processes import Reloader, Workers
 from genai_server.cli.serve.protocol import GuardedProtocol
 from genai_server.cli.serve.signals import CLOSING, ENDING, STOP_SIGNALS, end_now, end_within
 from genai_server.cli.serve.stand_in import StandIn
+from genai_server.cli.serve.tls_handshakes import HandshakeConfig
 from genai_server.cli.serve.websocket import GuardedWebSocket
 from genai_server.cli.serve.welcome import welcome
 from genai_server.config.environment import export_engines, export_settings
@@ -183,7 +184,7 @@ def _serve_in_processes(settings: Settings, listener: socket.socket, engines: Pa
 
 
 def _uvicorn_config(settings: Settings, app: "ASGIApp | str") -> uvicorn.Config:
-    return uvicorn.Config(
+    return HandshakeConfig(
         app,
         host=settings.host,
         port=settings.port,
