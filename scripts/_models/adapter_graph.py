@@ -66,7 +66,7 @@ def random_weights(
     found = {}
     for node, (rows, columns) in shapes.items():
         a, b = inputs_of(node)
-        found[a] = chance.normal(size=(rows, rank)).astype(np.float32) * np.float32(strength / rank)
+        found[a] = chance.normal(size=(rows, rank)).astype(np.float32) * np.float32(strength / max(1, rank))
         found[b] = chance.normal(size=(rank, columns)).astype(np.float32) * np.float32(strength)
     return found
 

@@ -257,7 +257,7 @@ def test_restarted_engine_reports_an_adapter_whose_file_is_gone(mortal: RunningS
     response = mortal.chat("say x", model="demo:lost")
     assert refusal(response) == (503, "unavailable", "model")
     assert response.json()["error"]["message"] == 'adapter "lost" cannot be loaded; see the server log'
-    assert f'adapter "lost": {lost} cannot be read' in mortal.log()
+    assert f'adapter "lost": {lost} does not exist' in mortal.log()
 
 
 def test_a_model_that_was_idle_comes_back_with_its_adapters(own_folder: Path, extra: str) -> None:

@@ -1,6 +1,7 @@
 """Adapters in the real library: sequences with and without adapters run concurrently, each as if alone."""
 
 import json
+import shutil
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,8 +14,11 @@ import pytest
 from genai_server.engine.loaded_adapter import LoadedAdapter
 from genai_server.engine.model.graph import read_decoder_graph
 from genai_server.engine.model.session import open_session
+from genai_server.engine.runners.bare_sequences import open_bare
+from genai_server.engine.runners.base import run_pass
 from genai_server.engine.runners.loaded_model import LoadedModel
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
+from genai_server.engine.scheduling.scheduler_output import Read
 from genai_server.engine.sequence import Sequence
 from genai_server.errors import AdapterLoadFailed
 from genai_server.messages.generation_request import Adapter
@@ -154,6 +158,22 @@ def test_unloaded_adapter_lives_until_its_sequence_ends(adapted: Path, engine: E
     del sequence
     engine.run(engine.begin(2, FRANCE), 1)  # the scheduler keeps the last step until the next
     assert loaded() is None
+
+
+def test_what_is_written_into_a_loaded_file_changes_no_generators_answer(
+    adapted: Path, generator: OgGeneratorRunner, tmp_path: Path
+) -> None:
+    """onnxruntime-genai maps the file that it is given."""
+    expected = library_answer(adapted, FRANCE, STEPS, adapted / "lively.onnx_adapter")
+    file = Path(shutil.copy(adapted / "lively.onnx_adapter", tmp_path))
+    adapter = LoadedAdapter("lively", generator.load_adapter(file))
+    file.write_bytes(bytes(file.stat().st_size))
+    sequence = open_bare(generator, FRANCE, len(FRANCE) + STEPS, adapter=adapter)
+    while sequence.num_produced < len(expected):
+        (scores,) = run_pass(generator, [Read.next(sequence, sequence.num_unread)])
+        sequence.append(int(scores.last.argmax()))
+    generator.close(sequence.id)
+    assert produced(sequence, len(expected)) == expected
 
 
 def test_weights_that_do_not_go_together_are_found_by_a_trial(

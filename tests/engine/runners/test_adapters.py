@@ -11,6 +11,15 @@ from genai_server.errors import AdapterLoadFailed, ModelNotFound, Unavailable
 from genai_server.messages.generation_request import Adapter
 
 
+class Rewriting(ScriptedRunner):
+    """Somebody writes into the file of an adapter while it is loaded."""
+
+    def load_adapter(self, path: Path) -> bytes:
+        loaded = super().load_adapter(path)
+        path.write_text("You, ", encoding="utf-8")
+        return loaded
+
+
 class Counting(ScriptedRunner):
     """Counts the adapters that it loads."""
 
@@ -64,13 +73,19 @@ def test_digest_tells_contents_apart_and_not_names(adapters: Adapters, adapter: 
     assert adapters.find(adapter).digest == same.digest != other.digest
 
 
+def test_file_that_changes_while_it_is_loaded_is_refused(adapter: Adapter) -> None:
+    """The prefix cache tells adapters apart by their files' contents."""
+    with pytest.raises(AdapterLoadFailed, match="was written into while it was loaded"):
+        Adapters(Rewriting()).load(adapter)
+
+
 def test_missing_adapter_file_is_the_servers_fault_in_a_request(
     adapters: Adapters, adapter: Adapter, caplog: pytest.LogCaptureFixture
 ) -> None:
     Path(adapter.path).unlink()
     with pytest.raises(Unavailable, match='^adapter "polite" cannot be loaded; see the server log$'):
         adapters.find(adapter)
-    assert f'adapter "polite": {adapter.path} cannot be read' in caplog.text
+    assert f'adapter "polite": {adapter.path} does not exist' in caplog.text
     with pytest.raises(AdapterLoadFailed, match='^adapter "polite": ') as refused:
         adapters.load(adapter)
     assert refused.value.param == "path"

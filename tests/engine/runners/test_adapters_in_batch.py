@@ -1,5 +1,6 @@
 """Rows of several adapters in the passes of a batch: each is as if alone, bit for bit where exact."""
 
+import shutil
 from collections.abc import Sequence as Several
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ from msgspec import structs
 from numpy.typing import NDArray
 
 from genai_server.engine.loaded_adapter import LoadedAdapter
-from genai_server.engine.model.adapter_file import map_adapter_file
+from genai_server.engine.model.adapter_file import read_adapter_file
 from genai_server.engine.model.graph import read_decoder_graph
 from genai_server.engine.model.session import open_session
 from genai_server.engine.runners.bare_sequences import open_bare
@@ -29,7 +30,7 @@ from tests.engine.model_runners import batched_runner
 from tests.tokens import text
 
 LENGTH, STEPS = 256, 6
-RANKS = {"small": 2, "large": 24}
+RANKS = {"small": 2, "empty": 0, "large": 24}
 # Rounding, as a share of the logits' standard deviation: 8 bits of activations round sums in another order differently.
 CLOSE = 0.1
 
@@ -41,7 +42,7 @@ def session(adapted: Path) -> Any:
 
 @pytest.fixture(scope="module")
 def batch(adapted: Path, session: Any) -> BatchedRunner:
-    return batched_runner(adapted, session=session, num_slots=6, max_length=LENGTH)
+    return batched_runner(adapted, session=session, num_slots=7, max_length=LENGTH)
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +87,7 @@ def decoded(batch: BatchedRunner, sequences: Several[Sequence]) -> list[list[Log
 
 
 Company = list[tuple[str | None, int]]
-COMPANY: Company = [(None, 12), ("small", 20), ("large", 9), (None, 33), ("lively", 14), ("small", 5)]
+COMPANY: Company = [(None, 12), ("small", 20), ("empty", 9), ("large", 9), (None, 33), ("lively", 14), ("small", 5)]
 
 
 def together(
@@ -108,6 +109,24 @@ def test_mixed_rows_are_as_alone_within_rounding(
         float(np.abs(one - other).max()) for n, one in enumerate(with_others) for other in with_others[n + 1 :]
     )
     assert spread > CLOSE
+
+
+def test_adapter_of_rank_0_adds_nothing(batch: BatchedRunner, loaded: dict[str | None, LoadedAdapter | None]) -> None:
+    company: Company = [("small", 12), ("empty", 12), ("large", 12), (None, 12)]
+    small, empty, large, plain = together(batch, loaded, company)
+    assert np.array_equal(empty, plain)
+    assert not np.array_equal(small, large)
+
+
+def test_what_is_written_into_a_loaded_file_changes_no_answer(
+    batch: BatchedRunner, files: dict[str, Path], tmp_path: Path
+) -> None:
+    file = Path(shutil.copy(files["lively"], tmp_path))
+    ((*before,),) = decoded(batch, [begin(batch, LoadedAdapter("before", batch.load_adapter(file)), 12)])
+    adapter = LoadedAdapter("after", batch.load_adapter(file))
+    file.write_bytes(bytes(file.stat().st_size))
+    ((*after,),) = decoded(batch, [begin(batch, adapter, 12)])
+    assert np.array_equal(before, after)
 
 
 def test_exact_mixed_rows_are_as_alone_bit_for_bit(
@@ -195,9 +214,9 @@ def test_batch_of_a_graph_without_inputs_takes_no_adapters(adapted: Path) -> Non
 
 
 @pytest.mark.parametrize("name", ["small", "lively"])
-def test_mapped_weights_are_those_that_onnxruntime_reads(files: dict[str, Path], name: str) -> None:
+def test_weights_are_those_that_onnxruntime_reads(files: dict[str, Path], name: str) -> None:
     expected = onnxruntime.AdapterFormat.read_adapter(str(files[name])).get_parameters()
-    found = map_adapter_file(files[name])
+    found = read_adapter_file(files[name])
     assert found.keys() == expected.keys()
     assert all(np.array_equal(found[each], expected[each].numpy()) for each in expected)
 

@@ -4,8 +4,11 @@ A graph that takes adapters has their weights as inputs with a default, which me
 mismatch only when a request runs, and then names neither the file nor every fault.
 """
 
-import mmap
-from collections.abc import Mapping
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -60,8 +63,9 @@ def check_adapter_file(path: Path, inputs: "Mapping[str, onnx.TypeProto.Tensor]"
             )
 
 
-def map_adapter_file(path: Path) -> dict[str, NDArray[np.float32]]:
-    """The weights of a checked file of 32-bit weights, mapped into memory. ONNX Runtime would copy them.
+def read_adapter_file(path: Path) -> dict[str, NDArray[np.float32]]:
+    """The weights of a checked file of 32-bit weights. They are in memory, so that nothing that is written into the
+    file later changes them, or ends the process as it would with a file that is mapped and cut.
 
     Raises AdapterLoadFailed.
     """
@@ -69,9 +73,8 @@ def map_adapter_file(path: Path) -> dict[str, NDArray[np.float32]]:
     from flatbuffers import encode, number_types, packer, table
 
     try:
-        with path.open("rb") as file:
-            content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except (OSError, ValueError) as error:
+        content = path.read_bytes()
+    except OSError as error:
         raise AdapterLoadFailed(f"{path} cannot be read: {error}") from None
     root = table.Table(content, encode.Get(packer.uoffset, content, 0))
     field = root.Offset(_PARAMETERS)
@@ -83,6 +86,23 @@ def map_adapter_file(path: Path) -> dict[str, NDArray[np.float32]]:
         values = entry.GetVectorAsNumpy(number_types.Uint8Flags, entry.Offset(_VALUES))
         found[name] = values.view(np.float32).reshape(dims)
     return found
+
+
+@contextmanager
+def private_copy(path: Path) -> Iterator[Path]:
+    """A copy of an adapter file that nobody else can write into, for onnxruntime-genai, which maps the file.
+
+    It is removed when the block ends; the mapping keeps its content. On Windows the copy is the file itself: there a
+    mapped file can be neither cut nor removed. Raises AdapterLoadFailed.
+    """
+    if sys.platform == "win32":
+        yield path
+        return
+    try:
+        with tempfile.TemporaryDirectory(prefix="genai-server-adapter-") as folder:
+            yield Path(shutil.copy(path, folder))
+    except OSError as error:
+        raise AdapterLoadFailed(f"{path} cannot be copied: {error.strerror}") from None
 
 
 def _read(path: Path) -> dict[str, Any]:

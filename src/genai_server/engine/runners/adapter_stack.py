@@ -1,7 +1,7 @@
 """The weights of adapters that rows of the batch use, one behind the other (engine/graph_rewriting/low_rank.py).
 
 An adapter has the same range of ranks in all matrices. A pass takes the ranks from its first adapter to its last one.
-Adapters without a row stay until their place is needed.
+Adapters without a row stay until their place is needed. An adapter of rank 0 adds nothing, and has no place.
 """
 
 import weakref
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from genai_server.engine.decoder_graph import LowRankPath
 from genai_server.engine.kv_cache.row import Ranks
-from genai_server.engine.model.adapter_file import map_adapter_file
+from genai_server.engine.model.adapter_file import read_adapter_file
 from genai_server.errors import AdapterLoadFailed, RunnerFailed
 
 # Adapters are moved together if a pass over all that rows use would take more than this many times their ranks.
@@ -35,7 +35,7 @@ def load_weights(path: Path, paths: Sequence[LowRankPath]) -> AdapterWeights:
     """The weights of a file that fits the graph with these paths. Raises AdapterLoadFailed."""
     if not paths:
         raise AdapterLoadFailed("the model takes no adapters")
-    matrices = map_adapter_file(path)
+    matrices = read_adapter_file(path)
     for name, matrix in matrices.items():
         if not np.isfinite(matrix).all():  # a product with 0 would change the rows of others
             raise AdapterLoadFailed(f"{path} has values in {name} that are not finite")
@@ -74,9 +74,9 @@ class AdapterStack:
         self._allocate(0)
 
     def ranks(self, sequence: int) -> Ranks | None:
-        """The ranks of a sequence's adapter; None without one."""
+        """The ranks of a sequence's adapter; None without one, and for one of rank 0."""
         weights = self._running.get(sequence)
-        if weights is None:
+        if weights is None or not weights.rank:
             return None
         place = next(place for place in self._places if place.weights() is weights)
         return place.first, place.rank
@@ -85,7 +85,7 @@ class AdapterStack:
         """Keep an adapter's weights until the sequence ends. Raises RunnerFailed."""
         self._running[sequence] = weights
         try:
-            if not any(place.weights() is weights for place in self._places):
+            if weights.rank and not any(place.weights() is weights for place in self._places):
                 self._add(weights)
         except MemoryError as error:
             raise RunnerFailed(f"no memory for an adapter: {error}") from error

@@ -37,12 +37,10 @@ class Adapters:
         log.info("adapter %s is loaded; its requests run %s", quoted(adapter.name), where)
 
     def _load(self, path: Path) -> LoadedAdapter:
+        digest = _digest(path)
         loaded = self._runner.load_adapter(path)
-        try:
-            with path.open("rb") as file:
-                digest = hashlib.file_digest(file, "sha256").hexdigest()
-        except OSError as error:
-            raise AdapterLoadFailed(f"{path} cannot be read: {error.strerror}") from None
+        if _digest(path) != digest:  # keys and values of one content would be cached as those of another
+            raise AdapterLoadFailed(f"{path} was written into while it was loaded")
         return LoadedAdapter(digest, loaded)
 
     def unload(self, id: str) -> None:
@@ -66,3 +64,14 @@ class Adapters:
                 f"adapter {quoted(adapter.name)} cannot be loaded; see the server log", param="model"
             ) from None
         return self._loaded[adapter.id]
+
+
+def _digest(path: Path) -> str:
+    """The SHA-256 of a file's content. Raises AdapterLoadFailed."""
+    if not path.is_file():
+        raise AdapterLoadFailed(f"{path} does not exist, or is not a file")
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise AdapterLoadFailed(f"{path} cannot be read: {error.strerror}") from None

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from genai_server.engine.abilities import Abilities
 from genai_server.engine.decoder_graph import VisionFiles
-from genai_server.engine.model.adapter_file import adapter_inputs, check_adapter_file
+from genai_server.engine.model.adapter_file import adapter_inputs, check_adapter_file, private_copy
 from genai_server.engine.model.files import check_model_directory, read_config
 from genai_server.engine.model.graph import rope_switch
 from genai_server.engine.model.session_options import configure_providers, genai_overlay, missing_device, preload_cuda
@@ -102,7 +102,8 @@ class OgGeneratorRunner(Runner):
             raise AdapterLoadFailed("onnxruntime-genai has no adapters for models that take images")
         try:
             adapters = self.library.Adapters(self.library_model)
-            adapters.load(str(path), _ADAPTER)
+            with private_copy(path) as copy:
+                adapters.load(str(copy), _ADAPTER)
             trial = self._generator(2 * _TRIED_TOKENS, adapters)
             trial.append_tokens(np.ones(_TRIED_TOKENS, np.int32))
         except RuntimeError as error:
