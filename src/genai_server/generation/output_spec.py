@@ -154,8 +154,17 @@ def _key(body: ChatParameters, codec: TextCodec, prompt: list[int]) -> bytes:
 
 
 def offered_tools(body: ChatParameters, codec: TextCodec) -> list[Tool]:
-    """The tools for the chat template. Raises InvalidField if the model does not support tools."""
-    if not body.tools or body.tool_choice == "none":
+    """The tools that an answer may call. Raises InvalidField if the model does not support tools."""
+    return _supported([] if body.tool_choice == "none" else body.tools or [], codec)
+
+
+def listed_tools(body: ChatParameters, codec: TextCodec) -> list[Tool]:
+    """The tools for the chat template. Raises as `offered_tools` does."""
+    return _supported([] if body.tool_choice == "none" else body.listed_tools, codec)
+
+
+def _supported(tools: list[Tool], codec: TextCodec) -> list[Tool]:
+    if not tools:
         return []
     if not codec.writer.takes_tools or codec.dialect.tool_format is None:
         raise InvalidField(
@@ -163,7 +172,7 @@ def offered_tools(body: ChatParameters, codec: TextCodec) -> list[Tool]:
             "server (set it by GENAI_TOOL_PARSER)",
             param="tools",
         )
-    names = Counter(tool.function.name for tool in body.tools)
+    names = Counter(tool.function.name for tool in tools)
     if twice := [name for name, times in names.items() if times > 1]:
         raise InvalidField(f"tools must have unique function names, given {quoted(twice[0])} twice", param="tools")
-    return body.tools
+    return tools

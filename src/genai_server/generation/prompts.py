@@ -13,7 +13,7 @@ from genai_server.apis.shared.chat_messages import ChatMessage, ChatParameters, 
 from genai_server.apis.shared.completion_body import CompletionRequest
 from genai_server.errors import InvalidField
 from genai_server.generation.dependencies import Services
-from genai_server.generation.output_spec import offered_tools
+from genai_server.generation.output_spec import listed_tools
 from genai_server.http.leniency import Leniency
 from genai_server.images.image_files import ReadImage
 from genai_server.images.reader import ImageSource
@@ -93,9 +93,7 @@ async def encode_chat(services: Services, body: ChatParameters, codec: TextCodec
     """A chat's prompt. Raises NoChatTemplate before any other check, InvalidField, and as `Images.read` does."""
     codec.writer.require_template()
     variables = template_variables(body, codec, leniency)
-    return await encode_messages(
-        services, body.messages, lambda: offered_tools(body, codec), variables, codec, leniency
-    )
+    return await encode_messages(services, body.messages, lambda: listed_tools(body, codec), variables, codec, leniency)
 
 
 async def encode_messages(

@@ -25,7 +25,7 @@ _KEY = "http_request"
 _RECEIPT = "receipt"
 _ANTHROPIC_PATH = re.compile(r"(/v1)?/messages(/.*)?")
 # Paths of both APIs, distinguished by the header that Anthropic's clients send.
-_SHARED_PATH = re.compile(r"(/v1)?/models(/.*)?")
+_SHARED_PATH = re.compile(r"(/v1)?/(models|files)(/.*)?")
 _ANTHROPIC_HEADER = b"anthropic-version"
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 # In bytes. Parsing a shorter body takes less time than handing it to a thread.

@@ -56,6 +56,8 @@ def _model_of(value: JsonObject, form: Any) -> type[BaseModel] | None:
     if len(models) < 2:
         return next(iter(models), None)
     kind = value.get("type")
+    if not (kind is None or isinstance(kind, str)):
+        return None
     return next((model for model in models if kind in _types(model)), None)
 
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import anthropic
 import openai
 import pytest
 
@@ -190,3 +191,15 @@ def test_without_a_folder_requests_name_the_setting(scripted: RunningServer, pat
     for response in responses:
         assert (response.status_code, response.json()["error"]["code"]) == (400, "unsupported_endpoint")
         assert "GENAI_FILES_DIR" in json.dumps(response.json())
+
+
+def test_errors_have_the_form_of_the_clients_api(server: RunningServer) -> None:
+    with anthropic.Anthropic(base_url=server.url, auth_token=ALICE, api_key=None, max_retries=0) as client:
+        with pytest.raises(anthropic.NotFoundError) as missing:
+            client.beta.files.retrieve_metadata("file-0")
+        with pytest.raises(anthropic.BadRequestError) as refused:
+            client.beta.files.upload(file=("a.txt", b"a", "text/plain"))
+    assert (missing.value.type, refused.value.type) == ("not_found_error", "invalid_request_error")
+    assert missing.value.request_id is not None
+    assert "purpose" in (refused.value.api_message or "")
+    assert server.client.get("/v1/files/file-0").json()["error"]["type"] == "invalid_request_error"

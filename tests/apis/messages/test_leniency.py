@@ -18,7 +18,17 @@ NO_DOCUMENT = {"type": "text", "text": "[document left out: this model reads tex
     [
         ({"context_management": {"edits": []}}, {}, ["context_management"]),
         ({"context_management": None}, {}, []),
-        ({"tools": [{**TOOL, "defer_loading": True}]}, {"tools": [TOOL]}, ["tools[0].defer_loading"]),
+        ({"tools": [{**TOOL, "defer_loading": True}]}, {"tools": [{**TOOL, "defer_loading": True}]}, []),
+        (
+            {"tools": [{**TOOL, "defer_loading": True}, {"type": "tool_search_tool_regex_20251119"}]},
+            {"tools": [TOOL]},
+            ["tools[1] (tool_search_tool_regex_20251119)", "tools[0].defer_loading"],
+        ),
+        (
+            {"tools": [{**TOOL, "allowed_callers": ["direct", "code_execution_20250825"], "color": "red"}]},
+            {"tools": [TOOL]},
+            ["tools[0].allowed_callers", "tools[].color"],
+        ),
         (
             {"tools": [TOOL, {"type": "web_search_20250305", "name": "web_search"}]},
             {"tools": [TOOL]},
@@ -48,6 +58,8 @@ NO_DOCUMENT = {"type": "text", "text": "[document left out: this model reads tex
     ids=[
         "field",
         "null",
+        "tool to be loaded",
+        "tool to be loaded by a search of the server",
         "field of a tool",
         "server tool",
         "tool search",
@@ -64,6 +76,56 @@ def test_ignored_fields_are_removed_and_named(given: dict[str, Any], left: dict[
 def test_images_are_left_for_models_that_take_them() -> None:
     body = {"messages": [{"role": "user", "content": [IMAGE, {"type": "tool_result", "content": [IMAGE]}]}]}
     assert (leave_out(before := deepcopy(body)), before) == ([], body)
+
+
+OTHER_IMAGES: list[Any] = [
+    {"type": "file", "file_id": "f"},
+    {"type": "base64", "media_type": "image/tiff", "data": "AA=="},
+    {"type": "base64", "media_type": "image/png", "data": ""},
+    {"type": "url", "url": None},
+    None,
+]
+NO_IMAGE = {"type": "text", "text": "[image left out: it is not part of the request, or of another type]"}
+
+
+@pytest.mark.parametrize("source", OTHER_IMAGES)
+def test_an_unreadable_image_is_a_note_in_history_and_results(source: Any) -> None:
+    image = {"type": "image", "source": source}
+    asked = {"role": "user", "content": [image, {"type": "tool_result", "content": [deepcopy(image)]}]}
+    body = {"messages": [{"role": "user", "content": [deepcopy(image)]}, {"role": "assistant", "content": "x"}, asked]}
+    assert leave_out(body) == ["messages[0].content[0] (image)", "messages[2].content[1].content[0] (image)"]
+    assert body["messages"][0] == {"role": "user", "content": [NO_IMAGE]}
+    # What the last message asks to be read is refused.
+    assert asked["content"] == [image, {"type": "tool_result", "content": [NO_IMAGE]}]
+
+
+def test_citations_and_unknown_keys_are_left_out_of_the_history() -> None:
+    text = {"type": "text", "text": "a"}
+    call = {"type": "tool_use", "id": "t", "name": "f", "input": {"any": 1}}
+    body = {
+        "system": [{**text, "mood": 1}],
+        "messages": [
+            {
+                "role": "assistant",
+                "content": [{**text, "citations": [{}], "tone": 1}, {**call, "parsed": {}}],
+                "id": "m",
+            },
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": [{**text, "x": 1}]}]},
+        ],
+    }
+    assert leave_out(body) == [
+        "messages[0].content[0].citations",
+        "messages[].id",
+        "messages[].content[].tone",
+        "messages[].content[].parsed",
+        "messages[].content[].content[].x",
+        "system[].mood",
+    ]
+    result = {"type": "tool_result", "tool_use_id": "t", "content": [text]}
+    assert body == {
+        "system": [text],
+        "messages": [{"role": "assistant", "content": [text, call]}, {"role": "user", "content": [result]}],
+    }
 
 
 @pytest.mark.parametrize(
@@ -119,6 +181,7 @@ def test_other_documents_are_left_out(source: Any) -> None:
     [
         {"unknown": 1},
         {"output_config": {"effort": "high"}, "thinking": {"type": "enabled"}},
+        {"compaction": {"type": "summarize"}},
         {"tools": [{"type": "bash_20250124", "name": "bash"}]},
         {"tools": [{"type": "custom", **TOOL}]},
         {"tools": [{"type": "tool_search_tool_other"}, {"type": "tool_search_tool_é"}]},

@@ -8,9 +8,11 @@ from typing import Any, Literal
 import anthropic
 import pytest
 from anthropic import Anthropic, AsyncAnthropic, beta_tool
+from anthropic.lib.tools import BetaAbstractMemoryTool
 from anthropic.types import Message, ThinkingBlock, ToolUseBlock
 from pydantic import BaseModel
 
+from genai_server.http.leniency import CONVERTED_HEADER
 from tests.running_server import RunningServer
 
 TOOLS: list[Any] = [{"name": "add", "input_schema": {"type": "object"}}]
@@ -310,3 +312,95 @@ def test_turn_started_by_the_client_continues(demo: RunningServer) -> None:
             messages=[_turn("Count from 1 to 9."), {"role": "assistant", "content": "1, 2, 3, 4, 5,"}],
         )
     assert _text(message) == " 6, 7, 8, 9"
+
+
+CLIENT_TOOLS: list[Any] = [
+    {"type": "bash_20250124", "name": "bash"},
+    {"type": "text_editor_20250728", "name": "str_replace_based_edit_tool", "max_characters": 1000},
+    {"type": "memory_20250818", "name": "memory"},
+]
+
+
+def _call(name: str, **arguments: Any) -> str:
+    return f"<tool_call> {json.dumps({'name': name, 'arguments': arguments}, ensure_ascii=False)} </tool_call>"
+
+
+@pytest.mark.parametrize("streams", [False, True], ids=["plain", "streamed"])
+def test_tools_known_by_their_types_are_called_by_the_client(client: Anthropic, *, streams: bool) -> None:
+    """Ten turns: the model calls the tools by turns, and thinks before each call."""
+    calls: list[tuple[str, dict[str, Any]]] = [
+        ("bash", {"command": "ls"}),
+        ("str_replace_based_edit_tool", {"command": "view", "path": "/a.txt", "view_range": [1, -1]}),
+        ("memory", {"command": "create", "path": "/memories/a.md", "file_text": "ä"}),
+    ] * 3
+    script = [f"script: say <think>first</think>{_call(calls[0][0], **calls[0][1])}"]
+    script += [
+        f"script after result-{turn}: say <think>then {turn}</think>{_call(name, **arguments)}"
+        for turn, (name, arguments) in enumerate(calls[1:], 1)
+    ]
+    script.append(f"script after result-{len(calls)}: say That was all.")
+    messages: list[Any] = [{"role": "user", "content": "\n".join(script)}]
+    called = []
+    while True:
+        asked: Any = {"model": "demo", "max_tokens": 300, "tools": CLIENT_TOOLS, "messages": messages}
+        if streams:
+            with client.messages.stream(**asked) as stream:
+                answer: Message = stream.get_final_message()
+        else:
+            answer = client.messages.create(**asked)
+        messages.append(answer.to_param())
+        uses = [block for block in answer.content if isinstance(block, ToolUseBlock)]
+        if not uses:
+            break
+        called += [(use.name, use.input) for use in uses]
+        result = {"type": "tool_result", "tool_use_id": uses[0].id, "content": f"result-{len(called)}"}
+        messages.append({"role": "user", "content": [result]})
+    assert called == calls
+    assert (_text(answer), len(messages)) == ("That was all.", 20)
+
+
+def test_clients_own_memory_is_called(client: Anthropic) -> None:
+    kept = {}
+
+    class Memory(BetaAbstractMemoryTool):  # type: ignore[misc]
+        def create(self, command: Any) -> str:
+            kept[command.path] = command.file_text
+            return "created"
+
+        view = str_replace = insert = delete = rename = create
+
+    write = _call("memory", command="create", path="/memories/a.md", file_text="likes tea")
+    last = client.beta.messages.tool_runner(
+        model="demo",
+        max_tokens=200,
+        tools=[Memory()],
+        messages=[_turn(f"script: say {write}\nscript after created: say Noted.")],
+    ).until_done()
+    assert kept == {"/memories/a.md": "likes tea"}
+    assert last.content[0].to_dict()["text"] == "Noted."
+
+
+def test_a_tool_that_a_search_has_found_is_called(client: Anthropic, scripted: RunningServer) -> None:
+    search: Any = {"name": "search", "input_schema": {"type": "object"}}
+    tools: Any = [search, {**WEATHER, "defer_loading": True}]
+    script = (
+        f"script: say {_call('search', query='weather')}\n"
+        f"script after <functions>: say {_call('get_weather', city='Paris')}"
+    )
+    asked: Any = {"model": "demo", "max_tokens": 200, "tools": tools}
+    before = client.messages.count_tokens(model="demo", messages=[_turn("x")], tools=tools).input_tokens
+    assert before == client.messages.count_tokens(model="demo", messages=[_turn("x")], tools=[search]).input_tokens
+    searched = client.messages.create(messages=[_turn(script)], **asked)
+    (use,) = (block for block in searched.content if isinstance(block, ToolUseBlock))
+    found: Any = [{"type": "tool_reference", "tool_name": "get_weather"}]
+    result: Any = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": use.id, "content": found}]}
+    response = client.messages.with_raw_response.create(messages=[_turn(script), searched.to_param(), result], **asked)
+    (call,) = (block for block in response.parse().content if isinstance(block, ToolUseBlock))
+    assert (use.name, call.name, call.input) == ("search", "get_weather", {"city": "Paris"})
+    assert response.headers[CONVERTED_HEADER] == "messages[2].content[0].content[0] (tool_reference as text)"
+
+
+def test_a_tool_that_is_not_found_yet_cannot_be_called(client: Anthropic) -> None:
+    tools: Any = [{"name": "search", "input_schema": {"type": "object"}}, {**WEATHER, "defer_loading": True}]
+    answer = _create(client, f"say {_call('get_weather', city='Paris')}", tools=tools)
+    assert all(block.name == "search" for block in answer.content if isinstance(block, ToolUseBlock))

@@ -14,6 +14,10 @@ PDF = {"type": "base64", "media_type": "application/pdf", "data": "AA=="}
 NOTES = {"type": "text", "media_type": "text/plain", "data": "a"}
 PNG = {"type": "base64", "media_type": "image/png", "data": "iVBO"}
 TOOL = {"name": "add", "input_schema": {"type": "object"}}
+BASH = {"type": "bash_20250124", "name": "bash"}
+EDITOR = {"type": "text_editor_20250728", "name": "str_replace_based_edit_tool"}
+FORMAT = {"type": "json_schema", "schema": {"type": "object"}}
+TYPE_OF_FIRST = "messages[0].content[0].type"
 
 
 def _refusal(body: dict[str, Any]) -> tuple[str | None, str]:
@@ -41,13 +45,22 @@ def _content(block: Any, role: str = "user") -> dict[str, Any]:
         _body(system=[{"type": "text", "text": "s", "cache_control": {"type": "ephemeral", "ttl": "1h"}}]),
         _body(temperature=1.0, top_p=0.5, top_k=5, stop_sequences=["a", "b", "c", "d"], seed=1, min_p=0.1),
         _body(thinking={"type": "enabled", "budget_tokens": 1024, "display": "summarized"}),
+        _body(thinking={"type": "adaptive", "display": "updates", "block_binding": {}}),
+        _body(thinking={"type": "between_tools"}),
+        _body(output_format=FORMAT),
         _body(tools=[{**TOOL, "type": "custom", "strict": True, "eager_input_streaming": True}]),
+        _body(tools=[{**TOOL, "defer_loading": True, "input_examples": [{"a": 1}], "allowed_callers": ["direct"]}]),
+        _body(tools=[BASH, {**EDITOR, "max_characters": 5000, "cache_control": None}]),
+        _body(messages=[HELLO, {"role": "assistant", "content": [CALL]}]),
         _body(tools=[TOOL], tool_choice={"type": "tool", "name": "add", "disable_parallel_tool_use": True}),
         _content({"type": "text", "text": "a", "citations": None}),
         _content({"type": "document", "source": NOTES, "title": None, "cache_control": {"type": "ephemeral"}}),
         _content({"type": "thinking", "thinking": "a", "signature": "s"}, "assistant"),
         _content({"type": "redacted_thinking", "data": "s"}, "assistant"),
         _content({**CALL, "caller": {"type": "direct"}}, "assistant"),
+        _content(
+            {**CALL, "caller": {"type": "code_execution_20250825", "tool_id": "t"}, "toolset_name": "b"}, "assistant"
+        ),
         _body(messages=[HELLO, {"role": "assistant", "content": []}, HELLO]),
     ],
 )
@@ -63,7 +76,6 @@ def test_fields_of_anthropics_clients_are_accepted(body: dict[str, Any]) -> None
         (_body(messages=[]), "messages"),
         (_body(messages=[{"role": "tool", "content": "x"}]), "messages[0].role"),
         (_body(messages=[{"role": "user", "content": []}]), "messages[0].content"),
-        (_body(messages=[HELLO, {"role": "assistant", "content": [CALL]}]), "messages[1]"),
         (_body(temperature=1.1), "temperature"),
         (_body(stop=["x"]), "stop"),
         (_body(stop_sequences=list(map(str, range(65)))), "stop_sequences"),
@@ -71,10 +83,15 @@ def test_fields_of_anthropics_clients_are_accepted(body: dict[str, Any]) -> None
         (_body(stop_sequences=["x" * 1025]), "stop_sequences[0]"),
         (_body(messages=[HELLO] * 4097), "messages"),
         (_body(tools=[{**TOOL, "name": f"f{n}"} for n in range(513)]), "tools"),
-        (_body(thinking={"type": "between_tools"}), "thinking.type"),
+        (_body(thinking={"type": "sometimes"}), "thinking.type"),
+        (_body(thinking={"type": "adaptive", "display": "all"}), "thinking.display"),
         (_body(thinking={"type": "adaptive", "budget_tokens": 2000}), "thinking.budget_tokens"),
         (_body(thinking={"type": "disabled", "display": "omitted"}), "thinking.display"),
+        (_body(thinking={"type": "between_tools", "display": "updates"}), "thinking.display"),
         (_body(thinking={"type": "disabled"}, output_config={"effort": "low"}), "output_config.effort"),
+        (_body(thinking={"type": "between_tools"}, output_config={"effort": "low"}), "output_config.effort"),
+        (_body(output_format=FORMAT, output_config={"format": FORMAT}), "output_format"),
+        (_body(compaction={"type": "summarize"}), "compaction"),
         (_body(tool_choice={"type": "any"}), "tool_choice"),
         (_body(tool_choice={"type": "tool"}, tools=[TOOL]), "tool_choice.name"),
         (_body(tool_choice={"type": "auto", "name": "add"}, tools=[TOOL]), "tool_choice.name"),
@@ -84,7 +101,17 @@ def test_fields_of_anthropics_clients_are_accepted(body: dict[str, Any]) -> None
         (_body(tools=[{**TOOL, "input_schema": {"x": float("nan")}}]), "tools[0].input_schema"),
         (_body(tools=[{**TOOL, "input_schema": {"x": "\ud800"}}]), "tools[0].input_schema"),
         (_body(tools=[{**TOOL, "name": "a b"}]), "tools[0].name"),
-        (_body(tools=[{**TOOL, "defer_loading": True}]), "tools[0].defer_loading"),
+        (_body(tools=[{"name": "add"}]), "tools[0].input_schema"),
+        (_body(tools=[{"type": "bash_20990101", "name": "bash"}]), "tools[0].type"),
+        (_body(tools=[{**TOOL, "type": "bash_20250124"}]), "tools[0].input_schema"),
+        (_body(tools=[{**BASH, "description": "x"}]), "tools[0].description"),
+        (_body(tools=[{**BASH, "max_characters": 5}]), "tools[0].max_characters"),
+        (_body(tools=[{**EDITOR, "max_characters": 0}]), "tools[0].max_characters"),
+        (_body(tools=[{**TOOL, "input_examples": ["x"]}]), "tools[0].input_examples[0]"),
+        (_body(tools=[{**TOOL, "allowed_callers": ["code_execution_20250825"]}]), "tools[0].allowed_callers[0]"),
+        (_body(messages=[{**HELLO, "clear_at": "never"}]), "messages[0].clear_at"),
+        (_body(messages=[HELLO, {"role": "system", "content": "x", "clear_at": "soon"}]), "messages[1].clear_at"),
+        (_content({"type": "tool_addition", "tool": {"type": "tool_reference", "name": "add"}}), TYPE_OF_FIRST),
         (_body(mcp_servers=[]), "mcp_servers"),
         (_content({"type": "image", "source": {}}), "messages[0].content[0].source"),
         (_content({"type": "image", "source": {"type": "file", "file_id": "f"}}), "messages[0].content[0].source"),
@@ -132,7 +159,9 @@ def test_refusal_of_a_file_says_that_files_are_not_read() -> None:
 
 def test_refusal_of_a_block_lists_the_supported_ones() -> None:
     _, message = _refusal(_content({"type": "search_result"}))
-    assert "a block of type text, image, document, thinking, redacted_thinking, tool_use or tool_result" in message
+    assert (
+        "must be a block of type text, image, document, thinking, redacted_thinking, tool_use, tool_result" in message
+    )
 
 
 @pytest.mark.parametrize("field", ["max_tokens", "temperature", "stream", "stop_sequences"])

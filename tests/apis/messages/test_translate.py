@@ -6,7 +6,9 @@ from typing import Any
 import pytest
 
 from genai_server.apis.messages.schemas import CountTokensRequest, MessagesRequest
-from genai_server.apis.messages.translate import Translation, chat_messages
+from genai_server.apis.messages.tools import OfferedTools
+from genai_server.apis.messages.translate import Translation
+from genai_server.apis.messages.turns import Turns
 from genai_server.apis.shared.chat_messages import ChatParameters, NamedTool
 from genai_server.errors import InvalidField, PromptTooLong, ThreadUnsupported
 from genai_server.http.leniency import outer_error
@@ -61,6 +63,7 @@ def test_a_named_tool_and_a_single_call_can_be_demanded() -> None:
         ({"thinking": {"type": "adaptive"}}, None),
         ({"thinking": {"type": "enabled"}}, "high"),
         ({"thinking": {"type": "disabled"}}, "none"),
+        ({"thinking": {"type": "between_tools"}}, "none"),
         ({"output_config": {"effort": "low"}}, "low"),
         ({"thinking": {"type": "enabled"}, "output_config": {"effort": "low"}}, "low"),
     ],
@@ -71,7 +74,9 @@ def test_thinking_is_effort(fields: dict[str, Any], effort: str | None) -> None:
 
 def test_the_format_of_the_output_is_the_response_format() -> None:
     schema = {"type": "object"}
-    wanted = _chat(output_config={"format": {"type": "json_schema", "schema": schema}}).response_format
+    form = {"type": "json_schema", "schema": schema}
+    wanted = _chat(output_config={"format": form}).response_format
+    assert wanted == _chat(output_format=form).response_format
     assert wanted is not None
     assert wanted.json_schema is not None
     assert wanted.json_schema.schema_ == schema
@@ -101,6 +106,13 @@ def test_conversation_for_the_server_to_store_is_refused(thread: dict[str, str])
     [
         ({}, "response_format", "response_format is x", "output_config.format", "output_config.format is x"),
         ({}, "response_format.json_schema.schema", "no", "output_config.format.schema", "no"),
+        (
+            {"output_format": {"type": "json_schema", "schema": {}}},
+            "response_format",
+            "response_format is x",
+            "output_format",
+            "output_format is x",
+        ),
         (
             {"thinking": {"type": "enabled"}},
             "reasoning_effort",
@@ -158,7 +170,12 @@ def test_an_error_stays_of_its_class() -> None:
 
 
 def _messages(*messages: dict[str, Any], **fields: Any) -> list[tuple[str, dict[str, Any]]]:
-    return list(chat_messages(CountTokensRequest.model_validate({"messages": list(messages), **fields})))
+    return _turns(*messages, **fields).messages
+
+
+def _turns(*messages: dict[str, Any], **fields: Any) -> Turns:
+    body = CountTokensRequest.model_validate({"messages": list(messages), **fields})
+    return Turns(body, OfferedTools(body))
 
 
 def _user(*blocks: dict[str, Any]) -> dict[str, Any]:
@@ -237,10 +254,50 @@ def test_result_is_a_text_that_marks_errors(result: dict[str, Any], content: str
     assert message["content"] == content
 
 
-def test_result_of_an_unknown_call_is_refused() -> None:
-    with pytest.raises(InvalidField, match='must be the id of an earlier tool_use block; given "t1"') as caught:
-        _messages(HELLO, {"role": "assistant", "content": "c"}, _user(_text("x"), _result("3")))
-    assert caught.value.param == "messages[2].content[1].tool_use_id"
+def test_result_without_its_call_is_text_of_the_user() -> None:
+    turns = _turns(HELLO, {"role": "assistant", "content": "c"}, _user(_text("x"), _result([_text("3")]), _result("4")))
+    text = "x\n[tool_result]\n3\n[tool_result]\n4"
+    assert turns.messages[-1] == ("messages[2]", {"role": "user", "content": text})
+    assert turns.converted == [
+        "messages[2].content[1] (tool_result without its call, as text)",
+        "messages[2].content[2] (tool_result without its call, as text)",
+    ]
+
+
+def test_images_of_results_without_their_calls_are_named_by_the_clients_block() -> None:
+    name = _translation(messages=[_user(_text("a"), _result([_text("b"), REMOTE]), PNG)]).outer_name
+    assert name("messages[0].content[1] (image)") == "messages[0].content[1].content[1] (image)"
+    assert name("messages[0].content[2] (image)") == "messages[0].content[2] (image)"
+
+
+def test_encrypted_thinking_is_left_out_and_named() -> None:
+    turns = _turns(HELLO, CALLED, HELLO)
+    assert turns.left_out == ["messages[1].content[1] (redacted_thinking)"]
+
+
+def test_a_summary_of_earlier_messages_is_its_text() -> None:
+    turns = _turns({"role": "assistant", "content": [{"type": "compaction", "content": "They met."}]}, HELLO)
+    assert turns.messages[0] == ("messages[0]", {"role": "assistant", "content": "They met."})
+    assert turns.converted == ["messages[0].content[0] (compaction as text)"]
+    assert _messages({"role": "assistant", "content": [{"type": "compaction", "content": None}]}, HELLO)[0][1] == {
+        "role": "assistant",
+        "content": "",
+    }
+
+
+@pytest.mark.parametrize(("clear_at", "stays"), [("next_user_message", False), ("never", True), (None, True)])
+def test_a_system_message_may_be_for_one_turn(clear_at: str | None, stays: bool) -> None:
+    reminder = {"role": "system", "content": "Be brief.", "clear_at": clear_at}
+    assert [message["role"] for _, message in _messages(HELLO, reminder)] == ["user", "system"]
+    roles = [message["role"] for _, message in _messages(HELLO, reminder, {"role": "assistant", "content": "c"}, HELLO)]
+    assert roles == ["user", *(["system"] if stays else []), "assistant", "user"]
+
+
+def test_calls_at_the_end_are_complete() -> None:
+    call = {"type": "tool_use", "id": "t1", "name": "add", "input": {}}
+    chat = _chat(messages=[HELLO, {"role": "assistant", "content": [call]}], tools=[TOOL])
+    assert chat.chat_template_kwargs is None
+    assert chat.messages[-1].tool_calls is not None
 
 
 PNG = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "iVBO"}}

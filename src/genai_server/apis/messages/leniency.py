@@ -4,23 +4,39 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from genai_server.http.leniency import objects_at, remove, remove_tools, replace_media
+from genai_server.apis.messages.schemas import AnthropicMessage, AnthropicTool, TextBlock
+from genai_server.http.leniency import history_of, objects_at, remove, remove_tools, replace_media
+from genai_server.http.unknown_keys import remove_unknown_keys
 
 # Fields that cannot affect answers of this server's models, or only save time or tokens.
 WITHOUT_EFFECT = (
+    "billing_policy",
     "container",
     "context_management",
+    "diagnostics",
+    "fallback_credit_token",
+    "fallbacks",
     "inference_geo",
     "mcp_servers",
+    "output_config.task_budget",
+    "safeguards",
     "speed",
-    "tools[].defer_loading",
+    "user_profile_id",
+    "workspace_id",
 )
 # Tools that Anthropic's servers run, or that return images. The name is followed by a version.
 SERVER_TOOLS = re.compile(
-    r"(code_execution|computer|mcp_toolset|tool_search_tool_(bm25|regex)|web_fetch|web_search)(_\d{8})?", re.ASCII
+    r"(advisor|browser_toolset|code_execution|computer(_toolset)?|mcp_toolset|tool_search_tool_(bm25|regex)|web_fetch"
+    r"|web_search)(_\d{8})?",
+    re.ASCII,
 )
+# Without these, the model can find no tool that is to be loaded later.
+_SEARCHES = re.compile(r"tools\[\d+\] \(tool_search_tool_.*\)")
 DOCUMENTS = {"document": "document"}
 _PLACES_OF_MEDIA = ("messages[].content[]", "messages[].content[].content[]")
+_PLACES_IN_DOCUMENTS = tuple(f"{path}.source.content[]" for path in _PLACES_OF_MEDIA)
+_DEFINITIONS = "messages[].content[].tool.definition"
+_IMAGE_TYPES = ("image/jpeg", "image/png", "image/gif", "image/webp")
 
 
 def leave_out(body: Any) -> list[str]:
@@ -29,7 +45,15 @@ def leave_out(body: Any) -> list[str]:
     for path in _PLACES_OF_MEDIA:
         found += replace_media(body, DOCUMENTS, "text", f"{path}.source.content[]")
         found += _leave_out_documents(body, path)
-    return found + remove_tools(body, SERVER_TOOLS.fullmatch) + _effort(body)
+    found += _leave_out_images(body)
+    found += _leave_out_citations(body)
+    removed = remove_tools(body, SERVER_TOOLS.fullmatch)
+    if any(map(_SEARCHES.fullmatch, removed)):
+        removed += remove(body, "tools[].defer_loading")
+    found += removed + _leave_out_callers(body) + _effort(body)
+    for path, form in (("messages[]", AnthropicMessage), ("system[]", TextBlock), ("tools[]", AnthropicTool)):
+        found += remove_unknown_keys(body, path, form)
+    return found
 
 
 def _leave_out_documents(body: Any, path: str) -> Iterator[str]:
@@ -51,7 +75,54 @@ def _is_readable(source: Any) -> bool:
     return False
 
 
+def _leave_out_images(body: Any) -> list[str]:
+    """Replace images of earlier messages and of results that this server has no form for by a note."""
+    found = []
+    results = {"messages": body["messages"]} if isinstance(body, dict) and "messages" in body else {}
+    for messages, path in (
+        (history_of(body, "messages"), _PLACES_OF_MEDIA[0]),
+        (history_of(body, "messages"), _PLACES_IN_DOCUMENTS[0]),
+        (results, _PLACES_OF_MEDIA[1]),
+        (results, _PLACES_IN_DOCUMENTS[1]),
+    ):
+        for place, block in objects_at(messages, path):
+            if block.get("type") == "image" and not _has_form(block.get("source")):
+                block.clear()
+                block.update(type="text", text="[image left out: it is not part of the request, or of another type]")
+                found.append(f"{place} (image)")
+    return found
+
+
+def _has_form(source: Any) -> bool:
+    match source:
+        case {"type": "base64", "media_type": str(kind), "data": str(data)}:
+            return kind in _IMAGE_TYPES and bool(data)
+        case {"type": "url", "url": str(url)}:
+            return bool(url)
+    return False
+
+
+def _leave_out_citations(body: Any) -> list[str]:
+    """Remove from texts what they cite, which another server has found."""
+    found = []
+    for path in (*_PLACES_OF_MEDIA, *_PLACES_IN_DOCUMENTS, "system[]"):
+        for place, block in objects_at(body, path):
+            if block.get("type") == "text" and block.pop("citations", None):
+                found.append(f"{place}.citations")
+    return found
+
+
+def _leave_out_callers(body: Any) -> list[str]:
+    """Remove `allowed_callers` that name more than the model itself: nothing else calls tools here."""
+    found = []
+    for path in ("tools[]", _DEFINITIONS):
+        for place, tool in objects_at(body, path):
+            if tool.get("allowed_callers") not in (None, ["direct"]):
+                found += [f"{place}.{field}" for field in remove(tool, "allowed_callers")]
+    return found
+
+
 def _effort(body: Any) -> list[str]:
-    """Drop `effort` if thinking is disabled."""
-    thinks = not any(thinking.get("type") == "disabled" for _, thinking in objects_at(body, "thinking"))
-    return [] if thinks else remove(body, "output_config.effort")
+    """Drop `effort` if thinking is off."""
+    is_off = any(thinking.get("type") in ("disabled", "between_tools") for _, thinking in objects_at(body, "thinking"))
+    return remove(body, "output_config.effort") if is_off else []

@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator
 
 from fastapi.responses import JSONResponse, Response
 
+from genai_server.apis.messages.history import convert
 from genai_server.apis.messages.leniency import leave_out
 from genai_server.apis.messages.response import MessageBuilder
 from genai_server.apis.messages.schemas import AnthropicErrorResponse, CountTokensRequest, MessagesRequest
@@ -19,7 +20,9 @@ from genai_server.http.body_route import TheLeniency, lenient_route
 from genai_server.http.sse import STREAMS, EventStream
 from genai_server.pooling_model import Task
 
-router = VersionedRouter(lenient_route(leave_out, caps=True), "anthropic", error=AnthropicErrorResponse)
+router = VersionedRouter(
+    lenient_route(leave_out, convert=convert, caps=True), "anthropic", error=AnthropicErrorResponse
+)
 
 
 @router.post("/v1/messages", responses=STREAMS)
@@ -27,6 +30,7 @@ async def create_message(body: MessagesRequest, services: TheServices, context: 
     """Anthropic's message, complete or as a stream of events."""
     translation = await asyncio.to_thread(Translation, body)
     body.messages.clear()  # the translation has them, and drops the data of their images
+    translation.report(context.leniency)
     with context.leniency.in_words(translation.outer_name):
         generation = await generate(services, translation.chat, context, is_streamed=bool(body.stream))
     build = MessageBuilder(
@@ -47,6 +51,7 @@ async def count_tokens(body: CountTokensRequest, services: TheServices, leniency
     """Count the tokens of a prompt. Needs no engine."""
     codec = (await services.served(body.model, Task.GENERATE)).codec
     translation = await asyncio.to_thread(Translation, body)
+    translation.report(leniency)
     with leniency.in_words(translation.outer_name):
         prompt = await encode_chat(services, translation.chat, codec, leniency)
     return {"input_tokens": len(prompt.tokens)}

@@ -3,7 +3,7 @@
 from collections import Counter
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, Field, model_validator
+from pydantic import BaseModel, Field, model_validator
 
 from genai_server.apis.shared.base import (
     ByType,
@@ -14,26 +14,39 @@ from genai_server.apis.shared.base import (
     check_with_type,
     elements,
     field_error,
+    missing_error,
 )
-from genai_server.apis.shared.chat_messages import MAX_MESSAGES, MAX_PARTS, MAX_TOOLS, DirectCaller, FunctionName
+from genai_server.apis.shared.chat_messages import MAX_MESSAGES, MAX_PARTS, MAX_TOOLS, FunctionName
 from genai_server.apis.shared.sampling_parameters import MAX_STOP_STRINGS, SamplingFields, StopText
 from genai_server.quoted_values import quoted
 
 _BLOCKS_OF_ROLE = {
-    "user": ("text", "image", "document", "tool_result"),
-    "assistant": ("text", "image", "document", "thinking", "redacted_thinking", "tool_use"),
-    "system": ("text", "image", "document"),
+    "user": ("text", "image", "document", "tool_result", "compaction"),
+    "assistant": ("text", "image", "document", "thinking", "redacted_thinking", "tool_use", "compaction"),
+    "system": ("text", "image", "document", "tool_addition", "tool_removal"),
 }
-
-
-def _not_true(value: bool) -> bool:
-    if value:
-        raise ValueError("must be false")
-    return value
 
 
 class _Cacheable(Wire):
     cache_control: Any = Field(None, description="No effect: cached prefixes are reused automatically.")
+
+
+ToolType = Literal[
+    "custom",
+    "bash_20241022",
+    "bash_20250124",
+    "text_editor_20241022",
+    "text_editor_20250124",
+    "text_editor_20250429",
+    "text_editor_20250728",
+    "memory_20250818",
+]
+# The types that tools may have where they have these fields.
+_TYPES_OF_FIELD = {
+    "description": ("custom",),
+    "input_schema": ("custom",),
+    "max_characters": ("text_editor_20250728",),
+}
 
 
 class TextBlock(_Cacheable):
@@ -105,7 +118,14 @@ class DocumentBlock(_Cacheable):
         return [*about, *(content if isinstance(content, list) else ())]
 
 
-_ResultBlock = Annotated[TextBlock | ImageBlock | DocumentBlock, ByType("block")]
+class ToolReferenceBlock(_Cacheable):
+    """A tool that a search found. The result of the search has the tool's definition in this place."""
+
+    type: Literal["tool_reference"]
+    tool_name: NonEmptyText
+
+
+_ResultBlock = Annotated[TextBlock | ImageBlock | DocumentBlock | ToolReferenceBlock, ByType("block")]
 
 
 class ThinkingBlock(Wire):
@@ -128,10 +148,10 @@ class ToolUseBlock(_Cacheable):
 
     type: Literal["tool_use"]
     id: NonEmptyText
-    name: FunctionName
+    name: NonEmptyText
     input: WritableObject
-    caller: DirectCaller | None = None
-    toolset_name: None = None
+    caller: Any = Field(None, description="No effect: who called the tool does not change what it did.")
+    toolset_name: Any = Field(None, description="No effect: the tool's name is its own.")
 
 
 class ToolResultBlock(_Cacheable):
@@ -141,11 +161,94 @@ class ToolResultBlock(_Cacheable):
     tool_use_id: NonEmptyText
     content: Text | Annotated[list[_ResultBlock], elements(MAX_PARTS)] | None = None
     is_error: bool | None = None
-    toolset_name: None = None
+    toolset_name: Any = Field(None, description="No effect: the call has the tool's name.")
+
+
+class AnthropicTool(_Cacheable):
+    """A tool the model may call. The client runs it. `input_schema` is a JSON schema."""
+
+    type: ToolType | None = Field(
+        None, description="custom, or one of Anthropic's tools whose schema follows from the type."
+    )
+    name: FunctionName
+    description: Text | None = None
+    input_schema: WritableObject | None = Field(None, description="Required, and only allowed, with type custom.")
+    input_examples: Annotated[list[WritableObject], elements(MAX_PARTS)] | None = Field(
+        None, description="Inputs as examples; they are part of the description."
+    )
+    max_characters: int | None = Field(
+        None, ge=1, description="Only with type text_editor_20250728: how much of a file the client shows."
+    )
+    strict: bool | None = Field(
+        None,
+        description="true: follow the schema exactly, or refuse the request. false: enforce as much of it as possible.",
+    )
+    allowed_callers: Annotated[list[Literal["direct"]], elements(8)] | None = None
+    defer_loading: bool | None = Field(
+        None, description="true: the prompt has the tool only from where a message refers to it."
+    )
+    eager_input_streaming: bool | None = Field(None, description="No effect: input is always streamed.")
+
+    @model_validator(mode="after")
+    def _fits_type(self) -> Self:
+        kind = self.type or "custom"
+        if kind == "custom" and self.input_schema is None:
+            raise missing_error("input_schema", "with type custom")
+        for field, types in _TYPES_OF_FIELD.items():
+            if getattr(self, field) is not None and kind not in types:
+                raise field_error(field, f"is only allowed with type {' or '.join(types)}; given with type {kind}")
+        return self
+
+
+class ToolName(Wire):
+    """Refers to a tool by its name."""
+
+    type: Literal["tool_reference"]
+    name: NonEmptyText
+
+
+class ToolDefinition(Wire):
+    """A tool that is defined in a message."""
+
+    type: Literal["tool_definition"]
+    definition: AnthropicTool
+
+
+class ToolAdditionBlock(_Cacheable):
+    """The model may call the tool from here on."""
+
+    type: Literal["tool_addition"]
+    tool: Annotated[ToolName | ToolDefinition, ByType("tool")]
+
+
+class ToolRemovalBlock(_Cacheable):
+    """The model may not call the tool from here on."""
+
+    type: Literal["tool_removal"]
+    tool: ToolName
+
+
+class CompactionBlock(_Cacheable):
+    """A summary in place of earlier messages, and their changes of the tools."""
+
+    type: Literal["compaction"]
+    content: Text | None = None
+    tool_changes: (
+        Annotated[list[Annotated[ToolAdditionBlock | ToolRemovalBlock, ByType("change")]], elements(MAX_TOOLS)] | None
+    ) = None
 
 
 Block = Annotated[
-    TextBlock | ImageBlock | DocumentBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock,
+    TextBlock
+    | ImageBlock
+    | DocumentBlock
+    | ThinkingBlock
+    | RedactedThinkingBlock
+    | ToolUseBlock
+    | ToolResultBlock
+    | CompactionBlock
+    | ToolAdditionBlock
+    | ToolRemovalBlock,
     ByType("block"),
 ]
 
@@ -155,9 +258,14 @@ class AnthropicMessage(Wire):
 
     role: Literal["user", "assistant", "system"]
     content: Text | Annotated[list[Block], elements(MAX_PARTS)]
+    clear_at: Literal["next_user_message", "never"] | None = Field(
+        None, description="With role system: next_user_message leaves it out once a later message is the user's."
+    )
 
     @model_validator(mode="after")
     def _fits_role(self) -> Self:
+        if self.clear_at is not None and self.role != "system":
+            raise field_error("clear_at", f"is only allowed with role system; given with role {self.role}")
         allowed = _BLOCKS_OF_ROLE[self.role]
         for index, block in enumerate(self.blocks):
             if block.type not in allowed:
@@ -177,22 +285,6 @@ class AnthropicMessage(Wire):
         )
 
 
-class AnthropicTool(_Cacheable):
-    """A tool the model may call. `input_schema` is a JSON schema. The client runs the tool."""
-
-    type: Literal["custom"] | None = Field(None, description="Only custom tools: this server runs no tools.")
-    name: FunctionName
-    description: Text | None = None
-    input_schema: WritableObject
-    strict: bool | None = Field(
-        None,
-        description="true: follow the schema exactly, or refuse the request. false: enforce as much of it as possible.",
-    )
-    allowed_callers: Annotated[list[Literal["direct"]], elements(8)] | None = None
-    defer_loading: Annotated[bool, AfterValidator(_not_true)] | None = None
-    eager_input_streaming: bool | None = Field(None, description="No effect: input is always streamed.")
-
-
 class ToolChoice(Wire):
     """Whether a tool must be called, and which one."""
 
@@ -207,22 +299,30 @@ class ToolChoice(Wire):
 
 
 class Thinking(Wire):
-    """Whether the model reasons before it answers; `adaptive` uses the chat template's default."""
+    """Whether the model reasons before it answers; `adaptive` uses the chat template's default, and `between_tools` is
+    `disabled`: no model here writes about its progress between calls.
+    """
 
-    type: Literal["enabled", "disabled", "adaptive"]
+    type: Literal["enabled", "disabled", "adaptive", "between_tools"]
     budget_tokens: int | None = Field(
         None, ge=1024, description="No effect: max_tokens limits reasoning and answer together."
     )
-    display: Literal["summarized", "omitted"] | None = Field(
-        None, description="summarized: return the reasoning, unsummarized. omitted: do not return it."
+    display: Literal["summarized", "omitted", "updates"] | None = Field(
+        None, description="summarized, updates: return the reasoning as it is. omitted: do not return it."
     )
+    block_binding: Any = Field(None, description="No effect: thinking that is sent back is not checked.")
+
+    @property
+    def is_off(self) -> bool:
+        """Whether the model is asked not to reason."""
+        return self.type in ("disabled", "between_tools")
 
     @model_validator(mode="after")
     def _fits_type(self) -> Self:
         if self.budget_tokens is not None and self.type != "enabled":
             raise field_error("budget_tokens", "is only allowed with type enabled")
-        if self.display is not None and self.type == "disabled":
-            raise field_error("display", "is not allowed with type disabled")
+        if self.display is not None and self.is_off:
+            raise field_error("display", f"is not allowed with type {self.type}")
         return self
 
 
@@ -250,6 +350,7 @@ class CountTokensRequest(Wire):
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
+    output_format: OutputFormat | None = Field(None, description="Anthropic's older name for output_config.format.")
     cache_control: Any = Field(None, description="No effect: cached prefixes are reused automatically.")
 
     @model_validator(mode="after")
@@ -262,13 +363,11 @@ class CountTokensRequest(Wire):
             raise field_error("tool_choice", f"of type {choice.type} is only allowed with tools")
         if choice is not None and choice.name is not None and choice.name not in names:
             raise field_error("tool_choice.name", f"must be the name of one of tools; given {quoted(choice.name)}")
-        last = self.messages[-1]
-        if last.role == "assistant" and any(block.type == "tool_use" for block in last.blocks):
-            place = f"messages[{len(self.messages) - 1}]"
-            raise field_error(place, "must be followed by a message with the results of its tool calls")
-        thinks = self.thinking is None or self.thinking.type != "disabled"
-        if not thinks and self.output_config is not None and self.output_config.effort is not None:
-            raise field_error("output_config.effort", "is not allowed with thinking of type disabled")
+        config = self.output_config
+        if self.thinking is not None and self.thinking.is_off and config is not None and config.effort is not None:
+            raise field_error("output_config.effort", f"is not allowed with thinking of type {self.thinking.type}")
+        if self.output_format is not None and config is not None and config.format is not None:
+            raise field_error("output_format", "cannot be combined with output_config.format")
         return self
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, PrivateAttr, model_validator
 
 from genai_server.apis.shared.base import (
     ByType,
@@ -301,6 +301,19 @@ class ChatParameters(GenerationFields):
     modalities: Annotated[list[Literal["text"]], elements(8)] | None = None
     verbosity: Literal["medium"] | None = Field(None, description="Only OpenAI's default is accepted.")
     web_search_options: None = None
+    # The tools at the beginning of the prompt, if these are not those that an answer may call.
+    _listed_tools: list[Tool] | None = PrivateAttr(default=None)
+
+    @property
+    def listed_tools(self) -> list[Tool]:
+        """The tools at the beginning of the prompt: those that an answer may call, unless the messages introduce some
+        of them, or withdraw one.
+        """
+        return (self.tools or []) if self._listed_tools is None else self._listed_tools
+
+    def list_tools(self, tools: list[Tool]) -> None:
+        """Set the tools at the beginning of the prompt."""
+        self._listed_tools = tools
 
     @model_validator(mode="after")
     def _belong_together(self) -> Self:

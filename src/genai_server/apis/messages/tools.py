@@ -1,0 +1,117 @@
+"""Which tools a prompt has at its beginning, which its messages introduce, and which an answer may call.
+
+A tool with `defer_loading` is not at the beginning, but where a message refers to it: in the result of a search that
+the client has run, or in a message that adds tools. So the prompt stays the same up to there when an agent finds more
+tools, and its cached prefix stays valid.
+"""
+
+import json
+from collections.abc import Iterable, Iterator
+
+from genai_server.apis.messages.client_tools import CLIENT_TOOLS
+from genai_server.apis.messages.schemas import (
+    AnthropicTool,
+    Block,
+    CompactionBlock,
+    CountTokensRequest,
+    ToolAdditionBlock,
+    ToolDefinition,
+    ToolName,
+    ToolReferenceBlock,
+    ToolRemovalBlock,
+    ToolResultBlock,
+)
+from genai_server.apis.shared.base import JsonObject
+
+
+class OfferedTools:
+    """The functions of a request."""
+
+    def __init__(self, body: CountTokensRequest) -> None:
+        self._declared = {tool.name: tool for tool in body.tools or []}
+        # All tools by name, also those that messages define.
+        self._known = dict(self._declared)
+        deferred = {tool.name for tool in self._declared.values() if tool.defer_loading}
+        # Whether the tools are deferred although nothing else can be called, so that all are at the beginning.
+        self.are_all_deferred = bool(deferred) and len(deferred) == len(self._declared)
+        if self.are_all_deferred:
+            deferred.clear()
+        if body.tool_choice is not None:
+            deferred.discard(body.tool_choice.name or "")
+        self._deferred = frozenset(deferred)
+        self._callable = dict.fromkeys(name for name in self._declared if name not in deferred)
+        for message in body.messages:
+            self._apply(message.blocks)
+        if body.tool_choice is not None and body.tool_choice.name is not None:
+            self._callable[body.tool_choice.name] = None
+
+    @property
+    def listed(self) -> list[JsonObject]:
+        """The functions at the beginning of the prompt."""
+        return [_function(tool) for name, tool in self._declared.items() if name not in self._deferred]
+
+    @property
+    def callable(self) -> list[JsonObject]:
+        """The functions that an answer may call."""
+        return [_function(self._known[name]) for name in self._callable]
+
+    def introduce(self, names: Iterable[str]) -> str:
+        """The text in the place where a message introduces these tools: their definitions, or only the names of those
+        that are unknown or that the beginning of the prompt defines.
+        """
+        lines = []
+        for name in names:
+            is_new = name in self._known and not self._is_listed(name)
+            lines.append(f"<function>{_definition(self._known[name]) if is_new else _name(name)}</function>")
+        return "\n".join(["<functions>", *lines, "</functions>"])
+
+    def _is_listed(self, name: str) -> bool:
+        return name in self._declared and name not in self._deferred
+
+    def _apply(self, blocks: Iterable[Block]) -> None:
+        """Apply what blocks say about tools, in their order."""
+        for change in _changes(blocks):
+            match change:
+                case ToolReferenceBlock(tool_name=name) | ToolAdditionBlock(tool=ToolName(name=name)):
+                    if name in self._known:
+                        self._callable[name] = None
+                case ToolAdditionBlock(tool=ToolDefinition(definition=definition)):
+                    # A declared tool keeps its definition, which is at the beginning of the prompt.
+                    self._known.setdefault(definition.name, definition)
+                    self._callable[definition.name] = None
+                case ToolRemovalBlock(tool=tool):
+                    self._callable.pop(tool.name, None)
+
+
+def _changes(blocks: Iterable[Block]) -> Iterator[ToolReferenceBlock | ToolAdditionBlock | ToolRemovalBlock]:
+    for block in blocks:
+        match block:
+            case ToolAdditionBlock() | ToolRemovalBlock():
+                yield block
+            case CompactionBlock(tool_changes=list(changes)):
+                yield from changes
+            case ToolResultBlock(content=list(content)):
+                yield from (part for part in content if isinstance(part, ToolReferenceBlock))
+
+
+def _function(tool: AnthropicTool) -> JsonObject:
+    """A tool as a function, with its examples in the description."""
+    description, parameters = tool.description, tool.input_schema
+    if (published := CLIENT_TOOLS.get(tool.type or "custom")) is not None:
+        description, parameters = published.description, published.parameters
+    if tool.max_characters is not None:
+        description = f"{description} view shows at most {tool.max_characters} characters."
+    if tool.input_examples:
+        examples = (json.dumps(example, ensure_ascii=False) for example in tool.input_examples)
+        description = "\n".join([*([description] if description else []), "Examples of its input:", *examples])
+    return {"name": tool.name, "description": description, "parameters": parameters, "strict": tool.strict}
+
+
+def _name(name: str) -> str:
+    return json.dumps({"name": name}, ensure_ascii=False)
+
+
+def _definition(tool: AnthropicTool) -> str:
+    """The text that introduces a tool within a conversation."""
+    function = _function(tool)
+    return json.dumps({name: function[name] for name in ("description", "name", "parameters")}, ensure_ascii=False)

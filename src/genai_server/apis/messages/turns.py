@@ -1,0 +1,243 @@
+"""Anthropic's turns and blocks as OpenAI's messages."""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from genai_server.apis.messages.schemas import (
+    AnthropicMessage,
+    Base64Source,
+    Block,
+    CompactionBlock,
+    ContentSource,
+    CountTokensRequest,
+    DocumentBlock,
+    ImageBlock,
+    RedactedThinkingBlock,
+    TextBlock,
+    ThinkingBlock,
+    ToolAdditionBlock,
+    ToolDefinition,
+    ToolReferenceBlock,
+    ToolRemovalBlock,
+    ToolResultBlock,
+    ToolUseBlock,
+    UrlSource,
+)
+from genai_server.apis.messages.tools import OfferedTools
+from genai_server.apis.shared.base import JsonObject
+from genai_server.apis.shared.foreign_tools import note
+from genai_server.apis.shared.image_places import ImagePlace
+
+# What a tool's result may consist of, too.
+_Part = Block | ToolReferenceBlock
+
+
+@dataclass(frozen=True)
+class _Located:
+    """A block, and where the body has it."""
+
+    message: str
+    index: int
+    block: Block
+
+    @property
+    def place(self) -> str:
+        return f"{self.message}.content[{self.index}]"
+
+
+class Turns:
+    """The conversation of a body as messages, each with the location in the body that it comes from.
+
+    Adjacent messages of one role form one turn, as in Anthropic's API. The texts of a turn are joined by newlines, and
+    each tool result becomes a message.
+    """
+
+    def __init__(self, body: CountTokensRequest, tools: OfferedTools) -> None:
+        self._tools = tools
+        # Names of tools, keyed by the ids of their calls.
+        self._called: dict[str, str] = {}
+        # Locations of what the messages have in another form, each with the form, and of what they do not have.
+        self.converted: list[str] = []
+        self.left_out: list[str] = []
+        self.messages = list(self._messages(body))
+
+    def _messages(self, body: CountTokensRequest) -> Iterator[tuple[str, JsonObject]]:
+        for role, group in groupby(_shown_messages(body), key=lambda one: one[1].role):
+            messages = list(group)
+            blocks = [
+                _Located(place, index, block)
+                for place, message in messages
+                for index, block in enumerate(message.blocks)
+            ]
+            if role == "assistant":
+                yield messages[0][0], self._assistant(blocks)
+                continue
+            for is_result, run in groupby(blocks, key=self._answers_a_call):
+                found = list(run)
+                if is_result:
+                    yield from ((one.place, self._result(one)) for one in found)
+                else:
+                    yield found[0].message, {"role": role, "content": self._content(found)}
+
+    def _answers_a_call(self, located: _Located) -> bool:
+        return isinstance(located.block, ToolResultBlock) and located.block.tool_use_id in self._called
+
+    def _assistant(self, blocks: Sequence[_Located]) -> JsonObject:
+        message: JsonObject = {"role": "assistant", "content": self._content(blocks)}
+        if thoughts := [one.block.thinking for one in blocks if isinstance(one.block, ThinkingBlock)]:
+            message["reasoning_content"] = "\n".join(thoughts)
+        self.left_out += [
+            f"{one.place} (redacted_thinking)" for one in blocks if isinstance(one.block, RedactedThinkingBlock)
+        ]
+        if calls := [one.block for one in blocks if isinstance(one.block, ToolUseBlock)]:
+            self._called |= {call.id: call.name for call in calls}
+            message["content"] = message["content"] or None
+            message["tool_calls"] = [
+                {
+                    "id": call.id,
+                    "type": "function",
+                    "function": {"name": call.name, "arguments": json.dumps(call.input, ensure_ascii=False)},
+                }
+                for call in calls
+            ]
+        return message
+
+    def _result(self, located: _Located) -> JsonObject:
+        """The message of a tool's result."""
+        block = located.block
+        assert isinstance(block, ToolResultBlock)
+        id = block.tool_use_id
+        return {"role": "tool", "tool_call_id": id, "name": self._called[id], "content": self._result_content(located)}
+
+    def _result_content(self, located: _Located) -> str | list[JsonObject]:
+        block = located.block
+        assert isinstance(block, ToolResultBlock)
+        content: str | list[JsonObject] = ""
+        if isinstance(block.content, str):
+            content = block.content
+        elif block.content:
+            content = _joined(self._flat(located.place, block.content))
+        if not block.is_error:
+            return content
+        return f"Error: {content}" if isinstance(content, str) else [_text_part("Error: "), *content]
+
+    def _content(self, blocks: Sequence[_Located]) -> str | list[JsonObject]:
+        """The texts and images of a turn."""
+        flat: list[TextBlock | ImageBlock] = []
+        for one in blocks:
+            if isinstance(one.block, ToolResultBlock):
+                flat += self._result_without_call(one)
+            else:
+                flat += self._simple(one.place, one.block)
+        return _joined(flat)
+
+    def _result_without_call(self, located: _Located) -> list[TextBlock | ImageBlock]:
+        """A result whose call the conversation does not have, as after the client has cut it."""
+        block = located.block
+        assert isinstance(block, ToolResultBlock)
+        self.converted.append(f"{located.place} (tool_result without its call, as text)")
+        parts = [_text("[tool_result]")]
+        if isinstance(block.content, str):
+            return [*parts, _text(block.content)]
+        return [*parts, *self._flat(located.place, block.content or ())]
+
+    def _flat(self, place: str, parts: Sequence[_Part]) -> list[TextBlock | ImageBlock]:
+        """The texts and images of a result's parts. References next to each other form one list of tools."""
+        flat: list[TextBlock | ImageBlock] = []
+        located = [(f"{place}.content[{index}]", part) for index, part in enumerate(parts)]
+        for is_reference, run in groupby(located, key=lambda one: isinstance(one[1], ToolReferenceBlock)):
+            found = list(run)
+            if is_reference:
+                flat.append(_text(self._references(found)))
+                continue
+            for inner, part in found:
+                flat += self._simple(inner, part)
+        return flat
+
+    def _references(self, found: Sequence[tuple[str, _Part]]) -> str:
+        names = [part.tool_name for _, part in found if isinstance(part, ToolReferenceBlock)]
+        self.converted += [f"{place} (tool_reference as text)" for place, _ in found]
+        return self._tools.introduce(names)
+
+    def _simple(self, place: str, block: _Part) -> list[TextBlock | ImageBlock]:
+        """The texts and images of a block that is not a result."""
+        match block:
+            case TextBlock() | ImageBlock():
+                return [block]
+            case DocumentBlock():
+                return block.blocks
+            case CompactionBlock(content=content):
+                self.converted.append(f"{place} (compaction as text)")
+                return [_text(content)] if content else []
+            case ToolAdditionBlock(tool=tool):
+                self.converted.append(f"{place} (tool_addition as text)")
+                name = tool.definition.name if isinstance(tool, ToolDefinition) else tool.name
+                return [_text(f"[tool_addition]\n{self._tools.introduce([name])}")]
+            case ToolRemovalBlock(tool=removed):
+                self.converted.append(f"{place} (tool_removal as text)")
+                return [_text(note({"type": "tool_removal", "name": removed.name}))]
+        return []
+
+
+def _shown_messages(body: CountTokensRequest) -> Iterator[tuple[str, AnthropicMessage]]:
+    """The system prompt and the messages, each with its location, except those that are to be left out by now."""
+    if body.system:
+        content: str | list[Block] = body.system if isinstance(body.system, str) else [*body.system]
+        yield "system", AnthropicMessage(role="system", content=content, clear_at=None)
+    last_of_user = max((index for index, message in enumerate(body.messages) if message.role == "user"), default=-1)
+    for index, message in enumerate(body.messages):
+        is_over = message.clear_at == "next_user_message" and index < last_of_user
+        if not is_over and not (message.role == "system" and message.content == ""):
+            yield f"messages[{index}]", message
+
+
+def _joined(flat: Sequence[TextBlock | ImageBlock]) -> str | list[JsonObject]:
+    """The texts, joined by newlines; with images, parts in which those between two images are joined."""
+    if not any(isinstance(block, ImageBlock) for block in flat):
+        return _joined_texts(flat)
+    parts: list[JsonObject] = []
+    for is_image, run in groupby(flat, key=lambda block: isinstance(block, ImageBlock)):
+        given = list(run)
+        if is_image:
+            sources = [block.source for block in given if isinstance(block, ImageBlock)]
+            parts += [{"type": "image_url", "image_url": {"url": _url(source)}} for source in sources]
+        elif text := _joined_texts(given):
+            parts.append(_text_part(text))
+    return parts
+
+
+def _joined_texts(blocks: Sequence[TextBlock | ImageBlock]) -> str:
+    return "\n".join(block.text for block in blocks if isinstance(block, TextBlock))
+
+
+def _text(text: str) -> TextBlock:
+    return TextBlock.model_construct(type="text", text=text)
+
+
+def _text_part(text: str) -> JsonObject:
+    return {"type": "text", "text": text}
+
+
+def _url(source: Base64Source | UrlSource) -> str:
+    return source.url if isinstance(source, UrlSource) else f"data:{source.media_type};base64,{source.data}"
+
+
+def image_places(body: CountTokensRequest) -> Iterator[ImagePlace]:
+    """Where the body has its images, in the order in which the messages have them."""
+    for place, message in _shown_messages(body):
+        if place != "system":
+            yield from _places_of_images(message.blocks, f"{place}.content")
+
+
+def _places_of_images(blocks: Sequence[_Part], path: str) -> Iterator[ImagePlace]:
+    for index, block in enumerate(blocks):
+        place = f"{path}[{index}]"
+        match block:
+            case ImageBlock():
+                yield place, f"{place}.source.{'data' if block.source.type == 'base64' else 'url'}"
+            case ToolResultBlock(content=list(content)):
+                yield from _places_of_images(content, f"{place}.content")
+            case DocumentBlock(source=ContentSource(content=list(content))):
+                yield from _places_of_images(content, f"{place}.source.content")
