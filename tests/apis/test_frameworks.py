@@ -1,11 +1,15 @@
-"""An agent framework for OpenAI's servers, pointed here: its complete tool loop on the demo model."""
+"""An agent framework for OpenAI's servers, pointed here: its complete tool loops."""
 
 import asyncio
+import json
+from pathlib import Path
+from typing import Any
 
 import pytest
 from openai import AsyncOpenAI
 
-from tests.running_server import RunningServer
+from tests.running_server import SCRIPTED, RunningServer
+from tests.server_here import run_here
 
 called: list[str] = []
 
@@ -42,3 +46,86 @@ def test_agent_calls_its_tool_and_reports_the_result(
     answer = asyncio.run(run("What is the weather in Paris?"))
     assert called == ["Paris"]
     assert "21" in answer
+
+
+def _turn(name: str, arguments: Any, result: str, number: int) -> str:
+    """A question that the scripted model answers with a call, and with "done" once it reads the result."""
+    call = f"<tool_call>⏎{json.dumps({'name': name, 'arguments': arguments})}⏎</tool_call>"
+    return f"turn {number}\nscript: say {call}\nscript after {result}: say done {number}"
+
+
+TURNS: list[tuple[str, Any, str]] = [
+    ("shell", {"commands": ["ls", "pwd"]}, "LISTED"),
+    ("apply_patch", {"type": "create_file", "path": "a.txt", "diff": "+a"}, "CREATED"),
+    ("note", {"input": "so\n"}, "NOTED"),
+    ("get_weather", {"city": "Paris"}, "temperature"),
+    ("shell", {"commands": ["false"]}, "LISTED"),
+]
+
+
+def test_an_agent_with_tools_of_all_kinds_has_a_session_of_ten_turns(own_folder: Path) -> None:
+    import agents
+
+    agents.set_tracing_disabled(True)
+    ran: list[Any] = []
+
+    async def shell(request: Any) -> agents.ShellResult:
+        ran.append(request.data.action.commands)
+        outcome = agents.ShellCallOutcome(type="exit", exit_code=0)
+        return agents.ShellResult(output=[agents.ShellCommandOutput(stdout="LISTED", outcome=outcome)])
+
+    async def note(context: Any, text: str) -> str:
+        ran.append(text)
+        return "NOTED"
+
+    class Editor:
+        def create_file(self, operation: Any) -> agents.editor.ApplyPatchResult:
+            ran.append((operation.path, operation.diff))
+            return agents.editor.ApplyPatchResult(status="completed", output="CREATED")
+
+        update_file = delete_file = create_file
+
+    async def run(server: RunningServer) -> list[str]:
+        async with AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+            tools: list[agents.Tool] = [
+                agents.ShellTool(executor=shell),
+                agents.ApplyPatchTool(editor=Editor()),
+                agents.CustomTool(name="note", description="Take a note.", on_invoke_tool=note),
+                agents.function_tool(get_weather),
+            ]
+            model = agents.OpenAIResponsesModel(model="demo", openai_client=client)
+            agent = agents.Agent("worker", tools=tools, model=model)
+            session = agents.SQLiteSession("session")
+            answers = []
+            for number, turn in enumerate(TURNS * 2):
+                question = _turn(*turn, number)
+                if number % 2:
+                    streamed = agents.Runner.run_streamed(agent, question, session=session)
+                    assert [event async for event in streamed.stream_events()]
+                    answers.append(str(streamed.final_output))
+                else:
+                    answers.append(str((await agents.Runner.run(agent, question, session=session)).final_output))
+            session.close()
+            return answers
+
+    called.clear()
+    with run_here(own_folder, *SCRIPTED, settings={"GENAI_MAX_LENGTH": "20000"}) as server:
+        assert asyncio.run(run(server)) == [f"done {number}" for number in range(10)]
+    assert ran == [["ls", "pwd"], ("a.txt", "+a"), "so\n", ["false"]] * 2
+    assert called == ["Paris"] * 2
+
+
+def test_an_agent_runs_commands_in_a_local_shell(scripted: RunningServer) -> None:
+    import agents
+
+    agents.set_tracing_disabled(True)
+
+    async def run() -> str:
+        async with AsyncOpenAI(base_url=f"{scripted.url}/v1", api_key="none", max_retries=0) as client:
+            shell = agents.LocalShellTool(executor=lambda request: f"RAN {request.data.action.command}")
+            model = agents.OpenAIResponsesModel(model="demo", openai_client=client)
+            agent = agents.Agent("worker", tools=[shell], model=model)
+            question = _turn("local_shell", {"command": ["ls"]}, "RAN", 0)
+            return str((await agents.Runner.run(agent, question)).final_output)
+
+    assert asyncio.run(run()) == "done 0"

@@ -26,6 +26,8 @@ OF_THIS_SERVER = {
     "prompt_progress",
     "reasoning",
     "reasoning_content",
+    # Of the output of a local_shell call, whose id OpenAI's API has in `id`.
+    "call_id",
     # Fields of a model: those of vLLM, OpenRouter and this server.
     "capabilities",
     "context_length",
@@ -56,6 +58,10 @@ FUNCTION = {"type": "function", "name": "add", "description": "Add.", "parameter
 PATCH = {"type": "update_file", "path": "a.txt", "diff": "@@\n-a\n+b"}
 TOOLS = [FUNCTION, {"type": "custom", "name": "note"}, {"type": "apply_patch"}]
 TOOLS += [{"type": "namespace", "name": "math", "description": "Numbers.", "tools": [FUNCTION]}]
+OWN_MACHINE = {"type": "local", "skills": [{"name": "pdf", "description": "Read PDFs.", "path": "skills/pdf"}]}
+SHELLS = [{"type": "shell", "environment": OWN_MACHINE}, {"type": "local_shell"}]
+DEFERRED = {**FUNCTION, "name": "subtract", "defer_loading": True}
+SEARCH = [{"type": "tool_search", "execution": "client", "description": "Find tools."}, FUNCTION, DEFERRED]
 
 
 def _call(name: str, arguments: Any) -> str:
@@ -71,6 +77,18 @@ ANSWERS: dict[str, dict[str, Any]] = {
     "custom": {"input": f"say {_call('note', {'input': 'x'})}", "tools": TOOLS},
     "patch": {"input": f"say {_call('apply_patch', PATCH)}", "tools": TOOLS},
     "cut patch": {"input": f"say {_call('apply_patch', PATCH)}", "tools": TOOLS, "max_output_tokens": 70},
+    "custom in a namespace": {
+        "input": f"say {_call('notes__note', {'input': 'x'})}",
+        "tools": [{"type": "namespace", "name": "notes", "description": "Notes.", "tools": [TOOLS[1]]}],
+    },
+    "shell": {"input": f"say {_call('shell', {'commands': ['ls', 'pwd'], 'timeout_ms': 1000})}", "tools": SHELLS},
+    "local shell": {"input": f"say {_call('local_shell', {'command': ['ls', '-l']})}", "tools": SHELLS},
+    "cut shell": {
+        "input": f"say {_call('shell', {'commands': ['rm -r a/b']})}",
+        "tools": SHELLS,
+        "max_output_tokens": 65,
+    },
+    "search": {"input": f"say {_call('tool_search', {'query': 'subtract'})}", "tools": SEARCH},
     "named": {
         "input": f"say {_call('add', {})}",
         "tools": TOOLS[:1],
@@ -103,6 +121,11 @@ OUTPUTS = {
     "custom": ["custom_tool_call"],
     "patch": ["apply_patch_call"],
     "cut patch": [],
+    "custom in a namespace": ["custom_tool_call"],
+    "shell": ["shell_call"],
+    "local shell": ["local_shell_call"],
+    "cut shell": [],
+    "search": ["tool_search_call"],
     "named": ["function_call"],
 }
 
@@ -165,6 +188,18 @@ def _conversation_items() -> list[dict[str, Any]]:
         {"type": "custom_tool_call_output", "call_id": "2", "output": [{"type": "input_text", "text": "y"}]},
         {"type": "apply_patch_call", "call_id": "3", "operation": PATCH, "status": "completed"},
         {"type": "apply_patch_call_output", "call_id": "3", "status": "failed", "output": "no such file"},
+        {"type": "shell_call", "call_id": "4", "action": {"commands": ["ls"]}, "environment": {"type": "local"}},
+        {
+            "type": "shell_call_output",
+            "call_id": "4",
+            "output": [{"stdout": "a", "stderr": "", "outcome": {"type": "exit", "exit_code": 0}}],
+        },
+        {"type": "local_shell_call", "call_id": "5", "action": {"type": "exec", "command": ["ls"], "env": {}}},
+        {"type": "local_shell_call_output", "id": "5", "output": "a"},
+        {"type": "tool_search_call", "call_id": "6", "execution": "client", "arguments": {"query": "x"}},
+        {"type": "tool_search_output", "call_id": "6", "execution": "client", "tools": [FUNCTION]},
+        {"type": "additional_tools", "role": "developer", "tools": [{**FUNCTION, "name": "more"}]},
+        {"type": "mcp_call", "id": "mcp_1", "name": "f", "server_label": "s", "arguments": "{}", "output": "x"},
         {"role": "assistant", "content": "y"},
         {"role": "user", "content": "say z"},
     ]

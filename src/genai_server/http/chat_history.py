@@ -4,6 +4,7 @@ Programs send back whatever they were given, by this server, by another one, or 
 converted and named; what cannot is left out and named. What the user's last message has is left for validation.
 """
 
+from collections.abc import Collection
 from typing import Any
 
 from genai_server.apis.shared.base import JsonObject
@@ -19,7 +20,7 @@ _PARTS = ("text", "image_url", "input_audio", *FILES)
 
 def convert_messages(body: Any) -> list[str]:
     """Convert the history in a body's `messages`; returns the locations, each with the form that it has now."""
-    found = convert_parts(body, "messages", ("content",), _PARTS, "text")
+    found = convert_parts(history_of(body, "messages"), "messages[].content[]", _PARTS, "text")
     for place, message in objects_at(body, "messages[]"):
         if message.get("role") != "assistant":
             continue
@@ -44,24 +45,18 @@ def leave_out_of_messages(body: Any) -> list[str]:
     return found + remove_unknown_keys(body, "messages[]", ChatMessage)
 
 
-def convert_parts(
-    body: Any, messages: str, fields: tuple[str, ...], known: tuple[str, ...], text_type: str
-) -> list[str]:
-    """Replace the content parts of a body's history whose types are not `known` by parts of this type with their text.
-
-    `messages` is the field with the history, `fields` are those of a message or an item that may have parts. Returns
-    the locations.
+def convert_parts(history: JsonObject, path: str, known: Collection[str], text_type: str) -> list[str]:
+    """Replace the content parts at a path of a history whose types are not `known` by parts of this type with their
+    text; returns the locations.
     """
     found = []
-    history = history_of(body, messages)
-    for field in fields:
-        for place, part in objects_at(history, f"{messages}[].{field}[]"):
-            kind = part.get("type")
-            if isinstance(kind, str) and kind not in known:
-                text = part_text(part)
-                part.clear()
-                part.update(type=text_type, text=text)
-                found.append(f"{place} ({nameable(kind, 'a part')} as text)")
+    for place, part in objects_at(history, path):
+        kind = part.get("type")
+        if isinstance(kind, str) and kind not in known:
+            text = part_text(part)
+            part.clear()
+            part.update(type=text_type, text=text)
+            found.append(f"{place} ({nameable(kind, 'a part')} as text)")
     return found
 
 

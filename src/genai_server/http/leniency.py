@@ -204,12 +204,16 @@ def remove_values(body: Any, table: Mapping[str, Collection[str]]) -> list[str]:
     return found
 
 
-def remove_tools(body: Any, is_removed: Callable[[str], object]) -> list[str]:
-    """Remove the tools whose type `is_removed` accepts; returns the locations, each with the type."""
+def remove_tools(
+    body: Any, is_removed: Callable[[str], object], but: Callable[[JsonObject], bool] = lambda tool: False
+) -> list[str]:
+    """Remove the tools whose type `is_removed` accepts, but not those that `but` accepts; returns the locations, each
+    with the type.
+    """
     found = {
         place: tool
         for place, tool in objects_at(body, "tools[]")
-        if isinstance(tool.get("type"), str) and is_removed(tool["type"])
+        if isinstance(tool.get("type"), str) and is_removed(tool["type"]) and not but(tool)
     }
     if found:
         removed = [id(tool) for tool in found.values()]

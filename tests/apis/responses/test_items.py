@@ -82,8 +82,33 @@ def test_null_fields_that_openais_client_adds_are_accepted() -> None:
     }
     output = {**OUTPUT, "caller": None, "namespace": None, "created_by": None}
     assert _messages(call, output) == _messages(CALL, OUTPUT)
+    assert _messages({**CALL, "caller": {"type": "program", "caller_id": "c"}}) == _messages(CALL)
+    said = {"role": "assistant", "type": None, "content": None, "status": None, "phase": None}
+    assert _messages(said) == [{"role": "assistant", "content": ""}]
+    thought = {"type": "reasoning", "summary": None, "content": None, "encrypted_content": None}
+    assert _messages(thought) == [{"role": "assistant", "content": "", "reasoning_content": ""}]
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        {"role": "user", "content": None},
+        {**CALL, "call_id": None},
+        {**CALL, "arguments": None},
+        {**OUTPUT, "output": None},
+        {"type": "shell_call", "call_id": "c", "action": {"commands": "ls"}},
+        {"type": "shell_call_output", "call_id": "c", "output": "x"},
+        {"type": "local_shell_call_output", "output": "x"},
+        {"type": "additional_tools", "tools": [{"type": "function"}]},
+        {"type": "x", "id": 5},
+        {"type": "x", "value": float("nan")},
+        {"type": "x", "value": "\ud800"},
+    ],
+    ids=repr,
+)
+def test_an_item_of_a_wrong_form_is_refused(item: JsonObject) -> None:
     with pytest.raises(ValidationError):
-        _given([{**CALL, "caller": {"type": "program", "caller_id": "c"}}])
+        _given([item])
 
 
 def test_namespaced_call_keeps_its_namespace_and_name_for_models() -> None:

@@ -150,18 +150,24 @@ def test_errors_about_the_chat_name_the_field_that_was_given(
     assert (type(found), found.param, found.message) == (type(error), param, message)
 
 
+SHELL_ENVIRONMENT = ("tools", 0, "type=shell", "environment", "type")
+
+
 @pytest.mark.parametrize(
     ("fields", "place"),
     [
         ({"input": 5}, ("input",)),
         ({"input": []}, ("input", "items")),
-        ({"input": [{"type": "web_search_call"}]}, ("input", "items", 0)),
+        ({"input": [{"type": ""}]}, ("input", "items", 0, "foreign", "type")),
+        ({"input": [{"content": "x", "role": "tool"}]}, ("input", "items", 0, "message", "role")),
         ({"input": [{"type": ["message"]}]}, ("input", "items", 0)),
         ({"input": ["x"]}, ("input", "items", 0)),
         ({"tools": [{"type": "web_search"}]}, ("tools", 0)),
         ({"tools": [{"type": 5}]}, ("tools", 0)),
         ({"tools": [5]}, ("tools", 0)),
-        ({"tools": [{**TOOL, "defer_loading": True}]}, ("tools", 0, "type=function", "defer_loading")),
+        ({"tools": [{"type": "tool_search", "execution": "server"}]}, ("tools", 0, "type=tool_search", "execution")),
+        ({"tools": [{"type": "shell", "environment": {"type": "container_auto"}}]}, SHELL_ENVIRONMENT),
+        ({"tools": [{**TOOL, "allowed_callers": ["programmatic"]}]}, ("tools", 0, "type=function", "allowed_callers")),
         ({"background": 1}, ("background",)),
         ({"truncation": "never"}, ("truncation",)),
         ({"prompt": {"id": "p"}}, ("prompt",)),
@@ -188,6 +194,7 @@ def test_unsupported_field_is_refused_with_its_place(fields: dict[str, Any], pla
         ({"top_logprobs": 1}, "top_logprobs"),
         ({"stream_options": {}}, "stream_options"),
         ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": [TOOL, {**TOOL, "name": "b", "defer_loading": True}]}, "tools[1].defer_loading"),
         ({"tool_choice": {"type": "function", "name": "add"}, "tools": []}, "tool_choice"),
         (
             {

@@ -1,39 +1,26 @@
-"""Input items of OpenAI's Responses API, one class for each type."""
+"""Input items of OpenAI's Responses API, one class for each type that this server knows, and one for all others."""
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
-from genai_server.apis.shared.base import ByType, NonEmptyText, Text, Wire, elements, field_error, missing_error
-from genai_server.apis.shared.chat_messages import (
-    MAX_MESSAGES,
-    MAX_NAME_LENGTH,
-    MAX_PARTS,
-    DirectCaller,
-    FunctionName,
-    ImageDetail,
-    InputAudio,
+from genai_server.apis.responses.tool_schemas import ItemTool
+from genai_server.apis.shared.base import (
+    ByType,
+    JsonObject,
+    NonEmptyText,
+    Text,
+    Wire,
+    elements,
+    field_error,
+    missing_error,
+    writable,
 )
+from genai_server.apis.shared.chat_messages import MAX_MESSAGES, MAX_PARTS, MAX_TOOLS, ImageDetail, InputAudio
 
 # A chat message may correspond to several items: reasoning, text and tool calls.
 MAX_ITEMS = 4 * MAX_MESSAGES
 Status = Literal["in_progress", "completed", "incomplete"]
-# Name in the prompt of OpenAI's tool of this type.
-APPLY_PATCH = "apply_patch"
-
-
-def full_name(name: str, namespace: str | None) -> str:
-    """The name of a function in the prompt. Functions in different namespaces may share a name."""
-    return f"{namespace}__{name}" if namespace else name
-
-
-def check_full_name(name: str, namespace: str | None) -> None:
-    """Raises if a function's full name is too long."""
-    given = len(full_name(name, namespace))
-    if given > MAX_NAME_LENGTH:
-        raise field_error(
-            "namespace", f"and name, with __ between them, may have at most {MAX_NAME_LENGTH} characters; given {given}"
-        )
 
 
 class InputText(Wire):
@@ -101,6 +88,7 @@ class Item(Wire):
     of its types.
     """
 
+    type: str
     id: NonEmptyText | None = None
 
     @model_validator(mode="before")
@@ -108,7 +96,8 @@ class Item(Wire):
     def _without_unknown_nulls(cls, given: Any) -> Any:
         if not isinstance(given, dict):
             return given
-        return {name: value for name, value in given.items() if value is not None or name in cls.model_fields}
+        known = {field.alias or name for name, field in cls.model_fields.items()}
+        return {name: value for name, value in given.items() if value is not None or name in known}
 
 
 class ItemWithStatus(Item):
@@ -122,54 +111,74 @@ class MessageItem(ItemWithStatus):
 
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
-    content: Text | Annotated[list[MessagePart], elements(MAX_PARTS)]
+    content: Text | Annotated[list[MessagePart], elements(MAX_PARTS)] | None = None
     phase: Any = Field(None, description="No effect: not part of the prompt.")
 
-
-class FunctionCallItem(ItemWithStatus):
-    """A function call made by the model. `arguments` is a JSON object as text."""
-
-    type: Literal["function_call"]
-    call_id: NonEmptyText
-    name: FunctionName
-    arguments: Text
-    namespace: FunctionName | None = Field(None, description="Namespace of the function.")
-    caller: DirectCaller | None = None
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_the_default_type(cls, given: Any) -> Any:
+        return {**given, "type": "message"} if isinstance(given, dict) and given.get("type") is None else given
 
     @model_validator(mode="after")
-    def _has_a_name_that_fits(self) -> Self:
-        check_full_name(self.name, self.namespace)
+    def _has_content(self) -> Self:
+        if self.content is None and self.role != "assistant":
+            raise missing_error("content", f"with role {self.role}")
         return self
 
 
-class FunctionCallOutputItem(ItemWithStatus):
+class CallItem(ItemWithStatus):
+    """Fields of all calls that the model has made of tools which the client runs."""
+
+    call_id: NonEmptyText
+    async_: Any = Field(None, alias="async", description="No effect: not part of the prompt.")
+    caller: Any = Field(None, description="No effect: not part of the prompt.")
+    created_by: Any = Field(None, description="Accepted, but has no effect.")
+
+
+class CallOutputItem(Item):
+    """Fields of all outputs of such calls."""
+
+    caller: Any = Field(None, description="No effect: not part of the prompt.")
+    created_by: Any = Field(None, description="Accepted, but has no effect.")
+
+
+class FunctionCallItem(CallItem):
+    """A function call made by the model. `arguments` is a JSON object as text, unless the call was cut off or wrong."""
+
+    type: Literal["function_call"]
+    name: NonEmptyText
+    arguments: Text
+    namespace: NonEmptyText | None = Field(None, description="Namespace of the function.")
+
+
+class FunctionCallOutputItem(CallOutputItem):
     """The result of the call with this `call_id`."""
 
     type: Literal["function_call_output"]
-    call_id: NonEmptyText
+    call_id: NonEmptyText | None = None
     output: Text | Annotated[list[InputPart], elements(MAX_PARTS)]
     name: NonEmptyText | None = None
-    caller: DirectCaller | None = None
+    namespace: NonEmptyText | None = Field(None, description="No effect: the call has it.")
+    status: Status | None = None
 
 
-class CustomToolCallItem(ItemWithStatus):
+class CustomToolCallItem(CallItem):
     """A custom tool call made by the model."""
 
     type: Literal["custom_tool_call"]
-    call_id: NonEmptyText
-    name: FunctionName
+    name: NonEmptyText
     input: Text
-    caller: DirectCaller | None = None
+    namespace: NonEmptyText | None = Field(None, description="Namespace of the tool.")
 
 
-class CustomToolCallOutputItem(ItemWithStatus):
+class CustomToolCallOutputItem(CallOutputItem):
     """The result of the custom tool call with this `call_id`."""
 
     type: Literal["custom_tool_call_output"]
     call_id: NonEmptyText
     output: Text | Annotated[list[InputPart], elements(MAX_PARTS)]
     name: NonEmptyText | None = None
-    caller: DirectCaller | None = None
+    status: Status | None = None
 
 
 class PatchOperation(Wire):
@@ -187,25 +196,122 @@ class PatchOperation(Wire):
         return self
 
 
-class ApplyPatchCallItem(ItemWithStatus):
+class ApplyPatchCallItem(CallItem):
     """An apply_patch call made by the model."""
 
     type: Literal["apply_patch_call"]
-    call_id: NonEmptyText
     operation: PatchOperation
-    caller: DirectCaller | None = None
-    created_by: Any = Field(None, description="Accepted, but has no effect.")
 
 
-class ApplyPatchCallOutputItem(Item):
+class ApplyPatchCallOutputItem(CallOutputItem):
     """The result of the patch with this `call_id`."""
 
     type: Literal["apply_patch_call_output"]
     call_id: NonEmptyText
     status: Literal["completed", "failed"]
     output: Text | None = None
-    caller: DirectCaller | None = None
+
+
+class ShellAction(Wire):
+    """The commands of a shell call, and their limits."""
+
+    commands: Annotated[list[Text], elements(MAX_PARTS)]
+    timeout_ms: int | None = None
+    max_output_length: int | None = None
+
+
+class ShellCallItem(CallItem):
+    """A shell call made by the model."""
+
+    type: Literal["shell_call"]
+    action: ShellAction
+    environment: Any = Field(None, description="No effect: not part of the prompt.")
+
+
+class ShellOutcome(Wire):
+    """How a command ended."""
+
+    type: Literal["exit", "timeout"]
+    exit_code: int | None = None
+
+
+class ShellOutput(Wire):
+    """What a command has written, and how it ended."""
+
+    stdout: Text
+    stderr: Text
+    outcome: ShellOutcome
     created_by: Any = Field(None, description="Accepted, but has no effect.")
+
+
+class ShellCallOutputItem(CallOutputItem):
+    """The result of the shell call with this `call_id`."""
+
+    type: Literal["shell_call_output"]
+    call_id: NonEmptyText
+    output: Annotated[list[ShellOutput], elements(MAX_PARTS)]
+    max_output_length: int | None = Field(None, description="No effect: the client has cut the output.")
+    status: Status | Literal["failed"] | None = None
+
+
+class LocalShellAction(Wire):
+    """The command of a local_shell call."""
+
+    type: Literal["exec"]
+    command: Annotated[list[Text], elements(MAX_PARTS)]
+    env: dict[str, Text] = {}
+    timeout_ms: int | None = None
+    user: Text | None = None
+    working_directory: Text | None = None
+
+
+class LocalShellCallItem(CallItem):
+    """A local_shell call made by the model."""
+
+    type: Literal["local_shell_call"]
+    action: LocalShellAction
+
+
+class LocalShellCallOutputItem(CallOutputItem):
+    """The result of a local_shell call. OpenAI's API has the id of the call in `id`, agents have it in `call_id`."""
+
+    type: Literal["local_shell_call_output"]
+    call_id: NonEmptyText | None = None
+    output: Text
+    status: Status | None = None
+
+    @model_validator(mode="after")
+    def _has_an_id(self) -> Self:
+        self.call_id = self.call_id or self.id
+        if self.call_id is None:
+            raise missing_error("call_id", "with type local_shell_call_output")
+        return self
+
+
+class ToolSearchCallItem(CallItem):
+    """A search for tools, made by the model and run by the client."""
+
+    type: Literal["tool_search_call"]
+    arguments: Annotated[Any, AfterValidator(writable)] = None
+    execution: Literal["server", "client"] | None = None
+
+
+class ToolSearchOutputItem(CallOutputItem):
+    """The tools that a search has found. The model may call them from here on."""
+
+    type: Literal["tool_search_output"]
+    call_id: NonEmptyText
+    tools: Annotated[list[ItemTool], elements(MAX_TOOLS)]
+    execution: Literal["server", "client"] | None = None
+    status: Status | None = None
+
+
+class AdditionalToolsItem(Item):
+    """Tools that the model may call from here on."""
+
+    type: Literal["additional_tools"]
+    role: Any = Field(None, description="No effect: not part of the prompt.")
+    tools: Annotated[list[ItemTool], elements(MAX_TOOLS)]
 
 
 class CompactionItem(ItemWithStatus):
@@ -220,7 +326,7 @@ class ReasoningItem(ItemWithStatus):
     """Earlier reasoning. The prompt contains `content`, else `encrypted_content`, else `summary`."""
 
     type: Literal["reasoning"]
-    summary: Thoughts = []
+    summary: Thoughts | None = None
     content: Thoughts | None = None
     encrypted_content: Text | None = Field(None, description="Value returned by this server, unchanged.")
 
@@ -232,17 +338,66 @@ class ItemReference(Wire):
     id: NonEmptyText
 
 
+# Types of the items above. All others are items of other providers.
+KNOWN_TYPES = (
+    "message",
+    "function_call",
+    "function_call_output",
+    "custom_tool_call",
+    "custom_tool_call_output",
+    "apply_patch_call",
+    "apply_patch_call_output",
+    "shell_call",
+    "shell_call_output",
+    "local_shell_call",
+    "local_shell_call_output",
+    "tool_search_call",
+    "tool_search_output",
+    "additional_tools",
+    "reasoning",
+    "compaction",
+    "item_reference",
+)
+_SEARCHES = ("tool_search_call", "tool_search_output")
+
+
+class ForeignItem(BaseModel):
+    """An item of any other type: what another provider's tools did. The model reads it as a note of its fields."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    type: NonEmptyText = Field(json_schema_extra={"not": {"enum": list(KNOWN_TYPES)}})
+    id: NonEmptyText | None = None
+
+    @model_validator(mode="after")
+    def _is_writable(self) -> Self:
+        writable(self.fields)
+        return self
+
+    @property
+    def fields(self) -> JsonObject:
+        """All fields but the id."""
+        return {"type": self.type, **(self.model_extra or {})}
+
+
 def _form_of(given: Any) -> str | None:
     """The form of an input: text or items."""
     return "text" if isinstance(given, str) else "items" if isinstance(given, list) else None
 
 
-def _type_of(item: Any) -> Any:
-    """An item's type, inferred if absent; None if the value is not an item."""
+def _type_of(item: Any) -> str | None:
+    """The tag of an item in the union; None if the value is not an item."""
     if not isinstance(item, dict):
         return None
-    kind = item.get("type", "message" if "role" in item else "item_reference")
-    return "item_reference" if kind is None else str(kind)
+    kind = item.get("type")
+    if kind is None:
+        return "message" if "role" in item else "item_reference"
+    if not isinstance(kind, str):
+        return None
+    # A search that another provider ran has no id of a call.
+    if kind not in KNOWN_TYPES or (kind in _SEARCHES and item.get("call_id") is None):
+        return "foreign"
+    return kind
 
 
 InputItem = Annotated[
@@ -253,15 +408,19 @@ InputItem = Annotated[
     | Annotated[CustomToolCallOutputItem, Tag("custom_tool_call_output")]
     | Annotated[ApplyPatchCallItem, Tag("apply_patch_call")]
     | Annotated[ApplyPatchCallOutputItem, Tag("apply_patch_call_output")]
+    | Annotated[ShellCallItem, Tag("shell_call")]
+    | Annotated[ShellCallOutputItem, Tag("shell_call_output")]
+    | Annotated[LocalShellCallItem, Tag("local_shell_call")]
+    | Annotated[LocalShellCallOutputItem, Tag("local_shell_call_output")]
+    | Annotated[ToolSearchCallItem, Tag("tool_search_call")]
+    | Annotated[ToolSearchOutputItem, Tag("tool_search_output")]
+    | Annotated[AdditionalToolsItem, Tag("additional_tools")]
     | Annotated[ReasoningItem, Tag("reasoning")]
     | Annotated[CompactionItem, Tag("compaction")]
-    | Annotated[ItemReference, Tag("item_reference")],
+    | Annotated[ItemReference, Tag("item_reference")]
+    | Annotated[ForeignItem, Tag("foreign")],
     Discriminator(
-        _type_of,
-        custom_error_type="item",
-        custom_error_message="must be an item of type message, function_call, function_call_output, "
-        "custom_tool_call, custom_tool_call_output, apply_patch_call, apply_patch_call_output, reasoning, compaction "
-        "or item_reference",
+        _type_of, custom_error_type="item", custom_error_message="must be an item: an object with a type or a role"
     ),
 ]
 Input = Annotated[

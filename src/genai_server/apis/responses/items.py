@@ -5,18 +5,17 @@
 import base64
 import json
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
+from genai_server.apis.responses.client_tools import CLIENT_TOOLS
 from genai_server.apis.responses.item_schemas import (
-    APPLY_PATCH,
-    ApplyPatchCallItem,
-    ApplyPatchCallOutputItem,
+    AdditionalToolsItem,
     CompactionItem,
     CustomToolCallItem,
     CustomToolCallOutputItem,
-    FunctionCallItem,
+    ForeignItem,
     FunctionCallOutputItem,
     InputAudioPart,
     InputImage,
@@ -24,23 +23,27 @@ from genai_server.apis.responses.item_schemas import (
     InputText,
     Item,
     ItemReference,
-    ItemWithStatus,
     MessageItem,
     OutputText,
     ReasoningItem,
     Status,
-    full_name,
 )
+from genai_server.apis.responses.tool_schemas import full_name
+from genai_server.apis.shared import custom_tools, foreign_tools
 from genai_server.apis.shared.base import JsonObject
 from genai_server.apis.shared.chat_messages import ChatMessage
 from genai_server.errors import InvalidField
+from genai_server.http.leniency import nameable
 from genai_server.quoted_values import quoted
 
-# The only argument of the function that represents a custom tool.
-CUSTOM_INPUT = "input"
 # Types of tool call items, and of their results.
-CALLS = ("function_call", "custom_tool_call", "apply_patch_call")
-OUTPUTS = tuple(f"{call}_output" for call in CALLS)
+_CALLS = frozenset({"function_call", "custom_tool_call", *(tool.call for tool in CLIENT_TOOLS.values())})
+_OUTPUTS = frozenset(
+    {"function_call_output", "custom_tool_call_output", *(tool.output for tool in CLIENT_TOOLS.values())}
+)
+# Items that say nothing to the model: they change what the API does with later requests.
+_SETTINGS = ("compaction_trigger", "configuration_update")
+_CONTENT_FIELDS = {"message": "content", "function_call_output": "output", "custom_tool_call_output": "output"}
 # Beginnings of the items' ids.
 _PREFIXES = {
     "message": "msg",
@@ -51,10 +54,20 @@ _PREFIXES = {
     "custom_tool_call_output": "fco",
     "apply_patch_call": "apc",
     "apply_patch_call_output": "apco",
+    "shell_call": "sh",
+    "shell_call_output": "sho",
+    "local_shell_call": "lsh",
+    "local_shell_call_output": "lsho",
+    "tool_search_call": "tsc",
+    "tool_search_output": "tso",
+    "additional_tools": "at",
     "compaction": "cmp",
 }
+_OTHER_PREFIX = "item"
 # Precedes the summary of a compacted conversation.
 _COMPACTED = "Summary of the conversation up to here:"
+# Precedes the output of a call that the conversation does not have.
+_ORPHAN = "[output of an earlier tool call]"
 
 
 def new_id(prefix: str) -> str:
@@ -65,7 +78,7 @@ def new_id(prefix: str) -> str:
 def new_item(type: str, id: str | None = None, **fields: Any) -> JsonObject:
     """An item of this type, with a new id if none is given. Fields that are None are left out."""
     given = {name: value for name, value in fields.items() if value is not None}
-    return {"id": id or new_id(_PREFIXES[type]), "type": type, **given}
+    return {"id": id or new_id(_PREFIXES.get(type, _OTHER_PREFIX)), "type": type, **given}
 
 
 def message(role: str, content: list[JsonObject], id: str | None = None, status: Status = "completed") -> JsonObject:
@@ -127,26 +140,18 @@ def given_items(
     return found
 
 
-def _given_item(item: Item, place: str) -> JsonObject:
-    status = (item.status if isinstance(item, ItemWithStatus) else None) or "completed"
+def _given_item(item: Item | ForeignItem, place: str) -> JsonObject:
+    status: Any = getattr(item, "status", None) or "completed"
     match item:
+        case ForeignItem():
+            return {"id": item.id or new_id(_OTHER_PREFIX), **item.fields}
         case MessageItem():
             part = output_text if item.role == "assistant" else input_text
-            content = [part(item.content)] if isinstance(item.content, str) else _parts(item.content, part)
+            content = [part(item.content or "")] if isinstance(item.content, str | None) else _parts(item.content, part)
             return message(item.role, content, item.id, status)
-        case FunctionCallItem():
-            called = {"call_id": item.call_id, "name": item.name, "arguments": item.arguments}
-            return new_item(item.type, item.id, status=status, **called, namespace=item.namespace)
         case ReasoningItem():
             content = [reasoning_text(text) for text in _thoughts(item, place)]
             return new_item(item.type, item.id, status=status, summary=[], content=content)
-        case CustomToolCallItem():
-            return new_item(item.type, item.id, call_id=item.call_id, name=item.name, input=item.input)
-        case ApplyPatchCallItem():
-            operation = item.operation.model_dump(exclude_none=True)
-            return new_item(item.type, item.id, status="completed", call_id=item.call_id, operation=operation)
-        case ApplyPatchCallOutputItem():
-            return new_item(item.type, item.id, status=item.status, call_id=item.call_id, output=item.output)
         case CompactionItem():
             return new_item(item.type, item.id, encrypted_content=encrypted(_decrypted(item.encrypted_content, place)))
         case FunctionCallOutputItem() | CustomToolCallOutputItem():
@@ -154,7 +159,18 @@ def _given_item(item: Item, place: str) -> JsonObject:
             shown_status = status if isinstance(item, FunctionCallOutputItem) else None
             result = {"call_id": item.call_id, "output": output, "status": shown_status}
             return new_item(item.type, item.id, **result, name=item.name)
-    raise AssertionError(item)
+        case CustomToolCallItem():
+            return new_item(item.type, item.id, **_fields(item))
+        case AdditionalToolsItem():
+            return new_item(item.type, item.id, role="developer", **_fields(item))
+    return new_item(item.type, item.id, status=status, **_fields(item))
+
+
+def _fields(item: Item) -> JsonObject:
+    """The fields that only items of this type have."""
+    without = {"id", "type", "status", "async_", "caller", "created_by", "environment", "role"}
+    fields: JsonObject = item.model_dump(exclude=without, exclude_none=True)
+    return fields
 
 
 def _parts(
@@ -174,7 +190,16 @@ def _parts(
 def _thoughts(item: ReasoningItem, place: str) -> list[str]:
     if item.content is None and item.encrypted_content:
         return [_decrypted(item.encrypted_content, place)]
-    return [one.text for one in item.content or item.summary]
+    return [one.text for one in item.content or item.summary or []]
+
+
+def is_readable(encrypted_content: str) -> bool:
+    """Whether this server has made this encrypted content, as far as its form shows."""
+    try:
+        _decrypted(encrypted_content)
+    except InvalidField:
+        return False
+    return True
 
 
 def _decrypted(text: str, place: str = "input") -> str:
@@ -185,63 +210,136 @@ def _decrypted(text: str, place: str = "input") -> str:
         raise InvalidField(f"{field} was not created by this server and cannot be decoded", param=field) from None
 
 
+def is_call(item: JsonObject) -> bool:
+    """Whether an item is a call of a tool that the client runs."""
+    return item["type"] in _CALLS and not is_foreign(item)
+
+
+def is_output(item: JsonObject) -> bool:
+    """Whether an item is the output of such a call."""
+    return item["type"] in _OUTPUTS and not is_foreign(item)
+
+
+def is_foreign(item: JsonObject) -> bool:
+    """Whether an item is none of this server's, and is read as a note."""
+    kind = item["type"]
+    return kind not in _PREFIXES or (kind.startswith("tool_search_") and item.get("call_id") is None)
+
+
 def to_messages(conversation: Sequence[JsonObject]) -> list[ChatMessage]:
     """The messages of a conversation. Reasoning, text and calls of one turn form one message.
 
-    Raises InvalidField for the output of an unknown call.
+    Items of other providers, and earlier outputs of calls that the conversation does not have, become texts. Raises
+    InvalidField for the output of an unknown call that no message of the user follows.
     """
     messages: list[JsonObject] = []
-    calls: set[str] = set()
-    for item in conversation:
-        if item["type"] in OUTPUTS:
-            if item["call_id"] not in calls:
-                raise InvalidField(
-                    f"input has the output of call {quoted(item['call_id'])} but not the call itself", param="input"
-                )
+    for item, is_orphan in _with_orphans(conversation):
+        kind = item["type"]
+        if is_foreign(item) and kind not in _SETTINGS:
+            _add_note(messages, item)
+        elif is_orphan:
+            _new(messages, "user")["content"] = _after(_ORPHAN, _output(item))
+        elif is_output(item):
             result = {"role": "tool", "tool_call_id": item["call_id"], "content": _output(item)}
             messages.append({**result, "name": item.get("name")})
-        elif item["type"] in CALLS:
+        elif is_call(item):
             called = {"id": item["call_id"], "function": _called(item)}
             _turn(messages).setdefault("tool_calls", []).append(called)
-            calls.add(item["call_id"])
-        elif item["type"] == "compaction":
-            messages.append({"role": "user", "content": f"{_COMPACTED}\n{_decrypted(item['encrypted_content'])}"})
-        elif item["type"] == "reasoning":
+        elif kind == "compaction":
+            _new(messages, "user")["content"] = f"{_COMPACTED}\n{_decrypted(item['encrypted_content'])}"
+        elif kind == "reasoning":
             turn = _turn(messages, "content", "tool_calls")
             turn["reasoning_content"] = turn.get("reasoning_content", "") + _text(item["content"])
-        elif item["role"] == "assistant":
-            _turn(messages, "content")["content"] = _content(item["content"])
-        else:
-            messages.append({"role": item["role"], "content": _content(item["content"])})
+        elif kind == "message":
+            message = _turn(messages, "content") if item["role"] == "assistant" else _new(messages, item["role"])
+            message["content"] = _content(item["content"])
     return [ChatMessage.model_validate(one if "tool_calls" in one else {"content": "", **one}) for one in messages]
+
+
+def conversions(conversation: Sequence[JsonObject]) -> Iterator[tuple[JsonObject, str]]:
+    """The items that `to_messages` converts to something else than OpenAI's API would, each with its form in the
+    prompt.
+    """
+    for item, is_orphan in _with_orphans(conversation):
+        if is_foreign(item) and item["type"] not in _SETTINGS:
+            yield item, f"{nameable(item['type'], 'an item')} as text"
+        elif is_orphan:
+            yield item, "output of an unknown call, as text"
+
+
+def without_effect(conversation: Sequence[JsonObject]) -> Iterator[tuple[JsonObject, str]]:
+    """The items that `to_messages` leaves out, each with its type."""
+    return ((item, item["type"]) for item in conversation if item["type"] in _SETTINGS)
+
+
+def _with_orphans(conversation: Sequence[JsonObject]) -> Iterator[tuple[JsonObject, bool]]:
+    """The items, each with whether it is an orphan: the output of a call that does not precede it, as in a history
+    whose beginning a client has cut off.
+
+    Raises InvalidField for an orphan that is not history, because no message of the user follows it.
+    """
+    asked = max((n for n, item in enumerate(conversation) if item.get("role") == "user"), default=-1)
+    calls: set[str] = set()
+    for number, item in enumerate(conversation):
+        if is_call(item):
+            calls.add(item["call_id"])
+        is_orphan = is_output(item) and item.get("call_id") not in calls
+        if is_orphan and number > asked:
+            id = quoted(item.get("call_id"))
+            raise InvalidField(f"input has the output of call {id} but not the call itself", param="input")
+        yield item, is_orphan
 
 
 def _turn(messages: list[JsonObject], *ended_by: str) -> JsonObject:
     """The assistant's open message, or a new one if the last message is complete or has another role."""
     if not messages or messages[-1]["role"] != "assistant" or any(field in messages[-1] for field in ended_by):
-        messages.append({"role": "assistant"})
+        return _new(messages, "assistant")
     return messages[-1]
+
+
+def _new(messages: list[JsonObject], role: str) -> JsonObject:
+    """A new message, which is added."""
+    messages.append({"role": role})
+    return messages[-1]
+
+
+def _add_note(messages: list[JsonObject], item: JsonObject) -> None:
+    """Add the note of another provider's item. One of the assistant stays in its turn, so that calls are followed by
+    their outputs.
+    """
+    text, role = foreign_tools.note(item), foreign_tools.note_role(item)
+    if role != "assistant":
+        _new(messages, role)["content"] = text
+        return
+    turn = _turn(messages)
+    turn["content"] = _after(turn["content"], text) if turn.get("content") else text
+
+
+def _after(first: str | list[JsonObject], content: str | list[JsonObject]) -> str | list[JsonObject]:
+    """A content after another one."""
+    if isinstance(first, str) and isinstance(content, str):
+        return f"{first}\n{content}"
+    return [*_as_parts(first), *_as_parts(content)]
+
+
+def _as_parts(content: str | list[JsonObject]) -> list[JsonObject]:
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
 def _called(item: JsonObject) -> JsonObject:
     """The function that represents a call's tool, with its arguments."""
-    match item["type"]:
-        case "custom_tool_call":
-            return _function(item["name"], {CUSTOM_INPUT: item["input"]})
-        case "apply_patch_call":
-            return _function(APPLY_PATCH, {"diff": "", **item["operation"]})
-    return {"name": full_name(item["name"], item.get("namespace")), "arguments": item["arguments"]}
-
-
-def _function(name: str, arguments: JsonObject) -> JsonObject:
-    return {"name": name, "arguments": json.dumps(arguments, ensure_ascii=False)}
+    if item["type"] == "function_call":
+        return {"name": full_name(item["name"], item.get("namespace")), "arguments": item["arguments"]}
+    if item["type"] == "custom_tool_call":
+        name = full_name(item["name"], item.get("namespace"))
+        return {"name": name, "arguments": custom_tools.arguments_of(item["input"])}
+    tool = CLIENT_TOOLS[item["type"]]
+    return {"name": tool.name, "arguments": json.dumps(tool.arguments(item), ensure_ascii=False)}
 
 
 def _output(item: JsonObject) -> str | list[JsonObject]:
-    if item["type"] != "apply_patch_call_output":
-        return _content(item["output"])
-    about: str = item.get("output") or item["status"]
-    return about if item["status"] == "completed" else f"Error: {about}"
+    tool = CLIENT_TOOLS.get(item["type"])
+    return _content(item["output"]) if tool is None else tool.result(item)
 
 
 def is_medium(part: Any) -> bool:
@@ -258,7 +356,7 @@ def data_of(part: JsonObject) -> tuple[str, str]:
 
 def parts_of(item: JsonObject) -> tuple[str, list[JsonObject]]:
     """The field of an item that may have content parts, and its parts; none if its value is a text."""
-    field = "content" if item["type"] == "message" else "output"
+    field = _CONTENT_FIELDS.get(item["type"], "")
     parts = item.get(field)
     return field, parts if isinstance(parts, list) else []
 

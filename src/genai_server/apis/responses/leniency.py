@@ -1,24 +1,42 @@
-"""What the lenient Responses and Conversations APIs accept and remove although this server does not support it."""
+"""What the Responses and Conversations APIs convert of a conversation's history, and what they accept and remove
+although this server does not support it.
+"""
 
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, get_args
 
-from genai_server.http.leniency import objects_at, remove, remove_tools, remove_values, replace_media
+from genai_server.apis.responses.item_schemas import InputItem
+from genai_server.apis.responses.items import is_readable
+from genai_server.apis.responses.tool_schemas import ItemTool
+from genai_server.apis.shared.base import JsonObject
+from genai_server.http.chat_history import convert_parts
+from genai_server.http.leniency import (
+    history_of,
+    nameable,
+    objects_at,
+    remove,
+    remove_tools,
+    remove_values,
+    replace_media,
+)
+from genai_server.http.unknown_keys import remove_unknown_keys
 
 # Fields that cannot affect answers of this server's models, or only save time or tokens.
 WITHOUT_EFFECT = (
     "client_metadata",
     "context_management",
     "stream_options.reasoning_summary_delivery",
-    "tools[].defer_loading",
-    "tools[].tools[].defer_loading",
+    *(f"tools[].{inner}{field}" for inner in ("", "tools[].") for field in ("async", "output_schema")),
 )
+# Unless the client searches for tools, all are shown to the model.
+_DEFERRED = ("tools[].defer_loading", "tools[].tools[].defer_loading")
 # Values without effect: these models have one style, and reasoning is returned unsummarized.
 VALUES = {
     "text.verbosity": ("low", "high"),
     "reasoning.summary": ("concise", "detailed"),
     "reasoning.generate_summary": ("concise", "detailed"),
 }
-# Tools that OpenAI's servers run, or that return images.
+# Tools that OpenAI's servers run, or that return images. Of the last two the client may run others of the same type.
 SERVER_TOOLS = (
     "code_interpreter",
     "computer",
@@ -26,22 +44,46 @@ SERVER_TOOLS = (
     "file_search",
     "image_generation",
     "mcp",
-    "tool_search",
+    "programmatic_tool_calling",
     "web_search",
     "web_search_2025_08_26",
     "web_search_preview",
     "web_search_preview_2025_03_11",
+    "shell",
+    "tool_search",
 )
 MEDIA = {"input_file": "file"}
-_PLACES_OF_MEDIA = ("input[].content[]", "input[].output[]")
-_PLACES_IN_ITEMS = ("items[].content[]", "items[].output[]")
+# Types of items whose content may be a list of parts, and the types of parts in each of the fields that has them.
+_WITH_PARTS = ("message", "function_call_output", "custom_tool_call_output", None)
+_PARTS = {
+    "output": ("input_text", "input_image", "input_audio", *MEDIA),
+    "content": ("input_text", "input_image", "input_audio", "output_text", *MEDIA),
+}
+_TYPES_OF_TOOLS = frozenset(
+    get_args(model.model_fields["type"].annotation)[0] for model in get_args(get_args(ItemTool)[0])
+)
+_FOREIGN_SUMMARY = "[summary of earlier turns left out: another server has encrypted it]"
+
+
+def convert(body: Any) -> list[str]:
+    """Convert the history in the `input` of a Responses API body; returns the locations."""
+    return _convert(body, "input")
+
+
+def convert_items(body: Any) -> list[str]:
+    """Like `convert`, for the `items` of a body of the Conversations API."""
+    return _convert(body, "items")
 
 
 def leave_out(body: Any) -> list[str]:
     """Remove unsupported parts from a Responses API body and flatten tool namespaces; returns the locations removed."""
     found = remove(body, *WITHOUT_EFFECT) + remove_values(body, VALUES)
-    found += replace_media(body, MEDIA, "input_text", *_PLACES_OF_MEDIA)
-    found += remove_tools(body, SERVER_TOOLS.__contains__)
+    found += _leave_out_of_items(body, "input")
+    if not any(
+        tool.get("type") == "tool_search" and _is_run_by_client(tool) for _, tool in objects_at(body, "tools[]")
+    ):
+        found += remove(body, *_DEFERRED)
+    found += remove_tools(body, SERVER_TOOLS.__contains__, but=_is_run_by_client)
     if any(tool.get("type") == "namespace" for _, tool in objects_at(body, "tools[]")):
         body["tools"] = [one for tool in body["tools"] for one in _flattened(tool)]
     return found
@@ -49,7 +91,97 @@ def leave_out(body: Any) -> list[str]:
 
 def leave_out_of_items(body: Any) -> list[str]:
     """Like `leave_out`, for a body of the Conversations API."""
-    return replace_media(body, MEDIA, "input_text", *_PLACES_IN_ITEMS)
+    return _leave_out_of_items(body, "items")
+
+
+def _is_run_by_client(tool: JsonObject) -> bool:
+    """Whether a tool of a type that OpenAI's servers run, too, is one that the client runs."""
+    if tool["type"] == "tool_search":
+        return tool.get("execution") == "client"
+    environment = tool.get("environment")
+    kind = environment.get("type") if isinstance(environment, dict) else None
+    return tool["type"] == "shell" and kind in (None, "local")
+
+
+def _convert(body: Any, field: str) -> list[str]:
+    history = _history(body, field)
+    return [
+        place
+        for name, known in _PARTS.items()
+        for place in convert_parts(history, f"{field}[].{name}[]", known, "input_text")
+    ]
+
+
+def _history(body: Any, field: str) -> JsonObject:
+    """A body with those items of its history that may have content parts. A conversation asks nothing, so all of its
+    items are history.
+    """
+    return _with_parts(body if field == "items" else history_of(body, field), field)
+
+
+def _leave_out_of_items(body: Any, field: str) -> list[str]:
+    paths = [f"{field}[].{name}[]" for name in _PARTS]
+    found = replace_media(_with_parts(body, field), MEDIA, "input_text", *paths)
+    for path in paths:
+        for place, part in objects_at(_history(body, field), path):
+            if part.get("type") == "input_image" and part.get("file_id") is not None:
+                found += _leave_out_file(place, part)
+    found += _leave_out_encrypted(body, field)
+    for place, item in objects_at(body, f"{field}[]"):
+        found += _leave_out_tools(place, item)
+    return found + remove_unknown_keys(body, f"{field}[]", InputItem)
+
+
+def _leave_out_file(place: str, image: JsonObject) -> Iterator[str]:
+    """Leave out the stored file of an image, which is the image itself unless it has a URL; yields the location."""
+    if image.get("image_url"):
+        yield from (f"{place}.{field}" for field in remove(image, "file_id"))
+    else:
+        yield from (f"{place}{rest}" for rest in replace_media(image, {"input_image": "image"}, "input_text", ""))
+
+
+def _with_parts(body: Any, field: str) -> JsonObject:
+    """A body with those of its items that may have content parts; an empty object is in the place of each other."""
+    items = body.get(field) if isinstance(body, dict) else None
+    if not isinstance(items, list):
+        return {}
+    has_parts = [isinstance(item, dict) and item.get("type") in _WITH_PARTS for item in items]
+    return {field: [item if fits else {} for item, fits in zip(items, has_parts, strict=True)]}
+
+
+def _leave_out_encrypted(body: Any, field: str) -> Iterator[str]:
+    """Remove what another server has encrypted; yields the locations."""
+    for place, item in objects_at(body, f"{field}[]"):
+        kind, content = item.get("type"), item.get("encrypted_content")
+        if kind not in ("reasoning", "compaction") or not isinstance(content, str) or is_readable(content):
+            continue
+        if kind == "reasoning":
+            del item["encrypted_content"]
+        else:
+            item.clear()
+            item.update(type="message", role="user", content=_FOREIGN_SUMMARY)
+        yield f"{place}.encrypted_content"
+
+
+def _is_loadable(tool: JsonObject) -> bool:
+    """Whether the model may call a tool that an item brings."""
+    kind = tool["type"]
+    return kind in _TYPES_OF_TOOLS and (kind not in SERVER_TOOLS or _is_run_by_client(tool))
+
+
+def _leave_out_tools(place: str, item: JsonObject) -> Iterator[str]:
+    """Remove from an item that brings tools those of types that this server does not know; yields the locations."""
+    tools = item.get("tools")
+    if item.get("type") not in ("tool_search_output", "additional_tools") or not isinstance(tools, list):
+        return
+    kept = []
+    for index, tool in enumerate(tools):
+        kind = tool.get("type") if isinstance(tool, dict) else None
+        if not isinstance(kind, str) or _is_loadable(tool):
+            kept.append(tool)
+        else:
+            yield f"{place}.tools[{index}] ({nameable(kind, 'a tool')})"
+    item["tools"] = kept
 
 
 def _flattened(tool: Any) -> list[Any]:

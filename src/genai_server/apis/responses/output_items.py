@@ -2,8 +2,6 @@
 (https://platform.openai.com/docs/api-reference/responses-streaming).
 """
 
-import json
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import ClassVar
@@ -11,8 +9,10 @@ from typing import ClassVar
 from genai_server.answer_parts import ScoredToken
 from genai_server.apis.chat_completions.response import logprobs
 from genai_server.apis.responses import items
+from genai_server.apis.responses.client_tools import ClientTool, parsed_arguments
 from genai_server.apis.responses.item_schemas import Status
 from genai_server.apis.shared.base import JsonObject
+from genai_server.apis.shared.custom_tools import CustomText
 
 # Name of an event without the prefix "response.", and its fields except the item's position.
 NamedEvent = tuple[str, JsonObject]
@@ -21,7 +21,8 @@ NamedEvent = tuple[str, JsonObject]
 class OutputItem(ABC):
     """An output item whose text arrives in pieces."""
 
-    type: ClassVar[str]
+    # The type of the item.
+    type: str
 
     def __init__(self) -> None:
         self.id: str = items.new_item(self.type)["id"]
@@ -85,51 +86,48 @@ class CustomCall(OutputItem):
 
     type = "custom_tool_call"
 
-    def __init__(self, call_id: str, name: str) -> None:
+    def __init__(self, call_id: str, name: str, namespace: str | None = None) -> None:
         super().__init__()
         self._call_id = call_id
         self._name = name
-        # Number of characters of the text that have been sent.
-        self._num_sent = 0
+        self._namespace = namespace
+        self._input = CustomText()
 
     def to_json(self) -> JsonObject:
-        called = {"call_id": self._call_id, "name": self._name, "input": given_input(self.text)}
+        called = {"call_id": self._call_id, "name": self._name, "input": self._input.text, "namespace": self._namespace}
         return items.new_item(self.type, self.id, **called)
 
     def more(self, text: str, tokens: Sequence[ScoredToken]) -> Iterator[NamedEvent]:
-        self._texts.append(text)
-        yield from self._news(given_input(self.text, is_complete=False))
+        yield from self._news(self._input.feed(text))
 
     def closing(self) -> Iterator[NamedEvent]:
-        whole = given_input(self.text)
-        yield from self._news(whole)
-        yield "custom_tool_call_input.done", {"input": whole}
+        yield from self._news(self._input.finish())
+        yield "custom_tool_call_input.done", {"input": self._input.text}
         yield from super().closing()
 
     def _news(self, text: str) -> Iterator[NamedEvent]:
-        if more := text[self._num_sent :]:
-            self._num_sent = len(text)
-            yield "custom_tool_call_input.delta", {"delta": more}
+        if text:
+            yield "custom_tool_call_input.delta", {"delta": text}
 
 
-class ApplyPatchCall(OutputItem):
-    """An apply_patch call. It is shown when complete, because a partial patch must not be applied."""
+class ClientToolCall(OutputItem):
+    """A call of a tool that the API knows by its type. It is shown when complete, because a part of a patch must not
+    be applied, and a part of a command not be run.
+    """
 
-    type = "apply_patch_call"
-
-    def __init__(self, call_id: str) -> None:
+    def __init__(self, call_id: str, tool: ClientTool) -> None:
+        self.type = tool.call
         super().__init__()
         self._call_id = call_id
+        self._tool = tool
 
     @property
     def is_shown(self) -> bool:
         return self.status == "completed"
 
     def to_json(self) -> JsonObject:
-        operation = json.loads(self.text)
-        if operation["type"] == "delete_file":
-            del operation["diff"]
-        return items.new_item(self.type, self.id, status=self.status, call_id=self._call_id, operation=operation)
+        fields = self._tool.fields(parsed_arguments(self.text))
+        return items.new_item(self.type, self.id, status=self.status, call_id=self._call_id, **fields)
 
     def opening(self) -> Iterator[NamedEvent]:
         yield from ()
@@ -138,26 +136,6 @@ class ApplyPatchCall(OutputItem):
         if self.is_shown:
             yield "output_item.added", {"item": {**self.to_json(), "status": "in_progress"}}
             yield from super().closing()
-
-
-_BEGINNING = re.compile(rf'\s*\{{\s*"{items.CUSTOM_INPUT}"\s*:\s*"')
-_CHARACTERS = re.compile(
-    r'(?:[^"\\\x00-\x1f]|\\["\\/bfnrt]|\\u(?![dD][89a-fA-F])[0-9a-fA-F]{4}'
-    r"|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})*"
-)
-
-
-def given_input(arguments: str, *, is_complete: bool = True) -> str:
-    """The text in a custom tool call's possibly incomplete arguments. Complete arguments in another format are
-    themselves the text.
-    """
-    begun = _BEGINNING.match(arguments)
-    if begun is None:
-        return arguments if is_complete else ""
-    found = _CHARACTERS.match(arguments, begun.end())
-    assert found is not None
-    text: str = json.loads(f'"{found[0]}"')
-    return text
 
 
 class TextItem(OutputItem):

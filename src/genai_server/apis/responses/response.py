@@ -9,9 +9,10 @@ from typing import Any
 from genai_server.answer_parts import Content, Part, ScoredToken, ToolCallArguments, ToolCallCut, ToolCallStart
 from genai_server.answer_parts import Reasoning as Thought
 from genai_server.apis.chat_completions.response import openai_reason
+from genai_server.apis.responses.client_tools import CLIENT_TOOLS
 from genai_server.apis.responses.item_schemas import Status
 from genai_server.apis.responses.output_items import (
-    ApplyPatchCall,
+    ClientToolCall,
     CustomCall,
     FunctionCall,
     Message,
@@ -19,7 +20,7 @@ from genai_server.apis.responses.output_items import (
     OutputItem,
     Reasoning,
 )
-from genai_server.apis.responses.schemas import ApplyPatchTool, CustomTool, FunctionTool, ResponseTool
+from genai_server.apis.responses.tool_schemas import CustomTool, FunctionTool, ResponseTool, TypedTool
 from genai_server.apis.shared.base import JsonObject
 from genai_server.apis.shared.usage import Usage
 from genai_server.errors import GenaiServerError
@@ -139,12 +140,12 @@ class ResponseBuilder:
 
     def _call(self, call_id: str, name: str) -> OutputItem:
         match self._tools.get(name):
-            case CustomTool():
-                return CustomCall(call_id, name)
-            case ApplyPatchTool():
-                return ApplyPatchCall(call_id)
             case FunctionTool() as tool:
                 return FunctionCall(call_id, tool.name, tool.namespace)
+            case CustomTool() as tool:
+                return CustomCall(call_id, tool.name, tool.namespace)
+            case TypedTool() as tool:
+                return ClientToolCall(call_id, CLIENT_TOOLS[tool.type])
         return FunctionCall(call_id, name)
 
     def _open(self, item: OutputItem) -> list[JsonObject]:

@@ -10,7 +10,7 @@ from fastapi.responses import Response
 
 from genai_server.apis.responses.item_schemas import InputItem
 from genai_server.apis.responses.items import listed, new_id
-from genai_server.apis.responses.leniency import leave_out
+from genai_server.apis.responses.leniency import convert, leave_out
 from genai_server.apis.responses.response import ResponseBuilder, stream_error
 from genai_server.apis.responses.running_response import Following, RunningResponse
 from genai_server.apis.responses.schemas import (
@@ -26,6 +26,7 @@ from genai_server.apis.responses.store_records import RUNNING, KeptResponse
 from genai_server.apis.responses.translate import (
     compacted,
     compacting,
+    name_conversions,
     new_response,
     outer_names,
     shortened,
@@ -49,7 +50,7 @@ from genai_server.quoted_values import quoted
 # Safety margin when shortening a prompt that is too long: the number of tokens per character varies.
 _MARGIN = 0.95
 
-router = VersionedRouter(lenient_route(leave_out), "openai")
+router = VersionedRouter(lenient_route(leave_out, convert=convert), "openai")
 
 
 @router.post("/v1/responses", responses=STREAMS)
@@ -90,6 +91,7 @@ async def count_input_tokens(
     earlier, given = await _items(body, stored)
     conversation = [*earlier, *given]
     chat = await asyncio.to_thread(to_chat, body, conversation)
+    name_conversions(leniency, conversation, given, _field_of_earlier(body))
     with leniency.in_words(outer_names(chat, conversation, given, _field_of_earlier(body))):
         prompt = await encode_chat(services, chat, codec, leniency)
     return InputTokens(input_tokens=len(prompt.tokens))
@@ -105,6 +107,7 @@ async def compact_response(
 
     async def begin(items: Sequence[JsonObject]) -> Generation:
         chat = await asyncio.to_thread(compacting, body, items)
+        name_conversions(context.leniency, items, given, _field_of_earlier(body))
         with context.leniency.in_words(outer_names(chat, items, given, _field_of_earlier(body))):
             return await generate(services, chat, context, keeps_media=True)
 
@@ -179,6 +182,7 @@ async def _start(
 
     async def begin(items: Sequence[JsonObject]) -> Generation:
         chat: ChatParameters = await asyncio.to_thread(to_chat, body, items)
+        name_conversions(context.leniency, items, given, _field_of_earlier(body))
         with context.leniency.in_words(outer_names(chat, items, given, _field_of_earlier(body))):
             return await generate(services, chat, context, is_streamed=bool(body.stream), keeps_media=True)
 
@@ -191,7 +195,9 @@ async def _start(
         # The answers of a batch are in its files, and would take the place of other responses.
         is_stored=store.is_on and body.store is not False and (bool(body.store) or not context.background),
     )
-    build = ResponseBuilder(begun, is_encrypted=ENCRYPTED_REASONING in (body.include or []), tools=tools_by_name(body))
+    build = ResponseBuilder(
+        begun, is_encrypted=ENCRYPTED_REASONING in (body.include or []), tools=tools_by_name(body, items)
+    )
     return RunningResponse(
         generation,
         build,

@@ -6,9 +6,9 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from genai_server.apis.responses.item_schemas import APPLY_PATCH, Input, check_full_name, full_name
+from genai_server.apis.responses.item_schemas import Input
+from genai_server.apis.responses.tool_schemas import NamespacedTool, ResponseTool, ToolSearchTool, full_name
 from genai_server.apis.shared.base import (
-    ByType,
     Metadata,
     NonEmptyText,
     Text,
@@ -38,72 +38,24 @@ Include = Literal[
 ]
 
 
-class FunctionTool(Wire):
-    """A function the model may call. `parameters` is a JSON schema."""
-
-    type: Literal["function"]
-    name: FunctionName
-    description: Text | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = Field(
-        None,
-        description="true: follow the schema exactly, or refuse the request. false: enforce as much of it as possible.",
-    )
-    namespace: FunctionName | None = Field(
-        None, description="Namespace of the function; calls of the function have it, too."
-    )
-    namespace_description: Text | None = Field(None, description="Text placed before the function's own description.")
-
-    @model_validator(mode="after")
-    def _has_a_name_that_fits(self) -> Self:
-        check_full_name(self.name, self.namespace)
-        return self
-
-
-class ToolGrammar(Wire):
-    """Format of a custom tool's input."""
-
-    type: Literal["text", "grammar"]
-    syntax: Literal["lark", "regex"] | None = None
-    definition: NonEmptyText | None = None
-
-    @model_validator(mode="after")
-    def _has_a_grammar(self) -> Self:
-        check_with_type(self.type, "grammar", syntax=self.syntax, definition=self.definition)
-        return self
-
-
-class CustomTool(Wire):
-    """A tool that the model calls with free-form text."""
+class NamedTypedTool(Wire):
+    """Refers to a tool in `tools` that the API knows by its type."""
 
     namespace: ClassVar[None] = None
-    type: Literal["custom"]
-    name: FunctionName
-    description: Text | None = None
-    format: ToolGrammar | None = Field(None, description="Format of the tool's input; by default any text.")
+    type: Literal["apply_patch", "shell", "local_shell", "tool_search"]
 
-
-class NamedApplyPatch(Wire):
-    """Refers to the apply_patch tool in `tools`."""
-
-    # The tool's name in the prompt.
-    name: ClassVar[str] = APPLY_PATCH
-    namespace: ClassVar[None] = None
-    type: Literal["apply_patch"]
-
-
-class ApplyPatchTool(NamedApplyPatch):
-    """OpenAI's tool for creating, updating and deleting files. The client applies the patches."""
-
-    allowed_callers: Annotated[list[Literal["direct"]], elements(8)] | None = None
+    @property
+    def name(self) -> str:
+        """The tool's name in the prompt."""
+        return self.type
 
 
 class NamedCustom(Wire):
-    """Refers to a custom tool in `tools` by its name."""
+    """Refers to a custom tool in `tools` by its name, and by its namespace if several tools have this name."""
 
-    namespace: ClassVar[None] = None
     type: Literal["custom"]
     name: FunctionName
+    namespace: FunctionName | None = None
 
 
 class NamedResponseFunction(Wire):
@@ -114,7 +66,7 @@ class NamedResponseFunction(Wire):
     namespace: FunctionName | None = None
 
 
-ChosenTool = NamedResponseFunction | NamedCustom | NamedApplyPatch
+ChosenTool = NamedResponseFunction | NamedCustom | NamedTypedTool
 
 
 class AllowedResponseTools(Wire):
@@ -165,9 +117,6 @@ class ResponseStreamOptions(Wire):
     """OpenAI's stream options."""
 
     include_obfuscation: bool | None = Field(None, description="No effect: chunks are not padded.")
-
-
-ResponseTool = Annotated[FunctionTool | CustomTool | ApplyPatchTool, ByType("tool")]
 
 
 class ConversationId(Wire):
@@ -235,7 +184,17 @@ class ResponsesRequest(GenerationFields):
         if self.tool_choice not in (None, "none", "auto") and not self.tools:
             raise field_error("tool_choice", "is only allowed with tools")
         self.chosen_names()
+        if not self.searches_tools:
+            for place, tool in enumerate(self.tools or []):
+                if isinstance(tool, NamespacedTool) and tool.defer_loading:
+                    rule = "is only allowed with a tool of type tool_search that the client executes"
+                    raise field_error(f"tools[{place}].defer_loading", rule)
         return self
+
+    @property
+    def searches_tools(self) -> bool:
+        """Whether the model sees tools with `defer_loading` only once a search has found them."""
+        return any(isinstance(tool, ToolSearchTool) for tool in self.tools or [])
 
     @property
     def conversation_id(self) -> str | None:
@@ -251,17 +210,24 @@ class ResponsesRequest(GenerationFields):
             chosen = choice.tools
         namespaces: dict[tuple[str, str], set[str | None]] = defaultdict(set)
         for tool in self.tools or []:
-            namespaces[tool.type, tool.name].add(tool.namespace)
+            if isinstance(tool, NamespacedTool):
+                namespaces[tool.type, tool.name].add(tool.namespace)
+            else:
+                namespaces[tool.type, tool.full_name].add(None)
         return [_full_name(one, namespaces[one.type, one.name]) for one in chosen]
+
+
+def _kind(chosen: ChosenTool) -> str:
+    return {"function": "function", "custom": "custom tool"}.get(chosen.type, "tool")
 
 
 def _full_name(chosen: ChosenTool, namespaces: set[str | None]) -> str:
     found = namespaces & {chosen.namespace} if chosen.namespace else namespaces
     if not found:
-        kind = {"function": "function", "custom": "custom tool", "apply_patch": "tool"}[chosen.type]
-        raise field_error("tool_choice", f"names the {kind} {quoted(chosen.name)}, which is not in tools")
+        raise field_error("tool_choice", f"names the {_kind(chosen)} {quoted(chosen.name)}, which is not in tools")
     if len(found) > 1:
-        rule = f"names the function {quoted(chosen.name)}, but {len(found)} tools have this name: add its namespace"
+        num_tools = f"{len(found)} tools have this name: add its namespace"
+        rule = f"names the {_kind(chosen)} {quoted(chosen.name)}, but {num_tools}"
         raise field_error("tool_choice", rule)
     return full_name(chosen.name, *found)
 

@@ -9,37 +9,48 @@ from itertools import accumulate
 from types import MappingProxyType
 from typing import Any
 
-from genai_server.apis.responses.item_schemas import APPLY_PATCH, full_name
+from pydantic import TypeAdapter
+
+from genai_server.apis.responses.client_tools import CLIENT_TOOLS
 from genai_server.apis.responses.items import (
-    CALLS,
-    CUSTOM_INPUT,
-    OUTPUTS,
+    conversions,
     data_of,
     encrypted,
+    is_call,
+    is_foreign,
     is_medium,
+    is_output,
     message,
     new_id,
     new_item,
     parts_of,
     to_messages,
+    without_effect,
 )
 from genai_server.apis.responses.items import input_text as text_part
 from genai_server.apis.responses.schemas import (
     LOGPROBS,
     AllowedResponseTools,
-    ApplyPatchTool,
     ChosenTool,
     CompactRequest,
-    FunctionTool,
     ResponsesRequest,
-    ResponseTool,
 )
+from genai_server.apis.responses.tool_schemas import (
+    CustomTool,
+    FunctionTool,
+    ItemTool,
+    NamespacedTool,
+    ResponseTool,
+    flattened,
+    full_name,
+)
+from genai_server.apis.shared import custom_tools
 from genai_server.apis.shared.base import JsonObject, WithoutEffect
 from genai_server.apis.shared.chat_messages import MAX_MESSAGES, ChatMessage, ChatParameters
 from genai_server.apis.shared.image_places import ImagePlace, image_names
 from genai_server.apis.shared.sampling_parameters import GenerationFields
 from genai_server.errors import InvalidField
-from genai_server.http.leniency import renaming
+from genai_server.http.leniency import Leniency, renaming
 from genai_server.messages.generation_request import Sampling
 
 # The instruction to the model for compacting a conversation.
@@ -47,27 +58,7 @@ _COMPACT = (
     "Summarise the conversation above, so that it can continue from your summary alone. Keep names, numbers, "
     "decisions, results of tools and what is still to be done. Write the summary only."
 )
-# Schema keyword for a text that matches a Lark grammar, handled by text/grammars/lark_in_json.py.
-LARK = "x-lark"
-
-_APPLY_PATCH: JsonObject = {
-    "name": APPLY_PATCH,
-    "description": "Create, update or delete a file by a patch in the V4A format. In the diff of a new file each line "
-    "begins with +. The diff of an update has a section for each place: first a line @@, followed by a line of the "
-    "file above the place if one is needed to find it, then lines that begin with a space (kept), - (removed) or + "
-    "(added). The diff of delete_file is empty.",
-    "parameters": {
-        "type": "object",
-        "properties": {
-            "type": {"type": "string", "enum": ["create_file", "update_file", "delete_file"]},
-            "path": {"type": "string", "minLength": 1, "description": "Relative to the root of the workspace."},
-            "diff": {"type": "string"},
-        },
-        "required": ["type", "path", "diff"],
-        "additionalProperties": False,
-    },
-    "strict": True,
-}
+_TOOL: TypeAdapter[ItemTool] = TypeAdapter(ItemTool)
 _SAME = (set(GenerationFields.model_fields) - set(WithoutEffect.model_fields) - {"max_tokens"}) | {
     "chat_template_kwargs",
     "parallel_tool_calls",
@@ -97,7 +88,7 @@ def to_chat(body: ResponsesRequest, conversation: Sequence[JsonObject]) -> ChatP
             f"given {len(messages)}",
             param="input",
         )
-    fields: dict[str, Any] = {name: getattr(body, name) for name in _SAME} | _tools(body)
+    fields: dict[str, Any] = {name: getattr(body, name) for name in _SAME} | _tools(body, conversation)
     if LOGPROBS in (body.include or []):
         fields |= {"logprobs": True, "top_logprobs": body.top_logprobs}
     if body.text is not None and body.text.format is not None:
@@ -109,40 +100,54 @@ def to_chat(body: ResponsesRequest, conversation: Sequence[JsonObject]) -> ChatP
     return ChatParameters(messages=messages, max_tokens=body.max_output_tokens, **fields)
 
 
-def _tools(body: ResponsesRequest) -> JsonObject:
-    functions = [_function(tool) for tool in body.tools or []]
+def _tools(body: ResponsesRequest, conversation: Sequence[JsonObject]) -> JsonObject:
+    tools = offered_tools(body, conversation)
     choice: Any = body.tool_choice
     chosen = body.chosen_names()
     if isinstance(choice, AllowedResponseTools):
-        allowed = set(chosen)
-        functions, choice = [function for function in functions if function["name"] in allowed], choice.mode
+        tools, choice = [tool for tool in tools if tool.full_name in set(chosen)], choice.mode
     elif isinstance(choice, ChosenTool):
         choice = {"type": "function", "function": {"name": chosen[0]}}
     return {
-        "tools": [{"type": "function", "function": function} for function in functions] or None,
+        "tools": [{"type": "function", "function": _function(tool)} for tool in tools] or None,
         "tool_choice": choice,
     }
 
 
+def offered_tools(body: ResponsesRequest, conversation: Sequence[JsonObject]) -> list[ResponseTool]:
+    """The tools that the model sees: those of the request, except deferred ones that no search has found, and those
+    that items of the conversation have brought.
+    """
+    brought = {tool.full_name: tool for item in conversation for tool in _brought(item)}
+    called = {
+        full_name(item["name"], item.get("namespace")) for item in conversation if is_call(item) and "name" in item
+    }
+    shown = brought.keys() | called | set(body.chosen_names())
+    own = [tool for tool in body.tools or [] if not _is_deferred(tool) or tool.full_name in shown]
+    names = {tool.full_name for tool in own}
+    return [*own, *(tool for name, tool in brought.items() if name not in names)]
+
+
+def _brought(item: JsonObject) -> Iterator[ResponseTool]:
+    """The tools that the model may call from an item on."""
+    if item["type"] in ("tool_search_output", "additional_tools") and not is_foreign(item):
+        yield from flattened(map(_TOOL.validate_python, item["tools"]))
+
+
+def _is_deferred(tool: ResponseTool) -> bool:
+    return isinstance(tool, NamespacedTool) and bool(tool.defer_loading)
+
+
 def _function(tool: ResponseTool) -> JsonObject:
-    """A tool as a chat function. A custom tool becomes a function whose only argument is the text."""
-    if isinstance(tool, ApplyPatchTool):
-        return _APPLY_PATCH
+    """A tool as a function of a chat."""
     if isinstance(tool, FunctionTool):
-        fields = tool.model_dump(exclude={"type", "namespace", "namespace_description"}, exclude_none=True)
-        if texts := [text for text in (tool.namespace_description, tool.description) if text is not None]:
-            fields["description"] = "\n".join(texts)
-        return fields | {"name": full_name(tool.name, tool.namespace)}
-    text: JsonObject = {"type": "string"}
-    form = tool.format
-    if form is not None and form.syntax == "regex":
-        text["pattern"] = f"^(?:{form.definition})$"
-    parameters = {"type": "object", "properties": {CUSTOM_INPUT: text}, "required": [CUSTOM_INPUT]}
-    about = {"description": tool.description} if tool.description is not None else {}
-    # Functions have no field for a grammar, so it is placed in the schema.
-    if form is not None and form.syntax == "lark":
-        text[LARK] = form.definition
-    return {"name": tool.name, **about, "parameters": parameters, "strict": True}
+        fields = {"description": tool.full_description, "parameters": tool.parameters, "strict": tool.strict}
+        return {"name": tool.full_name} | {name: value for name, value in fields.items() if value is not None}
+    if isinstance(tool, CustomTool):
+        form = tool.format
+        grammar = (None, None) if form is None else (form.syntax, form.definition)
+        return custom_tools.function_of(tool.full_name, tool.full_description, *grammar)
+    return CLIENT_TOOLS[tool.type].function(tool)
 
 
 def outer_names(
@@ -152,12 +157,12 @@ def outer_names(
 
     `given` are the items of `input`. `earlier` is the field that refers to all others.
     """
-    places = {id(item): f"input[{index}]" for index, item in enumerate(given)}
+    places = _places(given, earlier)
 
     def image_places() -> Iterator[ImagePlace]:
         for item in conversation:
             field, parts = parts_of(item)
-            base = places.get(id(item)) or f"{earlier} (item {item['id']})"
+            base = places(item)
             for index, part in enumerate(parts):
                 if is_medium(part):
                     place = f"{base}.{field}[{index}]"
@@ -223,26 +228,48 @@ def new_response(
     }
 
 
-def tools_by_name(body: ResponsesRequest) -> dict[str, ResponseTool]:
-    """The tools, keyed by their names in the prompt."""
-    return {full_name(tool.name, tool.namespace): tool for tool in body.tools or []}
+def name_conversions(
+    leniency: Leniency, conversation: Sequence[JsonObject], given: Sequence[JsonObject], earlier: str
+) -> None:
+    """Name the items of a conversation that are left out of the prompt, or have another form there than OpenAI's API
+    would give them.
+
+    `given` are the items of `input`. `earlier` is the field that refers to all others.
+    """
+    place = _places(given, earlier)
+    leniency.convert(f"{place(item)} ({form})" for item, form in conversions(conversation))
+    leniency.note(f"{place(item)} ({kind})" for item, kind in without_effect(conversation))
+
+
+def _places(given: Sequence[JsonObject], earlier: str) -> Callable[[JsonObject], str]:
+    """A function that says where a request has an item."""
+    places = {id(item): f"input[{index}]" for index, item in enumerate(given)}
+    return lambda item: places.get(id(item)) or f"{earlier} (item {item['id']})"
+
+
+def tools_by_name(body: ResponsesRequest, conversation: Sequence[JsonObject] = ()) -> dict[str, ResponseTool]:
+    """The tools that the model sees, keyed by their names in the prompt."""
+    return {tool.full_name: tool for tool in offered_tools(body, conversation)}
 
 
 def _repeated(tools: Sequence[ResponseTool]) -> list[JsonObject]:
-    """The tools in OpenAI's format, in which a namespace contains its functions."""
+    """The tools in OpenAI's format, in which a namespace contains its tools."""
     found: list[JsonObject] = []
     for tool in tools:
-        if not isinstance(tool, FunctionTool):
+        if not isinstance(tool, NamespacedTool):
             found.append(tool.model_dump(exclude_none=True))
             continue
-        function = tool.model_dump(exclude={"namespace", "namespace_description"})
+        without = {"namespace", "namespace_description"}
+        # OpenAI's functions have a null for each of their older fields.
+        without |= {field for field in ("allowed_callers", "defer_loading") if getattr(tool, field) is None}
+        named = tool.model_dump(exclude=without, exclude_none=not isinstance(tool, FunctionTool))
         if tool.namespace is None:
-            found.append(function)
+            found.append(named)
             continue
         space = {"type": "namespace", "name": tool.namespace, "description": tool.namespace_description or ""}
         if not found or found[-1]["type"] != "namespace" or found[-1]["name"] != tool.namespace:
             found.append({**space, "tools": []})
-        found[-1]["tools"].append(function)
+        found[-1]["tools"].append(named)
     return found
 
 
@@ -308,14 +335,13 @@ def _size(item: JsonObject) -> int:
 
 def _cuts(items: Sequence[JsonObject]) -> Iterator[int]:
     """The positions after the first item where a conversation may be cut: not between a call and its output."""
-    open_calls: set[str] = set()
+    open_calls: set[str | None] = set()
     for place, item in enumerate(items):
-        is_output = item["type"] in OUTPUTS
         # Reasoning and calls of one turn are adjacent.
         is_within = place > 0 and item["type"] != "message" and items[place - 1]["type"] in ("reasoning", item["type"])
-        if place and not open_calls and not is_output and not is_within:
+        if place and not open_calls and not is_output(item) and not is_within:
             yield place
-        if is_output:
-            open_calls.discard(item["call_id"])
-        elif item["type"] in CALLS:
+        if is_output(item):
+            open_calls.discard(item.get("call_id"))
+        elif is_call(item):
             open_calls.add(item["call_id"])

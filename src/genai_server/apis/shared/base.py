@@ -96,7 +96,7 @@ Metadata = Annotated[
 ]
 
 
-def _writable(value: JsonObject) -> JsonObject:
+def writable(value: Any) -> Any:
     """Refuse what Python's parser accepts beyond JSON: NaN and lone surrogates."""
     try:
         json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
@@ -105,8 +105,8 @@ def _writable(value: JsonObject) -> JsonObject:
     return value
 
 
-# An object that is serialized to JSON text again.
-WritableObject = Annotated[JsonObject, AfterValidator(_writable)]
+# An object that is written as JSON again.
+WritableObject = Annotated[JsonObject, AfterValidator(writable)]
 
 
 class Wire(BaseModel):

@@ -46,11 +46,13 @@ _ROLES = ("assistant", "developer", "system", "user")
 def note(value: JsonObject) -> str:
     """The text that stands for a call or a result of another provider's tool.
 
-    It has all texts and numbers of the value, except ids, states, encrypted content and files.
+    It has all texts and numbers of the value, except ids, states, encrypted content and files, and of tools only the
+    names: the model cannot call them.
     """
     lines = [f"[{value['type']}]"]
     for name, field in value.items():
-        if name not in _WITHOUT_MEANING and (field := _meaning(field)) not in (None, "", [], {}):
+        field = _names(field) if name == "tools" else _meaning(field)
+        if name not in _WITHOUT_MEANING and field not in (None, "", [], {}):
             lines.append(f"{name}: {_text(field)}")
     return "\n".join(lines)
 
@@ -69,6 +71,14 @@ def note_role(value: JsonObject) -> str:
     if (role := value.get("role")) in _ROLES:
         return str(role)
     return "user" if str(value["type"]).endswith(_RESULT_ENDINGS) else "assistant"
+
+
+def _names(tools: Any) -> Any:
+    """The names of tools, with a comma between them; those without a name by their types."""
+    if not isinstance(tools, list):
+        return _meaning(tools)
+    named = [tool.get("name") or tool.get("type") for tool in tools if isinstance(tool, dict)]
+    return ", ".join(name for name in named if isinstance(name, str))
 
 
 def _meaning(value: Any) -> Any:

@@ -1,0 +1,211 @@
+"""Tools that the client runs and that the Responses API knows by their type.
+
+The model calls each as a function, which has the tool's type as its name and the parameters that OpenAI publishes as
+the fields of the call's item. Calls and outputs have items of their own.
+"""
+
+import json
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar, get_args
+
+from genai_server.apis.responses.tool_schemas import (
+    ApplyPatchTool,
+    LocalShellTool,
+    ShellTool,
+    ToolSearchTool,
+    TypedTool,
+    full_name,
+)
+from genai_server.apis.shared.base import JsonObject
+
+
+class ClientTool(ABC):
+    """What is particular about the tools, calls and outputs of one type."""
+
+    tool: ClassVar[type[TypedTool]]
+    # The types of the call's and the output's items.
+    call: ClassVar[str]
+    output: ClassVar[str]
+
+    @property
+    def name(self) -> str:
+        """The function's name."""
+        return str(get_args(self.tool.model_fields["type"].annotation)[0])
+
+    @abstractmethod
+    def function(self, tool: Any) -> JsonObject:
+        """The function that represents a tool."""
+
+    @abstractmethod
+    def fields(self, arguments: Any) -> JsonObject:
+        """The fields that a call's item has for the function's arguments."""
+
+    @abstractmethod
+    def arguments(self, item: JsonObject) -> Any:
+        """The function's arguments for a call's item."""
+
+    @abstractmethod
+    def result(self, item: JsonObject) -> str:
+        """What the model reads of an output's item."""
+
+
+class _ApplyPatch(ClientTool):
+    tool = ApplyPatchTool
+    call, output = "apply_patch_call", "apply_patch_call_output"
+
+    def function(self, tool: ApplyPatchTool) -> JsonObject:
+        return {
+            "name": self.name,
+            "description": "Create, update or delete a file by a patch in the V4A format. In the diff of a new file "
+            "each line begins with +. The diff of an update has a section for each place: first a line @@, followed by "
+            "a line of the file above the place if one is needed to find it, then lines that begin with a space (kept),"
+            " - (removed) or + (added). The diff of delete_file is empty.",
+            "parameters": _object(
+                ["type", "path", "diff"],
+                type={"type": "string", "enum": ["create_file", "update_file", "delete_file"]},
+                path={"type": "string", "minLength": 1, "description": "Relative to the root of the workspace."},
+                diff={"type": "string"},
+            ),
+            "strict": True,
+        }
+
+    def fields(self, arguments: JsonObject) -> JsonObject:
+        has_diff = arguments["type"] != "delete_file"
+        return {"operation": {name: value for name, value in arguments.items() if name != "diff" or has_diff}}
+
+    def arguments(self, item: JsonObject) -> JsonObject:
+        return {"diff": "", **item["operation"]}
+
+    def result(self, item: JsonObject) -> str:
+        text: str = item.get("output") or item["status"]
+        return text if item["status"] == "completed" else f"Error: {text}"
+
+
+class _Shell(ClientTool):
+    tool = ShellTool
+    call, output = "shell_call", "shell_call_output"
+
+    def function(self, tool: ShellTool) -> JsonObject:
+        texts = ["Run shell commands, one after another, and return what each has written."]
+        if tool.environment is not None and tool.environment.skills:
+            texts.append("Skills, which are folders with instructions to read before a task that they are for:")
+            texts += [f"- {skill.name} ({skill.path}): {skill.description}" for skill in tool.environment.skills]
+        return {
+            "name": self.name,
+            "description": "\n".join(texts),
+            "parameters": _object(
+                ["commands"],
+                commands={"type": "array", "items": {"type": "string"}, "minItems": 1},
+                timeout_ms={"type": "integer", "minimum": 1, "description": "Milliseconds that the commands may take."},
+                max_output_length={
+                    "type": "integer",
+                    "minimum": 1,
+                    "description": "Characters of output to return of each command.",
+                },
+            ),
+            "strict": True,
+        }
+
+    def fields(self, arguments: JsonObject) -> JsonObject:
+        return {"action": arguments}
+
+    def arguments(self, item: JsonObject) -> JsonObject:
+        action: JsonObject = item["action"]
+        return action
+
+    def result(self, item: JsonObject) -> str:
+        return "\n".join(map(_written, item["output"])) or str(item.get("status") or "completed")
+
+
+class _LocalShell(ClientTool):
+    tool = LocalShellTool
+    call, output = "local_shell_call", "local_shell_call_output"
+
+    def function(self, tool: LocalShellTool) -> JsonObject:
+        return {
+            "name": self.name,
+            "description": "Run a command on the local machine and return what it has written.",
+            "parameters": _object(
+                ["command"],
+                command={
+                    "type": "array",
+                    "items": {"type": "string"},
+                    "minItems": 1,
+                    "description": "The program and its arguments; a shell only if it is the program.",
+                },
+                working_directory={"type": "string"},
+                timeout_ms={"type": "integer", "minimum": 1, "description": "Milliseconds that the command may take."},
+                env={"type": "object", "additionalProperties": {"type": "string"}},
+                user={"type": "string", "description": "The user who runs the command."},
+            ),
+            "strict": True,
+        }
+
+    def fields(self, arguments: JsonObject) -> JsonObject:
+        return {"action": {"type": "exec", "env": {}, **arguments}}
+
+    def arguments(self, item: JsonObject) -> JsonObject:
+        return {name: value for name, value in item["action"].items() if name != "type" and value != {}}
+
+    def result(self, item: JsonObject) -> str:
+        text: str = item["output"]
+        return text
+
+
+class _ToolSearch(ClientTool):
+    tool = ToolSearchTool
+    call, output = "tool_search_call", "tool_search_output"
+
+    def function(self, tool: ToolSearchTool) -> JsonObject:
+        query = {"type": "string", "description": "What the tool should do."}
+        return {
+            "name": self.name,
+            "description": tool.description or "Search for more tools. Those that are found can be called afterwards.",
+            "parameters": tool.parameters or _object(["query"], query=query),
+        }
+
+    def fields(self, arguments: Any) -> JsonObject:
+        return {"arguments": arguments, "execution": "client"}
+
+    def arguments(self, item: JsonObject) -> Any:
+        return item.get("arguments") or {}
+
+    def result(self, item: JsonObject) -> str:
+        lines = [_about(tool, None) for tool in item["tools"]]
+        return "\n".join(["Tools that can be called now:", *lines]) if lines else "No tools were found."
+
+
+# By the type of the tool, of a call's item and of an output's item.
+CLIENT_TOOLS: dict[str, ClientTool] = {
+    kind: tool
+    for tool in (_ApplyPatch(), _Shell(), _LocalShell(), _ToolSearch())
+    for kind in (tool.name, tool.call, tool.output)
+}
+
+
+def _object(required: list[str], **properties: JsonObject) -> JsonObject:
+    return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+
+
+def _written(output: JsonObject) -> str:
+    """What a command has written, and how it ended if it did not succeed or wrote nothing."""
+    outcome = output["outcome"]
+    ended = "timed out" if outcome["type"] == "timeout" else f"exit code {outcome.get('exit_code', 0)}"
+    texts = [output["stdout"], f"stderr:\n{output['stderr']}" if output["stderr"] else ""]
+    is_told = ended != "exit code 0" or not any(texts)
+    return "\n".join(text for text in (*texts, ended if is_told else "") if text)
+
+
+def _about(tool: JsonObject, namespace: str | None) -> str:
+    if tool["type"] == "namespace":
+        return "\n".join(_about(one, tool["name"]) for one in tool["tools"])
+    name = full_name(str(tool.get("name", tool["type"])), namespace or tool.get("namespace"))
+    return f"- {name}: {tool['description']}" if tool.get("description") else f"- {name}"
+
+
+def parsed_arguments(text: str) -> Any:
+    """A call's arguments; the text itself if it is not JSON, as a search without a strict schema may be."""
+    try:
+        return json.loads(text or "{}")
+    except ValueError:
+        return text

@@ -1,0 +1,190 @@
+"""Tools of OpenAI's Responses API that the model may call and the client runs, one class for each type."""
+
+from collections.abc import Iterable, Iterator
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, Field, model_validator
+
+from genai_server.apis.shared.base import (
+    ByType,
+    NonEmptyText,
+    Text,
+    Wire,
+    WritableObject,
+    check_with_type,
+    elements,
+    field_error,
+)
+from genai_server.apis.shared.chat_messages import MAX_NAME_LENGTH, MAX_TOOLS, FunctionName
+
+
+def full_name(name: str, namespace: str | None) -> str:
+    """The name of a function in the prompt. Functions in different namespaces may share a name."""
+    return f"{namespace}__{name}" if namespace else name
+
+
+def _check_length(name: str) -> None:
+    if len(name) > MAX_NAME_LENGTH:
+        rule = f"and name, with __ between them, may have at most {MAX_NAME_LENGTH} characters; given {len(name)}"
+        raise field_error("namespace", rule)
+
+
+def _with_direct(callers: list[str]) -> list[str]:
+    if callers and "direct" not in callers:
+        raise ValueError("must have direct: this server runs no programs that call tools")
+    return callers
+
+
+AllowedCallers = Annotated[list[Literal["direct", "programmatic"]], elements(8), AfterValidator(_with_direct)]
+
+
+class NamespacedTool(Wire):
+    """Fields of tools that have names of their own."""
+
+    name: FunctionName
+    description: Text | None = None
+    allowed_callers: AllowedCallers | None = None
+    defer_loading: bool | None = Field(
+        None, description="Show the tool to the model only once a tool_search has found it."
+    )
+    namespace: FunctionName | None = Field(None, description="Namespace of the tool; calls of the tool have it, too.")
+    namespace_description: Text | None = Field(None, description="Text placed before the tool's own description.")
+
+    @model_validator(mode="after")
+    def _has_a_name_that_fits(self) -> Self:
+        _check_length(self.full_name)
+        return self
+
+    @property
+    def full_name(self) -> str:
+        """The tool's name in the prompt."""
+        return full_name(self.name, self.namespace)
+
+    @property
+    def full_description(self) -> str | None:
+        """The tool's description in the prompt."""
+        texts = [text for text in (self.namespace_description, self.description) if text is not None]
+        return "\n".join(texts) if texts else None
+
+
+class FunctionTool(NamespacedTool):
+    """A function the model may call. `parameters` is a JSON schema."""
+
+    type: Literal["function"]
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = Field(
+        None,
+        description="true: follow the schema exactly, or refuse the request. false: enforce as much of it as possible.",
+    )
+
+
+class ToolGrammar(Wire):
+    """Format of a custom tool's input."""
+
+    type: Literal["text", "grammar"]
+    syntax: Literal["lark", "regex"] | None = None
+    definition: NonEmptyText | None = None
+
+    @model_validator(mode="after")
+    def _has_a_grammar(self) -> Self:
+        check_with_type(self.type, "grammar", syntax=self.syntax, definition=self.definition)
+        return self
+
+
+class CustomTool(NamespacedTool):
+    """A tool that the model calls with free-form text."""
+
+    type: Literal["custom"]
+    format: ToolGrammar | None = Field(None, description="Format of the tool's input; by default any text.")
+
+
+class TypedTool(Wire):
+    """Fields of tools that the API knows by their type, which is also their name in the prompt."""
+
+    type: str
+    allowed_callers: AllowedCallers | None = None
+
+    @property
+    def full_name(self) -> str:
+        """The tool's name in the prompt."""
+        return self.type
+
+
+class ApplyPatchTool(TypedTool):
+    """OpenAI's tool for creating, updating and deleting files. The client applies the patches."""
+
+    type: Literal["apply_patch"]
+
+
+class LocalSkill(Wire):
+    """A folder with instructions that the model may read with the shell."""
+
+    name: Text
+    description: Text
+    path: Text
+
+
+class LocalEnvironment(Wire):
+    """The client's own machine."""
+
+    type: Literal["local"]
+    skills: Annotated[list[LocalSkill], elements(MAX_TOOLS)] | None = None
+
+
+class ShellTool(TypedTool):
+    """OpenAI's tool for shell commands. The client runs them."""
+
+    type: Literal["shell"]
+    environment: LocalEnvironment | None = Field(None, description="Only local: this server has no containers.")
+
+
+class LocalShellTool(TypedTool):
+    """OpenAI's older tool for shell commands. The client runs them."""
+
+    type: Literal["local_shell"]
+
+
+class ToolSearchTool(TypedTool):
+    """OpenAI's tool for finding tools with `defer_loading`. The client searches."""
+
+    type: Literal["tool_search"]
+    execution: Literal["client"]
+    description: Text | None = None
+    parameters: WritableObject | None = Field(None, description="JSON schema of a search; by default one text, query.")
+
+
+ResponseTool = Annotated[
+    FunctionTool | CustomTool | ApplyPatchTool | ShellTool | LocalShellTool | ToolSearchTool, ByType("tool")
+]
+
+
+class NamespaceTool(Wire):
+    """Functions and custom tools with a common namespace."""
+
+    type: Literal["namespace"]
+    name: FunctionName
+    description: Text | None = None
+    tools: Annotated[list[Annotated[FunctionTool | CustomTool, ByType("tool")]], elements(MAX_TOOLS)]
+
+    @model_validator(mode="after")
+    def _has_names_that_fit(self) -> Self:
+        for tool in self.tools:
+            _check_length(full_name(tool.name, self.name))
+        return self
+
+
+# A tool that an item of the conversation brings.
+ItemTool = Annotated[
+    FunctionTool | CustomTool | ApplyPatchTool | ShellTool | LocalShellTool | ToolSearchTool | NamespaceTool,
+    ByType("tool"),
+]
+
+
+def flattened(tools: "Iterable[ResponseTool | NamespaceTool]") -> Iterator[ResponseTool]:
+    """The tools, with those of a namespace in its place."""
+    for tool in tools:
+        if isinstance(tool, NamespaceTool):
+            space = {"namespace": tool.name, "namespace_description": tool.description}
+            yield from (one.model_copy(update=space) for one in tool.tools)
+        else:
+            yield tool
