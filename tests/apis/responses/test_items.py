@@ -86,7 +86,7 @@ def test_null_fields_that_openais_client_adds_are_accepted() -> None:
     said = {"role": "assistant", "type": None, "content": None, "status": None, "phase": None}
     assert _messages(said) == [{"role": "assistant", "content": ""}]
     thought = {"type": "reasoning", "summary": None, "content": None, "encrypted_content": None}
-    assert _messages(thought) == [{"role": "assistant", "content": "", "reasoning_content": ""}]
+    assert _messages(thought) == []
 
 
 @pytest.mark.parametrize(

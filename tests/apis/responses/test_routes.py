@@ -350,6 +350,8 @@ def test_failed_response_without_a_stream_is_not_stored(scripted: RunningServer)
         ({"input": 5}, "input"),
         ({"input": []}, "input"),
         ({"input": [{"type": 5}]}, "input[0]"),
+        ({"input": [{"type": "reasoning", "summary": []}]}, "input"),
+        ({"input": [{"type": "additional_tools", "role": "developer", "tools": [WEATHER]}]}, "input"),
         ({"input": [{"type": "shell_call", "call_id": "c", "action": {"commands": "ls"}}]}, "input[0].action.commands"),
         ({"input": [{"role": "user", "content": [{"type": "input_text"}]}]}, "input[0].content[0].text"),
         ({"input": [{"role": "user"}]}, "input[0].content"),

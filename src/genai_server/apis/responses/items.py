@@ -247,9 +247,9 @@ def to_messages(conversation: Sequence[JsonObject]) -> list[ChatMessage]:
             _turn(messages).setdefault("tool_calls", []).append(called)
         elif kind == "compaction":
             _new(messages, "user")["content"] = f"{_COMPACTED}\n{_decrypted(item['encrypted_content'])}"
-        elif kind == "reasoning":
+        elif kind == "reasoning" and (thought := _text(item["content"])):
             turn = _turn(messages, "content", "tool_calls")
-            turn["reasoning_content"] = turn.get("reasoning_content", "") + _text(item["content"])
+            turn["reasoning_content"] = turn.get("reasoning_content", "") + thought
         elif kind == "message":
             message = _turn(messages, "content") if item["role"] == "assistant" else _new(messages, item["role"])
             message["content"] = _content(item["content"])

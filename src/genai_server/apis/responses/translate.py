@@ -77,9 +77,11 @@ _MESSAGE = re.compile(r"\bmessages\[\d+\]\.?([\w.\[\]]*)")
 def to_chat(body: ResponsesRequest, conversation: Sequence[JsonObject]) -> ChatParameters:
     """The chat parameters of a request.
 
-    Raises InvalidField for the output of an unknown call, and for too many messages.
+    Raises InvalidField for the output of an unknown call, and for too many messages or none.
     """
     messages = to_messages(conversation)
+    if not messages:
+        raise InvalidField("input must have an item that the model can read", param="input")
     if body.instructions is not None:
         messages.insert(0, ChatMessage.model_validate({"role": "system", "content": body.instructions}))
     if len(messages) > MAX_MESSAGES:
