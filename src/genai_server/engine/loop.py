@@ -139,7 +139,7 @@ class EngineLoop:
         block = self._scheduler.is_idle or self._is_stalled
         if not block and self.inbox.empty():
             return
-        patience = min(_IDLE_BEAT, max(0.0, self._requests.next_deadline - self._clock())) if block else None
+        patience = self._patience if block else None
         try:
             while True:
                 connection, message = self.inbox.get(block, patience)
@@ -149,6 +149,14 @@ class EngineLoop:
             if self._scheduler.is_idle and self._has_worked:
                 self._has_worked = False
                 release_free_memory()
+
+    @property
+    def _patience(self) -> float:
+        """How long a loop without work waits for a message, in seconds."""
+        deadline = self._requests.next_deadline
+        if self._loaded.disk_cache is not None:
+            deadline = min(deadline, self._loaded.disk_cache.next_deadline)
+        return min(_IDLE_BEAT, max(0.0, deadline - self._clock()))
 
     def _handle(self, connection: int, message: Message) -> None:
         match message:

@@ -5,15 +5,19 @@ import os
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from pathlib import Path
+from queue import Empty
 from typing import Any
 
 import numpy as np
 import pytest
 
+from genai_server.engine.disk_cache import segment_folder
 from genai_server.engine.disk_cache.disk_cache import DiskCache
 from genai_server.engine.disk_cache.segment_folder import SegmentFolder
 from genai_server.engine.disk_cache.slot_memory import SlotMemory
 from genai_server.engine.kv_cache.cpu_buffers import CpuBuffers
+from genai_server.engine.prompt_images import EncodedImage
+from genai_server.engine.runners.bare_sequences import open_bare
 from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.runners.loaded_model import LoadedModel
 from genai_server.engine.sampling.grammar import Guidance
@@ -308,6 +312,30 @@ def test_a_slow_disk_is_not_waited_for(start: MakeEngine) -> None:
     assert engine.answer(2, PROMPT, exact=True)[0] == before
 
 
+def test_loop_waits_no_longer_than_for_a_load(start: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    stored(start)
+    engine = start()
+    engine.loads.is_held = True
+    engine.submit(1, PROMPT)
+    engine.steps(1)
+    waited: list[float | None] = []
+
+    class Inbox:
+        def empty(self) -> bool:
+            return True
+
+        def get(self, block: bool, timeout: float | None) -> None:
+            assert block
+            waited.append(timeout)
+            raise Empty
+
+    monkeypatch.setattr(engine.loop, "inbox", Inbox())
+    engine.steps(1)
+    engine.clock.now += 4.8  # of five seconds
+    engine.steps(1)
+    assert waited == [0.5, pytest.approx(0.2)]
+
+
 def test_sequences_that_begin_alike_load_once(start: MakeEngine) -> None:
     stored(start)
     engine = start()
@@ -399,6 +427,25 @@ def test_prefix_being_stored_at_a_reset_is_dropped(start: MakeEngine, tmp_path: 
     assert not list((tmp_path / "prefixes").rglob("*.kv"))
 
 
+def test_reset_while_a_file_is_written_pauses_nothing(start: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = start()
+    engine.answer(1, PROMPT)
+    write = segment_folder.write_segment
+
+    def write_and_reset(path: Path, *arguments: Any) -> None:
+        write(path, *arguments)
+        engine.disk.clear()
+
+    with monkeypatch.context() as interfering:
+        interfering.setattr(segment_folder, "write_segment", write_and_reset)
+        engine.stay(2)
+        engine.stay(100)
+    assert (engine.figures.stored_tokens, engine.figures.error) == (0, "")
+    engine.stay(2)
+    engine.stay(50)
+    assert engine.figures.stored_tokens == 192
+
+
 def test_a_slot_that_is_taken_over_is_not_stored(start: MakeEngine) -> None:
     engine = start()
     engine.answer(1, PROMPT)
@@ -468,6 +515,20 @@ def test_features_of_images_are_not_stored(start: MakeEngine) -> None:
     engine.stay(2)
     engine.stay(100)
     assert engine.figures.stored_tokens == 64
+
+
+@pytest.mark.parametrize("serial", [0, 2048, 2**40])
+def test_tokens_before_an_image_are_loaded(start: MakeEngine, serial: int) -> None:
+    """The features of each image that an engine has seen have ids of their own, which grow without limit."""
+    stored(start)
+    engine = start()
+    image = EncodedImage(serial, np.zeros((30, 1), np.float32))
+    sequence = open_bare(engine.batched, PROMPT, MAX_LENGTH)
+    sequence.prompt = [*PROMPT[:150], *image.ids, *PROMPT[180:]]
+    sequence.tokens = list(sequence.prompt)
+    assert engine.disk.fetch(sequence, 0.0, lambda: None)
+    assert engine.disk.take(sequence) == 128
+    engine.batched.close(sequence.id)
 
 
 def test_a_disk_slower_than_the_model_is_left_out(start: MakeEngine) -> None:

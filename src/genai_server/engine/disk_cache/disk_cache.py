@@ -55,6 +55,11 @@ class DiskCache:
         self.store = self._storer.look
         self.clear = self._storer.clear
 
+    @property
+    def next_deadline(self) -> float:
+        """When the next sequence will have waited long enough for its prefix; infinite if none waits."""
+        return self._loader.next_deadline
+
     def figures(self, seconds_per_token: float) -> DiskCacheFigures:
         """The counters; `seconds_per_token` is what the model takes to read one, 0 if unknown."""
         loader, storer = self._loader, self._storer

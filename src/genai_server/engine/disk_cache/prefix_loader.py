@@ -10,7 +10,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from math import inf
 
-from genai_server.engine.disk_cache.segment_file import root_key
+from genai_server.engine.disk_cache.segment_file import root_key, storable
 from genai_server.engine.disk_cache.segment_folder import Segment, SegmentFolder
 from genai_server.engine.disk_cache.slot_memory import SlotMemory
 from genai_server.engine.kv_cache.kv_slot import Slot
@@ -34,7 +34,7 @@ class _Load:
 
     sequence: Sequence
     slot: Slot
-    # What the sequence will read, from the beginning; some of it may be in the slot already.
+    # What the sequence will read, from the beginning to the first image; some of it may be in the slot already.
     tokens: list[int]
     # The lengths between which tokens are loaded.
     first: int
@@ -80,9 +80,10 @@ class PrefixLoader:
         read one, 0 if unknown.
         """
         slot, exact = self._slots.of(sequence.id), sequence.request.exact
-        tokens = list(sequence.prompt if exact else sequence.tokens)
+        wanted = sequence.prompt if exact else sequence.tokens
+        tokens = list(storable(wanted))
         # At least two tokens are left to read, as in KvSlots.acquire.
-        first, end = len(slot.tokens), len(tokens) - 2
+        first, end = len(slot.tokens), min(len(tokens), len(wanted) - 2)
         if exact:
             end -= end % self._slots.row_group
         if end - first < self._memory.segment_tokens or (exact and not self._memory.is_lossless):
@@ -115,6 +116,11 @@ class PrefixLoader:
     def late(self, now: float) -> list[Sequence]:
         """The sequences that have waited long enough."""
         return [load.sequence for load in self._loads.values() if now >= load.deadline]
+
+    @property
+    def next_deadline(self) -> float:
+        """When the next of these will have waited long enough; infinite without any."""
+        return min((load.deadline for load in self._loads.values()), default=inf)
 
     def cancel(self, sequence: Sequence) -> _Load | None:
         """Write nothing more to a sequence's slot; neither it nor its followers wait any longer."""

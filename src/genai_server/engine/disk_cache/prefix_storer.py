@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from concurrent.futures import Executor
 from dataclasses import dataclass
 
-from genai_server.engine.disk_cache.segment_file import root_key, segment_key
+from genai_server.engine.disk_cache.segment_file import root_key, segment_key, storable
 from genai_server.engine.disk_cache.segment_folder import Segment, SegmentFolder
 from genai_server.engine.disk_cache.slot_memory import SlotMemory
 from genai_server.engine.kv_cache.kv_slot import Slot
@@ -108,6 +108,9 @@ class PrefixStorer:
         try:
             self._store(prefix)
             self.error = ""
+        except FileNotFoundError:
+            # Somebody has removed the model's files in the meantime: a reset, or another process.
+            log.info("a prefix was not stored, because what is stored was removed at the same time")
         except OSError as error:
             log.warning("no prefix is stored for %.0f s: %s", _PAUSE, error)
             self._paused_until = self._clock() + _PAUSE
@@ -141,9 +144,7 @@ class PrefixStorer:
 
     def _segments(self, prefix: _Prefix) -> Iterator[tuple[int, Segment]]:
         """The segments of a prefix, each with the length before it: full ones, and parts that end at a checkpoint."""
-        # Features of images have ids below 0, which mean nothing to another engine.
-        tokens = prefix.tokens[: prefix.length]
-        tokens = tokens[: next((place for place, token in enumerate(tokens) if token < 0), len(tokens))]
+        tokens = storable(prefix.tokens[: prefix.length])
         parent, full = prefix.root, self._memory.segment_tokens
         most = int(_MAX_SHARE * self._folder.limit) // self._memory.bytes_per_token
         for start in range(0, min(len(tokens), most), full):

@@ -62,6 +62,11 @@ def segment_key(parent: str, tokens: Sequence[int]) -> str:
     return _digest(parent.encode(), _packed(tokens))
 
 
+def storable(tokens: Sequence[int]) -> Sequence[int]:
+    """The tokens before the first image: its features have ids below 0, which mean nothing to another engine."""
+    return tokens[: next((place for place, token in enumerate(tokens) if token < 0), len(tokens))]
+
+
 def _digest(*parts: bytes) -> str:
     digest = blake2b(digest_size=_KEY_BYTES, person=b"prefix segment")
     for part in parts:
