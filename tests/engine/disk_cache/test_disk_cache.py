@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from genai_server.engine.disk_cache import segment_folder
 from genai_server.engine.disk_cache.disk_cache import DiskCache
+from genai_server.engine.disk_cache.segment_file import write_segment
 from genai_server.engine.disk_cache.segment_folder import SegmentFolder
 from genai_server.engine.disk_cache.slot_memory import SlotMemory
 from genai_server.engine.kv_cache.cpu_buffers import CpuBuffers
@@ -430,14 +430,13 @@ def test_prefix_being_stored_at_a_reset_is_dropped(start: MakeEngine, tmp_path: 
 def test_reset_while_a_file_is_written_pauses_nothing(start: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = start()
     engine.answer(1, PROMPT)
-    write = segment_folder.write_segment
 
     def write_and_reset(path: Path, *arguments: Any) -> None:
-        write(path, *arguments)
+        write_segment(path, *arguments)
         engine.disk.clear()
 
     with monkeypatch.context() as interfering:
-        interfering.setattr(segment_folder, "write_segment", write_and_reset)
+        interfering.setattr(f"{SegmentFolder.__module__}.write_segment", write_and_reset)
         engine.stay(2)
         engine.stay(100)
     assert (engine.figures.stored_tokens, engine.figures.error) == (0, "")

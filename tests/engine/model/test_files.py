@@ -170,6 +170,8 @@ def test_a_missing_key_of_the_configuration_is_named(directory: Path, keys: tupl
         (["model", "context_length"], math.inf),
         (["model", "vocab_size"], 2**31),
         (["model", "eos_token_id"], [2, 10**40]),
+        (["model", "eos_token_id"], [300, -1]),
+        (["model", "eos_token_id"], []),
         (["model", "eos_token_id"], None),
         (["model", "decoder"], ["model.onnx"]),
         (["search"], None),
@@ -242,8 +244,8 @@ def _config(search: dict[str, Any] | None = None, **model: Any) -> dict[str, Any
     return config if search is None else config | {"search": search}
 
 
-@pytest.mark.parametrize(("given", "found"), [(7, [7]), (0, [0]), ([7, 9], [7, 9])])
-def test_eos_token_id_is_a_number_or_a_list(given: object, found: list[int]) -> None:
+@pytest.mark.parametrize(("given", "found"), [(7, [7]), (0, [0]), ([7, 9], [7, 9]), ([7, 1000, -1], [7])])
+def test_eos_token_id_is_a_number_or_a_list_within_the_vocabulary(given: object, found: list[int]) -> None:
     assert model_info(_config(eos_token_id=given)).eos_token_ids == found
 
 

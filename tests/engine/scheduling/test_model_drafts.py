@@ -260,6 +260,25 @@ def test_accepted_trials_pay_for_further_ones() -> None:
     assert lengths[-1] > 1
 
 
+def test_error_in_the_choice_of_drafts_costs_the_drafts_only(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(sequence: Sequence) -> int:
+        raise IndexError("of the policy")
+
+    model = TimedModel()
+    drafts, batch = drafting(model), a_batch(2)
+    with monkeypatch.context() as patch:
+        patch.setattr(model, "room", fail)
+        assert choose(drafts, batch) == [[], []]
+        assert choose(drafts, batch) == [[], []]
+    drafts.passed(STEP)
+    assert not drafts.has_drafted(batch[0])
+    assert caplog.text.count("IndexError: of the policy") == 1
+    (later,) = choose(drafts, a_batch())
+    assert later
+
+
 def test_failed_model_is_left_out_for_its_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
     model = TimedModel()
     drafts = drafting(model)

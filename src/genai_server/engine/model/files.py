@@ -268,10 +268,12 @@ def model_info(config: dict[str, Any]) -> ModelInfo:
     """
     model, search = config["model"], config.get("search", {})
     eos = model["eos_token_id"]
-    eos_token_ids = [int(token) for token in (eos if isinstance(eos, list) else [eos])]
     sizes = {name: int(model[name]) for name in ("context_length", "vocab_size")}
     wrong = [name for name, size in sizes.items() if not 0 < size < _MAX_TOKENS]
-    if any(abs(token) >= _MAX_TOKENS for token in eos_token_ids):
+    # Some files name tokens for which the model has no logits, and which it never generates.
+    named = [int(token) for token in (eos if isinstance(eos, list) else [eos])]
+    eos_token_ids = [token for token in named if 0 <= token < sizes["vocab_size"]]
+    if not eos_token_ids or any(abs(token) >= _MAX_TOKENS for token in named):
         wrong.append("eos_token_id")
     if wrong:
         raise ValueError(repr(wrong[0]))

@@ -89,7 +89,7 @@ class ModelDrafts:
         self._overall = Acceptance(_FIRST_SHARE, weight=_WEIGHT, decay=_DECAY_OF_ALL)
         self._reading: set[Sequence] = set()  # sequences that are read because that is expected to pay
         self._tried: WeakSet[Sequence] = WeakSet()  # sequences that are read for a trial
-        self._failed: WeakSet[Sequence] = WeakSet()  # sequences that it could not read
+        self._failed: WeakSet[Sequence] = WeakSet()  # sequences that have no drafts of it after an error
         self._promising: WeakSet[Sequence] = WeakSet()  # sequences of whose last draft some tokens were accepted
         self._num_steps = 0
         self._num_idle = 0  # steps since anything was drafted or read
@@ -115,8 +115,24 @@ class ModelDrafts:
 
         Only sequences that may have drafts get one. `times` are those of the steps.
         """
-        started = self._clock()
+        self._forget_step()
+        may_draft = [may and seq not in self._failed for seq, may in zip(batch, may_draft, strict=True)]
+        try:
+            return self._choose(batch, drafts, may_draft, times)
+        except Exception:  # the engine must not end for what would only save time
+            names = [sequence.request.request_id for sequence in batch]
+            log.exception("drafts could not be chosen; requests %s go on without the draft model", names)
+            self._failed.update(batch)
+            self._forget_step()
+            return None
+
+    def _forget_step(self) -> None:
         self._drafted, self._on_trial, self._paying = set(), {}, None
+
+    def _choose(
+        self, batch: Several[Sequence], drafts: Several[Draft], may_draft: Several[bool], times: StepTimeModel
+    ) -> list[Several[int]] | None:
+        started = self._clock()
         self._num_steps += 1
         num_rows = len(batch)
         self._num_idle += 1
@@ -192,7 +208,7 @@ class ModelDrafts:
         is_hopeless = self._acceptance(sequence).share < _MIN_SHARE and not is_tried
         if is_hopeless and self._num_steps % _TRIAL_EVERY:
             return 0
-        if sequence in self._failed or min(sequence.num_left - 1, self._model.room(sequence)) < 1:
+        if min(sequence.num_left - 1, self._model.room(sequence)) < 1:
             return 0
         return self._model.num_unread(sequence)
 
