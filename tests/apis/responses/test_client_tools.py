@@ -11,6 +11,7 @@ from genai_server.apis.responses.schemas import ResponsesRequest
 from genai_server.apis.responses.tool_schemas import ToolSearchTool
 from genai_server.apis.responses.translate import to_chat
 from genai_server.apis.shared.chat_messages import ChatParameters
+from genai_server.errors import InvalidField
 from tests.running_server import RunningServer
 
 FUNCTION = {"type": "function", "name": "add", "description": "Adds.", "parameters": {"type": "object"}}
@@ -99,20 +100,30 @@ def _search(*tools: Any) -> list[dict[str, Any]]:
     return [call, {"type": "tool_search_output", "call_id": "c", "execution": "client", "tools": list(tools)}]
 
 
-def test_result_of_a_search_has_the_tools_that_were_found() -> None:
-    space = {"type": "namespace", "name": "math", "tools": [{**FUNCTION, "description": None}]}
-    assert _read(*_search(FUNCTION, space, {"type": "shell"})) == (
-        "tool_search",
-        {"query": "x"},
-        "Tools that can be called now:\n- add: Adds.\n- math__add\n- shell",
-    )
-    assert _read(*_search())[2] == "No tools were found."
+def _texts(chat: ChatParameters) -> list[Any]:
+    return [message.content for message in chat.messages]
 
 
-def test_a_deferred_tool_is_shown_once_a_search_has_found_it() -> None:
+def test_a_deferred_tool_is_defined_where_a_search_has_found_it() -> None:
     tools = [SEARCH, FUNCTION, DEFERRED]
     assert _names(tools=tools) == ["tool_search", "add"]
-    assert _names(*_search(DEFERRED), tools=tools) == ["tool_search", "add", "subtract"]
+    chat = _chat(*_search(DEFERRED), tools=tools)
+    assert [tool.function.name for tool in chat.tools or []] == ["tool_search", "add", "subtract"]
+    # So the beginning of the prompt is what it was.
+    assert [tool.function.name for tool in chat.listed_tools] == ["tool_search", "add"]
+    definition = {"description": "Adds.", "name": "subtract", "parameters": {"type": "object"}}
+    assert _texts(chat)[-1] == f"<functions>\n<function>{json.dumps(definition)}</function>\n</functions>"
+
+
+def test_a_tool_at_the_beginning_is_only_named_where_a_search_has_found_it() -> None:
+    chat = _chat(*_search(FUNCTION, {"type": "shell"}), tools=[SEARCH, FUNCTION])
+    first, second = _texts(chat)[-1].splitlines()[1:-1]
+    assert first == '<function>{"name": "add"}</function>'
+    assert '"name": "shell", "parameters": {' in second
+
+
+def test_a_search_that_finds_nothing_says_so() -> None:
+    assert _texts(_chat(*_search(), tools=[SEARCH]))[-1] == "No tools were found."
 
 
 def test_a_deferred_tool_that_was_called_or_is_chosen_is_shown() -> None:
@@ -129,16 +140,35 @@ def test_tools_that_only_a_search_has_brought_can_be_called() -> None:
     _, function, custom = chat.tools or []
     assert (function.function.name, function.function.description) == ("math__add", "Numbers.\nAdds.")
     assert (custom.function.name, custom.function.strict) == ("note", True)
+    assert '"name": "math__add"' in _texts(chat)[-1]
 
 
-def test_additional_tools_can_be_called_and_say_nothing() -> None:
+def test_additional_tools_are_defined_in_their_place() -> None:
     more = {"type": "additional_tools", "role": "developer", "tools": [FUNCTION, {**FUNCTION, "name": "more"}]}
     chat = _chat(more, tools=[{**FUNCTION, "description": "Own."}])
     assert [(tool.function.name, tool.function.description) for tool in chat.tools or []] == [
         ("add", "Own."),
         ("more", "Adds."),
     ]
-    assert len(chat.messages) == 1
+    assert [tool.function.name for tool in chat.listed_tools] == ["add"]
+    assert [message.role for message in chat.messages] == ["user", "developer"]
+    assert '<function>{"name": "add"}</function>' in _texts(chat)[-1]
+
+
+def test_additional_tools_are_at_the_beginning_if_there_are_no_others() -> None:
+    chat = _chat({"type": "additional_tools", "role": "developer", "tools": [FUNCTION]}, tools=None)
+    assert [tool.function.name for tool in chat.listed_tools] == ["add"]
+    assert _texts(chat) == ["x"]
+
+
+def test_the_number_of_tools_has_a_limit() -> None:
+    more = {
+        "type": "additional_tools",
+        "role": "developer",
+        "tools": [{**FUNCTION, "name": f"f{number}"} for number in range(512)],
+    }
+    with pytest.raises(InvalidField, match="until there are 512; given 513"):
+        _chat(more, tools=[FUNCTION])
 
 
 def test_a_search_without_a_schema_has_one_text() -> None:

@@ -1,8 +1,7 @@
 """Which tools a prompt has at its beginning, which its messages introduce, and which an answer may call.
 
 A tool with `defer_loading` is not at the beginning, but where a message refers to it: in the result of a search that
-the client has run, or in a message that adds tools. So the prompt stays the same up to there when an agent finds more
-tools, and its cached prefix stays valid.
+the client has run, or in a message that adds tools.
 """
 
 import json
@@ -22,6 +21,7 @@ from genai_server.apis.messages.schemas import (
     ToolResultBlock,
 )
 from genai_server.apis.shared.base import JsonObject
+from genai_server.apis.shared.introduced_tools import introduction
 
 
 class OfferedTools:
@@ -59,11 +59,10 @@ class OfferedTools:
         """The text in the place where a message introduces these tools: their definitions, or only the names of those
         that are unknown or that the beginning of the prompt defines.
         """
-        lines = []
-        for name in names:
-            is_new = name in self._known and not self._is_listed(name)
-            lines.append(f"<function>{_definition(self._known[name]) if is_new else _name(name)}</function>")
-        return "\n".join(["<functions>", *lines, "</functions>"])
+        return introduction(
+            _function(self._known[name]) if name in self._known and not self._is_listed(name) else {"name": name}
+            for name in names
+        )
 
     def _is_listed(self, name: str) -> bool:
         return name in self._declared and name not in self._deferred
@@ -105,13 +104,3 @@ def _function(tool: AnthropicTool) -> JsonObject:
         examples = (json.dumps(example, ensure_ascii=False) for example in tool.input_examples)
         description = "\n".join([*([description] if description else []), "Examples of its input:", *examples])
     return {"name": tool.name, "description": description, "parameters": parameters, "strict": tool.strict}
-
-
-def _name(name: str) -> str:
-    return json.dumps({"name": name}, ensure_ascii=False)
-
-
-def _definition(tool: AnthropicTool) -> str:
-    """The text that introduces a tool within a conversation."""
-    function = _function(tool)
-    return json.dumps({name: function[name] for name in ("description", "name", "parameters")}, ensure_ascii=False)

@@ -6,6 +6,7 @@ the fields of the call's item. Calls and outputs have items of their own.
 
 import json
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any, ClassVar, get_args
 
 from genai_server.apis.responses.tool_schemas import (
@@ -14,9 +15,11 @@ from genai_server.apis.responses.tool_schemas import (
     ShellTool,
     ToolSearchTool,
     TypedTool,
-    full_name,
 )
 from genai_server.apis.shared.base import JsonObject
+
+# Gives the text in the place of an item that brings tools.
+Introduce = Callable[[JsonObject], str]
 
 
 class ClientTool(ABC):
@@ -45,7 +48,7 @@ class ClientTool(ABC):
         """The function's arguments for a call's item."""
 
     @abstractmethod
-    def result(self, item: JsonObject) -> str:
+    def result(self, item: JsonObject, introduce: Introduce) -> str:
         """What the model reads of an output's item."""
 
 
@@ -76,7 +79,7 @@ class _ApplyPatch(ClientTool):
     def arguments(self, item: JsonObject) -> JsonObject:
         return {"diff": "", **item["operation"]}
 
-    def result(self, item: JsonObject) -> str:
+    def result(self, item: JsonObject, introduce: Introduce) -> str:
         text: str = item.get("output") or item["status"]
         return text if item["status"] == "completed" else f"Error: {text}"
 
@@ -113,7 +116,7 @@ class _Shell(ClientTool):
         action: JsonObject = item["action"]
         return action
 
-    def result(self, item: JsonObject) -> str:
+    def result(self, item: JsonObject, introduce: Introduce) -> str:
         return "\n".join(map(_written, item["output"])) or str(item.get("status") or "completed")
 
 
@@ -147,7 +150,7 @@ class _LocalShell(ClientTool):
     def arguments(self, item: JsonObject) -> JsonObject:
         return {name: value for name, value in item["action"].items() if name != "type" and value != {}}
 
-    def result(self, item: JsonObject) -> str:
+    def result(self, item: JsonObject, introduce: Introduce) -> str:
         text: str = item["output"]
         return text
 
@@ -170,9 +173,8 @@ class _ToolSearch(ClientTool):
     def arguments(self, item: JsonObject) -> Any:
         return item.get("arguments") or {}
 
-    def result(self, item: JsonObject) -> str:
-        lines = [_about(tool, None) for tool in item["tools"]]
-        return "\n".join(["Tools that can be called now:", *lines]) if lines else "No tools were found."
+    def result(self, item: JsonObject, introduce: Introduce) -> str:
+        return introduce(item) if item["tools"] else "No tools were found."
 
 
 # By the type of the tool, of a call's item and of an output's item.
@@ -194,13 +196,6 @@ def _written(output: JsonObject) -> str:
     texts = [output["stdout"], f"stderr:\n{output['stderr']}" if output["stderr"] else ""]
     is_told = ended != "exit code 0" or not any(texts)
     return "\n".join(text for text in (*texts, ended if is_told else "") if text)
-
-
-def _about(tool: JsonObject, namespace: str | None) -> str:
-    if tool["type"] == "namespace":
-        return "\n".join(_about(one, tool["name"]) for one in tool["tools"])
-    name = full_name(str(tool.get("name", tool["type"])), namespace or tool.get("namespace"))
-    return f"- {name}: {tool['description']}" if tool.get("description") else f"- {name}"
 
 
 def parsed_arguments(text: str) -> Any:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from genai_server.apis.responses.client_tools import CLIENT_TOOLS
+from genai_server.apis.responses.client_tools import CLIENT_TOOLS, Introduce
 from genai_server.apis.responses.item_schemas import (
     AdditionalToolsItem,
     CompactionItem,
@@ -226,8 +226,9 @@ def is_foreign(item: JsonObject) -> bool:
     return kind not in _PREFIXES or (kind.startswith("tool_search_") and item.get("call_id") is None)
 
 
-def to_messages(conversation: Sequence[JsonObject]) -> list[ChatMessage]:
-    """The messages of a conversation. Reasoning, text and calls of one turn form one message.
+def to_messages(conversation: Sequence[JsonObject], introduce: Introduce = lambda item: "") -> list[ChatMessage]:
+    """The messages of a conversation. Reasoning, text and calls of one turn form one message. `introduce` gives the
+    text in the place of an item that brings tools.
 
     Items of other providers, and earlier outputs of calls that the conversation does not have, become texts. Raises
     InvalidField for the output of an unknown call that no message of the user follows.
@@ -238,13 +239,15 @@ def to_messages(conversation: Sequence[JsonObject]) -> list[ChatMessage]:
         if is_foreign(item) and kind not in _SETTINGS:
             _add_note(messages, item)
         elif is_orphan:
-            _new(messages, "user")["content"] = _after(_ORPHAN, _output(item))
+            _new(messages, "user")["content"] = _after(_ORPHAN, _output(item, introduce))
         elif is_output(item):
-            result = {"role": "tool", "tool_call_id": item["call_id"], "content": _output(item)}
+            result = {"role": "tool", "tool_call_id": item["call_id"], "content": _output(item, introduce)}
             messages.append({**result, "name": item.get("name")})
         elif is_call(item):
             called = {"id": item["call_id"], "function": _called(item)}
             _turn(messages).setdefault("tool_calls", []).append(called)
+        elif kind == "additional_tools" and (text := introduce(item)):
+            _new(messages, "developer")["content"] = text
         elif kind == "compaction":
             _new(messages, "user")["content"] = f"{_COMPACTED}\n{_decrypted(item['encrypted_content'])}"
         elif kind == "reasoning" and (thought := _text(item["content"])):
@@ -337,9 +340,9 @@ def _called(item: JsonObject) -> JsonObject:
     return {"name": tool.name, "arguments": json.dumps(tool.arguments(item), ensure_ascii=False)}
 
 
-def _output(item: JsonObject) -> str | list[JsonObject]:
+def _output(item: JsonObject, introduce: Introduce) -> str | list[JsonObject]:
     tool = CLIENT_TOOLS.get(item["type"])
-    return _content(item["output"]) if tool is None else tool.result(item)
+    return _content(item["output"]) if tool is None else tool.result(item, introduce)
 
 
 def is_medium(part: Any) -> bool:

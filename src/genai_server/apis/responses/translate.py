@@ -9,15 +9,11 @@ from itertools import accumulate
 from types import MappingProxyType
 from typing import Any
 
-from pydantic import TypeAdapter
-
-from genai_server.apis.responses.client_tools import CLIENT_TOOLS
 from genai_server.apis.responses.items import (
     conversions,
     data_of,
     encrypted,
     is_call,
-    is_foreign,
     is_medium,
     is_output,
     message,
@@ -28,6 +24,7 @@ from genai_server.apis.responses.items import (
     without_effect,
 )
 from genai_server.apis.responses.items import input_text as text_part
+from genai_server.apis.responses.offered_tools import OfferedTools, function
 from genai_server.apis.responses.schemas import (
     LOGPROBS,
     AllowedResponseTools,
@@ -35,18 +32,9 @@ from genai_server.apis.responses.schemas import (
     CompactRequest,
     ResponsesRequest,
 )
-from genai_server.apis.responses.tool_schemas import (
-    CustomTool,
-    FunctionTool,
-    ItemTool,
-    NamespacedTool,
-    ResponseTool,
-    flattened,
-    full_name,
-)
-from genai_server.apis.shared import custom_tools
+from genai_server.apis.responses.tool_schemas import FunctionTool, NamespacedTool, ResponseTool
 from genai_server.apis.shared.base import JsonObject, WithoutEffect
-from genai_server.apis.shared.chat_messages import MAX_MESSAGES, ChatMessage, ChatParameters
+from genai_server.apis.shared.chat_messages import MAX_MESSAGES, ChatMessage, ChatParameters, Tool
 from genai_server.apis.shared.image_places import ImagePlace, image_names
 from genai_server.apis.shared.sampling_parameters import GenerationFields
 from genai_server.errors import InvalidField
@@ -58,7 +46,6 @@ _COMPACT = (
     "Summarise the conversation above, so that it can continue from your summary alone. Keep names, numbers, "
     "decisions, results of tools and what is still to be done. Write the summary only."
 )
-_TOOL: TypeAdapter[ItemTool] = TypeAdapter(ItemTool)
 _SAME = (set(GenerationFields.model_fields) - set(WithoutEffect.model_fields) - {"max_tokens"}) | {
     "chat_template_kwargs",
     "parallel_tool_calls",
@@ -77,9 +64,10 @@ _MESSAGE = re.compile(r"\bmessages\[\d+\]\.?([\w.\[\]]*)")
 def to_chat(body: ResponsesRequest, conversation: Sequence[JsonObject]) -> ChatParameters:
     """The chat parameters of a request.
 
-    Raises InvalidField for the output of an unknown call, and for too many messages or none.
+    Raises InvalidField for the output of an unknown call, and for too many messages or tools, or no message.
     """
-    messages = to_messages(conversation)
+    tools = OfferedTools(body, conversation)
+    messages = to_messages(conversation, tools.introduce)
     if not messages:
         raise InvalidField("input must have an item that the model can read", param="input")
     if body.instructions is not None:
@@ -90,7 +78,8 @@ def to_chat(body: ResponsesRequest, conversation: Sequence[JsonObject]) -> ChatP
             f"given {len(messages)}",
             param="input",
         )
-    fields: dict[str, Any] = {name: getattr(body, name) for name in _SAME} | _tools(body, conversation)
+    fields: dict[str, Any] = {name: getattr(body, name) for name in _SAME}
+    fields |= {"tools": _tools(body, tools.callable) or None, "tool_choice": _tool_choice(body)}
     if LOGPROBS in (body.include or []):
         fields |= {"logprobs": True, "top_logprobs": body.top_logprobs}
     if body.text is not None and body.text.format is not None:
@@ -99,57 +88,30 @@ def to_chat(body: ResponsesRequest, conversation: Sequence[JsonObject]) -> ChatP
             fields["response_format"]["json_schema"] = schema
     if body.reasoning is not None:
         fields["reasoning_effort"] = body.reasoning.effort
-    return ChatParameters(messages=messages, max_tokens=body.max_output_tokens, **fields)
+    chat = ChatParameters(messages=messages, max_tokens=body.max_output_tokens, **fields)
+    if tools.listed != tools.callable:
+        chat.list_tools(_tools(body, tools.listed))
+    return chat
 
 
-def _tools(body: ResponsesRequest, conversation: Sequence[JsonObject]) -> JsonObject:
-    tools = offered_tools(body, conversation)
+def _tools(body: ResponsesRequest, tools: Sequence[ResponseTool]) -> list[Tool]:
+    """Functions for those of these tools that are allowed."""
+    choice = body.tool_choice
+    allowed = set(body.chosen_names()) if isinstance(choice, AllowedResponseTools) else None
+    return [
+        Tool.model_validate({"type": "function", "function": function(tool)})
+        for tool in tools
+        if allowed is None or tool.full_name in allowed
+    ]
+
+
+def _tool_choice(body: ResponsesRequest) -> Any:
     choice: Any = body.tool_choice
-    chosen = body.chosen_names()
     if isinstance(choice, AllowedResponseTools):
-        tools, choice = [tool for tool in tools if tool.full_name in set(chosen)], choice.mode
-    elif isinstance(choice, ChosenTool):
-        choice = {"type": "function", "function": {"name": chosen[0]}}
-    return {
-        "tools": [{"type": "function", "function": _function(tool)} for tool in tools] or None,
-        "tool_choice": choice,
-    }
-
-
-def offered_tools(body: ResponsesRequest, conversation: Sequence[JsonObject]) -> list[ResponseTool]:
-    """The tools that the model sees: those of the request, except deferred ones that no search has found, and those
-    that items of the conversation have brought.
-    """
-    brought = {tool.full_name: tool for item in conversation for tool in _brought(item)}
-    called = {
-        full_name(item["name"], item.get("namespace")) for item in conversation if is_call(item) and "name" in item
-    }
-    shown = brought.keys() | called | set(body.chosen_names())
-    own = [tool for tool in body.tools or [] if not _is_deferred(tool) or tool.full_name in shown]
-    names = {tool.full_name for tool in own}
-    return [*own, *(tool for name, tool in brought.items() if name not in names)]
-
-
-def _brought(item: JsonObject) -> Iterator[ResponseTool]:
-    """The tools that the model may call from an item on."""
-    if item["type"] in ("tool_search_output", "additional_tools") and not is_foreign(item):
-        yield from flattened(map(_TOOL.validate_python, item["tools"]))
-
-
-def _is_deferred(tool: ResponseTool) -> bool:
-    return isinstance(tool, NamespacedTool) and bool(tool.defer_loading)
-
-
-def _function(tool: ResponseTool) -> JsonObject:
-    """A tool as a function of a chat."""
-    if isinstance(tool, FunctionTool):
-        fields = {"description": tool.full_description, "parameters": tool.parameters, "strict": tool.strict}
-        return {"name": tool.full_name} | {name: value for name, value in fields.items() if value is not None}
-    if isinstance(tool, CustomTool):
-        form = tool.format
-        grammar = (None, None) if form is None else (form.syntax, form.definition)
-        return custom_tools.function_of(tool.full_name, tool.full_description, *grammar)
-    return CLIENT_TOOLS[tool.type].function(tool)
+        return choice.mode
+    if isinstance(choice, ChosenTool):
+        return {"type": "function", "function": {"name": body.chosen_names()[0]}}
+    return choice
 
 
 def outer_names(
@@ -250,8 +212,8 @@ def _places(given: Sequence[JsonObject], earlier: str) -> Callable[[JsonObject],
 
 
 def tools_by_name(body: ResponsesRequest, conversation: Sequence[JsonObject] = ()) -> dict[str, ResponseTool]:
-    """The tools that the model sees, keyed by their names in the prompt."""
-    return {tool.full_name: tool for tool in offered_tools(body, conversation)}
+    """The tools that an answer may call, keyed by their names in the prompt."""
+    return OfferedTools(body, conversation).by_name()
 
 
 def _repeated(tools: Sequence[ResponseTool]) -> list[JsonObject]:

@@ -1,0 +1,96 @@
+"""Which tools a prompt has at its beginning, which items of the conversation introduce, and which an answer may call.
+
+A tool with `defer_loading` is not at the beginning, but where an item brings it: in the output of a search that the
+client has run, or in an item of type `additional_tools`.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import chain
+
+from pydantic import TypeAdapter
+
+from genai_server.apis.responses.client_tools import CLIENT_TOOLS
+from genai_server.apis.responses.items import is_call, is_foreign
+from genai_server.apis.responses.schemas import ResponsesRequest
+from genai_server.apis.responses.tool_schemas import (
+    CustomTool,
+    FunctionTool,
+    ItemTool,
+    NamespacedTool,
+    ResponseTool,
+    flattened,
+    full_name,
+)
+from genai_server.apis.shared import custom_tools
+from genai_server.apis.shared.base import JsonObject
+from genai_server.apis.shared.chat_messages import MAX_TOOLS
+from genai_server.apis.shared.introduced_tools import introduction
+from genai_server.errors import InvalidField
+
+_BRINGING = ("additional_tools", "tool_search_output")
+_TOOL: TypeAdapter[ItemTool] = TypeAdapter(ItemTool)
+
+
+class OfferedTools:
+    """The tools of a request that continues a conversation. Raises InvalidField for too many."""
+
+    def __init__(self, body: ResponsesRequest, conversation: Sequence[JsonObject]) -> None:
+        own = list(body.tools or [])
+        brought = {tool.full_name: tool for tool in chain.from_iterable(map(_brought, conversation))}
+        chosen = set(body.chosen_names())
+        self.listed = [tool for tool in own if not _is_deferred(tool) or tool.full_name in chosen]
+        shown = brought.keys() | _called(conversation) | {tool.full_name for tool in self.listed}
+        # What an answer may call: tools of the request have precedence over those of the same name that items bring.
+        self.callable = [tool for tool in own if tool.full_name in shown]
+        names = {tool.full_name for tool in self.callable}
+        self.callable += [tool for name, tool in brought.items() if name not in names]
+        if len(self.callable) > MAX_TOOLS:
+            raise InvalidField(
+                f"input may bring tools until there are {MAX_TOOLS}; given {len(self.callable)}", param="input"
+            )
+        if not self.listed:  # a model that knows of no tool does not know how to call one
+            self.listed = self.callable
+        self._defined = {tool.full_name for tool in self.listed}
+
+    def by_name(self) -> dict[str, ResponseTool]:
+        """The tools that an answer may call, keyed by their names in the prompt."""
+        return {tool.full_name: tool for tool in self.callable}
+
+    def introduce(self, item: JsonObject) -> str:
+        """The text in the place of an item that brings tools; "" if all of them are at the beginning of the prompt."""
+        tools = list(_brought(item))
+        if item["type"] == "additional_tools" and all(tool.full_name in self._defined for tool in tools):
+            return ""
+        known = self.by_name()
+        return introduction(
+            {"name": tool.full_name} if tool.full_name in self._defined else function(known[tool.full_name])
+            for tool in tools
+        )
+
+
+def function(tool: ResponseTool) -> JsonObject:
+    """A tool as a function of a chat."""
+    if isinstance(tool, FunctionTool):
+        fields = {"description": tool.full_description, "parameters": tool.parameters, "strict": tool.strict}
+        return {"name": tool.full_name} | {name: value for name, value in fields.items() if value is not None}
+    if isinstance(tool, CustomTool):
+        form = tool.format
+        grammar = (None, None) if form is None else (form.syntax, form.definition)
+        return custom_tools.function_of(tool.full_name, tool.full_description, *grammar)
+    return CLIENT_TOOLS[tool.type].function(tool)
+
+
+def _brought(item: JsonObject) -> Iterator[ResponseTool]:
+    """The tools that the model may call from an item on."""
+    if item["type"] in _BRINGING and not is_foreign(item):
+        yield from flattened(map(_TOOL.validate_python, item["tools"]))
+
+
+def _called(conversation: Sequence[JsonObject]) -> set[str]:
+    """The names of the functions and custom tools that have been called."""
+    calls = (item for item in conversation if is_call(item) and "name" in item)
+    return {full_name(call["name"], call.get("namespace")) for call in calls}
+
+
+def _is_deferred(tool: ResponseTool) -> bool:
+    return isinstance(tool, NamespacedTool) and bool(tool.defer_loading)
