@@ -2,7 +2,15 @@
 
 from collections.abc import Sequence
 
-from genai_server.answer_parts import Content, Part, Reasoning, ToolCallArguments, ToolCallStart, WholeAnswer
+from genai_server.answer_parts import (
+    Content,
+    Part,
+    Reasoning,
+    ToolCallArguments,
+    ToolCallEnd,
+    ToolCallStart,
+    WholeAnswer,
+)
 
 PARTS: list[Part] = [
     Reasoning("so"),
@@ -12,8 +20,10 @@ PARTS: list[Part] = [
     ToolCallStart(0, "call_1", "add"),
     ToolCallArguments(0, '{"a": '),
     ToolCallArguments(0, "1}"),
+    ToolCallEnd(0, is_complete=True),
     ToolCallStart(1, "call_2", "sub"),
     ToolCallArguments(1, "{}"),
+    ToolCallEnd(1, is_complete=True),
 ]
 
 

@@ -21,7 +21,7 @@ class Reasoning(Struct, frozen=True):
 
 @dataclass(frozen=True)
 class ToolCallStart:
-    """A tool call begins."""
+    """A tool call begins. Its arguments follow, then a ToolCallEnd; parts of other kinds come after that."""
 
     # Position among the answer's calls, from 0.
     index: int
@@ -35,21 +35,22 @@ class ToolCallArguments:
 
     # As in ToolCallStart.
     index: int
-    # All fragments of a call together are one JSON object.
+    # All fragments of a complete call together are one JSON object. Those of another call are its beginning: at least
+    # the opening brace, and never the closing one.
     fragment: str
 
 
 @dataclass(frozen=True)
-class ToolCallCut:
-    """What looked like a call turned out not to be one: it continued as other text, or the answer ended within it."""
+class ToolCallEnd:
+    """A call ends. Only a complete call may be executed."""
 
     # As in ToolCallStart.
     index: int
-    # What the model wrote of it, markers included.
-    text: str
+    # Whether the model completed the call. Otherwise the answer ended within it, or it continued as other text.
+    is_complete: bool
 
 
-Part = Content | Reasoning | ToolCallStart | ToolCallArguments | ToolCallCut
+Part = Content | Reasoning | ToolCallStart | ToolCallArguments | ToolCallEnd
 
 
 # Without gc: an answer may have a million of them, and a full collection stopped the process for 0.9 s.
@@ -73,16 +74,18 @@ class ScoredToken(Struct, frozen=True, gc=False):
 
 @dataclass
 class WholeToolCall:
-    """A tool call with all its arguments."""
+    """A tool call with all that the model wrote of its arguments."""
 
     id: str
     name: str
-    # The text of a JSON object.
+    # The text of a JSON object, or the beginning of one if the call is not complete.
     arguments: str = ""
+    # As in ToolCallEnd.
+    is_complete: bool = False
 
     @property
     def given(self) -> dict[str, Any]:
-        """The arguments as an object. A call that was cut off has only the complete ones."""
+        """The arguments as an object; of a call that is not complete, those that are."""
         try:
             found = from_json(self.arguments, allow_inf_nan=False, allow_partial=True)
         except ValueError:
@@ -91,25 +94,57 @@ class WholeToolCall:
 
 
 @dataclass
-class WholeAnswer:
-    """All parts of one answer, put together."""
+class WholeText:
+    """All text of one kind between two parts of other kinds."""
 
-    content: str = ""
-    reasoning: str = ""
-    tool_calls: list[WholeToolCall] = field(default_factory=list)
+    is_reasoning: bool
+    pieces: list[str] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        return "".join(self.pieces)
+
+
+@dataclass
+class WholeAnswer:
+    """All parts of one answer, put together in the order in which the model wrote them."""
+
+    blocks: list[WholeText | WholeToolCall] = field(default_factory=list)
     tokens: list[ScoredToken] = field(default_factory=list)
+
+    @property
+    def content(self) -> str:
+        """All content, without what is between."""
+        return self._text(is_reasoning=False)
+
+    @property
+    def reasoning(self) -> str:
+        """All reasoning, without what is between."""
+        return self._text(is_reasoning=True)
+
+    @property
+    def tool_calls(self) -> list[WholeToolCall]:
+        return [block for block in self.blocks if isinstance(block, WholeToolCall)]
 
     def add(self, part: Part) -> None:
         """Add one more part."""
+        last = self.blocks[-1] if self.blocks else None
         match part:
-            case Content(text):
-                self.content += text
-            case Reasoning(text):
-                self.reasoning += text
+            case Content(text) | Reasoning(text):
+                is_reasoning = isinstance(part, Reasoning)
+                if not isinstance(last, WholeText) or last.is_reasoning != is_reasoning:
+                    last = WholeText(is_reasoning)
+                    self.blocks.append(last)
+                last.pieces.append(text)
             case ToolCallStart(_, id, name):
-                self.tool_calls.append(WholeToolCall(id, name))
+                self.blocks.append(WholeToolCall(id, name))
             case ToolCallArguments(_, fragment):
-                self.tool_calls[-1].arguments += fragment
-            case ToolCallCut(_, text):
-                self.tool_calls.pop()
-                self.content += text
+                assert isinstance(last, WholeToolCall)
+                last.arguments += fragment
+            case ToolCallEnd(_, is_complete):
+                assert isinstance(last, WholeToolCall)
+                last.is_complete = is_complete
+
+    def _text(self, *, is_reasoning: bool) -> str:
+        texts = (block for block in self.blocks if isinstance(block, WholeText))
+        return "".join(block.text for block in texts if block.is_reasoning == is_reasoning)

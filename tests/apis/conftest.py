@@ -1,11 +1,17 @@
-"""OpenAI's client of the scripted server, and the event loop of asynchronous tests."""
+"""OpenAI's client of the scripted server, scripted models of all tool formats, and asynchronous tests' event loop."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from openai import OpenAI
 
+from genai_server.cli.serve import loaders
+from genai_server.text.answers.dialect import read_dialect
+from genai_server.text.codec import TextCodec, load_text_codec
+from genai_server.text.prompts.chat_template import SCRIPTED_TEMPLATE
 from tests.running_server import RunningServer
+from tests.server_here import run_here
 
 
 @pytest.fixture(scope="module")
@@ -18,3 +24,24 @@ def client(scripted: RunningServer) -> Iterator[OpenAI]:
 def anyio_backend() -> str:
     """What runs asynchronous tests."""
     return "asyncio"
+
+
+@pytest.fixture(scope="module")
+def server_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], RunningServer]]:
+    """Gives a server whose model writes calls in this format, as by GENAI_TOOL_PARSER. One start serves all formats."""
+    loaded: list[TextCodec] = []
+
+    def load(*arguments: Any, **fields: Any) -> TextCodec:
+        loaded.append(load_text_codec(*arguments, **fields))
+        return loaded[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loaders, "load_text_codec", load)
+        with run_here(tmp_path_factory.mktemp("formats"), "--device", "scripted") as server:
+            (codec,) = loaded
+
+            def choose(form: str) -> RunningServer:
+                codec.dialect = read_dialect(SCRIPTED_TEMPLATE, form)
+                return server
+
+            yield choose

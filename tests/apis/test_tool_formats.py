@@ -1,87 +1,14 @@
 """Calls in the format of each model family, as clients of three APIs see them; scripts write the answers."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from genai_server.cli.serve import loaders
-from genai_server.text.answers.dialect import TOOL_FORMATS, read_dialect
-from genai_server.text.codec import TextCodec, load_text_codec
-from genai_server.text.prompts.chat_template import SCRIPTED_TEMPLATE
+from genai_server.text.answers.dialect import TOOL_FORMATS
+from tests.apis.tool_answers import ANSWERS, CALLS, functions
 from tests.running_server import RunningServer
-from tests.server_here import run_here
-
-PARAMETERS = {
-    "type": "object",
-    "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
-    "required": ["city"],
-    "additionalProperties": False,
-}
-CALLS = [("get_weather", {"city": "Oslo", "days": 3}), ("now", {})]
-THOUGHT = "<think>⏎Hm.⏎</think>⏎⏎"
-# Reasoning, a text and both calls.
-ANSWERS = {
-    "qwen3_coder": (
-        f"{THOUGHT}I look.⏎⏎<tool_call>⏎<function=get_weather>⏎<parameter=city>⏎Oslo⏎</parameter>⏎<parameter=days>⏎3⏎"
-        "</parameter>⏎</function>⏎</tool_call>⏎<tool_call>⏎<function=now>⏎</function>⏎</tool_call>"
-    ),
-    "glm": (
-        f"{THOUGHT}I look.⏎<tool_call>get_weather⏎<arg_key>city</arg_key>⏎<arg_value>Oslo</arg_value>⏎"
-        "<arg_key>days</arg_key>⏎<arg_value>3</arg_value>⏎</tool_call>⏎<tool_call>now⏎</tool_call>"
-    ),
-    "minimax": (
-        f'{THOUGHT}I look.⏎<minimax:tool_call>⏎<invoke name="get_weather">⏎<parameter name="city">Oslo</parameter>⏎'
-        '<parameter name="days">3</parameter>⏎</invoke>⏎<invoke name="now">⏎</invoke>⏎</minimax:tool_call>'
-    ),
-    "deepseek_v3": (
-        f"{THOUGHT}I look.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather⏎```json⏎"
-        '{"city": "Oslo", "days": 3}⏎```<｜tool▁call▁end｜>⏎<｜tool▁call▁begin｜>function<｜tool▁sep｜>now⏎```json⏎'
-        "{}⏎```<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
-    ),
-    "deepseek_v31": (
-        f"{THOUGHT}I look.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>"
-        '{"city": "Oslo", "days": 3}<｜tool▁call▁end｜><｜tool▁call▁begin｜>now<｜tool▁sep｜>{}<｜tool▁call▁end｜>'
-        "<｜tool▁calls▁end｜>"
-    ),
-    "kimi": (
-        f"{THOUGHT}I look.<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0"
-        '<|tool_call_argument_begin|>{"city": "Oslo", "days": 3}<|tool_call_end|><|tool_call_begin|>functions.now:1'
-        "<|tool_call_argument_begin|>{}<|tool_call_end|><|tool_calls_section_end|>"
-    ),
-    "granite": (
-        f'{THOUGHT}I look.<|tool_call|>[{{"name": "get_weather", "arguments": {{"city": "Oslo", "days": 3}}}}, '
-        '{"name": "now", "arguments": {}}]'
-    ),
-    "lfm2": (f'{THOUGHT}I look.<|tool_call_start|>[get_weather(city="Oslo", days=3), now()]<|tool_call_end|>'),
-    "olmo3": f'{THOUGHT}I look.⏎<function_calls>get_weather(city="Oslo", days=3)⏎now()</function_calls>',
-    "nemotron": (
-        f'{THOUGHT}I look.⏎<TOOLCALL>[{{"name": "get_weather", "arguments": {{"city": "Oslo", "days": 3}}}}, '
-        '{"name": "now", "arguments": {}}]</TOOLCALL>'
-    ),
-    "harmony": (
-        "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary<|message|>I look.<|end|>"
-        "<|start|>assistant<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>"
-        '{"city": "Oslo", "days": 3}<|call|><|start|>assistant<|channel|>commentary to=functions.now '
-        "<|constrain|>json<|message|>{}<|call|>"
-    ),
-}
-
-
-@pytest.fixture(scope="module")
-def codecs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RunningServer, list[TextCodec]]]:
-    """A server and the text codec of its model."""
-    loaded: list[TextCodec] = []
-
-    def load(*arguments: Any, **fields: Any) -> TextCodec:
-        loaded.append(load_text_codec(*arguments, **fields))
-        return loaded[-1]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loaders, "load_text_codec", load)
-        with run_here(tmp_path_factory.mktemp("formats"), "--device", "scripted") as server:
-            yield server, loaded
 
 
 @pytest.fixture(params=sorted(ANSWERS))
@@ -90,28 +17,17 @@ def form(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def server(form: str, codecs: tuple[RunningServer, list[TextCodec]]) -> RunningServer:
-    """The server as configured by GENAI_TOOL_PARSER; one start serves all formats."""
-    server, (codec,) = codecs
-    codec.dialect = read_dialect(SCRIPTED_TEMPLATE, form)
-    return server
-
-
-def _tools(form: str) -> list[dict[str, Any]]:
-    """The functions, with a different description per format, because output specs of equal functions are cached."""
-    return [
-        {"name": "get_weather", "description": form, "parameters": PARAMETERS},
-        {"name": "now", "description": form, "parameters": {"type": "object", "properties": {}}},
-    ]
+def server(form: str, server_of: Callable[[str], RunningServer]) -> RunningServer:
+    return server_of(form)
 
 
 def _chat(form: str) -> dict[str, Any]:
-    tools = [{"type": "function", "function": function} for function in _tools(form)]
+    tools = [{"type": "function", "function": function} for function in functions(form)]
     return {"messages": [{"role": "user", "content": _said(form)}], "tools": tools}
 
 
 def _response(form: str) -> dict[str, Any]:
-    tools = [{"type": "function", **function, "strict": False} for function in _tools(form)]
+    tools = [{"type": "function", **function, "strict": False} for function in functions(form)]
     return {"model": "demo", "input": _said(form), "tools": tools}
 
 
@@ -158,7 +74,7 @@ def test_responses_have_items_for_them(server: RunningServer, form: str) -> None
 def test_messages_have_blocks_for_them(server: RunningServer, form: str) -> None:
     tools = [
         {"name": function["name"], "description": form, "input_schema": function["parameters"]}
-        for function in _tools(form)
+        for function in functions(form)
     ]
     sent = {"model": "demo", "max_tokens": 2000, "messages": [{"role": "user", "content": _said(form)}]}
     message = server.client.post("/v1/messages", json={**sent, "tools": tools}).json()
@@ -194,5 +110,5 @@ def test_answer_without_tools_has_only_reasoning_parsed(server: RunningServer, f
     assert not message.get("tool_calls")
 
 
-def test_every_newer_format_is_tried() -> None:
-    assert set(ANSWERS) == TOOL_FORMATS.keys() - {"hermes", "llama3_json", "mistral", "phi4mini", "pythonic"}
+def test_every_format_is_tried() -> None:
+    assert set(ANSWERS) == TOOL_FORMATS.keys()

@@ -5,7 +5,15 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import combinations, count
 from typing import Any
 
-from genai_server.answer_parts import Content, Part, Reasoning, ToolCallArguments, ToolCallCut, ToolCallStart
+from genai_server.answer_parts import (
+    Content,
+    Part,
+    Reasoning,
+    ToolCallArguments,
+    ToolCallEnd,
+    ToolCallStart,
+    WholeAnswer,
+)
 from genai_server.text.answers.answer_parser import AnswerParser
 from genai_server.text.answers.dialect import TOOL_FORMATS
 from genai_server.text.answers.reasoning import ReasoningFormat
@@ -54,6 +62,7 @@ def parser(
     *,
     reasoning: ReasoningFormat | None = None,
     inside: bool = False,
+    only_complete_calls: bool = False,
 ) -> AnswerParser:
     """A parser that numbers call ids: "0", "1" and so on."""
     ids = map(str, count())
@@ -63,6 +72,7 @@ def parser(
         reasoning=reasoning,
         starts_in_reasoning=inside,
         new_id=lambda: next(ids),
+        only_complete_calls=only_complete_calls,
     )
 
 
@@ -72,11 +82,6 @@ def stream(parser: AnswerParser, pieces: Iterable[str]) -> list[list[Part]]:
 
 
 def parse(text: str, form: str | None = "hermes", names: Functions = NAMES) -> list[Part]:
-    """The parts of an answer, without those for a cut call."""
-    return [part for part in parse_all(text, form, names) if not isinstance(part, ToolCallCut)]
-
-
-def parse_all(text: str, form: str | None = "hermes", names: Functions = NAMES) -> list[Part]:
     """The parts of an answer, which are the same whether it arrives complete, in threes or letter by letter."""
     whole, threes, letters = (merged(stream(parser(form, names), cut(text, size))) for size in (len(text) or 1, 3, 1))
     assert whole == threes == letters
@@ -127,6 +132,24 @@ def merged(pieces: Iterable[list[Part]]) -> list[Part]:
     return parts
 
 
+def answer_of(parts: Iterable[Part]) -> WholeAnswer:
+    """The answer that the parts make up."""
+    answer = WholeAnswer()
+    for part in parts:
+        answer.add(part)
+    return answer
+
+
 def call(index: int, name: str, arguments: str) -> list[Part]:
     """The parts of a complete call."""
+    return [*begun(index, name, arguments), ToolCallEnd(index, is_complete=True)]
+
+
+def cut_call(index: int, name: str, arguments: str) -> list[Part]:
+    """The parts of a call that is not complete."""
+    return [*begun(index, name, arguments), ToolCallEnd(index, is_complete=False)]
+
+
+def begun(index: int, name: str, arguments: str) -> list[Part]:
+    """The parts of a call so far."""
     return [ToolCallStart(index, str(index), name), ToolCallArguments(index, arguments)]

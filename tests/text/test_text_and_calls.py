@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 from llguidance import LLTokenizer
 from tokenizers import Tokenizer
 
-from genai_server.answer_parts import Content, ToolCallArguments, ToolCallStart
+from genai_server.answer_parts import Content, ToolCallArguments
 from genai_server.text.answers.dialect import TOOL_FORMATS
 from genai_server.text.answers.reasoning import MISTRAL_THINK, THINK, ReasoningFormat
 from genai_server.text.grammars import grammar
 from genai_server.text.tool_formats.tagged import Tagged
 from genai_server.text.tool_formats.tool_format import ANY_OBJECT, Tool
 from tests.text.guided import byte_tokenizer, fits, matcher, validate
-from tests.text.parsing import merged, parser, pieces, stream
+from tests.text.parsing import answer_of, merged, parser, pieces, stream
 
 CITY = {"properties": {"city": {"enum": ["Oslo", "Rome"]}}, "required": ["city"]}
 TOOLS = [Tool("f", CITY), Tool("g", ANY_OBJECT)]
@@ -181,12 +181,10 @@ def test_parser_finds_only_valid_calls_in_allowed_text(
     if not state.is_accepting():
         return
     parts = merged(stream(parser(form, {tool.name: tool.parameters for tool in TOOLS}, reasoning=reasoning), [text]))
-    calls = [part for part in parts if isinstance(part, ToolCallStart | ToolCallArguments)]
-    for start, arguments in zip(calls[::2], calls[1::2], strict=True):
-        assert isinstance(start, ToolCallStart)
-        assert isinstance(arguments, ToolCallArguments)
-        if start.name == "f":
-            jsonschema.Draft202012Validator(TOOLS[0].schema).validate(json.loads(arguments.fragment))
+    for called in answer_of(parts).tool_calls:
+        assert called.is_complete
+        if called.name == "f":
+            jsonschema.Draft202012Validator(TOOLS[0].schema).validate(json.loads(called.arguments))
 
 
 @pytest.mark.parametrize("form", FORMS)

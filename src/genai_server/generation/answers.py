@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from genai_server.answer_parts import Content, Part, ScoredToken, ToolCallCut, ToolCallStart, WholeAnswer
+from genai_server.answer_parts import Content, Part, ScoredToken, ToolCallEnd, WholeAnswer
 from genai_server.apis.shared.base import JsonObject
 from genai_server.apis.shared.usage import Usage
 from genai_server.engine_client.stream import TokenStream
@@ -65,6 +65,25 @@ class Piece(Struct, frozen=True):
         return part.text if type(part) is Content else None
 
 
+@dataclass(frozen=True)
+class Ending:
+    """How an answer ended, which each API says in its own words."""
+
+    # What ended the generation.
+    reason: FinishReason = FinishReason.STOP
+    # Whether the answer has tool calls for the client to execute: the model has ended it, and completed every call.
+    calls_tools: bool = False
+    # Whether the answer has a tool call that the model did not complete. As a rule the answer ended within it.
+    has_incomplete_call: bool = False
+    # The stop string that ended the answer, if any.
+    stop_string: str | None = None
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the answer is not complete."""
+        return self.reason is not FinishReason.STOP or self.has_incomplete_call
+
+
 class RunningAnswer(AnswerFigures):
     """Reads a TokenStream and builds the answer's pieces. Must be closed, which cancels a running answer."""
 
@@ -77,8 +96,8 @@ class RunningAnswer(AnswerFigures):
         echo: EchoedPrompt | None = None,
         reports_progress: bool = False,
     ) -> None:
-        # Number of tool calls so far, including the open one.
-        self._num_calls = 0
+        # Whether the answer has complete and incomplete tool calls so far.
+        self._calls_tools = self._has_incomplete_call = False
         # Returned before the first token; None afterwards.
         self._echo = echo
         self._stream = stream
@@ -137,25 +156,17 @@ class RunningAnswer(AnswerFigures):
         return self._stream.reason
 
     @property
-    def calls_tools(self) -> bool:
-        """Whether the answer has a complete tool call."""
-        return self._num_calls > 0
-
-    @property
-    def is_cut(self) -> bool:
-        """Whether the answer was truncated."""
-        return self._stream.reason is not None and self.reason is not FinishReason.STOP
+    def ending(self) -> Ending:
+        """How the answer ended, after its last piece."""
+        reason = self.reason
+        calls_tools = reason is FinishReason.STOP and self._calls_tools and not self._has_incomplete_call
+        return Ending(reason, calls_tools, self._has_incomplete_call, self._text.stop_string)
 
     @property
     def outcome(self) -> str:
         if self._text.is_stopped or self._stream.reason is not None:
             return self.reason.value
         return self._stream.error_code or ABORT
-
-    @property
-    def stop_string(self) -> str | None:
-        """The stop string that ended the answer, if any."""
-        return self._text.stop_string
 
     @property
     def num_unread(self) -> int:
@@ -205,8 +216,9 @@ class RunningAnswer(AnswerFigures):
 
     def _piece(self, parts: list[Part], tokens: list[ScoredToken]) -> Piece:
         for part in parts:
-            self._num_calls += type(part) is ToolCallStart
-            self._num_calls -= type(part) is ToolCallCut
+            if type(part) is ToolCallEnd:
+                self._calls_tools |= part.is_complete
+                self._has_incomplete_call |= not part.is_complete
         return Piece(parts, tokens)
 
     async def _echoed(self, parts: list[Part], tokens: list[ScoredToken]) -> Piece:
@@ -264,12 +276,10 @@ class Generation:
     async def whole(self) -> list[WholeAnswer]:
         """Read all answers to their ends. Raises GenerationFailed."""
         found = [WholeAnswer() for _ in self.answers]
-        async for index, answer, piece in self.pieces():
+        async for index, _, piece in self.pieces():
             if piece is not None:
                 for part in piece.parts:
-                    # If a truncated answer ends in a call, the partial call is returned: the finish reason shows it.
-                    if type(part) is not ToolCallCut or not answer.is_cut:
-                        found[index].add(part)
+                    found[index].add(part)
                 found[index].tokens.extend(piece.tokens)
         return found
 

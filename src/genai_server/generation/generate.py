@@ -4,6 +4,7 @@ All refusals are raised here, before the response's headers are sent.
 """
 
 import asyncio
+from dataclasses import replace
 
 from msgspec import structs
 
@@ -37,23 +38,43 @@ _SAMPLING_FIELDS = set(Sampling.__struct_fields__) - {"seed", "logit_bias", "all
 
 
 async def generate(
-    services: Services, body: Body, context: RequestContext, *, is_streamed: bool = False, keeps_media: bool = False
+    services: Services,
+    body: Body,
+    context: RequestContext,
+    *,
+    is_streamed: bool = False,
+    keeps_media: bool = False,
+    only_complete_calls: bool = False,
 ) -> Generation:
     """Start all answers to a request. On return, the engine has accepted them.
 
     The data of images and sounds is dropped from the body once it has been read, unless the caller keeps it
-    (`keeps_media`).
+    (`keeps_media`). `only_complete_calls` is for APIs in which a tool call cannot be shown as incomplete (see
+    AnswerParser).
 
     Raises RequestError, Unavailable, and ClientLeft as soon as the client has disconnected, after which nothing is left
     running.
     """
     return await context.run_while_connected(
-        _generate(services, body, context, is_streamed=is_streamed, keeps_media=keeps_media)
+        _generate(
+            services,
+            body,
+            context,
+            is_streamed=is_streamed,
+            keeps_media=keeps_media,
+            only_complete_calls=only_complete_calls,
+        )
     )
 
 
 async def _generate(
-    services: Services, body: Body, context: RequestContext, *, is_streamed: bool, keeps_media: bool
+    services: Services,
+    body: Body,
+    context: RequestContext,
+    *,
+    is_streamed: bool,
+    keeps_media: bool,
+    only_complete_calls: bool,
 ) -> Generation:
     # Choose the model, which may have to be loaded first, and the engine.
     chosen, served, engine, model, codec = await choose_engine(services, context, body, Task.GENERATE)
@@ -103,6 +124,7 @@ async def _generate(
             await output_spec.constraint.check(services.grammars)
     else:
         output_spec = await services.specs.of(body, codec, prompts[0])
+        output_spec = replace(output_spec, only_complete_calls=only_complete_calls)
         context.leniency.note(output_spec.left_out)
         continues = bool((body.chat_template_kwargs or {}).get(CONTINUE))
 

@@ -42,6 +42,8 @@ class OutputSpec:
     starts_in_reasoning: bool = False
     # Schema keywords that are not enforced, with their fields.
     left_out: tuple[str, ...] = ()
+    # Whether answers show only complete tool calls, as in AnswerParser.
+    only_complete_calls: bool = False
 
     @property
     def grammar(self) -> str | None:
@@ -70,6 +72,8 @@ class OutputSpec:
             reasoning=self.dialect.reasoning,
             starts_in_reasoning=self.starts_in_reasoning,
             new_id=form.new_id if form is not None else str,
+            # Without a grammar, what begins as a call may continue as other text.
+            only_complete_calls=self.only_complete_calls or self.constraint is None,
         )
 
 

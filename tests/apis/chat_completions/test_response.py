@@ -15,7 +15,7 @@ from genai_server.apis.completions.routes import CompletionBuilder
 from genai_server.apis.shared.completion_body import CompletionRequest
 from genai_server.apis.shared.usage import Usage
 from genai_server.engine_client.stream import TokenStream
-from genai_server.generation.answers import Generation, RunningAnswer
+from genai_server.generation.answers import Ending, Generation, RunningAnswer
 from genai_server.generation.prompts import EchoedPrompt
 from genai_server.messages.generation_request import FinishReason, Phases, Sampling, TokenLogprob
 from genai_server.messages.protocol import Finished, Progress, PromptLogprobs, Tokens
@@ -24,6 +24,7 @@ from genai_server.text.tokenizer import ByteTokenizer
 from genai_server.timing import Arrival, Stopwatch
 from tests.answer_parts import PARTS, whole
 
+ENDED, CALLED = Ending(), Ending(calls_tools=True)
 SCORED = ScoredToken(b"\xc3", -0.5, (ScoredToken(b"\xc3", -0.5), ScoredToken(b"e", -1.0)))
 
 
@@ -31,14 +32,14 @@ def _build(**options: Any) -> ChatCompletionBuilder:
     return ChatCompletionBuilder("id1", "m", 1234, **options)
 
 
-def _complete(answer: WholeAnswer, reason: FinishReason = FinishReason.STOP, **options: Any) -> dict[str, Any]:
+def _complete(answer: WholeAnswer, ending: Ending = ENDED, **options: Any) -> dict[str, Any]:
     build = _build(**options)
-    return build.complete([build.choice(0, answer, reason)], Usage(3, 4))
+    return build.complete([build.choice(0, answer, ending)], Usage(3, 4))
 
 
 @pytest.mark.parametrize("reason", FinishReason)
 def test_a_whole_answer_is_one_of_openais(reason: FinishReason) -> None:
-    read = ChatCompletion.model_validate(_complete(WholeAnswer("text"), reason))
+    read = ChatCompletion.model_validate(_complete(whole([Content("text")]), Ending(reason)))
     assert (read.id, read.model, read.created, read.object) == ("id1", "m", 1234, "chat.completion")
     assert [choice.message.content for choice in read.choices] == ["text"]
     assert read.choices[0].finish_reason in ("stop", "length")
@@ -47,7 +48,7 @@ def test_a_whole_answer_is_one_of_openais(reason: FinishReason) -> None:
 
 
 def test_calls_and_reasoning_accompany_the_content() -> None:
-    read = ChatCompletion.model_validate(_complete(whole(PARTS)))
+    read = ChatCompletion.model_validate(_complete(whole(PARTS), CALLED))
     message = read.choices[0].message
     assert message.content == "Hello"
     assert message.model_extra == {"reasoning_content": "so be it", "reasoning": "so be it"}
@@ -64,7 +65,8 @@ def test_an_answer_of_calls_alone_has_no_content() -> None:
 
 
 def test_logprobs_have_the_bytes_of_tokens_that_are_not_text() -> None:
-    answer = WholeAnswer("x", tokens=[SCORED])
+    answer = whole([Content("x")])
+    answer.tokens.append(SCORED)
     read = ChatCompletion.model_validate(_complete(answer, has_logprobs=True))
     assert read.choices[0].logprobs is not None
     (token,) = read.choices[0].logprobs.content or []
@@ -76,7 +78,7 @@ def test_logprobs_have_the_bytes_of_tokens_that_are_not_text() -> None:
 def _stream(**options: bool) -> list[dict[str, Any]]:
     build = _build(**options)
     parts = [build.part(0, [part], [SCORED]) for part in PARTS]
-    return [*build.first(1), *parts, build.last(0, FinishReason.STOP, calls_tools=True)]
+    return [*build.first(1), *parts, build.last(0, CALLED)]
 
 
 def test_stream_chunks_are_openais_and_make_up_the_answer() -> None:
@@ -120,17 +122,23 @@ def test_the_chunk_of_usage_has_no_choices() -> None:
 
 @pytest.mark.parametrize("reason", ["terminated", "timeout", "cancelled"])
 def test_interrupted_answer_is_a_length_with_its_own_reason(reason: str) -> None:
-    assert openai_reason(FinishReason(reason)) == {"finish_reason": "length", "genai_finish_reason": reason}
+    assert openai_reason(Ending(FinishReason(reason))) == {"finish_reason": "length", "genai_finish_reason": reason}
 
 
 @pytest.mark.parametrize("reason", [FinishReason.STOP, FinishReason.LENGTH])
 def test_openais_own_reasons_stand_alone(reason: FinishReason) -> None:
-    assert openai_reason(reason) == {"finish_reason": reason.value}
+    assert openai_reason(Ending(reason)) == {"finish_reason": reason.value}
 
 
 def test_answer_with_calls_ends_with_tool_calls_unless_cut() -> None:
-    assert openai_reason(FinishReason.STOP, calls_tools=True) == {"finish_reason": "tool_calls"}
-    assert openai_reason(FinishReason.LENGTH, calls_tools=True) == {"finish_reason": "length"}
+    assert openai_reason(CALLED) == {"finish_reason": "tool_calls"}
+    assert openai_reason(CALLED, calling="function_call") == {"finish_reason": "function_call"}
+    assert openai_reason(Ending(FinishReason.LENGTH)) == {"finish_reason": "length"}
+
+
+def test_answer_that_a_stop_text_ends_within_a_call_is_cut() -> None:
+    cut = {"finish_reason": "length", "genai_finish_reason": "stop"}
+    assert openai_reason(Ending(has_incomplete_call=True, stop_string="x")) == cut
 
 
 ECHO = EchoedPrompt("ab", [b"a", b"b"])

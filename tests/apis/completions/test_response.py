@@ -5,6 +5,7 @@ from openai.types import Completion
 from genai_server.answer_parts import Content, ScoredToken, WholeAnswer
 from genai_server.apis.completions.routes import CompletionBuilder
 from genai_server.apis.shared.usage import Usage
+from genai_server.generation.answers import Ending
 from genai_server.messages.generation_request import FinishReason
 
 TOKENS = [
@@ -13,9 +14,15 @@ TOKENS = [
 ]
 
 
+def _answer(text: str, tokens: list[ScoredToken]) -> WholeAnswer:
+    answer = WholeAnswer(tokens=tokens)
+    answer.add(Content(text))
+    return answer
+
+
 def test_a_whole_answer_is_one_of_openais() -> None:
     build = CompletionBuilder("id1", "m", 1234, has_logprobs=True)
-    choice = build.choice(0, WholeAnswer("The end", tokens=TOKENS), FinishReason.LENGTH)
+    choice = build.choice(0, _answer("The end", TOKENS), Ending(FinishReason.LENGTH))
     # OpenAI's client does the same: the API sends null for the first token although the client's types exclude it.
     read = Completion.construct(**build.complete([choice], Usage(1, 1)))
     assert (read.id, read.model, read.created, read.object) == ("id1", "m", 1234, "text_completion")
@@ -28,13 +35,13 @@ def test_a_whole_answer_is_one_of_openais() -> None:
 
 def test_logprobs_are_absent_unless_requested() -> None:
     build = CompletionBuilder("id1", "m", 1234)
-    assert build.choice(0, WholeAnswer("x", tokens=TOKENS), None)["logprobs"] is None
+    assert build.choice(0, _answer("x", TOKENS), None)["logprobs"] is None
 
 
 def test_more_likely_of_two_tokens_with_one_text_is_returned() -> None:
     top = (ScoredToken(b"\xc3", -0.1), ScoredToken(b"\xc4", -3.0))
     build = CompletionBuilder("id1", "m", 1234, has_logprobs=True)
-    choice = build.choice(0, WholeAnswer("x", tokens=[ScoredToken(b"\xc3", -0.1, top)]), None)
+    choice = build.choice(0, _answer("x", [ScoredToken(b"\xc3", -0.1, top)]), None)
     assert choice["logprobs"]["top_logprobs"] == [{"\ufffd": -0.1}]
 
 

@@ -14,14 +14,16 @@ from anthropic.types import (
 )
 from pydantic import TypeAdapter
 
-from genai_server.answer_parts import Content, Part, ToolCallArguments, ToolCallCut, ToolCallStart
+from genai_server.answer_parts import Content, Part, ToolCallArguments, ToolCallEnd, ToolCallStart
 from genai_server.apis.messages.response import MessageBuilder
 from genai_server.apis.shared.base import JsonObject
 from genai_server.apis.shared.usage import Usage
+from genai_server.generation.answers import Ending
 from genai_server.messages.generation_request import FinishReason
 from tests.answer_parts import PARTS, whole
 
 EVENT: TypeAdapter[RawMessageStreamEvent] = TypeAdapter(RawMessageStreamEvent)
+CALLED, CUT = Ending(calls_tools=True), Ending(has_incomplete_call=True)
 USAGE = Usage(prompt=10, completion=4, cached=7, reasoning=2)
 
 
@@ -31,22 +33,21 @@ def _build(*, shows_thinking: bool = True) -> MessageBuilder:
 
 def _complete(
     parts: list[Part],
-    reason: FinishReason = FinishReason.STOP,
+    ending: Ending = CALLED,
     usage: Usage = USAGE,
     *,
-    stop_string: str | None = None,
     shows_thinking: bool = True,
 ) -> Message:
     build = _build(shows_thinking=shows_thinking)
-    return Message.model_validate(build.complete(whole(parts), reason, usage, stop_string=stop_string))
+    return Message.model_validate(build.complete(whole(parts), ending, usage))
 
 
-def _stream(parts: list[Part], *, shows_thinking: bool = True) -> list[RawMessageStreamEvent]:
+def _stream(parts: list[Part], ending: Ending = CALLED, *, shows_thinking: bool = True) -> list[RawMessageStreamEvent]:
     build = _build(shows_thinking=shows_thinking)
     events: list[JsonObject] = [build.first(Usage(10))]
     for part in parts:
         events += build.parts([part])
-    return [EVENT.validate_python(event) for event in [*events, *build.last(FinishReason.STOP, USAGE)]]
+    return [EVENT.validate_python(event) for event in [*events, *build.last(ending, USAGE)]]
 
 
 def test_complete_message_has_blocks_of_thinking_text_and_calls() -> None:
@@ -61,19 +62,24 @@ def test_complete_message_has_blocks_of_thinking_text_and_calls() -> None:
 
 
 def test_the_input_of_a_cut_call_has_what_is_complete() -> None:
-    cut = _complete([*PARTS[:5], ToolCallArguments(0, '{"a": [1, 2], "b": "x')], FinishReason.LENGTH)
+    cut = _complete([*PARTS[:5], ToolCallArguments(0, '{"a": [1, 2], "b": "x')], CUT)
     assert isinstance(cut.content[-1], ToolUseBlock)
     assert cut.content[-1].input == {"a": [1, 2]}
 
 
-def test_invalid_call_is_text_and_not_a_tool_use() -> None:
-    parts: list[Part] = [ToolCallStart(0, "call_1", "add"), ToolCallArguments(0, '{"a'), ToolCallCut(0, '<call>{"a')]
-    message = _complete([*parts, Content("!")])
-    assert [block.to_dict() for block in message.content] == [{"type": "text", "text": '<call>{"a!'}]
-    assert message.stop_reason == "end_turn"
-    end = _stream(parts)[-2]
+def test_message_with_an_incomplete_call_does_not_stop_for_tools() -> None:
+    parts: list[Part] = [
+        ToolCallStart(0, "call_1", "add"),
+        ToolCallArguments(0, '{"a'),
+        ToolCallEnd(0, is_complete=False),
+    ]
+    message = _complete([*parts, Content("!")], CUT)
+    call = {"type": "tool_use", "id": "toolu_1", "name": "add", "input": {}}
+    assert [block.to_dict() for block in message.content] == [call, {"type": "text", "text": "!"}]
+    assert message.stop_reason == "max_tokens"
+    end = _stream(parts, CUT)[-2]
     assert isinstance(end, RawMessageDeltaEvent)
-    assert end.delta.stop_reason == "end_turn"
+    assert end.delta.stop_reason == "max_tokens"
 
 
 @pytest.mark.parametrize("arguments", ["", "[1]", "{'a'", '{"a": NaN}'])
@@ -84,30 +90,28 @@ def test_arguments_that_are_not_an_object_give_no_input(arguments: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("reason", "parts", "completion", "stop_string", "expected"),
+    ("ending", "completion", "expected"),
     [
-        (FinishReason.STOP, PARTS[:4], 4, None, ("end_turn", None)),
-        (FinishReason.STOP, PARTS, 4, None, ("tool_use", None)),
-        (FinishReason.STOP, PARTS, 4, "###", ("stop_sequence", "###")),
-        (FinishReason.LENGTH, PARTS, 5, None, ("max_tokens", None)),
-        (FinishReason.LENGTH, PARTS, 4, None, ("model_context_window_exceeded", None)),
-        (FinishReason.TERMINATED, PARTS, 4, None, ("max_tokens", None)),
+        (Ending(), 4, ("end_turn", None)),
+        (CALLED, 4, ("tool_use", None)),
+        (Ending(calls_tools=True, stop_string="###"), 4, ("stop_sequence", "###")),
+        (Ending(has_incomplete_call=True, stop_string="###"), 4, ("stop_sequence", "###")),
+        (Ending(FinishReason.LENGTH), 5, ("max_tokens", None)),
+        (Ending(FinishReason.LENGTH), 4, ("model_context_window_exceeded", None)),
+        (Ending(FinishReason.TERMINATED), 4, ("max_tokens", None)),
+        (CUT, 4, ("max_tokens", None)),
     ],
 )
 def test_the_stop_reason_is_one_of_anthropics(
-    reason: FinishReason,
-    parts: list[Part],
-    completion: int,
-    stop_string: str | None,
-    expected: tuple[str, str | None],
+    ending: Ending, completion: int, expected: tuple[str, str | None]
 ) -> None:
-    message = _complete(parts, reason, Usage(3, completion), stop_string=stop_string)
+    message = _complete(PARTS, ending, Usage(3, completion))
     assert (message.stop_reason, message.stop_sequence) == expected
 
 
 @pytest.mark.parametrize("reason", ["terminated", "timeout", "cancelled"])
 def test_own_finish_reason_accompanies_anthropics(reason: str) -> None:
-    message = _complete(PARTS, FinishReason(reason))
+    message = _complete(PARTS, Ending(FinishReason(reason)))
     assert (message.stop_reason, message.model_extra) == ("max_tokens", {"genai_finish_reason": reason})
 
 
@@ -155,6 +159,14 @@ def test_an_id_that_the_models_template_needs_stays() -> None:
 
 def test_simultaneous_parts_are_separate_events() -> None:
     assert _build().parts(PARTS) == [event for build in [_build()] for part in PARTS for event in build.parts([part])]
+
+
+def test_blocks_come_in_the_order_in_which_they_were_written() -> None:
+    parts = [*PARTS, Content("!"), *PARTS[:2]]
+    types = [block.type for block in _complete(parts).content]
+    assert types == ["thinking", "text", "tool_use", "tool_use", "text", "thinking"]
+    starts = [event.content_block.type for event in _stream(parts) if isinstance(event, RawContentBlockStartEvent)]
+    assert starts == types
 
 
 def test_text_after_a_call_is_a_block_of_its_own() -> None:

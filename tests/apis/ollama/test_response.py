@@ -1,52 +1,34 @@
 """Ollama's answers built from parts, complete and line by line."""
 
-from genai_server.answer_parts import (
-    Content,
-    Reasoning,
-    ScoredToken,
-    ToolCallArguments,
-    ToolCallCut,
-    ToolCallStart,
-    WholeAnswer,
-    WholeToolCall,
-)
+from genai_server.answer_parts import Content, Reasoning, ScoredToken
 from genai_server.apis.ollama.response import AnswerBuilder, ending
 from genai_server.apis.shared.usage import Usage
 from genai_server.messages.generation_request import FinishReason
 from genai_server.timing import Breakdown
+from tests.answer_parts import PARTS, whole
 
-PARTS = Breakdown(receive=0.01, load=0.25, prepare=0.02, queue=0.03, prefill=0.5, decode=1.0, deliver=0.04)
-END = ending(FinishReason.STOP, Usage(5, 3), total=2.0, breakdown=PARTS)
+BREAKDOWN = Breakdown(receive=0.01, load=0.25, prepare=0.02, queue=0.03, prefill=0.5, decode=1.0, deliver=0.04)
+END = ending(FinishReason.STOP, Usage(5, 3), total=2.0, breakdown=BREAKDOWN)
 
 
-def test_call_is_sent_complete_when_something_follows() -> None:
+def test_calls_are_numbered_over_all_lines() -> None:
     build = AnswerBuilder("m", is_chat=True)
-    first = build.part([Content("Sum: "), ToolCallStart(0, "call_1", "add")])
-    assert first is not None
-    assert first["message"] == {"role": "assistant", "content": "Sum: "}
-    assert build.part([ToolCallArguments(0, '{"a"')]) is None
-    second = build.part([ToolCallArguments(0, ": 1}"), ToolCallStart(1, "call_2", "times")])
-    assert second is not None
+    first = build.part([Content("Sum: "), *PARTS[4:8]])
     function = {"index": 0, "name": "add", "arguments": {"a": 1}}
-    assert second["message"]["tool_calls"] == [{"id": "call_1", "function": function}]
-    called, last = build.last(END)
-    assert called["message"]["tool_calls"][0]["function"] == {"index": 1, "name": "times", "arguments": {}}
-    assert (called["done"], last["done"], last["message"]) == (False, True, {"role": "assistant", "content": ""})
-
-
-def test_invalid_call_is_text() -> None:
-    build = AnswerBuilder("m", is_chat=True)
-    build.part([ToolCallStart(0, "call_1", "add")])
-    line = build.part([ToolCallCut(0, "<tool_call>{")])
-    assert line is not None
-    assert line["message"] == {"role": "assistant", "content": "<tool_call>{"}
-    assert len(build.last(END)) == 1
+    assert first["message"] == {
+        "role": "assistant",
+        "content": "Sum: ",
+        "tool_calls": [{"id": "call_1", "function": function}],
+    }
+    second = build.part(PARTS[8:])
+    assert second["message"]["tool_calls"][0]["function"] == {"index": 1, "name": "sub", "arguments": {}}
+    last = build.last(END)
+    assert (second["done"], last["done"], last["message"]) == (False, True, {"role": "assistant", "content": ""})
 
 
 def test_an_answer_to_a_prompt_is_a_text_with_its_thoughts() -> None:
     build = AnswerBuilder("m", is_chat=False)
     line = build.part([Reasoning("so"), Content("yes")])
-    assert line is not None
     assert {name: line[name] for name in ("model", "response", "thinking", "done")} == {
         "model": "m",
         "response": "yes",
@@ -56,10 +38,11 @@ def test_an_answer_to_a_prompt_is_a_text_with_its_thoughts() -> None:
 
 
 def test_complete_answer_has_all_parts() -> None:
-    answer = WholeAnswer("yes", "so", [WholeToolCall("call_1", "add", '{"a": 1, "b')], [ScoredToken(b"yes", -0.5)])
+    answer = whole(PARTS)
+    answer.tokens.append(ScoredToken(b"yes", -0.5))
     found = AnswerBuilder("m", is_chat=True).complete(answer, END)
     assert found["message"]["tool_calls"][0]["function"]["arguments"] == {"a": 1}
-    assert (found["message"]["content"], found["message"]["thinking"]) == ("yes", "so")
+    assert (found["message"]["content"], found["message"]["thinking"]) == ("Hello", "so be it")
     assert found["logprobs"] == [{"token": "yes", "logprob": -0.5, "bytes": (121, 101, 115)}]
 
 

@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
-from genai_server.answer_parts import ScoredToken, WholeAnswer
+from genai_server.answer_parts import Content, ScoredToken
 from genai_server.apis.own_chat.routes import ChatBuilder
+from genai_server.generation.answers import Ending
 from genai_server.messages.generation_request import FinishReason
 from tests.answer_parts import PARTS, whole
 
@@ -13,7 +14,7 @@ METRICS = {"ttft": 0.5, "model": "m"}
 
 
 def test_complete_answer_has_calls_and_reasoning_next_to_content() -> None:
-    built = ChatBuilder("id1").complete(whole(PARTS), FinishReason.STOP, METRICS)
+    built = ChatBuilder("id1").complete(whole(PARTS), Ending(calls_tools=True), METRICS)
     assert (built["id"], built["content"], built["reasoning_content"]) == ("id1", "Hello", "so be it")
     assert [call["function"]["name"] for call in built["tool_calls"]] == ["add", "sub"]
     assert built["finish_reason"] == "tool_calls"
@@ -22,10 +23,10 @@ def test_complete_answer_has_calls_and_reasoning_next_to_content() -> None:
 
 @pytest.mark.parametrize("reason", FinishReason)
 def test_plain_text_ends_for_its_true_reason(reason: FinishReason) -> None:
-    built = ChatBuilder("id1").complete(WholeAnswer("x"), reason, METRICS)
+    built = ChatBuilder("id1").complete(whole([Content("x")]), Ending(reason), METRICS)
     assert set(built) == {"id", "content", "finish_reason", "metrics"}
     assert built["finish_reason"] == reason.value
-    last = ChatBuilder("id1").last(reason, METRICS, calls_tools=False)
+    last = ChatBuilder("id1").last(Ending(reason), METRICS)
     assert last == {"done": True, "token": "[DONE]", "id": "id1", "finish_reason": reason.value, "metrics": METRICS}
 
 

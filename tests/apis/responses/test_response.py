@@ -13,7 +13,7 @@ from genai_server.answer_parts import (
     Reasoning,
     ScoredToken,
     ToolCallArguments,
-    ToolCallCut,
+    ToolCallEnd,
     ToolCallStart,
 )
 from genai_server.apis.responses.response import ResponseBuilder
@@ -21,9 +21,11 @@ from genai_server.apis.responses.schemas import ResponsesRequest
 from genai_server.apis.responses.translate import new_response, tools_by_name
 from genai_server.apis.shared.usage import Usage
 from genai_server.errors import RunnerFailed
+from genai_server.generation.answers import Ending
 from genai_server.messages.generation_request import FinishReason, Sampling
 from tests.answer_parts import PARTS
 
+ENDED = Ending()
 EVENTS: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 PATCH = {"type": "update_file", "path": "a.txt", "diff": "@@\n-a\n+b"}
 USAGE = Usage(3, 4, cached=2, reasoning=1)
@@ -39,10 +41,10 @@ def _add(build: ResponseBuilder, parts: list[Part]) -> list[dict[str, Any]]:
     return [event for part in parts for event in build.add([part], [])]
 
 
-def _whole(parts: list[Part], reason: FinishReason = FinishReason.STOP) -> Response:
+def _whole(parts: list[Part], ending: Ending = ENDED) -> Response:
     build = _builder()
     _add(build, parts)
-    build.finish(reason, USAGE, 1240)
+    build.finish(ending, USAGE, 1240)
     return Response.model_validate(build.response)
 
 
@@ -54,7 +56,7 @@ def _summary(event: dict[str, Any]) -> str:
 
 def test_events_are_openais_and_numbered_without_gaps() -> None:
     build = _builder()
-    events = [*build.begin(), *_add(build, PARTS), *build.finish(FinishReason.STOP, USAGE, 1240)]
+    events = [*build.begin(), *_add(build, PARTS), *build.finish(ENDED, USAGE, 1240)]
     read = [EVENTS.validate_python(event) for event in events]
     assert [event.type for event in read] == [event["type"] for event in events]
     assert [event.sequence_number for event in read] == list(range(len(events)))
@@ -62,7 +64,7 @@ def test_events_are_openais_and_numbered_without_gaps() -> None:
 
 def test_events_come_in_openais_order() -> None:
     build = _builder()
-    events = [*build.begin(), *_add(build, PARTS[:7]), *build.finish(FinishReason.STOP, USAGE, 1240)]
+    events = [*build.begin(), *_add(build, PARTS[:8]), *build.finish(ENDED, USAGE, 1240)]
     assert [_summary(event) for event in events] == [
         "created",
         "in_progress",
@@ -92,7 +94,7 @@ def test_events_come_in_openais_order() -> None:
 
 def test_items_start_empty_and_end_as_in_the_response() -> None:
     build = _builder()
-    events = [*_add(build, PARTS), *build.finish(FinishReason.STOP, USAGE, 1240)]
+    events = [*_add(build, PARTS), *build.finish(ENDED, USAGE, 1240)]
     added = [event["item"] for event in events if event["type"] == "response.output_item.added"]
     done = [event["item"] for event in events if event["type"] == "response.output_item.done"]
     assert [item["status"] for item in added] == ["in_progress"] * 4
@@ -129,7 +131,7 @@ def test_a_whole_response_has_all_items_and_the_usage() -> None:
 
 
 def test_answer_at_its_limit_and_its_last_item_are_incomplete() -> None:
-    read = _whole(PARTS[:6], FinishReason.LENGTH)
+    read = _whole(PARTS[:6], Ending(FinishReason.LENGTH))
     assert read.status == "incomplete"
     assert read.completed_at is None
     assert read.incomplete_details is not None
@@ -137,19 +139,26 @@ def test_answer_at_its_limit_and_its_last_item_are_incomplete() -> None:
     assert [item.status for item in read.output] == ["completed", "completed", "incomplete"]
 
 
-def test_cut_call_is_incomplete_though_the_response_is_complete() -> None:
-    cut: list[Part] = [ToolCallStart(0, "call_1", "add"), ToolCallArguments(0, '{"a'), ToolCallCut(0, '<call>{"a')]
-    read = _whole([*cut, Content("!")])
-    assert [(item.type, item.status) for item in read.output] == [
-        ("function_call", "incomplete"),
-        ("message", "completed"),
+def test_response_with_an_incomplete_call_is_incomplete() -> None:
+    cut: list[Part] = [
+        ToolCallStart(0, "call_1", "add"),
+        ToolCallArguments(0, '{"a'),
+        ToolCallEnd(0, is_complete=False),
     ]
-    assert read.status == "completed"
-    assert [item.status for item in _whole(cut).output] == ["incomplete"]
+    for parts in (cut, [*cut, Content("!")]):
+        build = _builder()
+        events = _add(build, parts)
+        events += build.finish(Ending(has_incomplete_call=True), USAGE, 1240)
+        read = Response.model_validate(build.response)
+        assert (read.output[0].type, read.output[0].status) == ("function_call", "incomplete")
+        assert read.status == "incomplete"
+        assert read.incomplete_details is not None
+        assert read.incomplete_details.to_dict() == {"reason": "max_output_tokens", "genai_finish_reason": "stop"}
+        assert "function_call_arguments.done" not in [_summary(event) for event in events]
 
 
 def test_terminated_answer_has_its_own_reason_and_openais() -> None:
-    read = _whole(PARTS[:3], FinishReason.TERMINATED)
+    read = _whole(PARTS[:3], Ending(FinishReason.TERMINATED))
     assert read.incomplete_details is not None
     assert read.incomplete_details.to_dict() == {
         "reason": "max_output_tokens",
@@ -164,8 +173,8 @@ def test_a_complete_answer_has_a_message_even_if_it_is_empty(parts: list[Part]) 
     assert [part.to_dict() for part in read.output[-1].content] == [
         {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
     ]
-    assert _whole(parts, FinishReason.LENGTH).output_text == ""
-    assert len(_whole(parts, FinishReason.LENGTH).output) == len(parts)
+    assert _whole(parts, Ending(FinishReason.LENGTH)).output_text == ""
+    assert len(_whole(parts, Ending(FinishReason.LENGTH)).output) == len(parts)
 
 
 def test_a_cancelled_response_ends_with_what_there_is() -> None:
@@ -198,7 +207,7 @@ def test_a_failed_response_has_the_error_and_what_came_before() -> None:
 
 def test_a_failure_after_the_end_changes_nothing() -> None:
     build = _builder()
-    (*_, last) = build.finish(FinishReason.STOP, USAGE, 1240)
+    (*_, last) = build.finish(ENDED, USAGE, 1240)
     again = build.fail(RunnerFailed("late"), USAGE)
     assert {**again, "sequence_number": last["sequence_number"]} == last
 
@@ -257,7 +266,7 @@ def test_log_probabilities_are_those_of_the_message_alone() -> None:
     events += build.add([], _scored(b"<tool"))
     events += build.add([Content("<toolbox")], _scored(b"box"))
     events += build.add([ToolCallStart(0, "call_1", "add")], _scored(b"add"))
-    events += build.finish(FinishReason.STOP, USAGE, 1240)
+    events += build.finish(ENDED, USAGE, 1240)
     read = Response.model_validate(build.response)
     message = next(item for item in read.output if item.type == "message")
     assert message.content[0].type == "output_text"
@@ -270,17 +279,20 @@ def test_log_probabilities_are_those_of_the_message_alone() -> None:
     assert len(done.logprobs) == 5
 
 
-def _patched(reason: FinishReason, *more: Part, arguments: str = json.dumps(PATCH)) -> tuple[list[Any], Response]:
+def _patched(
+    ending: Ending, *more: Part, arguments: str = json.dumps(PATCH), is_complete: bool = True
+) -> tuple[list[Any], Response]:
     body = ResponsesRequest.model_validate({"input": "x", "tools": [{"type": "apply_patch"}]})
     begun = new_response(body, model="m", sampling=Sampling(), created=1234, is_stored=True)
     build = ResponseBuilder(begun, tools=tools_by_name(body))
-    parts: list[Part] = [ToolCallStart(0, "c", "apply_patch"), ToolCallArguments(0, arguments), *more]
-    events = [*build.begin(), *_add(build, parts), *build.finish(reason, USAGE, 1240)]
+    parts: list[Part] = [ToolCallStart(0, "c", "apply_patch"), ToolCallArguments(0, arguments)]
+    parts += [ToolCallEnd(0, is_complete=is_complete), *more]
+    events = [*build.begin(), *_add(build, parts), *build.finish(ending, USAGE, 1240)]
     return [_summary(event) for event in events[2:-1]], Response.model_validate(build.response)
 
 
 def test_a_patch_is_shown_when_it_is_complete() -> None:
-    events, response = _patched(FinishReason.STOP)
+    events, response = _patched(ENDED)
     assert events == ["output_item.added", "output_item.done"]
     (call,) = response.output
     assert call.type == "apply_patch_call"
@@ -288,19 +300,19 @@ def test_a_patch_is_shown_when_it_is_complete() -> None:
 
 
 def test_a_deletion_has_no_diff() -> None:
-    _, response = _patched(FinishReason.STOP, arguments='{"type": "delete_file", "path": "a", "diff": ""}')
+    _, response = _patched(ENDED, arguments='{"type": "delete_file", "path": "a", "diff": ""}')
     (call,) = response.output
     assert call.type == "apply_patch_call"
     assert call.operation.to_dict() == {"type": "delete_file", "path": "a"}
 
 
 def test_part_of_a_patch_is_never_shown() -> None:
-    events, response = _patched(FinishReason.LENGTH, arguments='{"type": "upd')
+    events, response = _patched(Ending(FinishReason.LENGTH), arguments='{"type": "upd', is_complete=False)
     assert (events, response.status, response.output) == ([], "incomplete", [])
 
 
 def test_items_after_a_hidden_patch_are_numbered_without_a_gap() -> None:
-    events, response = _patched(FinishReason.STOP, ToolCallCut(0, "x"), Content("sorry"), arguments="{")
+    events, response = _patched(Ending(has_incomplete_call=True), Content("sorry"), arguments="{", is_complete=False)
     assert events[0] == "output_item.added"
     (said,) = response.output
     assert said.type == "message"

@@ -616,6 +616,44 @@ def test_a_custom_tool_is_called_with_a_text(client: OpenAI) -> None:
     assert client.responses.create(model=MODEL, input=items, tools=tools).output_text == "done"
 
 
+@pytest.mark.parametrize("how", ["whole", "streamed", "background"])
+def test_a_custom_call_is_added_to_its_conversation(scripted: RunningServer, how: str) -> None:
+    said = 'say <tool_call>⏎{"name": "patch", "arguments": {"input": "x"}}⏎</tool_call>'
+    conversation = scripted.client.post("/v1/conversations", json={}).json()["id"]
+    sent = {"input": said, "tools": [PATCH], "conversation": conversation, "stream": how != "whole"}
+    response = _post(scripted, **sent, background=how == "background")
+    if how == "whole":
+        output = response.json()["output"]
+    else:
+        events = [json.loads(line[6:]) for line in response.text.splitlines() if line.startswith("data: ")]
+        assert [event["sequence_number"] for event in events] == list(range(len(events)))
+        assert events[-1]["type"] == "response.completed"
+        output = [event["item"] for event in events if event["type"] == "response.output_item.done"]
+    assert [(item["type"], item["input"]) for item in output] == [("custom_tool_call", "x")]
+    kept = scripted.client.get(f"/v1/conversations/{conversation}/items?order=asc").json()["data"]
+    assert kept[1:] == output
+
+
+@pytest.mark.parametrize("num_cut", [1, 10, 30, 40, 50])
+def test_a_custom_call_that_is_cut_is_not_shown_as_one(scripted: RunningServer, num_cut: int) -> None:
+    """A client could execute the beginning of its text."""
+    written = '<tool_call>\n{"name": "patch", "arguments": {"input": "rm -r /tmp/x"}}'
+    sent = {"input": "say " + written.replace("\n", "⏎"), "tools": [PATCH], "max_output_tokens": len(written) - num_cut}
+    whole = _post(scripted, **sent).json()
+    assert (whole["status"], [item["type"] for item in whole["output"]]) in [
+        ("incomplete", []),
+        ("incomplete", ["message"]),
+    ]
+    lines = _post(scripted, **sent, stream=True).text.splitlines()
+    events = [json.loads(line[6:]) for line in lines if line.startswith("data: ")]
+    last = events[-1]["response"]
+    assert [item["type"] for item in last["output"]] == [item["type"] for item in whole["output"]]
+    done = [event["item"]["type"] for event in events if event["type"] == "response.output_item.done"]
+    assert "custom_tool_call" not in done
+    deltas = [event["delta"] for event in events if event["type"] == "response.custom_tool_call_input.delta"]
+    assert "rm -r /tmp/x".startswith("".join(deltas))
+
+
 @pytest.mark.parametrize(
     ("syntax", "definition"),
     [("regex", r'(add|remove) "[a-z]{1,8}"'), ("lark", 'start: ("add" | "remove") " \\"" /[a-z]{1,8}/ "\\""')],

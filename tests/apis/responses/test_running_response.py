@@ -14,7 +14,7 @@ from genai_server.apis.responses.running_response import RunningResponse
 from genai_server.apis.responses.store import ResponseStore
 from genai_server.apis.responses.store_access import CallerStore
 from genai_server.apis.shared.usage import Usage
-from genai_server.generation.answers import Generation, Piece
+from genai_server.generation.answers import Ending, Generation, Piece
 from genai_server.messages.generation_request import FinishReason
 
 pytestmark = pytest.mark.anyio
@@ -45,7 +45,7 @@ class _Cancelled(_Endless):
 
     async def pieces(self) -> AsyncIterator[tuple[int, Any, Piece | None]]:
         yield 0, None, Piece([Content("half")], [])
-        yield 0, SimpleNamespace(reason=FinishReason.CANCELLED), None
+        yield 0, SimpleNamespace(ending=Ending(FinishReason.CANCELLED)), None
 
 
 def _running(store: ResponseStore, generation: _Endless, items: Sequence[dict[str, Any]] = ()) -> RunningResponse:
@@ -92,6 +92,20 @@ async def test_a_response_that_is_stopped_later_keeps_its_text() -> None:
             await running.stop()
     (message,) = await store.history("response", "resp_1", None)
     assert message["content"][0]["text"] == "half"
+
+
+async def test_a_response_ends_even_if_it_cannot_be_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = ResponseStore(9, 9000)
+    running = _running(store, _Cancelled())
+
+    async def fail(record: object) -> str | None:
+        raise KeyError("status")
+
+    monkeypatch.setattr(store, "finish", fail)
+    await running.begin_in_background(ExitStack(), nullcontext)
+    last = [event async for event in running.follow()][-1]
+    assert last["type"] == "response.incomplete"
+    assert running.not_stored == "internal error; see the server log"
 
 
 async def test_cancellation_during_a_remote_check_ends_it_once(

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from genai_server.answer_parts import Content, Part, ToolCallArguments, ToolCallCut, ToolCallStart, WholeAnswer
+from genai_server.answer_parts import Content, Part, ToolCallArguments, ToolCallStart, WholeToolCall
 from genai_server.text.answers.dialect import TOOL_FORMATS
 from genai_server.text.answers.reasoning import HARMONY, THINK, ReasoningFormat
-from tests.text.parsing import NAMES, call, merged, parse_all, parser, pieces, stream
+from tests.text.parsing import NAMES, answer_of, call, cut_call, merged, parse, parser, pieces, stream
 
 # Many are almost calls.
 ANSWERS = st.lists(st.sampled_from(pieces("now")), max_size=25).map("".join)
@@ -46,32 +46,55 @@ def test_nothing_is_lost_without_tools(text: str, form: str) -> None:
 @untimed
 @given(ANSWERS, FORMATS)
 def test_answer_without_a_complete_call_is_its_text(text: str, form: str) -> None:
-    whole = WholeAnswer()
-    for part in merged(stream(parser(form), [text])):
-        whole.add(part)
+    whole = answer_of(merged(stream(parser(form, only_complete_calls=True), [text])))
+    assert all(call.is_complete for call in whole.tool_calls)
     if not whole.tool_calls:
         assert "".join(whole.content.split()) == "".join(text.split())
 
 
+@untimed
+@given(ANSWERS, FORMATS)
+def test_only_complete_calls_have_arguments_that_are_an_object(text: str, form: str) -> None:
+    complete, _ = (
+        answer_of(merged(stream(parser(form, only_complete_calls=only_complete), [text])))
+        for only_complete in (True, False)
+    )
+    streamed = answer_of(merged(stream(parser(form), [text])))
+    for called in [*complete.tool_calls, *streamed.tool_calls]:
+        assert called.arguments.startswith("{")
+        assert _is_object(called.arguments) is called.is_complete
+    # Calls before the first one that is not complete do not depend on what the reader can show.
+    first = next((n for n, called in enumerate(streamed.tool_calls) if not called.is_complete), None)
+    assert [_told(called) for called in streamed.tool_calls[:first]] == [
+        _told(called) for called in complete.tool_calls[:first]
+    ]
+
+
+def _told(called: WholeToolCall) -> tuple[str, str]:
+    return called.name, called.arguments
+
+
+def _is_object(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), dict)
+    except ValueError:
+        return False
+
+
 def test_call_that_continues_wrongly_is_cut_and_returned_as_text() -> None:
     text = 'Well: <tool_call>\n{"name": "now", "arguments": {"a": 10001"}}\n</tool_call>'
-    written = '<tool_call>\n{"name": "now", "arguments": {"a": 10001'
-    assert parse_all(text) == [
+    assert parse(text) == [
         Content("Well:"),
-        ToolCallStart(0, "0", "now"),
-        ToolCallArguments(0, '{"a": 10001'),
-        ToolCallCut(0, written),
+        *cut_call(0, "now", '{"a": 10001'),
         Content('"}}\n</tool_call>'),
     ]
 
 
 def test_a_call_in_which_the_answer_ends_is_cut() -> None:
     text = '<tool_call>{"name": "now", "arguments": {}}</tool_call> <tool_call>{"name": "now", "arguments": {"a'
-    assert parse_all(text) == [
+    assert parse(text) == [
         *call(0, "now", "{}"),
-        ToolCallStart(1, "1", "now"),
-        ToolCallArguments(1, '{"a'),
-        ToolCallCut(1, '<tool_call>{"name": "now", "arguments": {"a'),
+        *cut_call(1, "now", '{"a'),
     ]
 
 

@@ -4,19 +4,33 @@ import math
 
 import pytest
 
-from genai_server.answer_parts import Content, Part, ScoredToken, ToolCallArguments, ToolCallStart, WholeAnswer
+from genai_server.answer_parts import (
+    Content,
+    Part,
+    ScoredToken,
+    ToolCallArguments,
+    ToolCallEnd,
+    ToolCallStart,
+    WholeAnswer,
+)
 from genai_server.messages.generation_request import TokenLogprob
 from genai_server.text.answers.answer_text import AnswerText, PlainParser
 from genai_server.text.tokenizer import ByteTokenizer
 
 
 class CallOnDigit(PlainParser):
-    """Parses each digit as a call without arguments, and everything else as content."""
+    """Parses a digit as a call without arguments, "!" as one that is not complete, and everything else as content."""
 
     def feed(self, text: str) -> list[Part]:
         parts: list[Part] = []
         for c in text:
-            parts += [ToolCallStart(int(c), c, "f"), ToolCallArguments(int(c), "{}")] if c.isdigit() else [Content(c)]
+            is_complete = c.isdigit()
+            call: list[Part] = [
+                ToolCallStart(0, c, "f"),
+                ToolCallArguments(0, "{"),
+                ToolCallEnd(0, is_complete=is_complete),
+            ]
+            parts += call if is_complete or c == "!" else [Content(c)]
         return parts
 
     def finish(self) -> list[Part]:
@@ -80,6 +94,12 @@ def test_an_answer_ends_before_a_call_too_many() -> None:
     answer = _answer([], CallOnDigit(), max_calls=1)
     whole = _read(answer, "x0y1z")
     assert ([call.id for call in whole.tool_calls], whole.content, answer.is_stopped) == (["0"], "xy", True)
+
+
+def test_a_call_that_is_not_complete_is_not_one_too_many() -> None:
+    answer = _answer([], CallOnDigit(), max_calls=1)
+    whole = _read(answer, "x!0y1z")
+    assert ([call.id for call in whole.tool_calls], whole.content, answer.is_stopped) == (["!", "0"], "xy", True)
 
 
 def test_all_calls_are_returned_without_a_limit() -> None:

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 from llguidance import LLTokenizer
 
-from genai_server.answer_parts import Content, ToolCallArguments, ToolCallStart
+from genai_server.answer_parts import Content, ToolCallStart
 from genai_server.errors import InvalidField
 from genai_server.text.answers.dialect import TOOL_FORMATS
 from genai_server.text.answers.reasoning import MISTRAL_THINK, THINK, ReasoningFormat
@@ -17,7 +17,7 @@ from genai_server.text.grammars import grammar
 from genai_server.text.tool_formats.tagged import Tagged
 from genai_server.text.tool_formats.tool_format import Tool
 from tests.text.guided import assert_answers, draw, fits, matcher, validate
-from tests.text.parsing import merged, parser, stream
+from tests.text.parsing import answer_of, merged, parser, stream
 
 KEYS = st.sampled_from(["a", "b", "from", "é", "x-y"])
 SEEDS = st.integers(0, 1_000)
@@ -88,13 +88,13 @@ def test_forced_calls_are_read_and_their_arguments_fit(
     answer = draw(grammar.tool_calls(TOOL_FORMATS[form], tools, parallel=parallel, opaque_tokens={}), seed)
     assume(answer is not None)
     parts = merged(stream(parser(form, [tool.name for tool in tools]), [answer or ""]))
-    starts, arguments = parts[::2], parts[1::2]
-    assert len(starts) == 1 or parallel
-    for start, part in zip(starts, arguments, strict=True):
-        assert isinstance(start, ToolCallStart)
-        assert isinstance(part, ToolCallArguments)
-        schema = tools[int(start.name.removeprefix("tool_"))].schema
-        jsonschema.Draft202012Validator(schema).validate(json.loads(part.fragment))
+    made = answer_of(parts)
+    assert len(made.tool_calls) == 1 or parallel
+    assert made.blocks == made.tool_calls
+    for called in made.tool_calls:
+        assert called.is_complete
+        schema = tools[int(called.name.removeprefix("tool_"))].schema
+        jsonschema.Draft202012Validator(schema).validate(json.loads(called.arguments))
 
 
 def test_json_is_on_one_line_with_single_spaces() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from genai_server.answer_parts import Content, Part, Reasoning, ToolCallArguments, ToolCallCut, ToolCallStart
+from genai_server.answer_parts import Content, Part, Reasoning, ToolCallArguments, ToolCallStart
 from genai_server.text.answers.dialect import TOOL_FORMATS
 from genai_server.text.answers.reasoning import HARMONY
 from genai_server.text.grammars import grammar
@@ -16,7 +16,7 @@ from genai_server.text.tool_formats.harmony import MARKERS
 from genai_server.text.tool_formats.tool_format import Call, Tool
 from tests.running_server import DEMO
 from tests.text.guided import fits, matcher, tokenizer_with, validate
-from tests.text.parsing import NAMES, assert_cuts_change_nothing, call, merged, parser, stream
+from tests.text.parsing import NAMES, assert_cuts_change_nothing, call, cut_call, merged, parser, stream
 
 THOUGHT = "Need to use function get_weather."
 ANALYSIS = f"<|channel|>analysis<|message|>{THOUGHT}<|end|>"
@@ -28,7 +28,7 @@ ANNOUNCED = f"<|channel|>commentary<|message|>{PLAN}<|end|>"
 FINAL = "<|channel|>final<|message|>2 + 2 = 4.<|return|>"
 
 
-def parse_all(text: str, names: Any = NAMES, *, inside: bool = False) -> list[Part]:
+def parse(text: str, names: Any = NAMES, *, inside: bool = False) -> list[Part]:
     whole, letters = (
         merged(stream(parser("harmony" if names else None, names, reasoning=HARMONY, inside=inside), pieces))
         for pieces in ([text], text)
@@ -39,7 +39,7 @@ def parse_all(text: str, names: Any = NAMES, *, inside: bool = False) -> list[Pa
 
 @pytest.mark.parametrize("names", [(), NAMES])
 def test_channels_are_reasoning_and_content(names: Any) -> None:
-    assert parse_all(f"{ANALYSIS}{NEXT}{FINAL}", names) == [Reasoning(THOUGHT), Content("2 + 2 = 4.")]
+    assert parse(f"{ANALYSIS}{NEXT}{FINAL}", names) == [Reasoning(THOUGHT), Content("2 + 2 = 4.")]
 
 
 @pytest.mark.parametrize(
@@ -59,17 +59,17 @@ def test_channels_are_reasoning_and_content(names: Any) -> None:
 @pytest.mark.parametrize("before", ["", f"{ANALYSIS}{NEXT}"])
 def test_call_is_parsed_from_every_form_of_its_header(written: str, before: str) -> None:
     expected = call(0, "get_weather", ARGUMENTS)
-    assert parse_all(before + written) == ([Reasoning(THOUGHT), *expected] if before else expected)
+    assert parse(before + written) == ([Reasoning(THOUGHT), *expected] if before else expected)
 
 
 def test_a_call_may_be_announced_to_the_user() -> None:
-    parts = parse_all(f"{ANALYSIS}{NEXT}{ANNOUNCED}{NEXT}{CALL}")
+    parts = parse(f"{ANALYSIS}{NEXT}{ANNOUNCED}{NEXT}{CALL}")
     assert parts == [Reasoning(THOUGHT), Content(PLAN), *call(0, "get_weather", ARGUMENTS)]
 
 
 def test_several_calls_and_messages_of_a_kind_follow_each_other() -> None:
     second = CALL.replace("get_weather", "now").replace(ARGUMENTS, "{}")
-    parts = parse_all(f"{ANALYSIS}{NEXT}{ANALYSIS}{NEXT}{CALL}{NEXT}{second}{NEXT}{ANNOUNCED}{NEXT}{FINAL}")
+    parts = parse(f"{ANALYSIS}{NEXT}{ANALYSIS}{NEXT}{CALL}{NEXT}{second}{NEXT}{ANNOUNCED}{NEXT}{FINAL}")
     assert parts == [
         Reasoning(f"{THOUGHT}\n\n{THOUGHT}"),
         *call(0, "get_weather", ARGUMENTS),
@@ -79,43 +79,37 @@ def test_several_calls_and_messages_of_a_kind_follow_each_other() -> None:
 
 
 def test_an_end_that_is_missing_is_where_the_next_message_begins() -> None:
-    parts = parse_all(f"<|channel|>analysis<|message|>a{NEXT}<|channel|>final<|message|>b")
+    parts = parse(f"<|channel|>analysis<|message|>a{NEXT}<|channel|>final<|message|>b")
     assert parts == [Reasoning("a"), Content("b")]
-    assert parse_all("<|channel|>analysis<|message|>a<|channel|>final<|message|>b") == parts
+    assert parse("<|channel|>analysis<|message|>a<|channel|>final<|message|>b") == parts
 
 
 @pytest.mark.parametrize("recipient", ["functions.unknown", "python", "browser.search"])
 def test_a_message_for_another_recipient_stays_as_it_was_written(recipient: str) -> None:
     head = f"<|channel|>commentary to={recipient} <|constrain|>json<|message|>"
-    assert parse_all(f'{head}{{"a": "<b>"}}<|call|>') == [Content(f'{head}{{"a": "<b>"}}')]
-    assert parse_all(f"<|channel|>analysis to={recipient} code<|message|>1<|end|>") == [Reasoning("1")]
+    assert parse(f'{head}{{"a": "<b>"}}<|call|>') == [Content(f'{head}{{"a": "<b>"}}')]
+    assert parse(f"<|channel|>analysis to={recipient} code<|message|>1<|end|>") == [Reasoning("1")]
 
 
 def test_a_call_without_json_is_text() -> None:
     text = "<|channel|>commentary to=functions.now <|constrain|>json<|message|>now()"
-    assert parse_all(text) == [Content(text)]
+    assert parse(text) == [Content(text)]
 
 
 def test_call_that_continues_wrongly_or_ends_early_is_cut() -> None:
     head = "<|channel|>commentary to=functions.now<|message|>"
-    assert parse_all(f'{head}{{"a": 1"}}<|end|>{NEXT}{FINAL}') == [
-        ToolCallStart(0, "0", "now"),
-        ToolCallArguments(0, '{"a": 1'),
-        ToolCallCut(0, f'{head}{{"a": 1'),
+    assert parse(f'{head}{{"a": 1"}}<|end|>{NEXT}{FINAL}') == [
+        *cut_call(0, "now", '{"a": 1'),
         Content('"}\n\n2 + 2 = 4.'),
     ]
-    assert parse_all(f'{head}{{"a": [1') == [
-        ToolCallStart(0, "0", "now"),
-        ToolCallArguments(0, '{"a": [1'),
-        ToolCallCut(0, f'{head}{{"a": [1'),
-    ]
+    assert parse(f'{head}{{"a": [1') == cut_call(0, "now", '{"a": [1')
 
 
 @pytest.mark.parametrize(
     "text", ["Plain <b>text</b>", "to be", " a", "<|message", "<|start|>x\ny", "<|start|>assistantHi"]
 )
 def test_text_without_a_header_is_for_the_user(text: str) -> None:
-    assert parse_all(text) == [Content(text)]
+    assert parse(text) == [Content(text)]
 
 
 @pytest.mark.parametrize("header", [f"{NEXT}<|channel|>final<|message|>", f"{NEXT}{CALL.partition('<|message|>')[0]}"])
@@ -124,18 +118,18 @@ def test_incomplete_header_at_the_end_is_not_returned(header: str, names: Any) -
     ends = [header[: found.end()] for found in re.finditer(r"<\|\w+\|>|\w+|[ =]", header)]
     assert len(ends) > 4
     for end in ends:
-        assert parse_all(ANALYSIS + end, names) == [Reasoning(THOUGHT)], end
+        assert parse(ANALYSIS + end, names) == [Reasoning(THOUGHT)], end
 
 
-def test_a_call_that_ends_with_its_header_is_cut() -> None:
+def test_a_call_without_the_beginning_of_arguments_is_text() -> None:
     head = "<|channel|>commentary to=functions.now<|message|>"
-    assert parse_all(head) == [ToolCallStart(0, "0", "now"), ToolCallCut(0, head)]
+    assert parse(head) == [Content(head)]
 
 
 def test_an_answer_may_begin_within_reasoning() -> None:
     assert HARMONY.begins_inside("<|start|>assistant<|channel|>analysis<|message|>")
     assert not HARMONY.begins_inside("<|start|>assistant")
-    assert parse_all(f"so<|end|>{NEXT}{FINAL}", inside=True) == [Reasoning("so"), Content("2 + 2 = 4.")]
+    assert parse(f"so<|end|>{NEXT}{FINAL}", inside=True) == [Reasoning("so"), Content("2 + 2 = 4.")]
 
 
 def test_reasoning_content_and_arguments_are_streamed() -> None:
@@ -156,7 +150,7 @@ def test_cuts_change_nothing() -> None:
 
 def test_written_calls_are_parsed_back() -> None:
     calls = [Call("now", {}), Call("get_weather", {"city": "<|channel|>", "n": [1]})]
-    parts = parse_all(TOOL_FORMATS["harmony"].write_calls(calls))
+    parts = parse(TOOL_FORMATS["harmony"].write_calls(calls))
     assert parts == call(0, "now", "{}") + call(1, "get_weather", '{"city": "<|channel|>", "n": [1]}')
 
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from genai_server.answer_parts import Content, Part, ToolCallArguments, ToolCallStart
+from genai_server.answer_parts import Content, Part, ToolCallArguments, ToolCallEnd
 from genai_server.text.answers.dialect import TOOL_FORMATS
-from tests.text.parsing import assert_cuts_change_nothing, call, parse, parser, stream
+from tests.text.parsing import assert_cuts_change_nothing, begun, call, cut_call, parse, parser, stream
 
 ARGUMENTS = '{"city": "]\\"ü😀", "o": [{}]}'
 NOW = '{"name": "now", "arguments": {}}'
@@ -137,52 +137,68 @@ def test_text_that_is_not_a_call_is_unchanged(form: str, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("form", "text", "arguments", "rest"),
+    ("form", "text", "parts", "rest"),
     [
-        ("phi4mini", f'functools[{NOW}, {{"name": "unknown"}}]', "{}", ', {"name": "unknown"}]'),
+        (
+            "phi4mini",
+            f'functools[{NOW}, {{"name": "unknown"}}]',
+            call(0, "now", "{}"),
+            ', {"name": "unknown"}]',
+        ),
         (
             "hermes",
             tagged('{"name": "now", "arguments": {"a": foo}}'),
-            '{"a": ',
+            cut_call(0, "now", '{"a": '),
             "foo}}\n</tool_call>",
         ),
         (
             "hermes",
             tagged('{"name": "now", "arguments": {"a": 1}, "x": 2}'),
-            '{"a": 1}',
-            ', "x": 2}\n</tool_call>',
+            cut_call(0, "now", '{"a": 1'),
+            '}, "x": 2}\n</tool_call>',
         ),
-        ("hermes", tagged('{"name": "now", "arguments": {"a": 1}} {}'), '{"a": 1}', " {}\n</tool_call>"),
-        ("hermes", tagged('{"name": "now", "arguments": [1]}'), "", ', "arguments": [1]}\n</tool_call>'),
+        (
+            "hermes",
+            tagged('{"name": "now", "arguments": {"a": 1}} {}'),
+            call(0, "now", '{"a": 1}'),
+            " {}\n</tool_call>",
+        ),
+        ("hermes", tagged('{"name": "now", "arguments": [1]}'), [], tagged('{"name": "now", "arguments": [1]}')),
     ],
 )
-def test_broken_call_continues_as_content(form: str, text: str, arguments: str, rest: str) -> None:
-    assert parse(text, form) == [*_cut_call(arguments), Content(rest)]
+def test_broken_call_continues_as_content(form: str, text: str, parts: list[Part], rest: str) -> None:
+    assert parse(text, form) == [*parts, Content(rest)]
 
 
 @pytest.mark.parametrize(
     ("form", "text", "arguments"),
     [
-        ("granite", '<|tool_call|>[{"name": "now"', ""),
-        ("phi4mini", '<|tool_call|>[{"name": "now"', ""),
         ("phi4mini", 'functools[{"name": "now", "arguments": {"a": 1', '{"a": 1'),
         ("mistral", '[TOOL_CALLS]now[ARGS]{"a": [1', '{"a": [1'),
-        ("mistral", '[TOOL_CALLS][{"name": "now", "arguments": {"a": 1}', '{"a": 1}'),
-        ("mistral", "[TOOL_CALLS]now[AR", ""),
-        ("hermes", '<tool_call>\n{"name": "now", "argu', ""),
+        ("mistral", '[TOOL_CALLS][{"name": "now", "arguments": {"a": 1}', '{"a": 1'),
         *(
-            ("hermes", f'<tool_call>\n{{"name": "now", "arguments": {cut}', cut)
-            for cut in ('{"a": "b', '{"a": 12', '{"a": tru', '{"a": "\\u00', "{", '{"a": 1}')
+            ("hermes", f'<tool_call>\n{{"name": "now", "arguments": {cut}', cut.removesuffix("}"))
+            for cut in ('{"a": "b', '{"a": 12', '{"a": tru', '{"a": "\\u00', "{", '{"a": 1}', "{}")
         ),
     ],
 )
 def test_cut_call_keeps_its_streamed_parts(form: str, text: str, arguments: str) -> None:
-    assert parse(text, form) == _cut_call(arguments)
-    assert parse(f"Hm\n{text}", form) == [Content("Hm"), *_cut_call(arguments)]
+    cut = cut_call(0, "now", arguments)
+    assert parse(text, form) == cut
+    assert parse(f"Hm\n{text}", form) == [Content("Hm"), *cut]
 
 
-def _cut_call(arguments: str) -> list[Part]:
-    return call(0, "now", arguments) if arguments else [ToolCallStart(0, "0", "now")]
+@pytest.mark.parametrize(
+    ("form", "text"),
+    [
+        ("granite", '<|tool_call|>[{"name": "now"'),
+        ("mistral", "[TOOL_CALLS]now[AR"),
+        ("mistral", "[TOOL_CALLS]now[ARGS]"),
+        ("hermes", '<tool_call>\n{"name": "now", "argu'),
+    ],
+)
+def test_call_without_the_beginning_of_arguments_is_content(form: str, text: str) -> None:
+    assert parse(text, form) == [Content(text)]
 
 
 def test_cuts_change_nothing() -> None:
@@ -201,11 +217,11 @@ def test_call_is_streamed_as_it_arrives() -> None:
         "Hi ": [Content("Hi")],
         "\n<tool": [],
         "_call>\n": [],
-        '{"name": "now"': [ToolCallStart(0, "0", "now")],
-        ', "arguments": {"a': [ToolCallArguments(0, '{"a')],
+        '{"name": "now"': [],
+        ', "arguments": {"a': begun(0, "now", '{"a'),
         '": "b': [ToolCallArguments(0, '": "b')],
-        'c"}': [ToolCallArguments(0, 'c"}')],
-        "}\n</tool_call>": [],
+        'c"}': [ToolCallArguments(0, 'c"')],
+        "}\n</tool_call>": [ToolCallArguments(0, "}"), ToolCallEnd(0, is_complete=True)],
         "\n": [],
     }
     assert stream(parser(), pieces) == [*pieces.values(), []]

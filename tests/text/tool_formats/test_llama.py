@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from genai_server.answer_parts import Content, Part, ToolCallArguments, ToolCallStart
-from tests.text.parsing import call, parse, parser, stream
+from genai_server.answer_parts import Content, Part, ToolCallArguments, ToolCallEnd
+from tests.text.parsing import begun, call, cut_call, parse, parser, stream
 
 ARGUMENTS = '{"city": "Oslo", "o": {"p": "\\"ü😀"}}'
 WEATHER = f'{{"name": "get_weather", "parameters": {ARGUMENTS}}}'
@@ -110,12 +110,12 @@ def test_text_that_is_not_a_call_is_unchanged(form: str, text: str) -> None:
 @pytest.mark.parametrize(
     ("form", "text", "parts"),
     [
-        ("llama3_json", '{"name": "now", "para', [ToolCallStart(0, "0", "now")]),
-        ("llama3_json", '{"name": "now", "parameters": {"a": [1', call(0, "now", '{"a": [1')),
-        ("pythonic", '[now(a=1, b="x', call(0, "now", '{"a": 1')),
-        ("pythonic", '[now(a="x', [ToolCallStart(0, "0", "now")]),
+        ("llama3_json", '{"name": "now", "para', [Content('{"name": "now", "para')]),
+        ("llama3_json", '{"name": "now", "parameters": {"a": [1', cut_call(0, "now", '{"a": [1')),
+        ("pythonic", '[now(a=1, b="x', cut_call(0, "now", '{"a": 1')),
+        ("pythonic", '[now(a="x', cut_call(0, "now", "{")),
         # print(2) is not a literal
-        ("pythonic", "[now(a=1, b=print(2))]", [*call(0, "now", '{"a": 1'), Content(", b=print(2))]")]),
+        ("pythonic", "[now(a=1, b=print(2))]", [*cut_call(0, "now", '{"a": 1'), Content(", b=print(2))]")]),
     ],
 )
 def test_incomplete_call_has_its_complete_arguments(form: str, text: str, parts: list[Part]) -> None:
@@ -125,11 +125,11 @@ def test_incomplete_call_has_its_complete_arguments(form: str, text: str, parts:
 def test_each_argument_is_sent_when_complete() -> None:
     assert stream(parser("pythonic"), ["[now(", "a=", "1", ",", " b='x'", ")", "]"]) == [
         [],
-        [ToolCallStart(0, "0", "now")],
+        begun(0, "now", "{"),
         [],
-        [ToolCallArguments(0, '{"a": 1')],
+        [ToolCallArguments(0, '"a": 1')],
         [],
-        [ToolCallArguments(0, ', "b": "x"}')],
+        [ToolCallArguments(0, ', "b": "x"}'), ToolCallEnd(0, is_complete=True)],
         [],
         [],
     ]

@@ -2,9 +2,9 @@
 
 import pytest
 
-from genai_server.answer_parts import Content, Reasoning, ToolCallCut
+from genai_server.answer_parts import Content, Reasoning, ToolCallEnd
 from genai_server.text.answers.reasoning import THINK
-from tests.text.parsing import assert_cuts_change_nothing, call, merged, parse, parse_all, parser, stream
+from tests.text.parsing import assert_cuts_change_nothing, call, merged, parse, parser, stream
 
 LFM2 = '<|tool_call_start|>[get_weather(city="Oslo", days=[3]), now()]<|tool_call_end|>'
 OLMO3 = '<function_calls>get_weather(city="Oslo", days=[3])\nnow()</function_calls>'
@@ -53,7 +53,7 @@ def test_call_of_an_unknown_function_is_content(form: str, text: str) -> None:
 
 def test_an_incomplete_marked_call_is_cut() -> None:
     for form, text in (("lfm2", LFM2), ("olmo3", OLMO3)):
-        assert isinstance(parse_all(text[: text.index("[3]")], form)[-1], ToolCallCut)
+        assert parse(text[: text.index("[3]")], form)[-1] == ToolCallEnd(0, is_complete=False)
 
 
 def test_nemotrons_calls_follow_reasoning_that_the_prompt_begins() -> None:

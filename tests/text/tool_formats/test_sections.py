@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 
-from genai_server.answer_parts import Content, Part, ToolCallArguments, ToolCallCut, ToolCallStart
+from genai_server.answer_parts import Content, Part, ToolCallArguments, ToolCallEnd, ToolCallStart
 from genai_server.text.answers.dialect import TOOL_FORMATS
 from genai_server.text.grammars import grammar
 from genai_server.text.tool_formats.tool_format import Tool
 from tests.text.guided import fits, validate
-from tests.text.parsing import assert_cuts_change_nothing, call, parse, parse_all
+from tests.text.parsing import assert_cuts_change_nothing, call, cut_call, parse
 
 ARGUMENTS = '{"city": "Oslo ``` <｜tool▁call▁end｜> ü"}'
 V31 = (
@@ -33,8 +33,10 @@ KIMI = f"<|tool_calls_section_begin|>{FIRST}{SECOND}<|tool_calls_section_end|>"
 KIMI_CALLS: list[Part] = [
     ToolCallStart(0, "functions.get_weather:3", "get_weather"),
     ToolCallArguments(0, KIMI_ARGUMENTS),
+    ToolCallEnd(0, is_complete=True),
     ToolCallStart(1, "functions.now:4", "now"),
     ToolCallArguments(1, "{}"),
+    ToolCallEnd(1, is_complete=True),
 ]
 TEXTS = [("deepseek_v3", V3), ("deepseek_v31", V31), ("kimi", KIMI)]
 
@@ -108,12 +110,12 @@ def test_text_that_is_not_a_call_is_unchanged(form: str, text: str) -> None:
 
 
 def test_call_that_ends_early_or_continues_wrongly_is_cut() -> None:
-    start = [*call(0, "now", '{"a": [1'), ToolCallCut(0, f'{HEAD}{{"a": [1')]
-    assert parse_all(f'{HEAD}{{"a": [1', "deepseek_v31") == start
-    parts = parse_all(f'{HEAD}{{"a": [1}}<｜tool▁call▁end｜>', "deepseek_v31")
+    start = cut_call(0, "now", '{"a": [1')
+    assert parse(f'{HEAD}{{"a": [1', "deepseek_v31") == start
+    parts = parse(f'{HEAD}{{"a": [1}}<｜tool▁call▁end｜>', "deepseek_v31")
     assert parts == [*start, Content("}<｜tool▁call▁end｜>")]
     written = KIMI[: KIMI.index("Oslo")]
-    assert parse_all(written, "kimi")[-1] == ToolCallCut(0, written)
+    assert parse(written, "kimi")[-1] == ToolCallEnd(0, is_complete=False)
 
 
 @pytest.mark.parametrize(

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from genai_server.answer_parts import Content, ToolCallArguments, ToolCallCut, ToolCallStart, WholeAnswer
+from genai_server.answer_parts import Content
 from genai_server.errors import InvalidField
 from genai_server.text.answers.dialect import TOOL_FORMATS
 from genai_server.text.grammars import grammar
 from genai_server.text.grammars.lark import LARK
 from genai_server.text.tool_formats.tool_format import ANY_OBJECT, Call, Tool
 from tests.text.guided import draw, fits, validate
-from tests.text.parsing import assert_cuts_change_nothing, call, parse, parse_all
+from tests.text.parsing import answer_of, assert_cuts_change_nothing, call, cut_call, parse
 
 TAGGED = ["qwen3_coder", "glm", "minimax"]
 FUNCTIONS: dict[str, Mapping[str, Any] | None] = {
@@ -86,6 +86,13 @@ REST = {
     "minimax": "</parameter>\n</invoke>\n</minimax:tool_call>",
 }
 
+# What ends the name of that call, and its argument.
+NAMED_AND_VALUED = {
+    "qwen3_coder": ("<function=get_weather>", "</parameter>"),
+    "glm": ("get_weather\n", "</arg_value>"),
+    "minimax": ('<invoke name="get_weather">', "</parameter>"),
+}
+
 
 def _one(form: str, value: str) -> str:
     return UP_TO_VALUE[form].format(value) + REST[form]
@@ -124,25 +131,22 @@ def test_a_function_that_is_not_offered_is_text(form: str) -> None:
 def test_a_call_in_which_the_answer_ends_is_cut_wherever_it_ends(form: str) -> None:
     text = _one(form, "Oslo")
     whole = len(text) - len({"qwen3_coder": "\n</tool_call>", "glm": "", "minimax": "\n</minimax:tool_call>"}[form])
+    named, valued = (text.index(found) + len(found) for found in NAMED_AND_VALUED[form])
     for end in range(len(text) + 1):
-        parts = parse_all(text[:end], form, FUNCTIONS)
+        parts = parse(text[:end], form, FUNCTIONS)
         if end >= whole:
             assert parts == call(0, "get_weather", '{"city": "Oslo"}')
             continue
-        if any(isinstance(part, ToolCallStart) for part in parts):
-            assert any(isinstance(part, ToolCallCut) for part in parts)
-        answer = WholeAnswer()
-        for part in parts:
-            answer.add(part)
-        assert not answer.tool_calls
-        assert answer.content.rstrip() == text[:end].rstrip()
+        if end < named:
+            assert parts == ([Content(text[:end])] if text[:end] else [])
+        else:
+            assert parts == cut_call(0, "get_weather", '{"city": "Oslo"' if end >= valued else "{")
 
 
 @pytest.mark.parametrize("form", TAGGED)
 def test_sent_arguments_are_complete(form: str) -> None:
     city = UP_TO_VALUE[form].format("Oslo") + REST[form].partition(">")[0] + ">"
-    parsed = [part for part in parse_all(city, form, FUNCTIONS) if isinstance(part, ToolCallArguments)]
-    assert parsed == [ToolCallArguments(0, '{"city": "Oslo"')]
+    assert parse(city, form, FUNCTIONS) == cut_call(0, "get_weather", '{"city": "Oslo"')
 
 
 @pytest.mark.parametrize("end", ["", "\n</tool_call>"])
@@ -168,10 +172,9 @@ def test_written_calls_are_parsed_back(form: str, city: str, days: int, more: li
     if "</" in json.dumps(more):
         return
     calls = [Call("get_weather", {"city": city, "days": days, "more": more}), Call("now", {})]
-    parts = parse(TOOL_FORMATS[form].write_calls(calls), form, FUNCTIONS)
-    parsed = [json.loads(part.fragment) for part in parts if isinstance(part, ToolCallArguments)]
-    assert parsed == [call.arguments for call in calls]
-    assert all(isinstance(part, ToolCallStart | ToolCallArguments) for part in parts)
+    answer = answer_of(parse(TOOL_FORMATS[form].write_calls(calls), form, FUNCTIONS))
+    assert answer.blocks == answer.tool_calls
+    assert [json.loads(made.arguments) for made in answer.tool_calls] == [call.arguments for call in calls]
 
 
 # Grammars
@@ -275,10 +278,8 @@ def test_drawn_calls_are_parsed_and_fit_the_schema(
     }
     answer = draw(_grammar(form, schema), seed)
     assert answer is not None
-    parts = parse_all(answer, form, {"get_weather": schema, "now": None})
-    for start, part in zip(parts[::2], parts[1::2], strict=True):
-        assert isinstance(start, ToolCallStart)
-        assert isinstance(part, ToolCallArguments)
-        given = json.loads(part.fragment)
-        if start.name == "get_weather":
+    parts = parse(answer, form, {"get_weather": schema, "now": None})
+    for made in answer_of(parts).tool_calls:
+        given = json.loads(made.arguments)
+        if made.name == "get_weather":
             jsonschema.Draft202012Validator(schema).validate(given)

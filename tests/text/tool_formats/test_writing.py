@@ -7,11 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from genai_server.answer_parts import ToolCallArguments, ToolCallStart
 from genai_server.text.answers.dialect import TOOL_FORMATS
 from genai_server.text.tool_formats.tagged import Tagged
 from genai_server.text.tool_formats.tool_format import Call
-from tests.text.parsing import NAMES, parse
+from tests.text.parsing import NAMES, answer_of, parse
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(),
@@ -34,7 +33,7 @@ def test_written_calls_are_parsed_back(form: str, calls: list[Call]) -> None:
 
 
 def _parsed(text: str, form: str) -> tuple[list[str], list[Any]]:
-    parts = parse(text, form)
-    assert all(isinstance(part, ToolCallStart | ToolCallArguments) for part in parts), parts
-    names = [part.name for part in parts if isinstance(part, ToolCallStart)]
-    return names, [json.loads(part.fragment) for part in parts if isinstance(part, ToolCallArguments)]
+    answer = answer_of(parse(text, form))
+    calls = answer.tool_calls
+    assert answer.blocks == calls
+    return [call.name for call in calls], [json.loads(call.arguments) for call in calls]

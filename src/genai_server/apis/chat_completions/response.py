@@ -25,7 +25,7 @@ from genai_server.apis.shared.base import JsonObject
 from genai_server.apis.shared.completion_body import CompletionRequest
 from genai_server.apis.shared.sampling_parameters import StreamFields
 from genai_server.apis.shared.usage import Usage
-from genai_server.generation.answers import Generation
+from genai_server.generation.answers import Ending, Generation
 from genai_server.generation.dependencies import RequestContext, Services
 from genai_server.generation.generate import generate
 from genai_server.http.json_response import built_response
@@ -38,6 +38,8 @@ _MANY_TOKENS = 100
 _encode = msgspec.json.Encoder().encode
 # Field names for reasoning: DeepSeek's and llama.cpp's, then vLLM's and OpenRouter's.
 REASONING = ("reasoning_content", "reasoning")
+# The finish reason of answers that call tools.
+CALLING = "tool_calls"
 
 
 class ChoicesBuilder(ABC):
@@ -71,7 +73,7 @@ class ChoicesBuilder(ABC):
         return {**self._common, "object": self.complete_object, "choices": choices, "usage": usage.to_json()}
 
     @abstractmethod
-    def choice(self, index: int, answer: WholeAnswer, reason: FinishReason) -> JsonObject:
+    def choice(self, index: int, answer: WholeAnswer, ending: Ending) -> JsonObject:
         """One complete answer."""
 
     @abstractmethod
@@ -94,7 +96,7 @@ class ChoicesBuilder(ABC):
         return b"%b%b%b" % (around[0], _encode(text), around[1])
 
     @abstractmethod
-    def last(self, index: int, reason: FinishReason, usage: Usage | None = None, *, calls_tools: bool) -> JsonObject:
+    def last(self, index: int, ending: Ending, usage: Usage | None = None) -> JsonObject:
         """The chunk with the finish reason of one answer."""
 
     def usage(self, usage: Usage) -> JsonObject:
@@ -111,6 +113,7 @@ class ChatCompletionBuilder(ChoicesBuilder):
 
     complete_object, chunk_object = "chat.completion", "chat.completion.chunk"
     text_key = "content"
+    calling: ClassVar[str] = CALLING
 
     def first(self, num_answers: int) -> list[JsonObject]:
         """The first chunk of each answer, which contains only the role."""
@@ -122,15 +125,15 @@ class ChatCompletionBuilder(ChoicesBuilder):
             _add(delta, part)
         return self._delta(index, self._with_calls(delta), tokens, usage)
 
-    def last(self, index: int, reason: FinishReason, usage: Usage | None = None, *, calls_tools: bool) -> JsonObject:
-        return self._delta(index, {}, [], usage, self._reason(reason, calls_tools=calls_tools))
+    def last(self, index: int, ending: Ending, usage: Usage | None = None) -> JsonObject:
+        return self._delta(index, {}, [], usage, openai_reason(ending, calling=self.calling))
 
-    def choice(self, index: int, answer: WholeAnswer, reason: FinishReason) -> JsonObject:
+    def choice(self, index: int, answer: WholeAnswer, ending: Ending) -> JsonObject:
         return {
             "index": index,
             "message": self._with_calls(message(answer)),
             "logprobs": self._logprobs(answer.tokens, always=True),
-            **self._reason(reason, calls_tools=bool(answer.tool_calls)),
+            **openai_reason(ending, calling=self.calling),
         }
 
     def _delta(
@@ -148,9 +151,6 @@ class ChatCompletionBuilder(ChoicesBuilder):
         """A message or delta, with its calls in the format that the client uses."""
         return found
 
-    def _reason(self, reason: FinishReason, *, calls_tools: bool) -> JsonObject:
-        return openai_reason(reason, calls_tools=calls_tools)
-
     def _logprobs(self, tokens: list[ScoredToken], *, always: bool = False) -> JsonObject | None:
         if not self._has_logprobs or not (tokens or always):
             return None
@@ -160,15 +160,12 @@ class ChatCompletionBuilder(ChoicesBuilder):
 class FunctionCallBuilder(ChatCompletionBuilder):
     """Builds tool calls in OpenAI's older format: one `function_call` per message, without an id."""
 
+    calling = "function_call"
+
     def _with_calls(self, found: JsonObject) -> JsonObject:
         if calls := found.pop("tool_calls", None):
             found["function_call"] = calls[0]["function"]
         return found
-
-    def _reason(self, reason: FinishReason, *, calls_tools: bool) -> JsonObject:
-        if calls_tools and reason is FinishReason.STOP:
-            return {"finish_reason": "function_call"}
-        return super()._reason(reason, calls_tools=calls_tools)
 
 
 def message(answer: WholeAnswer) -> JsonObject:
@@ -212,16 +209,14 @@ def _add(delta: JsonObject, part: Part) -> None:
                 calls.append({"index": index, "function": {"arguments": fragment}})
 
 
-def openai_reason(reason: FinishReason, *, calls_tools: bool = False) -> JsonObject:
-    """`finish_reason` of a choice, plus `genai_finish_reason` where OpenAI has no matching value."""
-    if reason.is_interruption:  # the answer is truncated, as with "length"
-        return {"finish_reason": "length", "genai_finish_reason": reason.value}
-    return {"finish_reason": finish_reason(reason, calls_tools=calls_tools)}
+def openai_reason(ending: Ending, *, calling: str = CALLING) -> JsonObject:
+    """`finish_reason` of a choice, plus `genai_finish_reason` where OpenAI has no matching value.
 
-
-def finish_reason(reason: FinishReason, *, calls_tools: bool = False) -> str:
-    """The finish reason as OpenAI's value where one matches."""
-    return "tool_calls" if calls_tools and reason is FinishReason.STOP else reason.value
+    OpenAI's value for every answer that is cut is "length".
+    """
+    if ending.is_cut and ending.reason is not FinishReason.LENGTH:
+        return {"finish_reason": FinishReason.LENGTH.value, "genai_finish_reason": ending.reason.value}
+    return {"finish_reason": calling if ending.calls_tools else ending.reason.value}
 
 
 async def choices_response(
@@ -254,7 +249,7 @@ async def choices_response(
     def whole() -> JsonObject:
         # Choices are encoded one by one: encoding holds the GIL, and other threads can run in between.
         choices = [
-            msgspec.Raw(msgspec.json.encode(build.choice(index, whole, answer.reason)))
+            msgspec.Raw(msgspec.json.encode(build.choice(index, whole, answer.ending)))
             for index, (whole, answer) in enumerate(zip(answers, generation.answers, strict=True))
         ]
         return _with_metrics(build.complete(choices, generation.usage()), generation, body)
@@ -272,7 +267,7 @@ async def chunks(generation: Generation, build: ChoicesBuilder, body: StreamFiel
         if piece is not None and usage is None and (text := piece.plain_text) is not None:
             yield build.text(index, text)
         elif piece is None:
-            yield build.last(index, answer.reason, usage, calls_tools=answer.calls_tools)
+            yield build.last(index, answer.ending, usage)
         elif piece.progress is not None:
             yield {**build.part(index, [], [], usage), "prompt_progress": piece.progress}
         elif len(piece.tokens) > _MANY_TOKENS:

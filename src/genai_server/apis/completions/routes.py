@@ -12,12 +12,12 @@ from genai_server.apis.shared.completion_body import CompletionRequest
 from genai_server.apis.shared.router import VersionedRouter
 from genai_server.apis.shared.usage import Usage
 from genai_server.apis.tokens.schemas import RenderedPrompt
+from genai_server.generation.answers import Ending
 from genai_server.generation.dependencies import TheRequestContext, TheServices
 from genai_server.generation.prompts import encode_prompts
 from genai_server.http.body_route import TheLeniency, lenient_route
 from genai_server.http.json_response import json_response
 from genai_server.http.sse import STREAMS
-from genai_server.messages.generation_request import FinishReason
 from genai_server.pooling_model import Task
 
 router = VersionedRouter(lenient_route(leave_out_of_completion), "openai")
@@ -45,9 +45,9 @@ class CompletionBuilder(ChoicesBuilder):
     complete_object = chunk_object = "text_completion"
     text_key = "text"
 
-    def choice(self, index: int, answer: WholeAnswer, reason: FinishReason | None) -> JsonObject:
-        """One answer or the next part of it; `reason` is None until it has ended."""
-        ended = openai_reason(reason) if reason else {"finish_reason": None}
+    def choice(self, index: int, answer: WholeAnswer, ending: Ending | None) -> JsonObject:
+        """One answer or the next part of it; `ending` is None until it has ended."""
+        ended = openai_reason(ending) if ending else {"finish_reason": None}
         return {"index": index, "text": answer.content, "logprobs": self._logprobs(answer.tokens), **ended}
 
     def first(self, num_answers: int) -> list[JsonObject]:
@@ -59,10 +59,8 @@ class CompletionBuilder(ChoicesBuilder):
             more.add(part)
         return self._chunk(self.choice(index, more, None), usage)
 
-    def last(
-        self, index: int, reason: FinishReason, usage: Usage | None = None, *, calls_tools: bool = False
-    ) -> JsonObject:
-        return self._chunk(self.choice(index, WholeAnswer(), reason), usage)
+    def last(self, index: int, ending: Ending, usage: Usage | None = None) -> JsonObject:
+        return self._chunk(self.choice(index, WholeAnswer(), ending), usage)
 
     def _logprobs(self, tokens: list[ScoredToken]) -> JsonObject | None:
         if not self._has_logprobs:

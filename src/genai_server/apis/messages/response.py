@@ -7,12 +7,15 @@ from genai_server.answer_parts import (
     Part,
     Reasoning,
     ToolCallArguments,
-    ToolCallCut,
+    ToolCallEnd,
     ToolCallStart,
     WholeAnswer,
+    WholeText,
+    WholeToolCall,
 )
 from genai_server.apis.shared.base import JsonObject
 from genai_server.apis.shared.usage import Usage
+from genai_server.generation.answers import Ending
 from genai_server.messages.generation_request import FinishReason
 
 # Clients drop thinking without a signature. Signatures are not verified: clients may edit the thinking they return.
@@ -29,20 +32,11 @@ class MessageBuilder:
         self._shows_thinking = shows_thinking
         self._index = -1
         self._open: str | None = None
-        # Truncated calls do not count.
-        self._num_calls = 0
 
-    def complete(
-        self, answer: WholeAnswer, reason: FinishReason, usage: Usage, *, stop_string: str | None = None
-    ) -> JsonObject:
-        """The complete message. `stop_string` is the stop string that ended it, if any."""
-        self._num_calls = len(answer.tool_calls)
-        return {
-            **self._message,
-            "content": self._blocks(answer),
-            **self._end(reason, usage, stop_string),
-            "usage": _usage(usage),
-        }
+    def complete(self, answer: WholeAnswer, ending: Ending, usage: Usage) -> JsonObject:
+        """The complete message."""
+        content = [self._block(block) for block in answer.blocks]
+        return {**self._message, "content": content, **self._end(ending, usage), "usage": _usage(usage)}
 
     def first(self, usage: Usage) -> JsonObject:
         """The first event."""
@@ -62,31 +56,25 @@ class MessageBuilder:
                     if self._shows_thinking:
                         events.append(self._delta({"type": "thinking_delta", "thinking": text}))
                 case ToolCallStart(_, id, name):
-                    self._num_calls += 1
-                    events += self._close()
                     events += self._within({"type": "tool_use", "id": _tool_use_id(id), "name": name, "input": {}})
                 case ToolCallArguments(_, fragment):
                     events.append(self._delta({"type": "input_json_delta", "partial_json": fragment}))
-                case ToolCallCut():
-                    self._num_calls -= 1
+                case ToolCallEnd():
+                    events += self._close()
         return events
 
-    def last(self, reason: FinishReason, usage: Usage, *, stop_string: str | None = None) -> list[JsonObject]:
+    def last(self, ending: Ending, usage: Usage) -> list[JsonObject]:
         """The last events."""
-        end = {"type": "message_delta", "delta": self._end(reason, usage, stop_string), "usage": _usage(usage)}
+        end = {"type": "message_delta", "delta": self._end(ending, usage), "usage": _usage(usage)}
         return [*self._close(), end, {"type": "message_stop"}]
 
-    def _blocks(self, answer: WholeAnswer) -> list[JsonObject]:
-        blocks: list[JsonObject] = []
-        if answer.reasoning:
-            thinking = answer.reasoning if self._shows_thinking else ""
-            blocks.append({"type": "thinking", "thinking": thinking, "signature": _SIGNATURE})
-        if answer.content:
-            blocks.append({"type": "text", "text": answer.content})
-        for call in answer.tool_calls:
-            called = {"name": call.name, "input": call.given}
-            blocks.append({"type": "tool_use", "id": _tool_use_id(call.id), **called})
-        return blocks
+    def _block(self, block: WholeText | WholeToolCall) -> JsonObject:
+        if isinstance(block, WholeToolCall):
+            return {"type": "tool_use", "id": _tool_use_id(block.id), "name": block.name, "input": block.given}
+        if block.is_reasoning:
+            thinking = block.text if self._shows_thinking else ""
+            return {"type": "thinking", "thinking": thinking, "signature": _SIGNATURE}
+        return {"type": "text", "text": block.text}
 
     def _within(self, block: JsonObject) -> list[JsonObject]:
         """The events that open a block of this type; empty if it is already open."""
@@ -108,19 +96,20 @@ class MessageBuilder:
         signed = [self._delta({"type": "signature_delta", "signature": _SIGNATURE})] if signs else []
         return [*signed, {"type": "content_block_stop", "index": self._index}]
 
-    def _end(self, reason: FinishReason, usage: Usage, stop_string: str | None) -> JsonObject:
-        """The stop reason, plus `genai_finish_reason` where Anthropic has no matching value."""
-        if stop_string is not None:
-            return {"stop_reason": "stop_sequence", "stop_sequence": stop_string}
-        match reason:
-            case FinishReason.STOP:
-                found = "tool_use" if self._num_calls else "end_turn"
-            case FinishReason.LENGTH if usage.completion < self._max_tokens:
-                found = "model_context_window_exceeded"
-            case _:
-                found = "max_tokens"
-        end: JsonObject = {"stop_reason": found, "stop_sequence": None}
-        return {**end, "genai_finish_reason": reason.value} if reason.is_interruption else end
+    def _end(self, ending: Ending, usage: Usage) -> JsonObject:
+        """The stop reason, plus `genai_finish_reason` where Anthropic has no matching value.
+
+        Clients execute the calls of a message whose stop reason is "tool_use", and of no other.
+        """
+        if ending.stop_string is not None:
+            return {"stop_reason": "stop_sequence", "stop_sequence": ending.stop_string}
+        if not ending.is_cut:
+            return {"stop_reason": "tool_use" if ending.calls_tools else "end_turn", "stop_sequence": None}
+        if ending.reason is FinishReason.LENGTH:
+            is_longest = usage.completion >= self._max_tokens
+            found = "max_tokens" if is_longest else "model_context_window_exceeded"
+            return {"stop_reason": found, "stop_sequence": None}
+        return {"stop_reason": "max_tokens", "stop_sequence": None, "genai_finish_reason": ending.reason.value}
 
 
 def _tool_use_id(id: str) -> str:

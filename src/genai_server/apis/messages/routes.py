@@ -43,7 +43,7 @@ async def create_message(body: MessagesRequest, services: TheServices, context: 
         return EventStream(generation, _events(generation, build), named=True)
     (whole,) = await context.run_while_connected(generation.whole())
     (answer,) = generation.answers
-    return JSONResponse(build.complete(whole, answer.reason, answer.usage, stop_string=answer.stop_string))
+    return JSONResponse(build.complete(whole, answer.ending, answer.usage))
 
 
 @router.post("/v1/messages/count_tokens")
@@ -63,5 +63,5 @@ async def _events(generation: Generation, build: MessageBuilder) -> AsyncGenerat
     async for piece in answer.pieces():
         for event in build.parts(piece.parts):
             yield event
-    for event in build.last(answer.reason, answer.usage, stop_string=answer.stop_string):
+    for event in build.last(answer.ending, answer.usage):
         yield event

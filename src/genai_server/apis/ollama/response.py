@@ -3,17 +3,7 @@
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from genai_server.answer_parts import (
-    Content,
-    Part,
-    Reasoning,
-    ScoredToken,
-    ToolCallArguments,
-    ToolCallCut,
-    ToolCallStart,
-    WholeAnswer,
-    WholeToolCall,
-)
+from genai_server.answer_parts import Part, ScoredToken, WholeAnswer, WholeToolCall
 from genai_server.apis.ollama.schemas import nanoseconds
 from genai_server.apis.shared.base import JsonObject
 from genai_server.apis.shared.usage import Usage
@@ -48,8 +38,6 @@ class AnswerBuilder:
         self._model = model
         # Whether the answer is a chat message instead of a text.
         self._is_chat = is_chat
-        # Calls are sent when they are complete.
-        self._open: WholeToolCall | None = None
         self._num_calls = 0
 
     def complete(self, answer: WholeAnswer, end: JsonObject) -> JsonObject:
@@ -57,34 +45,16 @@ class AnswerBuilder:
         calls = [self._call(call) for call in answer.tool_calls]
         return self._line(answer.content, answer.reasoning, calls, answer.tokens) | end
 
-    def part(self, parts: Sequence[Part], tokens: Sequence[ScoredToken] = ()) -> JsonObject | None:
-        """The line with the next part of the answer; None if there is nothing to send yet."""
-        content = thinking = ""
-        calls: list[JsonObject] = []
+    def part(self, parts: Sequence[Part], tokens: Sequence[ScoredToken] = ()) -> JsonObject:
+        """The line with the next part of the answer, in which every call is complete."""
+        more = WholeAnswer(tokens=list(tokens))
         for part in parts:
-            match part:
-                case ToolCallArguments(_, fragment):
-                    assert self._open is not None
-                    self._open.arguments += fragment
-                    continue
-                case ToolCallCut(_, text):
-                    self._open = None
-                    content += text
-                    continue
-                case Content(text):
-                    content += text
-                case Reasoning(text):
-                    thinking += text
-            calls += self._closed()
-            if isinstance(part, ToolCallStart):
-                self._open = WholeToolCall(part.id, part.name)
-        return self._line(content, thinking, calls, tokens) if content or thinking or calls or tokens else None
+            more.add(part)
+        return self.complete(more, {})
 
-    def last(self, end: JsonObject) -> list[JsonObject]:
-        """The last lines; `end` has the fields of `ending`."""
-        calls = self._closed()
-        lines = [self._line("", "", calls)] if calls else []
-        return [*lines, self._line("", "") | end]
+    def last(self, end: JsonObject) -> JsonObject:
+        """The last line; `end` has the fields of `ending`."""
+        return self._line("", "") | end
 
     def nothing(self, reason: str) -> JsonObject:
         """The response to a request that only loads or unloads the model."""
@@ -103,11 +73,6 @@ class AnswerBuilder:
         )
         scored = {"logprobs": [_scored(token) for token in tokens]} if tokens else {}
         return {"model": self._model, "created_at": timestamp(datetime.now(UTC)), **answer, "done": False, **scored}
-
-    def _closed(self) -> list[JsonObject]:
-        """The open call, which is now complete."""
-        call, self._open = self._open, None
-        return [] if call is None else [self._call(call)]
 
     def _call(self, call: WholeToolCall) -> JsonObject:
         function = {"index": self._num_calls, "name": call.name, "arguments": call.given}

@@ -6,7 +6,6 @@ from collections.abc import AsyncGenerator
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
-from genai_server.answer_parts import ToolCallCut
 from genai_server.apis.ollama.keep_alive import keep, load, seconds_to_keep
 from genai_server.apis.ollama.leniency import leave_out
 from genai_server.apis.ollama.model_routes import OPERATORS_ERRORS, find_model
@@ -83,7 +82,10 @@ async def _response(
     else:
         body.images = None
     with context.leniency.in_words(translation.outer_name):
-        generation = await generate(services, translation.body, context, is_streamed=is_streamed)
+        # Its arguments are an object, so an incomplete call would look like one to execute.
+        generation = await generate(
+            services, translation.body, context, is_streamed=is_streamed, only_complete_calls=True
+        )
     # Set this last: a model with a keep_alive of 0 would otherwise be unloaded before it has the request.
     await keep(services, chosen.about, kept)
     if is_streamed:
@@ -96,12 +98,8 @@ async def _response(
 async def _lines(generation: Generation, build: AnswerBuilder, context: RequestContext) -> AsyncGenerator[JsonObject]:
     (answer,) = generation.answers
     async for piece in answer.pieces():
-        # If a truncated answer ends in a call, the partial call is sent: the finish reason shows that it was cut.
-        parts = [part for part in piece.parts if type(part) is not ToolCallCut or not answer.is_cut]
-        if (line := build.part(parts, piece.tokens)) is not None:
-            yield line
-    for line in build.last(_ending(generation, context)):
-        yield line
+        yield build.part(piece.parts, piece.tokens)
+    yield build.last(_ending(generation, context))
 
 
 def _ending(generation: Generation, context: RequestContext) -> JsonObject:

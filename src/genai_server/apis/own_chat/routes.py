@@ -15,19 +15,18 @@ from genai_server.answer_parts import (
     ToolCallStart,
     WholeAnswer,
 )
-from genai_server.apis.chat_completions.response import finish_reason, logprobs, message
+from genai_server.apis.chat_completions.response import logprobs, message, openai_reason
 from genai_server.apis.shared.base import JsonObject, Metrics, Text
 from genai_server.apis.shared.chat_messages import ChatParameters, ToolCall
 from genai_server.apis.shared.router import error_responses
 from genai_server.errors import InvalidField
-from genai_server.generation.answers import Generation
+from genai_server.generation.answers import Ending, Generation
 from genai_server.generation.dependencies import TheRequestContext, TheServices
 from genai_server.generation.generate import generate
 from genai_server.http.body_route import history_route
 from genai_server.http.chat_history import convert_messages, leave_out_of_messages
 from genai_server.http.json_response import built_response
 from genai_server.http.sse import STREAMS, EventStream
-from genai_server.messages.generation_request import FinishReason
 
 router = APIRouter(
     route_class=history_route(leave_out_of_messages, convert=convert_messages),
@@ -64,13 +63,13 @@ class ChatBuilder:
         self._id = id
         self._has_logprobs = has_logprobs
 
-    def complete(self, answer: WholeAnswer, reason: FinishReason, metrics: JsonObject) -> JsonObject:
+    def complete(self, answer: WholeAnswer, ending: Ending, metrics: JsonObject) -> JsonObject:
         """The complete answer."""
         fields = message(answer)
         return {
             "id": self._id,
             "content": answer.content,
-            "finish_reason": finish_reason(reason, calls_tools=bool(answer.tool_calls)),
+            "finish_reason": _reason(ending),
             # The client receives all tokens at once, so there is no time to the first token.
             "metrics": {**metrics, "ttft": None},
             **{name: fields[name] for name in ("reasoning_content", "tool_calls") if name in fields},
@@ -92,13 +91,18 @@ class ChatBuilder:
                     event.setdefault("tool_calls", []).append({"index": index, "arguments": fragment})
         return {**event, **self._logprobs(tokens)}
 
-    def last(self, reason: FinishReason, metrics: JsonObject, *, calls_tools: bool) -> JsonObject:
+    def last(self, ending: Ending, metrics: JsonObject) -> JsonObject:
         """The event with the finish reason."""
-        ended = finish_reason(reason, calls_tools=calls_tools)
-        return {"done": True, "token": "[DONE]", "id": self._id, "finish_reason": ended, "metrics": metrics}
+        ended = {"finish_reason": _reason(ending), "metrics": metrics}
+        return {"done": True, "token": "[DONE]", "id": self._id, **ended}
 
     def _logprobs(self, tokens: list[ScoredToken]) -> JsonObject:
         return {"logprobs": logprobs(tokens)} if self._has_logprobs else {}
+
+
+def _reason(ending: Ending) -> str:
+    """The true reason where OpenAI has none, and otherwise OpenAI's."""
+    return ending.reason.value if ending.reason.is_interruption else openai_reason(ending)["finish_reason"]
 
 
 @router.post("/v1/chat", response_model=ChatResponse)
@@ -111,7 +115,7 @@ async def chat(body: ChatRequest, services: TheServices, context: TheRequestCont
     (whole,) = await context.run_while_connected(generation.whole())
     (answer,) = generation.answers
     return await built_response(
-        lambda: build.complete(whole, answer.reason, generation.metrics()), is_long=bool(body.logprobs)
+        lambda: build.complete(whole, answer.ending, generation.metrics()), is_long=bool(body.logprobs)
     )
 
 
@@ -130,4 +134,4 @@ async def _events(generation: Generation, build: ChatBuilder) -> AsyncGenerator[
         if piece is not None:
             yield build.part(piece.parts, piece.tokens)
         else:
-            yield build.last(answer.reason, generation.metrics(), calls_tools=answer.calls_tools)
+            yield build.last(answer.ending, generation.metrics())

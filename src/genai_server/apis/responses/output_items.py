@@ -23,6 +23,8 @@ class OutputItem(ABC):
 
     # The type of the item.
     type: str
+    # Whether the stream has an event of the item from its beginning on.
+    is_announced: ClassVar[bool] = True
 
     def __init__(self) -> None:
         self.id: str = items.new_item(self.type)["id"]
@@ -36,7 +38,7 @@ class OutputItem(ABC):
 
     @property
     def is_shown(self) -> bool:
-        """Whether the response includes the item."""
+        """Whether the response includes the item. One that never becomes complete may be in no response."""
         return True
 
     @abstractmethod
@@ -77,12 +79,16 @@ class FunctionCall(OutputItem):
         yield "function_call_arguments.delta", {"delta": text}
 
     def closing(self) -> Iterator[NamedEvent]:
-        yield "function_call_arguments.done", {"arguments": self.text}
+        if self.status == "completed":
+            yield "function_call_arguments.done", {"arguments": self.text}
         yield from super().closing()
 
 
 class CustomCall(OutputItem):
-    """A custom tool call, which the model writes as a function call whose only argument is the text."""
+    """A custom tool call, which the model writes as a function call whose only argument is the text.
+
+    A client could execute the beginning of a text, so the events of a call that is not complete stop with its deltas.
+    """
 
     type = "custom_tool_call"
 
@@ -93,6 +99,10 @@ class CustomCall(OutputItem):
         self._namespace = namespace
         self._input = CustomText()
 
+    @property
+    def is_shown(self) -> bool:
+        return self.status == "completed"
+
     def to_json(self) -> JsonObject:
         called = {"call_id": self._call_id, "name": self._name, "input": self._input.text, "namespace": self._namespace}
         return items.new_item(self.type, self.id, **called)
@@ -101,6 +111,8 @@ class CustomCall(OutputItem):
         yield from self._news(self._input.feed(text))
 
     def closing(self) -> Iterator[NamedEvent]:
+        if not self.is_shown:
+            return
         yield from self._news(self._input.finish())
         yield "custom_tool_call_input.done", {"input": self._input.text}
         yield from super().closing()
@@ -114,6 +126,8 @@ class ClientToolCall(OutputItem):
     """A call of a tool that the API knows by its type. It is shown when complete, because a part of a patch must not
     be applied, and a part of a command not be run.
     """
+
+    is_announced = False
 
     def __init__(self, call_id: str, tool: ClientTool) -> None:
         self.type = tool.call

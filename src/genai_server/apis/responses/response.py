@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from genai_server.answer_parts import Content, Part, ScoredToken, ToolCallArguments, ToolCallCut, ToolCallStart
+from genai_server.answer_parts import Content, Part, ScoredToken, ToolCallArguments, ToolCallEnd, ToolCallStart
 from genai_server.answer_parts import Reasoning as Thought
 from genai_server.apis.chat_completions.response import openai_reason
 from genai_server.apis.responses.client_tools import CLIENT_TOOLS
@@ -24,7 +24,7 @@ from genai_server.apis.responses.tool_schemas import CustomTool, FunctionTool, R
 from genai_server.apis.shared.base import JsonObject
 from genai_server.apis.shared.usage import Usage
 from genai_server.errors import GenaiServerError
-from genai_server.messages.generation_request import FinishReason
+from genai_server.generation.answers import Ending
 
 
 def error_of(error: GenaiServerError) -> JsonObject:
@@ -54,8 +54,8 @@ class ResponseBuilder:
         self._is_encrypted = is_encrypted
         self._items: list[OutputItem] = []
         self._tokens: list[ScoredToken] = []
-        # Whether the last item is a truncated or invalid call.
-        self._is_cut = False
+        # The last item until it is closed.
+        self._open_item: OutputItem | None = None
         self._num_events = 0
         self._last_event = ""
 
@@ -66,7 +66,7 @@ class ResponseBuilder:
 
     def find_items(self, ids: Collection[str]) -> dict[str, JsonObject]:
         """The output items with these ids, keyed by id."""
-        return {item.id: item.to_json() for item in self._items if item.id in ids}
+        return {item.id: item.to_json() for item in self._items if item.id in ids and item.is_shown}
 
     @property
     def is_ended(self) -> bool:
@@ -102,19 +102,19 @@ class ResponseBuilder:
                     events += self._open(self._call(call_id, name))
                 case ToolCallArguments(_, fragment):
                     events += self._more(fragment)
-                case ToolCallCut():
-                    self._is_cut = True
+                case ToolCallEnd(_, is_complete):
+                    events += self._close("completed" if is_complete else "incomplete")
         if parts:
             self._tokens = []
         return events
 
-    def finish(self, reason: FinishReason, usage: Usage, at: int, **more: Any) -> list[JsonObject]:
+    def finish(self, ending: Ending, usage: Usage, at: int, **more: Any) -> list[JsonObject]:
         """End the response with a complete or truncated answer at Unix time `at`; returns the last events.
 
         `more` are additional fields of this server.
         """
-        if reason is not FinishReason.STOP:
-            true_reason = {key: value for key, value in openai_reason(reason).items() if key != "finish_reason"}
+        if ending.is_cut:
+            true_reason = {key: value for key, value in openai_reason(ending).items() if key != "finish_reason"}
             details = {"reason": "max_output_tokens", **true_reason}
             return [*self._close("incomplete"), self._end("incomplete", usage, incomplete_details=details, **more)]
         # Clients expect a message after reasoning, even if it is empty.
@@ -129,9 +129,8 @@ class ResponseBuilder:
         """End the response with an error; returns the last event, or the existing one if it has already ended."""
         if self.is_ended:
             return self._state(self._last_event)
-        if self._last_item is not None:
-            self._last_item.status = "incomplete"
-            self._drop_hidden()
+        if self._open_item is not None:
+            self._open_item.status = "incomplete"
         return self._end("failed", usage, error=error_of(error))
 
     @property
@@ -150,6 +149,7 @@ class ResponseBuilder:
 
     def _open(self, item: OutputItem) -> list[JsonObject]:
         events = self._close("completed")
+        self._open_item = item
         self._items.append(item)
         return events + self._events(item.opening())
 
@@ -157,17 +157,14 @@ class ResponseBuilder:
         return self._events(self._items[-1].more(text, tokens))
 
     def _close(self, status: Status) -> list[JsonObject]:
-        if (item := self._last_item) is None:
+        if (item := self._open_item) is None:
             return []
-        item.status = "incomplete" if self._is_cut else status
-        self._is_cut = False
+        item.status = status
+        self._open_item = None
         events = self._events(item.closing())
-        self._drop_hidden()
+        if not (item.is_announced or item.is_shown):
+            self._items.pop()  # the next item has its index
         return events
-
-    def _drop_hidden(self) -> None:
-        if self._items and not self._items[-1].is_shown:
-            self._items.pop()
 
     def _end(self, event: str, usage: Usage, **fields: Any) -> JsonObject:
         self._begun = {**self._begun, "status": event, "usage": usage.to_response_json(), **fields}

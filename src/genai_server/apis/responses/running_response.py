@@ -13,7 +13,7 @@ from genai_server.apis.responses.store_access import CallerStore
 from genai_server.apis.responses.store_records import KeptResponse, Record, Running, not_cancelled, not_streamed
 from genai_server.apis.shared.base import JsonObject
 from genai_server.errors import ConversationNotFound, GenaiServerError, InvalidField, ServerStopping, StoreUnavailable
-from genai_server.generation.answers import Generation
+from genai_server.generation.answers import Ending, Generation
 from genai_server.generation.dependencies import RequestContext
 from genai_server.http.error_responses import internal_error
 from genai_server.messages.generation_request import FinishReason
@@ -105,7 +105,7 @@ class RunningResponse(Running):
                 for event in self._build.add(piece.parts, piece.tokens):
                     yield event
             else:
-                self._last_events = await self._ended(answer.reason)
+                self._last_events = await self._ended(answer.ending)
         # Store the response before sending its last event, so that clients find it, also through other processes.
         await self.keep()
         for event in self._last_events:
@@ -156,12 +156,20 @@ class RunningResponse(Running):
         if self._is_abandoned:
             return
         if self._storing is None:
-            self._storing = asyncio.ensure_future(self._keep())
+            self._storing = asyncio.ensure_future(self._keep_safely())
         await asyncio.shield(self._storing)
 
     @cached_property
     def _items_by_id(self) -> dict[str, JsonObject]:
         return {item["id"]: item for item in self.items}
+
+    async def _keep_safely(self) -> None:
+        """Store the response as far as possible. Whatever fails, the response reaches its end."""
+        try:
+            await self._keep()
+        except Exception:
+            log.exception("internal error while a response was stored")
+            self.not_stored = internal_error().message
 
     async def _keep(self) -> None:
         record, latest = self._record(), self._stored.latest
@@ -180,7 +188,12 @@ class RunningResponse(Running):
         """Add a completed or truncated response's new items to its conversation."""
         if record.value["status"] not in ("completed", "incomplete"):
             return
-        said = [item for item in record.value["output"] if item["status"] == "completed" or item["type"] == "message"]
+        # Items without a status, such as custom tool calls, are only in the output if they are complete.
+        said = [
+            item
+            for item in record.value["output"]
+            if item.get("status", "completed") == "completed" or item["type"] == "message"
+        ]
         try:
             await self._stored.store.add_items(conversation, self.owner, [*self._given, *said])
         # The conversation has been deleted or is full, or the disk failed.
@@ -203,18 +216,20 @@ class RunningResponse(Running):
                 self._add_last_events(internal_error())
             finally:
                 self._generation.close()
-                await self.keep()
-                self._is_over = True
-                self._wake()
+                try:
+                    await self.keep()
+                finally:
+                    self._is_over = True
+                    self._wake()
 
     async def _collect_events(self) -> None:
         async for event in self.events():
             self._add_event(event)
 
-    async def _ended(self, reason: FinishReason) -> list[JsonObject]:
-        """End the response for the reason that ended its answer; returns the last events."""
+    async def _ended(self, ending: Ending) -> list[JsonObject]:
+        """End the response as its answer has ended; returns the last events."""
         was_ended_elsewhere = (
-            reason is FinishReason.CANCELLED
+            ending.reason is FinishReason.CANCELLED
             and self._task is not None
             and await self._stored.store.background.was_ended_elsewhere(self.response["id"], self.owner)
         )
@@ -223,7 +238,7 @@ class RunningResponse(Running):
         if was_ended_elsewhere:
             return self._build.cancel(self._generation.usage())
         more = {"metrics": self._generation.metrics()} if self._with_metrics else {}
-        return self._build.finish(reason, self._generation.usage(), int(time.time()), **more)
+        return self._build.finish(ending, self._generation.usage(), int(time.time()), **more)
 
     def _add_event(self, event: JsonObject) -> None:
         if self._events is not None:

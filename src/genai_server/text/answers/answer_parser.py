@@ -21,13 +21,12 @@ class AnswerParser(PlainParser):
     `tools` maps the names of callable functions to the JSON schemas of their arguments.
 
     Content is returned as soon as it can no longer be the beginning of a call. A call begins with its complete name, if
-    that is one of the request's functions. Its arguments are returned incrementally or, if the format requires it, when
-    the call is complete. The arguments of a complete call are one JSON object. Whitespace before a call, and after a
-    call at the end of the answer, belongs to the format and is dropped.
+    that is one of the request's functions, and the beginning of its arguments. These are returned incrementally or, if
+    the format requires it, when an argument is complete. Whitespace before a call, and after a call at the end of the
+    answer, belongs to the format and is dropped.
 
-    Text that turns out not to be a call is content. If the beginning of the call has already been returned, its
-    arguments stay incomplete, a ToolCallCut follows, and the rest is content. If the answer ends inside a call, a
-    ToolCallCut is the last part. If the answer ends inside the name, the text is content.
+    If a call that has begun continues as other text, or the answer ends inside it, it ends incomplete; what follows is
+    content. With `only_complete_calls`, calls are returned when they are complete, and all other text is content.
     """
 
     def __init__(
@@ -38,11 +37,12 @@ class AnswerParser(PlainParser):
         reasoning: ReasoningFormat | None,
         starts_in_reasoning: bool,
         new_id: Callable[[], str],
+        only_complete_calls: bool = False,
     ) -> None:
         self._text = Lookahead()
         self._parts: list[Part] = []
         self._format = tool_format if tools else None
-        self._calls = Calls(tools, new_id, self._emit)
+        self._calls = Calls(tools, new_id, self._emit, only_complete=only_complete_calls)
         self._reasoning = reasoning
         self._starts_in_reasoning = starts_in_reasoning
         self._reader = self._read()
@@ -97,17 +97,16 @@ class AnswerParser(PlainParser):
         yield from self._read_with_calls(self._format) if self._format else self._read_plain()
 
     def _read_calls_here(self, *, new_line: bool = True) -> Reader[bool]:
-        """Read calls and emit them; returns whether they are complete, or end with the answer. Otherwise they may have
-        been emitted in part, up to `emitted_to`.
-        """
+        """Read calls and emit them. Returns whether all was calls; otherwise the text after `emitted_to` was not."""
         text, calls = self._text, self._calls
         text.kept_from = calls.emitted_to = text.at
-        whole = self._format is not None and (yield from self._format.read_calls(text, calls, new_line=new_line))
-        if calls.open:
-            whole = not (yield from text.peek())
-            calls.cut(text.between(calls.began, text.at if whole else calls.emitted_to))
+        text.met_end = False
+        are_calls = self._format is not None and (yield from self._format.read_calls(text, calls, new_line=new_line))
+        if calls.is_open and calls.abandon() and text.met_end:
+            are_calls = True
+            text.take_here(_ANYTHING)  # the answer has ended within the call
         text.kept_from = None
-        return whole
+        return are_calls
 
     def _read_plain(self) -> Reader[None]:
         self._emit_text(Content, self._text.take_here(_ANYTHING))
@@ -127,9 +126,9 @@ class AnswerParser(PlainParser):
                 self._emit_text(Content, "" if called else space)
                 return
             new_line = new_line or "\n" in space
-            whole = char in form.beginnings and (yield from self._read_calls_here(new_line=new_line))
+            are_calls = char in form.beginnings and (yield from self._read_calls_here(new_line=new_line))
             called = new_line = calls.emitted_to > place
-            if whole:
+            if are_calls:
                 continue
             if text.at == place:  # no call begins here
                 text.at += 1

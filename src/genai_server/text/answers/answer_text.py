@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection
 
-from genai_server.answer_parts import Content, Part, Reasoning, ScoredToken, ToolCallStart
+from genai_server.answer_parts import Content, Part, Reasoning, ScoredToken, ToolCallEnd, ToolCallStart
 from genai_server.messages.generation_request import TokenLogprob
 from genai_server.text.answers.stop_strings import StopStrings
 from genai_server.text.tokenizer import Decoder
@@ -49,8 +49,9 @@ class AnswerText:
         self._stop = StopStrings(stop_strings, is_shown=shows_stop) if stop_strings else None
         self._parser = parser
         self._token_bytes = token_bytes
-        # Maximum number of tool calls; None for any number.
+        # Maximum number of complete tool calls; None for any number.
         self._max_calls = max_calls
+        self._num_calls = 0
         # Scored tokens without a shown character.
         self._held: list[ScoredToken] = []
         # Number of characters so far, including the echoed prompt.
@@ -83,10 +84,11 @@ class AnswerText:
     def _within_calls(self, parts: list[Part]) -> list[Part]:
         """The parts before the first excess call."""
         for count, part in enumerate(parts) if self._max_calls is not None else ():
-            if isinstance(part, ToolCallStart) and part.index == self._max_calls:
+            if isinstance(part, ToolCallStart) and self._num_calls == self._max_calls:
                 self.is_stopped = True
                 self._parser = PlainParser()  # text held by the parser belongs to the call
                 return parts[:count]
+            self._num_calls += isinstance(part, ToolCallEnd) and part.is_complete
         return parts
 
     @property

@@ -33,6 +33,8 @@ class Lookahead:
     def __init__(self) -> None:
         self.at = 0
         self.ended = False
+        # Whether a result was due to the end of the text: with more text, it could have been another one.
+        self.met_end = False
         # The text from this position on is kept regardless of `at`; None if not needed.
         self.kept_from: int | None = None
         self._text = ""
@@ -63,7 +65,10 @@ class Lookahead:
 
     def peek(self) -> Reader[str]:
         """The next character, or "" at the end."""
-        while self.at - self._begin == len(self._text) and not self.ended:
+        while self.at - self._begin == len(self._text):
+            if self.ended:
+                self.met_end = True
+                break
             yield
         return self._text[self.at - self._begin : self.at - self._begin + 1]
 
@@ -74,7 +79,10 @@ class Lookahead:
             if rest == literal:
                 self.at += len(literal)
                 return True
-            if self.ended or not literal.startswith(rest):
+            if not literal.startswith(rest):
+                return False
+            if self.ended:
+                self.met_end = True
                 return False
             yield
 
@@ -113,6 +121,7 @@ class Lookahead:
             held = 0 if self.ended else len(literal) - 1
             self.at = max(self.at, self._begin + len(self._text) - held)
             if self.ended:
+                self.met_end = True
                 return None
             yield
 
@@ -127,7 +136,10 @@ class Lookahead:
         """Like `take_all`, but without consuming the text."""
         while True:
             match = pattern.match(self._text, self.at - self._begin)
-            if match and (self.ended or match.end() < len(self._text)):
+            if match and match.end() < len(self._text):
+                return match[0]
+            if match and self.ended:
+                self.met_end = True
                 return match[0]
             yield
 

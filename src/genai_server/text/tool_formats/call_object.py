@@ -63,7 +63,7 @@ class _Call:
             if name not in self._calls.names:
                 return False
             self._named = True
-            self._calls.start(str(name), self._text.at)
+            self._calls.start(str(name))
             return True
         if key in _ARGUMENTS and self._waiting is None and not self._is_emitted:
             return (yield from self._read_arguments())
@@ -74,7 +74,7 @@ class _Call:
         if not self._named:
             return False
         if not self._is_emitted:
-            self._calls.arguments(self._waiting or "{}", self._text.at)
+            self._calls.arguments((self._waiting or "{}")[:-1], self._text.at)
         self._calls.end(self._text.at)
         return True
 
@@ -100,13 +100,14 @@ def read_arguments(text: Lookahead, calls: Calls) -> Reader[bool]:
 
 
 def _emit_value(text: Lookahead, calls: Calls) -> Reader[bool]:
-    """Read a JSON value as arguments, and emit the text read whenever it waits and at its end."""
+    """Read a JSON object as arguments. Emits it whenever it waits, and at its end all but the last brace."""
     place, reader = text.at, read_value(text)
     while True:
         try:
             next(reader)
         except StopIteration as end:
-            calls.arguments(text.since(place), text.at)
+            read_to = text.at - bool(end.value)
+            calls.arguments(text.between(place, read_to), read_to)
             return bool(end.value)
         calls.arguments(text.since(place), text.at)
         text.forget()
@@ -131,7 +132,7 @@ def _object_text(value: str) -> str | None:
     if value.startswith("{"):
         return value
     content: str = json.loads(value)
-    return content if content.startswith("{") and is_json(content) else None
+    return content.rstrip() if content.startswith("{") and is_json(content) else None
 
 
 def write_call_object(call: Call, *, key: str = "arguments") -> str:

@@ -69,7 +69,7 @@ class Harmony(ToolFormat):
         header = yield from _read_header(text)
         if header is None or header.function not in calls.names or (yield from text.skip_space()) not in ("{", ""):
             return False
-        calls.start(str(header.function), text.at)
+        calls.start(str(header.function))
         if not (yield from read_arguments(text, calls)):
             return False
         yield from text.take_space()

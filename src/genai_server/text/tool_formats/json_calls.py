@@ -142,7 +142,7 @@ class Mistral(ToolFormat):
         name = yield from text.take_all(_NAME)
         if name not in calls.names or not (yield from text.skip_space()):
             return False
-        calls.start(name, text.at)
+        calls.start(name)
         if (yield from text.take(_CALL_ID)):
             yield from text.take_all(_ID)
         yield from text.take_last(_ARGS)

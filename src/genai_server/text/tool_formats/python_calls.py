@@ -81,7 +81,7 @@ def read_call(text: Lookahead, calls: Calls) -> Reader[bool]:
     name = yield from text.take_all(_NAME)
     if name not in calls.names or not (yield from text.take("(")):
         return False
-    place, begin, started = text.at, "{", False
+    place, separator, started = text.at, "", False
     while (yield from text.skip_space()) != ")":
         if started and not (yield from text.take(",")):
             return False
@@ -89,21 +89,25 @@ def read_call(text: Lookahead, calls: Calls) -> Reader[bool]:
         if not key:
             return False
         if not started:
-            calls.start(name, place)
+            _start(name, place, calls)
             started = True
         literal = yield from read_literal(text)
         member = _member(key, literal) if literal is not None else None
         if member is None:
             return False
         if member:
-            calls.arguments(begin + member, text.at)
-            begin = ", "
+            calls.arguments(separator + member, text.at)
+            separator = ", "
     text.at += 1
     if not started:
-        calls.start(name, text.at)
-    calls.arguments("{}" if begin == "{" else "}", text.at)
+        _start(name, text.at, calls)
     calls.end(text.at)
     return True
+
+
+def _start(name: str, read_to: int, calls: Calls) -> None:
+    calls.start(name)
+    calls.arguments("{", read_to)
 
 
 def write_call(call: Call) -> str:

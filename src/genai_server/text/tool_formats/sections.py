@@ -126,7 +126,7 @@ class DeepSeek(Sections):
             name = yield from text.take_all(_DEEPSEEK_NAME)
         if name not in calls.names or not (yield from text.skip_space()):
             return None
-        calls.start(name, text.at)
+        calls.start(name)
         if not (yield from text.take(_FENCE)):
             return ""
         yield from text.take("json")
@@ -167,7 +167,7 @@ class Kimi(Sections):
         yield from text.skip_space()
         if not (yield from text.take(_KIMI_ARGUMENTS)):
             return None
-        calls.start(named["name"], text.at, id=id if _KIMI_COUNTED.fullmatch(id) else None)
+        calls.start(named["name"], id=id if _KIMI_COUNTED.fullmatch(id) else None)
         return ""
 
     def head(self, name: str, number: int) -> str:

@@ -82,9 +82,10 @@ class Tagged(ToolFormat):
             return False
         if not (yield from text.take(self.after_name.strip())):
             return False
-        calls.start(name, text.at)
+        calls.start(name)
+        calls.arguments("{", text.at)
         whole: Mapping[str, Any] = calls.parameters[name] or {}
-        begin = "{"
+        separator = ""
         while True:
             yield from text.skip_space()
             if (yield from text.take(self.end.strip())):
@@ -92,9 +93,8 @@ class Tagged(ToolFormat):
             member = yield from self._read_argument(text, whole)
             if member is None:
                 return False
-            calls.arguments(begin + member, text.at)
-            begin = ", "
-        calls.arguments("{}" if begin == "{" else "}", text.at)
+            calls.arguments(separator + member, text.at)
+            separator = ", "
         calls.end(text.at)
         return True
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from genai_server.answer_parts import Part, ToolCallArguments, ToolCallCut, ToolCallStart
+from genai_server.answer_parts import Part, ToolCallArguments, ToolCallEnd, ToolCallStart
 from genai_server.text.answers.lookahead import Lookahead, Reader
 from genai_server.text.grammars.lark import ANYTHING, to_text
 
@@ -122,13 +122,19 @@ class ToolFormat(ABC):
 
 
 class Calls:
-    """The calls of one answer: their names, and how much of the text has been emitted."""
+    """The calls of one answer: reads become parts here, and how much of the text has been emitted is known.
+
+    A call is emitted from the opening brace of its arguments on. With `only_complete`, it is emitted when it is
+    complete. Before that, its text may still become something else.
+    """
 
     def __init__(
         self,
         parameters: Mapping[str, Mapping[str, Any] | None],
         new_id: Callable[[], str],
         emit: Callable[[Part], None],
+        *,
+        only_complete: bool = False,
     ) -> None:
         # JSON schemas of the functions' arguments, keyed by name; None for no arguments.
         self.parameters = parameters
@@ -136,41 +142,58 @@ class Calls:
         self.names: Collection[str] = parameters.keys()
         # The text before this position has been emitted.
         self.emitted_to = 0
-        # Whether a call is open.
-        self.open = False
-        # The position where the last call began.
-        self.began = 0
+        # Whether the last call has been started, and neither completed nor abandoned.
+        self.is_open = False
+        self._only_complete = only_complete
         self._new_id = new_id
         self._emit = emit
         self._index = -1
         self._ids: set[str] = set()
+        # The open call: its name, the id that the model wrote, whether it has been emitted, and the arguments that have
+        # not been.
+        self._name = ""
+        self._id: str | None = None
+        self._is_emitted = False
+        self._held = ""
 
-    def start(self, name: str, emitted_to: int, *, id: str | None = None) -> None:
-        """A call begins, with the id that the model wrote, if it is not another's. The text before `emitted_to` is
-        emitted.
-        """
-        self._index += 1
-        if id is None or id in self._ids:
-            id = self._new_id()
-        self._ids.add(id)
-        self.began = self.emitted_to
-        self.open, self.emitted_to = True, emitted_to
-        self._emit(ToolCallStart(self._index, id, name))
+    def start(self, name: str, *, id: str | None = None) -> None:
+        """A call begins. `id` is the one that the model wrote, which the call gets unless another call has it."""
+        self._name, self._id, self._held = name, id, ""
+        self.is_open, self._is_emitted = True, False
 
-    def arguments(self, fragment: str, emitted_to: int) -> None:
-        """Emit more of the open call's arguments. Sets `emitted_to`."""
-        self.emitted_to = emitted_to
-        if fragment:
-            self._emit(ToolCallArguments(self._index, fragment))
+    def arguments(self, fragment: str, read_to: int) -> None:
+        """More of the open call's arguments, without the closing brace of the whole. They end at `read_to`."""
+        self._held += fragment
+        if self._held and not self._only_complete:
+            self._release(read_to)
 
-    def cut(self, text: str) -> None:
-        """Emit that the open call is invalid or truncated; `text` is its text so far."""
-        self.open = False
-        self._emit(ToolCallCut(self._index, text))
+    def end(self, read_to: int) -> None:
+        """The open call is complete; this adds the closing brace to its arguments. Its text ends at `read_to`."""
+        self._held += "}"
+        self._release(read_to)
+        self._end(is_complete=True)
 
-    def end(self, emitted_to: int) -> None:
-        """End the open call. Sets `emitted_to`."""
-        self.open, self.emitted_to = False, emitted_to
+    def abandon(self) -> bool:
+        """The open call is not completed. Returns whether some of it has been emitted."""
+        if self._is_emitted:
+            self._end(is_complete=False)
+        self.is_open = False
+        return self._is_emitted
+
+    def _release(self, read_to: int) -> None:
+        """Emit what is held of the open call, of which all text before `read_to` has then been emitted."""
+        if not self._is_emitted:
+            self._is_emitted = True
+            self._index += 1
+            id = self._new_id() if self._id is None or self._id in self._ids else self._id
+            self._ids.add(id)
+            self._emit(ToolCallStart(self._index, id, self._name))
+        self._emit(ToolCallArguments(self._index, self._held))
+        self._held, self.emitted_to = "", read_to
+
+    def _end(self, *, is_complete: bool) -> None:
+        self.is_open = False
+        self._emit(ToolCallEnd(self._index, is_complete))
 
 
 def write_json(value: Any) -> str:
