@@ -12,7 +12,7 @@ WORKDIR /src
 RUN python -m venv /app/.venv
 COPY pyproject.toml deploy/constraints.txt ./
 RUN mkdir -p src/genai_server models/demo && touch src/genai_server/__init__.py README.md LICENSE \
-    && /app/.venv/bin/python -m pip install --quiet ".[$EXTRA]"
+    && /app/.venv/bin/python -m pip install --quiet ".[$EXTRA,audio]"
 
 FROM dependencies AS package
 COPY README.md LICENSE ./

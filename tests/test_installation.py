@@ -105,6 +105,12 @@ def test_the_script_installs_each_extra_once(clone: Path) -> None:
     assert all(line.startswith("uv https://example.org/simple pip install") for line in asked)
 
 
+def test_extra_of_the_developers_has_that_of_serve(clone: Path) -> None:
+    assert install(clone, "dev")[0] == 0
+    assert install(clone, "audio")[0] == 0
+    assert [line.rpartition(" ")[2] for line in (clone / "asked").read_text().splitlines()] == [".[cpu,dev]"]
+
+
 def test_script_prints_what_it_waits_for(clone: Path) -> None:
     assert install(clone)[1].splitlines() == [
         "installing this copy of genai-server with cpu …",
@@ -129,7 +135,8 @@ def test_pip_installs_where_uv_fails(clone: Path) -> None:
         (
             ["bench", "bnech"],
             "",
-            "there is no extra bnech; known are bench, chart, dev, export, hub, kv-events, models, otel, ray, router",
+            "there is no extra bnech; known are audio, bench, chart, dev, export, hub, kv-events, models, otel, ray, "
+            "router",
         ),
         (["cuda"], "", "cuda is for a device: GENAI_EXTRA=cuda ./scripts/install"),
         ([], "gpu", "GENAI_EXTRA=gpu: known are cpu, cuda, directml"),

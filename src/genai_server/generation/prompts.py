@@ -11,6 +11,7 @@ from msgspec import structs
 from genai_server.answer_parts import ScoredToken
 from genai_server.apis.shared.chat_messages import ChatMessage, ChatParameters, Tool
 from genai_server.apis.shared.completion_body import CompletionRequest
+from genai_server.audio.decoder_library import require_decoder
 from genai_server.errors import InvalidField
 from genai_server.generation.dependencies import Services
 from genai_server.generation.output_spec import listed_tools
@@ -127,6 +128,8 @@ async def encode_messages(
     leniency.note(encoded.left_out)
     if taken is None or codec.vision is None or not sources[taken]:
         return EncodedPrompt(encoded.tokens)
+    if taken is Medium.SOUND:
+        require_decoder(sources[taken][0].param)
     return _with_images(encoded.tokens, codec.placeholder, await services.images.read(codec.vision, sources[taken]))
 
 

@@ -30,7 +30,7 @@ from genai_server.messages.generation_request import GenerationRequest
 from tests import raw_http
 from tests.apis.transcriptions.doubles import DIRECTORY, MODEL, answer, at, load_codec
 from tests.audio.sounds import encoded, sentence, silence
-from tests.running_server import DEMO, RunningServer, body, refusal, wait_until
+from tests.running_server import DEMO, RunningServer, body, environment_without, refusal, run_server, wait_until
 from tests.server_here import run_here
 
 PATHS = ("/v1/audio/transcriptions", "/v1/audio/translations")
@@ -83,6 +83,16 @@ def spoken(monkeypatch: pytest.MonkeyPatch) -> Spoken:
 
 def post(server: RunningServer, path: str = PATHS[0], **fields: Any) -> httpx.Response:
     return server.client.post(path, files={"file": ("a.wav", SPEECH)}, data=fields)
+
+
+def test_recording_without_the_extra_is_an_error_that_names_it(tmp_path: Path) -> None:
+    settings = environment_without("av", tmp_path) | {"GENAI_MODELS": f"speech={DIRECTORY}"}
+    with run_server(tmp_path, "--device", "cpu", settings=settings) as bare:
+        refused = post(bare)
+        assert refusal(refused) == (400, "unsupported_task", "file")
+        assert "installed without the extra audio" in refused.text
+        assert "model speech takes recordings, which cannot be decoded" in bare.log()
+        assert "audio" in bare.log().partition("install what that needs: ")[2].splitlines()[0]
 
 
 def test_every_format_has_the_same_text(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:

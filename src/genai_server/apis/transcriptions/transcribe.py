@@ -18,6 +18,7 @@ from genai_server.apis.transcriptions.schemas import AudioForm, ServerVad, Trans
 from genai_server.apis.transcriptions.segments import Segment, Span, split
 from genai_server.apis.transcriptions.window_transcript import TranscriptTask, WindowTranscriber, WindowTranscript
 from genai_server.apis.transcriptions.words import bounded, words_of
+from genai_server.audio.decoder_library import require_decoder
 from genai_server.audio.detection import Detection
 from genai_server.audio.recordings import Recording
 from genai_server.audio.window_reader import Window
@@ -35,8 +36,8 @@ _MAX_CONDITIONING = 0.5
 # Seconds. Less is not transcribed.
 _MIN_WINDOW = 0.1
 _AUDIO_TOKENS_PER_SECOND = 50
-# Values of `language` with which the language is detected, as without the field.
-_DETECTED = ("", "auto")
+# The value of `language` with which the language is detected, as without the field.
+_DETECTED = "auto"
 # What follows the language in a tag such as `en-US` or `zh_Hant`.
 _SUBTAGS = re.compile(r"[-_].*", re.DOTALL)
 _WORDS = "timestamp_granularities"
@@ -215,6 +216,7 @@ async def begin(services: Services, form: AudioForm, context: RequestContext, *,
     options = await _options(form, model, codec, translates=translates)
     if options.has_words and not info.aligns:
         raise InvalidField(f"timestamp_granularities cannot be word with model {chosen.id}: {_NO_WORDS}", param=_WORDS)
+    require_decoder("file")
     async with within(context.deadline):
         recording = await services.recordings.open(model, form.file, param="file", detection=_detection(form))
     context.counted.callback(recording.close)
@@ -257,7 +259,7 @@ async def _options(form: AudioForm, model: SpeechModel, codec: TextCodec, *, tra
     candidates = [] if not isinstance(form, TranscriptionForm) else form.languages or []
     candidates = [_known(code, model, "languages") for code in candidates]
     language = None
-    if form.language is not None and form.language.strip().lower() not in _DETECTED:
+    if form.language is not None and form.language.strip().lower() != _DETECTED:
         language = _known(form.language, model, "language")
     if not model.languages:
         language = ENGLISH

@@ -12,6 +12,7 @@ import ssl
 from pathlib import Path
 from tempfile import TemporaryFile
 
+from genai_server.audio import decoder_library
 from genai_server.cli.serve.loaders import load_traces, text_loader
 from genai_server.config.settings import Settings
 from genai_server.config.sources import device_options
@@ -23,6 +24,8 @@ from genai_server.http.api_keys import load_keys
 from genai_server.hub.repository import could_be_repository
 from genai_server.installation import this_installation
 from genai_server.pooling_model import Task, task_of
+from genai_server.text.codec import TextCodec
+from genai_server.vision_model import Medium
 
 log = logging.getLogger(__name__)
 
@@ -81,8 +84,19 @@ def check_models(settings: Settings) -> None:
         except Exception as error:  # a library reads unchecked files
             raise ConfigurationError(f"the model in {path} cannot be used: {in_one_line(error)}") from None
         check_draft_model_of(settings, name)
+        if any(map(takes_recordings, codecs.values())) and not decoder_library.is_installed():
+            log.warning(
+                "model %s takes recordings, which cannot be decoded: install what that needs: %s",
+                name,
+                this_installation().extra_command(decoder_library.EXTRA),
+            )
         if any(codec.task is Task.GENERATE and not codec.has_chat_template for codec in codecs.values()):
             log.warning("model %s %s; %s", name, NO_CHAT_TEMPLATE, GIVE_A_TEMPLATE)
+
+
+def takes_recordings(codec: TextCodec) -> bool:
+    """Whether a model transcribes, or reads sounds of chats."""
+    return codec.speech is not None or (codec.vision is not None and codec.vision.medium is Medium.SOUND)
 
 
 def how_to_get(path: str, models: Path) -> str:

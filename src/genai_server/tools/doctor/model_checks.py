@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+from genai_server.audio import decoder_library
 from genai_server.cli.serve.loaders import text_loader
 from genai_server.cli.serve.preflight import (
     check_access,
@@ -12,6 +13,7 @@ from genai_server.cli.serve.preflight import (
     check_traces,
     how_to_get,
     lone_reloader,
+    takes_recordings,
 )
 from genai_server.config.settings import Settings
 from genai_server.config.sources import device_options, unknown_variables
@@ -27,6 +29,7 @@ from genai_server.engine.model.graph import read_decoder_graph
 from genai_server.engine.model.inventory import inventory
 from genai_server.engine.model.speech_files import read_cross_decoder
 from genai_server.errors import ChatTemplateError, ConfigurationError, GenaiServerError, ModelDirectoryError
+from genai_server.installation import this_installation
 from genai_server.messages.status_file import EngineState
 from genai_server.pooling_model import Task, task_of
 from genai_server.speech_model import transcribes
@@ -101,6 +104,9 @@ def model(settings: Settings, name: str, *, with_text: bool = True) -> Iterator[
     size, length = weight_bytes(directory) / MIB, f"{info.context_length} tokens of context"
     yield Finding(OK, subject, f"{directory}: {length}, a vocabulary of {info.vocab_size}, {size:.0f} MiB of weights")
     yield from _draft_model(subject, settings, name)
+    if (transcribes(directory) or any(map(takes_recordings, codecs.values()))) and not decoder_library.is_installed():
+        remedy = this_installation().extra_command(decoder_library.EXTRA)
+        yield Finding(WARN, subject, "it takes recordings, which cannot be decoded without FFmpeg's libraries", remedy)
     if (task := task_of(directory)).pools:
         yield Finding(OK, f"batching of {name}" if settings.models else "batching", f"{task}: texts are read together")
         return
