@@ -169,6 +169,19 @@ def test_a_name_is_taken_by_what_is_loaded_and_by_aliases() -> None:
     assert server.models.find("b").about.path == "/other"
 
 
+def test_a_model_that_is_to_be_loaded_is_not_replaced() -> None:
+    server = Server("a")
+    other = ManagedModel(new_status("a", "/other", ["cpu"], 5), server._engines, 0)
+    server.models.request_load("a", 0)
+    with pytest.raises(InvalidField, match='^name "a" is to be loaded; unload it first$'):
+        server.models.add(other)
+    server.errors["a"] = ValueError("x")
+    server.update(WANT_SECONDS)
+    assert server.states() == {"a": "unloaded"}
+    server.models.add(other)
+    assert server.models.find("a").about.path == "/other"
+
+
 def test_an_adapter_is_there_for_one_model_until_it_is_removed() -> None:
     server = Server("a", "b")
     law = Adapter("law", "/law", "1")

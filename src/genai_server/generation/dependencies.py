@@ -149,8 +149,8 @@ class RequestContext:
     release_body: Callable[[], None] = lambda: None
 
     def answer_id(self, prefix: str) -> str:
-        """The id of the answer: that of the request, with the prefix that its API has."""
-        return prefix + self.record.request_id.removeprefix("req-")
+        """The id of the answer: the request's `unique_id`, with the prefix of the API."""
+        return prefix + self.record.unique_id.removeprefix("req-")
 
     def cache_salt(self, given: str | None) -> str | None:
         """The salt of the engine's prefix cache: a digest, which reveals neither the key nor the body's salt."""

@@ -175,9 +175,11 @@ class ModelPool:
         return found
 
     def add(self, model: ManagedModel) -> None:
-        """Add a model that is not loaded yet, or replace one that is not loaded. Raises InvalidField."""
+        """Add a model that is not loaded yet, or replace one that is not, and will not be. Raises InvalidField."""
         name = model.about.name
         before = self._models.get(name)
+        if before is not None and before.state == ModelState.UNLOADED and name in self._wanted:
+            raise InvalidField(f"name {quoted(name)} is to be loaded; unload it first", param="name")
         if before is not None and before.state not in (ModelState.FAILED, ModelState.UNLOADED):
             advice = "try again once it is unloaded" if before.state == ModelState.UNLOADING else "unload it first"
             raise InvalidField(f"name {quoted(name)} is {before.state}; {advice}", param="name")

@@ -37,13 +37,12 @@ def test_a_stream_of_chunks_makes_the_same_answer(client: OpenAI) -> None:
 @pytest.mark.parametrize(("path", "prefix"), [("/v1/chat/completions", "chatcmpl-"), ("/v1/completions", "cmpl-")])
 def test_id_names_the_request_and_the_fingerprint_the_model(scripted: RunningServer, path: str, prefix: str) -> None:
     fields: Any = {"prompt": "say x\n\x04"} if path == "/v1/completions" else body("say x")
-    found = []
-    for request_id in (None, "mine.1"):
-        headers = {} if request_id is None else {"x-request-id": request_id}
-        response = scripted.client.post(path, json=fields, headers=headers)
-        answer = response.json()
-        assert answer["id"] == prefix + response.headers["x-request-id"].removeprefix("req-")
-        found.append(answer["system_fingerprint"])
+    response = scripted.client.post(path, json=fields)
+    assert response.json()["id"] == prefix + response.headers["x-request-id"].removeprefix("req-")
+    named = [scripted.client.post(path, json=fields, headers={"x-request-id": "mine.1"}).json() for _ in range(2)]
+    assert all(re.fullmatch(f"{prefix}[0-9a-f]{{24}}", answer["id"]) for answer in named)
+    assert named[0]["id"] != named[1]["id"]
+    found = [answer["system_fingerprint"] for answer in (response.json(), *named)]
     streamed = scripted.client.post(path, json={**fields, "stream": True, "stream_options": {"include_usage": True}})
     chunks = [line.removeprefix("data: ") for line in streamed.text.splitlines() if line.startswith("data: {")]
     found += [json.loads(chunk)["system_fingerprint"] for chunk in chunks]

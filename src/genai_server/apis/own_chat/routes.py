@@ -111,7 +111,7 @@ async def chat(body: ChatRequest, services: TheServices, context: TheRequestCont
     if body.stream:
         raise InvalidField("stream must be false; POST /v1/chat/stream streams the answer", param="stream")
     generation = await generate(services, body, context)
-    build = ChatBuilder(context.record.request_id, has_logprobs=bool(body.logprobs))
+    build = ChatBuilder(context.record.unique_id, has_logprobs=bool(body.logprobs))
     (whole,) = await context.run_while_connected(generation.whole())
     (answer,) = generation.answers
     return await built_response(
@@ -125,7 +125,7 @@ async def chat_stream(body: ChatRequest, services: TheServices, context: TheRequ
     if body.stream is False:
         raise InvalidField("stream must be true; POST /v1/chat returns the complete answer", param="stream")
     generation = await generate(services, body, context, is_streamed=True)
-    build = ChatBuilder(context.record.request_id, has_logprobs=bool(body.logprobs))
+    build = ChatBuilder(context.record.unique_id, has_logprobs=bool(body.logprobs))
     return EventStream(generation, _events(generation, build))
 
 

@@ -129,7 +129,9 @@ class SamplingFields(NullFields):
         Annotated[list[Annotated[int, Field(ge=0)]], elements(MAX_ALLOWED_TOKENS, min_length=1)] | None
     ) = Field(None, description="The only tokens that the answer may have, those that end it included.")
     min_tokens: int | None = Field(
-        None, ge=0, description="Minimum number of tokens before an end token or stop text ends the answer."
+        None,
+        ge=0,
+        description="Minimum number of tokens before an end or stop token ends the answer; a stop text still ends it.",
     )
     ignore_eos: bool | None = Field(None, description="Continue after the model's end-of-sequence token.")
     cache_prompt: bool | None = Field(
