@@ -173,3 +173,11 @@ def test_the_time_ends_while_a_value_is_weighed(value: object, monkeypatch: pyte
     monkeypatch.setattr(template_sandbox, "MAX_SECONDS", -1)
     with pytest.raises(TooCostly, match="more than -1 s"):
         Meter(1_000_000).weigh(value)
+
+
+@pytest.mark.parametrize("scope", ["{% for message in messages %}X{% endfor %}", "{% block b scoped %}X{% endblock %}"])
+def test_a_call_does_not_cost_what_the_variables_around_it_hold(scope: str) -> None:
+    """Qwen 3.5's template looks at the beginning of each message, which is a variable of its loop."""
+    source = scope.replace("X", "{% set text = messages[0].content %}{{ text.startswith('<') }}")
+    messages = [{"role": "user", "content": "x" * 50_000}]
+    assert ChatTemplate(source, max_characters=LIMIT).render({"messages": messages}) == "False"

@@ -33,6 +33,8 @@ _GROWTH = 16
 # Methods and filters that pad a text to a given width, and format strings that contain a width.
 _WIDE_METHODS = frozenset({"center", "expandtabs", "format", "format_map", "ljust", "rjust", "zfill"})
 _WIDE_FILTERS = frozenset({"indent", "round", "tojson"})
+# Jinja adds the variables of a loop or a block to the arguments of each call in it, and takes them out before it calls.
+_VARIABLES = frozenset({"_block_vars", "_loop_vars"})
 # These sort their arguments in one step that cannot be interrupted.
 _SORTING_FILTERS = frozenset({"dictsort", "groupby", "sort"})
 _FILTERS = frozenset(
@@ -172,7 +174,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         meter = __self._meter
         meter.tick()
-        weight = meter.weigh(*args, *kwargs.values())
+        weight = meter.weigh(*args, *(value for name, value in kwargs.items() if name not in _VARIABLES))
         method = getattr(__obj, "__wrapped__", __obj)
         owner = getattr(method, "__self__", None)
         if isinstance(owner, str):
