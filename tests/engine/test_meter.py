@@ -73,6 +73,17 @@ def test_tokens_count_when_produced_and_prompts_when_read(bench: Bench, clock: H
     assert sum(figures.token_gaps.counts) == len("hello") - 1
 
 
+def test_tokens_are_counted_by_the_names_of_keys(bench: Bench, clock: HandClock) -> None:
+    bench.submit(1, "say hello", key_name="alice")
+    bench.submit(2, "say hi", key_name="bob")
+    bench.submit(3, "say it")
+    bench.run()
+    figures = _figures(bench, clock)
+    assert figures.generation_tokens_by_key == {"alice": 5, "bob": 2, "": 2}
+    assert figures.prompt_tokens_by_key == {"alice": 11, "bob": 8, "": 8}
+    assert (figures.generation_tokens, figures.prompt_tokens) == (9, 27)
+
+
 def test_passes_are_counted_by_kind_with_their_rows(bench: Bench, clock: HandClock) -> None:
     bench.answer(1, "say abcd")
     figures = _figures(bench, clock)

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from tests.running_server import RunningServer, wait_until
+from tests.running_server import RunningServer, body, wait_until
 from tests.server_here import run_here
 from tests.web.browser import agree, answer, answered, ask, opened, say
 
@@ -301,6 +301,15 @@ def test_admin_views_are_offered_with_the_admin_key_only(browser: Browser, locke
         use_key(page, ADMIN_KEY, "Admin key")
         expect(tabs).to_have_text(["Overview", "Profiles", "Models", "Runtime"])
         expect(page.get_by_text("are not shown")).to_have_count(0)
+
+
+def test_monitor_names_the_keys_of_requests(browser: Browser, locked: RunningServer) -> None:
+    assert locked.client.post("/v1/chat", json=body("say hi"), headers={"x-api-key": KEY}).status_code == 200
+    with opened(browser, locked, "#monitor") as page:
+        use_key(page, ADMIN_KEY)
+        ended = page.locator("section[aria-label='Ended requests']")
+        expect(ended.locator("th").nth(2)).to_have_text("key")
+        expect(ended.locator("tbody tr").first.locator("td").nth(2)).to_have_text("alice")
 
 
 def test_a_part_of_an_answer_that_is_written_stays_as_it_is(scripted_page: Page) -> None:

@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 from starlette.routing import WebSocketRoute
 
 from genai_server import __version__
-from genai_server.apis.admin import adapters, runtime_options, stored_models
+from genai_server.apis.admin import adapters, key_usage, runtime_options, stored_models
 from genai_server.apis.admin import model_loading as model_admin
 from genai_server.apis.admin import profile_sessions as profiles
 from genai_server.apis.admin import running_requests as requests
@@ -65,6 +65,7 @@ from genai_server.http.middleware.request_lifetime import OPEN_PATHS, Drain, Dra
 from genai_server.http.middleware.uploads import UploadLimits, Uploads, upload_folder
 from genai_server.http.rate_limit import RateLimits
 from genai_server.http.request_state import request_state
+from genai_server.http.telemetry.key_usage import FILE_NAME, KeyUsage
 from genai_server.http.telemetry.recent_requests import RecentRequests
 from genai_server.http.telemetry.request_record import Observer
 from genai_server.http.trailing_slash import TrailingSlash
@@ -121,8 +122,8 @@ def create_app(
     """
 
     bodies = BodyBudget(settings.max_bodies_bytes)
-    recent = RecentRequests()
-    telemetry = replace(telemetry, observers=[*telemetry.observers, recent.observe])
+    recent, usage = RecentRequests(), KeyUsage()
+    telemetry = replace(telemetry, observers=[*telemetry.observers, recent.observe, usage.observe])
     counts = telemetry.instruments
 
     @asynccontextmanager
@@ -139,6 +140,7 @@ def create_app(
             engine_metrics = EngineMetrics(settings, models)
             telemetry.registry.register(engine_metrics)
             recent.open(folder)
+            usage.open(Path(settings.usage_file) if settings.usage_file else folder / FILE_NAME)
             history = LoadHistory(engine_metrics, recent)
             with (
                 closing(GrammarChecker(settings.grammar_timeout, counts.count_check)) as grammars,
@@ -161,10 +163,12 @@ def create_app(
                     telemetry.registry,
                     model_files.store,
                     recent,
+                    usage,
                 )
                 tasks = [
                     asyncio.create_task(_start_image_readers(models, images)),
                     asyncio.create_task(history.follow()),
+                    asyncio.create_task(usage.follow()),
                 ]
                 try:
                     async with files_and_batches(
@@ -177,6 +181,7 @@ def create_app(
                     for task in tasks:
                         task.cancel()
                     await responses.close()
+                    await usage.close()
             telemetry.registry.unregister(engine_metrics)
             await asyncio.to_thread(telemetry.close)
 
@@ -219,6 +224,7 @@ def create_app(
         stored_models,
         adapters,
         requests,
+        key_usage,
         profiles,
         health,
         page,

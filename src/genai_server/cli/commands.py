@@ -12,6 +12,7 @@ GROUPS = {
         "serve": ("cli.serve.serve_command", "serve a model over HTTP"),
         "key": ("cli.key_command", "create an API key"),
         "top": ("tools.top.top_command", "watch a running server"),
+        "usage": ("tools.usage_command", "show the tokens of each API key and day"),
         "cache": ("cli.cache_command", "list and clear the prefix cache on disk"),
         "deploy": ("ray_serve.deploy_command", "deploy replicas on Ray Serve"),
     },

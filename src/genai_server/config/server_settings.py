@@ -156,6 +156,16 @@ class ServerSettings(SettingsForm):
     metrics: Literal["key", "open", "off"] = "key"
     """Access to /metrics: `key` requires an API key if the API does, `open` requires none, `off` disables it."""
 
+    usage_file: str = ""
+    """File for the requests and tokens of each API key and day, which all API processes share (`genai-server usage`);
+    empty counts them until the server stops.
+    """
+
+    metrics_keys: bool = False
+    """Give the counters of requests and tokens in /metrics the label `key_name`, the name of the API key, which each
+    reader of the metrics then sees.
+    """
+
     metrics_prefix: str = Field("genai:", pattern="^[A-Za-z_][A-Za-z0-9_]{0,31}:$")
     """Prefix of all names in /metrics; routers and dashboards for vLLM expect `vllm:`."""
 

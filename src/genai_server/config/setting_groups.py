@@ -45,7 +45,17 @@ GROUPS: dict[str, tuple[str, ...]] = {
         *("files_bytes_per_key", "files_bytes", "max_batch_requests"),
     ),
     "Logs, metrics and traces": (
-        *("log_level", "log_format", "metrics", "metrics_prefix", "otlp_endpoint", "telemetry", "kv_events"),
+        *(
+            "log_level",
+            "log_format",
+            "metrics",
+            "metrics_prefix",
+            "metrics_keys",
+            "usage_file",
+            "otlp_endpoint",
+            "telemetry",
+            "kv_events",
+        ),
         "kv_events_topic",
     ),
     "Profiles": ("profile_dir", "profile_max_files", "profile_max_bytes", "profile_max_age", "profile_max_rows"),

@@ -1,5 +1,6 @@
 """An engine's counters of its own work, for the metrics."""
 
+from collections import Counter
 from collections.abc import Sequence as Several
 
 import numpy as np
@@ -42,8 +43,9 @@ class Meter:
     """Owned by the loop's thread; cheap enough for each token."""
 
     def __init__(self) -> None:
-        self._prompt_tokens = 0
-        self._generation_tokens = 0
+        # By the names of API keys, of which there are as many as the operator has made.
+        self._prompt_tokens: Counter[str] = Counter()
+        self._generation_tokens: Counter[str] = Counter()
         self._cache_queries = 0
         self._cache_hits = 0
         self._pauses = 0
@@ -86,7 +88,7 @@ class Meter:
 
         Tokens of one step share the time equally.
         """
-        self._generation_tokens += num_tokens
+        self._generation_tokens[sequence.request.key_name] += num_tokens
         # Nobody waits for the next token of a sequence of the background.
         if before is None or sequence.last is None or sequence.background:
             return
@@ -95,7 +97,7 @@ class Meter:
 
     def prompt_read(self, sequence: Sequence) -> None:
         """Count the tokens of a prompt, or of all texts of a request, that has been read to its end."""
-        self._prompt_tokens += len(sequence.request.prompt)
+        self._prompt_tokens[sequence.request.key_name] += len(sequence.request.prompt)
 
     def verified(self, num_drafted: int, num_accepted: int) -> None:
         """Count the tokens of a draft, and those that were accepted."""
@@ -112,8 +114,10 @@ class Meter:
         return Figures(
             kv_tokens=sum(sequence.num_read for sequence in running),
             kv_capacity=loaded.kv_capacity,
-            prompt_tokens=self._prompt_tokens,
-            generation_tokens=self._generation_tokens,
+            prompt_tokens=self._prompt_tokens.total(),
+            generation_tokens=self._generation_tokens.total(),
+            prompt_tokens_by_key=dict(self._prompt_tokens),
+            generation_tokens_by_key=dict(self._generation_tokens),
             cache_queries=self._cache_queries,
             cache_hits=self._cache_hits,
             drafted=self._drafted,

@@ -220,9 +220,17 @@ class Sequence:
         phase = started if self.state is SequenceState.RUNNING else RequestPhase.QUEUED
         prompt = len(self.request.prompt)
         adapter = self.adapter_name
-        name, unique, background = self.request.request_id, self.request.own_id, self.background
         return RequestState(
-            name, phase, self.age, prompt, self.num_cached, self.num_produced, adapter, unique, background
+            self.request.request_id,
+            phase,
+            self.age,
+            prompt,
+            self.num_cached,
+            self.num_produced,
+            adapter,
+            self.request.own_id,
+            self.background,
+            self.request.key_name,
         )
 
     def phases(self) -> Phases:

@@ -27,6 +27,7 @@ from genai_server.http.leniency import Leniency
 from genai_server.http.middleware.authentication import rights
 from genai_server.http.middleware.request_lifetime import Drain
 from genai_server.http.request_state import request_state
+from genai_server.http.telemetry.key_usage import KeyUsage
 from genai_server.http.telemetry.recent_requests import RecentRequests
 from genai_server.http.telemetry.request_record import RequestRecord
 from genai_server.images.reader import Images
@@ -60,6 +61,8 @@ class Services:
     store: ModelStore
     # The requests that have ended.
     recent: RecentRequests
+    # Requests and tokens by day and API key.
+    usage: KeyUsage
 
     async def served(self, model: str | None, task: Task | None = None) -> ServedModel:
         """The model of a request that only needs its text side.

@@ -139,6 +139,7 @@ async def _generate(
             timeout=context.deadline.seconds_left,
             adapter=chosen.adapter,
             unique_id=context.record.unique_id,
+            key_name=context.record.key_name,
             prediction=prediction,
             cache_salt=cache_salt,
             answer_memory=context.answer_memory(body.cache_salt),

@@ -21,6 +21,8 @@ from genai_server.quoted_values import quoted
 log = logging.getLogger(__name__)
 
 MIN_KEY_LENGTH = 16
+# What operators see in place of a name for requests with the admin key. No API key can have this name.
+ADMIN_KEY_NAME = "(admin)"
 NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _OF_NAMES = "letters, digits, dots, dashes and underscores"
 # Visible characters that have no special meaning in key lists and headers.
@@ -55,6 +57,13 @@ class Access:
     has_admin_key: bool = False
     # Whether only this machine can reach the server, as far as is known.
     on_loopback: bool = False
+
+    @property
+    def key_name(self) -> str:
+        """The name of the API key, for operators; "" where no key is needed."""
+        if self.key is not None:
+            return self.key.name
+        return ADMIN_KEY_NAME if self.is_admin else ""
 
 
 class ApiKeys:

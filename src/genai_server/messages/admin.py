@@ -150,6 +150,8 @@ class RequestState(Struct, frozen=True):
     unique_id: str = ""
     # Whether it only takes what others leave of the device.
     background: bool = False
+    # The name of its API key; "" without one.
+    key_name: str = ""
 
 
 class RequestList(Reply, frozen=True):

@@ -70,6 +70,9 @@ class Figures(Struct, frozen=True, tag=True):
     decode_rows: Histogram
     # Seconds between two tokens of an answer.
     token_gaps: Histogram
+    # The same two numbers by the name of the API key, "" without one.
+    prompt_tokens_by_key: dict[str, int] = {}
+    generation_tokens_by_key: dict[str, int] = {}
     # None without a prefix cache on disk.
     disk_cache: DiskCacheFigures | None = None
     # Memory of the answers that are kept for drafts.

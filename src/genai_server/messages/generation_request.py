@@ -145,6 +145,8 @@ class GenerationRequest(Struct, frozen=True):
     adapter: Adapter | None = None
     # The server's own name for the request, where `request_id` is not unique.
     unique_id: str = ""
+    # The name of the client's API key, for operators; "" without one.
+    key_name: str = ""
     # Tokens that the answer may contain, for drafts. Near a tie they may change the chosen token. They have no effect
     # with `exact` or a seed.
     prediction: list[int] = []

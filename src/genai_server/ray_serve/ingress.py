@@ -19,7 +19,7 @@ from starlette.datastructures import Headers
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from genai_server.apis.admin import adapters, runtime_options
+from genai_server.apis.admin import adapters, key_usage, runtime_options
 from genai_server.apis.admin import model_loading as model_admin
 from genai_server.apis.admin import profile_sessions as profiles
 from genai_server.apis.admin import running_requests as requests
@@ -279,7 +279,9 @@ class _IngressApp:
         return kept
 
 
-_ADMIN: list[BaseRoute] = [route for module in (runtime_options, requests, profiles) for route in module.router.routes]
+_ADMIN: list[BaseRoute] = [
+    route for module in (runtime_options, requests, key_usage, profiles) for route in module.router.routes
+]
 # A replica that is started later would not have what these bring.
 _FIXED: list[BaseRoute] = [route for module in (model_admin, adapters, ollama_pull) for route in module.router.routes]
 _ABOUT_MODELS: list[BaseRoute] = [*models.router.routes, *ollama_models.router.routes, *lm_studio.router.routes]

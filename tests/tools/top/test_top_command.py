@@ -18,7 +18,7 @@ from rich.console import Console
 
 from genai_server.errors import ServerUnusable
 from genai_server.tools.top.snapshot import Interval, Place, Poller, Snapshot
-from genai_server.tools.top.top_tables import Choice, view
+from genai_server.tools.top.top_tables import ORDERS, Choice, view
 from tests.running_server import ROOT, RunningServer, clean_environment, free_port, last_event, run_command
 from tests.server_here import run_here
 
@@ -65,13 +65,14 @@ def test_devices_and_their_requests_are_shown(scripted: RunningServer) -> None:
     assert rows[name][1:3] == ["scripted:1", "decode"]
 
 
-def _shown(width: int | None, *models: str) -> list[str]:
+def _shown(width: int | None, *models: str, key_name: str | None = None) -> list[str]:
     """The table of a server with these models, each on two devices and with one request."""
     status = {"state": "ready"}
     health = {"version": "1", "models": {name: {"devices": {"cpu": status, "cuda:0": status}} for name in models}}
     figures = {"phase": "decode", "age": 1.0, "prompt_tokens": 5, "cached_tokens": 4, "output_tokens": 3}
     requests = [
-        {"id": f"req-{'0' * 24}", "unique_id": name, "device": "cpu", "model": name, **figures} for name in models
+        {"id": f"req-{'0' * 24}", "unique_id": name, "device": "cpu", "model": name, "key_name": key_name, **figures}
+        for name in models
     ]
     samples = {("num_slots", Place(name, "cpu")): float(number) for number, name in enumerate(models, 16)}
     out = io.StringIO()
@@ -96,6 +97,20 @@ def test_wide_terminal_has_whole_ids_and_titles_without_a_legend() -> None:
     assert any(f"req-{'0' * 24}" in line for line in lines)
     assert any("waiting" in line for line in lines)
     assert not any("hits: of prompts" in line for line in lines)
+
+
+@pytest.mark.parametrize(("key_name", "shown"), [("alice", True), (None, False)])
+def test_requests_name_their_keys_where_they_have_some(key_name: str | None, shown: bool) -> None:
+    lines = _shown(120, "phi", key_name=key_name)
+    assert any("key" in line.split() for line in lines) is shown
+    assert any(" alice " in line for line in lines) is shown
+
+
+def test_requests_are_sorted_by_key() -> None:
+    names = ["bob", None, "alice"]
+    requests = [{"unique_id": str(name), "key_name": name} for name in names]
+    choice = Choice(order=[field for field, _, _ in ORDERS].index("key_name"))
+    assert [each["key_name"] for each in choice.sorted(requests)] == [None, "alice", "bob"]
 
 
 def test_requests_are_sorted_and_chosen_by_place() -> None:

@@ -49,4 +49,5 @@ def _entry(state: RequestState, engine: EngineClient) -> dict[str, Any]:
     model = engine.model_name if adapter is None else f"{engine.model_name}:{adapter}"
     where = {"model": model, "device": engine.device}
     names = {"id": figures.pop("request_id"), "unique_id": figures.pop("unique_id")}
-    return {**names, "object": "request", **where, **figures}
+    key_name = figures.pop("key_name") or None
+    return {**names, "object": "request", "key_name": key_name, **where, **figures}

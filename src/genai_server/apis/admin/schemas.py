@@ -1,8 +1,9 @@
 """Request and response bodies of the admin endpoints."""
 
+from datetime import date
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, model_validator
 
 from genai_server.apis.shared.base import Wire, elements, field_error
 from genai_server.config.settings import ADAPTER_NAME, MODEL_NAME, device_list
@@ -129,12 +130,14 @@ class NoFields(Wire):
 class RequestEntry(BaseModel):
     """A running or waiting request, or one of its answers. `age` is the number of seconds since the engine received it.
 
-    `id` is the request's `X-Request-ID`, which clients may reuse; `unique_id` is unique.
+    `id` is the request's `X-Request-ID`, which clients may reuse; `unique_id` is unique. `key_name` is the name of its
+    API key, `(admin)` with the admin key, and null without one.
     """
 
     id: str
     unique_id: str
     object: Literal["request"]
+    key_name: str | None
     model: str
     device: str
     phase: Literal["queued", "prefill", "decode"]
@@ -162,6 +165,7 @@ class EndedRequestEntry(BaseModel):
     id: str
     unique_id: str
     object: Literal["request"]
+    key_name: str | None
     path: str
     model: str
     device: str
@@ -181,6 +185,48 @@ class EndedRequestsResponse(BaseModel):
 
     object: Literal["list"]
     data: list[EndedRequestEntry]
+
+
+def _day(value: object) -> date:
+    try:
+        return date.fromisoformat(str(value))
+    except ValueError:
+        raise ValueError("must be a day, such as 2026-11-28") from None
+
+
+_Day = Annotated[date, BeforeValidator(_day)]
+
+
+class UsageParameters(Wire):
+    """Query of GET /v1/admin/usage: the first and the last day, such as 2026-11-28."""
+
+    since: _Day | None = None
+    until: _Day | None = None
+
+
+class UsageEntry(BaseModel):
+    """What an API key has used of a model on a day. `key_name` is null for requests without a key.
+
+    `requests` counts those that got an answer, `refused` those that got an error in its place. `prompt_tokens` includes
+    `cached_tokens`.
+    """
+
+    object: Literal["usage"]
+    day: date
+    key_name: str | None
+    model: str
+    requests: int
+    refused: int
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+
+
+class UsageResponse(BaseModel):
+    """Response of GET /v1/admin/usage."""
+
+    object: Literal["list"]
+    data: list[UsageEntry]
 
 
 class CancelledRequest(BaseModel):

@@ -192,6 +192,7 @@ class _PooledRequest:
             background=context.background,
             timeout=context.deadline.seconds_left,
             unique_id=context.record.unique_id,
+            key_name=context.record.key_name,
             texts=texts,
         )
         stopwatch = Stopwatch(context.record.arrival, len(prompt))

@@ -17,6 +17,8 @@ from genai_server.images import reader as images
 from genai_server.messages.generation_request import FinishReason
 
 _LABELS = ("model_name", "device")
+# The label with the name of the API key (GENAI_METRICS_KEYS).
+KEY_LABEL = "key_name"
 # Seconds; the same bounds as vLLM's, for dashboards.
 _FIRST_TOKEN = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640),
@@ -39,23 +41,30 @@ _REASONS = {*FinishReason, ABORT}
 _BATCH_STATES = ("completed", "failed", "expired", "cancelled")
 
 
-def api_metrics(shared: Path | None, prefix: str) -> "tuple[CollectorRegistry, Instruments]":
+def api_metrics(
+    shared: Path | None, prefix: str, *, with_keys: bool = False
+) -> "tuple[CollectorRegistry, Instruments]":
     """The registry to scrape, and the instruments that count into it. All names begin with `prefix`.
+
+    `with_keys` gives the counters of requests a label with the name of the API key.
 
     With a folder that the API processes share, the registry adds up what all of them have counted, those that have
     ended included. prometheus-client must have been imported with that folder in its environment.
     """
     registry = CollectorRegistry()
     if shared is None:
-        return registry, Instruments(registry, prefix)
+        return registry, Instruments(registry, prefix, with_keys=with_keys)
     MultiProcessCollector(registry, str(shared))  # type: ignore[no-untyped-call]
-    return registry, Instruments(CollectorRegistry(), prefix)
+    return registry, Instruments(CollectorRegistry(), prefix, with_keys=with_keys)
 
 
 class Instruments:
     """Counts each ended answer and each refused request. The functions `count_…` count one by how it ended."""
 
-    def __init__(self, registry: CollectorRegistry, prefix: str) -> None:
+    def __init__(self, registry: CollectorRegistry, prefix: str, *, with_keys: bool = False) -> None:
+        self._with_keys = with_keys
+        keys = (KEY_LABEL,) if with_keys else ()
+
         def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
             return Histogram(prefix + name, text, _LABELS, buckets=buckets, registry=registry)
 
@@ -69,13 +78,13 @@ class Instruments:
         self._ended = Counter(
             prefix + "request_success",
             "Answers that have ended, by their reason.",
-            (*_LABELS, "finished_reason"),
+            (*_LABELS, *keys, "finished_reason"),
             registry=registry,
         )
         self._rejected = Counter(
             prefix + "request_rejected",
             "Requests that were refused, by the code of their error.",
-            (*_LABELS, "reason"),
+            (*_LABELS, *keys, "reason"),
             registry=registry,
         )
         self.count_check = counter(
@@ -112,18 +121,22 @@ class Instruments:
     def observe(self, record: RequestRecord) -> None:
         """Count a request that has ended; a refused one that only reads does not count."""
         labels = (record.model, record.device)
+        keys = (record.key_name,) if self._with_keys else ()
         if not record.answers and record.status >= 400 and not record.is_look:
-            self._rejected.labels(*labels, record.error_code or str(record.status)).inc()
+            self._rejected.labels(*labels, *keys, record.error_code or str(record.status)).inc()
         for answer in record.answers:
+            outcome = answer.outcome
+            self._ended.labels(*labels, *keys, outcome if outcome in _REASONS else "error").inc()
             self._observe_answer(answer, labels, waits=not record.is_background)
         for first in range(0, len(record.answers), record.num_per_prompt):
             to_one = record.answers[first : first + record.num_per_prompt]
             self._longest.labels(*labels).observe(max(answer.usage.completion for answer in to_one))
 
     def _observe_answer(self, answer: AnswerFigures, labels: tuple[str, str], *, waits: bool) -> None:
-        """Count an answer, and its times if a client `waits` for it: those of batches say nothing about the service."""
-        outcome = answer.outcome
-        self._ended.labels(*labels, outcome if outcome in _REASONS else "error").inc()
+        """Count an answer's tokens, and its times if a client `waits` for it.
+
+        The times of batches say nothing about the service.
+        """
         timings = answer.timings()
         times = (
             (self._ttft, timings.ttft),

@@ -17,6 +17,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.registry import Collector
 
+from genai_server.apis.status.api_metrics import KEY_LABEL
 from genai_server.config.settings import Settings
 from genai_server.engine_client.client import EngineClient
 from genai_server.generation.catalog import Catalog
@@ -160,6 +161,9 @@ class EngineMetrics(Collector):
             "Number of running sequences that are profiled.",
             {labels: each.profiled for labels, each in figures.items()},
         )
+        for name, text, field in _TOKEN_COUNTERS:
+            counts = {labels: getattr(each, field) for labels, each in figures.items()}
+            yield self._counter_by_key(name, text, counts)
         for name, text, field in _COUNTERS:
             yield self._counter(name, text, {labels: getattr(each, field) for labels, each in figures.items()})
         on_disk = {labels: each.disk_cache or DiskCacheFigures() for labels, each in figures.items()}
@@ -193,6 +197,16 @@ class EngineMetrics(Collector):
     def _counter(self, name: str, text: str, values: Mapping[Labels, float]) -> Metric:
         return self._filled(CounterMetricFamily(self._prefix + name, text, labels=_LABELS), values)
 
+    def _counter_by_key(self, name: str, text: str, values: Mapping[Labels, Mapping[str, int]]) -> Metric:
+        """A counter of values by API key: with a label for it, or summed up."""
+        if not self._settings.metrics_keys:
+            return self._counter(name, text, {labels: sum(by_key.values()) for labels, by_key in values.items()})
+        family = CounterMetricFamily(self._prefix + name, text, labels=(*_LABELS, KEY_LABEL))
+        for labels, by_key in values.items():
+            for key_name, value in by_key.items():
+                family.add_metric([*labels, key_name], value)
+        return family
+
     def _filled(self, family: GaugeMetricFamily | CounterMetricFamily, values: Mapping[Labels, float]) -> Metric:
         for labels, value in values.items():
             family.add_metric(list(labels), value)
@@ -218,10 +232,13 @@ _DISK_COUNTERS = (
     ("prefix_disk_cache_load_seconds", "Time spent loading prefixes from disk.", "load_seconds"),
     ("prefix_disk_cache_stored_tokens", "Number of tokens whose keys and values were stored on disk.", "stored_tokens"),
 )
+# Fields of Figures, by API key.
+_TOKEN_COUNTERS = (
+    ("prompt_tokens", "Number of prompt tokens processed.", "prompt_tokens_by_key"),
+    ("generation_tokens", "Number of tokens generated.", "generation_tokens_by_key"),
+)
 # Fields of Figures.
 _COUNTERS = (
-    ("prompt_tokens", "Number of prompt tokens processed.", "prompt_tokens"),
-    ("generation_tokens", "Number of tokens generated.", "generation_tokens"),
     ("prefix_cache_queries", "Number of prompt tokens looked up in the prefix cache.", "cache_queries"),
     ("prefix_cache_hits", "Number of prompt tokens found in the prefix cache.", "cache_hits"),
     ("spec_decode_num_draft_tokens", "Number of tokens drafted.", "drafted"),

@@ -237,6 +237,7 @@ async def begin(services: Services, form: AudioForm, context: RequestContext, *,
         priority=form.priority or 0,
         exact=services.settings.exact,
         unique_id=context.record.unique_id,
+        key_name=context.record.key_name,
     )
     return Transcription(model, recording, requests, WindowTranscriber(model, codec, requests, base), options)
 

@@ -125,7 +125,7 @@ def _create(settings: Settings, engines: Engines, drain: Drain, *, on_loopback: 
     release_large_blocks_at_once()
     share_heaps()
     raise_file_limit()
-    registry, instruments = api_metrics(shared_metrics(), settings.metrics_prefix)
+    registry, instruments = api_metrics(shared_metrics(), settings.metrics_prefix, with_keys=settings.metrics_keys)
     telemetry = Telemetry(registry, [log_request, instruments.observe], instruments=instruments)
     if (traces := load_traces(settings)) is not None:
         telemetry = replace(telemetry, observers=[*telemetry.observers, traces.observe], close=traces.close)

@@ -70,6 +70,7 @@ class Authentication:
         on_behalf = state.receipt.on_behalf
         access = self._identify(headers, scope) if on_behalf is None else self._of_holder(on_behalf.holder)
         state.access = access
+        state.record.key_name = "" if access is None else access.key_name
         if access is None and scope["path"] not in self._open_paths:
             message = (_WRONG_KEY if given_key(headers) else _NO_KEY) if self._keys.required else _NO_KEYS
             await error_response(InvalidApiKey(message), scope)(scope, receive, send)

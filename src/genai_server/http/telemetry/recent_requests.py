@@ -49,8 +49,7 @@ class RecentRequests:
 
     def observe(self, record: RequestRecord) -> None:
         """Keep a request that has ended, if it is one for answers."""
-        is_refused = record.status >= 400 and not record.is_look and record.path and "/admin/" not in record.path
-        if self._folder is None or not (record.answers or is_refused):
+        if self._folder is None or not record.is_for_answers:
             return
         for answer in record.answers:
             self._count(record, answer.timings().ttft)
@@ -109,6 +108,7 @@ def _entry(record: RequestRecord) -> dict[str, Any]:
         "id": record.request_id,
         "unique_id": record.unique_id,
         "object": "request",
+        "key_name": record.key_name or None,
         "path": record.path,
         "model": record.model,
         "device": record.device,

@@ -66,6 +66,8 @@ class RequestRecord:
     arrival: Arrival
     # Seconds since 1970 at the arrival.
     began_at: float
+    # The name of its API key; "" without one.
+    key_name: str = ""
     # How long the request took; known at its end.
     seconds: float = 0.0
     # HTTP's status; 0 until the response has begun.
@@ -106,6 +108,12 @@ class RequestRecord:
         return self.scope["method"] in ("GET", "HEAD", "OPTIONS")
 
     @property
+    def is_for_answers(self) -> bool:
+        """Whether the request has answers, or was refused in place of some; operators' calls and wrong paths do not."""
+        is_refused = self.status >= 400 and not self.is_look and self.path and "/admin/" not in self.path
+        return bool(self.answers or is_refused)
+
+    @property
     def usage(self) -> Usage:
         """Tokens of all answers together."""
         return usage_of(self.answers, self.num_per_prompt)
@@ -138,6 +146,7 @@ def fields_of(record: RequestRecord) -> dict[str, Any]:
         "error": record.error_code,
         "seconds": record.seconds,
         "unique_id": record.unique_id if record.unique_id != record.request_id else None,
+        "key_name": record.key_name or None,
     }
     if record.answers:
         first, usage = record.answers[0], record.usage

@@ -22,11 +22,12 @@ ORDERS = (
     ("prompt_tokens", "prompt", True),
     ("phase", "phase", False),
     ("model", "model", False),
+    ("key_name", "key", False),
 )
 _STATES = ("device", "model", "state", "run", "wait", "kv")
 _COLUMNS = (*_STATES, "in/s", "out/s", "ans/s", "ttft", "itl", "rows", "hits", "died")
-_REQUEST_COLUMNS = ("request", "device", "model", "phase", "age s", "prompt", "cached", "output")
-_TEXTS = {"device", "model", "state", "request", "phase"}
+_REQUEST_COLUMNS = ("request", "key", "device", "model", "phase", "age s", "prompt", "cached", "output")
+_TEXTS = {"device", "model", "state", "request", "key", "phase"}
 # Titles that need no legend, where there is space.
 _LONG_TITLES = {
     "run": "running",
@@ -64,7 +65,12 @@ class Choice:
     def sorted(self, requests: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
         """The requests in the chosen order."""
         field, _, is_descending = ORDERS[self.order]
-        return sorted(requests, key=lambda request: request[field], reverse=is_descending)
+
+        def value(request: Mapping[str, Any]) -> Any:
+            found = request.get(field)
+            return "" if found is None else found
+
+        return sorted(requests, key=value, reverse=is_descending)
 
     def next_order(self) -> None:
         """Sort by the next field."""
@@ -97,7 +103,9 @@ def view(
     first = next((place for place, each in enumerate(found) if each["unique_id"] == choice.request), 0)
     first = max(0, min(first - most // 2, len(found) - most))
     shown = found[first : first + most]
-    columns = [name for name in _REQUEST_COLUMNS if with_model or name != "model"]
+    has_keys = any(each.get("key_name") for each in interval.now.requests)
+    left_out = {*(() if with_model else ("model",)), *(() if has_keys else ("key",))}
+    columns = [name for name in _REQUEST_COLUMNS if name not in left_out]
     _, sorted_by, _ = ORDERS[choice.order]
     title = f"{len(found)} request{'s' * (len(found) != 1)}{f', sorted by {sorted_by}' if width else ''}"
     marked = next((number for number, each in enumerate(shown) if each["unique_id"] == choice.request), None)
@@ -169,7 +177,11 @@ def _coloured(column: str, text: str, *, in_terminal: bool) -> str | Text:
 
 def _request(entry: Mapping[str, Any]) -> dict[str, str]:
     tokens = {kind: str(entry[f"{kind}_tokens"]) for kind in ("prompt", "cached", "output")}
-    names = {"request": entry["id"], **{name: str(entry[name]) for name in ("device", "model", "phase")}}
+    names = {
+        "request": entry["id"],
+        "key": entry.get("key_name") or "–",
+        **{name: str(entry[name]) for name in ("device", "model", "phase")},
+    }
     return {**names, "age s": f"{entry['age']:.1f}", **tokens}
 
 

@@ -1,0 +1,32 @@
+"""Admin endpoint: requests and tokens by day, API key and model."""
+
+from datetime import UTC, date, datetime, timedelta
+from typing import Annotated, Any
+
+from fastapi import Query
+
+from genai_server.apis.admin.engine_calls import admin_router
+from genai_server.apis.admin.schemas import UsageParameters, UsageResponse
+from genai_server.generation.dependencies import TheServices
+
+# Days that are shown without parameters.
+_DAYS = 31
+
+router = admin_router(503)
+
+
+@router.get("/v1/admin/usage", response_model=UsageResponse)
+async def get_usage(query: Annotated[UsageParameters, Query()], services: TheServices) -> dict[str, Any]:
+    """Requests and tokens of each API key, model and day of UTC, the earliest first: without `since`, of 31 days.
+
+    With GENAI_USAGE_FILE they outlive the server. What other API processes have counted in the last seconds may be
+    missing.
+    """
+    last = query.until or datetime.now(UTC).date()
+    first = query.since or max(date.min + timedelta(days=_DAYS), last) - timedelta(days=_DAYS - 1)
+    found = await services.usage.between(first, last)
+    entries = [
+        {"object": "usage", **place._asdict(), "key_name": place.key_name or None, **counts._asdict()}
+        for place, counts in found
+    ]
+    return {"object": "list", "data": entries}

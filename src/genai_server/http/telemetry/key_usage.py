@@ -1,0 +1,166 @@
+"""Requests and tokens by day, API key and model, for operators (`genai-server usage` and /v1/admin/usage)."""
+
+import asyncio
+import logging
+import sqlite3
+from collections.abc import Iterator
+from contextlib import suppress
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+from typing import NamedTuple, NoReturn
+
+from genai_server.apis.shared.database import PAGE_BYTES, Database
+from genai_server.apis.shared.database_thread import DatabaseThread
+from genai_server.errors import StoreUnavailable
+from genai_server.http.telemetry.request_record import RequestRecord
+
+log = logging.getLogger(__name__)
+
+# Days that are kept.
+MAX_DAYS = 400
+# The largest size of the file: enough for a thousand keys, each with two models.
+MAX_BYTES = 128 * 1024 * 1024
+# Where the counts are while no file is configured; in the engines' folder.
+FILE_NAME = "usage.sqlite"
+# Seconds between two additions to the file, and for one.
+_INTERVAL = 2.0
+_TIMEOUT = 5.0
+_VERSION = 1
+_TABLE = """
+CREATE TABLE IF NOT EXISTS usage (
+    day TEXT NOT NULL, key_name TEXT NOT NULL, model TEXT NOT NULL,
+    requests INTEGER NOT NULL, refused INTEGER NOT NULL,
+    prompt_tokens INTEGER NOT NULL, cached_tokens INTEGER NOT NULL, output_tokens INTEGER NOT NULL,
+    PRIMARY KEY (day, key_name, model)
+) WITHOUT ROWID
+"""
+_ADD = """
+INSERT INTO usage VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET
+    requests = requests + excluded.requests, refused = refused + excluded.refused,
+    prompt_tokens = prompt_tokens + excluded.prompt_tokens, cached_tokens = cached_tokens + excluded.cached_tokens,
+    output_tokens = output_tokens + excluded.output_tokens
+"""
+
+
+class Place(NamedTuple):
+    """What is counted together. `day` is one of UTC, as 2026-11-28; `key_name` is "" for requests without a key."""
+
+    day: str
+    key_name: str
+    model: str
+
+
+class Counts(NamedTuple):
+    """Requests that got an answer, those that were refused, and the tokens of the answers.
+
+    `cached_tokens` is the part of the prompts' tokens that came from the prefix cache.
+    """
+
+    requests: int = 0
+    refused: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+
+    def plus(self, other: "Counts") -> "Counts":
+        """The sums."""
+        return Counts(*(one + another for one, another in zip(self, other, strict=True)))
+
+
+class KeyUsage:
+    """Counts requests and tokens in a file that all API processes share. Belongs to the event loop; must be closed.
+
+    `observe` only counts in memory; a task adds to the file every few seconds (`follow`). What the file does not take,
+    because its disk is full, is added when it can be. A crash loses the last seconds.
+    """
+
+    def __init__(self) -> None:
+        self._thread: DatabaseThread[Database] | None = None
+        # Not in the file yet.
+        self._pending: dict[Place, Counts] = {}
+        self._is_failing = False
+
+    def open(self, path: Path) -> None:
+        """Count in this file from now on."""
+        database = Database(path, MAX_BYTES // PAGE_BYTES, _prepare, "usage")
+        self._thread = DatabaseThread(database, "usage", _TIMEOUT)
+
+    def observe(self, record: RequestRecord) -> None:
+        """Count a request that has ended, if it is one for answers."""
+        if not record.is_for_answers:
+            return
+        ended = datetime.fromtimestamp(record.began_at + record.seconds, UTC)
+        usage = record.usage
+        counts = Counts(
+            int(bool(record.answers)), int(not record.answers), usage.prompt, usage.cached, usage.completion
+        )
+        self._add(Place(ended.date().isoformat(), record.key_name, record.model), counts)
+
+    async def follow(self) -> NoReturn:
+        """Add to the file at regular intervals, until cancelled."""
+        while True:
+            await asyncio.sleep(_INTERVAL)
+            with suppress(StoreUnavailable):
+                await self._write()
+
+    async def between(self, first: date, last: date) -> list[tuple[Place, Counts]]:
+        """The counts of these days by all API processes, in order. Raises StoreUnavailable.
+
+        Those of the others may lack the last seconds.
+        """
+        await self._write()
+        return await self._opened.read(None, lambda file: list(_rows(file, first, last)))
+
+    async def close(self) -> None:
+        """Add what is left to the file, and close it."""
+        if self._thread is not None:
+            with suppress(StoreUnavailable):
+                await self._write()
+            await self._thread.close()
+
+    @property
+    def _opened(self) -> DatabaseThread[Database]:
+        assert self._thread is not None
+        return self._thread
+
+    def _add(self, place: Place, counts: Counts) -> None:
+        self._pending[place] = self._pending.get(place, Counts()).plus(counts)
+
+    async def _write(self) -> None:
+        """Add to the file. Raises StoreUnavailable, which is logged once until it works again."""
+        if not self._pending:
+            return
+        written, self._pending = self._pending, {}
+        try:
+            await self._opened.write(None, lambda file: _add_all(file, written))
+        except StoreUnavailable as error:
+            if not self._is_failing:
+                log.warning("%s; trying again", error)
+            self._is_failing = True
+            for place, counts in written.items():
+                self._add(place, counts)
+            raise
+        self._is_failing = False
+
+
+def _prepare(file: sqlite3.Connection) -> None:
+    (version,) = file.execute("PRAGMA user_version").fetchone()
+    if version not in (0, _VERSION):
+        raise ValueError("it has been written by a newer version of genai-server")
+    file.execute(_TABLE)
+    file.execute(f"PRAGMA user_version = {_VERSION}")
+
+
+def _add_all(file: sqlite3.Connection, counted: dict[Place, Counts]) -> None:
+    file.executemany(_ADD, [(*place, *counts) for place, counts in counted.items()])
+    last = date.fromisoformat(max(place.day for place in counted))
+    file.execute("DELETE FROM usage WHERE day <= ?", ((last - timedelta(days=MAX_DAYS)).isoformat(),))
+
+
+def _rows(file: sqlite3.Connection, first: date, last: date) -> Iterator[tuple[Place, Counts]]:
+    found = file.execute(
+        "SELECT * FROM usage WHERE day BETWEEN ? AND ? ORDER BY day, key_name, model",
+        (first.isoformat(), last.isoformat()),
+    )
+    for day, key_name, model, *counts in found:
+        yield Place(day, key_name, model), Counts(*counts)
