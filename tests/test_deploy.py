@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 from deploy.health_check import url_of
 from genai_server.config.sources import load_settings
@@ -109,6 +110,16 @@ def _all(name: str, stage: list[tuple[str, str]]) -> list[str]:
 def _variables() -> dict[str, str]:
     (line,) = _all("ENV", _stages()[-1])
     return dict(word.split("=", 1) for word in shlex.split(line))
+
+
+@pytest.mark.parametrize("name", ["fastapi", "starlette", "uvicorn", "websockets", "pydantic"])
+def test_libraries_whose_internals_are_used_have_an_upper_bound(name: str) -> None:
+    (wanted,) = [one for line in _PROJECT["dependencies"] if (one := Requirement(line)).name == name]
+    version = Version(importlib.metadata.version(name))
+    following = f"0.{version.minor + 1}" if version.major == 0 else f"{version.major + 2}"
+    assert wanted.specifier.contains(version)
+    assert not wanted.specifier.contains(following)
+    assert wanted.specifier.contains(_PINS[name])
 
 
 def test_base_image_is_pinned_and_the_same_for_all_stages() -> None:
