@@ -1,6 +1,8 @@
 """Pre-packed weights: written once, reused while complete, and optional."""
 
+import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -167,6 +169,19 @@ def test_int8_model_has_its_own_folder_that_is_written_once(tmp_path: Path) -> N
     assert written(eight) == before
     four, rounded = logits(own, optimized=True), logits(eight, optimized=True)
     assert 0 < np.sqrt(np.square(four - rounded).mean()) < 0.15 * four.std()
+
+
+@pytest.mark.parametrize("link", [os.link, os.symlink])
+def test_int8_model_is_made_of_linked_files(tmp_path: Path, link: Callable[[Path, Path], None]) -> None:
+    """Caches of model hubs consist of links."""
+    model, linked = write_requantized(DEMO, tmp_path / "model"), tmp_path / "linked"
+    linked.mkdir()
+    for file in model.iterdir():
+        link(file, linked / file.name)
+    eight, plain = (int8_model(folder, tmp_path / "cache") for folder in (linked, model))
+    assert eight is not None
+    assert plain is not None
+    assert (eight / "model.onnx.data").read_bytes() == (plain / "model.onnx.data").read_bytes()
 
 
 def test_int8_model_is_not_written_on_a_full_disk(

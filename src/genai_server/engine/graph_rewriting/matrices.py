@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
-from onnx.external_data_helper import load_external_data_for_tensor, uses_external_data
+from onnx.external_data_helper import uses_external_data
 
 _FOUR_BITS = "MatMulNBits"
 # Inputs of a MatMulNBits after the activations.
@@ -43,9 +43,24 @@ class Weights:
     def load(self, tensor: TensorProto) -> None:
         """Load the values of a tensor into memory."""
         if uses_external_data(tensor):
-            load_external_data_for_tensor(tensor, str(self._folder))
+            tensor.raw_data = self._external(tensor)
             tensor.data_location = TensorProto.DEFAULT
             del tensor.external_data[:]
+
+    def _external(self, tensor: TensorProto) -> bytes:
+        """The values of a tensor in a file of its own, which lies in the model directory or is a link from there.
+
+        onnx itself reads no links, neither hard nor symbolic ones, of which the caches of model hubs consist. Where
+        they lead was checked with the model directory (engine/model/files.py).
+        """
+        given = {entry.key: entry.value for entry in tensor.external_data}
+        length = int(given.get("length", -1))
+        with (self._folder / given["location"]).open("rb") as file:
+            file.seek(int(given.get("offset", 0)))
+            values: bytes = file.read(length)
+        if len(values) < length:
+            raise ValueError(f"{given['location']} ends within the tensor {tensor.name}")
+        return values
 
     def array(self, name: str) -> NDArray[Any] | None:
         """The values under a name; None if no initializer has it."""
