@@ -12,15 +12,28 @@ TOKENS_PER_WORD, TEMPLATE_TOKENS = 2, 10
 
 
 class FakeServer:
-    """Seconds for each output token, for each one during a prompt, and for each prompt token."""
+    """Seconds for each output token, for each one during a prompt, and for each prompt token.
 
-    def __init__(self, *, token: float = 0.001, disturbed_token: float = 0.02, prompt_token: float = 0.0) -> None:
+    Streams have as many tokens in a chunk, and the usage where `has_usage`.
+    """
+
+    def __init__(
+        self,
+        *,
+        token: float = 0.001,
+        disturbed_token: float = 0.02,
+        prompt_token: float = 0.0,
+        in_a_chunk: int = 1,
+        has_usage: bool = True,
+    ) -> None:
         self.url = ""
         self.heads: list[str] = []
         self.bodies: list[dict[str, Any]] = []
         self._token = token
         self._disturbed_token = disturbed_token
         self._prompt_token = prompt_token
+        self._in_a_chunk = in_a_chunk
+        self._has_usage = has_usage
         self._seen: set[str] = set()
         self._prefilling = 0
 
@@ -38,7 +51,7 @@ class FakeServer:
             if "refuse" in body:
                 writer.write(b"HTTP/1.1 400 Bad Request\r\ncontent-length: 9\r\nconnection: close\r\n\r\nno refuse")
                 return
-            await self._stream(body, writer)
+            await (self._stream(body, writer) if body["stream"] else self._complete(body, writer))
         except ConnectionError:
             pass
         finally:
@@ -50,22 +63,36 @@ class FakeServer:
             writer.write(event)
             await writer.drain()
 
+    async def _complete(self, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        usage = {"prompt_tokens": _tokens(body), "completion_tokens": body["max_tokens"]}
+        content = json.dumps({"choices": [{"message": {"content": "0 "}, "finish_reason": "length"}], "usage": usage})
+        writer.write(
+            f"HTTP/1.1 200 OK\r\ncontent-length: {len(content)}\r\nconnection: close\r\n\r\n{content}".encode()
+        )
+        await writer.drain()
+
     async def events(self, body: dict[str, Any]) -> AsyncIterator[bytes]:
         """The events of an answer, each at its time."""
         prompt = body["messages"][0]["content"]
-        tokens = TEMPLATE_TOKENS + TOKENS_PER_WORD * len(prompt.split())
+        tokens = _tokens(body)
         beginning = " ".join(prompt.split()[:20])
         new = 0 if beginning in self._seen else tokens
         self._seen.add(beginning)
         self._prefilling += 1
         await asyncio.sleep(self._prompt_token * new)
         self._prefilling -= 1
-        for number in range(body["max_tokens"]):
+        for number in range(0, body["max_tokens"], self._in_a_chunk):
             yield _event({"choices": [{"delta": {"content": f"{number} "}, "finish_reason": None}]})
             await asyncio.sleep(self._disturbed_token if self._prefilling else self._token)
         yield _event({"choices": [{"delta": {}, "finish_reason": "length"}]})
-        yield _event({"choices": [], "usage": {"prompt_tokens": tokens, "completion_tokens": body["max_tokens"]}})
+        if self._has_usage:
+            yield _event({"choices": [], "usage": {"prompt_tokens": tokens, "completion_tokens": body["max_tokens"]}})
         yield b"data: [DONE]\n\n"
+
+
+def _tokens(body: dict[str, Any]) -> int:
+    """The tokens of a body's prompt."""
+    return TEMPLATE_TOKENS + TOKENS_PER_WORD * len(body["messages"][0]["content"].split())
 
 
 def _event(event: dict[str, Any]) -> bytes:
@@ -73,9 +100,9 @@ def _event(event: dict[str, Any]) -> bytes:
 
 
 @asynccontextmanager
-async def fake_server(**seconds: float) -> AsyncIterator[FakeServer]:
+async def fake_server(**how: Any) -> AsyncIterator[FakeServer]:
     """A fake server on a free port of this event loop."""
-    fake = FakeServer(**seconds)
+    fake = FakeServer(**how)
     server = await asyncio.start_server(fake.answer, "127.0.0.1", 0)
     fake.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     async with server:

@@ -7,7 +7,7 @@ import pytest
 
 from genai_server.tools.bench.bench_client import Server
 from genai_server.tools.bench.bench_prompts import Calibration, calibrate, words
-from genai_server.tools.bench.measured_answer import AnswerError
+from genai_server.tools.bench.measured_answer import Answer, AnswerError
 from tests.tools.bench.fake_server import TEMPLATE_TOKENS, TOKENS_PER_WORD, fake_server
 
 
@@ -39,6 +39,25 @@ def test_two_requests_calibrate_a_servers_token_count() -> None:
                 await server.close()
 
     assert asyncio.run(found()) == Calibration(TEMPLATE_TOKENS, TOKENS_PER_WORD)
+
+
+def test_streams_without_usage_are_counted_by_complete_answers() -> None:
+    async def measured() -> tuple[Calibration, Answer]:
+        async with fake_server(has_usage=False, in_a_chunk=4) as fake:
+            server = Server("A", fake.url, api_key=None, model=None, body={})
+            try:
+                found = await calibrate(server, "seed")
+                return found, (await server.ask(words(30, "x"), 8)).answer()
+            finally:
+                await server.close()
+
+    calibration, answer = asyncio.run(measured())
+    assert calibration == Calibration(TEMPLATE_TOKENS, TOKENS_PER_WORD)
+    assert (answer.prompt_tokens, answer.output_tokens, len(answer.chunks)) == (
+        TEMPLATE_TOKENS + 30 * TOKENS_PER_WORD,
+        8,
+        2,
+    )
 
 
 def test_unreachable_server_is_reported() -> None:

@@ -49,6 +49,14 @@ def test_chunks_are_counted_as_tokens_without_usage() -> None:
     assert read_answer(0.0, [(1.0, event("a")), (2.0, event("b", "stop"))]).output_tokens == 2
 
 
+@pytest.mark.parametrize(("reason", "output_tokens"), [("length", 8), ("stop", 2)])
+def test_answer_that_is_cut_has_its_limits_tokens_without_usage(reason: str, output_tokens: int) -> None:
+    pieces = [(1.0, event("a b c d")), (2.0, event("e f g h", reason))]
+    answer = read_answer(0.0, pieces, prompt_tokens=7, max_tokens=8)
+    assert (answer.prompt_tokens, answer.output_tokens) == (7, output_tokens)
+    assert read_answer(0.0, [*pieces, (3.0, USAGE)], prompt_tokens=9, max_tokens=8).output_tokens == 5
+
+
 def test_cached_tokens_are_read_where_reported() -> None:
     usage = b'data: {"usage": {"prompt_tokens": 9, "prompt_tokens_details": {"cached_tokens": 8}}}\n\n'
     assert read_answer(0.0, [(1.0, event("a", "stop") + usage)]).cached_tokens == 8

@@ -1,5 +1,7 @@
 """The scenarios on a server with known times, in virtual time."""
 
+from typing import Any
+
 import pytest
 
 from genai_server.tools.bench import scenarios
@@ -12,7 +14,7 @@ from tests.tools.bench.fake_server import FakeServer, InProcess
 from tests.tools.bench.virtual_time import run_in_virtual_time
 
 
-def measured(plan: Plan, **seconds: float) -> list[Measurement]:
+def measured(plan: Plan, **seconds: Any) -> list[Measurement]:
     async def measure() -> list[Measurement]:
         server = InProcess(FakeServer(**seconds))
         target = Target(server, await calibrate(server, plan.seed), None)

@@ -28,6 +28,9 @@ class Recording:
     # Number of events after which `is_under_way` is set.
     awaited_events: int = 1
     sent: float = 0.0
+    # What was asked for: the answer's limit, and the prompt's tokens as far as they are known.
+    max_tokens: int | None = None
+    prompt_tokens: int = 0
     # Times in seconds of the server's clock, and bytes.
     pieces: list[tuple[float, bytes]] = field(default_factory=list)
     # Also set at the end, after fewer events.
@@ -46,7 +49,7 @@ class Recording:
         """The recorded answer. Raises AnswerError if it is not complete."""
         if self.error is not None:
             raise AnswerError(self.error)
-        return read_answer(self.sent, self.pieces)
+        return read_answer(self.sent, self.pieces, prompt_tokens=self.prompt_tokens, max_tokens=self.max_tokens)
 
 
 class Server:
@@ -68,6 +71,8 @@ class Server:
         self.label = label
         self.url = checked_url(url).removesuffix("/v1")
         self.model = model
+        # Counts the tokens of a prompt for a server whose streams do not.
+        self.count_prompt: Callable[[str], int] | None = None
         self._body = body
         self.clock = clock
         # No compression: a compressed stream would arrive in other pieces. A connection for each request: llama.cpp's
@@ -93,16 +98,10 @@ class Server:
         `recording` lets the caller watch it; `more` are fields of this request alone.
         """
         recording = recording or Recording()
-        body = {
-            **({"model": self.model} if self.model is not None else {}),
-            "messages": [{"role": "user", "content": prompt}],
-            "max_tokens": max_tokens,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-            **self._body,
-            **more,
-        }
-        data = json.dumps(body).encode()
+        recording.max_tokens = max_tokens
+        recording.prompt_tokens = 0 if self.count_prompt is None else self.count_prompt(prompt)
+        streamed = {"stream": True, "stream_options": {"include_usage": True}}
+        data = self._data(prompt, max_tokens, streamed, more)
         recording.sent = self.clock()
         try:
             await self.record(data, recording)
@@ -111,6 +110,38 @@ class Server:
         finally:
             recording.is_under_way.set()
         return recording
+
+    async def prompt_tokens(self, prompt: str, max_tokens: int) -> int:
+        """The tokens of a prompt, as a complete answer reports them; 0 if it does not. Raises AnswerError."""
+        data = self._data(prompt, max_tokens, {"stream": False}, {})
+        try:
+            status, reason, content = await self.complete(data)
+        except FAILURES as error:
+            raise AnswerError(unanswered(self.url, error)) from None
+        if status != 200:
+            raise AnswerError(error_message(status, reason, content))
+        try:
+            return int(json.loads(content)["usage"]["prompt_tokens"])
+        except (ValueError, LookupError, TypeError):
+            return 0
+
+    def _data(self, prompt: str, max_tokens: int, streamed: Mapping[str, Any], more: Mapping[str, Any]) -> bytes:
+        """The body of a request."""
+        body = {
+            **({"model": self.model} if self.model is not None else {}),
+            "messages": [{"role": "user", "content": prompt}],
+            "max_tokens": max_tokens,
+            **streamed,
+            **self._body,
+            **more,
+        }
+        return json.dumps(body).encode()
+
+    async def complete(self, data: bytes) -> tuple[int, str, bytes]:
+        """Send a body; returns the answer's status, its words and its content. Raises one of FAILURES."""
+        headers = {"content-type": "application/json"}
+        async with self._http.post(f"{self.url}/v1/chat/completions", data=data, headers=headers) as response:
+            return response.status, response.reason or "", await response.read()
 
     async def record(self, data: bytes, recording: Recording) -> None:
         """Send a body and record the answer. Raises one of FAILURES."""

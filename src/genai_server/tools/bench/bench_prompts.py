@@ -19,6 +19,8 @@ _TEXT = (
 _WORDS = _TEXT.split()
 # Multiples of the whole word list, which has the same number of tokens in any order.
 _PROBES = (len(_WORDS), 4 * len(_WORDS))
+# Tokens of the answers to these.
+_PROBE_ANSWER = 4
 
 
 def words(count: int, *key: object) -> str:
@@ -43,6 +45,10 @@ class Calibration:
         """The number of words in a prompt of about `prompt_tokens` tokens; at least one."""
         return max(1, round((prompt_tokens - self.overhead) / self.tokens_per_word))
 
+    def tokens_of(self, prompt: str) -> int:
+        """The number of tokens of a prompt of words, with the template's."""
+        return round(self.overhead + self.tokens_per_word * len(prompt.split()))
+
     def words_in(self, tokens: int) -> int:
         """The number of words in about `tokens` tokens without the template; at least one."""
         return max(1, round(tokens / self.tokens_per_word))
@@ -51,13 +57,21 @@ class Calibration:
 async def calibrate(server: Server, *key: object) -> Calibration:
     """Determine with two short requests how the server counts tokens; they also warm it up.
 
-    Raises AnswerError if it does not answer or does not report `usage.prompt_tokens`.
+    A server whose streams have no usage is asked for complete answers, too, and its prompts are counted by what these
+    report. Raises AnswerError if it does not answer or does not report `usage.prompt_tokens` anywhere.
     """
     counted = []
+    is_streamed = True
     for count in _PROBES:
-        recording = await server.ask(words(count, *key, "calibrate", count), 4)
-        counted.append(recording.answer().prompt_tokens)
+        prompt = words(count, *key, "calibrate", count)
+        tokens = (await server.ask(prompt, _PROBE_ANSWER)).answer().prompt_tokens
+        if not tokens:
+            is_streamed, tokens = False, await server.prompt_tokens(prompt, _PROBE_ANSWER)
+        counted.append(tokens)
     per_word = (counted[1] - counted[0]) / (_PROBES[1] - _PROBES[0])
     if per_word <= 0:
         raise AnswerError(f"usage.prompt_tokens is {counted} for {list(_PROBES)} words, which cannot be right")
-    return Calibration(counted[0] - per_word * _PROBES[0], per_word)
+    found = Calibration(counted[0] - per_word * _PROBES[0], per_word)
+    if not is_streamed:
+        server.count_prompt = found.tokens_of
+    return found

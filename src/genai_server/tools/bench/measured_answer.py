@@ -47,15 +47,18 @@ class AnswerError(Exception):
     """The stream is not a complete answer; the message says why."""
 
 
-def read_answer(sent: float, pieces: Iterable[tuple[float, bytes]]) -> Answer:
+def read_answer(
+    sent: float, pieces: Iterable[tuple[float, bytes]], *, prompt_tokens: int = 0, max_tokens: int | None = None
+) -> Answer:
     """Read a stream of server-sent events that arrived in pieces, each with its time in seconds.
 
-    An event has the time of the piece that completed it. Raises AnswerError if the server reported an error, or if the
-    stream ended without a finish reason.
+    An event has the time of the piece that completed it. Without usage in the stream, the prompt counts as
+    `prompt_tokens`, and the answer as `max_tokens` if it was cut there, else as its chunks. Raises AnswerError if the
+    server reported an error, or if the stream ended without a finish reason.
     """
     chunks: list[float] = []
     ended: float | None = None
-    finished = False
+    reason: str | None = None
     usage: dict[str, Any] = {}
     for arrived, event in _events(pieces):
         if "error" in event:
@@ -63,19 +66,19 @@ def read_answer(sent: float, pieces: Iterable[tuple[float, bytes]]) -> Answer:
         usage = event.get("usage") or usage
         for choice in event.get("choices") or ():
             ended = arrived
-            finished = finished or bool(choice.get("finish_reason"))
+            reason = reason or choice.get("finish_reason")
             delta = choice.get("delta") or {}
             if any(delta.get(name) for name in _TEXTS):
                 chunks.append(arrived)
-    if ended is None or not finished:
+    if ended is None or not reason:
         raise AnswerError("the stream ended without a finish_reason")
     of_prompt, of_output = (usage.get(f"{name}_tokens_details") or {} for name in ("prompt", "completion"))
     return Answer(
         sent,
         tuple(chunks),
         ended,
-        usage.get("prompt_tokens", 0),
-        usage.get("completion_tokens", len(chunks)),
+        usage.get("prompt_tokens", prompt_tokens),
+        usage.get("completion_tokens", max_tokens if max_tokens and reason == "length" else len(chunks)),
         of_prompt.get("cached_tokens"),
         of_output.get("accepted_prediction_tokens"),
     )
