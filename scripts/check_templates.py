@@ -1,8 +1,13 @@
 """Check chat templates of published models: what one writes of an earlier call, the server reads as that call.
 
-FOLDER has templates (.jinja), such as models/templates of llama.cpp's sources. For each, the formats are detected as at
-a server's start, and a conversation with calls and results is rendered. The part that the template writes for the
-model's own turn is then parsed like an answer. Ends with status 1 if a call of a detected format is read differently.
+FOLDER has templates (.jinja); without it, those among llama.cpp's sources are downloaded from PyPI once. For each, the
+formats are detected as at a server's start, and a conversation with calls and results is rendered. The part that the
+template writes for the model's own turn is then parsed like an answer. Ends with status 1 if a call of a detected
+format is read differently.
+
+With --conversations it shows instead how conversations are adapted to each template, after rendering those of
+scripts/_templates/shapes.py in the bodies of all APIs; and ends with status 1 if one is refused, or if a text is lost
+without being named.
 """
 
 from __future__ import annotations
@@ -18,6 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from _models.table import table
+from _templates.check import check as check_conversations
+from _templates.published import published_templates
+from _templates.rendering import usable
 
 from genai_server.answer_parts import Reasoning, ToolCallArguments, ToolCallStart
 from genai_server.errors import GenaiServerError
@@ -25,8 +33,13 @@ from genai_server.text.answers.answer_parser import AnswerParser
 from genai_server.text.answers.dialect import Dialect, read_dialect
 from genai_server.text.prompts.chat_template import ChatTemplate
 from genai_server.text.prompts.prompt import PromptWriter
+from genai_server.text.prompts.template_traits import CallForm, TemplateTraits, TextBesideCalls
 
 HEAD = ["template", "format", "calls", "reasoning"]
+CONVERSATIONS_HEAD = [
+    *("template", "system messages", "neighbours", "text after results", "calls", "text next to calls", "reasoning"),
+    *("thinking", "prompts", "converted", "shortened"),
+]
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
 PROPERTIES = {"city": {"type": "string"}, "days": {"type": "integer"}}
 FUNCTIONS: dict[str, dict[str, Any]] = {
@@ -41,25 +54,69 @@ CALLS: list[tuple[str, dict[str, Any]]] = [
     ("get_weather", {"city": "Ærø <b>", "days": 3}),
     ("get_time", {"zone": "UTC"}),
 ]
+BESIDE = {
+    TextBesideCalls.WRITTEN: "as it is",
+    TextBesideCalls.BEFORE: "a message of its own",
+    TextBesideCalls.LOST: "left out",
+}
 THOUGHT, TEXT = "I have to look.", "Nothing else."
 USER = {"role": "user", "content": "How is the weather?"}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, metavar="FOLDER")
+    parser.add_argument("folder", type=Path, nargs="?", metavar="FOLDER")
+    parser.add_argument("--conversations", action="store_true", help="check conversations instead of tool formats")
     parser.add_argument("--markdown", action="store_true", help="print the table as a document has it")
     arguments = parser.parse_args()
-    rows, ok = [HEAD], True
-    for path in sorted(arguments.folder.glob("*.jinja"), key=lambda path: path.name.lower()):
+    folder = arguments.folder or published_templates()
+    rows, faults = conversations(folder) if arguments.conversations else formats(folder)
+    print(table(rows, markdown=arguments.markdown))
+    for fault in faults:
+        print(fault, file=sys.stderr)
+    sys.exit(bool(faults))
+
+
+def formats(folder: Path) -> tuple[list[list[str]], list[str]]:
+    """The table of formats, and what is read differently."""
+    rows, faults = [HEAD], []
+    for path in sorted(folder.glob("*.jinja"), key=lambda path: path.name.lower()):
         source = path.read_text(encoding="utf-8")
         dialect = read_dialect(source)
         calls, reasoning = check(source, dialect)
-        ok = ok and not calls.startswith("differ")
+        if calls.startswith("differ"):
+            faults.append(f"{path.stem}: {calls}")
         names = [part.name if part else "–" for part in (dialect.tool_format, dialect.reasoning)]
         rows.append([path.stem, names[0], calls, names[1] + reasoning])
-    print(table(rows, markdown=arguments.markdown))
-    sys.exit(not ok)
+    return rows, faults
+
+
+def conversations(folder: Path) -> tuple[list[list[str]], list[str]]:
+    """The table of conversations, and the faults."""
+    rows, faults = [CONVERSATIONS_HEAD], []
+    for path in usable(folder):
+        checked = check_conversations(path)
+        faults += [f"{path.stem}: {fault}" for fault in checked.faults]
+        numbers = (checked.num_prompts, checked.num_converted, checked.num_shortened)
+        rows.append([path.stem, *in_columns(checked.traits), *map(str, numbers)])
+    return rows, faults
+
+
+def in_columns(traits: TemplateTraits) -> list[str]:
+    """What a template writes, in short."""
+    system = "as they are" if traits.later_instructions else "later ones as text"
+    neighbours = traits.user_after_user and traits.assistant_after_assistant
+    thinking = traits.thinking
+    switch = ", ".join([*thinking.switch_off, *([thinking.effort] if thinking.effort else [])])
+    return [
+        system if traits.leading_instructions else "as text",
+        "as they are" if neighbours else "joined",
+        "as it is" if traits.user_after_tool else "in the result",
+        "as text" if traits.calls is CallForm.TEXT else str(traits.calls),
+        "–" if traits.calls is CallForm.TEXT else BESIDE[traits.text_beside_calls],
+        traits.reasoning_field or "left out",
+        switch or "–",
+    ]
 
 
 def check(source: str, dialect: Dialect) -> tuple[str, str]:

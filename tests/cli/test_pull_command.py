@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -210,6 +211,17 @@ def test_check_names_the_remedy_for_missing_files(user: User, tmp_path: Path) ->
     status, out, _ = user.run("models", "check", str(tmp_path / "model"))
     assert status == 1
     assert "fail  tokenizer.json: is missing\n      → copy it from the original model" in out
+
+
+def test_check_says_what_becomes_of_conversations(user: User, tmp_path: Path) -> None:
+    shutil.copytree(DEMO, tmp_path / "model")
+    (tmp_path / "model" / "chat_template.jinja").write_text(
+        "{% for m in messages %}{% if m.role == 'system' and not loop.first %}{{ raise_exception('no') }}{% endif %}"
+        "{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.function }}{% endfor %}{% endfor %}"
+    )
+    status, out, _ = user.run("models", "check", str(tmp_path / "model"))
+    assert status == 0
+    assert "chat template: system messages later in a conversation: written as text of the user\n" in out
 
 
 def test_an_unknown_model_is_named_with_where_it_was_looked_for(user: User) -> None:

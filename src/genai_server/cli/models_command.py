@@ -4,6 +4,7 @@
 """
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 from genai_server.cli.download_progress import size_in_words
@@ -14,6 +15,9 @@ from genai_server.engine.model.files import check_model_directory
 from genai_server.engine.model.inventory import inventory
 from genai_server.errors import ConfigurationError, ModelDirectoryError
 from genai_server.hub import store
+from genai_server.text.answers.dialect import read_dialect
+from genai_server.text.prompts.prompt import PromptWriter
+from genai_server.text.prompts.template_files import load_chat_templates
 
 _MIB = 1024 * 1024
 
@@ -47,7 +51,10 @@ def run_list(_: argparse.Namespace) -> int:
 
 
 def run_check(arguments: argparse.Namespace) -> int:
-    """Print a line for each file; returns 1 if one has a fault. Raises ConfigurationError."""
+    """Print a line for each file, and what becomes of conversations; returns 1 if a file has a fault.
+
+    Raises ConfigurationError and ModelDirectoryError.
+    """
     directory = find(arguments.model)
     origin = store.read_origin(directory)
     changed = store.changed_files(directory, origin) if origin else []
@@ -63,7 +70,17 @@ def run_check(arguments: argparse.Namespace) -> int:
             print(f"      → {remedy}")
     if origin and origin.files and not changed:
         print(f"ok    all {len(origin.files)} files match the hashes of {origin.source}, commit {origin.revision[:8]}")
+    if not failed:
+        for adaptation in _adaptations(directory):
+            print(f"      chat template: {adaptation}")
     return 1 if failed else 0
+
+
+def _adaptations(directory: Path) -> Sequence[str]:
+    """What of conversations the model's chat template gets in another form."""
+    templates = load_chat_templates(directory)
+    dialect = read_dialect("\n".join(template.source for template in templates.values()))
+    return PromptWriter(templates, tool_format=dialect.tool_format).adaptations
 
 
 def run_remove(arguments: argparse.Namespace) -> int:

@@ -123,14 +123,15 @@ async def encode_messages(
     for medium, given in sources.items():
         if given and medium is not taken:
             _leave_out(plain, medium, codec, leniency, services.models.taking(medium))
-    encoded = await codec.encode_chat(plain, tools, variables)
-    leniency.convert(encoded.converted)
-    leniency.note(encoded.left_out)
+    tokens, written = await codec.encode_chat(plain, tools, variables)
+    leniency.convert(written.converted)
+    leniency.note(written.left_out)
     if taken is None or codec.vision is None or not sources[taken]:
-        return EncodedPrompt(encoded.tokens)
+        return EncodedPrompt(tokens)
     if taken is Medium.SOUND:
         require_decoder(sources[taken][0].param)
-    return _with_images(encoded.tokens, codec.placeholder, await services.images.read(codec.vision, sources[taken]))
+    images = await services.images.read(codec.vision, sources[taken])
+    return _with_images(tokens, codec.placeholder, [images[number] for number in written.media])
 
 
 def _sources(messages: Sequence[ChatMessage]) -> dict[Medium, list[ImageSource]]:

@@ -39,11 +39,10 @@ T = TypeVar("T")
 
 
 class EncodedChat(NamedTuple):
-    """The token ids of a chat's prompt, what of the messages has another form there, and what is not in it."""
+    """The token ids of a chat's prompt, and what PromptWriter says of it."""
 
     tokens: list[int]
-    converted: Sequence[str] = ()
-    left_out: Sequence[str] = ()
+    written: WrittenPrompt
 
 
 class TextCodec:
@@ -104,7 +103,7 @@ class TextCodec:
             written = self.writer.write(messages, tools, template_kwargs)
             tokens = self._encode(written.prompt, "messages", check=not self._allow_special_tokens)
             self._check_images(messages, tokens)
-            return EncodedChat(tokens, written.converted, written.left_out)
+            return EncodedChat(tokens, written)
 
         return await self._run(encode, is_short=not tools and _are_short([*messages, template_kwargs or {}]))
 
@@ -235,7 +234,7 @@ def load_text_codec(
         templates = load_chat_templates(model_dir, chat_template, max_characters=max_characters)
         opaque_tokens = find_opaque_tokens(read_object(model_dir / FILE))
     dialect = read_dialect("\n".join(template.source for template in templates.values()), tool_parser)
-    return TextCodec(
+    codec = TextCodec(
         templates,
         tokenizer,
         dialect,
@@ -244,6 +243,8 @@ def load_text_codec(
         allow_special_tokens=allow_special_tokens,
         model=None if is_scripted else read_vision_model(model_dir),
     )
+    codec.writer.prepare()
+    return codec
 
 
 def _num_in(wanted: Set[int], tokens: list[int]) -> int:

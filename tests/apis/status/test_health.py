@@ -20,6 +20,11 @@ def test_healthz_says_what_is_served_where(scripted: RunningServer) -> None:
     assert "error" not in device
 
 
+def test_healthz_says_how_conversations_are_adapted(scripted: RunningServer) -> None:
+    (model,) = scripted.health()["models"].values()
+    assert model["chat_template"] == ["reasoning of earlier answers: left out"]
+
+
 def test_the_openapi_description_is_served(scripted: RunningServer) -> None:
     paths = scripted.client.get("/openapi.json").json()["paths"]
     assert {"/v1/chat", "/v1/chat/stream", "/v1/chat/completions", "/v1/models", "/v1/admin/runtime_options"} < set(

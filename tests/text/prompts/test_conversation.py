@@ -302,6 +302,18 @@ def test_image_of_a_result_is_the_users_where_the_template_writes_none_there() -
     ]
 
 
+def test_images_are_known_in_their_new_order() -> None:
+    messages = [
+        USER,
+        _calls("c1", "c2"),
+        _result("c2", [{**IMAGE}]),
+        {"role": "user", "content": [{**IMAGE}, {**IMAGE}]},
+    ]
+    messages.append(_result("c1", [{**IMAGE}]))
+    assert _convert(*messages).media_order(messages) == [3, 0, 1, 2]
+    assert _convert(*messages, **TEXTS_BY_TURNS).media_order(messages) == [3, 0, 1, 2]
+
+
 @pytest.mark.parametrize("id", ["toolu_01", "call_1", "chatcmpl-tool-" + "0" * 32, "ü"])
 def test_ids_have_the_form_that_the_template_needs(id: str) -> None:
     messages = [USER, _calls(id, "abcDEF123"), _result(id), _result("abcDEF123")]

@@ -145,7 +145,7 @@ def test_results_keep_their_role_where_the_template_has_it() -> None:
     source = "{% for m in messages %}{{ m.role }}: {{ m.content or '' }}\n{% endfor %}"
     assert not _traits(source).tool_results
     assert _traits(source + "{{ 'tool' if false }}").tool_results
-    assert _traits(source, tool_format="hermes").calls is CallForm.TOGETHER  # written as the model writes them
+    assert _traits(source, tool_format="hermes").calls is CallForm.IN_CONTENT
 
 
 def test_tools_are_where_the_template_reads_them() -> None:
@@ -186,9 +186,7 @@ def test_costly_template_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_scripted_devices_take_everything() -> None:
-    traits = _traits(SCRIPTED_TEMPLATE)
-    assert traits.later_instructions
-    assert traits.user_after_tool
+    assert list(_traits(SCRIPTED_TEMPLATE).in_words()) == ["reasoning of earlier answers: left out"]
 
 
 # thinking
@@ -213,6 +211,16 @@ THINKING: dict[str, tuple[str, ThinkingVariables]] = {
         ThinkingVariables(effort="thinking_effort", efforts={"none": "no_think", "low": "low"}),
     ),
 }
+
+
+def test_the_findings_are_said_in_words() -> None:
+    dropping = _dropping("m.role == 'system' and not loop.first")
+    picky = "{% if reasoning_effort is defined and reasoning_effort != 'high' %}" + _RAISE + "{% endif %}"
+    assert list(_traits(dropping + picky).in_words()) == [
+        "system messages later in a conversation: written as text of the user",
+        "reasoning of earlier answers: left out",
+        "reasoning efforts: high; others become the nearest one",
+    ]
 
 
 @pytest.mark.parametrize("case", THINKING)

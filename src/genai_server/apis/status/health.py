@@ -89,6 +89,9 @@ def model_status(services: Services, about: ModelStatus) -> dict[str, Any]:
     kept: dict[str, Any] = {
         name: entry[name] for name in ("state", "loading_seconds", "error", "shortage") if name in entry
     }
+    if (served := models.served(about)) is not None and served.is_readable and served.codec.has_chat_template:
+        # What of conversations the prompt has in another form.
+        kept["chat_template"] = served.codec.writer.adaptations
     devices = {status.device: _device_status(models, about, status) for status in models.engine_statuses(about)}
     return {**kept, "path": about.path, "aliases": about.aliases, "devices": devices}
 

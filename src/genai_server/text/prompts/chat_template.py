@@ -22,8 +22,10 @@ from genai_server.text.prompts.template_sandbox import TemplateSandbox, TooCostl
 # The scripted runner reads its script from the last line and needs a mark where the prompt ends.
 # It mentions tools and reasoning formats, so that scripts can write both.
 SCRIPTED_TEMPLATE = (
-    "{# <tool_call> <think></think> tool_calls #}{% if tools or enable_thinking %}{% endif %}"
-    "{% for m in messages %}{{ m.content }}\n{% endfor %}\x04"
+    "{# <tool_call> <think></think> #}{% if tools or enable_thinking %}{% endif %}"
+    "{% for m in messages %}{{ m.content or '' }}"
+    "{% for call in m.tool_calls or [] %} {{ call.function.name }} {{ call.function.arguments | tojson }}{% endfor %}"
+    "{{ '\n' }}{% endfor %}\x04"
 )
 MAX_CHARACTERS = 4 * 1024 * 1024
 _MAX_SOURCE = 1024 * 1024

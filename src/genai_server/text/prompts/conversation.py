@@ -13,7 +13,7 @@ templates that write instructions into the last message of the user.
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -72,6 +72,11 @@ class Conversation(NamedTuple):
     messages: list[dict[str, Any]]
     sources: list[int]
     notes: Notes
+
+    def media_order(self, given: Sequence[Message]) -> list[int]:
+        """For each image or sound here, which one of the given messages it is: results may have changed places."""
+        numbers = {id(part): number for number, part in enumerate(_media(given))}
+        return [numbers[id(part)] for part in _media(self.messages)]
 
 
 class _Turn(NamedTuple):
@@ -136,7 +141,7 @@ class _Conversion:
     def run(self, turns: Sequence[_Turn]) -> Conversation:
         start = next((n for n, turn in enumerate(turns) if turn.role not in _INSTRUCTIONS), len(turns))
         rest = [self._in_place(turn) for turn in turns[start:]]
-        self._begin(turns[:start], rest)
+        self._begin(turns[:start], is_all=not rest)
         place = 0
         while place < len(rest):
             turn = rest[place]
@@ -155,14 +160,15 @@ class _Conversion:
         if self._pending is not None:
             self._user(_Turn(self._pending.number, {"role": "user", "content": ""}))
         self._complete_last()
+        self._put_before_last_user()
         return Conversation(
             [turn.message for turn in self._written], [turn.number for turn in self._written], self._notes
         )
 
     # Instructions.
 
-    def _begin(self, instructions: Sequence[_Turn], rest: list[_Turn]) -> None:
-        """Write the instructions at the beginning, as one message. Changes `rest` if they belong to one there."""
+    def _begin(self, instructions: Sequence[_Turn], *, is_all: bool) -> None:
+        """Write the instructions at the beginning, as one message. They may be all there is."""
         if not instructions:
             return
         traits = self._traits
@@ -174,22 +180,27 @@ class _Conversion:
             turn = group[-1].with_fields(
                 role="developer" if is_developer else "system", content=joined(*(turn.content for turn in group))
             )
-            if not traits.leading_instructions or not (rest or traits.instructions_alone):
+            if not traits.leading_instructions or (is_all and not traits.instructions_alone):
                 before = "" if self._pending is None else self._pending.content
                 self._pending = turn.with_fields(content=joined(before, turn.content))
-            elif rest and rest[-1].role != "user" and not traits.instructions_before_results:
-                self._put_before_last_user(turn, rest)
             else:
                 self._written.append(turn)
 
-    def _put_before_last_user(self, instructions: _Turn, rest: list[_Turn]) -> None:
-        """Write instructions where such templates do if the last message is the user's."""
-        last = next((n for n in range(len(rest) - 1, -1, -1) if rest[n].role == "user"), None)
-        if last is None:
-            self._pending = instructions
-        else:
-            rest[last] = rest[last].with_fields(content=joined(instructions.content, rest[last].content))
+    def _put_before_last_user(self) -> None:
+        """Move instructions to where such templates have them, if they would be lost because of the last message."""
+        written = self._written
+        if (
+            self._traits.instructions_before_results
+            or written[0].role not in _INSTRUCTIONS
+            or written[-1].role == "user"
+        ):
+            return
+        last = next((n for n in range(len(written) - 1, -1, -1) if written[n].role == "user"), None)
+        if last is not None:
+            instructions = written[0]
+            written[last] = written[last].with_fields(content=joined(instructions.content, written[last].content))
             self._convert(instructions, "as text of the last user message")
+            del written[0]
 
     def _in_place(self, turn: _Turn) -> _Turn:
         """Instructions that are not at the beginning, in the form in which they are written."""
@@ -463,6 +474,11 @@ class _Conversion:
 
     def _convert(self, turn: _Turn, form: str, *, field: str = "") -> None:
         self._notes.convert(_field(turn, field), form)
+
+
+def _media(messages: Sequence[Message]) -> Iterator[Any]:
+    for message in messages:
+        yield from media_of(message.get("content"))
 
 
 def _field(turn: _Turn, field: str) -> str:

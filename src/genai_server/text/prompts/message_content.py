@@ -71,7 +71,7 @@ def text_of(content: Content) -> str:
 
 def media_of(content: Content) -> list[Any]:
     """The images and sounds of a content."""
-    return [part for part in _parts(content) if is_medium(part)]
+    return [part for part in content if is_medium(part)] if isinstance(content, list) else []
 
 
 def _parts(content: Content) -> Sequence[Any]:

@@ -31,6 +31,8 @@ class WrittenPrompt(NamedTuple):
     prompt: Prompt
     converted: Sequence[str] = ()
     left_out: Sequence[str] = ()
+    # For each image or sound of the prompt, which one of the messages it is.
+    media: Sequence[int] = ()
 
     @property
     def text(self) -> str:
@@ -88,8 +90,19 @@ class PromptWriter:
                 param="messages",
             )
 
+    def prepare(self) -> None:
+        """Find out what the templates write, which takes some 20 ms, so that no request has to wait for it."""
+        if self._templates:
+            self.traits()
+            self.traits(with_tools=self.takes_tools)
+
+    @property
+    def adaptations(self) -> Sequence[str]:
+        """What of conversations has another form in prompts, a sentence each."""
+        return tuple(self.traits(with_tools=self.takes_tools).in_words()) if self._templates else ()
+
     def traits(self, *, with_tools: bool = False) -> TemplateTraits:
-        """What the template for conversations, or for those with tools, writes. Takes some 20 ms the first time."""
+        """What the template for conversations, or for those with tools, writes."""
         return probe(
             self._template(with_tools=with_tools), self._tool_format, self._image_marker, with_tools=with_tools
         )
@@ -125,7 +138,8 @@ class PromptWriter:
         traits = self.traits(with_tools=bool(tools))
 
         def write(conversation: Conversation, variables: Mapping[str, Any]) -> WrittenPrompt:
-            return self._written(template, conversation, tools or (), {**variables, **end}, traits, continues=continues)
+            written = self._written(template, conversation, tools or (), {**variables, **end}, traits, continues)
+            return written._replace(media=conversation.media_order(messages))
 
         conversation = convert(messages, traits, continues=continues)
         try:
@@ -148,7 +162,6 @@ class PromptWriter:
         tools: Sequence[Tool],
         variables: Mapping[str, Any],
         traits: TemplateTraits,
-        *,
         continues: bool,
     ) -> WrittenPrompt:
         messages, sources, notes = conversation

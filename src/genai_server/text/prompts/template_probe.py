@@ -33,6 +33,8 @@ from genai_server.text.tool_formats.tool_format import ToolFormat
 
 Message = dict[str, Any]
 Option = Mapping[str, Any]
+# Messages, and the markers that their prompt must have.
+Case = tuple[Sequence[Message], Sequence[str]]
 
 # Processor time of one probe. Real templates take about 20 ms; one that takes longer is rendered unchanged.
 _MAX_SECONDS = 2.0
@@ -87,7 +89,10 @@ class _Probe:
         self._rendering = TemplateRendering(template, SpecialTokenGuard(()), tool_format, image_marker)
         self._image_marker = image_marker
         self._tools = TOOLS if with_tools else []
-        self._traits = TemplateTraits()
+        self._tool_format = tool_format
+        self._knows_calls = "tool_calls" in template.source
+        is_in_content = tool_format is not None and not self._knows_calls
+        self._traits = TemplateTraits(calls=CallForm.IN_CONTENT if is_in_content else CallForm.TOGETHER)
         self._end = time.thread_time() + _MAX_SECONDS
 
     def traits(self) -> TemplateTraits:
@@ -147,23 +152,18 @@ class _Probe:
         )
 
     def _calls(self) -> None:
-        """How one call and its result are written."""
+        """How calls and their results are written."""
         user, call, result = _user("useran"), _assistant(None, "valuean"), _result("resultan", "valuean")
         more = [_assistant("assistantbe"), _user("userbe")]
         markers = ["useran", _FUNCTION, "valuean", "resultan"]
-        options: list[Option] = [
-            {"tool_results": results, "call_ids": ids, "empty_content": content, "arguments_as_json": as_json}
-            for results, ids, content, as_json in product((True, False), CallIds, (None, ""), (False, True))
-        ]
         as_text: Option = {"calls": CallForm.TEXT, "tool_results": False}
-        if "tool" in self._template.constants:  # a role that the model knows
-            options.append({"calls": CallForm.TEXT})
         self._choose(
-            [*options, as_text],
+            [*self._call_options(), as_text],
             ([user, call, result], markers),
             ([user, call, result, *more], [*markers, "assistantbe", "userbe"]),
         )
-        if self._traits.calls is CallForm.TEXT:
+        form = self._traits.calls
+        if form is CallForm.TEXT:
             return
         # Some templates write the word None.
         if self._num_nulls([user, call, result], None) > self._num_nulls([user, call, result], ""):
@@ -172,16 +172,29 @@ class _Probe:
         results = [_result("resultan", "valuean"), _result("resultbe", "valuebe")]
         markers = ["useran", "valuean", "valuebe", "resultan", "resultbe"]
         self._choose(
-            [{}, {"calls": CallForm.ONE_BY_ONE}, as_text],
+            [{}, {"calls": CallForm.ONE_BY_ONE if form is CallForm.TOGETHER else form}, as_text],
             ([user, both, *results], markers),
             ([user, both, *results, *more], [*markers, "assistantbe", "userbe"]),
             is_ordered=False,
         )
         broken = _assistant(None)
         broken["tool_calls"] = [_call("valuean", arguments='{"key": "broken')]
-        self._decide("broken_arguments", ([user, broken, result], ["useran", "broken", "resultan"]))
-        if not self._writes([user, broken, result], "useran", "resultan"):
-            self._traits = replace(self._traits, **as_text)
+        if form is CallForm.TOGETHER:
+            self._decide("broken_arguments", ([user, broken, result], ["useran", "broken", "resultan"]))
+
+    def _call_options(self) -> list[Option]:
+        """The forms of one call and its result, but the last: as text."""
+        options: list[Option] = []
+        for tool_results in (True, False):
+            if self._knows_calls:
+                for ids, content, as_json in product(CallIds, (None, ""), (False, True)):
+                    fields = {"call_ids": ids, "empty_content": content, "arguments_as_json": as_json}
+                    options.append({"tool_results": tool_results, **fields})
+            if self._tool_format is not None:
+                options.append({"tool_results": tool_results, "calls": CallForm.IN_CONTENT})
+        if "tool" in self._template.constants:  # a role that the model knows
+            options.append({"calls": CallForm.TEXT})
+        return options
 
     def _results(self) -> None:
         """Texts and images next to calls and results, and instructions in front of them."""
@@ -235,16 +248,17 @@ class _Probe:
             ([one, result], ["useran", "resultan"]),
             ([one, _assistant("assistantan"), result, *end], ["useran", "assistantan", "resultan", "assistantbe"]),
         )
-        for role in ("system", "developer") if self._traits.leading_developer else ("system",):
-            later = {"role": role, "content": "laterbe"}
-            first = _assistant("assistantan")
-            self._decide(
-                "later_instructions",
+        first = _assistant("assistantan")
+        roles = ("system", "developer") if self._traits.leading_developer else ("system",)
+        cases: list[Case] = []
+        for later in ({"role": role, "content": "laterbe"} for role in roles):
+            cases += [
                 ([_system(), one, first, later, two], ["useran", "assistantan", "laterbe", "userbe"]),
                 ([one, first, two, later], ["useran", "assistantan", "userbe", "laterbe"]),
                 ([one, later, first, two], ["useran", "laterbe", "assistantan", "userbe"]),
                 ([one, call, result, later], ["useran", "resultan", "laterbe"]),
-            )
+            ]
+        self._decide("later_instructions", *cases)
         named = {**one, "name": "namean"}
         self._decide("names", ([named], ["namean", "useran"]), is_ordered=False)
 
@@ -287,14 +301,14 @@ class _Probe:
         names = _OTHER_NAMES.get(effort, (effort,))
         return next((name for name in names if self._rendered([_user("useran")], {variable: name}) is not None), None)
 
-    def _decide(self, trait: str, *cases: tuple[Sequence[Message], Sequence[str]], is_ordered: bool = True) -> None:
+    def _decide(self, trait: str, *cases: Case, is_ordered: bool = True) -> None:
         """Whether a trait is true."""
         self._choose([{trait: True}, {trait: False}], *cases, is_ordered=is_ordered)
 
     def _choose(
         self,
         options: Sequence[Option],
-        *cases: tuple[Sequence[Message], Sequence[str]],
+        *cases: Case,
         is_ordered: bool = True,
     ) -> None:
         """Take the first option under which all cases, messages with their markers, are written; else the last one."""

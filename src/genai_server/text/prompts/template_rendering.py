@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from genai_server.text.prompts.chat_template import ChatTemplate
 from genai_server.text.prompts.message_content import MEDIA, Message
 from genai_server.text.prompts.special_tokens import SpecialTokenGuard
-from genai_server.text.prompts.template_traits import TemplateTraits, ToolsPlace
+from genai_server.text.prompts.template_traits import CallForm, TemplateTraits, ToolsPlace
 from genai_server.text.tool_formats.tool_format import Call, ToolFormat
 
 Tool = Mapping[str, Any]
@@ -31,14 +31,14 @@ class Rendered(NamedTuple):
 
 
 class TemplateRendering:
-    """Renders one template. If it does not support tool calls, they are written in `tool_format`."""
+    """Renders one template. `tool_format` writes calls that the template does not."""
 
     def __init__(
         self, template: ChatTemplate, guard: SpecialTokenGuard, tool_format: ToolFormat | None, image_marker: str
     ) -> None:
         self.template = template
         self._guard = guard
-        self._tool_format = None if knows_calls(template) else tool_format
+        self._tool_format = tool_format
         self._image_marker = image_marker
 
     def render(
@@ -60,7 +60,7 @@ class TemplateRendering:
         covered = self._guard.cover_messages(messages, "messages")
         covered = [_with_types_of_parts(message, given) for message, given in zip(covered, messages, strict=True)]
         covered = [_with_marks(message, self.template.constants) for message in covered]
-        if self._tool_format is not None:
+        if traits.calls is CallForm.IN_CONTENT and self._tool_format is not None:
             role = "tool" if "tool" in self.template.constants else self._tool_format.result_role
             # Added after covering, because the format's markers are genuine special tokens.
             covered = [_with_calls_as_content(message, self._tool_format, role) for message in covered]
@@ -74,11 +74,6 @@ class TemplateRendering:
             with_reasoning = {_marked_message(mark) - num_added for mark in _REASONING.findall(text)}
             text = _REASONING.sub("", text)
         return Rendered(text.replace(_MEDIUM, self._image_marker), with_reasoning)
-
-
-def knows_calls(template: ChatTemplate) -> bool:
-    """Whether a template reads the tool calls of messages."""
-    return "tool_calls" in template.source
 
 
 def _with_tools(messages: Sequence[Message], tools: Sequence[Tool], place: ToolsPlace) -> Sequence[Message]:
@@ -105,7 +100,7 @@ def _with_calls_as_content(message: dict[str, Any], tool_format: ToolFormat, res
         return message
     text = tool_format.write_calls([Call(one["name"], one["arguments"]) for one in given])
     content = f"{message['content']}\n{text}" if message["content"] else text
-    return {**message, "content": content}
+    return {**{name: value for name, value in message.items() if name != "tool_calls"}, "content": content}
 
 
 def _with_types_of_parts(covered: dict[str, Any], given: Message) -> dict[str, Any]:

@@ -19,6 +19,8 @@ class CallForm(StrEnum):
     TOGETHER = "together"
     # A message for each call, followed by its results.
     ONE_BY_ONE = "one by one"
+    # In the content, as the model writes them in answers, for templates that cannot write them.
+    IN_CONTENT = "in content"
     # As text of the assistant, for templates that have no calls.
     TEXT = "text"
 
@@ -155,6 +157,8 @@ class TemplateTraits:
         ):
             if is_said:
                 yield words
+        if (efforts := self.thinking.efforts) and set(efforts) != set(EFFORTS):
+            yield f"reasoning efforts: {', '.join(efforts)}; others become the nearest one"
 
 
 # What every template writes that has turns of user and assistant: nothing but their texts, by turns.

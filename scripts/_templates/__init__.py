@@ -1,0 +1,1 @@
+"""Chat templates of published models, and conversations that are tried with them."""
