@@ -36,6 +36,7 @@ def _content(server: RunningServer, **fields: Any) -> tuple[str, str]:
         ({"structured_outputs": {"json": {"enum": [1, 2]}}}, "[12]"),
         ({"structured_outputs": {"json": '{"const": "x"}'}}, '"x"'),
         ({"response_format": {"type": "text"}}, "(?s).+"),
+        ({"response_format": {"type": "json_object", "schema": {"enum": [1, 2]}}}, "[12]"),
     ],
     ids=lambda value: json.dumps(value),
 )
@@ -43,6 +44,21 @@ def test_an_answer_fits_what_it_is_asked_to_fit(demo: RunningServer, fields: dic
     content, reason = _content(demo, **fields)
     assert reason == "stop"
     assert re.fullmatch(pattern, content)
+
+
+@pytest.mark.parametrize(
+    ("form", "param"),
+    [
+        ({"type": "text", "schema": {}}, "response_format.schema"),
+        ({"type": "json_schema", "json_schema": {"name": "x"}, "schema": {}}, "response_format.schema"),
+        ({"type": "json_object", "schema": 5}, "response_format.schema"),
+        ({"type": "json_object", "schema": {"type": "text"}}, "response_format.schema"),
+    ],
+    ids=str,
+)
+def test_a_wrong_schema_of_an_object_is_named(demo: RunningServer, form: dict[str, Any], param: str) -> None:
+    response = demo.client.post("/v1/chat/completions", json=body("Hello!", response_format=form))
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
 
 
 OTHER_NAMES = [

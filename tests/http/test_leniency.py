@@ -263,3 +263,11 @@ def test_a_medium_becomes_a_text_that_says_so() -> None:
     body: Any = {"a": [{"type": "photo", "data": "AA=="}, {"type": "text"}]}
     assert replace_media(body, {"photo": "image"}, "text", "a[]") == ["a[0] (image)"]
     assert body["a"] == [{"type": "text", "text": "[image left out: this model reads text only]"}, {"type": "text"}]
+
+
+def test_fields_of_chats_without_effect_are_named(scripted: RunningServer, strict: RunningServer) -> None:
+    asked: dict[str, Any] = {"messages": [{"role": "user", "content": "say hi"}]}
+    asked |= {"web_search_options": {"search_context_size": "low"}, "fallbacks": ["gpt-4o"]}
+    response = scripted.client.post("/v1/chat/completions", json=asked)
+    assert (response.status_code, response.headers[IGNORED_HEADER]) == (200, "fallbacks, web_search_options")
+    assert strict.client.post("/v1/chat/completions", json=asked).status_code == 400

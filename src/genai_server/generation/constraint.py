@@ -6,8 +6,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from genai_server.apis.shared.chat_messages import ChatParameters, NamedTool
-from genai_server.apis.shared.chat_messages import Tool as GivenTool
+from genai_server.apis.shared.chat_messages import AnyTool as GivenTool
+from genai_server.apis.shared.chat_messages import ChatParameters, ChosenTool
 from genai_server.apis.shared.sampling_parameters import StructuredOutputs
 from genai_server.errors import InvalidField
 from genai_server.grammar_checker.checker import GrammarChecker
@@ -153,11 +153,12 @@ class ChatConstraint:
             return wanted
         if wanted is not None:
             raise InvalidField(f"{_FORMAT} and {_STRUCTURE} cannot be combined", param=_STRUCTURE)
-        if form.json_schema is None or form.json_schema.schema_ is None:
+        if (given := form.answer_schema) is None:
             return Constraint(grammar.json_object(), _FORMAT, "must be supported")
-        field = f"{_FORMAT}.json_schema.schema"
-        is_promised = bool(form.json_schema.strict) or not self._best_effort
-        schema: Mapping[str, Any] = form.json_schema.schema_
+        schema: Mapping[str, Any]
+        field, schema = f"{_FORMAT}.{given[0]}", given[1]
+        is_strict = form.json_schema is not None and bool(form.json_schema.strict)
+        is_promised = is_strict or not self._best_effort
         if not is_promised:
             schema = self._relaxed(schema, field, field)
         with _naming(field):
@@ -213,7 +214,7 @@ class ChatConstraint:
     def _calls(self, tools: list[Tool], *, or_text: bool = False) -> Constraint:
         """The constraint to calls of these tools, with `or_text` also to text."""
         form, body = self._form, self._body
-        parallel = body.parallel_tool_calls is not False and not isinstance(body.tool_choice, NamedTool)
+        parallel = body.parallel_tool_calls is not False and not isinstance(body.tool_choice, ChosenTool)
         build = grammar.text_and_calls if or_text else grammar.tool_calls
         with _naming("tools"):
             built = build(form, tools, parallel=parallel, opaque_tokens=self._codec.opaque_tokens)
@@ -222,7 +223,7 @@ class ChatConstraint:
 
 def _chosen(choice: object, tools: list[GivenTool]) -> list[GivenTool]:
     """The tools that may be called. Raises InvalidField if `tool_choice` names another one."""
-    if not isinstance(choice, NamedTool):
+    if not isinstance(choice, ChosenTool):
         return tools
     name = choice.function.name
     if not (named := [tool for tool in tools if tool.function.name == name]):

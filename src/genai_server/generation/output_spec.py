@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from genai_server.apis.shared.chat_messages import ChatParameters, Tool
+from genai_server.apis.shared.chat_messages import AnyTool, ChatParameters
 from genai_server.apis.shared.sampling_parameters import SamplingFields
 from genai_server.errors import InvalidField
 from genai_server.generation.constraint import ChatConstraint, Constraint, structure
@@ -157,17 +157,17 @@ def _key(body: ChatParameters, codec: TextCodec, prompt: list[int]) -> bytes:
     return hashlib.sha256(f"{starts_in_reasoning(codec, prompt)}{fields}".encode()).digest()
 
 
-def offered_tools(body: ChatParameters, codec: TextCodec) -> list[Tool]:
+def offered_tools(body: ChatParameters, codec: TextCodec) -> list[AnyTool]:
     """The tools that an answer may call. Raises InvalidField if the model does not support tools."""
     return _supported([] if body.tool_choice == "none" else body.tools or [], codec)
 
 
-def listed_tools(body: ChatParameters, codec: TextCodec) -> list[Tool]:
+def listed_tools(body: ChatParameters, codec: TextCodec) -> list[AnyTool]:
     """The tools for the chat template. Raises as `offered_tools` does."""
-    return _supported([] if body.tool_choice == "none" else body.listed_tools, codec)
+    return _supported([] if body.tool_choice == "none" else list(body.listed_tools), codec)
 
 
-def _supported(tools: list[Tool], codec: TextCodec) -> list[Tool]:
+def _supported(tools: list[AnyTool], codec: TextCodec) -> list[AnyTool]:
     if not tools:
         return []
     if not codec.writer.takes_tools or codec.dialect.tool_format is None:

@@ -9,7 +9,7 @@ from typing import Any
 from msgspec import structs
 
 from genai_server.answer_parts import ScoredToken
-from genai_server.apis.shared.chat_messages import ChatMessage, ChatParameters, Tool
+from genai_server.apis.shared.chat_messages import AnyTool, ChatMessage, ChatParameters, tool_for_template
 from genai_server.apis.shared.completion_body import CompletionRequest
 from genai_server.audio.decoder_library import require_decoder
 from genai_server.errors import InvalidField
@@ -100,7 +100,7 @@ async def encode_chat(services: Services, body: ChatParameters, codec: TextCodec
 async def encode_messages(
     services: Services,
     messages: Sequence[ChatMessage],
-    offered: Callable[[], Sequence[Tool]],
+    offered: Callable[[], Sequence[AnyTool]],
     variables: Mapping[str, Any] | None,
     codec: TextCodec,
     leniency: Leniency,
@@ -114,7 +114,7 @@ async def encode_messages(
     """
 
     def to_objects() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        tools = [tool.model_dump(exclude_none=True) for tool in offered()]
+        tools = [tool_for_template(tool) for tool in offered()]
         return [message.for_template() for message in messages], tools
 
     plain, tools = await asyncio.to_thread(to_objects)

@@ -5,7 +5,7 @@
 import asyncio
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from typing import Any, ClassVar
 
 import msgspec
@@ -17,12 +17,15 @@ from genai_server.answer_parts import (
     Reasoning,
     ScoredToken,
     ToolCallArguments,
+    ToolCallEnd,
     ToolCallStart,
     WholeAnswer,
+    WholeToolCall,
 )
 from genai_server.apis.chat_completions.schemas import ChatCompletionRequest
 from genai_server.apis.shared.base import JsonObject
 from genai_server.apis.shared.completion_body import CompletionRequest
+from genai_server.apis.shared.custom_tools import CustomText, text_of
 from genai_server.apis.shared.sampling_parameters import StreamFields
 from genai_server.apis.shared.usage import Usage
 from genai_server.generation.answers import Ending, Generation
@@ -115,6 +118,13 @@ class ChatCompletionBuilder(ChoicesBuilder):
     text_key = "content"
     calling: ClassVar[str] = CALLING
 
+    def __init__(self, *common: Any, custom_tools: Collection[str] = (), **options: Any) -> None:
+        super().__init__(*common, **options)
+        # The names of the tools that are called with a text.
+        self._custom_tools = custom_tools
+        # The texts of a stream's calls of these, keyed by the indexes of the answer and of the call.
+        self._texts: dict[tuple[int, int], CustomText] = {}
+
     def first(self, num_answers: int) -> list[JsonObject]:
         """The first chunk of each answer, which contains only the role."""
         return [self._delta(index, {"role": "assistant", "content": ""}, []) for index in range(num_answers)]
@@ -122,7 +132,7 @@ class ChatCompletionBuilder(ChoicesBuilder):
     def part(self, index: int, parts: list[Part], tokens: list[ScoredToken], usage: Usage | None = None) -> JsonObject:
         delta: JsonObject = {}
         for part in parts:
-            _add(delta, part)
+            self._add(delta, part, index)
         return self._delta(index, self._with_calls(delta), tokens, usage)
 
     def last(self, index: int, ending: Ending, usage: Usage | None = None) -> JsonObject:
@@ -131,7 +141,7 @@ class ChatCompletionBuilder(ChoicesBuilder):
     def choice(self, index: int, answer: WholeAnswer, ending: Ending) -> JsonObject:
         return {
             "index": index,
-            "message": self._with_calls(message(answer)),
+            "message": self._with_calls(message(answer, self._custom_tools)),
             "logprobs": self._logprobs(answer.tokens, always=True),
             **openai_reason(ending, calling=self.calling),
         }
@@ -146,6 +156,28 @@ class ChatCompletionBuilder(ChoicesBuilder):
     ) -> JsonObject:
         ended = reason or {"finish_reason": None}
         return self._chunk({"index": index, "delta": delta, "logprobs": self._logprobs(tokens), **ended}, usage)
+
+    def _add(self, delta: JsonObject, part: Part, answer: int) -> None:
+        match part:
+            case Content(text):
+                delta["content"] = delta.get("content", "") + text
+            case Reasoning(text):
+                delta |= dict.fromkeys(REASONING, delta.get(REASONING[0], "") + text)
+            case ToolCallStart(index, id, name) if name in self._custom_tools:
+                self._texts[answer, index] = CustomText()
+                call = {"index": index, "id": id, "type": "custom", "custom": {"name": name, "input": ""}}
+                delta.setdefault("tool_calls", []).append(call)
+            case ToolCallStart(index, id, name):
+                call = {"index": index, "id": id, "type": "function", "function": {"name": name, "arguments": ""}}
+                delta.setdefault("tool_calls", []).append(call)
+            case ToolCallArguments(index, fragment) if (answer, index) in self._texts:
+                if text := self._texts[answer, index].feed(fragment):
+                    _add_to_call(delta, index, "custom", "input", text)
+            case ToolCallArguments(index, fragment):
+                _add_to_call(delta, index, "function", "arguments", fragment)
+            case ToolCallEnd(index, is_complete) if (answer, index) in self._texts:
+                if is_complete and (text := self._texts[answer, index].finish()):
+                    _add_to_call(delta, index, "custom", "input", text)
 
     def _with_calls(self, found: JsonObject) -> JsonObject:
         """A message or delta, with its calls in the format that the client uses."""
@@ -168,18 +200,24 @@ class FunctionCallBuilder(ChatCompletionBuilder):
         return found
 
 
-def message(answer: WholeAnswer) -> JsonObject:
-    """The assistant's message."""
+def message(answer: WholeAnswer, custom_tools: Collection[str] = ()) -> JsonObject:
+    """The assistant's message. `custom_tools` are the names of the tools that are called with a text: their calls are
+    left out if they are not complete, because a client could execute the beginning of a text.
+    """
+    calls = [call for call in answer.tool_calls if call.is_complete or call.name not in custom_tools]
     found: JsonObject = {"role": "assistant", "content": answer.content, "refusal": None}
     if answer.reasoning:
         found |= dict.fromkeys(REASONING, answer.reasoning)
-    if answer.tool_calls:
+    if calls:
         found["content"] = answer.content or None
-        found["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-            for call in answer.tool_calls
-        ]
+        found["tool_calls"] = [_call(call, is_custom=call.name in custom_tools) for call in calls]
     return found
+
+
+def _call(call: WholeToolCall, *, is_custom: bool) -> JsonObject:
+    if is_custom:
+        return {"id": call.id, "type": "custom", "custom": {"name": call.name, "input": text_of(call.arguments)}}
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 
 def logprobs(tokens: list[ScoredToken]) -> JsonObject:
@@ -192,21 +230,12 @@ def _scored(token: ScoredToken) -> JsonObject:
     return {"token": token.text, "logprob": token.logprob, "bytes": tuple(token.data)}
 
 
-def _add(delta: JsonObject, part: Part) -> None:
-    match part:
-        case Content(text):
-            delta["content"] = delta.get("content", "") + text
-        case Reasoning(text):
-            delta |= dict.fromkeys(REASONING, delta.get(REASONING[0], "") + text)
-        case ToolCallStart(index, id, name):
-            call = {"index": index, "id": id, "type": "function", "function": {"name": name, "arguments": ""}}
-            delta.setdefault("tool_calls", []).append(call)
-        case ToolCallArguments(index, fragment):
-            calls = delta.setdefault("tool_calls", [])
-            if calls and calls[-1]["index"] == index:
-                calls[-1]["function"]["arguments"] += fragment
-            else:
-                calls.append({"index": index, "function": {"arguments": fragment}})
+def _add_to_call(delta: JsonObject, index: int, kind: str, field: str, text: str) -> None:
+    calls = delta.setdefault("tool_calls", [])
+    if calls and calls[-1]["index"] == index:
+        calls[-1][kind][field] += text
+    else:
+        calls.append({"index": index, kind: {field: text}})
 
 
 def openai_reason(ending: Ending, *, calling: str = CALLING) -> JsonObject:
@@ -223,7 +252,7 @@ async def choices_response(
     services: Services,
     body: ChatCompletionRequest | CompletionRequest,
     context: RequestContext,
-    builder: type[ChoicesBuilder],
+    builder: Callable[..., ChoicesBuilder],
     *,
     id_prefix: str,
     is_long: bool,

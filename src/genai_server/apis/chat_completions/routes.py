@@ -1,5 +1,7 @@
 """OpenAI's /v1/chat/completions."""
 
+from functools import partial
+
 from fastapi.responses import Response
 
 from genai_server.apis.chat_completions.response import ChatCompletionBuilder, FunctionCallBuilder, choices_response
@@ -23,7 +25,8 @@ async def create_chat_completion(
     body: ChatCompletionRequest, services: TheServices, context: TheRequestContext
 ) -> Response:
     """OpenAI's chat completion, complete or as a stream of chunks."""
-    builder = ChatCompletionBuilder if body.functions is None else FunctionCallBuilder
+    kind = ChatCompletionBuilder if body.functions is None else FunctionCallBuilder
+    builder = partial(kind, custom_tools=body.custom_names)
     return await choices_response(services, body, context, builder, id_prefix="chatcmpl-", is_long=bool(body.logprobs))
 
 

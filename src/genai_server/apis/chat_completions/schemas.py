@@ -7,18 +7,19 @@ from pydantic import Field, model_validator
 from genai_server.apis.shared.base import ChatRouterFields, elements, field_error
 from genai_server.apis.shared.chat_messages import (
     MAX_TOOLS,
-    ChatParameters,
     Function,
     NamedFunction,
     NamedTool,
     Tool,
 )
 from genai_server.apis.shared.sampling_parameters import OtherStructureFields, StreamFields
+from genai_server.apis.shared.thinking_fields import OtherThinkingFields
 from genai_server.http.chat_history import FILES, leave_out_of_messages
 from genai_server.http.leniency import remove, remove_values, replace_media
 
-# Values without effect, of a lenient chat completion.
-VALUES = {"verbosity": ("low", "high")}
+# Fields and values without effect, of a lenient chat completion: this server searches nothing and has no other models.
+CHATS_WITHOUT_EFFECT = ("fallbacks", "web_search_options")
+VALUES = {"verbosity": ("low", "high"), "reasoning.summary": ("concise", "detailed")}
 # vLLM's choice of grammar library and JSON whitespace, both of which are fixed here.
 COMPLETIONS_WITHOUT_EFFECT = (
     "guided_decoding_backend",
@@ -27,7 +28,7 @@ COMPLETIONS_WITHOUT_EFFECT = (
 )
 
 
-class ChatCompletionRequest(ChatParameters, StreamFields, ChatRouterFields, OtherStructureFields):
+class ChatCompletionRequest(OtherThinkingFields, StreamFields, ChatRouterFields, OtherStructureFields):
     """Body of /v1/chat/completions."""
 
     functions: Annotated[list[Function], elements(MAX_TOOLS)] | None = Field(None, description="Older name for tools.")
@@ -56,12 +57,12 @@ class ChatCompletionRequest(ChatParameters, StreamFields, ChatRouterFields, Othe
     @property
     def other_names(self) -> dict[str, str]:
         older = {} if self.functions is None else {"tools": "functions", "tool_choice": "function_call"}
-        return {**super().other_names, **older}
+        return {**super().other_names, **older, **self.thinking_names}
 
 
 def leave_out_of_chat(body: Any) -> list[str]:
     """Remove unsupported parts from a body of chat completions; returns the locations removed."""
-    found = leave_out_of_completion(body) + remove_values(body, VALUES)
+    found = leave_out_of_completion(body) + remove(body, *CHATS_WITHOUT_EFFECT) + remove_values(body, VALUES)
     found += replace_media(body, FILES, "text", "messages[].content[]")
     return found + leave_out_of_messages(body)
 

@@ -1,6 +1,6 @@
 """The server's own chat endpoints: /v1/chat and /v1/chat/stream."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Collection
 from typing import Any
 
 from fastapi import APIRouter, Response
@@ -12,20 +12,24 @@ from genai_server.answer_parts import (
     Reasoning,
     ScoredToken,
     ToolCallArguments,
+    ToolCallEnd,
     ToolCallStart,
     WholeAnswer,
 )
 from genai_server.apis.chat_completions.response import logprobs, message, openai_reason
 from genai_server.apis.shared.base import JsonObject, Metrics, Text
-from genai_server.apis.shared.chat_messages import ChatParameters, ToolCall
+from genai_server.apis.shared.chat_messages import AnyToolCall
+from genai_server.apis.shared.custom_tools import CustomText
 from genai_server.apis.shared.router import error_responses
+from genai_server.apis.shared.thinking_fields import OtherThinkingFields
 from genai_server.errors import InvalidField
 from genai_server.generation.answers import Ending, Generation
-from genai_server.generation.dependencies import TheRequestContext, TheServices
+from genai_server.generation.dependencies import RequestContext, TheRequestContext, TheServices
 from genai_server.generation.generate import generate
 from genai_server.http.body_route import history_route
 from genai_server.http.chat_history import convert_messages, leave_out_of_messages
 from genai_server.http.json_response import built_response
+from genai_server.http.leniency import renaming
 from genai_server.http.sse import STREAMS, EventStream
 
 router = APIRouter(
@@ -35,7 +39,7 @@ router = APIRouter(
 )
 
 
-class ChatRequest(ChatParameters):
+class ChatRequest(OtherThinkingFields):
     """Body of /v1/chat and /v1/chat/stream."""
 
     stream: bool | None = Field(None, description="Determined by the endpoint; the other value is refused.")
@@ -52,20 +56,23 @@ class ChatResponse(BaseModel):
     finish_reason: str
     metrics: Metrics
     reasoning_content: Text | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: list[AnyToolCall] | None = None
     logprobs: dict[str, Any] | None = None
 
 
 class ChatBuilder:
     """Builds the response or the events of one request."""
 
-    def __init__(self, id: str, *, has_logprobs: bool = False) -> None:
+    def __init__(self, id: str, *, has_logprobs: bool = False, custom_tools: Collection[str] = ()) -> None:
         self._id = id
         self._has_logprobs = has_logprobs
+        # The names of the tools that are called with a text, and the texts of a stream's calls of these.
+        self._custom_tools = custom_tools
+        self._texts: dict[int, CustomText] = {}
 
     def complete(self, answer: WholeAnswer, ending: Ending, metrics: JsonObject) -> JsonObject:
         """The complete answer."""
-        fields = message(answer)
+        fields = message(answer, self._custom_tools)
         return {
             "id": self._id,
             "content": answer.content,
@@ -86,7 +93,14 @@ class ChatBuilder:
                 case Reasoning(text):
                     event["reasoning"] = event.get("reasoning", "") + text
                 case ToolCallStart(index, id, name):
+                    if name in self._custom_tools:
+                        self._texts[index] = CustomText()
                     event.setdefault("tool_calls", []).append({"index": index, "id": id, "name": name})
+                case ToolCallArguments(index, fragment) if index in self._texts:
+                    text = self._texts[index].feed(fragment)
+                    event.setdefault("tool_calls", []).append({"index": index, "input": text})
+                case ToolCallEnd(index, True) if index in self._texts and (text := self._texts[index].finish()):
+                    event.setdefault("tool_calls", []).append({"index": index, "input": text})
                 case ToolCallArguments(index, fragment):
                     event.setdefault("tool_calls", []).append({"index": index, "arguments": fragment})
         return {**event, **self._logprobs(tokens)}
@@ -110,8 +124,9 @@ async def chat(body: ChatRequest, services: TheServices, context: TheRequestCont
     """Generate an answer and return it complete."""
     if body.stream:
         raise InvalidField("stream must be false; POST /v1/chat/stream streams the answer", param="stream")
-    generation = await generate(services, body, context)
-    build = ChatBuilder(context.record.unique_id, has_logprobs=bool(body.logprobs))
+    with context.leniency.in_words(renaming(body.thinking_names)):
+        generation = await generate(services, body, context)
+    build = _builder(body, context)
     (whole,) = await context.run_while_connected(generation.whole())
     (answer,) = generation.answers
     return await built_response(
@@ -124,9 +139,14 @@ async def chat_stream(body: ChatRequest, services: TheServices, context: TheRequ
     """Generate an answer and stream it token by token."""
     if body.stream is False:
         raise InvalidField("stream must be true; POST /v1/chat returns the complete answer", param="stream")
-    generation = await generate(services, body, context, is_streamed=True)
-    build = ChatBuilder(context.record.unique_id, has_logprobs=bool(body.logprobs))
+    with context.leniency.in_words(renaming(body.thinking_names)):
+        generation = await generate(services, body, context, is_streamed=True)
+    build = _builder(body, context)
     return EventStream(generation, _events(generation, build))
+
+
+def _builder(body: ChatRequest, context: RequestContext) -> ChatBuilder:
+    return ChatBuilder(context.record.unique_id, has_logprobs=bool(body.logprobs), custom_tools=body.custom_names)
 
 
 async def _events(generation: Generation, build: ChatBuilder) -> AsyncGenerator[JsonObject]:

@@ -1,9 +1,9 @@
 """The body of a chat: messages, tools and the answer's format. How tokens are chosen is in sampling_parameters.py."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, PrivateAttr, model_validator
+from pydantic import AfterValidator, Discriminator, Field, PrivateAttr, Tag, model_validator
 
 from genai_server.apis.shared.base import (
     ByType,
@@ -15,6 +15,7 @@ from genai_server.apis.shared.base import (
     field_error,
     missing_error,
 )
+from genai_server.apis.shared.custom_tools import arguments_of, function_of
 from genai_server.apis.shared.sampling_parameters import MAX_CHOICES, GenerationFields
 from genai_server.quoted_values import quoted
 
@@ -90,14 +91,48 @@ class CalledFunction(Wire):
 
 
 class ToolCall(Wire):
-    """A tool call made by the assistant."""
+    """A function call made by the assistant."""
 
     id: NonEmptyText
     type: Literal["function"] = "function"
     function: CalledFunction
 
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_the_default_type(cls, given: Any) -> Any:
+        return {**given, "type": "function"} if isinstance(given, dict) and given.get("type") is None else given
 
-ToolCalls = Annotated[list[ToolCall], elements(MAX_PARTS)]
+
+class CalledCustomTool(Wire):
+    """Name and input of a custom tool call, as a model wrote them."""
+
+    name: NonEmptyText
+    input: Text
+
+
+class CustomToolCall(Wire):
+    """A call of a custom tool, made by the assistant."""
+
+    id: NonEmptyText
+    type: Literal["custom"]
+    custom: CalledCustomTool
+
+    @property
+    def function(self) -> CalledFunction:
+        """The call of the function that represents the tool."""
+        return CalledFunction(name=self.custom.name, arguments=arguments_of(self.custom.input))
+
+
+def _type_of_call(value: Any) -> str:
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return "type=custom" if kind == "custom" else "type=function"
+
+
+AnyToolCall = Annotated[
+    Annotated[ToolCall, Tag("type=function")] | Annotated[CustomToolCall, Tag("type=custom")],
+    Discriminator(_type_of_call),
+]
+ToolCalls = Annotated[list[AnyToolCall], elements(MAX_PARTS)]
 
 
 _ROLE_OF_FIELD = {
@@ -168,6 +203,9 @@ class ChatMessage(Wire):
             fields["content"] = [_for_template(part) for part in self.content]
         if self.reasoning is not None:
             fields.setdefault("reasoning_content", self.reasoning)
+        for place, call in enumerate(self.tool_calls or ()):
+            if isinstance(call, CustomToolCall):
+                fields["tool_calls"][place] = ToolCall(id=call.id, function=call.function).model_dump()
         return {"content": None if self.tool_calls else "", **fields}
 
 
@@ -196,10 +234,60 @@ class Function(Wire):
 
 
 class Tool(Wire):
-    """A tool the model may call."""
+    """A function as a tool the model may call."""
 
     type: Literal["function"]
     function: Function
+
+
+class GrammarDefinition(Wire):
+    """A grammar that a text must match."""
+
+    syntax: Literal["lark", "regex"]
+    definition: NonEmptyText
+
+
+class CustomToolFormat(Wire):
+    """Format of a custom tool's input."""
+
+    type: Literal["text", "grammar"]
+    grammar: GrammarDefinition | None = None
+
+    @model_validator(mode="after")
+    def _has_a_grammar(self) -> Self:
+        check_with_type(self.type, "grammar", grammar=self.grammar)
+        return self
+
+
+class CustomToolDefinition(Wire):
+    """A tool that is called with a text."""
+
+    name: FunctionName
+    description: Text | None = None
+    format: CustomToolFormat | None = Field(None, description="Format of the tool's input; by default any text.")
+
+
+class CustomChatTool(Wire):
+    """A tool the model may call with a text instead of arguments."""
+
+    type: Literal["custom"]
+    custom: CustomToolDefinition
+
+    @property
+    def function(self) -> Function:
+        """The function that represents the tool."""
+        tool = self.custom
+        grammar = None if tool.format is None else tool.format.grammar
+        form = (None, None) if grammar is None else (grammar.syntax, grammar.definition)
+        return Function.model_validate(function_of(tool.name, tool.description, *form))
+
+
+AnyTool = Annotated[Tool | CustomChatTool, ByType("tool")]
+
+
+def tool_for_template(tool: Tool | CustomChatTool) -> dict[str, Any]:
+    """A tool as chat templates expect it: a function without absent fields."""
+    return {"type": "function", "function": tool.function.model_dump(exclude_none=True)}
 
 
 class NamedFunction(Wire):
@@ -213,11 +301,26 @@ class NamedTool(Wire):
     function: NamedFunction
 
 
+class NamedCustomTool(Wire):
+    """The one custom tool that must be called."""
+
+    type: Literal["custom"]
+    custom: NamedFunction
+
+    @property
+    def function(self) -> NamedFunction:
+        """The function that represents the tool."""
+        return self.custom
+
+
+ChosenTool = NamedTool | NamedCustomTool
+
+
 class AllowedNames(Wire):
     """A subset of `tools`, and whether one of them must be called."""
 
     mode: Literal["auto", "required"]
-    tools: Annotated[list[NamedTool], elements(MAX_TOOLS, min_length=1)]
+    tools: Annotated[list[Annotated[ChosenTool, ByType("tool")]], elements(MAX_TOOLS, min_length=1)]
 
 
 class AllowedTools(Wire):
@@ -241,11 +344,25 @@ class ResponseFormat(Wire):
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
+    schema_: dict[str, Any] | None = Field(
+        None, alias="schema", description="llama.cpp's form: the schema of an answer of type json_object."
+    )
 
     @model_validator(mode="after")
     def _has_schema(self) -> Self:
         check_with_type(self.type, "json_schema", json_schema=self.json_schema)
+        if self.schema_ is not None and self.type != "json_object":
+            raise field_error("schema", "is only allowed with type json_object")
         return self
+
+    @property
+    def answer_schema(self) -> tuple[str, dict[str, Any]] | None:
+        """The field with the schema of the answer, and the schema; None for any JSON object."""
+        if self.schema_ is not None:
+            return "schema", self.schema_
+        if self.json_schema is None or self.json_schema.schema_ is None:
+            return None
+        return "json_schema.schema", self.json_schema.schema_
 
 
 def _with_ids(messages: list[ChatMessage]) -> list[ChatMessage]:
@@ -261,7 +378,7 @@ def _with_ids(messages: list[ChatMessage]) -> list[ChatMessage]:
 
 
 Messages = Annotated[list[ChatMessage], elements(MAX_MESSAGES, min_length=1), AfterValidator(_with_ids)]
-Tools = Annotated[list[Tool], elements(MAX_TOOLS)]
+Tools = Annotated[list[AnyTool], elements(MAX_TOOLS)]
 
 
 class Prediction(Wire):
@@ -287,7 +404,7 @@ class ChatParameters(GenerationFields):
     )
     response_format: ResponseFormat | None = None
     tools: Tools | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedTools | None = None
+    tool_choice: Literal["none", "auto", "required"] | ChosenTool | AllowedTools | None = None
     parallel_tool_calls: bool | None = Field(None, description="Whether an answer may call several tools.")
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="Additional variables for the chat template.")
     reasoning_effort: ReasoningEffort | None = None
@@ -302,18 +419,23 @@ class ChatParameters(GenerationFields):
     verbosity: Literal["medium"] | None = Field(None, description="Only OpenAI's default is accepted.")
     web_search_options: None = None
     # The tools at the beginning of the prompt, if these are not those that an answer may call.
-    _listed_tools: list[Tool] | None = PrivateAttr(default=None)
+    _listed_tools: Sequence[Tool | CustomChatTool] | None = PrivateAttr(default=None)
 
     @property
-    def listed_tools(self) -> list[Tool]:
+    def listed_tools(self) -> Sequence[Tool | CustomChatTool]:
         """The tools at the beginning of the prompt: those that an answer may call, unless the messages introduce some
         of them, or withdraw one.
         """
         return (self.tools or []) if self._listed_tools is None else self._listed_tools
 
-    def list_tools(self, tools: list[Tool]) -> None:
+    def list_tools(self, tools: Sequence[Tool | CustomChatTool]) -> None:
         """Set the tools at the beginning of the prompt."""
         self._listed_tools = tools
+
+    @property
+    def custom_names(self) -> frozenset[str]:
+        """The names of the custom tools that an answer may call."""
+        return frozenset(tool.custom.name for tool in self.tools or () if isinstance(tool, CustomChatTool))
 
     @model_validator(mode="after")
     def _belong_together(self) -> Self:

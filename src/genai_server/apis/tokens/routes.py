@@ -5,6 +5,7 @@ from typing import Any
 
 from fastapi import APIRouter, Response
 
+from genai_server.apis.shared.chat_messages import tool_for_template
 from genai_server.apis.shared.router import error_responses
 from genai_server.apis.tokens.schemas import (
     ApplyTemplateRequest,
@@ -73,7 +74,7 @@ async def apply_template(body: ApplyTemplateRequest, services: TheServices, leni
     codec = (await services.served(body.model, Task.GENERATE)).codec
 
     def prompt() -> WrittenPrompt:
-        tools = None if body.tools is None else [tool.model_dump(exclude_none=True) for tool in body.tools]
+        tools = None if body.tools is None else [tool_for_template(tool) for tool in body.tools]
         messages = [message.for_template() for message in body.messages]
         return codec.render_chat(messages, tools, body.chat_template_kwargs)
 

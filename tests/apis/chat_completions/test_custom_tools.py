@@ -1,0 +1,178 @@
+"""Custom tools on chat completions: tools that the model calls with a text, which may have to match a grammar."""
+
+import json
+import re
+from typing import Any
+
+import httpx
+import pytest
+from openai import OpenAI
+from openai.types.chat import ChatCompletion, ChatCompletionMessageCustomToolCall
+from pydantic import ValidationError
+
+from genai_server.answer_parts import Part, ToolCallArguments, ToolCallEnd, ToolCallStart, WholeAnswer, WholeToolCall
+from genai_server.apis.chat_completions.response import ChatCompletionBuilder
+from genai_server.apis.own_chat.routes import ChatRequest
+from genai_server.generation.answers import Ending
+from tests.running_server import RunningServer
+
+PATCH: Any = {"type": "custom", "custom": {"name": "patch", "description": "Change a file."}}
+FUNCTION: Any = {"type": "function", "function": {"name": "add"}}
+
+
+def _call(name: str, arguments: Any) -> str:
+    return f"<tool_call>⏎{json.dumps({'name': name, 'arguments': arguments}, ensure_ascii=False)}⏎</tool_call>"
+
+
+def _with_format(syntax: str, definition: str) -> Any:
+    form = {"type": "grammar", "grammar": {"syntax": syntax, "definition": definition}}
+    return {"type": "custom", "custom": {**PATCH["custom"], "format": form}}
+
+
+def _ask(content: str) -> Any:
+    return {"model": "demo", "messages": [{"role": "user", "content": content}]}
+
+
+TEXT = '*** Begin\n+ "é"\\'
+SAID = f"say Well.{_call('patch', {'input': TEXT})}"
+
+
+def test_a_call_has_the_text(client: OpenAI) -> None:
+    completion = client.chat.completions.create(**_ask(SAID), tools=[PATCH, FUNCTION])
+    choice = completion.choices[0]
+    (call,) = choice.message.tool_calls or []
+    assert isinstance(call, ChatCompletionMessageCustomToolCall)
+    assert (choice.finish_reason, choice.message.content) == ("tool_calls", "Well.")
+    assert (call.custom.name, call.custom.input) == ("patch", TEXT)
+
+
+def test_the_message_of_a_call_goes_back_with_its_result(client: OpenAI) -> None:
+    asked = _ask(SAID)
+    message = client.chat.completions.create(**asked, tools=[PATCH]).choices[0].message
+    (call,) = message.tool_calls or []
+    result = {"role": "tool", "tool_call_id": call.id, "content": "say applied"}
+    again: Any = [*asked["messages"], message, result]
+    last = client.chat.completions.create(model="demo", messages=again, tools=[PATCH])
+    assert last.choices[0].message.content == "applied"
+
+
+def test_a_stream_has_the_text_in_pieces(client: OpenAI) -> None:
+    said = f"say {_call('patch', {'input': TEXT})}{_call('add', {'a': 1})}"
+    chunks = list(client.chat.completions.create(**_ask(said), tools=[PATCH, FUNCTION], stream=True))
+    deltas = [call.to_dict() for chunk in chunks for call in chunk.choices[0].delta.tool_calls or []]
+    first, *others = [delta for delta in deltas if delta["index"] == 0]
+    assert first == {"index": 0, "id": first["id"], "type": "custom", "custom": {"name": "patch", "input": ""}}
+    assert len(others) > 5
+    assert "".join(str(dict(delta["custom"])["input"]) for delta in others if isinstance(delta["custom"], dict)) == TEXT
+    second, *more = [delta for delta in deltas if delta["index"] == 1]
+    assert second["type"] == "function"
+    assert "".join(str(delta["function"]["arguments"]) for delta in more if isinstance(delta["function"], dict))
+    assert chunks[-1].choices[0].finish_reason == "tool_calls"
+
+
+def test_arguments_in_another_form_come_at_the_end_of_their_call() -> None:
+    build = ChatCompletionBuilder("id", "demo", 1, custom_tools={"patch"})
+    events: list[Part] = [ToolCallStart(0, "c", "patch"), ToolCallArguments(0, "no JSON")]
+    assert build.part(0, events, [])["choices"][0]["delta"]["tool_calls"][0]["custom"]["input"] == ""
+    assert build.part(0, [ToolCallEnd(0, is_complete=True)], [])["choices"][0]["delta"] == {
+        "tool_calls": [{"index": 0, "custom": {"input": "no JSON"}}]
+    }
+    answer = WholeAnswer([WholeToolCall("c", "patch", "no JSON", is_complete=True)])
+    (call,) = build.choice(0, answer, Ending(calls_tools=True))["message"]["tool_calls"]
+    assert call["custom"] == {"name": "patch", "input": "no JSON"}
+
+
+def test_a_call_that_is_cut_off_is_left_out(client: OpenAI) -> None:
+    cut = client.chat.completions.create(**_ask(SAID), tools=[PATCH], max_tokens=60).choices[0]
+    assert (cut.finish_reason, cut.message.content, cut.message.tool_calls) == ("length", "Well.", None)
+
+
+@pytest.mark.parametrize(
+    ("tool", "pattern"),
+    [
+        (_with_format("regex", "[ab]{2}"), "[ab]{2}"),
+        (_with_format("lark", 'start: "x" /[0-9]{3}/'), "x[0-9]{3}"),
+        (PATCH, ".*"),
+    ],
+    ids=["regex", "lark", "text"],
+)
+def test_the_text_matches_the_format(demo: RunningServer, tool: Any, pattern: str) -> None:
+    choice = {"type": "custom", "custom": {"name": "patch"}}
+    with OpenAI(base_url=f"{demo.url}/v1", api_key="none", max_retries=0) as client:
+        asked: Any = {**_ask("Hello!"), "tools": [tool, FUNCTION], "tool_choice": choice, "max_tokens": 60}
+        completion: ChatCompletion = client.chat.completions.create(**asked)
+    (call,) = completion.choices[0].message.tool_calls or []
+    assert isinstance(call, ChatCompletionMessageCustomToolCall)
+    assert re.fullmatch(pattern, call.custom.input, re.DOTALL)
+
+
+def test_only_allowed_custom_tools_are_in_the_prompt() -> None:
+    allowed = {"mode": "required", "tools": [{"type": "custom", "custom": {"name": "patch"}}]}
+    chat = ChatRequest.model_validate(
+        {
+            "messages": [{"role": "user", "content": "x"}],
+            "tools": [PATCH, FUNCTION],
+            "tool_choice": {"type": "allowed_tools", "allowed_tools": allowed},
+        }
+    )
+    assert [tool.function.name for tool in chat.tools or []] == ["patch"]
+    assert chat.tool_choice == "required"
+    assert chat.custom_names == {"patch"}
+
+
+def test_earlier_calls_are_functions_to_the_template(scripted: RunningServer) -> None:
+    messages: list[dict[str, Any]] = [
+        {"role": "user", "content": "x"},
+        {"role": "assistant", "tool_calls": [{"id": "1", "type": "custom", "custom": {"name": "f", "input": "a"}}]},
+        {"role": "tool", "tool_call_id": "1", "content": "b"},
+    ]
+    function = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"input": "a"}'}}
+    same = [messages[0], {**messages[1], "tool_calls": [function]}, messages[2]]
+    chat, other = (ChatRequest.model_validate({"messages": given}).messages for given in (messages, same))
+    assert [message.for_template() for message in chat] == [message.for_template() for message in other]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_servers_own_endpoints_have_the_text(scripted: RunningServer, stream: bool) -> None:
+    path = "/v1/chat/stream" if stream else "/v1/chat"
+    response = scripted.client.post(path, json={**_ask(SAID), "tools": [PATCH]})
+    if not stream:
+        (call,) = response.json()["tool_calls"]
+        assert call == {"id": call["id"], "type": "custom", "custom": {"name": "patch", "input": TEXT}}
+        return
+    events = [json.loads(line.removeprefix("data: ")) for line in response.text.splitlines() if line]
+    calls = [call for event in events for call in event.get("tool_calls", [])]
+    assert calls[0]["name"] == "patch"
+    assert "".join(call["input"] for call in calls[1:]) == TEXT
+
+
+def _refused(server: RunningServer, **fields: Any) -> Any:
+    response: httpx.Response = server.client.post("/v1/chat/completions", json={**_ask("x"), **fields})
+    assert response.status_code == 400, response.text
+    return response.json()["error"]["param"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tools": [{"type": "custom"}]}, "tools[0].custom"),
+        ({"tools": [{"type": "custom", "custom": {"name": "a b"}}]}, "tools[0].custom.name"),
+        ({"tools": [{"type": "custom", "custom": {"name": "a", "x": 1}}]}, "tools[0].custom.x"),
+        ({"tools": [{"type": "patch"}]}, "tools[0]"),
+        ({"tools": [_with_format("ebnf", "x")]}, "tools[0].custom.format.grammar.syntax"),
+        ({"tools": [_with_format("lark", "start: (")]}, "tools"),
+        ({"tools": [_with_format("regex", "(")]}, "tools"),
+        ({"tools": [FUNCTION], "tool_choice": {"type": "custom", "custom": {"name": "patch"}}}, "tool_choice"),
+        ({"tools": [PATCH, {"type": "function", "function": {"name": "patch"}}]}, "tools"),
+    ],
+)
+def test_a_wrong_custom_tool_is_named(scripted: RunningServer, fields: dict[str, Any], param: str) -> None:
+    assert _refused(scripted, **fields) == param
+
+
+@pytest.mark.parametrize(
+    "call", [{"id": "1", "type": "custom"}, {"id": "1", "type": "custom", "custom": {"name": "f"}}, {"type": "other"}]
+)
+def test_an_earlier_call_of_a_wrong_form_is_refused(call: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        ChatRequest.model_validate({"messages": [{"role": "assistant", "tool_calls": [call]}]})

@@ -1,0 +1,115 @@
+"""Other servers' names for how much a model thinks."""
+
+from typing import Any
+
+import pytest
+from pydantic import TypeAdapter, ValidationError
+
+from genai_server.apis.chat_completions.schemas import ChatCompletionRequest
+from genai_server.http.leniency import IGNORED_HEADER
+from tests.running_server import RunningServer
+
+MESSAGES = [{"role": "user", "content": "say hi"}]
+
+
+def _effort(**fields: Any) -> tuple[str | None, dict[str, str]]:
+    body = ChatCompletionRequest.model_validate({"messages": MESSAGES, **fields})
+    # FastAPI validates a body again.
+    again = TypeAdapter(ChatCompletionRequest).validate_python(body)
+    assert again.reasoning_effort == body.reasoning_effort
+    return again.reasoning_effort, again.thinking_names
+
+
+@pytest.mark.parametrize(
+    ("fields", "effort", "name"),
+    [
+        ({"reasoning": {"effort": "high"}}, "high", "reasoning.effort"),
+        ({"reasoning": {"enabled": True}}, "medium", "reasoning.enabled"),
+        ({"reasoning": {"enabled": False, "exclude": False, "summary": "auto"}}, "none", "reasoning.enabled"),
+        ({"thinking": {"type": "disabled"}}, "none", "thinking.type"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 2000}}, "medium", "thinking.type"),
+        ({"enable_thinking": False}, "none", "enable_thinking"),
+        ({"enable_thinking": True}, "medium", "enable_thinking"),
+        ({"enable_thinking": True, "reasoning": {"effort": "low"}}, "low", "reasoning.effort"),
+        ({"enable_thinking": False, "thinking": {"type": "disabled"}}, "none", "thinking.type"),
+    ],
+    ids=repr,
+)
+def test_other_names_are_an_effort(fields: dict[str, Any], effort: str, name: str) -> None:
+    assert _effort(**fields) == (effort, {"reasoning_effort": name})
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"enable_thinking": None, "thinking": None, "reasoning": None},
+        {"thinking": {"type": "adaptive"}},
+        {"reasoning": {"effort": None, "enabled": None}},
+    ],
+    ids=repr,
+)
+def test_fields_that_leave_it_to_the_template_are_no_effort(fields: dict[str, Any]) -> None:
+    assert _effort(**fields) == (None, {})
+
+
+def test_a_given_effort_keeps_its_name() -> None:
+    fields = {"reasoning": {"effort": "high"}, "thinking": {"type": "enabled"}}
+    assert _effort(reasoning_effort="high", **fields) == ("high", {})
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"reasoning_effort": "low", "reasoning": {"effort": "high"}}, "reasoning.effort"),
+        ({"reasoning_effort": "none", "enable_thinking": True}, "enable_thinking"),
+        ({"reasoning_effort": "low", "thinking": {"type": "disabled"}}, "thinking.type"),
+        ({"reasoning": {"enabled": True}, "enable_thinking": False}, "enable_thinking"),
+    ],
+    ids=repr,
+)
+def test_contradictions_are_refused(fields: dict[str, Any], field: str) -> None:
+    with pytest.raises(ValidationError) as refused:
+        _effort(**fields)
+    assert [error["ctx"]["field"] for error in refused.value.errors()] == [field]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"reasoning": {"effort": "huge"}}, "reasoning.effort"),
+        ({"reasoning": {"max_tokens": 5}}, "reasoning.max_tokens"),
+        ({"reasoning": {"exclude": True}}, "reasoning.exclude"),
+        ({"thinking": {"type": "deep"}}, "thinking.type"),
+        ({"enable_thinking": "yes"}, "enable_thinking"),
+    ],
+    ids=repr,
+)
+def test_a_wrong_option_is_named(scripted: RunningServer, fields: dict[str, Any], param: str) -> None:
+    for path in ("/v1/chat/completions", "/v1/chat"):
+        response = scripted.client.post(path, json={"messages": MESSAGES, **fields})
+        assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+
+
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    [
+        ({"enable_thinking": True}, "enable_thinking"),
+        ({"thinking": {"type": "enabled"}}, "thinking.type"),
+        ({"reasoning": {"effort": "high"}}, "reasoning.effort"),
+    ],
+    ids=repr,
+)
+def test_a_model_that_does_not_think_names_the_clients_field(
+    demo: RunningServer, fields: dict[str, Any], name: str
+) -> None:
+    asked = {"messages": MESSAGES, "max_tokens": 1, **fields}
+    response = demo.client.post("/v1/chat/completions", json=asked)
+    assert (response.status_code, response.headers[IGNORED_HEADER]) == (200, name)
+    refused = demo.client.post("/v1/chat", json=asked)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, name)
+
+
+def test_thinking_that_is_off_is_no_effort_to_leave_out(demo: RunningServer) -> None:
+    for fields in ({"enable_thinking": False}, {"thinking": {"type": "disabled"}}):
+        response = demo.client.post("/v1/chat/completions", json={"messages": MESSAGES, "max_tokens": 1, **fields})
+        assert (response.status_code, IGNORED_HEADER in response.headers) == (200, False)
