@@ -18,6 +18,7 @@ if not exist .venv (
 if not exist .venv\installed (
     echo installing this copy of genai-server with %GENAI_EXTRA% ... 1>&2
     .venv\Scripts\python -m pip install --disable-pip-version-check --editable ".[%GENAI_EXTRA%,audio]" || exit /b 2
+    .venv\Scripts\python -m pip install --disable-pip-version-check .\native || echo not installed: genai-server-native. ONNX Runtime's own operators run models on CPUs 1>&2
     type nul >.venv\installed
     echo installed; .venv\Scripts\activate puts genai-server on the PATH of a terminal 1>&2
 )

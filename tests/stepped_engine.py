@@ -7,6 +7,7 @@ import random
 import shutil
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -83,10 +84,10 @@ class Overheard(RunnerPair):
 class SteppedEngine:
     """A loop on a model; a new one for each run, with the same runners."""
 
-    def __init__(self, model_dir: Path, profiles: Path) -> None:
+    def __init__(self, model_dir: Path, profiles: Path, *, is_native: bool = False, threads: int = 1) -> None:
         self._model_dir = model_dir
-        graph = read_decoder_graph(model_dir)
-        session = open_session(graph, 1, optimized=False)
+        graph = replace(read_decoder_graph(model_dir), is_native=is_native)
+        session = open_session(graph, threads, optimized=False)
         self.generator = OgGeneratorRunner(model_dir, "cpu", threads=1)
         tokens = page_tokens(graph)
         # A page counts as a byte.

@@ -117,6 +117,21 @@ def test_exact_answer_equals_the_lone_one_with_row_groups(tmp_path: Path) -> Non
     check_nothing_is_left(engine, crowd)
 
 
+@pytest.mark.parametrize("bits", [4, 8])
+def test_with_our_own_operators_any_answer_equals_the_lone_one_bit_for_bit(bits: int, tmp_path: Path) -> None:
+    """In a crowd with drafts, cached prefixes, pauses, interrupts and profiles, and with other threads."""
+    model = DEMO if bits == 8 else write_requantized(DEMO, tmp_path / "model")
+    lone = SteppedEngine(model, tmp_path / "profiles", is_native=True)
+    crowd = make_crowd(REQUESTS, random.Random(40), lone.alone)
+    engine = SteppedEngine(model, tmp_path / "profiles", is_native=True, threads=3)
+    answers = engine.together(crowd.asked, seed=41)
+    for asked, answer, alone in zip(crowd.asked, answers, crowd.alone, strict=True):
+        assert departure(answer, alone) is None, asked
+        assert not any(differences(answer, alone)), asked
+    check_all_was_met(engine, crowd, answers)
+    check_nothing_is_left(engine, crowd)
+
+
 def test_inexact_answer_departs_from_the_lone_one_at_near_ties(engine: SteppedEngine, crowd: Crowd) -> None:
     """A choice depends on the logits and the request's own random numbers. So if a choice differs although the logits
     differ only by rounding, two tokens were equally good within that rounding, after sampling.

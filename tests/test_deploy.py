@@ -131,7 +131,7 @@ def test_base_image_is_pinned_and_the_same_for_all_stages() -> None:
 
 def test_dependencies_are_installed_before_any_source_is_there() -> None:
     dependencies, package, final = _stages()
-    assert _all("COPY", dependencies) == ["pyproject.toml deploy/constraints.txt ./"]
+    assert _all("COPY", dependencies) == ["pyproject.toml deploy/constraints.txt ./", "native native"]
     assert "pip install" in _all("RUN", dependencies)[-1]
     assert "PIP_CONSTRAINT=/src/constraints.txt" in _all("ENV", dependencies)[0]
     assert "--no-deps" in _all("RUN", package)[0]

@@ -72,6 +72,7 @@ def test_nothing_tells_to_install_the_package_from_an_index(path: str) -> None:
 def clone(tmp_path: Path) -> Path:
     """A clone with an environment whose Python and uv record what they are asked to install."""
     (tmp_path / "scripts").mkdir()
+    (tmp_path / "native").mkdir()
     shutil.copy(ROOT / "scripts" / "install", tmp_path / "scripts")
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     commands = tmp_path / ".venv" / "bin"
@@ -114,6 +115,8 @@ def test_extra_of_the_developers_has_that_of_serve(clone: Path) -> None:
 def test_script_prints_what_it_waits_for(clone: Path) -> None:
     assert install(clone)[1].splitlines() == [
         "installing this copy of genai-server with cpu …",
+        "uv downloads",
+        "compiling the operators for CPUs …",
         "uv downloads",
         "installed; `. .venv/bin/activate` puts genai-server on the PATH of a terminal",
     ]

@@ -39,7 +39,9 @@ def test_installed_wheel_serves_the_demo_from_an_empty_folder(tmp_path: Path) ->
         assert done.returncode == 0, done.stderr
 
     run("build", "--wheel", "--out-dir", str(tmp_path), str(ROOT))
-    (wheel,) = tmp_path.glob("*.whl")
+    run("build", "--wheel", "--out-dir", str(tmp_path), str(ROOT / "native"))
+    (wheel,) = tmp_path.glob("genai_server-*.whl")
+    (operators,) = tmp_path.glob("genai_server_native-*.whl")
     assert (ROOT / "docs" / "commands.md").read_text(encoding="utf-8").count(f"'./{wheel.name}[cpu]'") == 3
     with zipfile.ZipFile(wheel) as packed:
         held = {Path(name).name for name in packed.namelist() if name.startswith("genai_server/bundled/demo/")}
@@ -47,12 +49,13 @@ def test_installed_wheel_serves_the_demo_from_an_empty_folder(tmp_path: Path) ->
 
     run("venv", "--python", sys.executable, "clean")
     python = tmp_path / "clean" / ("Scripts" if os.name == "nt" else "bin") / "python"
-    run("pip", "install", "--python", str(python), f"{wheel}[cpu]")
+    run("pip", "install", "--python", str(python), f"{wheel}[cpu]", str(operators))
     empty = tmp_path / "empty"
     empty.mkdir()
     program = (str(python.with_name("genai-server")), "serve")
     with run_server(tmp_path, program=program, cwd=empty, seconds=120) as server:
         model = Path(server.health()["model_dir"])
         assert model.is_relative_to(tmp_path / "clean")
+        assert server.device("cpu")["batching"]["exact"], server.log()
         assert "Paris" in server.chat("What is the capital of France?").json()["content"]
     assert not list(empty.iterdir())

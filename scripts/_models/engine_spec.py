@@ -31,6 +31,7 @@ def engine_spec(
         exact=False,
         kv_cache_bytes=0,
         kv_cache_type="fp32",
+        cpu_operators="auto",
         prefill_weights="int4",
         encoder_cache_bytes=0,
         cache_dir=str(cache_dir or ""),

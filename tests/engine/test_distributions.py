@@ -188,7 +188,7 @@ def reference(
         allowed = allowed & (ids != token) if added <= -100 else allowed
     if selected := [token for token, added in bias.items() if added >= 100]:
         allowed = allowed & np.isin(ids, selected)
-    allowed = allowed & _permitted(sampling, answer)
+    allowed = allowed & _permitted(sampling, answer, logits.size)
     for token in {*prompt, *answer}:
         penalty = sampling.get("repetition_penalty", 1.0)
         scores[token] = scores[token] / penalty if scores[token] > 0 else scores[token] * penalty
@@ -212,10 +212,10 @@ def reference(
     return probabilities
 
 
-def _permitted(sampling: Mapping[str, Any], answer: Answer) -> NDArray[np.bool_]:
+def _permitted(sampling: Mapping[str, Any], answer: Answer, vocab_size: int) -> NDArray[np.bool_]:
     """The tokens that are among the allowed ones and complete no bad word."""
-    ids = np.arange(VOCAB)
-    found = np.ones(VOCAB, np.bool_)
+    ids = np.arange(vocab_size)
+    found = np.ones(vocab_size, np.bool_)
     if given := sampling.get("allowed_tokens"):
         found = np.array([given[token // 8] >> (token % 8) & 1 for token in ids], np.bool_)
     for word in sampling.get("bad_words", []):

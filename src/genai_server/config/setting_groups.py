@@ -19,6 +19,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
             "draft_memory_bytes",
             "draft_model",
             "prefill_chunk",
+            "cpu_operators",
             "prefill_weights",
         ),
         *("itl_target", "cache_dir", "prefix_cache_bytes", "prefix_cache_dir", "prefix_cache_type"),

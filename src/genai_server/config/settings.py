@@ -131,9 +131,14 @@ class Settings(ServerSettings, MediaSettings):
     prefill_chunk: int = Field(0, ge=0)
     """Maximum number of prompt tokens in a step that also decodes; 0 means 128 on CPUs, 2048 on other devices."""
 
+    cpu_operators: Literal["auto", "native", "onnxruntime"] = "auto"
+    """Operators of the batch on CPUs: `native` (those of genai-server-native, with which no answer depends on other
+    requests), `onnxruntime`, or `auto`: `native` where it is installed and runs the model, and there is no AMX.
+    """
+
     prefill_weights: Literal["auto", "int4", "int8"] = "auto"
-    """Weights for CPU steps of many tokens: `int4` (the model's own), `int8` (made from them, where that is faster), or
-    `auto`: `int8` if 1.2 times as fast and a quarter of the free memory holds them.
+    """Weights for CPU steps of many tokens with ONNX Runtime's operators: `int4` (the model's own), `int8` (made from
+    them, where that is faster), or `auto`: `int8` if 1.2 times as fast and a quarter of the free memory holds them.
     """
 
     itl_target: float = Field(0.0, ge=0, le=3600)

@@ -131,6 +131,12 @@ class DecoderGraph:
     hidden_size: int = 0
     # Tokens of a block of keys and values on a device with memory of its own; 0 where each row has a slot.
     block_tokens: int = 0
+    # Whether its attention is genai-server-native's, which takes flat tokens, and so are its products with quantized
+    # weights.
+    is_native: bool = False
+    # Whether genai-server-native computes all products with the model's weights. With its attention, a token's result
+    # is then bitwise the same in any pass.
+    has_packed_products_only: bool = False
 
     @cached_property
     def has_states(self) -> bool:

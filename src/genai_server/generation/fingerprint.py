@@ -13,7 +13,16 @@ from genai_server.config.sources import device_options
 from genai_server.messages.status_file import ModelStatus
 
 # Settings that can affect answers, if only by rounding.
-_SETTINGS = ("exact", "max_length", "prefill_weights", "scheduler", "speculation", "threads", "tool_parser")
+_SETTINGS = (
+    "cpu_operators",
+    "exact",
+    "max_length",
+    "prefill_weights",
+    "scheduler",
+    "speculation",
+    "threads",
+    "tool_parser",
+)
 # Directories whose names contain library versions. Reading all distributions would take longer.
 _LIBRARIES = "onnxruntime*.dist-info"
 

@@ -98,6 +98,7 @@ def test_the_demo_model_fits_with_its_names_and_shapes() -> None:
         head_size=config["head_size"],
         cache_type=np.float32,
         logits_type=np.float32,
+        has_packed_products_only=True,
     )
     assert graph.bytes_per_token == 2 * layers * config["num_key_value_heads"] * config["head_size"] * 4
 

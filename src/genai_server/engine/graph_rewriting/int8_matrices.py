@@ -11,14 +11,14 @@ An 8-bit matrix is rounded from the 4-bit one, because the model does not have t
 import logging
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
-from onnx.external_data_helper import set_external_data
 
+from genai_server.engine.graph_rewriting.data_file import DataFile
 from genai_server.engine.graph_rewriting.matrices import Matrix, Weights, matrix_of, matrix_sizes
 from genai_server.engine.graph_rewriting.output_head import EIGHT_BITS
 
@@ -28,8 +28,6 @@ log = logging.getLogger(__name__)
 MAX_COARSENESS = 0.25
 _ROWS_AT_ONCE = 512
 _MAX_THREADS = 8
-_ALIGNMENT = 4096  # of data that is mapped into memory
-_MIN_EXTERNAL = 1024
 # Constants of the graph.
 _NAMES = ("axis", "inverse", "least", "one", "middle")
 _AXIS, _INVERSE, _LEAST, _ONE, _MIDDLE = (f"genai_server.int8.{name}" for name in _NAMES)
@@ -49,7 +47,7 @@ def write_int8_model(source: Path, target: Path, threads: int = 1, *, floats: bo
     activations: dict[str, tuple[str, str]] = {}
     num_matrices, dropped = 0, set[str]()
     with target.with_name(target.name + ".data").open("wb") as file:
-        data = _DataFile(file, target.name + ".data")
+        data = DataFile(file, target.name + ".data")
         for node in graph.node:
             matrix = matrix_of(node, weights, floats=floats)
             rounded = None if matrix is None else _rounded(node, matrix, threads)
@@ -79,32 +77,6 @@ def int8_bytes(source: Path, *, floats: bool = False) -> int:
     0 if it has none.
     """
     return sum(matrix_sizes(onnx.load(str(source), load_external_data=False).graph, floats=floats))
-
-
-class _DataFile:
-    """The file of a new graph's weights; `tensors` are those that were added."""
-
-    def __init__(self, file: IO[bytes], name: str) -> None:
-        self.tensors: list[TensorProto] = []
-        self._file = file
-        self._name = name
-
-    def add(self, arrays: dict[str, NDArray[Any]]) -> list[str]:
-        """Write arrays; returns their names."""
-        for name, array in arrays.items():
-            tensor = numpy_helper.from_array(array, name)
-            self.move(tensor)
-            self.tensors.append(tensor)
-        return list(arrays)
-
-    def move(self, tensor: TensorProto) -> None:
-        """Move a tensor's values to the file, unless they are small."""
-        if len(tensor.raw_data) < _MIN_EXTERNAL:
-            return
-        self._file.write(bytes(-self._file.tell() % _ALIGNMENT))
-        set_external_data(tensor, self._name, self._file.tell(), len(tensor.raw_data))
-        self._file.write(tensor.raw_data)
-        tensor.ClearField("raw_data")
 
 
 def _rounded(node: onnx.NodeProto, matrix: Matrix, threads: int) -> dict[str, NDArray[Any]] | None:

@@ -18,7 +18,7 @@ from genai_server.engine.scores import NUM_BEST
 
 LAST_POSITIONS = "genai_server.last_positions"
 _STATES = "genai_server.read_states"
-_PRODUCTS = {"MatMul", "MatMulNBits"}
+_PRODUCTS = {"MatMul", "MatMulNBits", "PackedMatMul"}
 EIGHT_BITS = "MatMulIntegerToFloat"
 # Operators that the model builder puts between the product and the logits: casts, scales and Gemma's soft cap.
 _ELEMENTWISE = {"Cast", "Div", "Mul", "Tanh"}

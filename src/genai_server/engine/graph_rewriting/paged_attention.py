@@ -52,7 +52,9 @@ def pool(value: onnx.ValueInfoProto, kind: int, num_kv_heads: int, head_size: in
 
 def to_paged(node: onnx.NodeProto) -> list[onnx.NodeProto]:
     """The nodes that replace a GroupQueryAttention over the flat tokens [1, T, …]. Raises DoesNotFit."""
-    attributes = _attributes(node)
+    if len(node.input) > _POSITIONS and node.input[_POSITIONS]:
+        raise DoesNotFit("its attention is given positions, which paged attention counts itself")
+    attributes = shared_attributes(node)
     inputs = [""] * (_BOUNDS + 1)
     for place, name in enumerate(node.input):
         if place in _INPUTS:
@@ -71,15 +73,14 @@ def to_paged(node: onnx.NodeProto) -> list[onnx.NodeProto]:
     return [*made, paged, helper.make_node("Unsqueeze", [flat, axis], node.output[:1])]
 
 
-def _attributes(node: onnx.NodeProto) -> list[onnx.AttributeProto]:
-    """The attributes of a GroupQueryAttention that the other operator shares. Raises DoesNotFit if it has none of its
-    own that compute the same.
+def shared_attributes(node: onnx.NodeProto) -> list[onnx.AttributeProto]:
+    """The attributes of a GroupQueryAttention that operators over flat tokens have, too.
+
+    Raises DoesNotFit if it has others that change what it computes.
     """
     given = {place for place, name in enumerate(node.input) if name}
     if _BIAS in given:
         raise DoesNotFit("its attention has a bias")
-    if _POSITIONS in given:
-        raise DoesNotFit("its attention is given positions, which paged attention counts itself")
     attributes = {attribute.name: attribute for attribute in node.attribute}
     if _SINK in given:  # implies the other kind of softmax
         attributes.pop("smooth_softmax", None)

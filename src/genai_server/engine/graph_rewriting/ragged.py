@@ -4,7 +4,8 @@ All tokens of a pass lie in one flat row [1, T], so each matrix is read once for
 split into two groups, for rows of few tokens and of many. A group is a range of B slots, padded to S tokens, the number
 of its longest row. GatherND makes [B, S, …] of the flat row before attention, and flat tokens after it. The operator's
 input `query_seqlens` (ONNX Runtime 1.32) says how many of the S tokens each row has. With none, the row is idle and
-stays unchanged. On a device with memory of its own, paged attention (paged_attention.py) takes the flat row as it is.
+stays unchanged. The attention of genai-server-native (native_attention.py) takes the flat row as it is, and so does
+paged attention (paged_attention.py) on a device with memory of its own.
 
 Each group has at least one row, idle or not: ONNX Runtime 1.32 ends the process with SIGFPE for a group without rows.
 """
@@ -32,6 +33,7 @@ from genai_server.engine.graph_rewriting.groups import (
     value_in_group,
 )
 from genai_server.engine.graph_rewriting.low_rank import stack_ranks
+from genai_server.engine.graph_rewriting.native_attention import cache, native_inputs, to_native
 from genai_server.engine.graph_rewriting.output_head import find_head
 from genai_server.engine.graph_rewriting.paged_attention import paged_inputs, pool, to_paged
 from genai_server.engine.graph_rewriting.ragged_states import StateLayers
@@ -73,6 +75,8 @@ def make_ragged(graph: onnx.GraphProto, decoder: DecoderGraph) -> None:
 
     Raises DoesNotFit, with the graph half changed.
     """
+    if decoder.is_native and _computes_in_half(graph, decoder):
+        raise DoesNotFit("it computes attention in 16 bits")
     _choose_positions(graph, decoder)
     stack_ranks(graph, decoder.low_rank_paths)
     _place_ropes(graph, decoder)
@@ -87,25 +91,24 @@ def make_ragged(graph: onnx.GraphProto, decoder: DecoderGraph) -> None:
     states = StateLayers(graph, decoder)
     new_inputs += states.inputs
     new_outputs += states.outputs
-    if decoder.block_tokens:
+    if decoder.is_native:
+        new_inputs += native_inputs()
+    elif decoder.block_tokens:
         new_inputs += paged_inputs()
     else:
         new_inputs += [value for group in GROUPS for value in _group_inputs(group, decoder, inputs)]
     for node in graph.node:
         if node.op_type == CROSS_ATTENTION:
             nodes += split_cross_attention(node)
-            continue
-        if node.op_type != ATTENTION:
+        elif node.op_type != ATTENTION:
             nodes += states.replaced(node)
-            continue
-        if is_narrowed:
-            nodes += _in_half(node, halved)
-        nodes += to_paged(node) if decoder.block_tokens else _split(node)
-        new_inputs += _caches([inputs[name] for name in node.input[PAST]], decoder, kind)
-        new_outputs += _caches([outputs[name] for name in node.output[_PRESENT]], decoder, kind)
-        if is_narrowed:
-            half = node.output[0]
-            nodes.append(helper.make_node("Cast", [half], [half.removesuffix(_HALF)], to=TensorProto.FLOAT))
+        elif decoder.is_native:
+            nodes.append(to_native(node))
+            new_inputs += [cache(inputs[name], kind, decoder) for name in node.input[PAST]]
+        else:
+            nodes += _attention(node, decoder, halved if is_narrowed else None)
+            new_inputs += _caches([inputs[name] for name in node.input[PAST]], decoder, kind)
+            new_outputs += _caches([outputs[name] for name in node.output[_PRESENT]], decoder, kind)
     replace(graph.node, nodes)
     replace(graph.value_info, [])
     replace(graph.output, new_outputs)
@@ -114,6 +117,11 @@ def make_ragged(graph: onnx.GraphProto, decoder: DecoderGraph) -> None:
     if decoder.attention_mask and decoder.attention_mask in read:
         raise DoesNotFit("its graph reads the attention mask outside of attention")
     replace(graph.input, [value for value in [*graph.input, *new_inputs] if value.name in read])
+
+
+def _computes_in_half(graph: onnx.GraphProto, decoder: DecoderGraph) -> bool:
+    kinds = {value.name: value.type.tensor_type.elem_type for value in graph.input}
+    return any(kinds[name] != TensorProto.FLOAT for name in decoder.past_names)
 
 
 def _choose_positions(graph: onnx.GraphProto, decoder: DecoderGraph) -> None:
@@ -154,7 +162,7 @@ def _place_ropes(graph: onnx.GraphProto, decoder: DecoderGraph) -> None:
     """Give attention the places of cosines and sines where the lengths of its buffers do not tell them."""
     if decoder.switches_at is not None:
         _join_ropes(graph, decoder)
-    elif not decoder.block_tokens:
+    elif not decoder.block_tokens and not decoder.is_native:
         for node in graph.node:
             if local_window(node):
                 _place_rope(node)
@@ -193,6 +201,20 @@ def _constants(graph: onnx.GraphProto, folder: Path) -> list[NDArray[Any]]:
     found = {value.name: value for value in graph.initializer}
     found |= {node.output[0]: node.attribute[0].t for node in graph.node}
     return [numpy_helper.to_array(found[value.name], str(folder)) for value in graph.output]
+
+
+def _attention(node: onnx.NodeProto, decoder: DecoderGraph, halved: dict[str, str] | None) -> list[onnx.NodeProto]:
+    """The nodes that replace an attention, by ONNX Runtime's operators.
+
+    It computes in 16 bits unless `halved` is None; this has the casts of its inputs that exist already.
+    """
+    before = [] if halved is None else _in_half(node, halved)
+    nodes = to_paged(node) if decoder.block_tokens else _split(node)
+    half = node.output[0]
+    after = (
+        [] if halved is None else [helper.make_node("Cast", [half], [half.removesuffix(_HALF)], to=TensorProto.FLOAT)]
+    )
+    return [*before, *nodes, *after]
 
 
 def _in_half(node: onnx.NodeProto, halved: dict[str, str]) -> list[onnx.NodeProto]:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from genai_server.engine.decoder_graph import DecoderGraph
 from genai_server.engine.graph_rewriting.groups import GROUPS
+from genai_server.engine.graph_rewriting.native_attention import NATIVE
 from genai_server.engine.graph_rewriting.ragged import slot_length
 from genai_server.engine.kv_cache.row import SlotSpan
 
@@ -67,10 +68,10 @@ class CpuBuffers:
             length += -length % page_tokens(graph)  # so that the heads of a row share no page
         shape = (num_rows, graph.num_kv_heads, length, graph.head_size)
         self._names = list(zip(graph.past_names, graph.present_names, strict=True))
-        self._windows = graph.windows
+        self._windows = {} if graph.is_native else graph.windows
         num_values = math.prod(shape)
         # Buffers that begin at a later token also end later.
-        spare = length * graph.head_size if graph.windows else 0
+        spare = length * graph.head_size if self._windows else 0
         size = (num_values + spare) * np.dtype(graph.cache_type).itemsize
         self._memories = [_reserve(size) for _ in self._names]
         # Of each layer's keys and values.
@@ -98,10 +99,14 @@ class CpuBuffers:
             array[target, :, :length] = array[source, :, :length]
 
     def bind(self, binding: Any, spans: Sequence[SlotSpan]) -> None:
-        """Bind the slots of the narrow and of the wide group as past and as present.
+        """Bind the slots of the narrow and of the wide group as past and as present; without groups, all slots.
 
         A buffer that begins at a later token has the same shape: what was each head's token of this number comes first.
         """
+        if not spans:
+            for (past, _), array in zip(self._names, self.arrays, strict=True):
+                binding.bind_input(NATIVE + past, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
+            return
         for group, (first, rows, start) in zip(GROUPS, spans, strict=True):
             for (past, present), array in zip(self._names, self.arrays, strict=True):
                 view = array[first : first + rows]

@@ -1,6 +1,7 @@
 """Where the tokens of a pass lie: in the flat row, in the two groups of attention, and in the KV cache slots.
 
-The inputs are those of groups.py, ragged.py, ragged_states.py and paged_attention.py in engine/graph_rewriting.
+The inputs are those of groups.py, ragged.py, ragged_states.py, native_attention.py and paged_attention.py in
+engine/graph_rewriting.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from genai_server.engine.decoder_graph import DecoderGraph
-from genai_server.engine.graph_rewriting import ragged_states
+from genai_server.engine.graph_rewriting import native_attention, ragged_states
 from genai_server.engine.graph_rewriting.groups import BOUND, GROUPS, LAST, NEW, PADDED, PLACES, WIDE
 from genai_server.engine.graph_rewriting.low_rank import RANKS
 from genai_server.engine.graph_rewriting.output_head import SCALES
@@ -128,7 +129,7 @@ def _num_tokens(rows: Iterable[Row]) -> int:
 
 
 def _split_spans(rows: list[Row], graph: DecoderGraph, slot_length: int) -> list[list[Row]]:
-    if graph.block_tokens:
+    if graph.block_tokens or graph.is_native:
         return [rows]
     spans: list[list[Row]] = []
     for row in sorted((row for row in rows if _is_chunk(row, graph)), key=lambda row: row.slot):
@@ -156,7 +157,7 @@ def lay_out(rows: Sequence[Row], graph: DecoderGraph, *, exact_group: int | None
     to complete groups of this size with some that nothing reads.
     """
     behind_short = graph.switches_at or 0
-    is_wide = [False] * len(rows) if graph.block_tokens else _wide_rows(rows, graph)
+    is_wide = [False] * len(rows) if graph.block_tokens or graph.is_native else _wide_rows(rows, graph)
     num_drafted = max(row.num_drafted for row in rows) if graph.has_states else 0
     row_group, min_width = (1, 1) if exact_group is None else (exact_group, _EXACT_WIDTH)
     ids: list[int] = []
@@ -194,7 +195,9 @@ def lay_out(rows: Sequence[Row], graph: DecoderGraph, *, exact_group: int | None
     ids, positions, rope_places = ids + missing, positions + missing, rope_places + missing
     spans: list[SlotSpan] = []
     state_spans: list[Span] = []
-    if graph.block_tokens:
+    if graph.is_native:
+        inputs = _native_inputs(rows, ends)
+    elif graph.block_tokens:
         inputs = _paged_inputs(rows, ends)
     else:
         inputs = {}
@@ -212,7 +215,7 @@ def lay_out(rows: Sequence[Row], graph: DecoderGraph, *, exact_group: int | None
     inputs[WANTED] = np.array(wanted, np.int64)
     scales += [1.0] * (len(wanted) - len(scales))
     inputs[SCALES] = np.array(scales, np.float32)[:, np.newaxis]
-    if graph.switches_at is not None or graph.windows:
+    if graph.switches_at is not None or (graph.windows and not graph.is_native):
         inputs[ROPE_PLACES] = np.array([rope_places], np.int64)
     ranks, inputs[RANKS] = _kept_ranks(adapted, len(ids))
     first = min(slots)
@@ -293,6 +296,15 @@ def _window_inputs(group: str, inputs: Mapping[str, NDArray[Any]], start: int) -
     """The lengths of a group's rows, counted from this token on."""
     last, width = np.maximum(0, inputs[group + LAST] - start), inputs[group + PADDED].shape[1]
     return {group + WINDOW_LAST: last, group + WINDOW_BOUND: np.array(max(int(last.max()) + 1, width), np.int32)}
+
+
+def _native_inputs(rows: Sequence[Row], ends: Sequence[int]) -> dict[str, NDArray[Any]]:
+    """The inputs of genai-server-native's attention."""
+    return {
+        native_attention.STARTS: np.array(ends, np.int32),
+        native_attention.PASTS: np.array([row.num_cached for row in rows], np.int32),
+        native_attention.SLOTS: np.array([row.slot for row in rows], np.int32),
+    }
 
 
 def _paged_inputs(rows: Sequence[Row], ends: Sequence[int]) -> dict[str, NDArray[Any]]:

@@ -9,8 +9,10 @@ from genai_server.engine.decoder_graph import DecoderGraph, DoesNotFit
 from genai_server.engine.graph_rewriting.cross_attention import use_known_operators
 from genai_server.engine.graph_rewriting.fast_operators import use_fast_operators
 from genai_server.engine.graph_rewriting.output_head import offer_best
+from genai_server.engine.graph_rewriting.packed_products import pack_products
 from genai_server.engine.graph_rewriting.ragged import make_ragged
 from genai_server.engine.graph_rewriting.ragged_states import recurrences
+from genai_server.engine.model.native_library import native_library
 from genai_server.engine.model.session_options import EXTERNAL_DATA, open_with, session_options
 from genai_server.options.device import DEFAULT_OPTIONS, DeviceOptions
 
@@ -45,6 +47,9 @@ def open_session(
     found.log_severity_level = _ERRORS  # it would warn about each input for adapters, and about changed shapes
     found.add_session_config_entry(EXTERNAL_DATA, str(graph.path.parent))
     model = onnx.load(str(graph.path), load_external_data=False)
+    if graph.is_native:
+        found.register_custom_ops_library(str(native_library()))
+        pack_products(model, graph.path.parent)
     use_fast_operators(model.graph)
     if graph.cross_states:
         use_known_operators(model.graph, graph)

@@ -9,7 +9,6 @@ folder's name contains what they depend on: model, version and processor.
 import hashlib
 import json
 import logging
-import platform
 import shutil
 import tempfile
 from pathlib import Path
@@ -19,12 +18,15 @@ import onnx
 import onnxruntime
 from filelock import FileLock
 
+from genai_server.engine.decoder_graph import DoesNotFit
 from genai_server.engine.graph_rewriting.fast_operators import use_fast_operators
 from genai_server.engine.graph_rewriting.int8_matrices import int8_bytes, write_int8_model
+from genai_server.engine.graph_rewriting.packed_products import QUANTIZED, why_not_packed, write_packed_model
 from genai_server.engine.model.adapter_file import ADAPTER_SUFFIX
 from genai_server.engine.model.external_files import external_files
 from genai_server.engine.model.files import CONFIG, named_files, read_config
 from genai_server.engine.model.graph import MTP
+from genai_server.engine.model.processor import processor
 from genai_server.engine.model.session_options import EXTERNAL_DATA, config_entries, num_threads, session_options
 from genai_server.options.device import DEFAULT_OPTIONS, DeviceOptions
 from genai_server.options.session import LEVEL
@@ -70,6 +72,21 @@ def int8_model(
     return _packed(model_dir, cache_dir, options, int8=made, part=part)
 
 
+def native_model(model_dir: Path, cache_dir: Path | None, options: DeviceOptions = DEFAULT_OPTIONS) -> Path:
+    """A directory like `model_dir` in which the decoder's products with quantized weights are genai-server-native's.
+
+    It is `model_dir` itself if there are none, or if packed weights cannot be stored. Raises DoesNotFit if some would
+    remain ONNX Runtime's.
+    """
+    path = model_dir / read_config(model_dir)["model"][DECODER]["filename"]
+    graph = onnx.load(str(path), load_external_data=False).graph
+    if not QUANTIZED.intersection(node.op_type for node in graph.node):
+        return model_dir
+    if why := why_not_packed(graph):
+        raise DoesNotFit(why)
+    return _packed(model_dir, cache_dir, options, native=True) or model_dir
+
+
 class _Int8(NamedTuple):
     """How matrices of 8 bits are made."""
 
@@ -79,27 +96,40 @@ class _Int8(NamedTuple):
 
 
 def _packed(
-    model_dir: Path, cache_dir: Path | None, options: DeviceOptions, *, int8: _Int8 | None = None, part: str = DECODER
+    model_dir: Path,
+    cache_dir: Path | None,
+    options: DeviceOptions,
+    *,
+    int8: _Int8 | None = None,
+    part: str = DECODER,
+    native: bool = False,
 ) -> Path | None:
-    """Like `int8_model`; without `int8` the matrices stay as they are."""
+    """Like `int8_model`, or with `native` like `native_model`; with neither, the matrices stay as they are."""
     if cache_dir is None or options.providers or options.custom_op_libraries:
         return None
-    what_else = ({"matrices": "int8"} if int8 else {}) | ({"part": part} if part != DECODER else {})
+    matrices = "native" if native else "int8" if int8 else ""
+    what_else = ({"matrices": matrices} if matrices else {}) | ({"part": part} if part != DECODER else {})
     try:
         target = cache_dir / model_key(model_dir, options, what_else | {"format": str(_FORMAT)})
         cache_dir.mkdir(parents=True, exist_ok=True)
         with FileLock(str(target) + ".lock"):
             if not _is_whole(target):
                 shutil.rmtree(target, ignore_errors=True)
-                _write(model_dir, target, options, int8, part)
+                _write(model_dir, target, options, int8, part, native=native)
     except Exception as error:  # ONNX Runtime's errors have no base of their own
-        what = "weights of 8 bits are not used" if int8 else "weights are not shared"
+        what = (
+            "weights of 8 bits are not used"
+            if int8
+            else "weights are not packed"
+            if native
+            else "weights are not shared"
+        )
         log.warning("%s, because they cannot be stored in %s: %s", what, cache_dir, error)
         return None
     return target
 
 
-def _write(model_dir: Path, target: Path, given: DeviceOptions, int8: _Int8 | None, part: str) -> None:
+def _write(model_dir: Path, target: Path, given: DeviceOptions, int8: _Int8 | None, part: str, *, native: bool) -> None:
     """Pack into a folder next to the target, and rename it when it is complete."""
     config = read_config(model_dir)
     graph = str(config["model"][part]["filename"])
@@ -122,20 +152,28 @@ def _write(model_dir: Path, target: Path, given: DeviceOptions, int8: _Int8 | No
                     shutil.copy(file, copy)
             (fresh / CONFIG).write_text(json.dumps(config), encoding="utf-8")
         source = model_dir / graph
-        if int8:
-            needed = (_DISK_SHARE + (_FLOAT_SHARE if int8.floats else 0)) * int8_bytes(source, floats=int8.floats)
-            if (free := shutil.disk_usage(target.parent).free) < needed:
-                raise OSError(f"{free} bytes are free there, at least {needed} must be")
-            if int8.floats:
-                # Matrices behind casts and transpositions become constants in 32 bits.
-                source = _optimize(source, Path(making) / "constants" / graph, given, packed=False)
-            made = Path(making) / "int8" / graph
-            made.parent.mkdir(parents=True)
-            write_int8_model(source, made, int8.threads, floats=int8.floats)
-            source = made
-        _optimize(source, fresh / graph, given, packed=True)
+        if native:
+            write_packed_model(source, fresh / graph)
+        else:
+            if int8:
+                source = _rounded(source, Path(making), given, int8)
+            _optimize(source, fresh / graph, given, packed=True)
         (fresh / _MANIFEST).write_text(json.dumps(_fingerprints(fresh)), encoding="utf-8")
         fresh.replace(target)
+
+
+def _rounded(source: Path, making: Path, given: DeviceOptions, int8: _Int8) -> Path:
+    """Write a graph with matrices of 8 bits below a folder; returns its path. Raises OSError without enough space."""
+    needed = (_DISK_SHARE + (_FLOAT_SHARE if int8.floats else 0)) * int8_bytes(source, floats=int8.floats)
+    if (free := shutil.disk_usage(making).free) < needed:
+        raise OSError(f"{free} bytes are free there, at least {needed} must be")
+    if int8.floats:
+        # Matrices behind casts and transpositions become constants in 32 bits.
+        source = _optimize(source, making / "constants" / source.name, given, packed=False)
+    made = making / "int8" / source.name
+    made.parent.mkdir(parents=True)
+    write_int8_model(source, made, int8.threads, floats=int8.floats)
+    return made
 
 
 def _with_weights(model_dir: Path, graph: str | None) -> set[Path]:
@@ -196,7 +234,7 @@ def model_key(model_dir: Path, options: DeviceOptions, what_else: dict[str, str]
         file.relative_to(model_dir).as_posix(): (file.stat().st_size, file.stat().st_mtime_ns)
         for file in _files(model_dir)
     }
-    parts = [str(model_dir.resolve()), files, onnxruntime.__version__, _processor(), _packing(options) | what_else]
+    parts = [str(model_dir.resolve()), files, onnxruntime.__version__, processor(), _packing(options) | what_else]
     digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
     return f"{model_dir.resolve().name}-{digest[:16]}"
 
@@ -218,13 +256,3 @@ def _packing(options: DeviceOptions) -> dict[str, str]:
     return level | {
         name: value for name, value in config_entries(options, 0).items() if not name.startswith(_OF_THREADS)
     }
-
-
-def _processor() -> str:
-    """The kind of processor, including its instruction sets if the system reports them."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return f"{platform.machine()} {platform.processor()}"
-    keys = ("model name", "flags", "Features", "CPU part")
-    return " ".join(sorted({line for line in lines if line.startswith(keys)}))

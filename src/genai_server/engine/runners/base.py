@@ -93,7 +93,7 @@ class Runner(ABC):
         """
         # The last produced token is left to a pass of its own, from which the sequence decodes as before.
         left = sequence.num_unread - (1 if sequence.num_produced else 0)
-        if sequence.request.exact and sequence.num_produced:
+        if self.needs_same_passes(sequence) and sequence.num_produced:
             left = len(sequence.request.prompt) - sequence.num_read
             if left <= 0:
                 return 1
@@ -110,11 +110,20 @@ class Runner(ABC):
     def may_draft(self, sequence: Sequence) -> bool:
         """Whether a draft may follow a sequence's newest token.
 
-        Several tokens are not bitwise equal to single ones, and a draft's length follows measured times. So exact
+        A draft's length follows measured times. Where several tokens are not bitwise equal to single ones, exact
         sequences have no drafts, and neither have those with a seed, which is given to have the same tokens again.
         """
         request = sequence.request
-        return self.abilities.drafts and not sequence.by_library and not request.exact and request.sampling.seed is None
+        is_repeated = request.exact or request.sampling.seed is not None
+        is_free = not is_repeated or self._is_exact(sequence)
+        return self.abilities.drafts and not sequence.by_library and is_free
+
+    def needs_same_passes(self, sequence: Sequence) -> bool:
+        """Whether a sequence is exact, and other passes over its tokens would round differently."""
+        return sequence.request.exact and not self._is_exact(sequence)
+
+    def _is_exact(self, sequence: Sequence) -> bool:
+        return self.abilities.is_exact and not sequence.adapter_name
 
     def may_pause(self, sequence: Sequence) -> bool:
         """Whether a sequence continues in the same way after it was closed and opened again."""

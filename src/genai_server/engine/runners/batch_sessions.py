@@ -60,7 +60,8 @@ class BatchSessions:
         self._take_memory(trials.ROWS, trials.TOKENS + 1)
         self.own.read_prompt()
         run, copy = self.own.try_rows, self.own.copy_row
-        self.row_group = 1 if graph.block_tokens else trials.smallest_row_group(run, copy, vocab_size)
+        is_known = graph.block_tokens or (graph.is_native and graph.has_packed_products_only)
+        self.row_group = 1 if is_known else trials.smallest_row_group(run, copy, vocab_size)
         self.trial = trials.Int8Trial() if int8 is None else self._try_int8(int8.min_gain)
         self._take_memory(limits.num_slots, limits.max_length)
 

@@ -99,6 +99,7 @@ class BatchedRunner(Runner):
             # The states of many rows would have to be copied before each pass.
             interrupts=not self._has_states,
             uses_host_cores=on_host,
+            is_exact=graph.is_native and graph.has_packed_products_only,
             int8_from=sessions.trial.first,
             tried_passes=sessions.trial.seconds,
             memory=limits.memory,
@@ -120,15 +121,15 @@ class BatchedRunner(Runner):
         is_long = self.is_long(sequence)
         num_read = self.slots.resume(sequence.id, is_long=is_long) if sequence.num_pauses else None
         if num_read is None:
-            request = sequence.request
             # Decoded tokens of an exact sequence must not match another's prompt: decode and prefill are not bitwise
             # equal.
-            past = sequence.prompt if request.exact else sequence.tokens
+            is_sensitive = self.needs_same_passes(sequence)
+            past = sequence.prompt if is_sensitive else sequence.tokens
             num_read = self.slots.acquire(
                 sequence.id,
                 past,
                 reuse=sequence.reuses_past,
-                prefilled_only=request.exact,
+                prefilled_only=is_sensitive,
                 salt=sequence.cache_salt,
                 is_long=is_long,
                 background=sequence.background,
@@ -163,7 +164,7 @@ class BatchedRunner(Runner):
         return self.slots.kept(most)
 
     def match_again(self, sequence: Scheduled) -> int:
-        return self.slots.match_again(sequence.id, sequence.prompt, prefilled_only=sequence.request.exact)
+        return self.slots.match_again(sequence.id, sequence.prompt, prefilled_only=self.needs_same_passes(sequence))
 
     def fit_chunk(self, sequence: Scheduled, most: int) -> int:
         if self.sessions.own.offers_best and sequence.wants_positions:
@@ -214,7 +215,7 @@ class BatchedRunner(Runner):
         return is_chunk or (self.abilities.interrupts and is_background(reads))
 
     def _forward(self, reads: Sequence[Read], options: Any) -> list[Scores]:
-        is_exact = any(read.sequence.request.exact for read in reads)
+        is_exact = any(self.needs_same_passes(read.sequence) for read in reads)
         rows = []
         for read in reads:
             self.slots.reserve(read.sequence.id, read.num_tokens)
@@ -239,8 +240,11 @@ class BatchedRunner(Runner):
             # The next pass overwrites the logits.
             found |= zip(slots, scores if number + 1 == len(passes) else map(Scores.copy, scores), strict=True)
         for read, row in zip(reads, rows, strict=True):
-            # Neither a single token nor one read as a draft is bitwise equal to one of a prompt.
-            prefilled = row.slot in repeatable and not read.decodes and read.num_tokens > 1
+            # With ONNX Runtime's operators, neither a single token nor one read as a draft is bitwise equal to one of a
+            # prompt.
+            prefilled = row.slot in repeatable and (
+                self.abilities.is_exact or (not read.decodes and read.num_tokens > 1)
+            )
             num_read = read.num_tokens - len(read.draft)
             self.slots.append(read.sequence.id, list(read.tokens[:num_read]), prefilled=prefilled)
         return [found[row.slot] for row in rows]

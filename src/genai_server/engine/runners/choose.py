@@ -32,6 +32,7 @@ from genai_server.engine.runners.lengths import (
     with_limit,
 )
 from genai_server.engine.runners.load_batched import (
+    cache_dir,
     int8_graph,
     load_batched,
     log_nodes,
@@ -95,7 +96,6 @@ def _load_runners(spec: EngineSpec) -> LoadedModel:
         scripted.model = with_limit(scripted.model, spec.settings.max_length)
         return LoadedModel(scripted, reason="it is scripted")
     from genai_server.engine.model.session_options import preload_cuda, use_global_pool, with_found_libraries
-    from genai_server.engine.model.weights import prepacked_model
 
     settings = spec.settings
     for warning in spec.options.warnings:
@@ -109,8 +109,6 @@ def _load_runners(spec: EngineSpec) -> LoadedModel:
         return _pooled(spec, model_dir)
     if task_of(model_dir) is Task.TRANSCRIBE:
         return _transcribing(spec, model_dir)
-    if on_cpu(spec):
-        model_dir = prepacked_model(model_dir, Path(settings.cache_dir) if settings.cache_dir else None, spec.options)
     if left_out := what_is_left_out(model_dir):
         log.info("the model in %s %s", spec.model_dir, left_out)
     if runs_by_library(spec.device, Path(spec.model_dir), settings.scheduler):
@@ -149,7 +147,6 @@ def _load_draft_model(spec: EngineSpec, loaded: LoadedModel) -> "DraftModel":
     """
     path, main = Path(spec.draft_model), loaded.main
     from genai_server.engine.model.session_options import with_found_libraries
-    from genai_server.engine.model.weights import prepacked_model
     from genai_server.engine.runners.draft_model import DraftModel
 
     try:
@@ -160,9 +157,8 @@ def _load_draft_model(spec: EngineSpec, loaded: LoadedModel) -> "DraftModel":
     model = structs.replace(model, context_length=min(model.context_length, main.model.max_length))
     share, options = draft_share(spec), with_found_libraries(spec.options, path)
     own = structs.replace(with_kv_share(spec, share), model_dir=spec.draft_model, draft_model="", options=options)
-    cache_dir = Path(spec.settings.cache_dir) if spec.settings.cache_dir else None
     try:
-        runner = load_batched(own, prepacked_model(path, cache_dir, own.options), model)
+        runner = load_batched(own, path, model)
         if runner.slots.keeps_states:
             raise DoesNotFit("its layers have states of fixed size, from which rejected tokens cannot be removed")
     except DoesNotFit as reason:
@@ -196,8 +192,11 @@ def _load_head(spec: EngineSpec, share: float, loaded: LoadedModel) -> "DraftMod
 
 
 def _generator(spec: EngineSpec, model_dir: Path) -> "OgGeneratorRunner":
+    from genai_server.engine.model.weights import prepacked_model
     from genai_server.engine.runners.og_generator import OgGeneratorRunner
 
+    if on_cpu(spec) and task_of(model_dir) is Task.GENERATE:
+        model_dir = prepacked_model(model_dir, cache_dir(spec), spec.options)
     profile_prefix = session_profile_prefix(spec)
     return OgGeneratorRunner(model_dir, spec.device, spec.settings.threads, spec.options, profile_prefix=profile_prefix)
 

@@ -35,29 +35,71 @@ _MIN_GAIN = 1.2
 
 
 def load_batched(spec: EngineSpec, model_dir: Path, model: ModelInfo) -> "BatchedRunner":
-    """The batched runner.
+    """The batched runner of the model in `model_dir`. On CPUs, it has packed weights.
 
     Raises DoesNotFit if the settings exclude it or it cannot run the model. Raises ConfigurationError if
     GENAI_KV_CACHE_BYTES is too small for a single request, because Generators would not keep to that limit.
     """
+    from genai_server.engine.model.weights import prepacked_model
+
+    why = never_batched(spec.device, Path(spec.model_dir), spec.settings)
+    if why is not None:
+        raise DoesNotFit(why)
+    is_speech_model = task_of(model_dir) is Task.TRANSCRIBE
+    if on_cpu(spec) and not is_speech_model:
+        native = _load_native(spec, model_dir, model)
+        if native is not None:
+            return native
+        model_dir = prepacked_model(model_dir, cache_dir(spec), spec.options)
+    graph = read_cross_decoder(model_dir) if is_speech_model else read_decoder_graph(model_dir)
+    if graph.bytes_per_row and not on_cpu(spec):
+        raise DoesNotFit("its layers have states of fixed size, which a batch keeps in the memory of a CPU only")
+    return _load(spec, graph, model, optimized=model_dir != Path(spec.model_dir))
+
+
+def cache_dir(spec: EngineSpec) -> Path | None:
+    """Where packed weights are kept; None for nowhere."""
+    return Path(spec.settings.cache_dir) if spec.settings.cache_dir else None
+
+
+def _load_native(spec: EngineSpec, model_dir: Path, model: ModelInfo) -> "BatchedRunner | None":
+    """The batched runner with genai-server-native's operators; None where they cannot run the model.
+
+    Raises ConfigurationError if they cannot, and GENAI_CPU_OPERATORS asks for them.
+    """
+    from genai_server.engine.model.native_library import why_not_native
+    from genai_server.engine.model.weights import native_model
+
+    is_needed = spec.settings.cpu_operators == "native"
+    reason = why_not_native(spec.settings, spec.options)
+    if reason is None:
+        try:
+            packed = native_model(model_dir, cache_dir(spec), spec.options)
+            graph = read_decoder_graph(packed)
+            if graph.bytes_per_row:
+                raise DoesNotFit("its layers have states of fixed size")
+            return _load(spec, replace(graph, is_native=True), model, optimized=False)
+        except DoesNotFit as error:
+            reason = str(error)
+    if is_needed:
+        raise ConfigurationError(f"GENAI_CPU_OPERATORS=native: {reason}")
+    if spec.settings.cpu_operators == "auto":
+        log.info("ONNX Runtime's own operators run the batch: %s", reason)
+    return None
+
+
+def _load(spec: EngineSpec, graph: DecoderGraph, model: ModelInfo, *, optimized: bool) -> "BatchedRunner":
+    """The batched runner of a graph, which ONNX Runtime has `optimized` before. Raises as `load_batched` does."""
     from genai_server.engine.kv_cache.buffers import buffers_on
     from genai_server.engine.model.session import open_session
     from genai_server.engine.runners.batched import BatchedRunner
     from genai_server.engine.runners.device_memory import with_memory_left
 
     settings = spec.settings
-    why = never_batched(spec.device, Path(spec.model_dir), settings)
-    if why is not None:
-        raise DoesNotFit(why)
-    is_speech_model = task_of(model_dir) is Task.TRANSCRIBE
-    graph = read_cross_decoder(model_dir) if is_speech_model else read_decoder_graph(model_dir)
-    if graph.bytes_per_row and not on_cpu(spec):
-        raise DoesNotFit("its layers have states of fixed size, which a batch keeps in the memory of a CPU only")
     graph = with_cache_type(spec, graph, model.context_length)
     if on_cpu(spec):
         limits, model = batch_limits(spec, graph, model)
     prefix = session_profile_prefix(spec)
-    optimized = model_dir != Path(spec.model_dir)
     try:
         session = open_session(
             graph,

@@ -1,0 +1,122 @@
+"""Compiles the library: `python compile_library.py OUT [--target TRIPLE]`.
+
+A compiler of the machine comes first: the one that CXX names, g++ or clang++. Where there is none, or for another
+TARGET than this machine, it is zig's (`pip install ziglang`). The sources use no C++ standard library, so that zig need
+not compile one. Objects are compiled at the same time.
+"""
+
+import argparse
+import hashlib
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+SOURCE = Path(__file__).parent / "src"
+_COMMON = [
+    "-std=c++17",
+    "-O3",
+    "-fPIC",
+    "-fvisibility=hidden",
+    "-ffp-contract=fast",
+    "-fno-math-errno",
+    "-fno-exceptions",
+    "-fno-rtti",
+    "-fno-threadsafe-statics",
+    "-Wall",
+    "-Wno-psabi",
+    "-Wno-maybe-uninitialized",
+    "-Wno-unknown-warning-option",
+]
+_AVX2 = ["-mavx2", "-mfma", "-mf16c", "-mbmi2"]
+_AVX512 = [*_AVX2, *(f"-mavx512{part}" for part in ("f", "bw", "dq", "vl", "vnni")), "-mprefer-vector-width=512"]
+# The compiler's options for each instruction set of a kind of processor.
+_SETS = {
+    "x86_64": {
+        "base": [],
+        "avx2": [*_AVX2, "-mtune=haswell"],
+        "avx512vnni": _AVX512,
+        "avx512bf16": [*_AVX512, "-mavx512bf16"],
+    },
+    "aarch64": {"base": []},
+}
+_MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
+
+
+def machine() -> str:
+    """This machine's kind of processor, as compilers name it."""
+    name = platform.machine().lower()
+    return _MACHINES.get(name, name)
+
+
+def find_compiler() -> list[str]:
+    """The command of a C++ compiler on this machine; empty without one."""
+    if wanted := os.environ.get("CXX"):
+        return shlex.split(wanted)
+    found = next((name for name in ("g++", "clang++", "c++") if shutil.which(name)), None)
+    return [found] if found else []
+
+
+def digest() -> str:
+    """Identifies the sources and the options of the compilation."""
+    found = hashlib.sha256(Path(__file__).read_bytes())
+    for path in sorted(SOURCE.iterdir()):
+        found.update(path.read_bytes())
+    return found.hexdigest()[:16]
+
+
+def compile_library(out: Path, target: str = "") -> None:
+    """Compile the library for `target`, a triple such as aarch64-linux-gnu.2.17; by default for this machine.
+
+    Raises subprocess.CalledProcessError if the compiler fails, and OSError if there is none.
+    """
+    compiler = [] if target else find_compiler()
+    if not compiler:
+        compiler = [sys.executable, "-m", "ziglang", "c++", *(["-target", target] if target else [])]
+    processor = target.partition("-")[0] or machine()
+    is_windows = "windows" in target or (not target and sys.platform == "win32")
+    common = [option for option in _COMMON if not (is_windows and option == "-fPIC")]
+    sets = dict(_SETS[processor])
+    if processor == "aarch64" and "zig" in " ".join(compiler):
+        sets["base"] = ["-mcpu=generic+dotprod+fullfp16"]
+    elif processor == "aarch64":
+        sets["base"] = ["-march=armv8.2-a+dotprod+fp16"]
+    with tempfile.TemporaryDirectory() as folder:
+        units = [("operators", [])] + [(name, [*options, f"-DISA={name}"]) for name, options in sets.items()]
+        objects = [f"{folder}/{name}.o" for name, _ in units]
+        commands = [
+            [*compiler, *common, *options, "-c", str(SOURCE / source), "-o", made]
+            for (name, options), made in zip(units, objects, strict=True)
+            for source in ["operators.cpp" if name == "operators" else "kernels.cpp"]
+        ]
+        _run_all(commands)
+        out.parent.mkdir(parents=True, exist_ok=True)
+        libraries = [] if is_windows else ["-lm"]
+        nothing = ["-nostdlib++"] if "zig" in " ".join(compiler) or "clang" in compiler[0] else []
+        made = out.with_name(f".{out.name}.{os.getpid()}")
+        subprocess.run([*compiler, "-shared", "-s", *nothing, "-o", str(made), *objects, *libraries], check=True)
+        made.replace(out)  # at once, so that no process maps half of a library
+
+
+def _run_all(commands: Sequence[list[str]]) -> None:
+    running = [subprocess.Popen(command) for command in commands]
+    for command, process in zip(commands, running, strict=True):
+        if process.wait():
+            raise subprocess.CalledProcessError(process.returncode, command)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--target", default="", metavar="TRIPLE")
+    arguments = parser.parse_args()
+    compile_library(arguments.out, arguments.target)
+
+
+if __name__ == "__main__":
+    main()

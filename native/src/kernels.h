@@ -1,0 +1,77 @@
+// The interface between the operators (operators.cpp) and the kernels (kernels.cpp), which are compiled once for each
+// instruction set. No header of the C++ standard library is used, so that any compiler can build the library without one.
+#pragma once
+#include <stddef.h>
+#include <stdint.h>
+
+namespace native {
+
+constexpr int kPanel = 64;      // outputs of one panel of packed weights
+constexpr int kKeyBlock = 64;   // keys that attention reads at once; blocks begin at multiples of it
+// Keys whose sums are made apart and then merged. Chunks begin at multiples of it, so that the order of all sums of a
+// token depends on its position alone, whether or not threads share its keys.
+constexpr int kKeyChunk = 512;
+
+// A product of activations, rounded to 8 bits per row and block of inputs, with packed weights. Weights are unsigned
+// around the middle 8 (4 bits) or 128 (8 bits):
+//   4 bits: [panel][inputs / 8][64 outputs][4 bytes]; byte j has input 8g + j in its lower and 8g + 4 + j in its upper half;
+//   8 bits: [panel][inputs / 4][64 outputs][4 bytes].
+struct Product {
+  const int8_t* activations;        // [rows][blocks * block]
+  const float* activation_scales;   // [rows][blocks]
+  const int32_t* activation_sums;   // [rows][blocks]
+  const uint8_t* weights;
+  const float* scales;              // [panel][blocks][64]
+  // Added to each weight of a block, [panel][blocks][64], or null: a zero point z is scale * (middle - z), and a minimum
+  // of GGUF's formats is the minimum plus scale * middle.
+  const float* offsets;
+  const float* bias;                // [outputs] or null
+  float* out;                       // [rows][stride]
+  int64_t outputs, stride, block, blocks;
+  int bits;
+};
+
+enum CacheType { kCacheFloat, kCacheHalf, kCacheBfloat };
+
+// Consecutive tokens of one sequence, whose query heads share one head of keys and values.
+struct Attend {
+  const float* queries;    // rotated and scaled; head g of token t at queries + t * token_stride + g * head_size
+  int64_t token_stride;
+  int group, head_size, tokens;
+  const void *keys, *values;  // [length][head_size]
+  CacheType type;
+  bool bf16;               // multiply in bfloat16
+  float softcap;           // scores become softcap * tanh(score / softcap); 0 for none
+  int64_t window;          // a token reads this many of the last keys, itself included; 0 for all
+  int64_t first;           // the position of the first token
+  int64_t begin, end;      // the keys to read, within one chunk; `begin` is a multiple of kKeyBlock
+  float* scratch;          // scratch_floats(tokens * group, head_size)
+  // The results, not yet divided: the largest score and the sum of the weights [tokens * group], and the weighted sum
+  // of values [tokens * group][head_size]. A query that reads none of the keys has the largest score -infinity.
+  float *top, *sum, *acc;
+};
+
+struct Kernels {
+  const char* name;
+  // Round a row to 8 bits with a scale for each block; `size` values are padded to blocks * block.
+  void (*quantize)(const float* x, int64_t size, int64_t block, int64_t blocks, int8_t* q, float* scales, int32_t* sums);
+  void (*product)(const Product&, int64_t panel, int64_t first_row, int64_t end_row);
+  // silu(gate) * value for the outputs of one panel.
+  void (*gate)(const float* gate, const float* value, float* out);
+  void (*attend)(const Attend&);
+  // Add the results over further keys to those in top, sum and acc.
+  void (*merge)(int64_t queries, int head_size, float* top, float* sum, float* acc, const float* top2,
+                const float* sum2, const float* acc2);
+  // The attention of one query: its weighted sum of values [head_size], divided by the sum of weights. A `sink` is the
+  // score of a key without a value; null for none.
+  void (*finish)(int head_size, float top, float sum, const float* acc, const float* sink, float* out);
+  bool has_bf16;
+};
+
+inline int64_t scratch_floats(int64_t queries, int head_size) {
+  return 3 * kKeyBlock * head_size + queries * (kKeyBlock + head_size) + 4 * queries + 64;
+}
+
+extern const Kernels kernels_base, kernels_avx2, kernels_avx512vnni, kernels_avx512bf16;
+
+}  // namespace native

@@ -1,0 +1,99 @@
+"""The library of operators for CPUs, genai-server-native, where it is installed and of use."""
+
+import hashlib
+import importlib
+import importlib.util
+import json
+import logging
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from genai_server.engine.model.processor import processor
+from genai_server.messages.launch import EngineSettings
+from genai_server.options.device import DeviceOptions
+
+log = logging.getLogger(__name__)
+_PACKAGE = "genai_server_native"
+_TRIAL = "genai_server.engine.model.native_trial"
+_TRIAL_SECONDS = 60.0
+
+
+def _package() -> Any:
+    return importlib.import_module(_PACKAGE)
+
+
+def native_library() -> Path:
+    """The library's file. Raises ImportError where the package is not installed."""
+    found: Path = _package().library()
+    return found
+
+
+def why_not_native(settings: EngineSettings, options: DeviceOptions) -> str | None:
+    """Why a device's batch does not have the library's operators; None if it may.
+
+    The first time on a processor, the kernels are tried in a process of their own.
+    """
+    wanted = settings.cpu_operators
+    if wanted == "onnxruntime":
+        return "GENAI_CPU_OPERATORS is onnxruntime"
+    if wanted == "auto" and settings.prefill_weights == "int8":
+        return "GENAI_PREFILL_WEIGHTS is int8"
+    if options.providers:
+        return f"the provider {options.providers[0].name} runs the graph"
+    if importlib.util.find_spec(_PACKAGE) is None:
+        return "genai-server-native is not installed"
+    if not native_library().is_file():
+        return f"{native_library()} does not exist"
+    if wanted == "auto" and " amx_int8" in processor():
+        return "ONNX Runtime reads prompts faster on a processor with AMX, which genai-server-native does not use yet"
+    chosen = choose_instruction_set(Path(settings.cache_dir) if settings.cache_dir else None)
+    if chosen is None:
+        return "none of the kernels of genai-server-native computes rightly on this processor"
+    _package().use(chosen)
+    return None
+
+
+def choose_instruction_set(cache_dir: Path | None) -> str | None:
+    """The fastest instruction set whose kernels work on this processor; None if none does.
+
+    What was found is kept in `cache_dir`, for this library and this processor.
+    """
+    key = hashlib.sha256(native_library().read_bytes() + processor().encode()).hexdigest()[:16]
+    kept = None if cache_dir is None else cache_dir / f"native-{key}.json"
+    usable = _package().instruction_sets()
+    if kept is not None and kept.is_file():
+        try:
+            known: str | None = json.loads(kept.read_text(encoding="utf-8"))["instruction_set"]
+        except (OSError, ValueError, KeyError, TypeError):
+            known = ""
+        if known is None or known in usable:
+            return known
+    found = next((name for name in usable if _works(name)), None)
+    if kept is not None:
+        try:
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            kept.write_text(json.dumps({"instruction_set": found}), encoding="utf-8")
+        except OSError as error:
+            log.warning("what the trial of the kernels found cannot be kept in %s: %s", cache_dir, error)
+    return found
+
+
+@cache
+def _works(instruction_set: str) -> bool:
+    """Whether the kernels of an instruction set compute what they should. They may end their process."""
+    command = [sys.executable, "-m", _TRIAL, instruction_set]
+    try:
+        ended = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_TRIAL_SECONDS, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        why = str(error)
+    else:
+        if ended.returncode == 0:
+            return True
+        why = ended.stderr.strip().rpartition("\n")[2] or f"status {ended.returncode}"
+    log.warning("the kernels of genai-server-native for %s are not used: %s", instruction_set, why)
+    return False

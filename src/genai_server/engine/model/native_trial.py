@@ -1,0 +1,105 @@
+"""Tries the kernels of genai-server-native for an instruction set: `python -m … INSTRUCTION_SET`.
+
+Ends with status 0 if a product and an attention are what they should be. Run in a process of its own, because wrong
+kernels may end it.
+"""
+
+import sys
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+
+from genai_server.engine.graph_rewriting.native_attention import OPERATOR
+from genai_server.engine.graph_rewriting.packed_products import DOMAIN, PACKED, QuantizedMatrix, pack
+
+_FLOAT, _INT32 = TensorProto.FLOAT, TensorProto.INT32
+_ROWS, _INPUTS, _OUTPUTS, _BLOCK = 21, 320, 136, 32
+_HEADS, _CACHE_HEADS, _SIZE, _LENGTH, _PAST, _TOKENS = 6, 2, 32, 160, 100, 9
+# Shares of the results' standard deviation. Activations are rounded to 127 steps of the largest in a block.
+_MAX_PRODUCT_ERROR, _MAX_ATTENTION_ERROR = 0.06, 1e-4
+
+
+def main(instruction_set: str) -> None:
+    """Raises ValueError if the kernels compute something else than they should."""
+    import genai_server_native
+
+    genai_server_native.use(instruction_set)
+    for bits in (4, 8):
+        _check(f"a product of {bits} bits", *_product(bits), _MAX_PRODUCT_ERROR)
+    _check("attention", *_attention(), _MAX_ATTENTION_ERROR)
+
+
+def _check(what: str, found: NDArray[Any], expected: NDArray[Any], most: float) -> None:
+    error = float(np.abs(found - expected).max() / expected.std())
+    if not error <= most:
+        raise ValueError(f"{what} is wrong by {error:.2g} of its standard deviation")
+
+
+def _product(bits: int) -> tuple[NDArray[Any], NDArray[Any]]:
+    rng = np.random.default_rng(bits)
+    weights = rng.integers(0, 1 << bits, (_OUTPUTS, _INPUTS), np.uint8)
+    scales, offsets = (rng.random((_OUTPUTS, _INPUTS // _BLOCK), np.float32) for _ in range(2))
+    packed = pack(QuantizedMatrix(weights, scales, offsets, bits, _INPUTS, _BLOCK))
+    tensors: dict[str, Any] = {"w": packed.weights.reshape(-1), "s": packed.scales, "o": packed.offsets}
+    attributes: dict[str, Any] = {"N": _OUTPUTS, "K": _INPUTS, "block": _BLOCK, "bits": bits}
+    node = helper.make_node(PACKED, ["x", *tensors], ["y"], domain=DOMAIN, **attributes)
+    x = rng.standard_normal((_ROWS, _INPUTS), np.float32)
+    dense = (weights.astype(np.float64) - (1 << (bits - 1))) * np.repeat(scales, _BLOCK, 1) + np.repeat(
+        offsets, _BLOCK, 1
+    )
+    given = [numpy_helper.from_array(array, name) for name, array in tensors.items() if array is not None]
+    return _run(node, {"x": x}, given), x @ dense.T
+
+
+def _attention() -> tuple[NDArray[Any], NDArray[Any]]:
+    rng = np.random.default_rng(1)
+    width = (_HEADS + 2 * _CACHE_HEADS) * _SIZE
+    x = rng.standard_normal((1, _TOKENS, width), np.float32)
+    caches = rng.standard_normal((2, 1, _CACHE_HEADS, _LENGTH, _SIZE), np.float32)
+    feed = {"x": x, "k": caches[0].copy(), "v": caches[1].copy()}
+    feed |= {
+        name: np.array(value, np.int32)
+        for name, value in (("starts", [0, _TOKENS]), ("pasts", [_PAST]), ("slots", [0]))
+    }
+    attributes: dict[str, Any] = {"num_heads": _HEADS, "kv_num_heads": _CACHE_HEADS}
+    node = helper.make_node(
+        OPERATOR, ["x", "", "", "k", "v", "starts", "pasts", "slots"], ["y"], domain=DOMAIN, **attributes
+    )
+    parts = x[0].reshape(_TOKENS, -1, _SIZE)
+    caches[:, 0, :, _PAST : _PAST + _TOKENS] = (
+        parts[:, _HEADS:].reshape(_TOKENS, 2, _CACHE_HEADS, _SIZE).transpose(1, 2, 0, 3)
+    )
+    keys, values = (np.repeat(cache[0, :, : _PAST + _TOKENS], _HEADS // _CACHE_HEADS, 0) for cache in caches)
+    scores = np.einsum("thd,hsd->hts", parts[:, :_HEADS].astype(np.float64), keys) / np.sqrt(_SIZE)
+    scores += np.where(np.arange(_PAST + _TOKENS) > _PAST + np.arange(_TOKENS)[:, None], -np.inf, 0)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    expected = np.einsum("hts,hsd->thd", weights / weights.sum(-1, keepdims=True), values)
+    return _run(node, feed)[0], expected.reshape(_TOKENS, -1)
+
+
+def _run(node: onnx.NodeProto, feed: dict[str, NDArray[Any]], tensors: list[TensorProto] | None = None) -> NDArray[Any]:
+    import genai_server_native
+    import onnxruntime
+
+    kinds = {name: helper.np_dtype_to_tensor_dtype(array.dtype) for name, array in feed.items()}
+    inputs = [helper.make_tensor_value_info(name, kind, None) for name, kind in kinds.items()]
+    output = helper.make_tensor_value_info("y", _FLOAT, None)
+    graph = helper.make_graph([node], "trial", inputs, [output], tensors or [])
+    opsets = [helper.make_opsetid("", 21), helper.make_opsetid(DOMAIN, 1)]
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.log_severity_level = 2, 4
+    options.register_custom_ops_library(str(genai_server_native.library()))
+    model = helper.make_model(graph, ir_version=10, opset_imports=opsets).SerializeToString()
+    session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    found: NDArray[Any] = session.run(None, feed)[0]
+    return found
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1])
+    except Exception as error:  # ONNX Runtime's errors have no base of their own
+        sys.exit(f"{type(error).__name__}: {error}")

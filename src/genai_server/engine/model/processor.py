@@ -1,0 +1,16 @@
+"""The kind of processor, on which packed weights and the choice of kernels depend."""
+
+import platform
+from functools import cache
+from pathlib import Path
+
+
+@cache
+def processor() -> str:
+    """The kind of processor, including its instruction sets if the system reports them."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return f"{platform.machine()} {platform.processor()}"
+    keys = ("model name", "flags", "Features", "CPU part")
+    return " ".join(sorted({line for line in lines if line.startswith(keys)}))

@@ -1,0 +1,91 @@
+"""Which kernels of genai-server-native are used, and when none are."""
+
+import json
+import logging
+from pathlib import Path
+
+import genai_server_native
+import msgspec
+import pytest
+
+from genai_server.config.settings import Settings
+from genai_server.config.sources import engine_settings
+from genai_server.engine.model import native_library, native_trial
+from genai_server.messages.launch import EngineSettings
+from genai_server.options.device import DEFAULT_OPTIONS
+
+FASTEST = genai_server_native.instruction_sets()[0]
+
+
+def settings(**given: str) -> EngineSettings:
+    return msgspec.structs.replace(engine_settings(Settings.model_validate({})), **{"cache_dir": "", **given})
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_known() -> None:
+    native_library._works.cache_clear()
+
+
+def test_the_fastest_kernels_that_work_are_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(native_library, "_works", lambda name: name == "base")
+    assert native_library.choose_instruction_set(tmp_path) == "base"
+
+
+def test_what_the_trial_found_is_kept_for_the_next_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert native_library.choose_instruction_set(tmp_path) == FASTEST
+    (kept,) = tmp_path.iterdir()
+    assert json.loads(kept.read_text(encoding="utf-8")) == {"instruction_set": FASTEST}
+    monkeypatch.setattr(native_library, "_works", lambda name: pytest.fail("it was tried again"))
+    assert native_library.choose_instruction_set(tmp_path) == FASTEST
+
+
+@pytest.mark.parametrize("damaged", ["", "{", "[]", "{}"])
+def test_a_damaged_file_is_found_out_again(damaged: str, tmp_path: Path) -> None:
+    native_library.choose_instruction_set(tmp_path)
+    (kept,) = tmp_path.iterdir()
+    kept.write_text(damaged, encoding="utf-8")
+    assert native_library.choose_instruction_set(tmp_path) == FASTEST
+
+
+def test_kernels_that_end_their_process_are_named_and_not_used(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(native_library, "_TRIAL", "tests.engine.model.ends_by_a_signal")
+    with caplog.at_level(logging.WARNING):
+        assert native_library.choose_instruction_set(None) is None
+    assert f"for {FASTEST} are not used: status -" in caplog.text
+
+
+def test_wrong_results_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = native_trial._run
+    monkeypatch.setattr(native_trial, "_run", lambda *given: 1.2 * run(*given))
+    with pytest.raises(ValueError, match="a product of 4 bits is wrong by"):
+        native_trial.main(FASTEST)
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"cpu_operators": "onnxruntime"}, "GENAI_CPU_OPERATORS is onnxruntime"),
+        ({"prefill_weights": "int8"}, "GENAI_PREFILL_WEIGHTS is int8"),
+    ],
+)
+def test_a_setting_that_excludes_them_is_named(given: dict[str, str], reason: str) -> None:
+    assert native_library.why_not_native(settings(**given), DEFAULT_OPTIONS) == reason
+
+
+def test_without_the_package_the_reason_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native_library, "_PACKAGE", "genai_server_natively")
+    reason = native_library.why_not_native(settings(cpu_operators="native"), DEFAULT_OPTIONS)
+    assert reason == "genai-server-native is not installed"
+
+
+def test_with_amx_they_are_used_only_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native_library, "processor", lambda: "flags: fpu amx_tile amx_int8")
+    assert "AMX" in (native_library.why_not_native(settings(), DEFAULT_OPTIONS) or "")
+    assert native_library.why_not_native(settings(cpu_operators="native"), DEFAULT_OPTIONS) is None
+
+
+def test_an_unknown_instruction_set_is_refused() -> None:
+    with pytest.raises(ValueError, match=f"runs {FASTEST}.*, not mmx"):
+        genai_server_native.use("mmx")

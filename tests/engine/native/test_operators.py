@@ -1,0 +1,406 @@
+"""The operators of genai-server-native against references in 64 bits, and bitwise against themselves."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from types import MappingProxyType
+from typing import Any
+
+import genai_server_native
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+
+from genai_server.engine.graph_rewriting.packed_products import DOMAIN, PACKED, PANEL, QuantizedMatrix, pack
+
+_value = helper.make_tensor_value_info
+FLOAT = TensorProto.FLOAT
+
+
+@pytest.fixture(params=genai_server_native.instruction_sets(), autouse=True)
+def instruction_set(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Each test runs with the kernels of each instruction set that this processor has."""
+    genai_server_native.use(request.param)
+    yield request.param
+    genai_server_native.use(genai_server_native.instruction_sets()[0])
+
+
+def session(
+    nodes: Sequence[onnx.NodeProto],
+    inputs: Sequence[onnx.ValueInfoProto],
+    tensors: Sequence[TensorProto] = (),
+    threads: int = 2,
+) -> Any:
+    graph = helper.make_graph(nodes, "tested", inputs, [_value("y", FLOAT, None)], list(tensors))
+    opsets = [helper.make_opsetid("", 21), helper.make_opsetid(DOMAIN, 1)]
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.log_severity_level = threads, 4
+    options.register_custom_ops_library(str(genai_server_native.library()))
+    model = helper.make_model(graph, ir_version=10, opset_imports=opsets)
+    return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+
+
+def matrix(bits: int, num_outputs: int, num_inputs: int, block: int, *, offsets: bool = False) -> QuantizedMatrix:
+    rng = np.random.default_rng(bits + num_outputs)
+    blocks = -(-num_inputs // block)
+    weights = rng.integers(0, 1 << bits, (num_outputs, blocks * block), np.uint8)
+    scales = ((rng.random((num_outputs, blocks)) + 0.5) / (1 << bits)).astype(np.float32)
+    added = rng.standard_normal((num_outputs, blocks), np.float32) if offsets else None
+    return QuantizedMatrix(weights, scales, added, bits, num_inputs, block)
+
+
+def dense(given: QuantizedMatrix) -> NDArray[np.float64]:
+    """The weights [outputs, inputs]."""
+    values = (given.weights.astype(np.float64) - (1 << (given.bits - 1))) * np.repeat(given.scales, given.block, 1)
+    if given.offsets is not None:
+        values += np.repeat(given.offsets, given.block, 1)
+    found: NDArray[np.float64] = values[:, : given.num_inputs]
+    return found
+
+
+def product(
+    given: QuantizedMatrix,
+    *,
+    bias: NDArray[np.float32] | None = None,
+    gated: bool = False,
+    wrong: Mapping[str, int] = MappingProxyType({}),
+) -> Any:
+    packed = pack(given)
+    tensors: dict[str, NDArray[Any]] = {"w": packed.weights.reshape(-1), "s": packed.scales}
+    inputs = ["x", "w", "s", "", ""]
+    if packed.offsets is not None:
+        tensors["o"], inputs[3] = packed.offsets, "o"
+    if bias is not None:
+        tensors["b"], inputs[4] = bias, "b"
+    attributes: dict[str, Any] = {
+        "N": len(given.weights),
+        "K": given.num_inputs,
+        "block": given.block,
+        "bits": given.bits,
+    }
+    node = helper.make_node(PACKED, inputs, ["y"], domain=DOMAIN, gated=int(gated), **attributes | dict(wrong))
+    return session(
+        [node], [_value("x", FLOAT, None)], [numpy_helper.from_array(array, name) for name, array in tensors.items()]
+    )
+
+
+def activations(rows: int, num_inputs: int) -> NDArray[np.float32]:
+    return np.random.default_rng(1).standard_normal((rows, num_inputs), np.float32)
+
+
+PRODUCTS = [
+    (4, 192, 256, 128, False),
+    (4, 100, 96, 32, True),
+    (4, 1152, 896, 16, False),
+    (4, 896, 1000, 64, True),
+    (8, 128, 896, 32, False),
+    (8, 70, 100, 128, True),
+]
+
+
+@pytest.mark.parametrize(("bits", "num_outputs", "num_inputs", "block", "offsets"), PRODUCTS)
+def test_a_product_is_right_and_each_row_the_same_next_to_any_others(
+    bits: int, num_outputs: int, num_inputs: int, block: int, offsets: bool
+) -> None:
+    given = matrix(bits, num_outputs, num_inputs, block, offsets=offsets)
+    bias = np.arange(num_outputs, dtype=np.float32)
+    run, x = product(given, bias=bias), activations(64, num_inputs)
+    (found,) = run.run(None, {"x": x})
+    expected = x.astype(np.float64) @ dense(given).T + bias
+    # Activations are rounded to 127 steps of the largest in a block.
+    assert np.abs(found - expected).max() < 0.06 * (expected - bias).std()
+    for rows in (1, 2, 3, 4, 5, 7, 8, 11, 12, 13, 16, 25, 63):
+        (part,) = run.run(None, {"x": x[64 - rows :]})
+        assert np.array_equal(part, found[64 - rows :]), rows
+
+
+def test_the_error_of_a_product_is_that_of_onnx_runtime() -> None:
+    """MatMulNBits with accuracy level 4 rounds activations in the same way."""
+    num_outputs, num_inputs, block = 512, 1024, 32
+    given, x = matrix(4, num_outputs, num_inputs, block), activations(8, num_inputs)
+    pairs = given.weights.reshape(num_outputs, -1, block)
+    packed = pairs[..., 0::2] | pairs[..., 1::2] << 4
+    tensors = [numpy_helper.from_array(packed, "w"), numpy_helper.from_array(given.scales.reshape(-1), "s")]
+    attributes: dict[str, Any] = {
+        "N": num_outputs,
+        "K": num_inputs,
+        "block_size": block,
+        "bits": 4,
+        "accuracy_level": 4,
+    }
+    node = helper.make_node("MatMulNBits", ["x", "w", "s"], ["y"], domain="com.microsoft", **attributes)
+    graph = helper.make_graph([node], "library", [_value("x", FLOAT, None)], [_value("y", FLOAT, None)], tensors)
+    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
+    model = helper.make_model(graph, ir_version=10, opset_imports=opsets).SerializeToString()
+    library = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
+    expected = x.astype(np.float64) @ dense(given).T
+    errors = [np.abs(run.run(None, {"x": x})[0] - expected).mean() for run in (product(given), library)]
+    assert errors[0] < 1.05 * errors[1]
+
+
+@pytest.mark.parametrize("offsets", [False, True])
+def test_a_gated_product_is_silu_of_the_gate_times_the_values(offsets: bool) -> None:
+    given = matrix(4, 4 * PANEL, 256, 32, offsets=offsets)
+    x = activations(20, 256)
+    run = product(given, gated=True)
+    (found,) = run.run(None, {"x": x})
+    parts = (x.astype(np.float64) @ dense(given).T).reshape(20, -1, 2, PANEL)
+    expected = (parts[:, :, 0] / (1 + np.exp(-parts[:, :, 0])) * parts[:, :, 1]).reshape(20, -1)
+    assert np.abs(found - expected).max() < 0.1 * expected.std()
+    assert np.array_equal(run.run(None, {"x": x[3:4]})[0], found[3:4])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [({"bits": 3}, "bits must be 4 or 8"), ({"block": 24}, "block must be"), ({"N": 0}, "must be positive")],
+)
+def test_attributes_are_checked_when_a_session_is_made(wrong: Mapping[str, int], message: str) -> None:
+    with pytest.raises(Exception, match=message):
+        product(matrix(4, 64, 64, 32), wrong=wrong)
+
+
+@pytest.mark.parametrize("wrong", [{"N": 200}, {"K": 128}, {"bits": 8}, {"block": 16}])
+def test_sizes_are_checked_before_a_product(wrong: Mapping[str, int]) -> None:
+    run = product(matrix(4, 64, 64, 32), wrong=wrong)
+    with pytest.raises(Exception, match="PackedMatMul: "):
+        run.run(None, {"x": activations(1, wrong.get("K", 64))})
+
+
+@dataclass(frozen=True)
+class Attention:
+    """An attention with some sequences, of which a pass reads any tokens."""
+
+    heads: int = 6
+    cache_heads: int = 2
+    size: int = 32
+    cache_type: Any = np.float32
+    # Values of a head that are rotated.
+    rotary: int = 32
+    interleaved: bool = False
+    window: int = 0
+    softcap: float = 0.0
+    sinks: bool = False
+    norms: bool = False
+    separate: bool = False
+    bf16: bool = False
+    threads: int = 2
+    length: int = 1600
+    scale: float = 0.0
+
+    def run(self) -> Any:
+        kind = helper.np_dtype_to_tensor_dtype(np.dtype(self.cache_type))
+        int32, int64 = TensorProto.INT32, TensorProto.INT64
+        given = {"query": FLOAT, "key_cache": kind, "value_cache": kind}
+        given |= {"starts": int32, "pasts": int32, "slots": int32, "cos": FLOAT, "sin": FLOAT, "places": int64}
+        optional = {"key": self.separate, "value": self.separate, "sinks": self.sinks}
+        optional |= {"query_norm": self.norms, "key_norm": self.norms}
+        given |= {name: FLOAT for name, is_given in optional.items() if is_given}
+        order = (
+            "query",
+            "key",
+            "value",
+            "key_cache",
+            "value_cache",
+            "starts",
+            "pasts",
+            "slots",
+            "cos",
+            "sin",
+            "places",
+        )
+        inputs = [name if name in given else "" for name in (*order, "sinks", "query_norm", "key_norm")]
+        attributes: dict[str, Any] = {
+            "num_heads": self.heads,
+            "kv_num_heads": self.cache_heads,
+            "local_window_size": self.window or -1,
+        }
+        attributes |= {"rotary_interleaved": int(self.interleaved), "bf16": int(self.bf16)}
+        node = helper.make_node("RaggedAttention", inputs, ["y"], domain=DOMAIN, **attributes)
+        node.attribute.extend(
+            [helper.make_attribute("scale", self.scale), helper.make_attribute("softcap", self.softcap)]
+        )
+        return session([node], [_value(name, kind, None) for name, kind in given.items()], threads=self.threads)
+
+    def tokens(self, number: int, seed: int) -> NDArray[np.float32]:
+        """The queries, keys and values of a sequence's tokens."""
+        width = (self.heads + 2 * self.cache_heads) * self.size
+        return np.random.default_rng(seed).standard_normal((number, width), np.float32)
+
+    def constants(self) -> dict[str, NDArray[np.float32]]:
+        rng = np.random.default_rng(9)
+        angles = np.arange(self.length)[:, None] / 10000 ** (np.arange(self.rotary // 2) / (self.rotary // 2))
+        found = {"cos": np.cos(angles).astype(np.float32), "sin": np.sin(angles).astype(np.float32)}
+        if self.sinks:
+            found["sinks"] = rng.standard_normal(self.heads, np.float32)
+        if self.norms:
+            found |= {name: rng.random(self.size, np.float32) + 0.5 for name in ("query_norm", "key_norm")}
+        return found
+
+    def expected(self, tokens: NDArray[np.float32]) -> NDArray[np.float64]:
+        """The attention of one sequence from its beginning, in 64 bits."""
+        number, group, half = len(tokens), self.heads // self.cache_heads, self.rotary // 2
+        x = tokens.astype(np.float64).reshape(number, -1, self.size)
+        constants = {name: array.astype(np.float64) for name, array in self.constants().items()}
+        q, k, v = x[:, : self.heads], x[:, self.heads : -self.cache_heads], x[:, -self.cache_heads :]
+        if self.norms:
+            q, k = (
+                part / np.sqrt((part**2).mean(-1, keepdims=True) + 1e-6) * constants[f"{name}_norm"]
+                for part, name in ((q, "query"), (k, "key"))
+            )
+
+        def rotated(part: NDArray[np.float64]) -> NDArray[np.float64]:
+            cos, sin = constants["cos"][:number, None], constants["sin"][:number, None]
+            first = slice(0, self.rotary, 2) if self.interleaved else slice(0, half)
+            second = slice(1, self.rotary, 2) if self.interleaved else slice(half, self.rotary)
+            found = part.copy()
+            found[..., first] = part[..., first] * cos - part[..., second] * sin
+            found[..., second] = part[..., second] * cos + part[..., first] * sin
+            return found
+
+        q, k = rotated(q), rotated(k)
+        distance = np.arange(number)[:, None] - np.arange(number)
+        hidden = (distance < 0) | (distance >= (self.window or number))
+        out = np.empty((number, self.heads, self.size))
+        for head in range(self.heads):
+            scores = q[:, head] @ k[:, head // group].T * (self.scale or self.size**-0.5)
+            if self.softcap:
+                scores = self.softcap * np.tanh(scores / self.softcap)
+            scores[hidden] = -np.inf
+            top = scores.max(1, keepdims=True)
+            weights = np.exp(scores - top)
+            total = weights.sum(1, keepdims=True)
+            if self.sinks:
+                total += np.exp(constants["sinks"][head] - top)
+            out[:, head] = weights / total @ v[:, head // group]
+        return out.reshape(number, -1)
+
+    def caches(self, slots: int = 4) -> dict[str, NDArray[Any]]:
+        shape = (slots, self.cache_heads, self.length, self.size)
+        return {name: np.full(shape, 7, self.cache_type) for name in ("key_cache", "value_cache")}
+
+    def read(
+        self, run: Any, rows: Sequence[tuple[int, int, int]], tokens: NDArray[np.float32], caches: dict[str, Any]
+    ) -> NDArray[np.float32]:
+        """Run a pass over rows of a slot, its length and the number of new tokens."""
+        starts = np.cumsum([0, *(number for *_, number in rows)])
+        places = [past + n for _, past, number in rows for n in range(number)]
+        feed: dict[str, Any] = {
+            "query": tokens,
+            "starts": starts.astype(np.int32),
+            "places": np.array([places], np.int64),
+        }
+        if self.separate:
+            widths = [self.heads * self.size, (self.heads + self.cache_heads) * self.size]
+            feed |= zip(("query", "key", "value"), np.split(tokens, widths, axis=1), strict=True)
+            feed = {name: np.ascontiguousarray(array) for name, array in feed.items()}
+        for name in ("query", "key", "value"):
+            if name in feed:
+                feed[name] = feed[name][np.newaxis]
+        feed |= {"pasts": np.array([past for _, past, _ in rows], np.int32)}
+        feed |= {"slots": np.array([slot for slot, *_ in rows], np.int32)}
+        binding = run.io_binding()
+        for name, array in (feed | caches | self.constants()).items():
+            binding.bind_cpu_input(name, array)
+        binding.bind_output("y", "cpu")
+        run.run_with_iobinding(binding)
+        found: NDArray[np.float32] = binding.copy_outputs_to_cpu()[0][0]
+        return found
+
+
+@cache
+def expected(given: Attention, number: int, seed: int) -> NDArray[np.float64]:
+    """The attention of `number` tokens, which all instruction sets have in common."""
+    return given.expected(given.tokens(number, seed))
+
+
+ATTENTIONS = [
+    Attention(),
+    Attention(heads=8, cache_heads=8, size=128, rotary=128, separate=True),
+    Attention(heads=4, cache_heads=1, size=96, rotary=48, interleaved=True),
+    Attention(window=100, sinks=True),
+    Attention(window=700, softcap=2.0, scale=0.3),
+    Attention(size=16, rotary=16, norms=True, separate=True),
+    Attention(cache_type=np.float16),
+    Attention(bf16=True),
+    Attention(bf16=True, window=70, cache_type=np.float16),
+]
+# How many tokens passes read of two sequences.
+PASSES = [(600, 1), (1, 20), (640, 3), (3, 0), (0, 40), (1, 1), (55, 5)]
+
+
+@pytest.mark.parametrize("given", ATTENTIONS, ids=str)
+def test_attention_of_chunks_next_to_single_tokens_is_right(given: Attention) -> None:
+    run, caches = given.run(), given.caches()
+    texts = [given.tokens(1300, 3), given.tokens(70, 4)]
+    found: list[list[NDArray[np.float32]]] = [[], []]
+    done = [0, 0]
+    for numbers in PASSES:
+        rows = [(slot, done[text], numbers[text]) for text, slot in ((0, 2), (1, 1))]
+        both = np.concatenate([texts[text][done[text] : done[text] + numbers[text]] for text in (0, 1)])
+        out = given.read(run, rows, both, caches)
+        found[0].append(out[: numbers[0]])
+        found[1].append(out[numbers[0] :])
+        done = [done[text] + numbers[text] for text in (0, 1)]
+    assert done == [1300, 70]
+    limit = 0.03 if given.bf16 else 3e-6 if given.cache_type == np.float32 else 3e-3
+    for parts, text, seed in zip(found, texts, (3, 4), strict=True):
+        assert np.abs(np.concatenate(parts) - expected(given, len(text), seed)).max() < limit
+    for written in caches.values():  # and nothing else
+        assert (written[[0, 3]] == 7).all()
+        assert (written[1, :, 70:] == 7).all()
+
+
+@pytest.mark.parametrize("given", ATTENTIONS, ids=str)
+def test_a_token_is_bitwise_the_same_in_any_pass(given: Attention) -> None:
+    """However its text is cut, next to any other rows, and with any number of threads."""
+    text, other = given.tokens(1300, 5), given.tokens(1300, 6)
+    ways = [
+        (1, [1300], 0),
+        (2, [256] * 5 + [20], 3),
+        (2, [700, 1, 1, 1, 597], 1),
+        (4, [1299, 1], 0),
+        (2, [1100] + [4] * 50, 9),
+    ]
+    results = []
+    for threads, cuts, num_others in ways:
+        run, caches, done, parts = Attention(**vars(given) | {"threads": threads}).run(), given.caches(), 0, []
+        for number, cut in enumerate(cuts):
+            rows = ([(0, number * num_others, num_others)] if num_others else []) + [(3, done, cut)]
+            beside = other[number * num_others : (number + 1) * num_others]
+            parts.append(given.read(run, rows, np.concatenate([beside, text[done : done + cut]]), caches)[num_others:])
+            done += cut
+        results.append((np.concatenate(parts), caches["key_cache"][3].copy()))
+    for out, keys in results[1:]:
+        assert np.array_equal(out, results[0][0])
+        assert np.array_equal(keys, results[0][1])
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([(0, 1599, 2)], "does not fit slot 0"),
+        ([(4, 0, 2)], "does not fit slot 4"),
+        ([(-1, 0, 2)], "does not fit slot -1"),
+        ([(0, -1, 2)], "behind -1"),
+    ],
+)
+def test_a_row_outside_of_the_slots_is_refused(rows: list[tuple[int, int, int]], message: str) -> None:
+    given = Attention()
+    caches = given.caches()
+    with pytest.raises(Exception, match=message):
+        given.read(given.run(), rows, given.tokens(2, 1), caches)
+    assert (caches["key_cache"] == 7).all()
+
+
+def test_tokens_behind_the_last_row_are_zero() -> None:
+    given = Attention()
+    run, caches = given.run(), given.caches()
+    constants = given.constants()
+    feed: dict[str, Any] = {"query": given.tokens(3, 1)[np.newaxis], "places": np.zeros((1, 3), np.int64)}
+    feed |= {"starts": np.array([0, 1], np.int32), "pasts": np.zeros(1, np.int32), "slots": np.zeros(1, np.int32)}
+    (out,) = run.run(None, feed | caches | constants)
+    assert (out[0, 1:] == 0).all()
+    assert (out[0, 0] != 0).any()
