@@ -131,7 +131,7 @@ class AdminCalls:
         self._requests.finish(sequence, FinishReason.TERMINATED)
 
     def _profile(self, value: str, sequences: list[Sequence], *, whole_device: bool) -> str | None:
-        """Switch profiling; returns the reason if that is not possible."""
+        """Switch profiling; returns why that is not possible, if so. Raises Unavailable if nothing can be written."""
         if value != "0" and (why := self._loaded.why_no_profile):
             return why
         if (value if value != "1" else DEFAULT_PREFIX) in self._options.sessions.prefixes:
@@ -140,7 +140,7 @@ class AdminCalls:
             self._options.set_profiling(value, sequences, whole_device=whole_device)
             self._options.choose(self._scheduler.running, self._scheduler.waiting)
         except OSError as error:
-            self._options.report_failure(str(error))
+            raise Unavailable(str(error)) from error
         return None
 
 

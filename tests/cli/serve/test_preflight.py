@@ -1,10 +1,12 @@
 """What the checks before a start log."""
 
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from genai_server.cli.serve.preflight import check_access, check_files, check_models
+from genai_server.cli.serve.preflight import check_access, check_models, check_storage, why_no_profiles
 from genai_server.errors import ConfigurationError
 from tests.given_settings import given
 from tests.model_edits import base_model
@@ -32,11 +34,52 @@ def test_draft_model_without_effect_needs_no_common_tokens(name: str) -> None:
 
 def test_the_folder_for_files_must_be_writable(tmp_path: Path) -> None:
     folder = tmp_path / "a" / "b"
-    check_files(given(files_dir=str(folder)))
+    check_storage(given(files_dir=str(folder)))
     assert folder.is_dir()
     (tmp_path / "file").touch()
     with pytest.raises(ConfigurationError, match="GENAI_FILES_DIR=.*file: cannot be written: file exists"):
-        check_files(given(files_dir=str(tmp_path / "file")))
+        check_storage(given(files_dir=str(tmp_path / "file")))
+
+
+def _write_database(path: Path, version: int) -> None:
+    with closing(sqlite3.connect(path)) as file:
+        file.execute("CREATE TABLE a (b)")
+        file.execute(f"PRAGMA user_version = {version}")
+
+
+@pytest.mark.parametrize("name", ["response_store_file", "usage_file"])
+def test_files_of_stores_must_be_usable(tmp_path: Path, name: str) -> None:
+    (tmp_path / "text").write_text("no database " * 1000)
+    (tmp_path / "folder").mkdir()
+    _write_database(tmp_path / "newer", 99)
+    for place, why in (
+        ("missing/store", "cannot be written: no such file or directory"),
+        ("text/store", "cannot be written: not a directory"),
+        ("folder", "cannot be used: unable to open database file"),
+        ("text", "cannot be used: file is not a database"),
+        ("newer", r"it has version 99, but this server supports version \d$"),
+    ):
+        with pytest.raises(ConfigurationError, match=f"^GENAI_{name.upper()}=.*{place}: {why}"):
+            check_storage(given(**{name: str(tmp_path / place)}))
+    before = sorted(tmp_path.iterdir())
+    check_storage(given(**{name: str(tmp_path / "new")}))
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_file_that_another_server_writes_to_is_usable(tmp_path: Path) -> None:
+    _write_database(tmp_path / "store", 1)
+    with closing(sqlite3.connect(tmp_path / "store", isolation_level=None)) as file:
+        file.execute("BEGIN EXCLUSIVE")
+        check_storage(given(response_store_file=str(tmp_path / "store")))
+
+
+def test_folder_for_profiles_is_checked_without_being_made(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = tmp_path / "a" / "profiles"
+    assert why_no_profiles(given(profile_dir=str(folder))) is None
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "a").write_text("a file")
+    check_storage(given(profile_dir=str(folder)))
+    assert f"GENAI_PROFILE_DIR={folder}: cannot be written: not a directory; nothing can be profiled" in caplog.text
 
 
 def test_a_file_without_keys_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from genai_server.engine.profiling.folder import MIN_FREE, ProfileFolder, wait_for_next_file_name
+from genai_server.errors import Unavailable
 from genai_server.profiles.manifest import SUFFIX, End, encode_line, find_manifests
 from tests.profiles.files import session, write_session
 
@@ -30,7 +31,7 @@ def test_prepare_creates_the_folder_with_parents_and_repeats(tmp_path: Path) -> 
 
 def test_a_folder_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("a file", encoding="utf-8")
-    with pytest.raises(OSError, match="taken"):
+    with pytest.raises(Unavailable, match="taken: profiles cannot be written"):
         _folder(tmp_path / "taken").prepare()
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from genai_server.engine.abilities import Abilities
-from genai_server.engine.profiling import manifest
+from genai_server.engine.profiling import folder, manifest
 from genai_server.engine.profiling.folder import DEFAULT_PREFIX, ProfileFolder
 from genai_server.engine.profiling.runtime_options import RuntimeOptionState
 from genai_server.engine.runners.base import Runner
@@ -18,6 +18,7 @@ from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.scheduling.scheduler_output import Read, Step
 from genai_server.engine.scores import Scores
 from genai_server.engine.sequence import Sequence
+from genai_server.errors import Unavailable
 from genai_server.messages.admin import ProfiledRequest, RuntimeOptions
 from genai_server.messages.generation_request import GenerationRequest, ModelInfo, Sampling
 from genai_server.profiles.manifest import find_manifests
@@ -323,16 +324,26 @@ def test_profiling_restarts_when_space_is_free_again(tmp_path: Path) -> None:
     assert device.runner.files == 2
 
 
-def test_profiling_without_a_folder_is_impossible(tmp_path: Path) -> None:
+def test_profiling_without_a_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("a file", encoding="utf-8")
     device = Device(tmp_path / "taken")
-    with pytest.raises(OSError, match="taken"):
+    with pytest.raises(Unavailable, match=r"GENAI_PROFILE_DIR=.*taken: profiles cannot be written: (not a d|file ex)"):
         device.profile("1")
-    device.state.report_failure("why")
     device.run(device.sequences[0])
     options = device.describe()
-    assert (options.enable_profiling, options.requests, options.profile_stopped) == ("0", [], "why")
+    assert (options.enable_profiling, options.requests, options.profile_stopped) == ("0", [], None)
     assert device.runner.options == []
+
+
+def test_profiling_in_a_folder_that_takes_no_files_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(dir: Path) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(dir))
+
+    monkeypatch.setattr(folder, "TemporaryFile", refuse)
+    device = Device(tmp_path)
+    with pytest.raises(Unavailable, match="profiles cannot be written: permission denied"):
+        device.profile("1")
+    assert device.describe().enable_profiling == "0"
 
 
 def test_restarted_engine_restores_its_runtime_options(tmp_path: Path) -> None:

@@ -357,6 +357,20 @@ def test_unwritable_cache_gets_a_warning(tmp_path: Path) -> None:
     assert states(list(machine.cache(settings(cache_dir="none")))) == [OK]
 
 
+@pytest.mark.parametrize(
+    ("options", "state", "words"),
+    [
+        ({"response_store_file": "missing/store"}, FAIL, "GENAI_RESPONSE_STORE_FILE=missing/store: cannot be written"),
+        ({"usage_file": "README.md"}, FAIL, "GENAI_USAGE_FILE=README.md: cannot be used: file is not a database"),
+        ({"files_dir": "README.md"}, FAIL, "GENAI_FILES_DIR=README.md: cannot be written"),
+        ({"profile_dir": "README.md/profiles"}, WARN, "GENAI_PROFILE_DIR=README.md/profiles: cannot be written"),
+    ],
+)
+def test_places_that_cannot_be_written_are_findings(options: dict[str, str], state: str, words: str) -> None:
+    found = [one for one in models.checked_settings(settings(**options)) if words in one.found]
+    assert [(one.state, one.remedy) for one in found] == [(state, "let this user write there, or name another place")]
+
+
 def test_option_without_effect_gets_a_warning() -> None:
     found = list(models.checked_settings(settings(options="session.inter_op_num_threads = 2")))
     assert states(found) == [OK, WARN]

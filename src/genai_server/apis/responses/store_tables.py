@@ -6,7 +6,7 @@ from genai_server.apis.responses.store_records import EVENT, ITEM, OUTPUT
 from genai_server.apis.shared.database import statements
 
 # Files of unknown versions are not changed.
-_VERSION = 4
+VERSION = 4
 # Triggers maintain the sums in `owners`, so that checking the limits does not read all records.
 _SCHEMA = """
     CREATE TABLE records (
@@ -71,10 +71,10 @@ def prepare(file: sqlite3.Connection) -> None:
     """Create the tables or migrate an older version. Raises ValueError for a newer version."""
     file.execute("BEGIN IMMEDIATE")
     (version,) = file.execute("PRAGMA user_version").fetchone()
-    if version > _VERSION:
-        raise ValueError(f"it has version {version}, but this server supports version {_VERSION}")
-    scripts = {0: _SCHEMA, _VERSION: ""}
+    if version > VERSION:
+        raise ValueError(f"it has version {version}, but this server supports version {VERSION}")
+    scripts = {0: _SCHEMA, VERSION: ""}
     for statement in statements(scripts.get(version, _SET_OLD_ASIDE + _SCHEMA + _COPY_OLD)):
         file.execute(statement)
-    file.execute(f"PRAGMA user_version = {_VERSION}")
+    file.execute(f"PRAGMA user_version = {VERSION}")
     file.execute("COMMIT")

@@ -4,8 +4,9 @@ import os
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryFile
 
 from genai_server.errors import StoreUnavailable
 
@@ -96,6 +97,28 @@ class Database:
             file.close()
             raise
         return file
+
+
+def why_unusable(path: Path, version: int) -> str | None:
+    """Why no database of this version can be written at a path; None if one can. Creates nothing, changes nothing."""
+    try:
+        with TemporaryFile(dir=path.parent):  # SQLite has files of its own beside it
+            pass
+        if not path.exists():
+            return None
+        uri = f"{path.absolute().as_uri()}?mode=rw"
+        with closing(sqlite3.connect(uri, uri=True, timeout=_BUSY_TIMEOUT, isolation_level=None)) as file:
+            (found,) = file.execute("PRAGMA user_version").fetchone()
+            if found > version:
+                return f"it has version {found}, but this server supports version {version}"
+            file.execute("BEGIN IMMEDIATE")
+            file.execute("ROLLBACK")
+    except OSError as error:
+        return f"cannot be written: {(error.strerror or str(error)).lower()}"
+    except sqlite3.Error as error:
+        is_busy = getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+        return None if is_busy else f"cannot be used: {error}"  # another server writes to it now
+    return None
 
 
 def statements(script: str) -> Iterator[str]:

@@ -24,7 +24,7 @@ from genai_server.apis.app import Engines, ModelFiles, Telemetry, create_app
 from genai_server.apis.status.api_metrics import api_metrics
 from genai_server.cli.serve.exit_status import WRONG_SETTING, note_cut_off
 from genai_server.cli.serve.loaders import load_traces, model_store, text_loader
-from genai_server.cli.serve.preflight import check_models
+from genai_server.cli.serve.preflight import check_models, check_storage
 from genai_server.cli.serve.process_limits import raise_file_limit
 from genai_server.cli.serve.signals import PARENTS_ORDER, STOP_SIGNALS, StopSignals
 from genai_server.config.environment import engines_to_attach, shared_metrics
@@ -79,6 +79,7 @@ def standalone_app(settings: Settings) -> FastAPI:
     error of the lifespan would be printed with its whole traceback.
     """
     lock = _only_worker()
+    check_storage(settings)
     check_models(settings)
     drain = Drain(settings.drain_timeout)
 

@@ -12,8 +12,11 @@ import ssl
 from pathlib import Path
 from tempfile import TemporaryFile
 
+from genai_server.apis.responses import store_tables as responses
+from genai_server.apis.shared.database import why_unusable
 from genai_server.audio import decoder_library
 from genai_server.cli.serve.loaders import load_traces, text_loader
+from genai_server.config.setting_form import environment_variable
 from genai_server.config.settings import Settings
 from genai_server.config.sources import device_options
 from genai_server.engine.model.draft_model_files import check_draft_model
@@ -21,6 +24,7 @@ from genai_server.engine.model.files import GIVE_A_TEMPLATE, NO_CHAT_TEMPLATE
 from genai_server.engine.runners.runner_rules import check_runner
 from genai_server.errors import ChatTemplateError, ConfigurationError, ModelDirectoryError, in_one_line
 from genai_server.http.api_keys import load_keys
+from genai_server.http.telemetry import key_usage
 from genai_server.hub.repository import could_be_repository
 from genai_server.installation import this_installation
 from genai_server.pooling_model import Task, task_of
@@ -35,7 +39,7 @@ def check_server(settings: Settings) -> None:
     check_access(settings)
     check_kv_events(settings)
     check_traces(settings)
-    check_files(settings)
+    check_storage(settings)
     check_models(settings)
 
 
@@ -142,7 +146,34 @@ def check_kv_events(settings: Settings) -> None:
         )
 
 
-def check_files(settings: Settings) -> None:
+def check_storage(settings: Settings) -> None:
+    """Check that files, stored responses and usage can be written where the settings say. Raises ConfigurationError.
+
+    Logs a warning if profiles cannot be written, which are not needed to serve.
+    """
+    _check_files(settings)
+    stores = ("response_store_file", responses.VERSION), ("usage_file", key_usage.VERSION)
+    for name, version in stores:
+        path = getattr(settings, name)
+        if path and (why := why_unusable(Path(path), version)):
+            raise ConfigurationError(f"{environment_variable(name)}={path}: {why}")
+    if why := why_no_profiles(settings):
+        log.warning("%s; nothing can be profiled", why)
+
+
+def why_no_profiles(settings: Settings) -> str | None:
+    """Why profiles cannot be written; None if they can. The folder is made when the first one is."""
+    folder = Path(settings.profile_dir).absolute()
+    existing = next(place for place in (folder, *folder.parents) if place.exists())
+    try:
+        with TemporaryFile(dir=existing):
+            return None
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        return f"GENAI_PROFILE_DIR={settings.profile_dir}: cannot be written: {reason}"
+
+
+def _check_files(settings: Settings) -> None:
     """Make the folder for files, if they are wanted. Raises ConfigurationError if nothing can be written there."""
     if not settings.files_dir:
         return

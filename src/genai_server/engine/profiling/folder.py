@@ -7,7 +7,9 @@ import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryFile
 
+from genai_server.errors import Unavailable
 from genai_server.messages.launch import EngineSpec
 from genai_server.profiles.manifest import Manifest
 from genai_server.profiles.retention import end_of, removable, remove, remove_all
@@ -36,8 +38,14 @@ class ProfileFolder:
         self._looks_left = 0  # calls until all files are counted again
 
     def prepare(self) -> None:
-        """Create the folder: without it ONNX Runtime silently writes nothing. Raises OSError."""
-        self.directory.mkdir(parents=True, exist_ok=True)
+        """Create the folder, and try it: ONNX Runtime is silent about what it cannot write. Raises Unavailable."""
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            with TemporaryFile(dir=self.directory):
+                pass
+        except OSError as error:
+            reason = (error.strerror or str(error)).lower()
+            raise Unavailable(f"GENAI_PROFILE_DIR={self._root}: profiles cannot be written: {reason}") from error
 
     def path_prefix(self, prefix: str) -> str:
         """The value of the runtime option enable_profiling."""

@@ -89,11 +89,11 @@ class RuntimeOptionState:
             log.warning("the runtime options will not survive a restart of the engine: %s", error)
 
     def set_profiling(self, value: str, sequences: Iterable[Sequence], *, whole_device: bool) -> None:
-        """Start ("1" or a prefix) or stop ("0") profiling these sequences. Raises OSError without the folder."""
+        """Start ("1" or a prefix) or stop ("0") profiling these sequences. Raises Unavailable and OSError."""
         prefix = {"0": None, "1": DEFAULT_PREFIX}.get(value, value)
         if prefix is not None:
-            self._has_profiled = True
             self._folder.prepare()
+            self._has_profiled = True
             self._folder.remove_old()
             self._manifest.end(prefix)
             self._stopped = self._folder.make_room(self._manifest.open_sessions)
@@ -110,10 +110,6 @@ class RuntimeOptionState:
     def num_profile_sessions(self) -> int:
         """The number of profile sessions that have begun."""
         return self._manifest.num_begun if self._has_profiled else 0
-
-    def report_failure(self, reason: str) -> None:
-        """Record the reason why nothing is profiled."""
-        self._stopped = reason
 
     def start_session(self, plan: ProfilePlan, sequences: Collection[Sequence]) -> ProfileSession:
         """Begin a profile session. Raises RequestNotFound, InvalidField, Unavailable and OSError."""

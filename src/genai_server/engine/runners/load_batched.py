@@ -180,7 +180,7 @@ def log_nodes(runner: Runner) -> None:
 def session_profile_prefix(spec: EngineSpec) -> str:
     """The path prefix for profiles of the whole session; empty if the model's configuration asks for none.
 
-    The name comes from the model's configuration, the folder from the settings. Raises OSError without the folder.
+    The name comes from the model's configuration, the folder from the settings. Raises Unavailable.
     """
     name = session_profile(Path(spec.model_dir))
     if not name:

@@ -25,7 +25,8 @@ FILE_NAME = "usage.sqlite"
 # Seconds between two additions to the file, and for one.
 _INTERVAL = 2.0
 _TIMEOUT = 5.0
-_VERSION = 1
+# Files of later versions are not changed.
+VERSION = 1
 _TABLE = """
 CREATE TABLE IF NOT EXISTS usage (
     day TEXT NOT NULL, key_name TEXT NOT NULL, model TEXT NOT NULL,
@@ -145,10 +146,10 @@ class KeyUsage:
 
 def _prepare(file: sqlite3.Connection) -> None:
     (version,) = file.execute("PRAGMA user_version").fetchone()
-    if version not in (0, _VERSION):
+    if version not in (0, VERSION):
         raise ValueError("it has been written by a newer version of genai-server")
     file.execute(_TABLE)
-    file.execute(f"PRAGMA user_version = {_VERSION}")
+    file.execute(f"PRAGMA user_version = {VERSION}")
 
 
 def _add_all(file: sqlite3.Connection, counted: dict[Place, Counts]) -> None:

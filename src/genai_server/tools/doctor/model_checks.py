@@ -10,10 +10,12 @@ from genai_server.cli.serve.preflight import (
     check_access,
     check_draft_model_of,
     check_runners,
+    check_storage,
     check_traces,
     how_to_get,
     lone_reloader,
     takes_recordings,
+    why_no_profiles,
 )
 from genai_server.config.settings import Settings
 from genai_server.config.sources import device_options, unknown_variables
@@ -37,6 +39,8 @@ from genai_server.supervisor.supervisor import Supervisor
 from genai_server.text.codec import TextCodec
 from genai_server.tools.doctor.finding import FAIL, MIB, OK, WARN, Finding
 
+_WRITE = "let this user write there, or name another place"
+
 
 def checked_settings(settings: Settings) -> Iterator[Finding]:
     """The settings as a whole, the options of sessions and providers, and unknown GENAI_* variables."""
@@ -44,6 +48,7 @@ def checked_settings(settings: Settings) -> Iterator[Finding]:
         check_access: "see README's “Run it for others”",
         _check_options: "see docs/evidence/options.md for all options",
         check_traces: "correct the endpoint or install the extra otel",
+        check_storage: _WRITE,
     }
     failed = False
     for check, remedy in remedies.items():
@@ -52,10 +57,7 @@ def checked_settings(settings: Settings) -> Iterator[Finding]:
         except ConfigurationError as error:
             failed = True
             yield Finding(FAIL, "settings", error.message, remedy)
-    for name, meant in unknown_variables().items():
-        yield Finding(WARN, "settings", f"{name} is not a setting", f"did you mean {meant}?" if meant else "remove it")
-    if warning := lone_reloader(settings):
-        yield Finding(WARN, "settings", warning, "leave one of them out")
+    yield from _without_effect(settings)
     if failed:
         return
     yield Finding(OK, "settings", f"devices {settings.device}, options are right")
@@ -66,6 +68,16 @@ def checked_settings(settings: Settings) -> Iterator[Finding]:
                 if (device, warning) not in seen:
                     seen.add((device, warning))
                     yield Finding(WARN, f"options of {device}", warning, "change or remove it")
+
+
+def _without_effect(settings: Settings) -> Iterator[Finding]:
+    """Settings that do not do what they should, but stop no server."""
+    for name, meant in unknown_variables().items():
+        yield Finding(WARN, "settings", f"{name} is not a setting", f"did you mean {meant}?" if meant else "remove it")
+    if warning := lone_reloader(settings):
+        yield Finding(WARN, "settings", warning, "leave one of them out")
+    if (why := why_no_profiles(settings)) is not None:
+        yield Finding(WARN, "profiles", why, _WRITE)
 
 
 def _check_options(settings: Settings) -> None:
