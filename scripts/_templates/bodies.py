@@ -17,14 +17,15 @@ _PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhg
 
 def chat_completions(shape: Shape, *, has_tools: bool) -> Body | None:
     """A body of /v1/chat/completions."""
-    messages = [_chat_message(turn) for turn in shape.turns]
+    messages = [chat_message(turn) for turn in shape.turns]
     function = {"name": "get_weather", "description": "Looks.", "parameters": PARAMETERS}
     tools = [{"type": "function", "function": function}]
     body: Body = {"messages": messages, **({"tools": tools} if has_tools else {})}
     return {**body, "chat_template_kwargs": {"continue_final_message": True}} if shape.continues else body
 
 
-def _chat_message(turn: Turn) -> Body:
+def chat_message(turn: Turn) -> Body:
+    """A message of chat completions."""
     message: Body = {"role": turn.role, "content": turn.text}
     if turn.has_image:
         image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{_PIXEL}"}}

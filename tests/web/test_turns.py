@@ -1,12 +1,13 @@
 """What can be done with the messages of a chat on the page: continue, edit and delete."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Locator, Page, expect
+from playwright.sync_api import Browser, Locator, Page, Route, expect
 
 from tests.running_server import RunningServer
-from tests.web.browser import agree, answer, answered, ask, opened
+from tests.web.browser import agree, answer, answered, ask, opened, say
 
 PARIS = "The capital of France is Paris."
 
@@ -136,3 +137,39 @@ def test_chats_are_listed_under_their_dates(scripted_page: Page) -> None:
     expect(headings).to_have_count(4)
     assert headings.all_inner_texts()[:3] == ["Today", "Yesterday", "Previous 7 days"]
     expect(page.get_by_role("region", name="Yesterday").get_by_role("button")).to_have_text("1 days old")
+
+
+def test_refused_question_does_not_refuse_what_follows(scripted_page: Page) -> None:
+    bodies: list[dict[str, Any]] = []
+
+    def refuse_first(route: Route) -> None:
+        bodies.append(route.request.post_data_json)
+        if len(bodies) == 1:
+            route.fulfill(status=400, json={"error": {"message": "messages is too long", "code": "invalid_value"}})
+        else:
+            route.continue_()
+
+    scripted_page.route("**/v1/chat/completions", refuse_first)
+    say(scripted_page, "say much")
+    expect(scripted_page.get_by_role("alert")).to_have_text("messages is too long")
+    expect(scripted_page.get_by_text("The messages that follow are sent without the refused one.")).to_be_visible()
+    ask(scripted_page, "say hello")
+    expect(answer(scripted_page).last).to_contain_text("hello")
+    assert [message["content"] for message in bodies[1]["messages"]] == ["say hello"]
+
+
+def test_question_without_an_answer_is_part_of_the_next_request(scripted_page: Page) -> None:
+    bodies: list[dict[str, Any]] = []
+
+    def fail_first(route: Route) -> None:
+        bodies.append(route.request.post_data_json)
+        if len(bodies) == 1:
+            route.fulfill(status=503, json={"error": {"message": "no engine is ready", "code": "no_engine_ready"}})
+        else:
+            route.continue_()
+
+    scripted_page.route("**/v1/chat/completions", fail_first)
+    say(scripted_page, "say one")
+    expect(scripted_page.get_by_role("alert")).to_have_text("no engine is ready")
+    ask(scripted_page, "say two")
+    assert [message["content"] for message in bodies[1]["messages"]] == ["say one", "say two"]

@@ -344,8 +344,9 @@ def test_reasoning_is_in_the_field_that_the_template_reads() -> None:
 
 
 def test_unwritten_names_are_noted() -> None:
-    found = _convert({**USER, "name": "Ann"}, names=False)
-    assert found.notes.left_out == ("messages[0].name (the chat template writes none)",)
+    messages = [{**_system("S"), "name": "example"}, {**USER, "name": "Ann"}, {**_result("c1"), "name": "add"}]
+    found = _convert(*messages, names=False)
+    assert found.notes.left_out == ("messages[0].name and 1 more (the chat template writes none)",)
 
 
 # any conversation

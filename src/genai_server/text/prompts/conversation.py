@@ -139,6 +139,8 @@ class _Conversion:
         self._num_calls = 0
 
     def run(self, turns: Sequence[_Turn]) -> Conversation:
+        if not self._traits.names:
+            self._note_names(turns)
         start = next((n for n, turn in enumerate(turns) if turn.role not in _INSTRUCTIONS), len(turns))
         rest = [self._in_place(turn) for turn in turns[start:]]
         self._begin(turns[:start], is_all=not rest)
@@ -247,7 +249,6 @@ class _Conversion:
                 self._append(turn)
 
     def _user(self, turn: _Turn) -> None:
-        turn = self._with_name_noted(turn)
         if (pending := self._pending) is not None:
             self._pending = None
             self._convert(pending, f"{pending.role} message as text of the user")
@@ -451,10 +452,11 @@ class _Conversion:
             return turn.without(REASONING)
         return turn.without(REASONING).with_fields(**{field: turn.message[REASONING]})
 
-    def _with_name_noted(self, turn: _Turn) -> _Turn:
-        if "name" in turn.message and not self._traits.names:
-            self._notes.leave_out(_field(turn, "name"), "the chat template writes none")
-        return turn
+    def _note_names(self, turns: Sequence[_Turn]) -> None:
+        """Note the names of speakers if the template does not write them. A result's name is that of its tool."""
+        for turn in turns:
+            if "name" in turn.message and turn.role in (*_INSTRUCTIONS, "user", "assistant"):
+                self._notes.leave_out(_field(turn, "name"), "the chat template writes none")
 
     # Output.
 

@@ -127,7 +127,7 @@ class TemplateTraits:
     # The field in which reasoning is read; "" if it is never written. Whether it may stand next to text and calls.
     reasoning_field: str = "reasoning_content"
     reasoning_beside_text: bool = True
-    # Whether the name of a user is written.
+    # Whether names of speakers are written.
     names: bool = True
     thinking: ThinkingVariables = ThinkingVariables()
 

@@ -1,7 +1,10 @@
 // One streamed answer: the request's body, and what its chunks add to a turn.
-import { call } from "./api.js";
+import { ApiError, call } from "./api.js";
 import { Unreachable } from "./connection.js";
 import { events } from "./events.js";
+
+// Statuses of requests that the server can never accept: what they ask for is wrong or too long.
+const REFUSED = [400, 413, 422];
 
 // A request that includes everything this page shows in addition to the answer.
 export function streamed(body) {
@@ -22,7 +25,7 @@ export function emptyAnswer() {
 export async function complete(body, turn, changed, signal) {
   const began = performance.now() - (turn.pieces.at(-1)?.at ?? 0);
   const { usage } = turn;
-  Object.assign(turn, { error: null, finish: null });
+  Object.assign(turn, { error: null, finish: null, isRefused: false });
   let wasReached = true;
   try {
     const response = await call("v1/chat/completions", { method: "POST", body: streamed(body), signal });
@@ -35,6 +38,7 @@ export async function complete(body, turn, changed, signal) {
   } catch (error) {
     if (signal.aborted) turn.finish = "stopped";
     else turn.error = error instanceof Unreachable && turn.pieces.length ? "The connection to the server was lost." : error.message;
+    turn.isRefused = error instanceof ApiError && REFUSED.includes(error.status);
     wasReached = !(error instanceof Unreachable) || turn.pieces.length > 0;
   }
   turn.progress = null;

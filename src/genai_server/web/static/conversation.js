@@ -74,9 +74,11 @@ export function requestAfter(chat, id) {
   };
 }
 
-// An answer that failed before its first word says nothing to the model.
-function isSaid(turn) {
-  return turn.role !== "assistant" || turn.content.trim() || turn.calls.length;
+// Whether a turn of a path is sent to the model. An answer that failed before its first word says nothing. A question that the
+// server refused would be the reason to refuse all that follow it.
+function isSaid(turn, place, path) {
+  if (turn.role === "assistant") return turn.content.trim() || turn.calls.length;
+  return turn.role !== "user" || !path[place + 1]?.isRefused;
 }
 
 // Whether these settings and new attachments make a request; else `running` has the problem.

@@ -65,7 +65,8 @@ function Answer({ chat, turn, isLast, isWriting }) {
       && html`<${Results} chat=${chat} turn=${turn} />`}
     ${isWriting && html`<${Progress} turn=${turn} />`}
     ${turn.ignored && html`<p class="soft">Had no effect: ${turn.ignored}</p>`}
-    ${turn.error && html`<p class="error" role="alert">${turn.error}</p>`}`;
+    ${turn.error && html`<p class="error" role="alert">${turn.error}</p>`}
+    ${turn.isRefused && html`<p class="soft">The messages that follow are sent without the refused one.</p>`}`;
 }
 
 function Call({ call }) {
