@@ -80,6 +80,50 @@ def test_operation_ids_are_unique(document: dict[str, Any]) -> None:
     assert _repeated([operation["operationId"] for operation in _operations(document)]) == []
 
 
+def test_operations_have_the_names_of_their_functions(document: dict[str, Any]) -> None:
+    found = document["paths"]
+    assert found["/v1/chat/completions"]["post"]["operationId"] == "create_chat_completion"
+    assert found["/v1/responses/{response_id}"]["delete"]["operationId"] == "delete_response"
+    assert [found[path]["post"]["operationId"] for path in ("/v1/tokenize", "/tokenize")] == [
+        "tokenize",
+        "tokenize_without_version",
+    ]
+    assert [found[path]["post"]["operationId"] for path in ("/v1/chat", "/api/chat")] == ["chat", "ollama_chat"]
+    ids = [operation["operationId"] for operation in _operations(document)]
+    assert [id for id in ids if not re.fullmatch("[a-z]+[a-z0-9]*(_[a-z0-9]+)*", id)] == []
+    assert max(map(len, ids)) < 40
+
+
+def _enums(schema: Any) -> Iterator[dict[str, Any]]:
+    return (inner for inner in _within(schema) if len(inner.get("enum", [])) > 1)
+
+
+def test_every_enum_has_a_name(document: dict[str, Any]) -> None:
+    schemas = document["components"]["schemas"]
+    named = [schema for schema in schemas.values() if "enum" in schema]
+    assert len(named) > 30
+    # The type of an item of another provider is everything but these.
+    others = schemas["ForeignItem"]["properties"]["type"].pop("not")
+    assert "message" in others["enum"]
+    try:
+        parts = [schema for schema in schemas.values() if "enum" not in schema]
+        assert list(_enums([*parts, *_operations(document)])) == []
+    finally:
+        schemas["ForeignItem"]["properties"]["type"]["not"] = others
+
+
+def test_fields_with_the_same_values_share_an_enum(document: dict[str, Any]) -> None:
+    schemas = document["components"]["schemas"]
+    assert schemas["ReasoningEffort"]["enum"] == ["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+    reference = {"$ref": "#/components/schemas/ReasoningEffort"}
+    assert reference in schemas["ChatCompletionRequest"]["properties"]["reasoning_effort"]["anyOf"]
+    assert reference in schemas["ReasoningConfig"]["properties"]["effort"]["anyOf"]
+    assert schemas["ChatMessage"]["properties"]["role"]["$ref"].endswith("/ChatMessageRole")
+    values = [tuple(schema["enum"]) for schema in schemas.values() if "enum" in schema]
+    repeated = [value for value, times in Counter(values).items() if times > 2]
+    assert repeated == []
+
+
 def test_each_operation_describes_its_answer(document: dict[str, Any]) -> None:
     without = [one["operationId"] for one in _operations(document) if not one["responses"]["200"].get("content")]
     assert without == []

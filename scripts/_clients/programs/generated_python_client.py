@@ -1,11 +1,9 @@
 """What openapi-python-client has generated: a call, a stream, a union of requests, and an error."""
 
 from generated_client import Client
-from generated_client.api.openai import (
-    create_chat_completion_v1_chat_completions_post as chat_completions,
-)
-from generated_client.api.openai import create_response_v1_responses_post as responses
-from generated_client.api.tokens import tokenize_tokenize_post as tokenize
+from generated_client.api.openai import create_chat_completion as chat_completions
+from generated_client.api.openai import create_response as responses
+from generated_client.api.tokens import tokenize
 from generated_client.models import (
     ChatCompletionRequest,
     ChatMessage,

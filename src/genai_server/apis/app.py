@@ -33,6 +33,7 @@ from genai_server.apis.ollama import embed_routes as ollama_embed
 from genai_server.apis.ollama import model_routes as ollama_models
 from genai_server.apis.ollama import pull_routes as ollama_pull
 from genai_server.apis.ollama import routes as ollama
+from genai_server.apis.openapi import documented
 from genai_server.apis.own_chat import routes as chat
 from genai_server.apis.responses import conversation_routes as conversations
 from genai_server.apis.responses import routes as responses
@@ -240,6 +241,8 @@ def create_app(
         app.include_router(load_history.router)
 
     app.router.default = TrailingSlash(app.router, app.router.default)
+
+    app.openapi = documented(app)  # type: ignore[method-assign]
 
     @app.exception_handler(ClientLeft)
     async def client_left(request: Request, error: ClientLeft) -> Response:

@@ -1,0 +1,97 @@
+"""/openapi.json as client generators need it: operations have the names of their functions, and enums have names.
+
+A generated client has a function for each operation and a type for each enum. FastAPI's ids of operations contain their
+paths, and pydantic writes an enum without a name wherever a field has it.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any, get_args
+
+from fastapi import FastAPI
+
+from genai_server.apis.responses.item_schemas import Status
+from genai_server.apis.responses.schemas import Include
+from genai_server.apis.shared.base import JsonObject
+from genai_server.apis.shared.chat_messages import ImageDetail, ReasoningEffort
+
+# Enums that several fields have, with their names. Others are named after their model and field.
+_SHARED: dict[tuple[Any, ...], str] = {
+    get_args(ReasoningEffort): "ReasoningEffort",
+    get_args(ImageDetail): "ImageDetail",
+    get_args(Status): "ItemStatus",
+    get_args(Include): "Include",
+    ("none", "auto", "required"): "ToolChoiceMode",
+    ("auto", "required"): "AllowedToolsMode",
+    ("direct", "programmatic"): "AllowedCaller",
+    ("server", "client"): "ToolSearchExecution",
+    ("asc", "desc"): "Order",
+}
+_REFERENCE = "#/components/schemas/"
+
+
+def documented(app: FastAPI) -> Callable[[], JsonObject]:
+    """A function like `app.openapi`, in whose document operations and enums are named."""
+    build = app.openapi
+
+    def document() -> JsonObject:
+        if app.openapi_schema is None:
+            found = build()
+            _name_operations(found["paths"])
+            schemas: JsonObject = found["components"]["schemas"]
+            for model, schema in list(schemas.items()):
+                for field, inner in schema.get("properties", {}).items():
+                    _name_enums(inner, f"{model}{_camel(field)}", schemas)
+            for _, _, operation in _operations(found["paths"]):
+                for parameter in operation.get("parameters", ()):
+                    name = f"{_camel(operation['operationId'])}{_camel(parameter['name'])}"
+                    _name_enums(parameter["schema"], name, schemas)
+            app.openapi_schema = found
+        return app.openapi_schema
+
+    return document
+
+
+def _operations(paths: JsonObject) -> Iterator[tuple[str, str, JsonObject]]:
+    """The operations, each after its path and method."""
+    for path, methods in paths.items():
+        for method, operation in methods.items():
+            yield path, method, operation
+
+
+def _name_operations(paths: JsonObject) -> None:
+    """Give each operation the name of its function as its id, and its answer a title with that name.
+
+    If several have the same name, it is that of the one below /v1. The others have their tag before it, or if they are
+    of the same API, say that they are the form without a version.
+    """
+    tags: dict[str, Any] = {}
+    for path, method, operation in sorted(_operations(paths), key=lambda one: not one[0].startswith("/v1/")):
+        # FastAPI's id is the name of the function, the path and the method.
+        path_in_id = re.sub(r"\W", "_", path)
+        name = operation["operationId"].removesuffix(f"{path_in_id}_{method}").strip("_")
+        tag = next(iter(operation.get("tags", ())), "")
+        if name not in tags:
+            tags[name] = tag
+        else:
+            name = f"{name}_without_version" if tags[name] == tag else f"{tag}_{name}"
+        operation["operationId"] = name
+        for content in operation["responses"].get("200", {}).get("content", {}).values():
+            if content.get("schema", {}).get("title", "").startswith("Response "):
+                content["schema"]["title"] = f"{_camel(name)}Response"
+
+
+def _name_enums(schema: JsonObject, name: str, schemas: JsonObject) -> None:
+    """Replace the enums of a field's schema by references to schemas of their own."""
+    for inner in (*schema.get("anyOf", ()), *([schema["items"]] if "items" in schema else ())):
+        _name_enums(inner, name, schemas)
+    values = tuple(schema.get("enum", ()))
+    if len(values) < 2:
+        return
+    name = _SHARED.get(values, name)
+    schemas[name] = {"type": schema.pop("type"), "enum": schema.pop("enum"), "title": name}
+    schema["$ref"] = f"{_REFERENCE}{name}"
+
+
+def _camel(name: str) -> str:
+    return "".join(part[:1].upper() + part[1:] for part in name.replace("[", "_").replace("]", "_").split("_"))
