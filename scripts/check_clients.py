@@ -1,8 +1,9 @@
 """Run third-party clients, test suites and coding agents against this server, and report what works.
 
-Each is installed from PyPI or npm into a folder of its own below the work folder, on first use, and runs by the lines
-of docs/clients.md where that page has some. Most talk to the scripted model, which does what their prompts say; suites
-talk to the demo model. A client that cannot be installed stays in the table with the reason. Linux only.
+The newest version of each is installed from PyPI or npm into a folder of its own below the work folder, and runs by the
+lines of docs/clients.md where that page has some. Most talk to the scripted model, which does what their prompts say;
+suites talk to the demo model. Coding agents also work for ten turns, and what they send is rendered with the chat
+templates of other models. A client that cannot be installed stays in the table with the reason. Linux only.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from _clients.suites import SUITES
 from _load.server import DEMO, HOST, REPOSITORY, run_server
 from _models.table import table
 from _peers.environment import PeerUnavailable
+from _templates.replay import faults
 
 CLIENTS = (
     *LIBRARIES,
@@ -112,7 +114,7 @@ def check(clients: Sequence[Client], work: Path, *, quick: bool) -> list[Result]
                         urls[model] = _serve(running, model, work)
                 images_url = urls[Model.IMAGES] if client.images else ""
                 folder.mkdir(exist_ok=True)
-                checks = client.check(Place(folder, commands, urls[client.model], images_url))
+                checks = client.check(Place(folder, commands, urls[client.model], images_url, faults))
             except (PeerUnavailable, OSError, ValueError) as error:
                 results.append(Result(client.name, "", missing=str(error)))
             else:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
+from typing import Any
 
 
 class Registry(Enum):
@@ -50,7 +51,9 @@ class Place:
     # The server's URL, without /v1.
     url: str
     # The URL of a server whose model reads images; "" for a client that sends none.
-    images_url: str = ""
+    images_url: str
+    # What is wrong with the prompts that a body becomes with other models' templates; of a path and the body.
+    faults: Callable[[str, dict[str, Any]], list[str]]
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,8 @@ class Client:
     postinstall: str = ""
     # Fetches a client that is not a package into its folder, and returns its version. Raises PeerUnavailable.
     fetch: Callable[[Path], str] | None = None
+    # The command of the Python that runs it, if not this one.
+    python: str = ""
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,13 @@ import re
 import secrets
 import shutil
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from .client import Check, Client, Place, Registry
 from .program import Ended, run
 from .recipe import recipe
+from .relay import Relay, relay
 
 _SECONDS = 120.0
 # An agent also shows its prompt, but with another character as the line break.
@@ -29,6 +31,8 @@ _AIDER = (
 # The context of the recipes' server.
 _WINDOW = 131072
 _HEARD = re.compile(r"hello\s*\n\s*from the server")
+_READ = re.compile(r"I have\s*\n\s*read it")
+_TURNS = 10
 
 
 def _agent(name: str, place: Place, prompt: str, options: tuple[str, ...], more: Mapping[str, str]) -> Ended:
@@ -73,10 +77,47 @@ def _reads_a_file(
         second = _agent(name, place, script, options, more)
         return [
             Check("answers", _answers(first, _HEARD)),
-            Check("calls a tool that reads a file", _answers(second, re.compile(r"I have\s*\n\s*read it"))),
+            Check("calls a tool that reads a file", _answers(second, _READ)),
+            *_ten_turns(name, place, call, options, more),
         ]
 
     return check
+
+
+def _ten_turns(
+    name: str,
+    place: Place,
+    call: Callable[[Path], dict[str, object]],
+    options: tuple[str, ...],
+    more: Mapping[str, str],
+) -> list[Check]:
+    """The agent reads one file after another, each in a turn of its own. Its requests are recorded and replayed."""
+    keys = [f"key-{secrets.token_hex(6)}" for _ in range(_TURNS)]
+    files = [_scratch(place) / f"{key}.txt" for key in keys]
+    for key, file in zip(keys, files, strict=True):
+        # The first line has no key, because the call's result may repeat the file's name.
+        file.write_text(f"The text of this file ends here: {key[::-1]}\n", encoding="utf-8")
+    said = [f"say <tool_call>⏎{json.dumps(call(file))}⏎</tool_call>" for file in files]
+    script = [f"script: {said[0]}"]
+    script += [
+        f"script after {key[::-1]}: {one}" for key, one in zip(keys, [*said[1:], "say I have⏎read it"], strict=True)
+    ]
+    with relay(place.url) as through:
+        ended = _agent(name, replace(place, url=through.url), "\n".join(script), options, more)
+    return [
+        Check("reads ten files one after another", _answers(ended, _READ)),
+        Check("no request is refused", through.refused()),
+        Check("its first and tenth request fit the templates of other models", _replayed(through, place)),
+    ]
+
+
+def _replayed(recorded: Relay, place: Place) -> str:
+    """Why a request does not fit the templates; "" if all do."""
+    bodies = recorded.asked("script after")
+    if len(bodies) < _TURNS:
+        return f"it asked {len(bodies)} times only"
+    found = [fault for path, body in (bodies[0], bodies[_TURNS - 1]) for fault in place.faults(path, body)]
+    return "; ".join(found)[:500]
 
 
 def _knows_its_window(
@@ -94,6 +135,29 @@ def _knows_its_window(
         return [*checks, Check("knows its window", why)]
 
     return check_window
+
+
+def _finds_a_tool(
+    check: Callable[[Place], list[Check]], name: str, options: tuple[str, ...], more: Mapping[str, str]
+) -> Callable[[Place], list[Check]]:
+    """Such an agent also sends few tools at first, and the others once the model has searched for them."""
+
+    def check_search(place: Place) -> list[Check]:
+        checks = check(place)
+        search = {"name": "ToolSearch", "arguments": {"query": "select:TaskStop"}}
+        stop = {"name": "TaskStop", "arguments": {"task_id": "none"}}
+        script = (
+            f"script: say <tool_call>⏎{json.dumps(search)}⏎</tool_call>\n"
+            f"script after <function>: say <tool_call>⏎{json.dumps(stop)}⏎</tool_call>\n"
+            # What the result of a tool says that knows no such task.
+            "script after tool_use_error: say I have⏎read it"
+        )
+        with relay(place.url) as through:
+            ended = _agent(name, replace(place, url=through.url), script, options, more)
+        why = _answers(ended, _READ) or through.refused()
+        return [*checks, Check("finds a tool by its search and calls it", why)]
+
+    return check_search
 
 
 def _check_aider(place: Place) -> list[Check]:
@@ -115,17 +179,22 @@ CODING_AGENTS = (
     Client(
         "Claude Code",
         ("@anthropic-ai/claude-code",),
-        _knows_its_window(
-            _reads_a_file(
+        _finds_a_tool(
+            _knows_its_window(
+                _reads_a_file(
+                    "Claude Code",
+                    lambda file: {"name": "Read", "arguments": {"file_path": str(file)}},
+                    (),
+                    _QUIET,
+                ),
                 "Claude Code",
-                lambda file: {"name": "Read", "arguments": {"file_path": str(file)}},
-                (),
+                ("--output-format", "json"),
                 _QUIET,
+                f'"contextWindow":{_WINDOW}',
             ),
             "Claude Code",
-            ("--output-format", "json"),
+            (),
             _QUIET,
-            f'"contextWindow":{_WINDOW}',
         ),
         Registry.NPM,
         recipe="Claude Code",
@@ -199,6 +268,18 @@ CODING_AGENTS = (
         ),
         Registry.NPM,
         recipe="Cline",
+    ),
+    Client(
+        "Vibe",
+        ("mistral-vibe",),
+        _reads_a_file(
+            "Vibe",
+            lambda file: {"name": "read", "arguments": {"file_path": str(file)}},
+            ("--auto-approve",),
+            {},
+        ),
+        recipe="Vibe",
+        python="python3.14",
     ),
     Client("aider", ("aider-chat",), _check_aider, recipe="aider"),
 )

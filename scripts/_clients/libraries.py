@@ -10,6 +10,7 @@ from . import picture, recording
 from .client import Check, Client, Model, Place, Registry
 from .program import run
 from .recipe import recipe
+from .relay import relay
 
 _PROGRAMS = Path(__file__).with_name("programs")
 _SCRIPTS = _PROGRAMS.parents[1]
@@ -24,8 +25,11 @@ def library(
     heading: str = "",
     model: Model = Model.SCRIPTED,
     images: bool = False,
+    relayed: bool = False,
 ) -> Client:
-    """A library whose checks are a program's; `images` if that also sends an image."""
+    """A library whose checks are a program's; `images` if that also sends an image. With `relayed`, another check is
+    that none of its requests is refused, because it would continue without what they asked for.
+    """
 
     def check(place: Place) -> list[Check]:
         environment = {"CHECKED_URL": place.url, "PYTHONPATH": str(_SCRIPTS), "PYTHONWARNINGS": "ignore"}
@@ -35,7 +39,11 @@ def library(
             environment |= recording.environment(place.url)
         if heading:
             environment["CHECKED_RECIPE"] = recipe(heading, place.url)
-        return _run(program, place, environment)
+        if not relayed:
+            return _run(program, place, environment)
+        with relay(place.url) as through:
+            checks = _run(program, place, environment | {"CHECKED_URL": through.url})
+        return [*checks, Check("no request is refused", through.refused())]
 
     registry = Registry.NPM if program.endswith(".mjs") else Registry.PYPI
     return Client(name, packages, check, registry, model, images, heading)
@@ -46,7 +54,8 @@ def _run(program: str, place: Place, environment: dict[str, str]) -> list[Check]
         # Node.js looks for packages above the program.
         for path in _PROGRAMS.glob("*.mjs"):
             shutil.copy(path, place.folder)
-        command: list[str | Path] = ["node", place.folder / program]
+        own = place.commands / "node"
+        command: list[str | Path] = [own if own.exists() else "node", place.folder / program]
     else:
         command = [place.commands / "python", _PROGRAMS / program]
     ended = run(command, environment, place.folder, _SECONDS)
@@ -126,6 +135,7 @@ LIBRARIES = (
         model=Model.SPEECH,
     ),
     library("litellm", ("litellm", "mcp"), "litellm_completion.py", heading="litellm", images=True),
+    library("Claude Agent SDK", ("claude-agent-sdk", "pydantic"), "claude_agent.py", relayed=True),
     library("instructor", ("instructor", "anthropic"), "instructor_modes.py"),
     library("pydantic-ai", ("pydantic-ai-slim[openai]",), "pydantic_ai_agent.py", images=True),
     library("LangGraph", ("langgraph", "langchain-openai"), "langgraph_agent.py"),

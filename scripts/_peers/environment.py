@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 _LOG = "build.log"
+# Has the packages that are installed.
+_STAMP = "installed"
 _LAST = 300
 
 
@@ -32,7 +34,7 @@ class Environment:
         self, requirements: Sequence[str], *options: str, uv: Path | None = None, seconds: float | None = None
     ) -> None:
         """Install missing packages, with uv if it is given, within a number of seconds."""
-        stamp = self.folder / "installed"
+        stamp = self.folder / _STAMP
         wanted = "\n".join([*requirements, *options, ""])
         done = stamp.read_text(encoding="utf-8") if stamp.exists() else ""
         if wanted in done:
@@ -44,6 +46,10 @@ class Environment:
             pip = [uv, "pip", "install", "--python", self.python]
         self.run([*pip, *options, *requirements], seconds=seconds)
         stamp.write_text(done + wanted, encoding="utf-8")
+
+    def forget(self) -> None:
+        """Make the next installation look for newer versions."""
+        (self.folder / _STAMP).unlink(missing_ok=True)
 
     def uninstall(self, *packages: str) -> None:
         """Remove packages that others require, but which do not work here."""

@@ -92,7 +92,7 @@ class RenderedBodies:
         return Rendered(prompt, headers.get(CONVERTED_HEADER, ""), headers.get(IGNORED_HEADER, ""))
 
     async def _encode(self, path: str, body: Any, leniency: Leniency) -> list[int]:
-        chat, outer_name = _chat(path, body)
+        chat, outer_name = _chat(path, body, leniency)
         with leniency.in_words(outer_name):
             return (await encode_chat(_SERVICES, chat, self.codec, leniency)).tokens
 
@@ -102,7 +102,7 @@ class RenderedBodies:
         self._runner.close()
 
 
-def _chat(path: str, body: Any) -> tuple[ChatParameters, Any]:
+def _chat(path: str, body: Any, leniency: Leniency) -> tuple[ChatParameters, Any]:
     """The chat that a body becomes, and the body's names for its fields."""
     if path == "/v1/responses":
         items = given_items(body.input, {})
@@ -110,6 +110,7 @@ def _chat(path: str, body: Any) -> tuple[ChatParameters, Any]:
         return chat, outer_names(chat, items, items, "input")
     if path == "/v1/messages":
         translation = MessagesTranslation(body)
+        translation.report(leniency)
         return translation.chat, translation.outer_name
     if path == "/api/chat":
         own = OllamaTranslation(body, "model")
