@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Iterator
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, NotRequired, Required, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, NotRequired, Required, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel
 from typing_extensions import TypeAliasType, get_type_hints, is_typeddict
@@ -56,7 +56,7 @@ class Examples:
             return {self._mark(name): self.of(get_args(annotation)[1], name)}
         if annotation in (bool, int, float):
             return annotation(1)
-        if annotation in (str, object, Any):
+        if annotation in (str, object, Any) or isinstance(annotation, TypeVar):
             return self._mark(name)
         if annotation is NoneType:
             return None

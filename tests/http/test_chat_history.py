@@ -142,3 +142,21 @@ def test_the_prompt_has_the_texts(scripted: RunningServer) -> None:
     assert response.headers[CONVERTED_HEADER] == (
         "messages[1].content[0] (video_url as text), messages[0].refusal (as content)"
     )
+
+
+@pytest.mark.parametrize(
+    "arguments", ["", '{"city": ', "[1]", "null", "Paris", '{"a": NaN}', '{"a": 1e999}', r'{"a": "\ud800"}', "[" * 1200]
+)
+def test_earlier_calls_may_have_any_arguments(scripted: RunningServer, arguments: str) -> None:
+    function = {"name": "f", "arguments": arguments}
+    call = {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "type": "function", "function": function}]}
+    result = {"role": "tool", "tool_call_id": "1", "content": "r"}
+    for path in ("/v1/chat/completions", "/v1/chat", "/apply-template", "/tokenize"):
+        response = _chat(scripted, path, USER, call, result)
+        assert response.status_code == 200, response.text
+    items = [
+        {"type": "function_call", "call_id": "1", **function},
+        {"type": "function_call_output", "call_id": "1", "output": "r"},
+    ]
+    response = scripted.client.post("/v1/responses", json={"input": [USER, *items, USER]})
+    assert response.status_code == 200, response.text

@@ -57,6 +57,21 @@ def test_a_turn_has_the_events_of_a_stream(scripted: RunningServer) -> None:
     assert scripted.client.get(f"/v1/responses/{response['id']}").json() == response
 
 
+def test_first_event_names_what_was_left_out_or_converted(scripted: RunningServer) -> None:
+    search = {"type": "web_search_call", "id": "ws_1", "action": {"type": "search", "query": "x"}}
+    with socket(scripted) as connection:
+        _send(
+            connection, input=[search, {"role": "user", "content": "say hi", "parsed": 1}], client_metadata={"a": "b"}
+        )
+        first, *others = _read(connection)
+        _send(connection, input="say more")
+        later = _read(connection)
+    assert first["type"] == "response.created"
+    assert first["genai_ignored"] == "client_metadata, input[].parsed"
+    assert first["genai_converted"] == "input[0] (web_search_call as text)"
+    assert [event for event in (*others, *later) if "genai_ignored" in event or "genai_converted" in event] == []
+
+
 def test_turn_continues_its_unstored_predecessor(scripted: RunningServer) -> None:
     with socket(scripted) as connection:
         first = _ask(connection, input="say one", store=False)["response"]

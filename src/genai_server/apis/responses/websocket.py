@@ -6,7 +6,7 @@ Authentication, limits, logs and metrics therefore apply to turns as to all othe
 import asyncio
 import json
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 
 import msgspec
 from starlette.datastructures import Headers
@@ -19,6 +19,7 @@ from genai_server.errors import InvalidField, OriginForbidden, RequestError
 from genai_server.http.body_budget import BODY_KEY
 from genai_server.http.error_responses import plain_error_body
 from genai_server.http.inner_request import InnerResponse, disconnect_at
+from genai_server.http.leniency import CONVERTED_HEADER, IGNORED_HEADER
 from genai_server.http.middleware.authentication import is_own_origin
 from genai_server.http.middleware.body import check_json, replayed
 from genai_server.http.request_state import ParsingThread, Receipt, receipt_of, request_state, with_receipt
@@ -121,6 +122,8 @@ class _Turn:
         self._scope = scope
         self._is_left = asyncio.Event()
         self._answer = InnerResponse()
+        # What was left out or converted, to be sent with the first event.
+        self._named: JsonObject = {}
         self._unsent = b""
         self._task = asyncio.create_task(self._run(app, replayed(body, disconnect_at(self._is_left))))
 
@@ -145,12 +148,16 @@ class _Turn:
     async def _take(self, message: Message) -> None:
         if message["type"] == "http.response.start" or self._answer.status != 200:
             await self._answer.send(message)
+            self._named = _named(self._answer.headers)
             return
         self._unsent += message.get("body", b"")
         *events, self._unsent = self._unsent.split(b"\n\n")
         for event in events:
             data = b"".join(line[6:] for line in event.split(b"\n") if line.startswith(b"data: "))
             if data:
+                if self._named:  # the first event has what the headers of a POST have
+                    data = msgspec.json.encode({**msgspec.json.decode(data), **self._named})
+                    self._named = {}
                 await self._send({"type": "websocket.send", "text": data.decode()})
                 name = event.partition(b"\n")[0].removeprefix(b"event: ").decode()
                 self.is_finished = self.is_finished or name in _LAST_EVENTS
@@ -171,6 +178,12 @@ class _Turn:
             await self._send_socket(message)
         except OSError:  # raised by ASGI servers after the client has disconnected
             self._is_left.set()
+
+
+def _named(headers: Iterable[tuple[bytes, bytes]]) -> JsonObject:
+    """The fields of an event that say what headers say: `genai_ignored` for x-genai-ignored."""
+    found = {name.decode().lower(): value.decode() for name, value in headers}
+    return {name[2:].replace("-", "_"): found[name] for name in (IGNORED_HEADER, CONVERTED_HEADER) if name in found}
 
 
 def _body(text: bytes) -> tuple[bytes, object]:

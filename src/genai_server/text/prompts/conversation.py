@@ -494,9 +494,11 @@ def _id(call: Any) -> Any:
 def _parsed(arguments: str) -> Any:
     """The value of arguments, None if they are not JSON. An empty text stands for no arguments."""
     try:
-        return json.loads(arguments or "{}")
+        value = json.loads(arguments or "{}")
+        json.dumps(value, ensure_ascii=False).encode()  # escapes may stand for halves of characters
     except (ValueError, RecursionError):
         return None
+    return value
 
 
 def _call_as_text(call: Any) -> str:
