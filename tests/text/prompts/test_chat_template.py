@@ -171,7 +171,7 @@ def test_a_template_mentions_what_stands_in_it() -> None:
 )
 def test_template_shows_where_it_reads_tools(source: str, takes: bool, of_messages: bool) -> None:
     template = ChatTemplate(source)
-    assert (template.takes_tools, template.reads_tools_of_messages) == (takes, of_messages)
+    assert (template.takes_tools, "tools" in template.fields) == (takes, of_messages)
 
 
 def test_constants_include_those_of_lists() -> None:

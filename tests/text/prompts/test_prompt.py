@@ -276,6 +276,18 @@ def test_conversation_that_the_template_still_refuses_becomes_texts_by_turns() -
     assert written.converted == ("messages[1].tool_calls (as text)",)
 
 
+def test_reasoning_that_is_not_in_the_prompt_is_named() -> None:
+    source = "{% for m in messages %}{{ m.thinking if keep or loop.last }}{{ m.content }};{% endfor %}"
+    writer = PromptWriter({"default": ChatTemplate(source)}, ["<s>"])
+    said = [{"role": "assistant", "content": str(n), "reasoning_content": f"<s> I think {n}"} for n in range(300)]
+    written = writer.write([*HELLO, *said], None, None)
+    assert written.text.endswith(";298;<s> I think 299299;")
+    assert written.left_out == ("messages[1].reasoning_content and 298 more (the chat template writes none there)",)
+    kept = writer.write([*HELLO, *said], None, {"keep": True})
+    assert kept.left_out == ()
+    assert kept.text == "Hello;" + "".join(f"<s> I think {n}{n};" for n in range(300))
+
+
 def test_refusal_for_a_variable_names_the_variables() -> None:
     source = TURNS + "{% if effort == 'vast' %}{{ raise_exception('no such effort') }}{% endif %}"
     param, message = _refusal(source, effort="vast")

@@ -124,6 +124,14 @@ FOUND: dict[str, tuple[str, dict[str, Any]]] = {
         {"orphan_results": False},
     ),
     "the reasoning's field": (OPEN.replace("{{ m.role", "{{ m.thinking }}{{ m.role"), {"reasoning_field": "thinking"}),
+    "reasoning that is written while it is on": (
+        OPEN.replace("{{ m.role", "{{ m.reasoning if enable_thinking }}{{ m.role"),
+        {"reasoning_field": "reasoning"},
+    ),
+    "reasoning that is read but not written": (
+        OPEN + "{{ messages[0].thought if false }}",
+        {"reasoning_field": "thought"},
+    ),
     "names of users": (OPEN.replace("{{ m.role", "{{ m.name }}{{ m.role"), {"names": True}),
     "instructions before results": (
         "{% for m in messages %}{% if m.role != 'system' or messages[-1].role == 'user' %}{{ m.content }}"

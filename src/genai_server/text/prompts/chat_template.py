@@ -74,15 +74,16 @@ class ChatTemplate:
             self.variables = _inputs(syntax) - {*environment.globals, *self._special_tokens}
         except Exception as error:  # for example, it may be nested too deeply for Python
             raise ModelDirectoryError(f"the model's chat template is not valid: {error}") from None
-        # Whether the template reads tools from a message, as Phi-4-mini's does.
-        self.reads_tools_of_messages = _reads_field(syntax, "tools")
+        # The names of all fields that the template reads of any object.
+        self.fields = frozenset(_fields(syntax))
         # All string constants and literal texts of the source.
         self.constants = frozenset(text for text in texts if isinstance(text, str))
 
     @property
     def takes_tools(self) -> bool:
         """Whether the template can describe tools to the model."""
-        return "tools" in self.variables or self.reads_tools_of_messages
+        # Phi-4-mini's template reads them from a message.
+        return "tools" in self.variables or "tools" in self.fields
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ChatTemplate) and self._identity == other._identity
@@ -143,11 +144,11 @@ def _inputs(syntax: Template) -> frozenset[str]:
     )
 
 
-def _reads_field(syntax: Template, name: str) -> bool:
-    """Whether a template reads this field of any object."""
-    return any(field.attr == name for field in syntax.find_all(Getattr)) or any(
-        isinstance(item.arg, Const) and item.arg.value == name for item in syntax.find_all(Getitem)
-    )
+def _fields(syntax: Template) -> Iterator[str]:
+    yield from (field.attr for field in syntax.find_all(Getattr))
+    for item in syntax.find_all(Getitem):
+        if isinstance(item.arg, Const) and isinstance(item.arg.value, str):
+            yield item.arg.value
 
 
 def _names(node: Node) -> Iterator[Name]:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import product
+from types import MappingProxyType
 from typing import Any
 
 from genai_server.errors import InvalidField
@@ -107,8 +108,9 @@ class _Probe:
             self._calls()
             self._results()
             self._neighbours_of_results()
+            self._traits = replace(self._traits, thinking=self._thinking())
             self._reasoning()
-            return replace(self._traits, is_known=True, thinking=self._thinking())
+            return replace(self._traits, is_known=True)
         except _TooLong:
             return TemplateTraits()
 
@@ -263,24 +265,33 @@ class _Probe:
         self._decide("names", ([named], ["namean", "useran"]), is_ordered=False)
 
     def _reasoning(self) -> None:
+        """Where reasoning is read. Some templates write it only while reasoning is on."""
         one, two = _user("useran"), _user("userbe")
         result = _result("resultan", "valuean")
         called = {**_assistant(None, "valuean"), REASONING: "thoughtan"}
         said = {**_assistant("assistantan"), REASONING: "thoughtan"}
-        for field in (*_REASONING_FIELDS, ""):
+        is_on = self._traits.thinking.switch_on
+        names = self._template.fields | self._template.constants
+        read = [field for field in _REASONING_FIELDS if field in names]
+        for field in read:
             self._traits = replace(self._traits, reasoning_field=field)
+            cases = ([one, called, result], [one, said, two], [one, said])
             if any(
-                self._writes(messages, "thoughtan")
-                for messages in ([one, called, result], [one, said, two], [one, said])
+                self._writes(messages, "thoughtan", variables=variables)
+                for messages in cases
+                for variables in ({}, is_on)
             ):
                 break
+        else:
+            self._traits = replace(self._traits, reasoning_field=read[0] if read else "")
         both = {**_assistant("textan", "valuean"), REASONING: "thoughtan"}
         markers = ["useran", "valuean", "resultan"]
         if self._traits.text_beside_calls is not TextBesideCalls.LOST:
             markers.append("textan")
-        if self._writes([one, called, result], "thoughtan"):
+        if self._writes([one, called, result], "thoughtan", variables=is_on):
             markers.append("thoughtan")
-        self._decide("reasoning_beside_text", ([one, both, result], markers), is_ordered=False)
+        is_written = self._writes([one, both, result], *markers, is_ordered=False, variables=is_on)
+        self._traits = replace(self._traits, reasoning_beside_text=is_written)
 
     def _thinking(self) -> ThinkingVariables:
         found = ThinkingVariables()
@@ -326,9 +337,15 @@ class _Probe:
         self._traits = given
         return len(_NULL.findall(text))
 
-    def _writes(self, messages: Sequence[Message], *markers: str, is_ordered: bool = True) -> bool:
+    def _writes(
+        self,
+        messages: Sequence[Message],
+        *markers: str,
+        is_ordered: bool = True,
+        variables: Mapping[str, Any] = MappingProxyType({}),
+    ) -> bool:
         """Whether the template writes all markers, in this order if it matters."""
-        text = self._rendered(messages, {})
+        text = self._rendered(messages, variables)
         if text is None:
             return False
         return _are_in(text, markers) if is_ordered else all(marker in text for marker in markers)
