@@ -38,5 +38,6 @@ VOLUME ["/app/profiles", "/var/cache/genai-server"]
 EXPOSE 8002
 # It drains: give it GENAI_DRAIN_TIMEOUT and 15 s more (docker run --stop-timeout 45).
 STOPSIGNAL SIGTERM
-HEALTHCHECK --interval=30s --timeout=5s --start-period=120s CMD ["/app/.venv/bin/python", "/app/health_check.py"]
+# A model has half an hour to load (GENAI_LOAD_TIMEOUT), and a dead engine five minutes to return.
+HEALTHCHECK --interval=30s --timeout=5s --start-period=30m --retries=10 CMD ["/app/.venv/bin/python", "/app/health_check.py"]
 ENTRYPOINT ["/app/.venv/bin/python", "-m", "genai_server", "serve"]

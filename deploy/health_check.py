@@ -1,12 +1,14 @@
-"""Whether the server in this container is well: status 0 if /healthz answers 200. The Dockerfile's HEALTHCHECK.
+"""Whether the server in this container takes work: status 0 if /readyz answers 200. The Dockerfile's HEALTHCHECK.
 
-It reads the settings as the server does, from the arguments of the container's first process too, and so follows the
-port, the address and TLS wherever they were set. A process's number may be given, for use elsewhere (on Linux).
+The times for loading a model and for restarting an engine are options of HEALTHCHECK. This program reads the settings
+as the server does, from the arguments of the container's first process too, and so follows the port, the address and
+TLS wherever they were set. A process's number may be given, for use elsewhere (on Linux).
 """
 
 import argparse
 import ssl
 import sys
+import urllib.error
 import urllib.request
 from pathlib import Path
 
@@ -15,6 +17,8 @@ from genai_server.config.sources import add_options, load_settings
 
 _ANY = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 _TIMEOUT = 4.0
+# Bytes of an answer that is not 200.
+_MAX_SHOWN = 1000
 
 
 def main() -> None:
@@ -24,6 +28,8 @@ def main() -> None:
     handlers = (urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=ssl._create_unverified_context()))
     try:
         urllib.request.build_opener(*handlers).open(url_of(settings), timeout=_TIMEOUT).close()
+    except urllib.error.HTTPError as error:
+        sys.exit(f"{url_of(settings)}: {error.code} {error.read(_MAX_SHOWN).decode(errors='replace')}")
     except OSError as error:
         sys.exit(f"{url_of(settings)}: {error}")
 
@@ -41,7 +47,7 @@ def url_of(settings: Settings) -> str:
     """Where the server answers this machine."""
     host = _ANY.get(settings.host, settings.host)
     shown = f"[{host}]" if ":" in host else host
-    return f"http{'s' if settings.tls_cert else ''}://{shown}:{settings.port}/healthz"
+    return f"http{'s' if settings.tls_cert else ''}://{shown}:{settings.port}/readyz"
 
 
 if __name__ == "__main__":

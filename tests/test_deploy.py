@@ -237,17 +237,31 @@ def test_the_health_check_follows_the_port_in_the_environment(scripted: RunningS
         status, reason = _check(other.pid, PORT="9")
         other.kill()
     assert status == 1
-    assert reason.startswith("http://127.0.0.1:9/healthz: ")
+    assert reason.startswith("http://127.0.0.1:9/readyz: ")
     assert reason.count("\n") == 1
+
+
+def test_health_check_says_why_no_work_is_taken(own_scripted: RunningServer) -> None:
+    port = own_scripted.url.rpartition(":")[2]
+    assert own_scripted.options(terminate_session="1").status_code == 200
+    try:
+        with subprocess.Popen(["sleep", "60"]) as other:
+            status, reason = _check(other.pid, PORT=port)
+            other.kill()
+    finally:
+        own_scripted.recover()
+    assert status == 1
+    assert f"http://127.0.0.1:{port}/readyz: 503 " in reason
+    assert "device scripted:0 is terminated" in reason
 
 
 @pytest.mark.parametrize(
     ("variables", "url"),
     [
-        ({}, "http://127.0.0.1:8002/healthz"),
-        ({"HOST": "0.0.0.0", "PORT": "9000"}, "http://127.0.0.1:9000/healthz"),
-        ({"HOST": "::"}, "http://[::1]:8002/healthz"),
-        ({"HOST": "10.0.0.3", "GENAI_TLS_CERT": "/c.pem"}, "https://10.0.0.3:8002/healthz"),
+        ({}, "http://127.0.0.1:8002/readyz"),
+        ({"HOST": "0.0.0.0", "PORT": "9000"}, "http://127.0.0.1:9000/readyz"),
+        ({"HOST": "::"}, "http://[::1]:8002/readyz"),
+        ({"HOST": "10.0.0.3", "GENAI_TLS_CERT": "/c.pem"}, "https://10.0.0.3:8002/readyz"),
     ],
 )
 def test_the_health_check_asks_where_the_server_listens(variables: dict[str, str], url: str) -> None:

@@ -190,7 +190,10 @@ def test_unknown_device_is_refused_with_what_may_be_meant(scripted: RunningServe
 
 def test_former_default_name_is_the_first_model_and_not_listed(server: RunningServer) -> None:
     listed = [model["id"] for model in server.client.get("/v1/models").json()["data"]]
-    assert server.chat("Hello", model="onnx-genai", max_tokens=3).json()["metrics"]["model"] == listed[0]
+    completion = {"model": "onnx-genai", "prompt": "say x\n\x04"}
+    assert server.client.post("/v1/completions", json=completion).json()["model"] == listed[0]
+    # The server's own API has the name that the request used.
+    assert server.chat("Hello", model="onnx-genai", max_tokens=3).json()["metrics"]["model"] == "onnx-genai"
     assert "onnx-genai" not in listed
 
 
@@ -201,6 +204,10 @@ def test_an_alias_is_another_name_until_it_is_forgotten(server: RunningServer) -
     assert alias("gpt", "one").json() == {"id": "gpt", "object": "model", "root": "one"}
     answer = server.client.post("/v1/completions", json={"model": "gpt", "prompt": "say x\n\x04"}).json()
     assert answer["model"] == "one"
+    # The server's own API has the name that the request used.
+    assert server.chat("say x", model="gpt").json()["metrics"]["model"] == "gpt"
+    with server.stream("say x", model="gpt") as events:
+        assert json.loads(list(events)[-1])["metrics"]["model"] == "gpt"
     assert states(server) == {**BOTH, "gpt": "ready"}
     assert refusal(alias("one", "one")) == (400, "invalid_value", "alias")
     assert refusal(alias("b", "two")) == (404, "model_not_found", "name")

@@ -237,7 +237,7 @@ class Unavailable(GenaiServerError, code="unavailable"):
     """The server cannot take this request now; the same request may succeed later."""
 
     # Engines restart and queues move on within seconds.
-    default_retry_after = 1
+    default_retry_after: ClassVar[int | None] = 1
 
 
 class QueueFull(Unavailable, code="queue_full"):
@@ -250,6 +250,9 @@ class BodiesTooLarge(Unavailable, code="bodies_too_large"):
 
 class SessionTerminated(Unavailable, code="session_terminated"):
     """The operator has set terminate_session to "1" on the device."""
+
+    # Until the operator decides otherwise.
+    default_retry_after = None
 
 
 class NoEngineReady(Unavailable, code="no_engine_ready"):

@@ -162,6 +162,7 @@ def test_device_terminated_during_compilation_refuses(bench: Bench) -> None:
         bench.steps(1)
     bench.run(1)
     assert bench.refusal(1).code == "session_terminated"
+    assert bench.refusal(1).retry_after is None  # until the operator decides otherwise
 
 
 # biases

@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from genai_server.ray_serve.forwarded import ReplicaAnswer
@@ -26,6 +27,15 @@ def test_lists_are_merged_with_the_replica_of_each_entry() -> None:
     assert (found.status, body["object"]) == (200, "list")
     assert body["data"] == [{"id": 1, "replica": "a"}, {"id": 2, "replica": "b"}]
     assert body["replicas"]["b"] == {"model": "m", "status": 200, "body": {"data": [{"id": 2}]}}
+
+
+@pytest.mark.parametrize(
+    ("statuses", "whole"),
+    [("ok ok", "ok"), ("ok failed", "degraded"), ("degraded ok", "degraded"), ("failed failed", "failed")],
+)
+def test_health_of_replicas_is_degraded_where_they_differ(statuses: str, whole: str) -> None:
+    answers = [_answer(str(number), {"status": status}) for number, status in enumerate(statuses.split())]
+    assert _body(merged(answers))["status"] == whole
 
 
 def test_success_of_one_replica_outweighs_not_found() -> None:

@@ -299,7 +299,7 @@ class EngineLoop:
             if outcome.reason is not None or chosen != draft[: position + 1]:
                 break
         if chosen:
-            self._meter.produced(sequence, len(chosen), last)
+            self._produced(sequence, len(chosen), last)
         if draft:
             num_accepted = sum(map(eq, chosen, draft))  # only the last may differ
             self._runners.of(sequence).accept(sequence.id, draft[:num_accepted])
@@ -318,9 +318,14 @@ class EngineLoop:
             outcome = chosen.result()
             self._tell_tokens(sequence, outcome)
             if outcome.tokens:
-                self._meter.produced(sequence, 1, last)
+                self._produced(sequence, 1, last)
             if outcome.reason is not None:
                 self._requests.finish(sequence, outcome.reason)
+
+    def _produced(self, sequence: Sequence, num_tokens: int, last: float | None) -> None:
+        """Count the tokens that a pass has brought. The token before them came at `last`."""
+        self._meter.produced(sequence, num_tokens, last)
+        self._options.produced(sequence)
 
     def _tell_tokens(self, sequence: Sequence, outcome: NextToken) -> None:
         connection, key = sequence.origin

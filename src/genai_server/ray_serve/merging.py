@@ -10,6 +10,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_late
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
+from genai_server.apis.status.health import DEGRADED, FAILED
 from genai_server.ray_serve.forwarded import ReplicaAnswer
 
 _JSON = "application/json"
@@ -22,7 +23,7 @@ def merged(answers: Sequence[ReplicaAnswer]) -> ReplicaAnswer:
 
     The first success stands for all unless a replica failed otherwise than by 404: then the first such failure does. A
     JSON body keeps its fields; its lists are those of all successes, each entry with its `replica`, and `replicas` has
-    each replica's status and body.
+    each replica's status and body. The `status` of /healthz is `degraded` if the replicas' differ.
     """
     failures = [one for one in answers if one.status >= HTTPStatus.BAD_REQUEST]
     successes = [one for one in answers if one.status < HTTPStatus.BAD_REQUEST]
@@ -31,6 +32,8 @@ def merged(answers: Sequence[ReplicaAnswer]) -> ReplicaAnswer:
     if chosen.content_type != _JSON:
         return chosen
     body = _fields(chosen)
+    if {_fields(one).get("status") for one in successes} & {DEGRADED, FAILED}:  # of /healthz
+        body["status"] = FAILED if all(_fields(one).get("status") == FAILED for one in successes) else DEGRADED
     for name in _LISTS:
         if isinstance(body.get(name), list) and chosen in successes:
             body[name] = [entry for one in successes for entry in _entries(one, name)]

@@ -80,6 +80,7 @@ def test_requests_are_refused_between_termination_and_recovery(server: RunningSe
     response = server.chat("say x")
     assert response.status_code == 503
     assert response.json()["error"]["code"] == "session_terminated"
+    assert "retry-after" not in response.headers
     with server.stream("say x") as events:
         assert events.response.status_code == 503
     assert server.client.get("/readyz").status_code == 503

@@ -1,7 +1,13 @@
 """What the server reports about itself."""
 
+from pathlib import Path
+
+import psutil
+import pytest
+
 from genai_server import __version__
-from tests.running_server import RunningServer
+from tests.running_server import RunningServer, wait_until
+from tests.server_here import run_here, starts_held
 
 
 def test_healthz_says_what_is_served_where(scripted: RunningServer) -> None:
@@ -23,6 +29,47 @@ def test_healthz_says_what_is_served_where(scripted: RunningServer) -> None:
 def test_healthz_says_how_conversations_are_adapted(scripted: RunningServer) -> None:
     (model,) = scripted.health()["models"].values()
     assert model["chat_template"] == ["reasoning of earlier answers: left out"]
+
+
+@pytest.mark.parametrize(
+    ("devices", "status"),
+    [(["scripted:0"], "degraded"), (["scripted:1"], "degraded"), (["scripted:0", "scripted:1"], "failed")],
+)
+def test_healthz_stays_200_and_says_that_devices_are_terminated(
+    own_scripted: RunningServer, devices: list[str], status: str
+) -> None:
+    try:
+        for device in devices:
+            assert own_scripted.options(terminate_session="1", device=device).status_code == 200
+        response = own_scripted.client.get("/healthz")
+    finally:
+        own_scripted.recover()
+    assert (response.status_code, response.json()["status"]) == (200, status)
+    assert own_scripted.health()["status"] == "ok"
+
+
+def test_healthz_says_that_a_device_has_died_or_failed(own_folder: Path) -> None:
+    with run_here(own_folder, "--device", "scripted:0,scripted:1", "--max-restarts", "0") as server:
+        for device, status in (("scripted:0", "degraded"), ("scripted:1", "failed")):
+            psutil.Process(server.device(device)["pid"]).kill()
+            wait_until(lambda: server.device(device)["state"] == "failed")  # noqa: B023
+            assert server.health()["status"] == status
+        assert server.client.get("/livez").status_code == 503
+
+
+def test_healthz_has_failed_while_the_only_engine_restarts(own_folder: Path) -> None:
+    with run_here(own_folder, "--device", "scripted") as server:
+        with starts_held():
+            psutil.Process(server.device("scripted")["pid"]).kill()
+            wait_until(lambda: server.device("scripted")["state"] == "restarting")
+            assert server.health()["status"] == "failed"
+        wait_until(lambda: server.health()["status"] == "ok")
+
+
+def test_without_a_key_the_status_is_shown(tmp_path: Path) -> None:
+    settings = {"GENAI_API_KEYS": "a-key-of-sixteen-characters"}
+    with run_here(tmp_path, "--device", "scripted", settings=settings) as server:
+        assert server.health() == {"status": "ok", "devices": {"scripted": {"state": "ready"}}}
 
 
 def test_the_openapi_description_is_served(scripted: RunningServer) -> None:

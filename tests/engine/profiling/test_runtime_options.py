@@ -113,6 +113,7 @@ class Device:
         self.state.after_step(step, self.sequences)
         if sequence.num_unread == 0:
             sequence.append(1)
+            self.state.produced(sequence)
         self.state.observe(step, seconds)
 
     def profile(self, value: str, *sequences: Sequence) -> None:

@@ -130,7 +130,7 @@ async def chat(body: ChatRequest, services: TheServices, context: TheRequestCont
     (whole,) = await context.run_while_connected(generation.whole())
     (answer,) = generation.answers
     return await built_response(
-        lambda: build.complete(whole, answer.ending, generation.metrics()), is_long=bool(body.logprobs)
+        lambda: build.complete(whole, answer.ending, _metrics(generation, body)), is_long=bool(body.logprobs)
     )
 
 
@@ -142,16 +142,21 @@ async def chat_stream(body: ChatRequest, services: TheServices, context: TheRequ
     with context.leniency.in_words(renaming(body.thinking_names)):
         generation = await generate(services, body, context, is_streamed=True)
     build = _builder(body, context)
-    return EventStream(generation, _events(generation, build))
+    return EventStream(generation, _events(generation, build, body))
 
 
 def _builder(body: ChatRequest, context: RequestContext) -> ChatBuilder:
     return ChatBuilder(context.record.unique_id, has_logprobs=bool(body.logprobs), custom_tools=body.custom_names)
 
 
-async def _events(generation: Generation, build: ChatBuilder) -> AsyncGenerator[JsonObject]:
+def _metrics(generation: Generation, body: ChatRequest) -> JsonObject:
+    """The answer's metrics, with the name of the model that the request used."""
+    return {**generation.metrics(), "model": body.model or generation.model}
+
+
+async def _events(generation: Generation, build: ChatBuilder, body: ChatRequest) -> AsyncGenerator[JsonObject]:
     async for _, answer, piece in generation.pieces():
         if piece is not None:
             yield build.part(piece.parts, piece.tokens)
         else:
-            yield build.last(answer.ending, generation.metrics())
+            yield build.last(answer.ending, _metrics(generation, body))

@@ -1,5 +1,6 @@
 """Health endpoints: whether the API process is alive, and whether the server accepts work."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -15,6 +16,14 @@ from genai_server.http.request_state import request_state
 from genai_server.messages.protocol import Load
 from genai_server.messages.status_file import EngineState, EngineStatus, ModelStatus
 
+# The values of `status` in /healthz.
+OK, DEGRADED, FAILED = "ok", "degraded", "failed"
+# A device whose session an operator has terminated, in place of its state.
+_TERMINATED = "terminated"
+# States of devices that should take work and do not, and of those that do or will.
+_BROKEN = {EngineState.RESTARTING, EngineState.FAILED, _TERMINATED}
+_WORKING = {EngineState.STARTING, EngineState.READY}
+
 router = APIRouter(tags=["status"])
 
 
@@ -22,16 +31,19 @@ router = APIRouter(tags=["status"])
 async def healthz(request: Request, services: TheServices) -> dict[str, Any]:
     """200 as long as the API process is alive, with the state of each model and device.
 
-    `devices` and `model_dir` are the first model's. Without an API key, only the states of these devices are shown.
+    `status` is `degraded` if devices have died, failed or been terminated, and `failed` if no other one works or loads;
+    otherwise `ok`. `devices` and `model_dir` are the first model's. Without an API key, only `status` and the states of
+    these devices are shown.
     """
     settings, models = services.settings, services.models
     known = models.statuses()
+    status = _whole_status(models, known)
     if request_state(request.scope).access is None:
         engines = models.engine_statuses(known[0]) if known else []
-        return {"status": "ok", "devices": {engine.device: {"state": engine.state} for engine in engines}}
+        return {"status": status, "devices": {engine.device: {"state": engine.state} for engine in engines}}
     found = {about.name: model_status(services, about) for about in known}
     return {
-        "status": "ok",
+        "status": status,
         "backend": "onnx-genai",
         "device": settings.device,
         "model_dir": known[0].path if known else None,
@@ -80,6 +92,23 @@ async def readyz(request: Request, services: TheServices) -> JSONResponse:
         for device, state in devices.items()
     ]
     return JSONResponse({"status": "not ready", "reason": "; ".join(reasons) or "no model is served", **body}, 503)
+
+
+def _whole_status(models: Catalog, known: Iterable[ModelStatus]) -> str:
+    """`ok`, `degraded` or `failed`, by all devices of all models."""
+    states = [state for about in known for state in _states(models, about)]
+    if not any(state in _BROKEN for state in states):
+        return OK
+    return DEGRADED if any(state in _WORKING for state in states) else FAILED
+
+
+def _states(models: Catalog, about: ModelStatus) -> list[str]:
+    """The state of each of a model's devices, or `terminated`."""
+    served = models.served(about)
+    if served is None:
+        return [engine.state for engine in models.engine_statuses(about)]
+    engines = served.router.engines.values()
+    return [_TERMINATED if engine.load.terminated else engine.status().state for engine in engines]
 
 
 def model_status(services: Services, about: ModelStatus) -> dict[str, Any]:
@@ -133,7 +162,7 @@ def _states_in_words(models: Catalog, about: ModelStatus, *, in_full: bool) -> d
 
 def _in_words(engine: EngineClient, *, in_full: bool) -> str:
     if engine.load.terminated:
-        return "terminated"
+        return _TERMINATED
     status = engine.status()
     return describe(status) if in_full else status.state
 

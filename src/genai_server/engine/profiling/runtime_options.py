@@ -188,9 +188,6 @@ class RuntimeOptionState:
         sequence = step.sequences[0]
         if sequence.profile.active is None:
             return
-        if sequence.num_unread == 0:
-            sequence.profile.num_tokens += 1
-            self.sessions.profiled(sequence)
         wait_for_next_file_name()
         try:
             self._folder.wrote(self._manifest.after_step(sequence))
@@ -199,6 +196,12 @@ class RuntimeOptionState:
             reached = _UNWRITABLE.format(error)
         if reached:
             self._stop(reached, running)
+
+    def produced(self, sequence: Sequence) -> None:
+        """Count the token of a profiled pass. The pass that only ends an answer has none."""
+        if sequence.profile.active is not None:
+            sequence.profile.num_tokens += 1
+            self.sessions.profiled(sequence)
 
     def drop_step(self, step: Step) -> None:
         """Remove the file of a profiled step that did not run to its end."""
