@@ -31,6 +31,7 @@ from genai_server.answer_parts import Reasoning, ToolCallArguments, ToolCallStar
 from genai_server.errors import GenaiServerError
 from genai_server.text.answers.answer_parser import AnswerParser
 from genai_server.text.answers.dialect import Dialect, read_dialect
+from genai_server.text.answers.reasoning import ReasoningState
 from genai_server.text.prompts.chat_template import ChatTemplate
 from genai_server.text.prompts.prompt import PromptWriter
 from genai_server.text.prompts.template_traits import CallForm, TemplateTraits, TextBesideCalls
@@ -160,7 +161,7 @@ def read_back(source: str, dialect: Dialect, called: Sequence[tuple[str, dict[st
     if writer.write([USER, turn, *results], TOOLS, None).text.count("21") < len(results):
         return "differ: results are left out", ""
     reasoning = dialect.reasoning
-    begins_inside = reasoning is not None and reasoning.begins_inside(begun)
+    begins_inside = reasoning is not None and reasoning.state_after(begun) is ReasoningState.INSIDE
     if reasoning is not None and begins_inside and not ended.startswith(begun):  # a call without its reasoning
         begins_inside, begun = False, begun.rstrip().removesuffix(reasoning.opening)
     common = re.sub(r"<\w*$", "", os.path.commonprefix([begun, ended]))  # not a part of two markers

@@ -2,13 +2,15 @@
 
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
-from tests.running_server import RunningServer, body, has_ended, run_server, wait_until
+from tests.running_server import DEMO, RunningServer, body, has_ended, run_server, wait_until
+from tests.server_here import run_here
 
 SCHEMA = {
     "type": "object",
@@ -16,6 +18,9 @@ SCHEMA = {
     "required": ["name", "big"],
     "additionalProperties": False,
 }
+FORMAT = {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA, "strict": True}}
+FLAT_FORMAT = {"type": "json_schema", "name": "n", "schema": SCHEMA, "strict": True}
+ANTHROPIC_FORMAT = {"type": "json_schema", "schema": SCHEMA}
 TOOL = {"type": "function", "function": {"name": "look_up", "parameters": SCHEMA}}
 
 
@@ -315,3 +320,43 @@ def test_grammar_without_an_end_stops_at_the_limit(scripted: RunningServer, gram
     choice = scripted.client.post("/v1/chat/completions", json=asked).json()["choices"][0]
     assert (choice["finish_reason"], choice["message"]["content"]) == ("length", "x" * 30)
     assert scripted.device("scripted:0")["pid"] == engine
+
+
+@pytest.fixture(scope="module")
+def thinking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """The demo model with a template whose prompts close the reasoning where thinking is off."""
+    folder = tmp_path_factory.mktemp("thinking")
+    template = (DEMO / "chat_template.jinja").read_text(encoding="utf-8")
+    template += "{% if enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}"
+    (folder / "template.jinja").write_text(template, encoding="utf-8")
+    with run_here(folder, "--model-dir", str(DEMO), "--chat-template", str(folder / "template.jinja")) as server:
+        yield server
+
+
+@pytest.mark.parametrize(
+    ("path", "off", "fields"),
+    [
+        ("/v1/chat/completions", {"reasoning_effort": "none"}, {"response_format": FORMAT, "max_tokens": 40}),
+        ("/v1/chat", {"chat_template_kwargs": {"enable_thinking": False}}, {"response_format": FORMAT}),
+        (
+            "/v1/responses",
+            {"reasoning": {"effort": "none"}},
+            {"text": {"format": FLAT_FORMAT}, "max_output_tokens": 40},
+        ),
+        ("/v1/messages", {"thinking": {"type": "disabled"}}, {"output_config": {"format": ANTHROPIC_FORMAT}}),
+    ],
+)
+def test_a_format_cannot_be_escaped_by_reasoning_that_the_prompt_has_closed(
+    thinking: RunningServer, path: str, off: dict[str, Any], fields: dict[str, Any]
+) -> None:
+    """The model prefers the marker that opens reasoning to everything else."""
+    (opening,) = thinking.client.post("/tokenize", json={"prompt": "<", "add_special_tokens": False}).json()["tokens"]
+    asked = {"input": "Hello!"} if path == "/v1/responses" else body("Hello!", max_tokens=40)
+    sent = {**asked, **fields, "logit_bias": {str(opening): 60}}
+    escaped, held = (thinking.client.post(path, json={**sent, **more}) for more in ({}, off))
+    assert (escaped.status_code, held.status_code) == (200, 200), held.text
+    answer = re.compile(r'\\"name\\": \\"(Paris|Rome)\\"')
+    assert not answer.search(escaped.text)
+    assert "<" in escaped.text
+    assert answer.search(held.text), held.text
+    assert "<" not in held.text

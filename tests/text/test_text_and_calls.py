@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 
 from genai_server.answer_parts import Content, ToolCallArguments
 from genai_server.text.answers.dialect import TOOL_FORMATS
-from genai_server.text.answers.reasoning import MISTRAL_THINK, THINK, ReasoningFormat
+from genai_server.text.answers.reasoning import MISTRAL_THINK, THINK, ReasoningFormat, ReasoningState
 from genai_server.text.grammars import grammar
 from genai_server.text.tool_formats.tagged import Tagged
 from genai_server.text.tool_formats.tool_format import ANY_OBJECT, Tool
@@ -69,12 +69,21 @@ def _call(form: str, city: str = '"Oslo"', name: str = "f", *, calls: Mapping[st
 
 
 def _built(
-    form: str, *, parallel: bool = True, opaque: dict[str, int] | None = None, reasoning: ReasoningFormat | None = None
+    form: str,
+    *,
+    parallel: bool = True,
+    opaque: dict[str, int] | None = None,
+    reasoning: ReasoningFormat | None = None,
+    inside: bool = False,
 ) -> str:
-    built = grammar.text_and_calls(TOOL_FORMATS[form], TOOLS, parallel=parallel, opaque_tokens=opaque or {})
-    if reasoning is None:
-        return built
-    return grammar.after_reasoning(built, reasoning, starts_inside=False, opaque_tokens=opaque or {})
+    return grammar.text_and_calls(
+        TOOL_FORMATS[form],
+        TOOLS,
+        parallel=parallel,
+        opaque_tokens=opaque or {},
+        reasoning=reasoning,
+        state=ReasoningState.INSIDE if inside else ReasoningState.BEFORE,
+    )
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -152,6 +161,33 @@ def test_markers_may_be_tokens_or_text_in_the_grammar(
 
 
 @pytest.mark.parametrize("form", MARKED)
+@pytest.mark.parametrize("tokens", [False, True], ids=["as text", "as tokens"])
+def test_reasoning_may_end_with_the_answer_and_its_calls_are_bound(
+    form: str, tokens: bool, model: tuple[LLTokenizer, dict[str, Any]]
+) -> None:
+    tokenizer, content = model
+    opaque = grammar.find_opaque_tokens(content) if tokens else None
+    encoder, calls = Tokenizer.from_str(json.dumps(content)), WITH_TOKENS if tokens else CALLS
+    call, wrong = (_call(form, city, calls=calls) for city in ('"Rome"', '"Paris"'))
+
+    def is_allowed(built: str, text: str) -> bool:
+        written = encoder.encode(text).ids if tokens else list(text.encode())
+        state = matcher(tokenizer if tokens else byte_tokenizer(), built)
+        fitted = state.validate_tokens(written) == len(written) and state.consume_tokens(written)
+        return fitted and state.is_accepting()
+
+    for begun, inside in (("", True), ("<think>\n", False)):
+        built = _built(form, opaque=opaque, reasoning=THINK, inside=inside)
+        for thought in ("", "Hm", f"Hm\n{call}", call, f"Hm\n\n  {call}\nSo.", f"Hm\n{call}\n</think>\n\n{call}"):
+            assert is_allowed(built, begun + thought), thought
+        for thought in (f"Hm\n{wrong}", wrong, f"Hm\n{wrong}\n</think>\n\n{call}", f"Hm</think>{wrong}"):
+            assert not is_allowed(built, begun + thought), thought
+        one = _built(form, opaque=opaque, reasoning=THINK, inside=inside, parallel=False)
+        assert is_allowed(one, f"{begun}Hm\n{call}\n")
+        assert not is_allowed(one, f"{begun}{call}\n{call}")
+
+
+@pytest.mark.parametrize("form", MARKED)
 def test_a_marker_that_is_a_token_is_not_written_in_pieces(
     form: str, model: tuple[LLTokenizer, dict[str, Any]]
 ) -> None:
@@ -167,20 +203,22 @@ def test_a_marker_that_is_a_token_is_not_written_in_pieces(
 @settings(max_examples=300, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.sampled_from(FORMS),
-    st.sampled_from([None, THINK]),
+    st.sampled_from([(None, False), (THINK, False), (THINK, True)]),
     st.lists(st.sampled_from(pieces("f")), min_size=10, max_size=120),
 )
 def test_parser_finds_only_valid_calls_in_allowed_text(
-    form: str, reasoning: ReasoningFormat | None, drawn: list[str]
+    form: str, thinks: tuple[ReasoningFormat | None, bool], drawn: list[str]
 ) -> None:
-    state, text = matcher(byte_tokenizer(), _built(form, reasoning=reasoning)), ""
+    reasoning, inside = thinks
+    state, text = matcher(byte_tokenizer(), _built(form, reasoning=reasoning, inside=inside)), ""
     for piece in drawn:
         if state.validate_tokens(list(piece.encode())) == len(piece):
             state.consume_tokens(list(piece.encode()))
             text += piece
     if not state.is_accepting():
         return
-    parts = merged(stream(parser(form, {tool.name: tool.parameters for tool in TOOLS}, reasoning=reasoning), [text]))
+    reader = parser(form, {tool.name: tool.parameters for tool in TOOLS}, reasoning=reasoning, inside=inside)
+    parts = merged(stream(reader, [text]))
     for called in answer_of(parts).tool_calls:
         assert called.is_complete
         if called.name == "f":

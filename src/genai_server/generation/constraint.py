@@ -12,6 +12,7 @@ from genai_server.apis.shared.sampling_parameters import StructuredOutputs
 from genai_server.errors import InvalidField
 from genai_server.grammar_checker.checker import GrammarChecker
 from genai_server.quoted_values import quoted
+from genai_server.text.answers.reasoning import ReasoningState
 from genai_server.text.codec import TextCodec
 from genai_server.text.grammars import grammar
 from genai_server.text.grammars.lark import lark_of_text
@@ -20,6 +21,7 @@ from genai_server.text.tool_formats.tool_format import ANY_OBJECT, Tool, ToolFor
 
 _STRUCTURE, _FORMAT = "structured_outputs", "response_format"
 _SCHEMA = "must be a supported JSON schema"
+_CALLABLE = "must be functions whose calls can be constrained"
 # The name of the constraint to text or calls.
 _CALLS = "calls or text"
 
@@ -112,15 +114,15 @@ class ChatConstraint:
         self._codec = codec
         self._best_effort = best_effort
 
-    def build(self, tools: list[GivenTool], *, starts_inside: bool) -> Constraint | None:
-        """The constraint of an answer that may call `tools`, if any.
+    def build(self, tools: list[GivenTool], state: ReasoningState) -> Constraint | None:
+        """The constraint of an answer that begins in this state and may call `tools`, if any.
 
-        With `starts_inside`, the answer begins in reasoning. Raises InvalidField if no grammar can be built.
+        Raises InvalidField if no grammar can be built.
         """
         if _CALLS in self._loose:  # calls cannot be constrained
             tools = []
         wanted, reasoning = self._wanted(), self._codec.dialect.reasoning
-        if wanted is not None and reasoning is not None and reasoning.answer_opening:
+        if wanted and reasoning and reasoning.answer_opening and state is not ReasoningState.CLOSED:
             built = grammar.after_text(reasoning.answer_opening, wanted.grammar, self._codec.opaque_tokens)
             wanted = replace(wanted, grammar=built)
         forced = self._body.tool_choice not in (None, "none", "auto")
@@ -136,13 +138,11 @@ class ChatConstraint:
             is_promised = any(tool.function.strict for tool in chosen)
             # In formats without a marker, no text could precede calls.
             if is_promised or self._form.opening is not None:
-                whole = replace(self._calls(held, or_text=True), is_promised=is_promised, name=_CALLS)
+                whole = replace(self._text_or_calls(held, state), is_promised=is_promised, name=_CALLS)
         if whole is None:
             return None
-        if reasoning is not None:
-            built = grammar.after_reasoning(
-                whole.grammar, reasoning, starts_inside=starts_inside, opaque_tokens=self._codec.opaque_tokens
-            )
+        if reasoning is not None and whole.name != _CALLS:
+            built = grammar.after_reasoning(whole.grammar, reasoning, state, self._codec.opaque_tokens)
             whole = replace(whole, grammar=built)
         return replace(whole, parts=(*([wanted] if wanted and not forced else []), *(part for _, part in parts)))
 
@@ -211,14 +211,30 @@ class ChatConstraint:
         assert form is not None, "tools are only offered to models with a tool call format"
         return form
 
-    def _calls(self, tools: list[Tool], *, or_text: bool = False) -> Constraint:
-        """The constraint to calls of these tools, with `or_text` also to text."""
-        form, body = self._form, self._body
-        parallel = body.parallel_tool_calls is not False and not isinstance(body.tool_choice, ChosenTool)
-        build = grammar.text_and_calls if or_text else grammar.tool_calls
+    def _calls(self, tools: list[Tool]) -> Constraint:
+        """The constraint to calls of these tools."""
         with _naming("tools"):
-            built = build(form, tools, parallel=parallel, opaque_tokens=self._codec.opaque_tokens)
-        return Constraint(built, "tools", "must be functions whose calls can be constrained")
+            built = grammar.tool_calls(
+                self._form, tools, parallel=self._is_parallel, opaque_tokens=self._codec.opaque_tokens
+            )
+        return Constraint(built, "tools", _CALLABLE)
+
+    def _text_or_calls(self, tools: list[Tool], state: ReasoningState) -> Constraint:
+        """The constraint to text and calls of these tools, after reasoning."""
+        with _naming("tools"):
+            built = grammar.text_and_calls(
+                self._form,
+                tools,
+                parallel=self._is_parallel,
+                opaque_tokens=self._codec.opaque_tokens,
+                reasoning=self._codec.dialect.reasoning,
+                state=state,
+            )
+        return Constraint(built, "tools", _CALLABLE)
+
+    @property
+    def _is_parallel(self) -> bool:
+        return self._body.parallel_tool_calls is not False and not isinstance(self._body.tool_choice, ChosenTool)
 
 
 def _chosen(choice: object, tools: list[GivenTool]) -> list[GivenTool]:

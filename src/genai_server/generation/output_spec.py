@@ -18,7 +18,9 @@ from genai_server.quoted_values import quoted
 from genai_server.text.answers.answer_parser import AnswerParser
 from genai_server.text.answers.answer_text import PlainParser
 from genai_server.text.answers.dialect import Dialect
+from genai_server.text.answers.reasoning import ReasoningState
 from genai_server.text.codec import TextCodec
+from genai_server.text.prompts.prompt import CONTINUE
 
 # Cached specs of one model. A grammar has at most 262,144 characters (`LONGEST_GRAMMAR`).
 _MAX_KEPT = 32
@@ -86,23 +88,27 @@ def chat_output_spec(
     parts that must be relaxed (see `Constraint.check`). Raises InvalidField.
     """
     dialect, tools = codec.dialect, offered_tools(body, codec)
-    inside = starts_in_reasoning(codec, prompt)
+    state = reasoning_state(body, codec, prompt)
     constraint = ChatConstraint(body, codec, best_effort=best_effort, loose=frozenset(loose))
     return OutputSpec(
         dialect,
         tools={tool.function.name: tool.function.parameters for tool in tools},
         max_calls=1 if body.parallel_tool_calls is False else None,
-        constraint=constraint.build(tools, starts_inside=inside),
-        starts_in_reasoning=inside,
+        constraint=constraint.build(tools, state),
+        starts_in_reasoning=state is ReasoningState.INSIDE,
         left_out=tuple(constraint.left_out),
     )
 
 
-def starts_in_reasoning(codec: TextCodec, prompt: list[int]) -> bool:
-    """Whether a chat's prompt ends in reasoning."""
+def reasoning_state(body: ChatParameters, codec: TextCodec, prompt: list[int]) -> ReasoningState:
+    """Where the answer to a chat with this prompt begins."""
     reasoning = codec.dialect.reasoning
+    if reasoning is None:
+        return ReasoningState.BEFORE
+    if (body.chat_template_kwargs or {}).get(CONTINUE) and isinstance(text := body.messages[-1].content, str):
+        return reasoning.state_within(text)
     # Only the end matters; a marker is a few tokens at most.
-    return reasoning is not None and reasoning.begins_inside(codec.decode(prompt[-16:]))
+    return reasoning.state_after(codec.decode(prompt[-16:]))
 
 
 def plain_output_spec(body: SamplingFields) -> OutputSpec:
@@ -154,7 +160,7 @@ def _key(body: ChatParameters, codec: TextCodec, prompt: list[int]) -> bytes:
     """A digest that differs for chats with different specs."""
     # Pydantic's JSON would turn NaN into null.
     fields = json.dumps(body.model_dump(include=_FIELDS), default=str)
-    return hashlib.sha256(f"{starts_in_reasoning(codec, prompt)}{fields}".encode()).digest()
+    return hashlib.sha256(f"{reasoning_state(body, codec, prompt)}{fields}".encode()).digest()
 
 
 def offered_tools(body: ChatParameters, codec: TextCodec) -> list[AnyTool]:

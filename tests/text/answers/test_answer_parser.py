@@ -153,7 +153,7 @@ def test_parsing_time_is_linear_in_repeated_beginnings(form: str) -> None:
         "olmo3": "<function_calls>now(a=",
         "nemotron": '<TOOLCALL>[{"arguments": ',
     }
-    text = beginnings[form] * 7_000
-    began = time.process_time()
-    assert merged(stream(parser(form), [text]))
-    assert time.process_time() - began < 7  # of a processor, so that a busy machine changes little
+    for text, reasoning in ((beginnings[form] * 7_000, None), (f"{beginnings[form]}\n" * 7_000, THINK)):
+        began = time.process_time()
+        assert merged(stream(parser(form, reasoning=reasoning, inside=True), [text]))
+        assert time.process_time() - began < 7  # of a processor, so that a busy machine changes little

@@ -3,8 +3,17 @@
 import pytest
 
 from genai_server.answer_parts import Content, Part, Reasoning, ToolCallStart
-from genai_server.text.answers.reasoning import HARMONY, MISTRAL_THINK, THINK, ReasoningFormat, detect_reasoning
-from tests.text.parsing import cut, merged, parser, stream
+from genai_server.text.answers.dialect import TOOL_FORMATS
+from genai_server.text.answers.reasoning import (
+    HARMONY,
+    MISTRAL_THINK,
+    THINK,
+    ReasoningFormat,
+    ReasoningState,
+    detect_reasoning,
+)
+from genai_server.text.tool_formats.tool_format import Call
+from tests.text.parsing import answer_of, cut, merged, parser, stream
 
 
 def parse(text: str, form: ReasoningFormat | None = THINK, *, inside: bool = False) -> list[Part]:
@@ -60,6 +69,41 @@ def test_calls_within_reasoning_are_reasoning() -> None:
     assert parts[:2] == [Reasoning(call), ToolCallStart(0, "0", "now")]
 
 
+@pytest.mark.parametrize("form", sorted(TOOL_FORMATS.keys() - {"harmony"}))
+def test_complete_calls_in_reasoning_that_is_never_closed_are_calls(form: str) -> None:
+    written = TOOL_FORMATS[form].write_calls([Call("now", {})])
+    made = merged(stream(parser(form), [written]))
+    assert [called.name for called in answer_of(made).tool_calls] == ["now"]
+    assert _in_thought(form, f"Hm.\n{written}") == [Reasoning("Hm."), *made]
+    assert _in_thought(form, f"{written}\n") == made
+    assert _in_thought(form, f"Hm.\n\n {written}\nI wait.\n") == [
+        Reasoning("Hm.\n\n "),
+        *made,
+        Reasoning("\nI wait.\n"),
+    ]
+    # These were none.
+    thought = f"Hm.\n{written}\nNo."
+    assert _in_thought(form, f"{thought}\n</think>\n\nYes.") == [Reasoning(thought), Content("Yes.")]
+    if TOOL_FORMATS[form].opening is not None and form != "qwen3_coder":  # whose second line can begin a call
+        assert _in_thought(form, f"As in {written}") == [Reasoning(f"As in {written}")]
+    begun = f"Hm.\n{written[: written.index('now') + 3]}"
+    assert _in_thought(form, begun) == [Reasoning(begun)]
+
+
+def _in_thought(form: str, text: str) -> list[Part]:
+    """The parts of an answer that begins in reasoning, which are the same whether it arrives complete or in pieces."""
+    whole, threes, letters = (
+        merged(stream(parser(form, reasoning=THINK, inside=True), cut(text, size))) for size in (len(text), 3, 1)
+    )
+    assert whole == threes == letters
+    return whole
+
+
+def test_a_call_whose_arguments_have_the_closing_marker_ends_the_reasoning() -> None:
+    text = 'Hm.\n<tool_call>\n{"name": "now", "arguments": {"a": "</think>'
+    assert _in_thought("hermes", text) == [Reasoning(text.removesuffix("</think>"))]
+
+
 @pytest.mark.parametrize(
     ("template", "form"),
     [
@@ -73,7 +117,26 @@ def test_chat_template_determines_the_format(template: str, form: ReasoningForma
     assert detect_reasoning(template) is form
 
 
-def test_prompt_determines_whether_the_answer_starts_inside() -> None:
-    assert THINK.begins_inside("<|im_start|>assistant\n<think>\n")
-    assert not THINK.begins_inside("<|im_start|>assistant\n<think>\n\n</think>\n\n")
-    assert not THINK.begins_inside("Write <think> and stop<|im_start|>assistant\n")
+@pytest.mark.parametrize(
+    ("prompt", "state"),
+    [
+        ("<|im_start|>assistant\n<think>\n", ReasoningState.INSIDE),
+        ("<|im_start|>assistant\n<think>\n\n</think>\n\n", ReasoningState.CLOSED),
+        ("<｜Assistant｜></think>", ReasoningState.CLOSED),
+        ("Write <think> and </think><|im_start|>assistant\n", ReasoningState.BEFORE),
+    ],
+)
+def test_end_of_the_prompt_determines_where_the_answer_begins(prompt: str, state: ReasoningState) -> None:
+    assert THINK.state_after(prompt) is state
+
+
+@pytest.mark.parametrize(
+    ("message", "state"),
+    [
+        ("Sure, ", ReasoningState.CLOSED),
+        ("<think>\nHm, ", ReasoningState.INSIDE),
+        ("<think>\nHm\n</think>\n\nSure, ", ReasoningState.CLOSED),
+    ],
+)
+def test_answer_that_continues_a_message_begins_where_that_ends(message: str, state: ReasoningState) -> None:
+    assert THINK.state_within(message) is state

@@ -12,7 +12,7 @@ from llguidance import LLTokenizer
 from genai_server.answer_parts import Content, ToolCallStart
 from genai_server.errors import InvalidField
 from genai_server.text.answers.dialect import TOOL_FORMATS
-from genai_server.text.answers.reasoning import MISTRAL_THINK, THINK, ReasoningFormat
+from genai_server.text.answers.reasoning import MISTRAL_THINK, THINK, ReasoningFormat, ReasoningState
 from genai_server.text.grammars import grammar
 from genai_server.text.tool_formats.tagged import Tagged
 from genai_server.text.tool_formats.tool_format import Tool
@@ -212,8 +212,8 @@ def test_only_one_call_is_allowed_unless_parallel() -> None:
 @pytest.mark.parametrize("form", [THINK, MISTRAL_THINK])
 def test_reasoning_may_come_before_what_fits(form: ReasoningFormat) -> None:
     inside, outside = (
-        grammar.after_reasoning(grammar.json_object(), form, starts_inside=starts_inside, opaque_tokens={})
-        for starts_inside in (True, False)
+        grammar.after_reasoning(grammar.json_object(), form, state, {})
+        for state in (ReasoningState.INSIDE, ReasoningState.BEFORE)
     )
     bad = ("{}", f"Hm{form.closing}", f"Hm{form.closing}no")
     assert_answers(inside, [f"\nHm < b\n{form.closing}\n\n{{}}"], bad)
@@ -222,7 +222,7 @@ def test_reasoning_may_come_before_what_fits(form: ReasoningFormat) -> None:
 
 def test_a_grammar_of_several_keeps_them_all_after_reasoning() -> None:
     pair = json.dumps({"grammars": [{"lark_grammar": "start: @b"}, {"name": "b", "lark_grammar": 'start: "b"'}]})
-    assert fits(grammar.after_reasoning(pair, THINK, starts_inside=True, opaque_tokens={}), "Hm</think>b")
+    assert fits(grammar.after_reasoning(pair, THINK, ReasoningState.INSIDE, {}), "Hm</think>b")
 
 
 CALLS = {
@@ -254,7 +254,7 @@ def test_calls_written_with_the_models_tokens_are_allowed(
     )
     text = CALLS[form]
     if reasoning is not None:
-        built = grammar.after_reasoning(built, reasoning, starts_inside=False, opaque_tokens=opaque)
+        built = grammar.after_reasoning(built, reasoning, ReasoningState.BEFORE, opaque)
         text = f"{reasoning.opening}\nHm </th\n{reasoning.closing}\n{text}"
     validate(built, param="tools")
     tokens = Tokenizer.from_str(json.dumps(content)).encode(text).ids

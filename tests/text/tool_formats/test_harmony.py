@@ -9,7 +9,7 @@ import pytest
 
 from genai_server.answer_parts import Content, Part, Reasoning, ToolCallArguments, ToolCallStart
 from genai_server.text.answers.dialect import TOOL_FORMATS
-from genai_server.text.answers.reasoning import HARMONY
+from genai_server.text.answers.reasoning import HARMONY, ReasoningState
 from genai_server.text.grammars import grammar
 from genai_server.text.tokenizer import ModelTokenizer
 from genai_server.text.tool_formats.harmony import MARKERS
@@ -127,8 +127,9 @@ def test_a_call_without_the_beginning_of_arguments_is_text() -> None:
 
 
 def test_an_answer_may_begin_within_reasoning() -> None:
-    assert HARMONY.begins_inside("<|start|>assistant<|channel|>analysis<|message|>")
-    assert not HARMONY.begins_inside("<|start|>assistant")
+    assert HARMONY.state_after("<|start|>assistant<|channel|>analysis<|message|>") is ReasoningState.INSIDE
+    assert HARMONY.state_after("Hi<|end|><|start|>assistant") is ReasoningState.BEFORE
+    assert HARMONY.state_after("Hi<|end|>") is ReasoningState.BEFORE
     assert parse(f"so<|end|>{NEXT}{FINAL}", inside=True) == [Reasoning("so"), Content("2 + 2 = 4.")]
 
 
@@ -159,9 +160,13 @@ def test_written_calls_are_parsed_back() -> None:
 
 def _built(*, forced: bool = False, opaque: dict[str, int] | None = None, inside: bool = False) -> str:
     tools = [Tool("get_weather", {"properties": {"location": {"enum": ["Oslo"]}}, "required": ["location"]})]
-    build = grammar.tool_calls if forced else grammar.text_and_calls
-    built = build(TOOL_FORMATS["harmony"], tools, parallel=True, opaque_tokens=opaque or {})
-    whole = grammar.after_reasoning(built, HARMONY, starts_inside=inside, opaque_tokens=opaque or {})
+    state, tokens = ReasoningState.INSIDE if inside else ReasoningState.BEFORE, opaque or {}
+    form = TOOL_FORMATS["harmony"]
+    if forced:
+        calls = grammar.tool_calls(form, tools, parallel=True, opaque_tokens=tokens)
+        whole = grammar.after_reasoning(calls, HARMONY, state, tokens)
+    else:
+        whole = grammar.text_and_calls(form, tools, parallel=True, opaque_tokens=tokens, reasoning=HARMONY, state=state)
     validate(whole, param="tools")
     return whole
 
@@ -180,13 +185,26 @@ def test_a_call_is_bound_after_any_reasoning(forced: bool) -> None:
     assert not fits(built, "Hello")
 
 
+def test_an_answer_that_continues_a_message_goes_on_with_it() -> None:
+    form = TOOL_FORMATS["harmony"]
+    built = grammar.text_and_calls(
+        form, [Tool("now")], parallel=True, opaque_tokens={}, reasoning=HARMONY, state=ReasoningState.CLOSED
+    )
+    validate(built, param="tools")
+    assert fits(built, "is 4.")
+    assert fits(built, f"is 4.<|end|>{NEXT}{form.write_calls([Call('now', {})])}")
+    assert not fits(built, f"is 4.<|end|>{NEXT}{form.write_calls([Call('later', {})])}")
+    calls = grammar.tool_calls(form, [Tool("now")], parallel=True, opaque_tokens={})
+    assert grammar.after_reasoning(calls, HARMONY, ReasoningState.CLOSED, {}) == calls
+
+
 def test_the_rest_of_a_thought_may_come_first() -> None:
     assert fits(_built(inside=True), f"so<|end|>{NEXT}{ANALYSIS}{NEXT}{FINAL.removesuffix('<|return|>')}")
 
 
 def test_a_format_binds_the_final_message() -> None:
     built = grammar.after_text(HARMONY.answer_opening, grammar.json_object(), {})
-    whole = grammar.after_reasoning(built, HARMONY, starts_inside=False, opaque_tokens={})
+    whole = grammar.after_reasoning(built, HARMONY, ReasoningState.BEFORE, {})
     validate(whole, param="response_format")
     assert fits(whole, f'{ANALYSIS}{NEXT}<|channel|>final<|message|>{{"a": 1}}')
     assert not fits(whole, f"{ANALYSIS}{NEXT}<|channel|>final<|message|>Hi")

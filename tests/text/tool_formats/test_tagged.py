@@ -149,6 +149,48 @@ def test_sent_arguments_are_complete(form: str) -> None:
     assert parse(city, form, FUNCTIONS) == cut_call(0, "get_weather", '{"city": "Oslo"')
 
 
+CLOSING = {"qwen3_coder": "</parameter>", "glm": "</arg_value>", "minimax": "</parameter>"}
+# Values that contain their own closing tag. TAG stands for it.
+WITH_TAGS = [
+    "a TAG b",
+    "TAG",
+    "TAGTAG",
+    "a\nTAG\nb",
+    "a\nTAG",
+    "<x>\n  TAG\n</x>",
+    "TAG </functions>",
+    'TAG\n"a"\nTAG c',
+]
+
+
+@pytest.mark.parametrize("form", TAGGED)
+@pytest.mark.parametrize("value", WITH_TAGS)
+def test_value_contains_its_closing_tag_where_no_other_tag_follows(form: str, value: str) -> None:
+    city = value.replace("TAG", CLOSING[form])
+    written = TOOL_FORMATS[form].write_calls([Call("get_weather", {"city": city, "days": 3}), Call("now", {})])
+    (first, second) = answer_of(parse(written, form, FUNCTIONS)).tool_calls
+    assert (json.loads(first.arguments), second.name) == ({"city": city, "days": 3}, "now")
+    assert fits(_grammar(form, FUNCTIONS["get_weather"] or {}), written)
+    assert_cuts_change_nothing(written, form, FUNCTIONS)
+
+
+@pytest.mark.parametrize("form", TAGGED)
+def test_value_ends_with_its_closing_tag_at_the_end_of_the_answer(form: str) -> None:
+    text = UP_TO_VALUE[form].format(f"a {CLOSING[form]} b") + CLOSING[form]
+    for end in ("", "\n", "\n<", "\n</"):
+        parts = parse(text + end, form, FUNCTIONS)
+        assert parts == cut_call(0, "get_weather", f'{{"city": "a {CLOSING[form]} b"')
+
+
+@pytest.mark.parametrize("form", TAGGED)
+def test_no_text_of_the_grammar_has_the_end_of_a_value_within(form: str) -> None:
+    built = _grammar(form, {"properties": {"city": {"type": "string"}}, "required": ["city"]})
+    tag, end = CLOSING[form], REST[form].removeprefix("\n").removeprefix(CLOSING[form])
+    assert fits(built, _one(form, f"a{tag}b"))
+    for value in (f"a{tag}{end}", f"{tag}\n{end}b", f"a {tag} {end.strip()} b"):
+        assert not fits(built, _one(form, value)), value
+
+
 @pytest.mark.parametrize("end", ["", "\n</tool_call>"])
 def test_qwen_may_leave_out_the_first_tag(end: str) -> None:
     text = CALLS["qwen3_coder"].partition("\n")[2].partition("\n</tool_call>")[0]

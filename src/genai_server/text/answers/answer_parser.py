@@ -8,7 +8,7 @@ from typing import Any
 from genai_server.answer_parts import Content, Part, Reasoning, ToolCallArguments
 from genai_server.text.answers.answer_text import PlainParser
 from genai_server.text.answers.lookahead import SPACE, Lookahead, Reader
-from genai_server.text.answers.reasoning import HARMONY, ReasoningFormat, read_reasoning
+from genai_server.text.answers.reasoning import HARMONY, ReasoningFormat, ReasoningReader
 from genai_server.text.tool_formats.harmony import read_messages
 from genai_server.text.tool_formats.tool_format import Calls, ToolFormat
 
@@ -42,6 +42,7 @@ class AnswerParser(PlainParser):
         self._text = Lookahead()
         self._parts: list[Part] = []
         self._format = tool_format if tools else None
+        self._new_id = new_id
         self._calls = Calls(tools, new_id, self._emit, only_complete=only_complete_calls)
         self._reasoning = reasoning
         self._starts_in_reasoning = starts_in_reasoning
@@ -92,8 +93,9 @@ class AnswerParser(PlainParser):
             )
             return
         if self._reasoning is not None:
-            emit = partial(self._emit_text, Reasoning)
-            yield from read_reasoning(self._text, self._reasoning, inside=self._starts_in_reasoning, emit=emit)
+            new_calls = partial(Calls, self._calls.parameters, self._new_id, only_complete=True)
+            reader = ReasoningReader(self._text, self._reasoning, self._emit, self._format, new_calls)
+            yield from reader.read(inside=self._starts_in_reasoning)
         yield from self._read_with_calls(self._format) if self._format else self._read_plain()
 
     def _read_calls_here(self, *, new_line: bool = True) -> Reader[bool]:

@@ -63,6 +63,16 @@ class Lookahead:
         """The text between two positions."""
         return self._text[place - self._begin : end - self._begin]
 
+    @property
+    def received_to(self) -> int:
+        """The position after the text received so far."""
+        return self._begin + len(self._text)
+
+    def find(self, literal: str, place: int) -> int | None:
+        """The position of a literal in the received text, from this position on."""
+        found = self._text.find(literal, place - self._begin)
+        return None if found < 0 else self._begin + found
+
     def peek(self) -> Reader[str]:
         """The next character, or "" at the end."""
         while self.at - self._begin == len(self._text):

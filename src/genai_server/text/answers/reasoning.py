@@ -9,12 +9,26 @@ gpt-oss.)
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 
+from genai_server.answer_parts import Part, Reasoning, ToolCallEnd
 from genai_server.text.answers.lookahead import SPACE, Lookahead, Reader
 from genai_server.text.grammars.lark import marker, quoted, spelled, text_up_to
 from genai_server.text.tool_formats import harmony
+from genai_server.text.tool_formats.tool_format import Calls, ToolFormat
 
 _NEWLINES = re.compile(r"\n*")
+
+
+class ReasoningState(StrEnum):
+    """Where an answer begins."""
+
+    # Before the reasoning, if it has any.
+    BEFORE = "before"
+    # Within the reasoning: the prompt has opened it.
+    INSIDE = "inside"
+    # After the reasoning: the prompt has closed it, as chat templates do where thinking is off.
+    CLOSED = "closed"
 
 
 @dataclass(frozen=True)
@@ -37,20 +51,32 @@ class ReasoningFormat:
         """Special tokens that the decoder must show."""
         return (self.opening, self.closing)
 
-    def begins_inside(self, prompt: str) -> bool:
-        """Whether the rendered prompt ends with the opening marker, so that the answer begins as reasoning."""
-        return prompt.rstrip(SPACE).endswith(self.opening)
+    def state_after(self, prompt: str) -> ReasoningState:
+        """Where an answer begins after a rendered prompt: its end is a marker if it opens or closes reasoning."""
+        end = prompt.rstrip(SPACE)
+        if end.endswith(self.opening):
+            return ReasoningState.INSIDE
+        return ReasoningState.CLOSED if end.endswith(self.closing) else ReasoningState.BEFORE
+
+    def state_within(self, message: str) -> ReasoningState:
+        """Where an answer begins that continues the text of a message."""
+        opened, closed = (message.rfind(marker) for marker in (self.opening, self.closing))
+        return ReasoningState.INSIDE if opened > closed else ReasoningState.CLOSED
 
     def lark(self, *, inside: bool, opaque_tokens: Mapping[str, int]) -> str:
         """llguidance Lark rules with `reasoning` on top: its rest if `inside`, else optional reasoning."""
-        if self.closing in opaque_tokens:
-            thought = f"thought: /(.|\\n)*/ {marker(self.closing, opaque_tokens)}\n"
-        else:
-            thought = f"thought[suffix={quoted(self.closing)}]: /(.|\\n)*/\n"
-        newlines = '("\\n" | "\\n\\n")?'
+        rest = self.lark_rest(opaque_tokens)
         if inside:
-            return f"reasoning: thought {newlines}\n{thought}"
-        return f"reasoning: ({marker(self.opening, opaque_tokens)} thought {newlines})?\n{thought}"
+            return f"reasoning: rest_of_reasoning\n{rest}"
+        return f"reasoning: ({marker(self.opening, opaque_tokens)} rest_of_reasoning)?\n{rest}"
+
+    def lark_rest(self, opaque_tokens: Mapping[str, int]) -> str:
+        """Rules with `rest_of_reasoning` on top: what follows the opening marker."""
+        if self.closing in opaque_tokens:
+            thought = f"thought: /(.|\\n)*/ {marker(self.closing, opaque_tokens)}"
+        else:
+            thought = f"thought[suffix={quoted(self.closing)}]: /(.|\\n)*/"
+        return f'rest_of_reasoning: thought ("\\n" | "\\n\\n")?\n{thought}\n'
 
 
 class HarmonyReasoning(ReasoningFormat):
@@ -63,6 +89,11 @@ class HarmonyReasoning(ReasoningFormat):
     @property
     def shown_tokens(self) -> tuple[str, ...]:
         return harmony.MARKERS
+
+    def state_after(self, prompt: str) -> ReasoningState:
+        # The end of any message is the marker that closes reasoning.
+        state = super().state_after(prompt)
+        return ReasoningState.BEFORE if state is ReasoningState.CLOSED else state
 
     def lark(self, *, inside: bool, opaque_tokens: Mapping[str, int]) -> str:
         thought = text_up_to("thought", harmony.NEXT_MESSAGE, opaque_tokens, without=harmony.MARKERS)
@@ -83,32 +114,111 @@ def detect_reasoning(template_source: str) -> ReasoningFormat | None:
     return next((one for one in REASONING_FORMATS.values() if one.sign in template_source), None)
 
 
-def read_reasoning(
-    text: Lookahead, form: ReasoningFormat, *, inside: bool, emit: Callable[[str], None]
-) -> Reader[None]:
-    """Read the reasoning at the beginning of an answer, if any.
+class ReasoningReader:
+    """Reads the reasoning at the beginning of an answer, if any.
 
     The newlines around it belong to the format, and are neither reasoning nor answer. They are emitted only for
-    reasoning that is cut. If the answer begins `inside`, an opening marker that it repeats is dropped.
+    reasoning that is cut. If the answer begins inside, an opening marker that it repeats is dropped.
+
+    A model may forget to close its reasoning, and call tools from within it. So complete calls that begin a line count
+    as calls if the reasoning is never closed. From the first of them on, everything is held until that is known.
     """
-    place = text.at
-    yield from text.skip_space()
-    if not (yield from text.take(form.opening)):
-        text.at = place
-        if not inside:
-            return
-    yield from text.take_all(_NEWLINES)
-    plain = re.compile(rf"[^\n{re.escape(form.closing[0])}]+")
-    while True:
-        text.forget()
-        newlines = yield from text.take_all(_NEWLINES)
-        if not (yield from text.peek()):
-            emit(newlines)
-            return
-        if (yield from text.take(form.closing)):
-            yield from text.take_all(_NEWLINES)
-            return
-        if not (thought := text.take_here(plain)):
-            thought = yield from text.peek()
-            text.at += 1
-        emit(newlines + thought)
+
+    def __init__(
+        self,
+        text: Lookahead,
+        form: ReasoningFormat,
+        emit: Callable[[Part], None],
+        tool_format: ToolFormat | None,
+        new_calls: Callable[[Callable[[Part], None]], Calls],
+    ) -> None:
+        self._text = text
+        self._form = form
+        self._emit = emit
+        self._tool_format = tool_format
+        # Parts for the text from `_held_from` on, if the reasoning is never closed.
+        self._held: list[Part] = []
+        self._held_from: int | None = None
+        self._calls = new_calls(self._held.append)
+        # No call begins before the first position, and the closing marker not before the second one.
+        self._no_call_before = self._unclosed_to = 0
+
+    def read(self, *, inside: bool) -> Reader[None]:
+        """Read the reasoning of an answer that begins inside it, or before it."""
+        text, closing = self._text, self._form.closing
+        place = text.at
+        yield from text.skip_space()
+        if not (yield from text.take(self._form.opening)):
+            text.at = place
+            if not inside:
+                return
+        yield from text.take_all(_NEWLINES)
+        beginnings = "" if self._tool_format is None else self._tool_format.beginnings
+        plain = re.compile(rf"[^\n{re.escape(closing[0] + beginnings)}]+")
+        is_blank = True  # the line so far
+        while True:
+            text.forget()
+            newlines = yield from text.take_all(_NEWLINES)
+            is_blank = is_blank or newlines != ""
+            char = yield from text.peek()
+            if not char:
+                self._end(newlines)
+                return
+            if (yield from text.take(closing)):
+                self._close(text.at - len(newlines + closing))
+                yield from text.take_all(_NEWLINES)
+                return
+            if is_blank and char in beginnings and (yield from self._read_calls(text.at - len(newlines))):
+                continue
+            if not (thought := text.take_here(plain)):
+                thought = char
+                text.at += 1
+            is_blank = is_blank and not thought.strip(SPACE)
+            self._add(newlines + thought)
+
+    def _read_calls(self, line: int) -> Reader[bool]:
+        """Read complete calls, after the newlines from `line` on. Returns whether any; else nothing is read."""
+        text, calls, place = self._text, self._calls, self._text.at
+        if place < self._no_call_before or self._tool_format is None:
+            return False
+        text.kept_from = line if self._held_from is None else self._held_from
+        calls.emitted_to = place
+        reader = self._tool_format.read_calls(text, calls, new_line=True)
+        are_calls: bool | None = None
+        while (closed := text.find(self._form.closing, max(place, self._unclosed_to))) is None:
+            self._unclosed_to = text.received_to - len(self._form.closing) + 1
+            try:
+                next(reader)
+            except StopIteration as end:
+                are_calls = end.value
+                break
+            yield
+        if calls.is_open:
+            calls.abandon()
+        if closed is not None or calls.emitted_to == place:
+            self._no_call_before = text.at if closed is None else closed
+            text.at, text.kept_from = place, self._held_from
+            return False
+        self._held_from = text.kept_from
+        if not are_calls:
+            text.at = calls.emitted_to
+        return True
+
+    def _add(self, thought: str) -> None:
+        if self._held_from is None:
+            self._emit(Reasoning(thought))
+        else:
+            self._held.append(Reasoning(thought))
+
+    def _close(self, end: int) -> None:
+        """The reasoning up to this position is closed, so the calls in it were none."""
+        if self._held_from is not None:
+            self._emit(Reasoning(self._text.between(self._held_from, end)))
+            self._text.kept_from = None
+
+    def _end(self, newlines: str) -> None:
+        """The answer has ended within the reasoning, with these newlines."""
+        if newlines and not (self._held and isinstance(self._held[-1], ToolCallEnd)):
+            self._add(newlines)
+        for part in self._held:
+            self._emit(part)

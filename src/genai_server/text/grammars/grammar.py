@@ -10,10 +10,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from genai_server.errors import InvalidField
-from genai_server.text.answers.reasoning import REASONING_FORMATS, ReasoningFormat
+from genai_server.text.answers.reasoning import REASONING_FORMATS, ReasoningFormat, ReasoningState
 from genai_server.text.grammars.grammar_cost import check_cost, check_schema
 from genai_server.text.grammars.lark import (
     ANYTHING,
+    LINES,
     SPACES,
     any_of,
     expression,
@@ -168,31 +169,81 @@ def tool_calls(
 
 
 def text_and_calls(
-    tool_format: ToolFormat, tools: Sequence[Tool], *, parallel: bool, opaque_tokens: Mapping[str, int]
+    tool_format: ToolFormat,
+    tools: Sequence[Tool],
+    *,
+    parallel: bool,
+    opaque_tokens: Mapping[str, int],
+    reasoning: ReasoningFormat | None = None,
+    state: ReasoningState = ReasoningState.BEFORE,
 ) -> str:
-    """Text, or calls as in `tool_calls`, or both if the format marks calls.
+    """Text, or calls as in `tool_calls`, or both if the format marks calls, after reasoning.
 
     The answer parser finds no other calls, because the text cannot contain the beginning of one, and it does not begin
-    like reasoning. Without `parallel`, nothing follows a call. Raises InvalidField as `tool_calls` does.
+    like reasoning. Without `parallel`, nothing follows a call. The answer may open reasoning again that the prompt has
+    closed. Raises InvalidField as `tool_calls` does.
     """
     _check_parameters(tools)
     opening, calls = tool_format.opening, tool_format.lark(tools, parallel=parallel, opaque_tokens=opaque_tokens)
-    if isinstance(tool_format, Harmony):
-        return _with_texts(tool_format.lark_answer(calls, opaque_tokens))
     begun = [tool_format.lark_beginning([tool.name for tool in tools])]
     begun += [SPACES + re.escape(one.opening) for one in REASONING_FORMATS.values()]
     unbegun = f"~/({'|'.join(begun)}){ANYTHING}/"
-    if opening is None:
+    if isinstance(tool_format, Harmony):
+        rules = [tool_format.lark_answer(calls, opaque_tokens)]
+        if state is ReasoningState.CLOSED:  # the answer continues a message
+            return _with_texts("\n".join([*rules, "start: MESSAGE | message answer"]))
+    elif opening is None:
         # Whitespace is separate: if text can continue past the end of a lexeme, that lexeme is lost.
-        rules = [f"start: /{SPACES}/ (calls | TEXT)", f"TEXT: /([^ \\t\\r\\n]{ANYTHING})?/ & {unbegun}"]
+        rules = [f"answer: /{SPACES}/ (calls | TEXT)", f"TEXT: /([^ \\t\\r\\n]{ANYTHING})?/ & {unbegun}", calls]
     else:
-        lazy = "" if opening in opaque_tokens else "[lazy]"
         rules = [
-            f"start: {'calls* TEXT' if parallel else 'calls | TEXT'}",
+            f"answer: {'calls* TEXT' if parallel else 'calls | TEXT'}",
             f"TEXT: /{ANYTHING}/ & {unbegun}",
-            f"opening{lazy}: TEXT {marker(opening, opaque_tokens)}",
+            _opening(opening, "TEXT", opaque_tokens),
+            calls,
         ]
-    return _with_texts("\n".join([*rules, calls]))
+        if reasoning is not None:
+            rules += _thinking(tool_format, reasoning, tools, parallel=parallel, opaque_tokens=opaque_tokens)
+            before = "" if state is ReasoningState.INSIDE else f"answer | {marker(reasoning.opening, opaque_tokens)} "
+            return _with_texts("\n".join([*rules, f"start: {before}thinking"]))
+    built = _with_texts("\n".join([*rules, "start: answer"]))
+    if reasoning is None:
+        return built
+    state = ReasoningState.BEFORE if state is ReasoningState.CLOSED else state
+    return after_reasoning(built, reasoning, state, opaque_tokens)
+
+
+def _opening(opening: str, before: str, opaque_tokens: Mapping[str, int], suffix: str = "") -> str:
+    """The rule for the marker of calls, after text that matches a terminal."""
+    lazy = "" if opening in opaque_tokens else "[lazy]"
+    return f"opening{suffix}{lazy}: {before} {marker(opening, opaque_tokens)}"
+
+
+def _thinking(
+    tool_format: ToolFormat,
+    reasoning: ReasoningFormat,
+    tools: Sequence[Tool],
+    *,
+    parallel: bool,
+    opaque_tokens: Mapping[str, int],
+) -> list[str]:
+    """Rules with `thinking` on top: the rest of reasoning and the answer after it, or reasoning up to the end.
+
+    A model may forget to close its reasoning and call a tool from within it. The answer parser looks for such calls
+    where a line begins, so these are constrained as calls are.
+    """
+    suffix = "_in_thought"
+    calls = tool_format.lark_calls(parallel=parallel, opaque_tokens=opaque_tokens, suffix=suffix)
+    begun = tool_format.lark_beginning([tool.name for tool in tools], before=LINES)
+    unclosed = f"~{expression(f'({ANYTHING}{re.escape(reasoning.closing)}|{begun}){ANYTHING}')}"
+    return [
+        f"thinking: calls{suffix}{'*' if parallel else '?'} (THOUGHT | rest_of_reasoning answer)",
+        f"THOUGHT: /{ANYTHING}/ & {unclosed}",
+        f"LINES: /{LINES}/ & {unclosed}",
+        _opening(str(tool_format.opening), "LINES", opaque_tokens, suffix),
+        calls,
+        reasoning.lark_rest(opaque_tokens),
+    ]
 
 
 def either(one: str, other: str) -> str:
@@ -214,10 +265,12 @@ def after_text(text: str, grammar: str, opaque_tokens: Mapping[str, int]) -> str
 
 
 def after_reasoning(
-    grammar: str, reasoning: ReasoningFormat, *, starts_inside: bool, opaque_tokens: Mapping[str, int]
+    grammar: str, reasoning: ReasoningFormat, state: ReasoningState, opaque_tokens: Mapping[str, int]
 ) -> str:
-    """Text that matches the grammar after reasoning: its rest if `starts_inside`, else optional reasoning."""
-    rules = reasoning.lark(inside=starts_inside, opaque_tokens=opaque_tokens)
+    """Text that matches the grammar after the reasoning that an answer may have which begins in this state."""
+    if state is ReasoningState.CLOSED:
+        return grammar
+    rules = reasoning.lark(inside=state is ReasoningState.INSIDE, opaque_tokens=opaque_tokens)
     answer, *others = json.loads(grammar)["grammars"]
     return _grammars({"lark_grammar": f"start: reasoning @answer\n{rules}"}, {**answer, "name": "answer"}, *others)
 

@@ -15,6 +15,8 @@ from genai_server.text.grammars.schema_exact import exact
 
 # Regular expressions for any text, and for whitespace as the answer parser defines it.
 ANYTHING, SPACES = r"(.|\n)*", r"[ \t\r\n]*"
+# A regular expression for text up to where a line begins, apart from whitespace.
+LINES = rf"({ANYTHING}\n)?{SPACES}"
 # A backslash with the escaped character, or a character that ends an expression.
 _TO_ESCAPE = re.compile(r"\\.?|[/\n\r\t]", re.DOTALL)
 _ESCAPES = {"/": r"\/", "\n": r"\n", "\r": r"\r", "\t": r"\t"}
@@ -127,4 +129,6 @@ def any_of(alternatives: Iterable[str]) -> str:
 
 def separated(item: str, separator: str, *, several: bool) -> str:
     """One item or, if `several`, one or more with the text `separator` between."""
-    return f"{item} ({quoted(separator)} {item})*" if several else item
+    if not several:
+        return item
+    return f"{item} ({quoted(separator)} {item})*" if separator else f"{item}+"

@@ -141,7 +141,7 @@ def write_call_object(call: Call, *, key: str = "arguments") -> str:
 
 
 def lark_object(tools: Sequence[Tool], *, key: str = "arguments") -> str:
-    """The Lark rule `object`: one call as JSON, with arguments that match the tool's parameters."""
+    """The Lark rule `called`: one call as JSON, with arguments that match the tool's parameters."""
     heads = [quoted(f'{{"name": {json.dumps(tool.name)}, "{key}": ') for tool in tools]
     calls = [f"{head} {fits(tool.schema)} {quoted('}')}" for head, tool in zip(heads, tools, strict=True)]
-    return f"object: {any_of(calls)}\n"
+    return f"called: {any_of(calls)}"

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from genai_server.text.answers.lookahead import Lookahead, Reader
-from genai_server.text.grammars.lark import ANYTHING, SPACES, any_of, fits, quoted, spelled, text_up_to
+from genai_server.text.grammars.lark import any_of, fits, quoted, spelled, text_up_to
 from genai_server.text.tool_formats.call_object import read_arguments
 from genai_server.text.tool_formats.tool_format import Call, Calls, Tool, ToolFormat, write_json
 
@@ -76,24 +76,23 @@ class Harmony(ToolFormat):
         yield from text.take_any(*_ENDS)
         return True
 
-    def lark(self, tools: Sequence[Tool], *, parallel: bool, opaque_tokens: Mapping[str, int]) -> str:
-        head = spelled(f" {CONSTRAIN}json{MESSAGE}", opaque_tokens)
-        called = any_of(f"{quoted(tool.name)} {head} {fits(tool.schema)}" for tool in tools)
-        more = f"({spelled(f'{CALL}{START}assistant', opaque_tokens)} call)*" if parallel else ""
-        return f"calls: call {more} {spelled(CALL, opaque_tokens)}?\ncall: opening {called}\n"
+    def lark_calls(self, *, parallel: bool, opaque_tokens: Mapping[str, int], suffix: str = "") -> str:
+        call = f"opening{suffix} called"
+        more = f"({spelled(f'{CALL}{START}assistant', opaque_tokens)} {call})*" if parallel else ""
+        return f"calls{suffix}: {call} {more} {spelled(CALL, opaque_tokens)}?"
 
-    def lark_beginning(self, names: Sequence[str]) -> str:
-        marks = "|".join(map(re.escape, (START, CHANNEL)))
-        return rf"({ANYTHING}({marks})|{SPACES}to=)"
+    def lark_called(self, tools: Sequence[Tool], opaque_tokens: Mapping[str, int]) -> str:
+        head = spelled(f" {CONSTRAIN}json{MESSAGE}", opaque_tokens)
+        return f"called: {any_of(f'{quoted(tool.name)} {head} {fits(tool.schema)}' for tool in tools)}"
 
     def lark_answer(self, calls: str, opaque_tokens: Mapping[str, int]) -> str:
-        """Rules with `start` on top: a message for the user or a call after none or one that announces it.
+        """Rules with `answer` on top: a message for the user or a call after none or one that announces it.
 
         `calls` are the rules of `lark`.
         """
         announcement = spelled(f"{CHANNEL}commentary{MESSAGE}", opaque_tokens)
         rules = [
-            "start: announced? (calls | final)",
+            "answer: announced? (calls | final)",
             f"announced: {announcement} message",
             text_up_to("message", NEXT_MESSAGE, opaque_tokens, without=MARKERS),
             f"final: {spelled(FINAL, opaque_tokens)} MESSAGE",

@@ -43,10 +43,13 @@ class Hermes(ToolFormat):
         yield from read_closing(text, self.closing)
         return True
 
-    def lark(self, tools: Sequence[Tool], *, parallel: bool, opaque_tokens: Mapping[str, int]) -> str:
-        calls, newline = separated("call", "\n", several=parallel), quoted("\n")
+    def lark_calls(self, *, parallel: bool, opaque_tokens: Mapping[str, int], suffix: str = "") -> str:
+        calls, newline = separated(f"call{suffix}", "\n", several=parallel), quoted("\n")
         closing = marker(self.closing, opaque_tokens)
-        return f"calls: {calls}\ncall: opening {newline} object {newline} {closing}\n" + lark_object(tools)
+        return f"calls{suffix}: {calls}\ncall{suffix}: opening{suffix} {newline} called {newline} {closing}"
+
+    def lark_called(self, tools: Sequence[Tool], opaque_tokens: Mapping[str, int]) -> str:
+        return lark_object(tools)
 
     def write_calls(self, calls: Sequence[Call]) -> str:
         return "\n".join(f"{self.opening}\n{write_call_object(call)}\n{self.closing}" for call in calls)
@@ -82,12 +85,15 @@ class JsonList(ToolFormat):
             yield from read_closing(text, self.closing)
         return True
 
-    def lark(self, tools: Sequence[Tool], *, parallel: bool, opaque_tokens: Mapping[str, int]) -> str:
-        objects, closing = separated("object", ", ", several=parallel), spelled(self.closing, opaque_tokens)
-        return f"calls: opening {quoted('[')} {objects} {quoted(']')} {closing}\n" + lark_object(tools)
+    def lark_calls(self, *, parallel: bool, opaque_tokens: Mapping[str, int], suffix: str = "") -> str:
+        objects, closing = separated("called", ", ", several=parallel), spelled(self.closing, opaque_tokens)
+        return f"calls{suffix}: opening{suffix} {quoted('[')} {objects} {quoted(']')} {closing}"
 
-    def lark_beginning(self, names: Sequence[str]) -> str:
-        return f"{ANYTHING}({'|'.join(filter(None, (re.escape(self.opening), self.other_beginning)))})"
+    def lark_called(self, tools: Sequence[Tool], opaque_tokens: Mapping[str, int]) -> str:
+        return lark_object(tools)
+
+    def lark_beginning(self, names: Sequence[str], *, before: str = ANYTHING) -> str:
+        return f"{before}({'|'.join(filter(None, (re.escape(self.opening), self.other_beginning)))})"
 
     def write_calls(self, calls: Sequence[Call]) -> str:
         return f"{self.opening}[{', '.join(map(write_call_object, calls))}]{self.closing}"
@@ -148,14 +154,19 @@ class Mistral(ToolFormat):
         yield from text.take_last(_ARGS)
         return (yield from read_arguments(text, calls))
 
-    def lark(self, tools: Sequence[Tool], *, parallel: bool, opaque_tokens: Mapping[str, int]) -> str:
+    def lark_calls(self, *, parallel: bool, opaque_tokens: Mapping[str, int], suffix: str = "") -> str:
+        if _ARGS in opaque_tokens:
+            several = "+" if parallel else ""
+            return f"calls{suffix}: call{suffix}{several}\ncall{suffix}: opening{suffix} called"
+        objects = separated("called", ", ", several=parallel)
+        return f"calls{suffix}: opening{suffix} {quoted(' ')}? {quoted('[')} {objects} {quoted(']')}"
+
+    def lark_called(self, tools: Sequence[Tool], opaque_tokens: Mapping[str, int]) -> str:
         if _ARGS not in opaque_tokens:
-            objects = separated("object", ", ", several=parallel)
-            return f"calls: opening {quoted(' ')}? {quoted('[')} {objects} {quoted(']')}\n" + lark_object(tools)
+            return lark_object(tools)
         call_id = f"({marker(_CALL_ID, opaque_tokens)} /[0-9A-Za-z]{{{_ID_LENGTH}}}/)?"
         between = f"{call_id if _CALL_ID in opaque_tokens else ''} {marker(_ARGS, opaque_tokens)}"
-        named = [f"{quoted(tool.name)} {between} {fits(tool.schema)}" for tool in tools]
-        return f"calls: {'call+' if parallel else 'call'}\ncall: opening {any_of(named)}\n"
+        return f"called: {any_of(f'{quoted(tool.name)} {between} {fits(tool.schema)}' for tool in tools)}"
 
     def write_calls(self, calls: Sequence[Call]) -> str:
         return f"{self.opening}[{', '.join(map(write_call_object, calls))}]"

@@ -7,9 +7,9 @@ import re
 from collections.abc import Mapping, Sequence
 
 from genai_server.text.answers.lookahead import Lookahead, Reader
-from genai_server.text.grammars.lark import ANYTHING, SPACES, any_of, marker, quoted, separated
+from genai_server.text.grammars.lark import ANYTHING, SPACES, marker, quoted, separated
 from genai_server.text.tool_formats.call_object import CALL_KEYS, lark_object, read_call_object, write_call_object
-from genai_server.text.tool_formats.python_calls import lark_arguments, read_call, write_call
+from genai_server.text.tool_formats.python_calls import lark_python_calls, read_call, write_call
 from genai_server.text.tool_formats.tool_format import Call, Calls, Tool, ToolFormat, read_closing, read_list
 
 _PYTHON_TAG = "<|python_tag|>"
@@ -46,13 +46,13 @@ class Llama3Json(_Llama):
                 return True
         return False
 
-    def lark(self, tools: Sequence[Tool], *, parallel: bool, opaque_tokens: Mapping[str, int]) -> str:
-        return (
-            f"calls: {_lark_python_tag(opaque_tokens)} {separated('object', '; ', several=parallel)}\n"
-            + lark_object(tools, key="parameters")
-        )
+    def lark_calls(self, *, parallel: bool, opaque_tokens: Mapping[str, int], suffix: str = "") -> str:
+        return f"calls{suffix}: {_lark_python_tag(opaque_tokens)} {separated('called', '; ', several=parallel)}"
 
-    def lark_beginning(self, names: Sequence[str]) -> str:
+    def lark_called(self, tools: Sequence[Tool], opaque_tokens: Mapping[str, int]) -> str:
+        return lark_object(tools, key="parameters")
+
+    def lark_beginning(self, names: Sequence[str], *, before: str = ANYTHING) -> str:
         # A key may contain escapes.
         return _lark_line_or_tag(rf'\{{{SPACES}"(({"|".join(CALL_KEYS)})"|[^"\\]*\\)')
 
@@ -80,17 +80,14 @@ class Pythonic(_Llama):
         yield from read_closing(text, _PYTHON_END)
         return True
 
-    def lark(self, tools: Sequence[Tool], *, parallel: bool, opaque_tokens: Mapping[str, int]) -> str:
-        more = f"({quoted(', ')} call)*" if parallel else ""
-        rules = [f"calls: {_lark_python_tag(opaque_tokens)} first_call {more} {quoted(']')}"]
-        for rule, before in (("first_call", "["), ("call", "")):
-            calls = (f"{quoted(f'{before}{tool.name}(')} call_{number}" for number, tool in enumerate(tools))
-            rules.append(f"{rule}: {any_of(calls)}")
-        for number, tool in enumerate(tools):
-            rules += lark_arguments(number, tool.schema)
-        return "\n".join(rules) + "\n"
+    def lark_calls(self, *, parallel: bool, opaque_tokens: Mapping[str, int], suffix: str = "") -> str:
+        more = f"({quoted(', ')} called)*" if parallel else ""
+        return f"calls{suffix}: {_lark_python_tag(opaque_tokens)} first_called {more} {quoted(']')}"
 
-    def lark_beginning(self, names: Sequence[str]) -> str:
+    def lark_called(self, tools: Sequence[Tool], opaque_tokens: Mapping[str, int]) -> str:
+        return lark_python_calls(tools, before_first="[")
+
+    def lark_beginning(self, names: Sequence[str], *, before: str = ANYTHING) -> str:
         return _lark_line_or_tag(rf"\[{SPACES}({'|'.join(map(re.escape, names))})\(")
 
     def write_calls(self, calls: Sequence[Call]) -> str:

@@ -60,15 +60,14 @@ class MarkedPython(ToolFormat):
         """What stands before, between and after the calls."""
         return ("[", ", ", "]") if self.has_brackets else ("", "\n", "")
 
-    def lark(self, tools: Sequence[Tool], *, parallel: bool, opaque_tokens: Mapping[str, int]) -> str:
+    def lark_calls(self, *, parallel: bool, opaque_tokens: Mapping[str, int], suffix: str = "") -> str:
         before, between, after = self._punctuation
-        several = separated("call", between, several=parallel)
+        several = separated("called", between, several=parallel)
         end = spelled(f"{after}{self.closing}", opaque_tokens)
-        called = any_of(f"{quoted(f'{tool.name}(')} call_{number}" for number, tool in enumerate(tools))
-        rules = [f"calls: opening {spelled(before, opaque_tokens)} {several} {end}", f"call: {called}"]
-        for number, tool in enumerate(tools):
-            rules += lark_arguments(number, tool.schema)
-        return "\n".join(rules) + "\n"
+        return f"calls{suffix}: opening{suffix} {spelled(before, opaque_tokens)} {several} {end}"
+
+    def lark_called(self, tools: Sequence[Tool], opaque_tokens: Mapping[str, int]) -> str:
+        return lark_python_calls(tools)
 
     def write_calls(self, calls: Sequence[Call]) -> str:
         before, between, after = self._punctuation
@@ -135,7 +134,18 @@ def _member(key: str, literal: str) -> str | None:
     return value[1:-1].strip() if value.startswith("{") else None
 
 
-def lark_arguments(number: int, schema: Mapping[str, Any]) -> list[str]:
+def lark_python_calls(tools: Sequence[Tool], *, before_first: str = "") -> str:
+    """The Lark rules `called`, one call, and `first_called`, one after this text, and those for the arguments."""
+    rules = []
+    for rule, before in (("called", ""), ("first_called", before_first)):
+        calls = (f"{quoted(f'{before}{tool.name}(')} call_{number}" for number, tool in enumerate(tools))
+        rules.append(f"{rule}: {any_of(calls)}")
+    for number, tool in enumerate(tools):
+        rules += _lark_arguments(number, tool.schema)
+    return "\n".join(rules)
+
+
+def _lark_arguments(number: int, schema: Mapping[str, Any]) -> list[str]:
     """The rules for the rest of a call after its bracket: each argument by its schema, in the order of its properties.
 
     `first_i` is what may come from the i-th argument on where none was before, `rest_i` where one was. Where the schema

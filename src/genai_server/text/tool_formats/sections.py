@@ -78,11 +78,14 @@ class Sections(ToolFormat):
         """The Lark expression for `head`."""
         return spelled(self.head(name, 0), opaque_tokens)
 
-    def lark(self, tools: Sequence[Tool], *, parallel: bool, opaque_tokens: Mapping[str, int]) -> str:
+    def lark_calls(self, *, parallel: bool, opaque_tokens: Mapping[str, int], suffix: str = "") -> str:
+        several = separated("called", self.between, several=parallel)
+        return f"calls{suffix}: opening{suffix} {several} {spelled(self.closing, opaque_tokens)}"
+
+    def lark_called(self, tools: Sequence[Tool], opaque_tokens: Mapping[str, int]) -> str:
         tail = spelled(self.tail, opaque_tokens)
         called = any_of(f"{self.lark_head(tool.name, opaque_tokens)} {fits(tool.schema)} {tail}" for tool in tools)
-        several = separated("call", self.between, several=parallel) if self.between else "call+" if parallel else "call"
-        return f"calls: opening {several} {spelled(self.closing, opaque_tokens)}\ncall: {called}\n"
+        return f"called: {called}"
 
     def write_calls(self, calls: Sequence[Call]) -> str:
         written = (

@@ -12,7 +12,17 @@ from typing import Any
 from genai_server.errors import InvalidField
 from genai_server.quoted_values import quoted as shown
 from genai_server.text.answers.lookahead import Lookahead, Reader
-from genai_server.text.grammars.lark import ANYTHING, any_of, fits, quoted, separated, spelled, text_up_to
+from genai_server.text.grammars.lark import (
+    ANYTHING,
+    SPACES,
+    any_of,
+    expression,
+    fits,
+    marker,
+    quoted,
+    separated,
+    spelled,
+)
 from genai_server.text.tool_formats.bare_values import TEXT, bare, is_any_text, meant, texts_of, types_of
 from genai_server.text.tool_formats.tool_format import (
     ANY_OBJECT,
@@ -109,7 +119,7 @@ class Tagged(ToolFormat):
             yield from text.skip_space()
             if not (yield from text.take(before)):
                 return None
-        value = yield from text.take_until(self.after_value.strip())
+        value = yield from self._read_value(text)
         if value is None:
             return None
         if self.after_value.startswith("\n"):
@@ -118,33 +128,61 @@ class Tagged(ToolFormat):
         schema = properties.get(key.strip(), True) if isinstance(properties, Mapping) else True
         return f"{write_json(key.strip())}: {meant(value, schema, whole)}"
 
-    def lark(self, tools: Sequence[Tool], *, parallel: bool, opaque_tokens: Mapping[str, int]) -> str:
-        one = any_of(f"call_{number}" for number in range(len(tools)))
-        head = "\n" if self.before_name.startswith("\n") else ""
-        if self.is_shared:
-            calls = f"opening {quoted(head)} {one}{'+' if parallel else ''} {spelled(self.closing, opaque_tokens)}"
-            rules = [f"calls: {calls}"]
-        else:
-            closing = spelled(self.closing, opaque_tokens)
-            between = f"{quoted(head)} " if head else ""
-            rules = [
-                f"calls: {separated('call', chr(10), several=parallel)}",
-                f"call: opening {between}{one} {closing}",
-            ]
-        for number, tool in enumerate(tools):
-            rules += self._lark_call(number, tool, opaque_tokens)
-        value = text_up_to("value", self._value_end, opaque_tokens, without=[self.after_value.strip()])
-        return "\n".join([*rules, value])
+    def _read_value(self, text: Lookahead) -> Reader[str | None]:
+        """Read a value and its closing tag; None without one.
+
+        After it, there is another tag of the call, or the answer ends. Otherwise the value contains the tag.
+        """
+        place, tag = text.at, self.after_value.strip()
+        while (yield from text.take_until(tag)) is not None:
+            end, text.met_end = text.at, False
+            yield from text.skip_space()
+            follows = yield from text.take_any(*self._tags_after_values)
+            text.at = end
+            if follows or text.met_end:
+                return text.between(place, end - len(tag))
+        return None
 
     @property
-    def _value_end(self) -> str:
-        return f"{self.after_value}\n"
+    def _tags_after_values(self) -> tuple[str, ...]:
+        return tuple(filter(None, map(str.strip, (self.before_key, self.end, self.closing))))
+
+    def lark_calls(self, *, parallel: bool, opaque_tokens: Mapping[str, int], suffix: str = "") -> str:
+        head = quoted("\n") if self.before_name.startswith("\n") else ""
+        closing = spelled(self.closing, opaque_tokens)
+        if self.is_shared:
+            return f"calls{suffix}: opening{suffix} {head} {separated('called', '', several=parallel)} {closing}"
+        calls = separated(f"call{suffix}", "\n", several=parallel)
+        return f"calls{suffix}: {calls}\ncall{suffix}: opening{suffix} {head} called {closing}"
+
+    def lark_called(self, tools: Sequence[Tool], opaque_tokens: Mapping[str, int]) -> str:
+        rules = [f"called: {any_of(f'call_{number}' for number in range(len(tools)))}"]
+        for number, tool in enumerate(tools):
+            rules += self._lark_call(number, tool, opaque_tokens)
+        return "\n".join([*rules, *self._lark_values(opaque_tokens)])
+
+    def _lark_values(self, opaque_tokens: Mapping[str, int]) -> list[str]:
+        """Rules with `value` on top: a text and its closing tag, as `_read_value` reads it."""
+        tag = self.after_value.strip()
+        follows = f"{SPACES}({'|'.join(map(re.escape, self._tags_after_values))}){ANYTHING}"
+        text = f"/{ANYTHING}/ & ~{expression(f'{ANYTHING}{re.escape(tag)}{follows}')}"
+        if tag in opaque_tokens:
+            # Whitespace before a token belongs to the text: a lexeme is lost if text can continue past its end.
+            return [f"value: VALUE {marker(tag, opaque_tokens)}", f"VALUE: {text}"]
+        # The text may contain closing tags. After one of them it does not continue with what follows its end.
+        return [
+            "value: first_text more_text*",
+            f"first_text[lazy]: VALUE {quoted(self.after_value)}",
+            f"more_text[lazy]: MORE {quoted(self.after_value)}",
+            f"VALUE: {text}",
+            f"MORE: {text} & ~{expression(follows)}",
+        ]
 
     def _lark_call(self, number: int, tool: Tool, opaque_tokens: Mapping[str, int]) -> list[str]:
         head = spelled(self.before_name.lstrip(), opaque_tokens)
-        after = spelled(f"{self.after_name}\n", opaque_tokens)
+        after = spelled(self.after_name, opaque_tokens)
         parts, rules = self._lark_arguments(number, tool, opaque_tokens)
-        end = spelled(self.end, opaque_tokens)
+        end = spelled(f"\n{self.end}", opaque_tokens)
         return [f"call_{number}: {head} {quoted(tool.name)} {after} {parts} {end}", *rules]
 
     def _lark_arguments(self, number: int, tool: Tool, opaque_tokens: Mapping[str, int]) -> tuple[str, list[str]]:
@@ -155,7 +193,7 @@ class Tagged(ToolFormat):
         if not isinstance(properties, dict) or not all(isinstance(part, dict | bool) for part in properties.values()):
             raise InvalidField(f"the properties of tool {tool.name} must be an object of JSON schemas", param="tools")
         before, after = (
-            spelled(text, opaque_tokens) for text in (self.before_key, f"{self.after_key}{self.before_value}")
+            spelled(text, opaque_tokens) for text in (f"\n{self.before_key}", f"{self.after_key}{self.before_value}")
         )
         if not can_be_split(schema) or not all(map(_KEY.fullmatch, schema["properties"])):
             if tool.is_promised and schema != ANY_OBJECT:
@@ -177,7 +215,7 @@ class Tagged(ToolFormat):
         whole: Mapping[str, Any],
         opaque_tokens: Mapping[str, int],
     ) -> str:
-        end = spelled(self._value_end, opaque_tokens)
+        end = spelled(self.after_value, opaque_tokens)
         shared = {"$defs": whole["$defs"]} if "$defs" in whole else {}
         if TEXT not in types_of(schema, whole):
             return f"{fits({**schema, **shared})} {end}"
@@ -187,12 +225,12 @@ class Tagged(ToolFormat):
             raise _refused(tool, f"{shown(key)} is a text with more than a type, enum or const")
         return "value"
 
-    def lark_beginning(self, names: Sequence[str]) -> str:
+    def lark_beginning(self, names: Sequence[str], *, before: str = ANYTHING) -> str:
         beginnings = re.escape(self.opening)
         if self.may_be_bare:
-            before, after = (re.escape(tag.strip()) for tag in (self.before_name, self.after_name))
-            beginnings += f"|{before}({'|'.join(map(re.escape, names))}){after}"
-        return f"{ANYTHING}({beginnings})"
+            head, end = (re.escape(tag.strip()) for tag in (self.before_name, self.after_name))
+            beginnings += f"|{head}({'|'.join(map(re.escape, names))}){end}"
+        return f"{before}({beginnings})"
 
     def write_calls(self, calls: Sequence[Call]) -> str:
         written = [self._written(call) for call in calls]
@@ -203,10 +241,10 @@ class Tagged(ToolFormat):
 
     def _written(self, call: Call) -> str:
         arguments = (
-            f"{self.before_key}{key}{self.after_key}{self.before_value}{bare(value)}{self._value_end}"
+            f"\n{self.before_key}{key}{self.after_key}{self.before_value}{bare(value)}{self.after_value}"
             for key, value in call.arguments.items()
         )
-        return f"{self.before_name.lstrip()}{call.name}{self.after_name}\n{''.join(arguments)}{self.end}"
+        return f"{self.before_name.lstrip()}{call.name}{self.after_name}{''.join(arguments)}\n{self.end}"
 
 
 def _refused(tool: Tool, reason: str) -> InvalidField:

@@ -97,20 +97,30 @@ class ToolFormat(ABC):
         no longer, one of calls; the text after `calls.emitted_to` is then something else.
         """
 
-    @abstractmethod
     def lark(self, tools: Sequence[Tool], *, parallel: bool, opaque_tokens: Mapping[str, int]) -> str:
-        """Rules of llguidance's Lark with `calls` on top: one call or, if `parallel`, one or more.
+        """Rules of llguidance's Lark with `calls` on top, which `lark_calls` and `lark_called` describe."""
+        calls = self.lark_calls(parallel=parallel, opaque_tokens=opaque_tokens)
+        return f"{calls}\n{self.lark_called(tools, opaque_tokens)}"
 
-        They begin with the rule `opening`, which is left to the caller, where there is an `opening`. For
-        `opaque_tokens` see text/grammars/grammar.py.
+    @abstractmethod
+    def lark_calls(self, *, parallel: bool, opaque_tokens: Mapping[str, int], suffix: str = "") -> str:
+        """Rules with `calls` on top: one call or, if `parallel`, one or more, made of the rule `called`.
+
+        They begin with the rule `opening`, which is left to the caller, where there is an `opening`. All these rules
+        but `called` have the suffix. For `opaque_tokens` see text/grammars/grammar.py.
         """
 
-    def lark_beginning(self, names: Sequence[str]) -> str:
+    @abstractmethod
+    def lark_called(self, tools: Sequence[Tool], opaque_tokens: Mapping[str, int]) -> str:
+        """Rules with `called` on top: the name and arguments of one call."""
+
+    def lark_beginning(self, names: Sequence[str], *, before: str = ANYTHING) -> str:
         """An expression of Rust's regex for text up to and with what `read_calls` takes for a call's beginning.
 
-        It ends no later than the first lexeme of `calls`, which is lost if other text continues past its end.
+        It ends no later than the first lexeme of `calls`, which is lost if other text continues past its end. `before`
+        is the text before a marker, in formats that have one.
         """
-        return f"{ANYTHING}{re.escape(self.opening or '')}"
+        return f"{before}{re.escape(self.opening or '')}"
 
     @abstractmethod
     def write_calls(self, calls: Sequence[Call]) -> str:
