@@ -18,10 +18,15 @@ from _load.hostile_recordings import hostile_recording
 from genai_server.audio.recordings import Recordings
 from genai_server.config.settings import Settings
 from genai_server.errors import InvalidField
+from genai_server.messages.worker_tasks import TaskOwner
 from genai_server.speech_model import read_speech_model
+from genai_server.workers.limits import WorkerLimits
+from genai_server.workers.pool import WorkerPool
+from genai_server.workers.workers import Requester
 
 _MODEL = Path(__file__).resolve().parents[1] / "tests" / "built_models" / "whisper"
 _FIELD = "file"
+_REQUESTER = Requester(TaskOwner())
 # Windows of a recording.
 _WINDOWS = 3
 
@@ -31,13 +36,17 @@ async def send(fuzzer: FileFuzzer, numbers: range, folder: Path) -> None:
     model = read_speech_model(_MODEL)
     assert model is not None
 
-    with closing(Recordings(Settings.model_validate({}), folder, fuzzer.count)) as recordings:
+    settings = Settings.model_validate({})
+    with (
+        closing(WorkerPool(WorkerLimits.of(settings))) as pool,
+        closing(Recordings(pool, settings, folder, fuzzer.count)) as recordings,
+    ):
 
         async def read(number: int, data: bytes) -> str:
             file = folder / f"upload-{number}"
             file.write_bytes(data)
             try:
-                with await recordings.open(model, file, param=_FIELD) as recording:
+                with await recordings.open(model, file, _REQUESTER, param=_FIELD) as recording:
                     at, count = 0.0, 0
                     while count < _WINDOWS and (window := await recording.window(at)):
                         if not at <= window.start < window.end <= recording.duration or not window.path.stat().st_size:

@@ -26,7 +26,11 @@ from genai_server.apis.messages.translate import Translation
 from genai_server.apis.shared.chat_messages import ChatParameters
 from genai_server.generation.output_spec import CheckedSpecs, OutputSpec, chat_output_spec
 from genai_server.grammar_checker.checker import GrammarChecker
+from genai_server.messages.worker_tasks import TaskOwner
 from genai_server.text.codec import TextCodec, load_text_codec
+from genai_server.workers.limits import WorkerLimits
+from genai_server.workers.pool import WorkerPool
+from genai_server.workers.workers import Requester
 
 _SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -81,11 +85,11 @@ def measured(text: str, codec: TextCodec, rounds: int) -> list[list[str]]:
     parameters = chat()
     # A grammar depends on the prompt's end only.
     prompt = codec.tokenizer.encode("say hello\n")
-    with asyncio.Runner() as runner, closing(GrammarChecker(timeout=10)) as grammars:
-        specs = CheckedSpecs(grammars, best_effort=True)
+    with asyncio.Runner() as runner, closing(WorkerPool(WorkerLimits())) as pool:
+        specs = CheckedSpecs(GrammarChecker(pool, timeout=10), best_effort=True)
 
         def checked() -> OutputSpec:
-            return runner.run(specs.of(parameters, codec, prompt))
+            return runner.run(specs.of(parameters, codec, prompt, Requester(TaskOwner())))
 
         steps: list[tuple[str, Callable[[], object]]] = [
             ("body validated and translated", chat),

@@ -50,11 +50,11 @@ class Holding:
         """Hold up each call of this method before it starts."""
         held = getattr(owner, name)
 
-        async def hold(*args: Any) -> Any:
+        async def hold(*args: Any, **named: Any) -> Any:
             began = request_clock()
             await asyncio.sleep(HOLD)
             self.seconds += request_clock() - began
-            return await held(*args)
+            return await held(*args, **named)
 
         self._monkeypatch.setattr(owner, name, hold)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any, cast
 
 from pydantic import TypeAdapter, ValidationError
 from starlette.requests import Request
+from starlette.types import Message
 
 from genai_server.apis.chat_completions import routes as chat_completions
 from genai_server.apis.messages import routes as messages
@@ -23,15 +25,17 @@ from genai_server.apis.responses.items import given_items
 from genai_server.apis.responses.translate import outer_names, to_chat
 from genai_server.apis.shared.chat_messages import ChatParameters
 from genai_server.errors import RequestError
-from genai_server.generation.dependencies import Services
+from genai_server.generation.dependencies import Deadline, RequestContext, Services
 from genai_server.generation.prompts import encode_chat
 from genai_server.http.body_route import BodyRoute
 from genai_server.http.error_responses import from_findings
 from genai_server.http.leniency import CONVERTED_HEADER, IGNORED_HEADER, Leniency
+from genai_server.http.telemetry.request_record import RequestRecord
 from genai_server.text.answers.dialect import read_dialect
 from genai_server.text.codec import TextCodec
 from genai_server.text.prompts.chat_template import ChatTemplate
 from genai_server.text.tokenizer import ByteTokenizer
+from genai_server.timing import Arrival
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
 _ROUTERS = {
@@ -94,12 +98,22 @@ class RenderedBodies:
     async def _encode(self, path: str, body: Any, leniency: Leniency) -> list[int]:
         chat, outer_name = _chat(path, body, leniency)
         with leniency.in_words(outer_name):
-            return (await encode_chat(_SERVICES, chat, self.codec, leniency)).tokens
+            return (await encode_chat(_SERVICES, chat, self.codec, _context(leniency))).tokens
 
     def close(self) -> None:
         """Stop the threads."""
         self.codec.close()
         self._runner.close()
+
+
+def _context(leniency: Leniency) -> RequestContext:
+    """The context of a request that nothing but its leniency matters of."""
+    record = RequestRecord({}, "", "", "", Arrival(time.monotonic), 0.0)
+    return RequestContext(Deadline(600, time.monotonic), _receive, record, leniency)
+
+
+async def _receive() -> Message:
+    raise AssertionError("no message is read")
 
 
 def _chat(path: str, body: Any, leniency: Leniency) -> tuple[ChatParameters, Any]:

@@ -26,6 +26,8 @@ GENERATION = "generation_config.json"
 FEATURES = "audio_features"
 # Hz of the recordings that speech models read.
 SAMPLE_RATE = 16_000
+# A file that claims to have fewer bytes for each second than the slowest codecs need is not believed.
+MIN_BYTES_PER_SECOND = 300
 # Seconds between two timestamps.
 TIME_PRECISION = 0.02
 _WINDOW_SECONDS = 30.0
@@ -182,3 +184,8 @@ def _characters() -> list[str]:
 
 
 BYTE_CHARACTERS = _characters()
+
+
+def longest_sound(num_bytes: int, max_seconds: int) -> int:
+    """The most seconds that a file of this size can have, within a limit."""
+    return min(max_seconds, num_bytes // MIN_BYTES_PER_SECOND + 1)

@@ -10,7 +10,6 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -19,21 +18,29 @@ import numpy as np
 import psutil
 import pytest
 
+from genai_server.audio.decoder import SHORT
 from genai_server.audio.recordings import Recording, Recordings
 from genai_server.audio.window_reader import Window
+from genai_server.config.media_settings import BYTES_PER_SECOND
 from genai_server.config.settings import Settings
 from genai_server.errors import AudioReaderUnavailable, InvalidField
-from genai_server.process_pool import WorkerProcess
+from genai_server.messages.worker_tasks import TaskOwner
 from genai_server.speech_model import SpeechModel, read_speech_model
+from genai_server.workers.limits import WorkerLimits
+from genai_server.workers.pool import WorkerPool
+from genai_server.workers.process import WorkerProcess
+from genai_server.workers.task_kinds import TaskKind
+from genai_server.workers.workers import Requester
 from tests.audio.sounds import RATE, Samples, encoded, sentence, silence, tone
 from tests.audio.speech_directory import make_speech_directory
 from tests.running_server import wait_until
 
 _ASK = WorkerProcess.ask
+ALICE, BOB = (Requester(TaskOwner(name, f"{name}'s")) for name in ("alice", "bob"))
 
 
 class Seen:
-    """Recordings, what was counted, and a model for windows of 10 s."""
+    """Recordings, what was counted, and a model for windows of 10 s. To be used and closed in an event loop."""
 
     def __init__(self, folder: Path, **settings: Any) -> None:
         self.results: Counter[str] = Counter()
@@ -42,7 +49,16 @@ class Seen:
         self.uploads = (folder / f"upload-{number}" for number in itertools.count())
         if not (folder / "model").exists():
             make_speech_directory(folder / "model", seconds=10)
-        self.recordings = Recordings(Settings.model_validate(settings), self.folder, self._count)
+        checked = Settings.model_validate(settings)
+        self.pool = WorkerPool(WorkerLimits.of(checked), self._start)
+        # The kinds of the processes that were started.
+        self.kinds: list[str] = []
+        self.recordings = Recordings(self.pool, checked, self.folder, self._count)
+
+    def close(self) -> None:
+        """End the processes and remove the files."""
+        self.recordings.close()
+        self.pool.close()
 
     def model(self, directory: Path | None = None) -> SpeechModel:
         """The model of a directory."""
@@ -50,18 +66,24 @@ class Seen:
         assert found is not None
         return found
 
-    async def open(self, sound: Samples | bytes, model: SpeechModel | None = None) -> Recording:
+    async def open(
+        self, sound: Samples | bytes, model: SpeechModel | None = None, requester: Requester = ALICE
+    ) -> Recording:
         """Open a recording, whose file is then gone."""
         upload = next(self.uploads)
         upload.write_bytes(sound if isinstance(sound, bytes) else encoded(sound))
         try:
-            return await self.recordings.open(model or self.model(), upload, param="file")
+            return await self.recordings.open(model or self.model(), upload, requester, param="file")
         finally:
             assert not upload.exists()
 
     def files(self) -> list[str]:
         """Endings of the files in the folder of this process."""
         return sorted(path.suffix for path in (self.folder / f"recordings-{os.getpid()}").iterdir())
+
+    def _start(self, kind: TaskKind, spec: Mapping[str, Any]) -> WorkerProcess:
+        self.kinds.append(kind.name)
+        return WorkerProcess(kind, spec)
 
     def _count(self, result: str) -> None:
         self.results[result] += 1
@@ -70,8 +92,12 @@ class Seen:
 def _run(folder: Path, work: Callable[[Seen], Awaitable[None]], **settings: Any) -> Seen:
     before = {child.pid for child in psutil.Process().children()}
     seen = Seen(folder, **settings)
-    with closing(seen.recordings):
-        asyncio.run(work(seen))  # type: ignore[arg-type]
+
+    async def main() -> None:
+        with closing(seen):
+            await work(seen)
+
+    asyncio.run(main())
     left = {child.pid for child in psutil.Process().children()} - before
     assert left == set()
     assert list(seen.folder.iterdir()) == []
@@ -258,60 +284,42 @@ def test_window_that_ends_its_reader_is_refused_alone(
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no such signal")
-def test_client_that_leaves_ends_its_decoding(own_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("seconds", [1, SHORT + 1])
+def test_client_that_leaves_leaves_no_files(own_folder: Path, monkeypatch: pytest.MonkeyPatch, seconds: int) -> None:
     asked = asyncio.Event()
+    stopped: list[WorkerProcess] = []
 
     async def work(seen: Seen) -> None:
         loop = asyncio.get_running_loop()
 
         def stop(process: WorkerProcess, question: Any, data: bytes, timeout: float) -> dict[str, Any]:
-            os.kill(process.pid, signal.SIGSTOP)
-            loop.call_soon_threadsafe(asked.set)
-            return _ASK(process, question, data, timeout)
-
-        monkeypatch.setattr(WorkerProcess, "ask", stop)
-        opening = asyncio.create_task(seen.open(sentence()))
-        await asked.wait()
-        opening.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await opening
-        assert seen.files() == []
-        monkeypatch.setattr(WorkerProcess, "ask", _ASK)
-        (await seen.open(sentence())).close()
-
-    assert _run(own_folder, work).results == {"decoded": 1}
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="there is no such signal")
-def test_second_cancellation_leaves_no_decoding(own_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked, goes_on = asyncio.Event(), threading.Event()
-
-    async def work(seen: Seen) -> None:
-        loop = asyncio.get_running_loop()
-
-        def stop(process: WorkerProcess, question: Any, data: bytes, timeout: float) -> dict[str, Any]:
-            os.kill(process.pid, signal.SIGSTOP)
-            loop.call_soon_threadsafe(asked.set)
+            if question["seconds"] > SHORT or seconds < SHORT:
+                os.kill(process.pid, signal.SIGSTOP)
+                stopped.append(process)
+                loop.call_soon_threadsafe(asked.set)
             return _ASK(process, question, data, timeout)
 
         monkeypatch.setattr(WorkerProcess, "ask", stop)
         upload = own_folder / "upload"
-        upload.write_bytes(encoded(sentence()))
-        opening = asyncio.create_task(seen.recordings.open(seen.model(), upload, param="file"))
+        upload.write_bytes(encoded(silence(seconds)))
+        opening = asyncio.create_task(seen.recordings.open(seen.model(), upload, ALICE, param="file"))
         await asked.wait()
-        threads = ThreadPoolExecutor(1)
-        loop.set_default_executor(threads)
-        threads.submit(goes_on.wait)
         for _ in range(2):
             opening.cancel()
             await asyncio.sleep(0)
         with pytest.raises(asyncio.CancelledError):
             await opening
-        goes_on.set()
-        await asyncio.to_thread(wait_until, lambda: not upload.exists() and not _processes())
-        assert seen.files() == []
+        assert not upload.exists()
+        (process,) = stopped
+        if seconds > SHORT:  # what may take minutes is ended
+            await asyncio.to_thread(wait_until, lambda: not process.is_alive)
+        else:
+            os.kill(process.pid, signal.SIGCONT)
+        monkeypatch.setattr(WorkerProcess, "ask", _ASK)
+        (await seen.open(sentence())).close()
+        await asyncio.to_thread(wait_until, lambda: seen.files() == [])
 
-    _run(own_folder, work, audio_timeout=600)
+    assert _run(own_folder, work).results == {"decoded": 1}
 
 
 def test_window_that_nobody_waits_for_leaves_no_file(own_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -407,7 +415,7 @@ def test_ten_recordings_are_decoded_at_a_time(own_folder: Path) -> None:
         async def read(number: int) -> float:
             file = own_folder / f"sound-{number}"
             file.write_bytes(encoded(_samples(sentence(), silence(number))))
-            with await seen.recordings.open(seen.model(), file, param="file") as recording:
+            with await seen.recordings.open(seen.model(), file, ALICE, param="file") as recording:
                 assert len(await _windows(recording)) == 1
                 return recording.duration - len(sentence()) / RATE
 
@@ -417,23 +425,68 @@ def test_ten_recordings_are_decoded_at_a_time(own_folder: Path) -> None:
     assert _run(own_folder, work).results == {"decoded": 10}
 
 
-def test_small_files_do_not_wait_for_large_ones(own_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_short_recordings_do_not_wait_for_long_ones(own_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     goes_on = threading.Event()
 
     def held(process: WorkerProcess, question: Any, data: bytes, timeout: float) -> dict[str, Any]:
-        if Path(question["path"]).stat().st_size > 8 * 1024 * 1024:
-            assert goes_on.wait(30)
+        if question["seconds"] > SHORT:
+            assert goes_on.wait(60)
         return _ASK(process, question, data, timeout)
 
     async def work(seen: Seen) -> None:
         monkeypatch.setattr(WorkerProcess, "ask", held)
-        large = encoded(sentence()) + bytes(8 * 1024 * 1024)
-        waiting = [asyncio.create_task(seen.open(large)) for _ in range(3)]
-        await asyncio.sleep(0)
+        long = encoded(silence(SHORT + 1))
+        waiting = [asyncio.create_task(seen.open(long)) for _ in range(3)]
+        await asyncio.to_thread(wait_until, lambda: "decode_long" in seen.kinds)
         (await seen.open(sentence())).close()
         assert not any(task.done() for task in waiting)
         goes_on.set()
         for recording in await asyncio.gather(*waiting):
+            assert recording.duration == SHORT + 1
             recording.close()
+        assert seen.kinds.count("decode_long") == 1
 
     assert _run(own_folder, work).results == {"decoded": 4}
+
+
+def test_decoded_recordings_never_exceed_their_space(own_folder: Path) -> None:
+    seconds = SHORT + 80
+    longest = seconds * BYTES_PER_SECOND
+
+    async def work(seen: Seen) -> None:
+        largest = 0
+
+        async def attack(file: bytes) -> None:
+            nonlocal largest
+            with await seen.open(file):
+                largest = max(largest, _num_bytes(seen))
+                await asyncio.sleep(0)
+
+        attacking = [asyncio.create_task(attack(encoded(silence(seconds), "flac", "flac"))) for _ in range(8)]
+        with await seen.open(sentence(), requester=BOB):
+            largest = max(largest, _num_bytes(seen))
+        await asyncio.gather(*attacking)
+        assert longest <= largest <= 4 * longest
+
+    _run(own_folder, work, max_audio_seconds=seconds, max_decoded_audio_bytes=4 * longest)
+
+
+def test_a_recording_of_another_key_has_space_at_once(own_folder: Path) -> None:
+    seconds = SHORT + 80
+    longest = seconds * BYTES_PER_SECOND
+
+    async def work(seen: Seen) -> None:
+        held = [await seen.open(silence(seconds)) for _ in range(2)]
+        waiting = asyncio.create_task(seen.open(silence(seconds)))
+        with await seen.open(silence(seconds), requester=BOB):
+            assert not waiting.done()
+        for recording in held:
+            recording.close()
+        (await waiting).close()
+
+    _run(own_folder, work, max_audio_seconds=seconds, max_decoded_audio_bytes=4 * longest)
+
+
+def _num_bytes(seen: Seen) -> int:
+    folder = seen.folder / f"recordings-{os.getpid()}"
+    return sum(path.stat().st_size for path in folder.iterdir())

@@ -157,6 +157,18 @@ def test_memory_of_answers_is_never_shared_between_keys() -> None:
     assert [context.cache_salt(None) for context in shared] == [None] * 6
 
 
+def test_keys_take_turns_and_share_nothing_that_is_prepared() -> None:
+    alice, bob = hash_key("alice"), hash_key("bob")
+    requesters = [_context(_no_messages, key).requester(given) for key in (alice, bob) for given in (None, "x")]
+    assert len({requester.owner.tenant for requester in requesters}) == 2
+    assert len({requester.cache_salt for requester in requesters}) == 4
+    shared = [_context(_no_messages, key, shares_prefixes=True).requester() for key in (alice, bob)]
+    assert len({requester.owner.tenant for requester in shared}) == 2
+    assert [requester.cache_salt for requester in shared] == [None] * 2
+    without = _context(_no_messages).requester()
+    assert (without.owner.tenant, without.cache_salt, without.owner.request) == ("", None, "req-1")
+
+
 async def _no_messages() -> Message:
     raise AssertionError("no message is read")
 

@@ -14,10 +14,10 @@ from starlette.types import Scope
 from genai_server.engine_client.in_flight import InFlight
 from genai_server.engine_client.stream import TokenStream
 from genai_server.generation.catalog import Catalog, ChosenModel
-from genai_server.grammar_checker.checker import CheckerProcess
 from genai_server.http.request_state import HttpRequestState, request_state
 from genai_server.messages.generation_request import GenerationRequest
 from genai_server.pooling_model import Task
+from genai_server.workers.process import WorkerProcess
 from tests.running_server import ROOT, body
 from tests.server_here import run_here
 
@@ -39,11 +39,12 @@ def test_others_go_on_while_a_grammar_is_compiled(
 ) -> None:
     compiling, go_on = threading.Event(), threading.Event()
 
-    def held(*_: Any, **__: Any) -> None:
+    def held(*_: Any, **__: Any) -> dict[str, Any]:
         compiling.set()
         assert go_on.wait(60)
+        return {"error": None}
 
-    monkeypatch.setattr(CheckerProcess, "check", held)
+    monkeypatch.setattr(WorkerProcess, "ask", held)
     with ThreadPoolExecutor() as threads:
         guided = threads.submit(here.post, path, json={**fields, "structured_outputs": {"choice": ["yes", "no"]}})
         try:

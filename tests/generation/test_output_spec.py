@@ -12,10 +12,15 @@ from genai_server.errors import InvalidField
 from genai_server.generation import output_spec
 from genai_server.generation.output_spec import CheckedSpecs, OutputSpec, chat_output_spec
 from genai_server.grammar_checker.checker import GrammarChecker
+from genai_server.messages.worker_tasks import TaskOwner
 from genai_server.text.codec import TextCodec, load_text_codec
+from genai_server.workers.limits import WorkerLimits
+from genai_server.workers.pool import WorkerPool
+from genai_server.workers.workers import Requester
 from tests.running_server import DEMO
 
 Made = list[ChatParameters]
+ALICE, BOB = (Requester(TaskOwner(name)) for name in ("alice", "bob"))
 
 
 @pytest.fixture(scope="module")
@@ -44,13 +49,13 @@ def _body(**fields: Any) -> ChatParameters:
     return ChatParameters.model_validate({"messages": [{"role": "user", "content": "Hello!"}], **fields})
 
 
-def _specs(codec: TextCodec, *bodies: ChatParameters) -> list[OutputSpec]:
+def _specs(codec: TextCodec, *bodies: ChatParameters, requester: Requester = ALICE) -> list[OutputSpec]:
     """The specs of these bodies, in order."""
 
     async def ask() -> list[OutputSpec]:
-        with closing(GrammarChecker(timeout=20)) as grammars:
-            specs = CheckedSpecs(grammars, best_effort=True)
-            return [await specs.of(body, codec, [1]) for body in bodies]
+        with closing(WorkerPool(WorkerLimits())) as pool:
+            specs = CheckedSpecs(GrammarChecker(pool, timeout=20), best_effort=True)
+            return [await specs.of(body, codec, [1], requester) for body in bodies]
 
     return asyncio.run(ask())
 
@@ -91,20 +96,31 @@ def test_ignored_keywords_are_reported_each_time(codec: TextCodec, made: Made) -
 
 def test_a_grammar_that_does_not_compile_is_refused_each_time(codec: TextCodec) -> None:
     async def ask() -> None:
-        with closing(GrammarChecker(timeout=20)) as grammars:
-            specs = CheckedSpecs(grammars, best_effort=True)
+        with closing(WorkerPool(WorkerLimits())) as pool:
+            specs = CheckedSpecs(GrammarChecker(pool, timeout=20), best_effort=True)
             for _ in range(2):
                 with pytest.raises(InvalidField, match="structured_outputs.regex"):
-                    await specs.of(_body(structured_outputs={"regex": "("}), codec, [1])
+                    await specs.of(_body(structured_outputs={"regex": "("}), codec, [1], ALICE)
 
     asyncio.run(ask())
 
 
 def test_the_last_used_are_kept(codec: TextCodec, made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(output_spec, "_MAX_KEPT", 2)
+    monkeypatch.setattr(output_spec, "_MAX_CACHED", 2)
     a, b, c = (_body(tools=[_tool(name)]) for name in "abc")
     _specs(codec, a, b, a, c, a, b)
     assert made == [a, b, c, b]
+
+
+def test_keys_share_no_specs(codec: TextCodec, made: Made) -> None:
+    async def ask() -> None:
+        with closing(WorkerPool(WorkerLimits())) as pool:
+            specs = CheckedSpecs(GrammarChecker(pool, timeout=20), best_effort=True)
+            for requester in (ALICE, BOB, ALICE, BOB):
+                await specs.of(_body(tools=[_tool()]), codec, [1], requester)
+
+    asyncio.run(ask())
+    assert len(made) == 2
 
 
 def test_unconstrained_chat_is_not_cached(codec: TextCodec, made: Made) -> None:

@@ -7,19 +7,26 @@ import os
 import signal
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Any
 
 import pytest
 
 from genai_server.errors import CheckerUnavailable
-from genai_server.grammar_checker.checker import CheckerProcess, GrammarChecker
-from genai_server.process_pool import ProcessDied, ProcessTimeout
+from genai_server.grammar_checker.checker import GrammarChecker
+from genai_server.messages.worker_tasks import TaskOwner
+from genai_server.workers.limits import WorkerLimits
+from genai_server.workers.pool import WorkerPool
+from genai_server.workers.process import ProcessDied, ProcessTimeout, WorkerProcess
+from genai_server.workers.task_kinds import CHECK_GRAMMAR, TaskKind
+from genai_server.workers.workers import Requester
 
 
 def _schema(schema: object) -> str:
     return json.dumps({"grammars": [{"json_schema": schema}]})
 
 
+ALICE, BOB = (Requester(TaskOwner(name)) for name in ("alice", "bob"))
 KILLER = _schema({"type": "integer", "minimum": -(2**63), "maximum": -(2**63)})
 WRONG = _schema({"type": "strin"})
 
@@ -33,22 +40,22 @@ def _sound(number: int = 0) -> str:
     return _schema({"type": "string", "maxLength": number + 1})
 
 
-class PatientProcess(CheckerProcess):
+class PatientProcess(WorkerProcess):
     """Has a time limit for endless grammars only, so that a busy machine exceeds none for others."""
 
-    def check(self, grammar: str, timeout: float) -> str | None:
-        return super().check(grammar, timeout if "pattern" in grammar else 60)
+    def ask(self, question: Mapping[str, Any], data: bytes, timeout: float) -> dict[str, Any]:
+        return super().ask(question, data, timeout if "pattern" in question["grammar"] else 60)
 
 
 class Seen:
     """The processes that a checker started, and the results of its checks."""
 
     def __init__(self) -> None:
-        self.processes: list[CheckerProcess] = []
+        self.processes: list[WorkerProcess] = []
         self.results: Counter[str] = Counter()
 
-    def start(self) -> CheckerProcess:
-        self.processes.append(PatientProcess())
+    def start(self, kind: TaskKind, spec: Mapping[str, Any]) -> WorkerProcess:
+        self.processes.append(PatientProcess(kind, spec))
         return self.processes[-1]
 
     def count(self, result: str) -> None:
@@ -61,12 +68,13 @@ class Seen:
 
 @contextlib.asynccontextmanager
 async def _checking(seen: Seen, seconds: float = 60) -> AsyncIterator[GrammarChecker]:
-    checker = GrammarChecker(seconds, seen.count, seen.start)
-    try:
-        yield checker
-    finally:
-        checker.close()
+    with contextlib.closing(WorkerPool(WorkerLimits(), seen.start)) as pool:
+        yield GrammarChecker(pool, seconds, seen.count)
     assert seen.alive == []
+
+
+async def _complaint(checker: GrammarChecker, grammar: str, requester: Requester = ALICE) -> str | None:
+    return await checker.complaint(grammar, requester)
 
 
 def _run(work: Callable[[GrammarChecker], Awaitable[None]], seconds: float = 60) -> Seen:
@@ -83,7 +91,7 @@ def _run(work: Callable[[GrammarChecker], Awaitable[None]], seconds: float = 60)
 def test_grammar_that_crashes_the_checker_is_refused_alone() -> None:
     async def work(checker: GrammarChecker) -> None:
         asked = [KILLER, *map(_sound, range(8)), WRONG]
-        words, *sound, wrong = await asyncio.gather(*map(checker.complaint, asked))
+        words, *sound, wrong = await asyncio.gather(*(_complaint(checker, grammar) for grammar in asked))
         assert words is not None
         assert "crashes" in words
         assert sound == [None] * 8
@@ -95,10 +103,10 @@ def test_grammar_that_crashes_the_checker_is_refused_alone() -> None:
 
 def test_grammar_that_times_out_is_refused_alone() -> None:
     async def work(checker: GrammarChecker) -> None:
-        words, sound = await asyncio.gather(checker.complaint(_endless()), checker.complaint(_sound()))
+        words, sound = await asyncio.gather(_complaint(checker, _endless()), _complaint(checker, _sound()))
         assert words == "compiling it takes longer than 1 s (GENAI_GRAMMAR_TIMEOUT)"
         assert sound is None
-        assert await checker.complaint(_sound(1)) is None
+        assert await _complaint(checker, _sound(1)) is None
 
     assert _run(work, seconds=1).results == {"timed_out": 1, "passed": 2}
 
@@ -108,11 +116,11 @@ def test_check_is_repeated_when_its_process_is_killed() -> None:
 
     async def work() -> None:
         async with _checking(seen) as checker:
-            assert await checker.complaint(_sound()) is None
+            assert await _complaint(checker, _sound()) is None
             (first,) = seen.processes
             if sys.platform != "win32":
                 os.kill(first.pid, signal.SIGSTOP)  # so that the check has started and has not ended
-            checking = asyncio.ensure_future(checker.complaint(_sound(1)))
+            checking = asyncio.ensure_future(_complaint(checker, _sound(1)))
             await asyncio.sleep(0)
             first._process.kill()
             assert await checking is None
@@ -127,10 +135,10 @@ def test_a_process_that_has_died_while_idle_is_replaced() -> None:
 
     async def work() -> None:
         async with _checking(seen) as checker:
-            assert await checker.complaint(_sound()) is None
+            assert await _complaint(checker, _sound()) is None
             seen.processes[0]._process.kill()
             seen.processes[0]._process.wait()
-            assert await checker.complaint(_sound(1)) is None
+            assert await _complaint(checker, _sound(1)) is None
 
     asyncio.run(work())
     assert len(seen.processes) == 2
@@ -139,7 +147,7 @@ def test_a_process_that_has_died_while_idle_is_replaced() -> None:
 def test_first_grammar_starts_the_only_checker_needed() -> None:
     async def work(checker: GrammarChecker) -> None:
         for number in range(5):
-            assert await checker.complaint(_sound(number)) is None
+            assert await _complaint(checker, _sound(number)) is None
 
     assert len(_run(work).processes) == 1
     assert Seen().processes == []
@@ -147,65 +155,76 @@ def test_first_grammar_starts_the_only_checker_needed() -> None:
 
 def test_grammar_is_checked_once_for_all_requests() -> None:
     async def work(checker: GrammarChecker) -> None:
-        assert await asyncio.gather(*(checker.complaint(_sound()) for _ in range(9))) == [None] * 9
-        assert await checker.complaint(_sound()) is None
-        first = await checker.complaint(KILLER)
-        assert await checker.complaint(KILLER) == first
+        assert await asyncio.gather(*(_complaint(checker, _sound()) for _ in range(9))) == [None] * 9
+        assert await _complaint(checker, _sound()) is None
+        first = await _complaint(checker, KILLER)
+        assert await _complaint(checker, KILLER) == first
 
     assert _run(work).results == {"passed": 1, "crashed": 1}
 
 
 def test_abandoned_check_is_skipped_and_can_be_repeated() -> None:
     async def work(checker: GrammarChecker) -> None:
-        busy = [asyncio.ensure_future(checker.complaint(_endless(number))) for number in range(2)]
-        left = [asyncio.ensure_future(checker.complaint(_sound(number))) for number in range(50)]
-        stays = asyncio.ensure_future(checker.complaint(_sound(99)))
+        busy = [asyncio.ensure_future(_complaint(checker, _endless(number))) for number in range(2)]
+        left = [asyncio.ensure_future(_complaint(checker, _sound(number))) for number in range(50)]
+        stays = asyncio.ensure_future(_complaint(checker, _sound(99)))
         await asyncio.sleep(0)
         for task in left:
             task.cancel()
         await asyncio.gather(*left, return_exceptions=True)
         assert all(task.cancelled() for task in left)
         assert await stays is None
-        assert await checker.complaint(_sound(0)) is None
+        assert await _complaint(checker, _sound(0)) is None
         assert None not in await asyncio.gather(*busy)
 
     assert _run(work, seconds=1).results == {"timed_out": 2, "passed": 2}
 
 
-def test_checker_that_cannot_start_is_unavailable() -> None:
-    def start() -> CheckerProcess:
-        raise CheckerUnavailable("no")
+def test_verdicts_are_not_shared_by_keys() -> None:
+    async def work(checker: GrammarChecker) -> None:
+        for requester in (ALICE, BOB, ALICE, BOB):
+            assert await _complaint(checker, _sound(), requester) is None
+        both = (_complaint(checker, KILLER, requester) for requester in (ALICE, BOB))
+        assert None not in await asyncio.gather(*both)
 
-    async def main() -> None:
-        checker = GrammarChecker(1, start=start)
+    assert _run(work).results == {"passed": 2, "crashed": 2}
+
+
+def test_checker_that_cannot_start_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+
+    async def work(checker: GrammarChecker) -> None:
         with pytest.raises(CheckerUnavailable):
-            await checker.complaint(_sound())
-        checker.close()
+            await _complaint(checker, _sound())
 
-    asyncio.run(main())
+    assert _run(work).results == {}
+
+
+def _checker_process() -> WorkerProcess:
+    return WorkerProcess(CHECK_GRAMMAR, {})
 
 
 def test_a_process_that_is_gone_says_how() -> None:
-    process = CheckerProcess()
+    process = _checker_process()
     with pytest.raises(ProcessDied, match="exit status -?[0-9]+"):
-        process.check(KILLER, 60)
+        process.ask({"grammar": KILLER}, b"", 60)
     assert not process.is_alive
-    process = CheckerProcess()
+    process = _checker_process()
     with pytest.raises(ProcessTimeout):
-        process.check(_endless(), 0.2)
+        process.ask({"grammar": _endless()}, b"", 0.2)
     assert not process.is_alive
 
 
 def test_hang_after_a_few_tokens_is_found_by_following() -> None:
-    process = CheckerProcess()
+    process = _checker_process()
     with pytest.raises(ProcessTimeout):
-        process.check(json.dumps({"grammars": [{"lark_grammar": 'start: /x*/ "x"'}]}), 1)
+        process.ask({"grammar": json.dumps({"grammars": [{"lark_grammar": 'start: /x*/ "x"'}]})}, b"", 1)
 
 
 def test_a_process_that_cannot_be_started_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     with pytest.raises(CheckerUnavailable, match="can be started: No such file"):
-        CheckerProcess()
+        _checker_process()
     monkeypatch.setattr(sys, "executable", "false")
     with pytest.raises(CheckerUnavailable, match="does not start: exit status 1"):
-        CheckerProcess()
+        _checker_process()

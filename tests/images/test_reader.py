@@ -17,26 +17,39 @@ import pytest
 from genai_server.config.settings import Settings
 from genai_server.errors import ImageReaderUnavailable, InvalidField
 from genai_server.images.image_files import ReadImage
-from genai_server.images.reader import ImageProcess, Images, ImageSource
-from genai_server.process_pool import ProcessDied, ProcessTimeout
+from genai_server.images.reader import Images, ImageSource
+from genai_server.messages.worker_tasks import TaskOwner
 from genai_server.vision_model import VisionModel, read_vision_model
-from tests.given_settings import given
+from genai_server.workers.limits import WorkerLimits
+from genai_server.workers.pool import WorkerPool
+from genai_server.workers.process import ProcessDied, ProcessTimeout, WorkerProcess
+from genai_server.workers.task_kinds import READ_IMAGE, TaskKind
+from genai_server.workers.workers import Requester
 from tests.images.pictures import data_url, encoded, picture, png_header
 from tests.images.vision_directory import IDS, make_vision_directory
 
+ALICE, BOB = (Requester(TaskOwner(name, f"{name}'s"), name) for name in ("alice", "bob"))
+
 
 class Seen:
-    """A reader of images, what it has counted, and its processes."""
+    """A reader of images, what it has counted, and its processes. To be used and closed in an event loop."""
 
     def __init__(self, folder: Path, **settings: Any) -> None:
         self.results: Counter[str] = Counter()
-        self.processes: list[ImageProcess] = []
+        self.processes: list[WorkerProcess] = []
         self.folder = folder / "engines"
         self.folder.mkdir(exist_ok=True)
         self.model_dir = folder / "model"
         if not self.model_dir.exists():
             make_vision_directory(self.model_dir)
-        self.images = Images(Settings.model_validate(settings), self.folder, self._count, start=self._start)
+        checked = Settings.model_validate(settings)
+        self.pool = WorkerPool(WorkerLimits.of(checked), self._start)
+        self.images = Images(self.pool, checked, self.folder, self._count)
+
+    def close(self) -> None:
+        """End the processes and remove the files."""
+        self.images.close()
+        self.pool.close()
 
     @property
     def model(self) -> VisionModel:
@@ -44,15 +57,15 @@ class Seen:
         assert model is not None
         return model
 
-    async def read(self, *sources: bytes | str | ImageSource) -> list[ReadImage]:
+    async def read(self, *sources: bytes | str | ImageSource, requester: Requester = ALICE) -> list[ReadImage]:
         """Read files, URLs or sources."""
-        return await self.images.read(self.model, [_source(*pair) for pair in enumerate(sources)])
+        return await self.images.read(self.model, [_source(*pair) for pair in enumerate(sources)], requester)
 
     def _count(self, result: str) -> None:
         self.results[result] += 1
 
-    def _start(self, spec: Mapping[str, Any]) -> ImageProcess:
-        self.processes.append(ImageProcess(spec))
+    def _start(self, kind: TaskKind, spec: Mapping[str, Any]) -> WorkerProcess:
+        self.processes.append(WorkerProcess(kind, spec))
         return self.processes[-1]
 
 
@@ -65,8 +78,12 @@ def _source(number: int, source: bytes | str | ImageSource) -> ImageSource:
 
 def _run(folder: Path, work: Callable[[Seen], Awaitable[None]], **settings: Any) -> Seen:
     seen = Seen(folder, **settings)
-    with closing(seen.images):
-        asyncio.run(work(seen))  # type: ignore[arg-type]
+
+    async def main() -> None:
+        with closing(seen):
+            await work(seen)
+
+    asyncio.run(main())
     assert [process.pid for process in seen.processes if process.is_alive] == []
     assert list(seen.folder.iterdir()) == []
     return seen
@@ -163,24 +180,24 @@ def test_image_that_cannot_be_decoded_costs_no_process(own_folder: Path) -> None
     assert len(seen.processes) <= 2
 
 
-def _hang(process: ImageProcess, data: bytes, path: Path, timeout: float, *, low_detail: bool) -> dict[str, Any]:
-    path.with_suffix(f".{process.pid}").write_bytes(b"a part")
+def _hang(process: WorkerProcess, question: Mapping[str, Any], data: bytes, timeout: float) -> dict[str, Any]:
+    Path(question["path"]).write_bytes(b"a part")
     os.kill(process.pid, signal.SIGSTOP)
-    return _READ(process, data, path, min(timeout, 1), low_detail=low_detail)
+    return _ASK(process, question, data, min(timeout, 1))
 
 
-def _die(process: ImageProcess, data: bytes, path: Path, timeout: float, *, low_detail: bool) -> dict[str, Any]:
-    path.with_suffix(f".{process.pid}").write_bytes(b"a part")
+def _die(process: WorkerProcess, question: Mapping[str, Any], data: bytes, timeout: float) -> dict[str, Any]:
+    Path(question["path"]).write_bytes(b"a part")
     os.kill(process.pid, signal.SIGKILL)
-    return _READ(process, data, path, timeout, low_detail=low_detail)
+    return _ASK(process, question, data, timeout)
 
 
-_READ = ImageProcess.read
+_ASK = WorkerProcess.ask
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there are no such signals")
 @pytest.mark.parametrize(
-    ("read", "words", "results", "processes"),
+    ("ask", "words", "results", "processes"),
     [
         (_hang, r"takes longer than \d+ s to prepare \(GENAI_MEDIA_TIMEOUT\)", {"timed_out": 1}, 2),
         (_die, "crashes the process that reads images", {"crashed": 1}, 3),
@@ -189,18 +206,18 @@ _READ = ImageProcess.read
 def test_image_that_ends_its_process_is_refused_alone(
     own_folder: Path,
     monkeypatch: pytest.MonkeyPatch,
-    read: Any,
+    ask: Any,
     words: str,
     results: dict[str, int],
     processes: int,
 ) -> None:
     async def work(seen: Seen) -> None:
-        monkeypatch.setattr(ImageProcess, "read", read)
+        monkeypatch.setattr(WorkerProcess, "ask", ask)
         with pytest.raises(InvalidField, match=words) as refused:
             await seen.read(encoded())
         assert refused.value.param == "input[0]"
         assert list((seen.folder / f"images-{os.getpid()}").iterdir()) == []
-        monkeypatch.setattr(ImageProcess, "read", _READ)
+        monkeypatch.setattr(WorkerProcess, "ask", _ASK)
         assert len(await seen.read(encoded())) == 1
 
     seen = _run(own_folder, work)
@@ -239,9 +256,7 @@ def test_model_that_cannot_be_loaded_makes_images_unavailable(own_folder: Path) 
         with pytest.raises(ImageReaderUnavailable, match="does not start: .*processor"):
             await seen.read(encoded())
 
-    seen = Seen(own_folder)
-    with closing(seen.images):
-        asyncio.run(work(seen))
+    _run(own_folder, work)
 
 
 def test_process_that_cannot_be_started_is_unavailable(own_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,9 +266,7 @@ def test_process_that_cannot_be_started_is_unavailable(own_folder: Path, monkeyp
         with pytest.raises(ImageReaderUnavailable, match="no process that reads images can be started: No such file"):
             await seen.read(encoded())
 
-    seen = Seen(own_folder)
-    with closing(seen.images):
-        asyncio.run(work(seen))
+    _run(own_folder, work)
 
 
 def test_files_are_removed_beyond_their_limit(own_folder: Path) -> None:
@@ -274,20 +287,52 @@ def test_folders_of_dead_api_processes_are_removed(own_folder: Path) -> None:
         gone += 1
     for name in (f"images-{gone}", f"images-{os.getpid()}", f"images-{os.getppid()}", "images-x", "metrics"):
         (engines / name / "inner").mkdir(parents=True)
-    Images(given(), engines).close()
+    Seen(own_folder).close()
     assert sorted(path.name for path in engines.iterdir()) == sorted(["images-x", "metrics", f"images-{os.getppid()}"])
 
 
-def test_processes_of_few_models_are_kept(own_folder: Path) -> None:
+def test_keys_share_no_images(own_folder: Path) -> None:
     async def work(seen: Seen) -> None:
-        first = seen.model_dir
-        for number in range(5):
-            seen.model_dir = make_vision_directory(own_folder / f"model-{number}")
-            await seen.read(encoded())
-        assert [process.is_alive for process in seen.processes] == [False, True, True, True, True]
-        seen.model_dir = first
+        (of_alice,) = await seen.read(encoded())
+        (of_bob,) = await seen.read(encoded(), requester=BOB)
+        assert of_alice.digest != of_bob.digest
+        assert of_alice.path != of_bob.path
+        assert (await seen.read(encoded()))[0] is of_alice
+        assert (await seen.read(encoded(), requester=BOB))[0] is of_bob
 
-    _run(own_folder, work)
+    assert _run(own_folder, work).results == {"read": 2}
+
+
+def test_too_many_pixels_together_are_refused_before_any_work(own_folder: Path) -> None:
+    async def work(seen: Seen) -> None:
+        words = r"at most 149 pixels together \(GENAI_MAX_REQUEST_PIXELS\), given 150"
+        with pytest.raises(InvalidField, match=words) as refused:
+            await seen.read(png_header(10, 10), png_header(5, 10))
+        assert refused.value.param == "input[1]"
+
+    assert _run(own_folder, work, max_request_pixels=149).processes == []
+
+
+def test_an_image_with_more_pixels_than_its_head_says_waits_for_its_turn_again(
+    own_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    costs = []
+
+    def ask(process: WorkerProcess, question: Mapping[str, Any], data: bytes, timeout: float) -> dict[str, Any]:
+        costs.append(question["max_cost"])
+        return _ASK(process, question, data, timeout)
+
+    async def work(seen: Seen) -> None:
+        monkeypatch.setattr(WorkerProcess, "ask", ask)
+        monkeypatch.setattr("genai_server.images.reader.declared_size", lambda data: None)
+        (image,) = await seen.read(encoded(picture(640, 480)))
+        assert image.grid == (1, 15, 20)
+        assert len(list(image.path.parent.iterdir())) == 1
+        with pytest.raises(InvalidField, match=r"GENAI_MAX_REQUEST_PIXELS\), given 307681"):
+            await seen.read(encoded(picture(641, 480)), png_header(1, 1))
+
+    _run(own_folder, work, max_request_pixels=307_200)
+    assert costs[:2] == [1, 640 * 480]
 
 
 def test_a_process_started_in_advance_reads_the_first_image(own_folder: Path) -> None:
@@ -310,42 +355,34 @@ def test_failure_of_a_start_in_advance_is_logged(own_folder: Path, caplog: pytes
     assert f"no process for the images of {own_folder / 'model'}: " in caplog.text
 
 
-def test_a_start_in_advance_ends_no_process(own_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("genai_server.process_pool._READERS", 1)
+def _image_process(folder: Path) -> WorkerProcess:
+    if not (folder / "model").exists():
+        make_vision_directory(folder / "model")
+    spec = {"model_dir": str(folder / "model"), "folder": str(folder), "max_pixels": 10_000, "max_tokens": 99}
+    return WorkerProcess(READ_IMAGE, spec | {"medium": "image", "max_seconds": 1})
 
-    async def work(seen: Seen) -> None:
-        await seen.images.start(seen.model)
-        seen.model_dir = make_vision_directory(own_folder / "other")
-        await seen.images.start(seen.model)
-        assert [process.is_alive for process in seen.processes] == [True]
 
-    _run(own_folder, work)
+def _question(folder: Path) -> dict[str, Any]:
+    return {"path": str(folder / "a.npz"), "low_detail": False, "max_cost": 10_000}
 
 
 def test_a_process_that_is_gone_says_how(own_folder: Path) -> None:
-    seen = Seen(own_folder)
-    seen.images.close()
-    spec = {"model_dir": str(seen.model_dir), "folder": str(own_folder), "max_pixels": 10_000, "max_tokens": 99}
-    spec |= {"medium": "image", "max_seconds": 1}
-    process = ImageProcess(spec)
+    process = _image_process(own_folder)
     process._process.kill()
     with pytest.raises(ProcessDied, match="exit status"):
-        process.read(encoded(), own_folder / "a.npz", 10, low_detail=False)
+        process.ask(_question(own_folder), encoded(), 10)
     if sys.platform != "win32":
-        process = ImageProcess(spec)
+        process = _image_process(own_folder)
         os.kill(process.pid, signal.SIGSTOP)
         with pytest.raises(ProcessTimeout):
-            process.read(encoded(), own_folder / "a.npz", 0.1, low_detail=False)
+            process.ask(_question(own_folder), encoded(), 0.1)
 
 
 def test_process_ends_with_its_parents_pipe(own_folder: Path) -> None:
-    make_vision_directory(own_folder / "model")
-    spec = {"model_dir": str(own_folder / "model"), "folder": str(own_folder), "max_pixels": 100, "max_tokens": 99}
-    spec |= {"medium": "image", "max_seconds": 1}
-    process = ImageProcess(spec)
+    process = _image_process(own_folder)
     if sys.platform != "win32":
         os.kill(process.pid, signal.SIGTERM)
-    assert process.read(encoded(), own_folder / "a.npz", 10, low_detail=False)["refused"]
+    assert process.ask(_question(own_folder), b"no image", 60)["refused"]
     assert process._process.stdin is not None
     process._process.stdin.close()
     assert process._process.wait(10) == 0
@@ -353,7 +390,6 @@ def test_process_ends_with_its_parents_pipe(own_folder: Path) -> None:
 
 
 def test_few_images_are_fetched_at_a_time(own_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = Seen(own_folder, max_media=100, image_hosts="images.example")
     running, most = 0, 0
 
     async def load(url: str, *arguments: Any, **options: Any) -> bytes:
@@ -366,11 +402,10 @@ def test_few_images_are_fetched_at_a_time(own_folder: Path, monkeypatch: pytest.
 
     monkeypatch.setattr("genai_server.images.reader.load_image", load)
 
-    async def work() -> None:
+    async def work(seen: Seen) -> None:
         asked = (seen.read(f"http://images.example/{number}") for number in range(30))
         found = await asyncio.gather(*asked, return_exceptions=True)
         assert all(isinstance(error, InvalidField) for error in found)
 
-    with closing(seen.images):
-        asyncio.run(work())
+    _run(own_folder, work, max_media=100, image_hosts="images.example")
     assert most == 8

@@ -49,7 +49,7 @@ settings = load_settings({"device": "scripted", "max_restarts": "1"}, environ={}
 supervisor = Supervisor(settings, on_nothing_loaded=lambda: print("nothing loaded", flush=True))
 """
 FIRST_START = """
-held = take_files(4)
+held = take_files(8)
 supervisor.start()
 until(lambda: status().error is not None)
 print(status().state, status().error)

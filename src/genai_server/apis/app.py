@@ -71,10 +71,12 @@ from genai_server.http.telemetry.recent_requests import RecentRequests
 from genai_server.http.telemetry.request_record import Observer
 from genai_server.http.trailing_slash import TrailingSlash
 from genai_server.images.reader import Images
+from genai_server.messages.status_file import read_status_file
 from genai_server.process_memory import rare_full_collections
 from genai_server.timing import Clock, request_clock
 from genai_server.vision_model import any_takes_media
 from genai_server.web.files import API_DOCS, PAGE
+from genai_server.workers.client import WorkerClient
 
 # Gives the folder of running engines for as long as the app runs.
 Engines = Callable[[], AbstractAsyncContextManager[Path]]
@@ -144,12 +146,13 @@ def create_app(
             usage.open(Path(settings.usage_file) if settings.usage_file else folder / FILE_NAME)
             history = LoadHistory(engine_metrics, recent)
             with (
-                closing(GrammarChecker(settings.grammar_timeout, counts.count_check)) as grammars,
-                closing(Images(settings, folder, counts.count_image)) as images,
-                closing(Recordings(settings, folder, counts.count_recording)) as recordings,
+                closing(WorkerClient(partial(_worker_pool, folder))) as workers,
+                closing(Images(workers, settings, folder, counts.count_image)) as images,
+                closing(Recordings(workers, settings, folder, counts.count_recording)) as recordings,
                 upload_folder(folder) as app.state.uploads,
                 closing(recent),
             ):
+                grammars = GrammarChecker(workers, settings.grammar_timeout, counts.count_check)
                 app.state.responses = responses
                 app.state.history = history
                 app.state.services = Services(
@@ -257,6 +260,12 @@ async def _start_image_readers(models: Catalog, images: Images) -> None:
     async for served in models.loads():
         if (vision := served.codec.vision) is not None:
             await images.start(vision)
+
+
+def _worker_pool(folder: Path) -> tuple[str, str]:
+    """The address and the secret of the worker pool of running engines."""
+    status = read_status_file(folder)
+    return status.workers, status.secret
 
 
 def _response_store(settings: Settings, run: str, end_request: EndRequest) -> ResponseStore:

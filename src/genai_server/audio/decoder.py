@@ -1,22 +1,24 @@
 """Decodes recordings in separate processes."""
 
 import asyncio
-import contextlib
-import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any
 
-from genai_server.config.environment import untrusted_work_environment
+from genai_server.config.media_settings import BYTES_PER_SECOND
 from genai_server.config.settings import Settings
 from genai_server.errors import AudioReaderUnavailable, InvalidField
-from genai_server.process_pool import Outcome, ProcessDied, ProcessPool, ProcessTimeout, WorkerProcess
+from genai_server.messages.worker_tasks import Task
+from genai_server.speech_model import SAMPLE_RATE, longest_sound
+from genai_server.workers.pool import remove
+from genai_server.workers.process import ProcessDied, ProcessTimeout
+from genai_server.workers.task_kinds import DECODE, DECODE_LONG, TaskKind
+from genai_server.workers.workers import Answer, Requester, Space, Workers
 
-# Bytes of a large file: about two minutes of WAV as it is recorded, or ten of compressed sound. These have processes of
-# their own: the longest recordings take some ten seconds, for which others must not wait.
-_LARGE = 8 * 1024 * 1024
+# Seconds of a recording that are decoded in turn with all other tasks. A longer one is decoded again as a task that may
+# take minutes, for which others must not wait. Whether it is longer, its file does not say: 7,000 seconds of silence
+# have 1.3 MB.
+SHORT = 120
 # The results of decoding a recording.
 RESULTS = ("decoded", "refused", "crashed", "timed_out")
 # Bytes of a file, and seconds of a recording, for each second that decoding may take.
@@ -24,122 +26,108 @@ _BYTES_PER_SECOND, _SECONDS_PER_SECOND = 15_000, 20
 _CRASHES = "crashes the process that decodes recordings, or exceeds its memory limit"
 
 
-class _DecodeProcess(WorkerProcess):
-    module, purpose = "genai_server.audio.decode_process", "decodes recordings"
-    unavailable = AudioReaderUnavailable
-
-
 @dataclass(frozen=True)
 class Decoded:
-    """A recording as a file of mono PCM with 16 bits and 16 kHz."""
+    """A recording as a file of mono PCM with 16 bits and 16 kHz, which has its space until it is closed."""
 
     path: Path
     num_samples: int
     # The peak amplitude.
     peak: int
+    space: Space
+
+    def close(self) -> None:
+        """Remove the file."""
+        remove(str(self.path))
+        self.space.release()
 
 
-_Pool = ProcessPool[_DecodeProcess, Outcome[Decoded]]
+@dataclass(frozen=True)
+class _Outcome:
+    """What became of a recording."""
+
+    # One of RESULTS.
+    result: str
+    # Why it cannot be used.
+    reason: str = ""
+    decoded: Decoded | None = None
 
 
 class Decoder:
-    """Decodes the recordings of all models. Belongs to the event loop; must be closed.
+    """Decodes the recordings of all models. Belongs to the event loop.
 
     `count` is called with the result of each recording, one of RESULTS.
     """
 
-    def __init__(self, settings: Settings, count: Callable[[str], None] = lambda result: None) -> None:
+    def __init__(
+        self, workers: Workers, settings: Settings, count: Callable[[str], None] = lambda result: None
+    ) -> None:
+        self._workers = workers
         self._settings = settings
         self._count = count
-        spec = {"max_seconds": settings.max_audio_seconds}
-        start = partial(_DecodeProcess, untrusted_work_environment(), spec)
-        self._small, self._large = (_Pool(_DecodeProcess, start) for _ in range(2))
 
-    async def decode(self, file: Path, target: Path, *, param: str) -> Decoded:
+    async def decode(self, file: Path, target: Path, requester: Requester, *, param: str) -> Decoded:
         """Decode a recording into `target`, and remove its file. A caller that is cancelled ends the process.
 
-        Raises InvalidField, which names `param`, and AudioReaderUnavailable.
+        It waits until there is space on the disk for what is decoded. Raises InvalidField, which names `param`,
+        AudioReaderUnavailable, and QueueFull if too much waits.
         """
-        job = _Job(file, target)
+        most = self._settings.max_audio_seconds
         try:
             size = (await asyncio.to_thread(file.stat)).st_size
-            pool = self._large if size > _LARGE else self._small
-            found = await pool.call(
-                str(target).encode(), partial(self._decode, job, pool), lambda found: self._count(found.result)
-            )
-        except BaseException:
-            await asyncio.shield(asyncio.to_thread(job.abandon))
-            raise
-        if found.value is None:
-            raise InvalidField(f"{param}: the recording {found.reason}", param=param)
-        return found.value
-
-    def close(self) -> None:
-        """End the processes. Blocks until they have ended."""
-        self._small.close()
-        self._large.close()
-
-    def _timeout(self, file: Path) -> float:
-        most = self._settings.max_audio_seconds / _SECONDS_PER_SECOND
-        return self._settings.audio_timeout + min(file.stat().st_size / _BYTES_PER_SECOND, most)
-
-    def _decode(self, job: "_Job", pool: _Pool) -> Outcome[Decoded]:
-        """Decode a recording, in one of the threads."""
-        try:
-            timeout = self._timeout(job.file)
-            answer = pool.with_process(lambda process: job.ask(process, timeout))
-        except ProcessTimeout:
-            return Outcome("timed_out", f"takes longer than {timeout:.0f} s to decode (GENAI_AUDIO_TIMEOUT)")
-        except ProcessDied:
-            return Outcome("crashed", _CRASHES)
+            outcome = await self._decode(DECODE, file, target, requester, size, min(SHORT, most))
+            if outcome is None:
+                outcome = await self._decode(DECODE_LONG, file, target, requester, size, most)
         finally:
-            job.remove_files()
+            remove(str(file))
+        assert outcome is not None, "a decoder refuses what is longer than it may be"
+        self._count(outcome.result)
+        if outcome.decoded is None:
+            raise InvalidField(f"{param}: the recording {outcome.reason}", param=param)
+        return outcome.decoded
+
+    async def _decode(
+        self, kind: TaskKind, file: Path, target: Path, requester: Requester, size: int, seconds: int
+    ) -> _Outcome | None:
+        """Decode a recording that has at most so many seconds. None if it has more, or takes long."""
+        settings, is_whole = self._settings, seconds == self._settings.max_audio_seconds
+        timeout = float(settings.audio_timeout)
+        if is_whole:
+            timeout += min(size / _BYTES_PER_SECOND, settings.max_audio_seconds / _SECONDS_PER_SECOND)
+        space = await self._workers.reserve_space(requester.owner, seconds * BYTES_PER_SECOND)
+        task = Task(
+            kind.name,
+            requester.owner,
+            {"max_seconds": settings.max_audio_seconds, "gives_way": kind.is_long},
+            {"path": str(file), "target": str(target), "seconds": seconds},
+            timeout=timeout,
+            cost=longest_sound(size, settings.max_audio_seconds),
+            target=str(target),
+        )
+        decoded = None
+        try:
+            (answer,) = self._workers.submit([task])
+            outcome = self._outcome(await answer, target, space)
+            decoded = None if outcome is None else outcome.decoded
+            return outcome
+        except ProcessTimeout:
+            if not is_whole:
+                return None
+            return _Outcome("timed_out", f"takes longer than {timeout:.0f} s to decode (GENAI_AUDIO_TIMEOUT)")
+        except ProcessDied:
+            return _Outcome("crashed", _CRASHES)
+        finally:
+            if decoded is None:
+                remove(str(target))
+                space.release()
+
+    def _outcome(self, answer: Answer, target: Path, space: Space) -> _Outcome | None:
         if reason := answer.get("unavailable"):
             raise AudioReaderUnavailable(f"a decoded recording cannot be written: {reason}")
         if reason := answer.get("refused"):
-            return Outcome("refused", reason)
-        return Outcome("decoded", value=Decoded(job.target, answer["num_samples"], answer["peak"]))
-
-
-class _Job:
-    """A recording to decode. Any thread may call the methods."""
-
-    def __init__(self, file: Path, target: Path) -> None:
-        self.file = file
-        self.target = target
-        self._lock = threading.Lock()
-        # While it decodes this recording.
-        self._process: WorkerProcess | None = None
-        self._is_decoded = False
-        self._is_abandoned = False
-
-    def ask(self, process: WorkerProcess, timeout: float) -> Mapping[str, Any]:
-        """Let a process decode the recording. Raises as WorkerProcess.ask does."""
-        with self._lock:
-            if self._is_abandoned:
-                return {"refused": "is not needed any more"}
-            self._process = process
-        try:
-            question = {"path": str(self.file), "target": str(self.target)}
-            answer = process.ask(question, b"", timeout)
-        finally:
-            with self._lock:
-                self._process = None
-        self._is_decoded = "num_samples" in answer
-        return answer
-
-    def abandon(self) -> None:
-        """End the process that decodes the recording, if there is one, and remove the files."""
-        with self._lock:
-            self._is_abandoned = True
-            if self._process is not None:
-                self._process.end()
-        self.remove_files()
-
-    def remove_files(self) -> None:
-        """Remove the recording's file, and what is decoded of it unless that is needed."""
-        with contextlib.suppress(OSError):  # the process that is about to end has it open, on Windows
-            self.file.unlink(missing_ok=True)
-        if self._is_abandoned or not self._is_decoded:
-            with contextlib.suppress(OSError):
-                self.target.unlink(missing_ok=True)
+            return _Outcome("refused", str(reason))
+        if answer.get("is_longer"):
+            return None
+        num_samples = int(answer["num_samples"])
+        space.shrink(max(1, num_samples) * BYTES_PER_SECOND // SAMPLE_RATE)
+        return _Outcome("decoded", decoded=Decoded(target, num_samples, answer["peak"], space))

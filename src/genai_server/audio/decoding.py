@@ -6,7 +6,7 @@ from typing import Any, BinaryIO, NoReturn
 import av
 import numpy as np
 
-from genai_server.speech_model import SAMPLE_RATE
+from genai_server.speech_model import MIN_BYTES_PER_SECOND, SAMPLE_RATE
 
 # Names of FFmpeg's demuxers. Others open further files or connections (playlists, SDP), or are rare.
 _FORMATS = "mp3,flac,ogg,mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,wav,w64,aac,mpeg"
@@ -21,8 +21,6 @@ _DECODERS = (
 _MIN_RATE, _MAX_RATE = 1000, 768_000
 # FFmpeg mixes as many.
 _MAX_CHANNELS = 64
-# A file that claims to have fewer bytes for each second than the slowest codecs need is not believed.
-_MIN_BYTES_PER_SECOND = 300
 _BUFFER = 256 * 1024
 
 
@@ -30,19 +28,26 @@ class UnusableRecording(Exception):
     """The recording cannot be used; the message says why, and its subject is the recording."""
 
 
-def decode(source: BinaryIO, target: BinaryIO, num_bytes: int, max_seconds: int) -> tuple[int, int]:
+class LongerRecording(Exception):
+    """The recording has more seconds than may be written now."""
+
+
+def decode(
+    source: BinaryIO, target: BinaryIO, num_bytes: int, max_seconds: int, seconds: int | None = None
+) -> tuple[int, int]:
     """Write a recording as mono PCM of 16 bits and 16 kHz; returns the number of samples and their peak amplitude.
 
     `num_bytes` is the size of the source. It is read from its beginning to its end, in parts: neither file is in memory
-    as a whole. Damaged parts are left out. Raises UnusableRecording, and OSError if the target cannot be written.
+    as a whole. Damaged parts are left out. Raises UnusableRecording, also if there are more than `max_seconds`,
+    LongerRecording if there are more than `seconds`, and OSError if the target cannot be written.
     """
     if not num_bytes:
         raise UnusableRecording("is an empty file")
-    writer = _Writer(target, max_seconds)
+    writer = _Writer(target, max_seconds, seconds or max_seconds)
     with _open(source) as container:
         stream = _sound(container)
         claimed = (container.duration or 0) / av.time_base
-        if claimed > max_seconds and num_bytes / claimed >= _MIN_BYTES_PER_SECOND:
+        if claimed > max_seconds and num_bytes / claimed >= MIN_BYTES_PER_SECOND:
             writer.refuse(claimed)
         resampler: av.AudioResampler | None = None
         form = None
@@ -138,12 +143,13 @@ def _raise_for_memory(error: Exception) -> None:
 class _Writer:
     """Writes samples within the limit of seconds."""
 
-    def __init__(self, target: BinaryIO, max_seconds: int) -> None:
+    def __init__(self, target: BinaryIO, max_seconds: int, seconds: int) -> None:
         self.num_samples = 0
         # The peak amplitude.
         self.peak = 0
         self._target = target
         self._max_seconds = max_seconds
+        self._seconds = seconds
 
     def check(self, frame: Any) -> None:
         """Check a frame before it is resampled. Raises UnusableRecording."""
@@ -164,6 +170,8 @@ class _Writer:
             self.num_samples += frame.samples
             if self.num_samples > self._max_seconds * SAMPLE_RATE:
                 self.refuse(None)
+            if self.num_samples > self._seconds * SAMPLE_RATE:
+                raise LongerRecording
             self._target.write(samples.data)
 
     def refuse(self, seconds: float | None) -> NoReturn:

@@ -11,8 +11,8 @@ from genai_server.audio.detection import Detection
 from genai_server.audio.window_reader import Window, WindowReader
 from genai_server.config.settings import Settings
 from genai_server.process_folder import own_folder
-from genai_server.process_pool import Readers
 from genai_server.speech_model import SAMPLE_RATE, SpeechModel
+from genai_server.workers.workers import Requester, Workers
 
 # Name of the folder in the engines' folder.
 _FOLDER = "recordings"
@@ -23,11 +23,18 @@ class Recording:
     """A decoded recording, whose file exists until it is closed. Belongs to the event loop."""
 
     def __init__(
-        self, recordings: "Recordings", model: SpeechModel, decoded: Decoded, param: str, detection: Detection
+        self,
+        recordings: "Recordings",
+        model: SpeechModel,
+        decoded: Decoded,
+        requester: Requester,
+        param: str,
+        detection: Detection,
     ) -> None:
         self._recordings = recordings
         self._model = model
         self._decoded = decoded
+        self._requester = requester
         self._param = param
         self._detection = detection
 
@@ -47,7 +54,7 @@ class Recording:
         sample = max(0, round(start * SAMPLE_RATE))
         while sample < self._decoded.num_samples:
             found = await self._recordings.read_window(
-                self._model, self._decoded, sample, self._detection, param=self._param
+                self._model, self._decoded, sample, self._detection, self._requester, param=self._param
             )
             if isinstance(found, Window):
                 return found
@@ -56,7 +63,7 @@ class Recording:
 
     def close(self) -> None:
         """Remove the decoded recording. Windows keep their files."""
-        self._decoded.path.unlink(missing_ok=True)
+        self._decoded.close()
 
     def __enter__(self) -> Self:
         return self
@@ -72,27 +79,41 @@ class Recordings:
     result of decoding each recording, one of `audio.decoder.RESULTS`.
     """
 
-    def __init__(self, settings: Settings, folder: Path, count: Callable[[str], None] = lambda result: None) -> None:
-        self._settings = settings
+    def __init__(
+        self,
+        workers: Workers,
+        settings: Settings,
+        folder: Path,
+        count: Callable[[str], None] = lambda result: None,
+    ) -> None:
         self._folder = own_folder(folder, _FOLDER)
-        self._decoder = Decoder(settings, count)
-        self._readers: Readers[WindowReader] = Readers()
+        self._decoder = Decoder(workers, settings, count)
+        self._windows = WindowReader(workers, settings, folder)
         self._serials = itertools.count()
 
-    async def open(self, model: SpeechModel, file: Path, *, param: str, detection: Detection = _DETECTION) -> Recording:
+    async def open(
+        self, model: SpeechModel, file: Path, requester: Requester, *, param: str, detection: Detection = _DETECTION
+    ) -> Recording:
         """Decode a recording for a model. Removes the file, also if it cannot be used.
 
         Raises InvalidField, which names `param`, if the file has no sound that can be decoded, or is longer than
-        GENAI_MAX_AUDIO_SECONDS; and AudioReaderUnavailable if no process can be started, or there is no space.
+        GENAI_MAX_AUDIO_SECONDS; AudioReaderUnavailable if no process can be started, or the disk is full; and QueueFull
+        if too much waits.
         """
-        decoded = await self._decoder.decode(file, self._path("pcm"), param=param)
-        return Recording(self, model, decoded, param, detection)
+        decoded = await self._decoder.decode(file, self._path("pcm"), requester, param=param)
+        return Recording(self, model, decoded, requester, param, detection)
 
     async def read_window(
-        self, model: SpeechModel, decoded: Decoded, start: int, detection: Detection, *, param: str
+        self,
+        model: SpeechModel,
+        decoded: Decoded,
+        start: int,
+        detection: Detection,
+        requester: Requester,
+        *,
+        param: str,
     ) -> Window | int:
         """A window from a sample on, or the sample before which there is no speech. Raises as Recording.window does."""
-        reader = self._readers.get(model.directory, lambda: WindowReader(model, self._settings, self._folder))
         question = {
             "pcm": str(decoded.path),
             "peak": decoded.peak,
@@ -100,12 +121,10 @@ class Recordings:
             "detection": detection,
             "target": str(self._path("npz")),
         }
-        return await reader.read(question, param=param)
+        return await self._windows.read(model, question, requester, param=param)
 
     def close(self) -> None:
-        """End the processes and remove the files."""
-        self._decoder.close()
-        self._readers.close()
+        """Remove the files."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _path(self, ending: str) -> Path:

@@ -18,7 +18,7 @@ from genai_server.audio.detection import Detection
 from genai_server.audio.features import SpeechFeatures
 from genai_server.audio.voice_activity import Detector, Samples, Silence, find_speech
 from genai_server.speech_model import FEATURES, SAMPLE_RATE
-from genai_server.worker_loop import Answer, answer_questions
+from genai_server.workers.worker_loop import Answer, answer_questions
 
 # Maximum bytes in addition to the process's memory at its start. The file of a recording is mapped, too.
 _MEMORY = 1024 * 1024 * 1024

@@ -1,24 +1,18 @@
 """Reads windows of decoded recordings for one speech model, in separate processes."""
 
-import asyncio
-import threading
 import weakref
-from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from genai_server.config.environment import untrusted_work_environment
 from genai_server.config.settings import Settings
 from genai_server.errors import AudioReaderUnavailable, InvalidField
-from genai_server.process_pool import ProcessDied, ProcessPool, ProcessTimeout, WorkerProcess
+from genai_server.messages.worker_tasks import Task
 from genai_server.speech_model import SAMPLE_RATE, SpeechModel
-
-
-class _WindowProcess(WorkerProcess):
-    module, purpose = "genai_server.audio.window_process", "reads recordings"
-    unavailable = AudioReaderUnavailable
+from genai_server.workers.pool import remove
+from genai_server.workers.process import ProcessDied, ProcessTimeout
+from genai_server.workers.task_kinds import READ_WINDOW
+from genai_server.workers.workers import Requester, Workers
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,57 +34,46 @@ class Window:
 
 
 class WindowReader:
-    """Reads windows for one model, in the event loop; its pool must be closed. `folder` is for temporary files."""
+    """Reads windows for all models. Belongs to the event loop. `folder` is for temporary files of the processes."""
 
-    def __init__(self, model: SpeechModel, settings: Settings, folder: Path) -> None:
-        self._timeout = settings.audio_timeout
-        spec = {
-            "model_dir": str(model.directory),
-            "window_samples": round(model.window_seconds * SAMPLE_RATE),
-            "max_seconds": settings.max_audio_seconds,
-            "folder": str(folder),
-        }
-        start = partial(_WindowProcess, untrusted_work_environment(), spec)
-        self.pool: ProcessPool[_WindowProcess, Mapping[str, Any]] = ProcessPool(_WindowProcess, start)
+    def __init__(self, workers: Workers, settings: Settings, folder: Path) -> None:
+        self._workers = workers
+        self._settings = settings
+        self._folder = folder
 
-    async def read(self, question: Mapping[str, Any], *, param: str) -> Window | int:
+    async def read(
+        self, model: SpeechModel, question: dict[str, Any], requester: Requester, *, param: str
+    ) -> Window | int:
         """The window that a question asks for, or the sample before which there is no speech.
 
         Raises InvalidField, which names `param`, and AudioReaderUnavailable.
         """
-        target = Path(question["target"])
-        is_needed = threading.Event()
-        is_needed.set()
-        work = partial(self._read, question, target, is_needed, param)
+        timeout, target = self._settings.audio_timeout, Path(question["target"])
+        spec = {
+            "model_dir": str(model.directory),
+            "window_samples": round(model.window_seconds * SAMPLE_RATE),
+            "max_seconds": self._settings.max_audio_seconds,
+            "folder": str(self._folder),
+        }
+        window = None
         try:
-            answer = await self.pool.call(question["target"].encode(), work, lambda answer: None)
-        except BaseException:
-            is_needed.clear()
-            await asyncio.shield(asyncio.to_thread(target.unlink, missing_ok=True))
-            raise
-        if "silent_until" in answer:
-            return int(answer["silent_until"])
-        begin, end = (answer[name] / SAMPLE_RATE for name in ("begin", "end"))
-        return Window(begin, end, target, answer["digest"], answer["is_cut"])
-
-    def _read(
-        self, question: Mapping[str, Any], target: Path, is_needed: threading.Event, param: str
-    ) -> Mapping[str, Any]:
-        """Read a window, in one of the threads. Raises InvalidField and AudioReaderUnavailable."""
-        reason = ""
-        answer: Mapping[str, Any] = {}
-        try:
-            answer = self.pool.with_process(lambda process: process.ask(question, b"", self._timeout))
+            (answer,) = self._workers.submit(
+                [Task(READ_WINDOW.name, requester.owner, spec, question, timeout=timeout, target=str(target))]
+            )
+            found = await answer
+            if reason := found.get("unavailable", ""):
+                raise AudioReaderUnavailable(f"a recording cannot be read: {reason}")
+            if "silent_until" in found:
+                return int(found["silent_until"])
+            begin, end = (found[name] / SAMPLE_RATE for name in ("begin", "end"))
+            window = Window(begin, end, target, found["digest"], found["is_cut"])
+            return window
         except ProcessTimeout:
-            reason = f"takes longer than {self._timeout} s to read (GENAI_AUDIO_TIMEOUT)"
+            reason = f"takes longer than {timeout} s to read (GENAI_AUDIO_TIMEOUT)"
         except ProcessDied:
             reason = "crashes the process that reads recordings, or exceeds its memory limit"
         finally:
-            if "digest" not in answer or not is_needed.is_set():
-                target.unlink(missing_ok=True)
-        if reason:
-            seconds = question["start"] / SAMPLE_RATE
-            raise InvalidField(f"{param}: the recording {reason}, from {seconds:.2f} s on", param=param)
-        if reason := answer.get("unavailable", ""):
-            raise AudioReaderUnavailable(f"a recording cannot be read: {reason}")
-        return answer
+            if window is None:
+                remove(str(target))
+        seconds = question["start"] / SAMPLE_RATE
+        raise InvalidField(f"{param}: the recording {reason}, from {seconds:.2f} s on", param=param)

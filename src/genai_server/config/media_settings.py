@@ -1,14 +1,20 @@
 """The settings for images and recordings in requests."""
 
 import re
+from typing import Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 
-from genai_server.config.setting_form import Positive, SettingsForm
+from genai_server.config.setting_form import AUTO, Positive, SettingsForm
 from genai_server.config.setting_lists import listed
 from genai_server.quoted_values import quoted
 
 _IMAGE_HOST = re.compile(r"([A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:]+\])(:[0-9]{1,5})?")
+
+# Bytes of a decoded second: 16 bits at 16 kHz.
+BYTES_PER_SECOND = 32_000
+# How many of the longest recordings may be decoded at once by default.
+_LONGEST_RECORDINGS = 8
 
 
 class MediaSettings(SettingsForm):
@@ -28,6 +34,14 @@ class MediaSettings(SettingsForm):
     max_image_pixels: Positive = Field(50_000_000, le=500_000_000)
     """Maximum number of pixels of an image, width times height. A process that reads images may take 1 GiB and 40 bytes
     for each.
+    """
+
+    max_request_pixels: Positive = 400_000_000
+    """Maximum number of pixels of all images of a request together."""
+
+    max_waiting_pixels: Positive = 2_000_000_000
+    """Maximum number of pixels of images that wait to be prepared, for each API key, or for all clients without one;
+    more get a 503.
     """
 
     max_media_tokens: Positive = 16_384
@@ -55,6 +69,17 @@ class MediaSettings(SettingsForm):
     a recording is transcribed.
     """
 
+    max_waiting_audio_seconds: Positive = 345_600
+    """Maximum number of seconds of recordings and sounds that wait to be decoded, for each API key, or for all clients
+    without one; more get a 503. Before it is decoded, a file counts as the longest recording that its size allows.
+    """
+
+    max_decoded_audio_bytes: Positive | Literal["auto"] = AUTO
+    """Maximum bytes of disk space for all decoded recordings together; a recording waits until it has space. `auto`
+    allows for eight of the longest (`GENAI_MAX_AUDIO_SECONDS`), which is 1.8 GB by default. Each API key has at most as
+    much as is left for others.
+    """
+
     audio_timeout: Positive = Field(10, le=600)
     """Seconds for finding the next speech in a recording and preparing it; a longer time results in a 400. Decoding may
     take one more for each 15 kB of the file.
@@ -72,6 +97,23 @@ class MediaSettings(SettingsForm):
             if not _IMAGE_HOST.fullmatch(host):
                 raise ValueError(f"{quoted(host)} is not a host, such as images.example or cdn.example:8443")
         return value
+
+    @field_validator("max_decoded_audio_bytes")
+    @classmethod
+    def _has_space_for_the_longest(cls, value: int | Literal["auto"], info: ValidationInfo) -> int | Literal["auto"]:
+        least = 4 * info.data.get("max_audio_seconds", 0) * BYTES_PER_SECOND
+        if value != AUTO and value < least:
+            raise ValueError(
+                f"it must be at least {least}, four times what a recording of GENAI_MAX_AUDIO_SECONDS takes"
+            )
+        return value
+
+    @property
+    def decoded_audio_bytes(self) -> int:
+        """Maximum bytes of disk space for all decoded recordings."""
+        if self.max_decoded_audio_bytes == AUTO:
+            return _LONGEST_RECORDINGS * self.max_audio_seconds * BYTES_PER_SECOND
+        return self.max_decoded_audio_bytes
 
     @property
     def allowed_image_hosts(self) -> frozenset[str]:

@@ -1,6 +1,6 @@
 """What all settings have in common: how their fields are read, and how they are named outside."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -14,6 +14,9 @@ FORMER_NAMES = {
     "max_media_body_bytes": "max_image_body_bytes",
     "media_timeout": "image_timeout",
 }
+
+# What lets the server choose a number.
+AUTO: Literal["auto"] = "auto"
 
 Positive = Annotated[int, Field(gt=0)]
 NotNegative = Annotated[int, Field(ge=0)]

@@ -26,7 +26,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     ),
     "Queue, time and restarts": (
         *("max_queue", "max_queue_tokens", "request_timeout", "grammar_timeout", "drain_timeout", "step_timeout"),
-        *("load_timeout", "max_restarts"),
+        *("load_timeout", "max_restarts", "preparation_processes", "max_waiting_grammar_bytes"),
     ),
     "Access": (
         *("api_key_file", "insecure", "max_concurrent_per_key", "rate_per_key", "shared_prefix_cache", "cors_origins"),
@@ -37,9 +37,10 @@ GROUPS: dict[str, tuple[str, ...]] = {
         *("max_header_bytes", "idle_timeout", "body_timeout", "upload_timeout", "stall_timeout"),
     ),
     "Images and recordings": (
-        *("image_hosts", "max_media", "max_media_bytes", "max_image_pixels", "max_media_tokens", "media_timeout"),
+        *("image_hosts", "max_media", "max_media_bytes", "max_image_pixels", "max_request_pixels"),
+        *("max_waiting_pixels", "max_media_tokens", "media_timeout"),
         *("max_media_body_bytes", "encoder_cache_bytes", "max_audio_seconds", "audio_timeout"),
-        *("max_audio_body_bytes", "max_audio_bodies_bytes"),
+        *("max_audio_body_bytes", "max_audio_bodies_bytes", "max_waiting_audio_seconds", "max_decoded_audio_bytes"),
     ),
     "Stored responses, files and batches": (
         *("response_store_size", "response_store_bytes", "response_store_file", "files_dir", "max_file_bytes"),

@@ -14,7 +14,7 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from genai_server.config.media_settings import MediaSettings
 from genai_server.config.server_settings import ServerSettings
-from genai_server.config.setting_form import NotNegative, Positive
+from genai_server.config.setting_form import AUTO, NotNegative, Positive
 from genai_server.config.setting_lists import (
     adapter_entries,
     entries_of_models,
@@ -37,9 +37,6 @@ _UNNAMEABLE = re.compile(r"^[^A-Za-z0-9]+|[^A-Za-z0-9._-]")
 ADAPTER_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 # Valid aliases: also names that other servers use, such as qwen3:4b, and `*` for all other names.
 _ALIAS = r"[A-Za-z0-9][A-Za-z0-9._/:-]{0,127}|\*"
-
-# What lets the server choose a number.
-AUTO: Literal["auto"] = "auto"
 
 
 class Settings(ServerSettings, MediaSettings):
@@ -127,6 +124,16 @@ class Settings(ServerSettings, MediaSettings):
 
     grammar_timeout: int = Field(5, ge=1, le=600)
     """Seconds for checking one grammar, tool or JSON schema; a longer check results in a 400."""
+
+    max_waiting_grammar_bytes: Positive = 8 * 1024 * 1024
+    """Maximum size of the grammars that wait to be checked, for each API key, or for all clients without one; more get
+    a 503.
+    """
+
+    preparation_processes: Positive = Field(2, le=64)
+    """Maximum number of images, recordings and grammars that are prepared at a time, for all API processes together.
+    One more may run for an API key of which none does, and long recordings are decoded beside them.
+    """
 
     prefill_chunk: int = Field(0, ge=0)
     """Maximum number of prompt tokens in a step that also decodes; 0 means 128 on CPUs, 2048 on other devices."""

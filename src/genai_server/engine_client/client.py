@@ -5,9 +5,8 @@ The requests on a connection are in in_flight.py, and the tokens of one answer i
 
 import asyncio
 import logging
-import sys
-from collections.abc import Callable, Sequence
-from typing import Any, cast
+from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
@@ -19,6 +18,7 @@ from genai_server.errors import (
     NoEngineReady,
 )
 from genai_server.messages.admin import AdminReply, Call
+from genai_server.messages.connection import connect
 from genai_server.messages.figures import Figures
 from genai_server.messages.generation_request import Batching, ModelInfo
 from genai_server.messages.protocol import (
@@ -136,7 +136,7 @@ class EngineClient:
 
     async def _serve_connection(self, address: str, secret: str) -> None:
         """Serve one connection until it ends."""
-        self._writer, connection = await _connect(address, self._receive)
+        self._writer, connection = await connect(address, api_decoder(), self._receive)
         try:
             self._send(Hello(secret))
             await connection.ended
@@ -262,44 +262,3 @@ def _require_possible(capacity: Capacity, device: str, num_answers: int, lengths
             f"(GENAI_MAX_QUEUE_TOKENS), given {num_answers} answers, {waiting} tokens",
             param=param,
         )
-
-
-class _Connection(asyncio.Protocol):
-    """The socket to the engine. It passes on each complete message at once, without waking a task first."""
-
-    def __init__(self, receive: Callable[[ToApi], None]) -> None:
-        # Done when no more data arrives. Raises the error that ended it: of the socket or of `receive`, or DecodeError.
-        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._receive = receive
-        self._decoder = api_decoder()
-
-    def data_received(self, data: bytes) -> None:
-        """Called by the event loop."""
-        try:
-            for message in self._decoder.feed(data):
-                self._receive(message)
-        except Exception as error:
-            self._end(error)
-
-    def connection_lost(self, error: Exception | None) -> None:
-        """Called by the event loop."""
-        self._end(error)
-
-    def _end(self, error: Exception | None) -> None:
-        if self.ended.done():
-            return
-        if error is None:
-            self.ended.set_result(None)
-        else:
-            self.ended.set_exception(error)
-
-
-async def _connect(address: str, receive: Callable[[ToApi], None]) -> tuple[asyncio.WriteTransport, _Connection]:
-    """Connect to a path, or to host:port. Raises OSError."""
-    loop = asyncio.get_running_loop()
-    if sys.platform != "win32" and "/" in address:
-        transport, connection = await loop.create_unix_connection(lambda: _Connection(receive), address)
-    else:
-        host, _, port = address.rpartition(":")
-        transport, connection = await loop.create_connection(lambda: _Connection(receive), host, int(port))
-    return cast(asyncio.WriteTransport, transport), connection

@@ -1,7 +1,7 @@
 """What answers must match: combines all constraining fields of a request into one grammar."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,7 +10,6 @@ from genai_server.apis.shared.chat_messages import AnyTool as GivenTool
 from genai_server.apis.shared.chat_messages import ChatParameters, ChosenTool
 from genai_server.apis.shared.sampling_parameters import StructuredOutputs
 from genai_server.errors import InvalidField
-from genai_server.grammar_checker.checker import GrammarChecker
 from genai_server.quoted_values import quoted
 from genai_server.text.answers.reasoning import ReasoningState
 from genai_server.text.codec import TextCodec
@@ -18,6 +17,9 @@ from genai_server.text.grammars import grammar
 from genai_server.text.grammars.lark import lark_of_text
 from genai_server.text.grammars.schema_relaxed import EVERYTHING, any_value, relaxed
 from genai_server.text.tool_formats.tool_format import ANY_OBJECT, Tool, ToolFormat
+
+# The error message for a grammar; None if it is valid.
+Complain = Callable[[str], Awaitable[str | None]]
 
 _STRUCTURE, _FORMAT = "structured_outputs", "response_format"
 _SCHEMA = "must be a supported JSON schema"
@@ -46,16 +48,16 @@ class Constraint:
         """Whether an answer fails if its grammar cannot be followed."""
         return self.is_promised or self.name != _CALLS
 
-    async def check(self, checker: GrammarChecker) -> frozenset[str]:
+    async def check(self, complain: Complain) -> frozenset[str]:
         """Compile the grammar. Returns the names of the parts that must be relaxed first, if any.
 
-        Raises InvalidField with the compiler's message if the constraint is promised, and CheckerUnavailable.
+        Raises InvalidField with the compiler's message if the constraint is promised, and what `complain` raises.
         """
         try:
-            await self._check(checker)
+            await self._check(complain)
             return frozenset()
         except InvalidField:
-            loose = {part.name for part in self.parts if not await part._compiles(checker)}
+            loose = {part.name for part in self.parts if not await part._compiles(complain)}
             # Each part compiles, but the combination does not.
             loose = loose or {part.name for part in self.parts if not part.is_promised}
             if loose:
@@ -64,19 +66,19 @@ class Constraint:
                 raise
             return frozenset({self.name})
 
-    async def _compiles(self, checker: GrammarChecker) -> bool:
+    async def _compiles(self, complain: Complain) -> bool:
         """Whether a part's grammar compiles. Raises InvalidField if it is promised but does not."""
         try:
-            await self._check(checker)
+            await self._check(complain)
         except InvalidField:
             if self.is_promised:
                 raise
             return False
         return True
 
-    async def _check(self, checker: GrammarChecker) -> None:
+    async def _check(self, complain: Complain) -> None:
         grammar.check_size(self.grammar, param=self.field)
-        if (words := await checker.complaint(self.grammar)) is not None:
+        if (words := await complain(self.grammar)) is not None:
             raise self.refused(words)
 
     def refused(self, reason: str) -> InvalidField:

@@ -4,8 +4,8 @@ All route dependencies are `async`: FastAPI would run others in threads, two for
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from contextlib import ExitStack
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Annotated, Any, Protocol, TypeVar
@@ -32,10 +32,12 @@ from genai_server.http.telemetry.recent_requests import RecentRequests
 from genai_server.http.telemetry.request_record import RequestRecord
 from genai_server.images.reader import Images
 from genai_server.messages.generation_request import FinishReason, ModelInfo
+from genai_server.messages.worker_tasks import TaskOwner
 from genai_server.pooling_model import Task
 from genai_server.quoted_values import quoted
 from genai_server.text.codec import TextCodec
 from genai_server.timing import Clock
+from genai_server.workers.workers import Requester
 
 T = TypeVar("T")
 
@@ -151,6 +153,11 @@ class RequestContext:
     # Called when nothing keeps the body's data any more, which then does not count towards the limit of all bodies.
     release_body: Callable[[], None] = lambda: None
 
+    @property
+    def tenant(self) -> str:
+        """Stands for the key among those that share the engines; the same for all requests where no key is needed."""
+        return "" if self.key_digest is None else _digest(None, self.key_digest, b"tenant")
+
     def answer_id(self, prefix: str) -> str:
         """The id of the answer: the request's `unique_id`, with the prefix of the API."""
         return prefix + self.record.unique_id.removeprefix("req-")
@@ -161,6 +168,10 @@ class RequestContext:
         if own_cache is None and given is None:
             return None
         return _digest(given, own_cache, b"prefix cache")
+
+    def requester(self, salt: str | None = None) -> Requester:
+        """For whom something is prepared, for a body's `cache_salt`."""
+        return Requester(TaskOwner(self.tenant, self.record.unique_id, self.background), self.cache_salt(salt))
 
     def answer_memory(self, salt: str | None) -> str:
         """The name of the engine's memory of answers, for a body's `cache_salt`. No two keys ever have the same."""
@@ -177,9 +188,35 @@ class RequestContext:
         """The work's result; see `while_connected`."""
         return await while_connected(work, self.receive)
 
+    async def run_in_time(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of work without an engine; see `while_connected`. Raises DeadlinePassed, too."""
+
+        async def limited() -> T:
+            async with within(self.deadline):
+                return await work
+
+        try:
+            return await self.run_while_connected(limited())
+        finally:
+            work.close()  # it may not have begun
+
 
 def _digest(salt: str | None, key_digest: bytes | None, purpose: bytes) -> str:
     return blake2b((salt or "").encode(), key=key_digest or b"", digest_size=16, person=purpose).hexdigest()
+
+
+@asynccontextmanager
+async def within(deadline: Deadline) -> AsyncGenerator[None]:
+    """Ends the block at the deadline: its work may take long, and may have to wait for that of others.
+
+    Raises DeadlinePassed.
+    """
+    try:
+        async with asyncio.timeout(deadline.seconds_left):
+            yield
+    except TimeoutError:
+        deadline.require_end(FinishReason.TIMEOUT)
+        raise
 
 
 async def while_connected(work: Coroutine[Any, Any, T], receive: Receive) -> T:
@@ -236,9 +273,11 @@ class EngineFields(Protocol):
     timeout: float | None
 
 
-async def choose_engine(
-    services: Services, context: RequestContext, body: EngineFields, task: Task
-) -> tuple[ChosenModel, ServedModel, EngineClient, ModelInfo, TextCodec]:
+# A model, and one of its engines with the model as it runs there.
+EngineChoice = tuple[ChosenModel, ServedModel, EngineClient, ModelInfo, TextCodec]
+
+
+async def choose_engine(services: Services, context: RequestContext, body: EngineFields, task: Task) -> EngineChoice:
     """Choose the model, which may have to be loaded first, and the engine; returns what belongs to each.
 
     Raises ServerDraining, ModelNotFound, TaskUnsupported, InvalidField and Unavailable.

@@ -4,16 +4,20 @@ All refusals are raised here, before the response's headers are sent.
 """
 
 import asyncio
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 
 from msgspec import structs
 
 from genai_server.apis.shared.chat_messages import ChatParameters
 from genai_server.apis.shared.completion_body import CompletionRequest
 from genai_server.apis.shared.sampling_parameters import GenerationFields, SamplingFields, StreamFields
-from genai_server.errors import InvalidField, PromptTooLong
+from genai_server.engine_client.stream import TokenStream
+from genai_server.errors import DeadlinePassed, InvalidField, PromptTooLong
 from genai_server.generation.answers import Generation, RunningAnswer
-from genai_server.generation.dependencies import RequestContext, Services, choose_engine
+from genai_server.generation.constraint import Constraint
+from genai_server.generation.dependencies import EngineChoice, RequestContext, Services, choose_engine, within
 from genai_server.generation.excluded_tokens import known_tokens, with_exclusions
 from genai_server.generation.infill import with_suffix
 from genai_server.generation.output_spec import OutputSpec, plain_output_spec
@@ -24,7 +28,8 @@ from genai_server.generation.prompts import (
     encode_prompts,
     engine_images,
 )
-from genai_server.messages.generation_request import GenerationRequest, ModelInfo, Sampling
+from genai_server.images.image_files import ReadImage
+from genai_server.messages.generation_request import FinishReason, GenerationRequest, ModelInfo, Sampling
 from genai_server.pooling_model import Task
 from genai_server.text.answers.answer_text import AnswerText
 from genai_server.text.codec import TextCodec
@@ -67,6 +72,21 @@ async def generate(
     )
 
 
+@dataclass(frozen=True)
+class _Prepared:
+    """A request that is ready for an engine."""
+
+    # One for each answer; those to the same prompt are adjacent.
+    requests: list[GenerationRequest]
+    # What reads the tokens of each answer.
+    texts: list[AnswerText]
+    echoes: Sequence[EchoedPrompt | None] = ()
+    # The images of all prompts.
+    images: Sequence[ReadImage] = ()
+    # What the answers must match, if anything.
+    constraint: Constraint | None = None
+
+
 async def _generate(
     services: Services,
     body: Body,
@@ -77,7 +97,8 @@ async def _generate(
     only_complete_calls: bool,
 ) -> Generation:
     # Choose the model, which may have to be loaded first, and the engine.
-    chosen, served, engine, model, codec = await choose_engine(services, context, body, Task.GENERATE)
+    choice = await choose_engine(services, context, body, Task.GENERATE)
+    chosen, served, engine, model, codec = choice
 
     # Refuse early if the request exceeds the engine's capacity as last reported.
     num_per_prompt = body.n or 1
@@ -85,10 +106,67 @@ async def _generate(
     multiplier = "prompt" if isinstance(body, CompletionRequest) and num_per_prompt == 1 else "n"
     engine.require_capacity(num_answers, param=multiplier, background=context.background)
 
+    # Prepare prompts and grammars. At its deadline the request ends as it would in the engine's queue.
+    try:
+        async with within(context.deadline):
+            prepared = await _prepare(
+                services, body, context, choice, keeps_media=keeps_media, only_complete_calls=only_complete_calls
+            )
+    except DeadlinePassed:
+        prepared = _unprepared(body, context, model, codec)
+        streams = [TokenStream(lambda: None) for _ in prepared.requests]
+        for stream in streams:
+            stream.finish(FinishReason.TIMEOUT)
+    else:
+        # Submit all requests together: the engine accepts all or none.
+        asked = [
+            structs.replace(request, timeout=context.deadline.seconds_left, progress=is_streamed)
+            for request in prepared.requests
+        ]
+        try:
+            streams = await engine.in_flight.submit(*asked)
+        except InvalidField as error:
+            # The engine does not know the body's fields.
+            if error.param == "grammar" and prepared.constraint is not None:
+                raise prepared.constraint.refused(error.message) from None
+            raise
+
+    # Read.
+    reports_progress = isinstance(body, StreamFields) and bool(body.return_progress)
+    first = prepared.requests[0]
+    answers = [
+        RunningAnswer(
+            stream,
+            text,
+            Stopwatch(context.record.arrival, len(request.prompt)),
+            echo=echo,
+            reports_progress=reports_progress,
+        )
+        for stream, text, request, echo in zip(streams, prepared.texts, prepared.requests, prepared.echoes, strict=True)
+    ]
+    context.record.answered(answers, num_per_prompt, first)
+    medium = Medium.IMAGE if codec.vision is None else codec.vision.medium
+    return Generation(chosen.id, answers, num_per_prompt, first.sampling, served.fingerprint, prepared.images, medium)
+
+
+async def _prepare(
+    services: Services,
+    body: Body,
+    context: RequestContext,
+    choice: EngineChoice,
+    *,
+    keeps_media: bool,
+    only_complete_calls: bool,
+) -> _Prepared:
+    """All that a request needs before an engine can take it. May have to wait for the work on other requests."""
+    chosen, _, engine, model, codec = choice
+    num_per_prompt = body.n or 1
+    multiplier = "prompt" if isinstance(body, CompletionRequest) and num_per_prompt == 1 else "n"
+
     # Render and encode the prompts; resolve all defaults.
     if isinstance(body, CompletionRequest) and body.suffix:
         body = await with_suffix(body, codec)
-    encoded = await encode_prompts(services, body, codec, context.leniency)
+    encoded = await encode_prompts(services, body, codec, context)
     if isinstance(body, ChatParameters) and not keeps_media:
         for message in body.messages:
             message.drop_media()
@@ -112,18 +190,19 @@ async def _generate(
         for prompt in prompts
     ]
     lengths = [len(prompt) for prompt in prompts for _ in range(num_per_prompt)]
-    engine.require_capacity(num_answers, lengths, param=multiplier, background=context.background)
+    engine.require_capacity(len(lengths), lengths, param=multiplier, background=context.background)
 
     # Determine what the answers must match, and check the grammar.
     echoed: list[EchoedPrompt | None] = [None]
+    requester = context.requester(body.cache_salt)
     if isinstance(body, CompletionRequest):
         echoed = await asyncio.to_thread(echoed_prompts, body, prompts, codec, model.vocab_size)
         output_spec = await asyncio.to_thread(plain_output_spec, body)
         continues = True
         if output_spec.constraint is not None:
-            await output_spec.constraint.check(services.grammars)
+            await output_spec.constraint.check(partial(services.grammars.complaint, requester=requester))
     else:
-        output_spec = await services.specs.of(body, codec, prompts[0])
+        output_spec = await services.specs.of(body, codec, prompts[0], requester)
         output_spec = replace(output_spec, only_complete_calls=only_complete_calls)
         context.leniency.note(output_spec.left_out)
         continues = bool((body.chat_template_kwargs or {}).get(CONTINUE))
@@ -136,41 +215,37 @@ async def _generate(
             images=engine_images(prompt, cache_salt),
             grammar=output_spec.grammar,
             needs_grammar=output_spec.needs_grammar,
-            timeout=context.deadline.seconds_left,
             adapter=chosen.adapter,
             unique_id=context.record.unique_id,
             key_name=context.record.key_name,
             prediction=prediction,
             cache_salt=cache_salt,
             answer_memory=context.answer_memory(body.cache_salt),
-            progress=is_streamed,
         )
         for request, prompt in zip(requests, encoded, strict=True)
         for index in range(num_per_prompt)
     ]
     echoes = [echo for echo in echoed for _ in range(num_per_prompt)]
     texts = [_answer_text(body, codec, output_spec, echo, continues=continues) for echo in echoes]
-    stopwatches = [Stopwatch(context.record.arrival, len(request.prompt)) for request in asked]
-
-    # Submit all requests together: the engine accepts all or none.
-    try:
-        streams = await engine.in_flight.submit(*asked)
-    except InvalidField as error:
-        # The engine does not know the body's fields.
-        if error.param == "grammar" and output_spec.constraint is not None:
-            raise output_spec.constraint.refused(error.message) from None
-        raise
-
-    # Read.
-    reports_progress = isinstance(body, StreamFields) and bool(body.return_progress)
-    answers = [
-        RunningAnswer(stream, text, stopwatch, echo=echo, reports_progress=reports_progress)
-        for stream, text, stopwatch, echo in zip(streams, texts, stopwatches, echoes, strict=True)
-    ]
     images = [placed.image for prompt in encoded for placed in prompt.images]
-    context.record.answered(answers, num_per_prompt, requests[0])
-    medium = Medium.IMAGE if codec.vision is None else codec.vision.medium
-    return Generation(chosen.id, answers, num_per_prompt, requests[0].sampling, served.fingerprint, images, medium)
+    return _Prepared(asked, texts, echoes, images, output_spec.constraint)
+
+
+def _unprepared(body: Body, context: RequestContext, model: ModelInfo, codec: TextCodec) -> _Prepared:
+    """What stands for a request whose deadline has passed before it was prepared: answers without any token."""
+    request = GenerationRequest(
+        context.record.request_id,
+        [],
+        max_tokens=body.max_tokens or 0,
+        max_length=model.max_length,
+        sampling=to_sampling(body, model),
+    )
+    echoed: list[EchoedPrompt | None] = [None]
+    if isinstance(body, CompletionRequest):
+        echoed = [EchoedPrompt(given, []) if body.echo and isinstance(given, str) else None for given in body.prompts]
+    echoes = [echo for echo in echoed for _ in range(body.n or 1)]
+    texts = [_answer_text(body, codec, OutputSpec(), echo, continues=False) for echo in echoes]
+    return _Prepared([request] * len(texts), texts, echoes)
 
 
 def _answer_text(

@@ -3,9 +3,10 @@
 import asyncio
 import hashlib
 import json
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -15,15 +16,17 @@ from genai_server.errors import InvalidField
 from genai_server.generation.constraint import ChatConstraint, Constraint, structure
 from genai_server.grammar_checker.checker import GrammarChecker
 from genai_server.quoted_values import quoted
+from genai_server.salted_cache import SaltedCache
 from genai_server.text.answers.answer_parser import AnswerParser
 from genai_server.text.answers.answer_text import PlainParser
 from genai_server.text.answers.dialect import Dialect
 from genai_server.text.answers.reasoning import ReasoningState
 from genai_server.text.codec import TextCodec
 from genai_server.text.prompts.prompt import CONTINUE
+from genai_server.workers.workers import Requester
 
 # Cached specs of one model. A grammar has at most 262,144 characters (`LONGEST_GRAMMAR`).
-_MAX_KEPT = 32
+_MAX_CACHED = 64
 # The fields that determine a grammar.
 _FIELDS = {"tools", "tool_choice", "parallel_tool_calls", "response_format", "structured_outputs"}
 
@@ -126,31 +129,31 @@ class CheckedSpecs:
         self._grammars = grammars
         # Whether to enforce as much as possible of schemas that are not strict.
         self._best_effort = best_effort
-        # Specs keyed by digest, least recently used first.
-        self._kept: WeakKeyDictionary[TextCodec, OrderedDict[bytes, OutputSpec]] = WeakKeyDictionary()
+        # Specs by digest.
+        self._cached: WeakKeyDictionary[TextCodec, SaltedCache[OutputSpec]] = WeakKeyDictionary()
 
-    async def of(self, body: ChatParameters, codec: TextCodec, prompt: list[int]) -> OutputSpec:
-        """The output spec of a chat with this encoded prompt. Raises InvalidField and CheckerUnavailable."""
+    async def of(self, body: ChatParameters, codec: TextCodec, prompt: list[int], requester: Requester) -> OutputSpec:
+        """The output spec of a chat with this encoded prompt. Raises InvalidField, CheckerUnavailable and QueueFull."""
         if not body.tools and body.response_format is None and body.structured_outputs is None:
             return chat_output_spec(body, codec, prompt, best_effort=self._best_effort)
-        kept = self._kept.setdefault(codec, OrderedDict())
+        cached = self._cached.setdefault(codec, SaltedCache(_MAX_CACHED))
         key = await asyncio.to_thread(_key, body, codec, prompt)
-        if (spec := kept.get(key)) is not None:
-            kept.move_to_end(key)
+        if (spec := cached.get(requester.owner.tenant, key)) is not None:
             return spec
-        spec = await self._build(body, codec, prompt)
+        spec = await self._build(body, codec, prompt, requester)
         if spec.constraint is not None:  # the parts are only needed to find out which ones do not compile
             spec = replace(spec, constraint=replace(spec.constraint, parts=()))
-        kept[key] = spec
-        if len(kept) > _MAX_KEPT:
-            kept.popitem(last=False)
+        cached.put(requester.owner.tenant, key, spec)
         return spec
 
-    async def _build(self, body: ChatParameters, codec: TextCodec, prompt: list[int]) -> OutputSpec:
+    async def _build(
+        self, body: ChatParameters, codec: TextCodec, prompt: list[int], requester: Requester
+    ) -> OutputSpec:
         best_effort, loose = self._best_effort, frozenset[str]()
+        complain = partial(self._grammars.complaint, requester=requester)
         while True:
             spec = await asyncio.to_thread(chat_output_spec, body, codec, prompt, best_effort=best_effort, loose=loose)
-            more = frozenset[str]() if spec.constraint is None else await spec.constraint.check(self._grammars)
+            more = frozenset[str]() if spec.constraint is None else await spec.constraint.check(complain)
             if not more:
                 return spec
             loose |= more

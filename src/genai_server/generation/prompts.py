@@ -13,7 +13,7 @@ from genai_server.apis.shared.chat_messages import AnyTool, ChatMessage, ChatPar
 from genai_server.apis.shared.completion_body import CompletionRequest
 from genai_server.audio.decoder_library import require_decoder
 from genai_server.errors import InvalidField
-from genai_server.generation.dependencies import Services
+from genai_server.generation.dependencies import RequestContext, Services
 from genai_server.generation.output_spec import listed_tools
 from genai_server.http.leniency import Leniency
 from genai_server.images.image_files import ReadImage
@@ -64,11 +64,11 @@ class EncodedPrompt:
 
 
 async def encode_prompts(
-    services: Services, body: ChatParameters | CompletionRequest, codec: TextCodec, leniency: Leniency
+    services: Services, body: ChatParameters | CompletionRequest, codec: TextCodec, context: RequestContext
 ) -> list[EncodedPrompt]:
     """Each prompt; a chat has one. Raises InvalidField, NoChatTemplate, and as `Images.read` does."""
     if isinstance(body, ChatParameters):
-        return [await encode_chat(services, body, codec, leniency)]
+        return [await encode_chat(services, body, codec, context)]
     encoded = []
     for given in body.prompts:
         if isinstance(given, str):
@@ -90,11 +90,15 @@ def _check_that_no_token_is_of_images(prompt: Sequence[int], model: VisionModel,
         )
 
 
-async def encode_chat(services: Services, body: ChatParameters, codec: TextCodec, leniency: Leniency) -> EncodedPrompt:
+async def encode_chat(
+    services: Services, body: ChatParameters, codec: TextCodec, context: RequestContext
+) -> EncodedPrompt:
     """A chat's prompt. Raises NoChatTemplate before any other check, InvalidField, and as `Images.read` does."""
     codec.writer.require_template()
-    variables = template_variables(body, codec, leniency)
-    return await encode_messages(services, body.messages, lambda: listed_tools(body, codec), variables, codec, leniency)
+    variables = template_variables(body, codec, context.leniency)
+    return await encode_messages(
+        services, body.messages, lambda: listed_tools(body, codec), variables, codec, context, body.cache_salt
+    )
 
 
 async def encode_messages(
@@ -103,7 +107,8 @@ async def encode_messages(
     offered: Callable[[], Sequence[AnyTool]],
     variables: Mapping[str, Any] | None,
     codec: TextCodec,
-    leniency: Leniency,
+    context: RequestContext,
+    cache_salt: str | None = None,
 ) -> EncodedPrompt:
     """The prompt of messages and `offered` tools. Raises as `encode_chat` does.
 
@@ -122,15 +127,15 @@ async def encode_messages(
     sources = _sources(messages)
     for medium, given in sources.items():
         if given and medium is not taken:
-            _leave_out(plain, medium, codec, leniency, services.models.taking(medium))
+            _leave_out(plain, medium, codec, context.leniency, services.models.taking(medium))
     tokens, written = await codec.encode_chat(plain, tools, variables)
-    leniency.convert(written.converted)
-    leniency.note(written.left_out)
+    context.leniency.convert(written.converted)
+    context.leniency.note(written.left_out)
     if taken is None or codec.vision is None or not sources[taken]:
         return EncodedPrompt(tokens)
     if taken is Medium.SOUND:
         require_decoder(sources[taken][0].param)
-    images = await services.images.read(codec.vision, sources[taken])
+    images = await services.images.read(codec.vision, sources[taken], context.requester(cache_salt))
     return _with_images(tokens, codec.placeholder, [images[number] for number in written.media])
 
 

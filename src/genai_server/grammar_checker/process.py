@@ -7,7 +7,7 @@ no environment and holds no secrets.
 from typing import Any
 
 from genai_server.grammar_checker.compiler import CHECK_STACK, complaint, in_short, stack
-from genai_server.worker_loop import Answer, answer_questions
+from genai_server.workers.worker_loop import Answer, answer_questions
 
 # Maximum bytes for checks, in addition to the process's memory at its start. The largest useful grammars take 50 MB.
 MAX_MEMORY = 512 * 1024 * 1024

@@ -9,6 +9,7 @@ import numpy as np
 from PIL import Image
 
 from genai_server.image_types import IMAGE_FORMATS, image_type
+from genai_server.images.image_size import webp_size
 
 # Others have rare, old decoders. JPEG files with several pictures become MPO, of which the first one is read.
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
@@ -16,6 +17,8 @@ _FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 _LOW_DETAIL = 512
 # Larger images are reduced to this number of pixels. No processor keeps as many, and resizing takes it seconds.
 _MAX_KEPT_PIXELS = 16_000_000
+# Before an image is resized, its pixels are averaged in squares to at least this many times the size.
+_GAP = 2.0
 _WHITE = (255, 255, 255, 255)
 _ORIENTATION = 0x0112
 # How to turn an image back, by the value of EXIF's orientation.
@@ -34,13 +37,22 @@ class UnusableImage(Exception):
     """The image cannot be used; the message says why, and its subject is the image."""
 
 
-def decode(data: bytes, max_pixels: int, *, low_detail: bool = False) -> Image.Image:
+class CostsMore(Exception):
+    """The image has more pixels than were paid for."""
+
+    def __init__(self, pixels: int) -> None:
+        super().__init__(pixels)
+        self.pixels = pixels
+
+
+def decode(data: bytes, max_pixels: int, *, low_detail: bool = False, paid_pixels: int | None = None) -> Image.Image:
     """The image as RGB without an alpha channel, turned upright; the first frame of an animation.
 
-    Its size is checked before its pixels are decoded. Raises UnusableImage.
+    Its size is checked before its pixels are decoded. Raises UnusableImage, and CostsMore if it has more than
+    `paid_pixels`.
     """
     with warnings.catch_warnings(action="ignore"):  # of odd metadata
-        return _decode(data, max_pixels, low_detail=low_detail)
+        return _decode(data, max_pixels, max_pixels if paid_pixels is None else paid_pixels, low_detail=low_detail)
 
 
 def png(image: Image.Image) -> bytes:
@@ -62,9 +74,10 @@ def png(image: Image.Image) -> bytes:
     return b"".join(parts)
 
 
-def _decode(data: bytes, max_pixels: int, *, low_detail: bool) -> Image.Image:
+def _decode(data: bytes, max_pixels: int, paid_pixels: int, *, low_detail: bool) -> Image.Image:
     Image.MAX_IMAGE_PIXELS = None  # would raise without the image's size
-    _check_size(_webp_size(data), max_pixels)  # this decoder allocates its pixels before it returns the size
+    if (size := webp_size(data)) is not None:  # this decoder allocates its pixels before it returns the size
+        _check_size(size, max_pixels)
     try:
         image: Image.Image = Image.open(BytesIO(data), formats=_FORMATS)
     except Exception:  # a decoder may raise anything
@@ -73,23 +86,38 @@ def _decode(data: bytes, max_pixels: int, *, low_detail: bool) -> Image.Image:
             raise UnusableImage(f"is damaged: it begins as a {name} file, and is cut off or wrong after that") from None
         raise UnusableImage(f"is not a {IMAGE_FORMATS} file") from None
     _check_size(image.size, max_pixels)
+    if (pixels := image.width * image.height) > paid_pixels:
+        raise CostsMore(pixels)
     Image.MAX_IMAGE_PIXELS = max_pixels
     try:
+        largest = _largest_size(image, low_detail=low_detail)
+        if largest is not None:  # JPEG's decoder leaves out pixels at no cost
+            image.draft(None, (int(_GAP * largest[0]), int(_GAP * largest[1])))
         image.load()
         _check_size(image.size, max_pixels)
         orientation = _orientation(image)
-        image = _rgb(image)
+        image = _rgb(image, largest)
         if orientation in _TRANSPOSED:
             image = image.transpose(_TRANSPOSED[orientation])
     except UnusableImage:
         raise
     except Exception as error:
         raise UnusableImage(f"is damaged: {str(error) or type(error).__name__}") from None
-    if low_detail:
-        image.thumbnail((_LOW_DETAIL, _LOW_DETAIL), reducing_gap=2.0)
-    elif (factor := (_MAX_KEPT_PIXELS / (image.width * image.height)) ** 0.5) < 1:
-        image.thumbnail((max(1, int(image.width * factor)), max(1, int(image.height * factor))), reducing_gap=2.0)
     return image
+
+
+def _largest_size(image: Image.Image, *, low_detail: bool) -> tuple[int, int] | None:
+    """The width and height that an image is reduced to; None if it is small enough."""
+    width, height = image.size
+    if low_detail:
+        return (_LOW_DETAIL, _LOW_DETAIL) if max(width, height) > _LOW_DETAIL else None
+    factor = (_MAX_KEPT_PIXELS / (width * height)) ** 0.5
+    return (max(1, int(width * factor)), max(1, int(height * factor))) if factor < 1 else None
+
+
+def _reduce(image: Image.Image, largest: tuple[int, int] | None) -> None:
+    if largest is not None:
+        image.thumbnail(largest, reducing_gap=_GAP)
 
 
 def _check_size(size: tuple[int, int], max_pixels: int) -> None:
@@ -100,18 +128,6 @@ def _check_size(size: tuple[int, int], max_pixels: int) -> None:
         raise UnusableImage(f"must have pixels, given {width}x{height}")
 
 
-def _webp_size(data: bytes) -> tuple[int, int]:
-    """Width and height by the header of a WebP file; 1 and 1 for other files."""
-    if data[:4] != b"RIFF" or data[8:12] != b"WEBP" or len(data) < 30:
-        return 1, 1
-    if data[12:16] == b"VP8X":
-        return 1 + int.from_bytes(data[24:27], "little"), 1 + int.from_bytes(data[27:30], "little")
-    if data[12:16] == b"VP8L":
-        both = int.from_bytes(data[21:25], "little")
-        return 1 + (both & 0x3FFF), 1 + (both >> 14 & 0x3FFF)
-    return int.from_bytes(data[26:28], "little") & 0x3FFF or 1, int.from_bytes(data[28:30], "little") & 0x3FFF or 1
-
-
 def _orientation(image: Image.Image) -> int:
     try:
         return int(image.getexif().get(_ORIENTATION, 1))
@@ -119,13 +135,25 @@ def _orientation(image: Image.Image) -> int:
         return 1
 
 
-def _rgb(image: Image.Image) -> Image.Image:
-    """The image as RGB, on white where it is transparent."""
-    if image.mode in ("I", "F") or image.mode.startswith("I;16"):
-        # 16 bits, of which a conversion would keep the lower 8.
-        wide = np.asarray(image).astype(np.float32)
-        image = Image.fromarray((wide.clip(0, 65535) / 257).round().astype(np.uint8))
+def _rgb(image: Image.Image, largest: tuple[int, int] | None) -> Image.Image:
+    """The image as RGB, on white where it is transparent, and reduced to `largest`.
+
+    It is reduced as early as its form allows: each conversion of a large image takes as long as decoding it.
+    """
+    if image.mode.startswith("I;16"):
+        # 16 bits, of which a conversion would keep the lower 8. This is the quotient by 257, rounded.
+        wide = np.asarray(image)
+        image = Image.fromarray(((wide - (wide >> 8) + 128) >> 8).astype(np.uint8))
+    elif image.mode in ("I", "F"):
+        numbers = np.asarray(image).astype(np.float32)
+        image = Image.fromarray((numbers.clip(0, 65535) / 257).round().astype(np.uint8))
     if image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:
         image = image.convert("RGBA")
+        _reduce(image, largest)
         image = Image.alpha_composite(Image.new("RGBA", image.size, _WHITE), image)
+    elif image.mode in ("1", "L"):
+        image = image.convert("L")
+    elif image.mode != "RGB":
+        image = image.convert("RGB")
+    _reduce(image, largest)
     return image.convert("RGB")

@@ -1,7 +1,8 @@
 """The image reader: a process that decodes untrusted images, or sounds, and prepares them for a model.
 
-Its argument is a specification in JSON. A question comes with the image's bytes, and is answered with its expansion and
-grid, or why it is refused. The process reads no environment and holds no secrets.
+Its argument is a specification in JSON. A question comes with the image's bytes, and is answered with its expansion
+and grid, or why it is refused, or its number of pixels if these are more than the question allows. The process reads no
+environment and holds no secrets.
 """
 
 import json
@@ -14,11 +15,11 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from genai_server.images.decoding import UnusableImage, decode, png
+from genai_server.images.decoding import CostsMore, UnusableImage, decode, png
 from genai_server.images.processor import ImageProcessor, ProcessedImage
 from genai_server.images.sound_processor import SoundProcessor
 from genai_server.vision_model import Medium, read_vision_model
-from genai_server.worker_loop import Answer, answer_questions
+from genai_server.workers.worker_loop import Answer, answer_questions
 
 # Maximum bytes in addition to the process's memory at its start: for anything, and for each pixel that an image may
 # have. Decoding, resizing and preparing the largest image takes about half of that.
@@ -28,8 +29,8 @@ _MEMORY_PER_PIXEL = 40
 _MEMORY_PER_SECOND = 512 * 1024
 # Width and height of the image that is read at the start.
 _SIZE = (64, 64)
-# Decodes and prepares an image, or a small version of it.
-_Process = Callable[[bytes, bool], ProcessedImage]
+# Decodes and prepares an image, or a small version of it, that costs at most so much.
+_Process = Callable[[bytes, bool, int], ProcessedImage]
 
 
 def main() -> None:
@@ -53,19 +54,25 @@ def _process(spec: dict[str, Any]) -> _Process:
     with tempfile.TemporaryDirectory(dir=spec["folder"]) as folder:
         if model.medium is Medium.SOUND:
             sounds = SoundProcessor(model, model_dir, Path(folder))
-            return lambda data, low_detail: sounds.process(data, spec["max_seconds"])
+            return lambda data, low_detail, max_cost: sounds.process(data, spec["max_seconds"])
         processor = ImageProcessor(model, model_dir, Path(folder))
     processor.process(png(Image.new("RGB", _SIZE)))  # one-time work is done before the first image is timed
-    return lambda data, low_detail: processor.process(png(decode(data, spec["max_pixels"], low_detail=low_detail)))
+
+    def process(data: bytes, low_detail: bool, max_cost: int) -> ProcessedImage:
+        return processor.process(png(decode(data, spec["max_pixels"], low_detail=low_detail, paid_pixels=max_cost)))
+
+    return process
 
 
 def _answer(process: _Process, spec: dict[str, Any], question: dict[str, Any], data: bytes) -> dict[str, Any]:
     try:
-        found = process(data, question["low_detail"])
+        found = process(data, question["low_detail"], question["max_cost"])
         if (num_tokens := len(found.expansion)) > spec["max_tokens"]:
             raise UnusableImage(
                 f"may have at most {spec['max_tokens']} tokens (GENAI_MAX_MEDIA_TOKENS), given {num_tokens}"
             )
+    except CostsMore as error:
+        return {"cost": error.pixels}
     except UnusableImage as error:
         return {"refused": str(error)}
     except MemoryError:

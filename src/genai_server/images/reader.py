@@ -1,23 +1,30 @@
-"""Reads the images of requests for vision models, in separate processes, which an image can crash without harm."""
+"""Reads the images and sounds of chats in separate processes, which one of them can crash without harm."""
 
 import asyncio
-import contextlib
 import hashlib
+import itertools
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from genai_server.config.environment import untrusted_work_environment
 from genai_server.config.settings import Settings
 from genai_server.errors import ImageReaderUnavailable, InvalidField
 from genai_server.images.image_files import ImageFiles, ReadImage
+from genai_server.images.image_size import declared_size
 from genai_server.images.sources import SourceLimits, is_data_url, is_public, load_image
+from genai_server.messages.worker_tasks import Task
 from genai_server.process_folder import own_folder
-from genai_server.process_pool import Outcome, ProcessDied, ProcessPool, ProcessTimeout, Readers, WorkerProcess
+from genai_server.speech_model import longest_sound
 from genai_server.vision_model import Medium, VisionModel
+from genai_server.workers.pool import remove
+from genai_server.workers.process import ProcessDied, ProcessTimeout
+from genai_server.workers.shared_calls import SharedCall, SharedCalls
+from genai_server.workers.task_kinds import READ_IMAGE, READ_SOUND
+from genai_server.workers.workers import Answer, Requester, Workers
 
 log = logging.getLogger(__name__)
 
@@ -26,9 +33,9 @@ log = logging.getLogger(__name__)
 _FETCHES = 8
 # The results of reading an image.
 RESULTS = ("read", "refused", "crashed", "timed_out")
-_CRASHES = "crashes the process that reads images, or exceeds its memory limit"
 # Name of the folder in the engines' folder.
 _FOLDER = "images"
+_KINDS = {Medium.IMAGE: READ_IMAGE, Medium.SOUND: READ_SOUND}
 
 
 class ImageSource(NamedTuple):
@@ -42,125 +49,70 @@ class ImageSource(NamedTuple):
     param: str
 
 
-class ImageProcess(WorkerProcess):
-    """A process that reads images for the model of a directory. Raises ImageReaderUnavailable if it cannot start."""
+@dataclass(frozen=True)
+class _LoadedImage:
+    """The file of an image."""
 
-    module, purpose = "genai_server.images.process", "reads images"
-    unavailable = ImageReaderUnavailable
-
-    def __init__(self, spec: Mapping[str, Any]) -> None:
-        super().__init__(untrusted_work_environment(), spec)
-
-    def read(self, data: bytes, path: Path, timeout: float, *, low_detail: bool) -> dict[str, Any]:
-        """Prepare an image and write it to `path`. Returns `expansion` and `grid`, or why it is `refused`.
-
-        Raises ProcessDied and ProcessTimeout, after which the process is gone.
-        """
-        partial_file = path.with_suffix(f".{self.pid}")
-        question = {"path": str(partial_file), "low_detail": low_detail}
-        try:
-            found = self.ask(question, data, timeout)
-            if "refused" not in found:
-                partial_file.replace(path)  # at once: an engine may be reading it
-        finally:
-            partial_file.unlink(missing_ok=True)
-        return found
+    source: ImageSource
+    data: bytes
+    # SHA-256 in hex of the file and of what else the result depends on, with the salt.
+    digest: str
+    # Pixels by the file's head, or the most seconds that a sound of its size has.
+    cost: int
 
 
-class ImageReader:
-    """Reads images for one model. Belongs to the event loop; its pool must be closed.
+@dataclass(frozen=True)
+class _Outcome:
+    """What became of an image."""
 
-    `count` is called with the result of each image that is not prepared yet, one of RESULTS.
-    """
+    # One of RESULTS.
+    result: str
+    # Why it cannot be used.
+    reason: str = ""
+    # None if it cannot be used.
+    image: ReadImage | None = None
 
-    def __init__(
-        self,
-        model: VisionModel,
-        settings: Settings,
-        files: ImageFiles,
-        count: Callable[[str], None] = lambda result: None,
-        start: Callable[[Mapping[str, Any]], ImageProcess] = ImageProcess,
-    ) -> None:
-        self._model = model
-        self._timeout = settings.media_timeout
-        self._files = files
-        self._count = count
-        spec = {
-            "model_dir": str(model.directory),
-            "medium": model.medium,
-            "folder": str(files.folder),
-            "max_pixels": settings.max_image_pixels,
-            "max_tokens": settings.max_media_tokens,
-            "max_seconds": settings.max_audio_seconds,
-        }
-        self.pool: ProcessPool[ImageProcess, Outcome[ReadImage]] = ProcessPool(ImageProcess, partial(start, spec))
 
-    async def read(self, data: bytes, *, low_detail: bool, param: str) -> ReadImage:
-        """Prepare an image file for the model. Equal images are read once, and kept for some time.
+class _Call(NamedTuple):
+    """An image that is being prepared, and where it comes from in one request."""
 
-        Raises InvalidField, which names `param`, and ImageReaderUnavailable.
-        """
-        digest = await asyncio.to_thread(self._digest, data, low_detail=low_detail)
-        if (kept := self._files.get(digest)) is not None:
-            return kept
-        work = partial(self._read, digest, data, low_detail=low_detail)
-        found = await self.pool.call(digest.encode(), work, lambda found: self._count(found.result))
-        if found.value is None:
-            raise InvalidField(f"{param}: the {self._model.medium} {found.reason}", param=param)
-        return found.value
-
-    def _digest(self, data: bytes, *, low_detail: bool) -> str:
-        digest = hashlib.sha256(json.dumps([str(self._model.directory), self._model.kind, low_detail]).encode() + b"\n")
-        digest.update(data)
-        return digest.hexdigest()
-
-    def _read(self, digest: str, data: bytes, *, low_detail: bool) -> Outcome[ReadImage]:
-        """Prepare an image, in one of the threads."""
-        path = self._files.path(digest)
-        try:
-            found = self.pool.with_process(
-                lambda process: process.read(data, path, self._timeout, low_detail=low_detail)
-            )
-        except ProcessTimeout:
-            return Outcome("timed_out", f"takes longer than {self._timeout} s to prepare (GENAI_MEDIA_TIMEOUT)")
-        except ProcessDied:
-            return Outcome("crashed", _CRASHES)
-        if reason := found.get("refused"):
-            return Outcome("refused", reason)
-        grid = None if found["grid"] is None else tuple(found["grid"])
-        return Outcome("read", value=self._files.add(ReadImage(digest, found["expansion"], grid, path)))
+    source: ImageSource
+    shared: SharedCall[_Outcome]
 
 
 class Images:
     """Reads the images of all requests. Belongs to the event loop; must be closed.
 
-    Prepared images are files in a folder of this process below `folder`. `may_connect` decides by an address whether
-    images may be fetched from it.
+    Prepared images are files in a folder of this process below `folder`, and kept for requests with the same salt.
+    `count` is called with the result of each image that is not prepared yet, one of RESULTS. `may_connect` decides by
+    an address whether images may be fetched from it.
     """
 
     def __init__(
         self,
+        workers: Workers,
         settings: Settings,
         folder: Path,
         count: Callable[[str], None] = lambda result: None,
         *,
         may_connect: Callable[[str], bool] = is_public,
-        start: Callable[[Mapping[str, Any]], ImageProcess] = ImageProcess,
     ) -> None:
+        self._workers = workers
         self._settings = settings
         self._limits = SourceLimits(settings.allowed_image_hosts, settings.max_media_bytes, settings.media_timeout)
         self._count = count
         self._may_connect = may_connect
-        self._start = start
+        self._folder = folder
         self._files = ImageFiles(own_folder(folder, _FOLDER), settings.encoder_cache_bytes)
         self._fetches = asyncio.Semaphore(_FETCHES)
-        self._readers: Readers[ImageReader] = Readers()
+        self._calls: SharedCalls[_Outcome] = SharedCalls()
+        self._serials = itertools.count()
 
-    async def read(self, model: VisionModel, sources: Sequence[ImageSource]) -> list[ReadImage]:
+    async def read(self, model: VisionModel, sources: Sequence[ImageSource], requester: Requester) -> list[ReadImage]:
         """Read the images of a request, in their order. Equal sources are read once.
 
         Raises InvalidField, which names the source's field, if an image cannot be fetched or decoded, or is over a
-        limit, and ImageReaderUnavailable if no process can be started.
+        limit, ImageReaderUnavailable if no process can be started, and QueueFull if too many wait.
         """
         limit = self._settings.max_media
         if len(sources) > limit:
@@ -170,18 +122,31 @@ class Images:
             )
         if not sources:
             return []
-        reader = self._reader(model)
-        tasks: dict[tuple[str, bool], asyncio.Task[ReadImage]] = {}
-        for source in sources:
-            key = (source.url, source.low_detail)
-            if key not in tasks:
-                tasks[key] = asyncio.create_task(self._read(reader, source))
+        self._files.create()
+        distinct = {(source.url, source.low_detail): source for source in reversed(sources)}
+        own = [source for source in reversed(distinct.values()) if is_data_url(source.url)]
+        pixels = _PixelBudget(self._settings.max_request_pixels, model.medium)
+        fetching = {
+            key: asyncio.create_task(self._fetch(model, source, pixels, requester))
+            for key, source in distinct.items()
+            if not is_data_url(source.url)
+        }
+        calls: list[_Call] = []
         try:
-            await asyncio.gather(*tasks.values())
+            loaded = await asyncio.gather(*(self._load(model, source, pixels, requester) for source in own))
+            calls = self._begin(model, loaded, pixels, requester)
+            read = dict(
+                zip(own, await asyncio.gather(*(self._image(call, model.medium) for call in calls)), strict=True)
+            )
+            await asyncio.gather(*fetching.values())
         finally:
-            for task in tasks.values():
+            for call in calls:
+                call.shared.leave()
+            for task in fetching.values():
                 task.cancel()
-        images = [tasks[source.url, source.low_detail].result() for source in sources]
+        found = {(source.url, source.low_detail): image for source, image in read.items()}
+        found |= {key: task.result() for key, task in fetching.items()}
+        images = [found[source.url, source.low_detail] for source in sources]
         self._check_tokens(model.medium, images, sources)
         return images
 
@@ -190,22 +155,139 @@ class Images:
 
         No process is started if those of another model would have to end.
         """
-        if not self._readers.has_room_for(model.directory):
-            return
         try:
-            await self._reader(model).pool.start()
+            await self._workers.start_process(_KINDS[model.medium], self._spec(model))
         except ImageReaderUnavailable as error:
             log.warning("no process for the images of %s: %s", model.directory, error)
 
     def close(self) -> None:
-        """End the processes and remove the files."""
-        self._readers.close()
+        """Remove the files."""
         self._files.close()
 
-    async def _read(self, reader: ImageReader, source: ImageSource) -> ReadImage:
-        async with contextlib.nullcontext() if is_data_url(source.url) else self._fetches:
-            data = await load_image(source.url, self._limits, param=source.param, may_connect=self._may_connect)
-            return await reader.read(data, low_detail=source.low_detail, param=source.param)
+    async def _load(
+        self, model: VisionModel, source: ImageSource, pixels: "_PixelBudget", requester: Requester
+    ) -> _LoadedImage:
+        """Get the file of an image, and count its pixels."""
+        data = await load_image(source.url, self._limits, param=source.param, may_connect=self._may_connect)
+        settings, about = self._settings, [str(model.directory), model.kind, source.low_detail, requester.cache_salt]
+        digest = await asyncio.to_thread(_digest, data, about)
+        if model.medium is Medium.SOUND:
+            cost = longest_sound(len(data), settings.max_audio_seconds)
+        else:
+            width, height = declared_size(data) or (1, 1)
+            if width * height > settings.max_image_pixels:
+                self._count("refused")
+                raise InvalidField(
+                    f"{source.param}: the image may have at most {settings.max_image_pixels} pixels "
+                    f"(GENAI_MAX_IMAGE_PIXELS), given {width}x{height}",
+                    param=source.param,
+                )
+            cost = width * height
+        pixels.add(cost, source.param)
+        return _LoadedImage(source, data, digest, cost)
+
+    async def _fetch(
+        self, model: VisionModel, source: ImageSource, pixels: "_PixelBudget", requester: Requester
+    ) -> ReadImage:
+        """Fetch and read an image."""
+        async with self._fetches:
+            (call,) = self._begin(model, [await self._load(model, source, pixels, requester)], pixels, requester)
+            try:
+                return await self._image(call, model.medium)
+            finally:
+                call.shared.leave()
+
+    def _begin(
+        self, model: VisionModel, images: Sequence[_LoadedImage], pixels: "_PixelBudget", requester: Requester
+    ) -> list[_Call]:
+        """Begin to prepare images, all of them or none; what is kept, or being prepared, is used again."""
+        kept = {image.digest: self._files.get(image.digest) for image in images}
+        new = {
+            image.digest: image for image in images if kept[image.digest] is None and image.digest not in self._calls
+        }
+        tasks = {digest: self._task(model, image, requester, image.cost) for digest, image in new.items()}
+        answers = dict(zip(tasks, self._workers.submit(list(tasks.values())), strict=True))
+
+        async def prepare(image: _LoadedImage) -> _Outcome:
+            if (found := kept[image.digest]) is not None:
+                return _Outcome("read", image=found)
+            digest = image.digest
+            return await self._prepare(model, image, pixels, requester, tasks[digest], answers[digest])
+
+        calls = [_Call(image.source, self._calls.join(image.digest, partial(prepare, image))) for image in images]
+        for call, image in zip(calls, images, strict=True):
+            if image.digest in answers:
+                call.shared.add_done_callback(partial(_drop, tasks[image.digest], answers[image.digest]))
+        return calls
+
+    def _task(self, model: VisionModel, image: _LoadedImage, requester: Requester, cost: int) -> Task:
+        target = self._files.folder / f"{image.digest}.{next(self._serials)}"
+        question = {"path": str(target), "low_detail": image.source.low_detail, "max_cost": cost}
+        return Task(
+            _KINDS[model.medium].name,
+            requester.owner,
+            self._spec(model),
+            question,
+            image.data,
+            timeout=self._settings.media_timeout,
+            cost=cost,
+            target=str(target),
+        )
+
+    async def _prepare(
+        self,
+        model: VisionModel,
+        image: _LoadedImage,
+        pixels: "_PixelBudget",
+        requester: Requester,
+        task: Task,
+        answer: "asyncio.Future[Answer]",
+    ) -> _Outcome:
+        """The outcome of an image's task. If the image costs more than its head says, it waits for its turn again."""
+        timeout = self._settings.media_timeout
+        try:
+            found = await answer
+            if (cost := found.get("cost")) is not None:
+                pixels.add(cost - image.cost, image.source.param)
+                task = self._task(model, image, requester, cost)
+                (answer,) = self._workers.submit([task])
+                found = await answer
+        except ProcessTimeout:
+            outcome = _Outcome("timed_out", f"takes longer than {timeout} s to prepare (GENAI_MEDIA_TIMEOUT)")
+        except ProcessDied:
+            purpose = _KINDS[model.medium].purpose
+            outcome = _Outcome("crashed", f"crashes the process that {purpose}, or exceeds its memory limit")
+        else:
+            outcome = self._outcome(image, Path(task.target), found)
+        self._count(outcome.result)
+        return outcome
+
+    def _outcome(self, image: _LoadedImage, written: Path, answer: Answer) -> _Outcome:
+        if (reason := answer.get("refused")) is not None:
+            return _Outcome("refused", str(reason))
+        path = self._files.path(image.digest)
+        written.replace(path)  # at once: an engine may be reading it
+        grid = None if answer["grid"] is None else tuple(answer["grid"])
+        return _Outcome("read", image=self._files.add(ReadImage(image.digest, answer["expansion"], grid, path)))
+
+    async def _image(self, call: _Call, medium: Medium) -> ReadImage:
+        """The image of a call. Raises InvalidField, which names its field."""
+        outcome, param = await call.shared.result(), call.source.param
+        if outcome.image is None:
+            raise InvalidField(f"{param}: the {medium} {outcome.reason}", param=param)
+        return outcome.image
+
+    def _spec(self, model: VisionModel) -> dict[str, Any]:
+        """What a process needs to know to read images for a model."""
+        settings = self._settings
+        return {
+            "model_dir": str(model.directory),
+            "medium": model.medium,
+            "folder": str(self._folder),
+            "max_pixels": settings.max_image_pixels,
+            "max_tokens": settings.max_media_tokens,
+            "max_seconds": settings.max_audio_seconds,
+        }
 
     def _check_tokens(self, medium: Medium, images: Sequence[ReadImage], sources: Sequence[ImageSource]) -> None:
         limit, num_tokens = self._settings.max_media_tokens, sum(len(image.expansion) for image in images)
@@ -216,9 +298,33 @@ class Images:
                 param=sources[-1].param,
             )
 
-    def _reader(self, model: VisionModel) -> ImageReader:
-        def make() -> ImageReader:
-            self._files.create()
-            return ImageReader(model, self._settings, self._files, self._count, self._start)
 
-        return self._readers.get(model.directory, make)
+class _PixelBudget:
+    """Counts the pixels of a request's images."""
+
+    def __init__(self, limit: int, medium: Medium) -> None:
+        self._limit = limit
+        self._is_limited = medium is Medium.IMAGE
+        self._total = 0
+
+    def add(self, pixels: int, param: str) -> None:
+        """Count those of one more image. Raises InvalidField, which names its field, if they are too many."""
+        self._total += pixels
+        if self._is_limited and self._total > self._limit:
+            raise InvalidField(
+                f"the images of a request may have at most {self._limit} pixels together (GENAI_MAX_REQUEST_PIXELS), "
+                f"given {self._total}",
+                param=param,
+            )
+
+
+def _drop(task: Task, answer: "asyncio.Future[Answer]", _: object) -> None:
+    """End a task that nobody waits for, and remove its file unless it has become an image."""
+    answer.cancel()
+    remove(task.target)
+
+
+def _digest(data: bytes, about: Sequence[Any]) -> str:
+    digest = hashlib.sha256(json.dumps(about).encode() + b"\n")
+    digest.update(data)
+    return digest.hexdigest()

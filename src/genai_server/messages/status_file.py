@@ -119,6 +119,8 @@ class ServerStatus(Struct, frozen=True):
     models: list[ModelStatus] = []
     # Where the supervisor receives commands.
     control: str = ""
+    # Where the worker pool takes tasks.
+    workers: str = ""
 
 
 def write_status_file(folder: Path, server_status: ServerStatus) -> None:

@@ -39,6 +39,9 @@ from genai_server.supervisor.command_listener import CommandListener
 from genai_server.supervisor.engine_watch import EngineWatch, Restarts
 from genai_server.supervisor.memory_budget import MemoryBudget
 from genai_server.supervisor.model_pool import ManagedModel, ModelPool, new_status
+from genai_server.workers.limits import WorkerLimits
+from genai_server.workers.pool import WorkerPool
+from genai_server.workers.server import WorkerServer
 
 log = logging.getLogger(__name__)
 # Seconds between two updates of the models' use.
@@ -75,6 +78,7 @@ class Supervisor:
         self._stopping = threading.Event()
         self._serials = count()
         self._commands: CommandListener | None = None
+        self._workers: WorkerServer | None = None
         self._is_file_old = False
         self._thread = threading.Thread(target=self._run_models, name="models", daemon=True)
         self._models = ModelPool(settings.max_models, settings.idle_unload, budget or MemoryBudget(settings))
@@ -98,6 +102,7 @@ class Supervisor:
     def start(self) -> None:
         """Start the engines of the models that are loaded at the start; returns at once."""
         self._commands = CommandListener(self.folder, self._secret, self._execute)
+        self._workers = WorkerServer(self.folder, self._secret, lambda: WorkerPool(WorkerLimits.of(self._settings)))
         with self._lock:
             self._models.load_first(self._clock())
             self._first = [engine for model in self._models for engine in model.engines]
@@ -111,6 +116,8 @@ class Supervisor:
         self._stopping.set()
         if self._commands is not None:
             self._commands.close()
+        if self._workers is not None:
+            self._workers.close()
         if self._thread.is_alive():
             self._thread.join()
         engines = [engine for model in self._models for engine in model.engines]
@@ -241,9 +248,10 @@ class Supervisor:
     def _publish(self) -> None:
         with self._lock:
             control = self._commands.address if self._commands is not None else ""
+            workers = self._workers.address if self._workers is not None else ""
             try:
                 write_status_file(
-                    self.folder, ServerStatus(self._secret, self.statuses(), self._models.statuses(), control)
+                    self.folder, ServerStatus(self._secret, self.statuses(), self._models.statuses(), control, workers)
                 )
                 self._is_file_old = False
             except OSError as error:

@@ -10,7 +10,7 @@ from genai_server.apis.shared.router import VersionedRouter
 from genai_server.apis.tokens.schemas import RenderedPrompt
 from genai_server.generation.dependencies import TheRequestContext, TheServices
 from genai_server.generation.prompts import encode_chat
-from genai_server.http.body_route import TheLeniency, lenient_route
+from genai_server.http.body_route import lenient_route
 from genai_server.http.chat_history import convert_messages
 from genai_server.http.json_response import json_response
 from genai_server.http.sse import STREAMS
@@ -31,8 +31,10 @@ async def create_chat_completion(
 
 
 @router.post("/v1/chat/completions/render", response_model=RenderedPrompt)
-async def render_chat_completion(body: ChatCompletionRequest, services: TheServices, leniency: TheLeniency) -> Response:
+async def render_chat_completion(
+    body: ChatCompletionRequest, services: TheServices, context: TheRequestContext
+) -> Response:
     """The tokens of a chat's prompt, for routers that index prefixes, as in vLLM. Needs no engine."""
     served = await services.served(body.model, Task.GENERATE)
-    prompt = await encode_chat(services, body, served.codec, leniency)
+    prompt = await context.run_in_time(encode_chat(services, body, served.codec, context))
     return json_response({"token_ids": prompt.tokens})

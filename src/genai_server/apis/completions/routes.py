@@ -15,7 +15,7 @@ from genai_server.apis.tokens.schemas import RenderedPrompt
 from genai_server.generation.answers import Ending
 from genai_server.generation.dependencies import TheRequestContext, TheServices
 from genai_server.generation.prompts import encode_prompts
-from genai_server.http.body_route import TheLeniency, lenient_route
+from genai_server.http.body_route import lenient_route
 from genai_server.http.json_response import json_response
 from genai_server.http.sse import STREAMS
 from genai_server.pooling_model import Task
@@ -32,10 +32,10 @@ async def create_completion(body: CompletionRequest, services: TheServices, cont
 
 
 @router.post("/v1/completions/render", response_model=list[RenderedPrompt])
-async def render_completion(body: CompletionRequest, services: TheServices, leniency: TheLeniency) -> Response:
+async def render_completion(body: CompletionRequest, services: TheServices, context: TheRequestContext) -> Response:
     """The tokens of each prompt, for routers that index prefixes, as in vLLM. Needs no engine."""
     served = await services.served(body.model, Task.GENERATE)
-    prompts = await encode_prompts(services, body, served.codec, leniency)
+    prompts = await context.run_in_time(encode_prompts(services, body, served.codec, context))
     return json_response([{"token_ids": prompt.tokens} for prompt in prompts])
 
 

@@ -18,7 +18,7 @@ from genai_server.apis.shared.usage import Usage
 from genai_server.engine_client.client import EngineClient
 from genai_server.engine_client.stream import TokenStream
 from genai_server.errors import InvalidField
-from genai_server.generation.dependencies import RequestContext, Services, choose_engine
+from genai_server.generation.dependencies import RequestContext, Services, choose_engine, within
 from genai_server.http.telemetry.request_record import ABORT, AnswerFigures
 from genai_server.messages.generation_request import GenerationRequest, ModelInfo, PooledText
 from genai_server.pooling_model import PoolingModel, Task
@@ -150,9 +150,10 @@ class _PooledRequest:
         if about is None:
             raise InvalidField(f"model {chosen.id} has been replaced by one that generates text", param="model")
         limit = self._limit(info)
-        order, texts, prompt = await codec.encode_pooled(
-            lambda pooled: self._in_order(encode(pooled, about, limit), info.vocab_size)
-        )
+        async with within(self.context.deadline):
+            order, texts, prompt = await codec.encode_pooled(
+                lambda pooled: self._in_order(encode(pooled, about, limit), info.vocab_size)
+            )
         engine.require_capacity(1, [len(prompt)], param=self.param, background=self.context.background)
         data = await self._read(engine, prompt, texts)
         found = _vectors(data, len(texts))

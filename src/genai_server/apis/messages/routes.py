@@ -16,7 +16,7 @@ from genai_server.generation.answers import Generation
 from genai_server.generation.dependencies import TheRequestContext, TheServices
 from genai_server.generation.generate import generate
 from genai_server.generation.prompts import encode_chat
-from genai_server.http.body_route import TheLeniency, lenient_route
+from genai_server.http.body_route import lenient_route
 from genai_server.http.sse import STREAMS, EventStream
 from genai_server.pooling_model import Task
 
@@ -47,13 +47,13 @@ async def create_message(body: MessagesRequest, services: TheServices, context: 
 
 
 @router.post("/v1/messages/count_tokens")
-async def count_tokens(body: CountTokensRequest, services: TheServices, leniency: TheLeniency) -> dict[str, int]:
+async def count_tokens(body: CountTokensRequest, services: TheServices, context: TheRequestContext) -> dict[str, int]:
     """Count the tokens of a prompt. Needs no engine."""
     codec = (await services.served(body.model, Task.GENERATE)).codec
     translation = await asyncio.to_thread(Translation, body)
-    translation.report(leniency)
-    with leniency.in_words(translation.outer_name):
-        prompt = await encode_chat(services, translation.chat, codec, leniency)
+    translation.report(context.leniency)
+    with context.leniency.in_words(translation.outer_name):
+        prompt = await context.run_in_time(encode_chat(services, translation.chat, codec, context))
     return {"input_tokens": len(prompt.tokens)}
 
 

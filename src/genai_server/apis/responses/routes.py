@@ -41,7 +41,7 @@ from genai_server.generation.answers import Generation
 from genai_server.generation.dependencies import RequestContext, Services, TheRequestContext, TheServices
 from genai_server.generation.generate import generate
 from genai_server.generation.prompts import encode_chat
-from genai_server.http.body_route import TheLeniency, lenient_route
+from genai_server.http.body_route import lenient_route
 from genai_server.http.json_response import built_response, json_response
 from genai_server.http.sse import STREAMS, EventStream
 from genai_server.pooling_model import Task
@@ -84,16 +84,16 @@ async def upgrade_required() -> Response:
 
 @router.post("/v1/responses/input_tokens", response_model=InputTokens)
 async def count_input_tokens(
-    body: ResponsesRequest, services: TheServices, stored: TheStore, leniency: TheLeniency
+    body: ResponsesRequest, services: TheServices, stored: TheStore, context: TheRequestContext
 ) -> InputTokens:
     """Count the tokens of a response's prompt. Needs no engine and stores nothing."""
     codec = (await services.served(body.model, Task.GENERATE)).codec
     earlier, given = await _items(body, stored)
     conversation = [*earlier, *given]
     chat = await asyncio.to_thread(to_chat, body, conversation)
-    name_conversions(leniency, conversation, given, _field_of_earlier(body))
-    with leniency.in_words(outer_names(chat, conversation, given, _field_of_earlier(body))):
-        prompt = await encode_chat(services, chat, codec, leniency)
+    name_conversions(context.leniency, conversation, given, _field_of_earlier(body))
+    with context.leniency.in_words(outer_names(chat, conversation, given, _field_of_earlier(body))):
+        prompt = await context.run_in_time(encode_chat(services, chat, codec, context))
     return InputTokens(input_tokens=len(prompt.tokens))
 
 

@@ -16,12 +16,11 @@ from genai_server.apis.tokens.schemas import (
     TokenizeResponse,
     TokenizerInfo,
 )
-from genai_server.generation.dependencies import Services, TheServices
+from genai_server.generation.dependencies import RequestContext, Services, TheRequestContext, TheServices
 from genai_server.generation.prompts import encode_messages
 from genai_server.http.body_route import TheLeniency, history_route
 from genai_server.http.chat_history import convert_messages, leave_out_of_messages
 from genai_server.http.json_response import json_response
-from genai_server.http.leniency import Leniency
 from genai_server.pooling_model import Task
 from genai_server.text.codec import TextCodec
 from genai_server.text.prompts.prompt import WrittenPrompt
@@ -35,11 +34,11 @@ router = APIRouter(
 
 @router.post("/tokenize", response_model=TokenizeResponse)
 @router.post("/v1/tokenize", response_model=TokenizeResponse)
-async def tokenize(body: TokenizeRequest, services: TheServices, leniency: TheLeniency) -> Response:
+async def tokenize(body: TokenizeRequest, services: TheServices, context: TheRequestContext) -> Response:
     """The tokens of a text, or of the prompt rendered from messages."""
     served = await services.served(body.model, None if body.messages is None else Task.GENERATE)
     codec = served.codec
-    tokens = await _tokens(services, body, codec, leniency)
+    tokens = await context.run_in_time(_tokens(services, body, codec, context))
     max_model_len = served.max_length or services.settings.within(None)
     found: dict[str, Any] = {"tokens": tokens, "count": len(tokens), "max_model_len": max_model_len}
     if body.with_pieces:
@@ -84,10 +83,10 @@ async def apply_template(body: ApplyTemplateRequest, services: TheServices, leni
     return json_response({"prompt": written.text})
 
 
-async def _tokens(services: Services, body: TokenizeRequest, codec: TextCodec, leniency: Leniency) -> list[int]:
+async def _tokens(services: Services, body: TokenizeRequest, codec: TextCodec, context: RequestContext) -> list[int]:
     if body.messages is not None:
         prompt = await encode_messages(
-            services, body.messages, lambda: body.tools or (), body.chat_template_kwargs, codec, leniency
+            services, body.messages, lambda: body.tools or (), body.chat_template_kwargs, codec, context
         )
         return prompt.tokens
     if body.prompt is not None:

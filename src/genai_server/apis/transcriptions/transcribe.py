@@ -7,7 +7,7 @@ import asyncio
 import math
 import re
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 from itertools import chain
 
@@ -24,8 +24,8 @@ from genai_server.audio.recordings import Recording
 from genai_server.audio.window_reader import Window
 from genai_server.engine_client.client import EngineClient
 from genai_server.errors import InvalidField
-from genai_server.generation.dependencies import Deadline, RequestContext, Services, choose_engine
-from genai_server.messages.generation_request import FinishReason, GenerationRequest
+from genai_server.generation.dependencies import RequestContext, Services, choose_engine, within
+from genai_server.messages.generation_request import GenerationRequest
 from genai_server.pooling_model import Task
 from genai_server.quoted_values import quoted
 from genai_server.speech_model import SpeechModel
@@ -218,7 +218,9 @@ async def begin(services: Services, form: AudioForm, context: RequestContext, *,
         raise InvalidField(f"timestamp_granularities cannot be word with model {chosen.id}: {_NO_WORDS}", param=_WORDS)
     require_decoder("file")
     async with within(context.deadline):
-        recording = await services.recordings.open(model, form.file, param="file", detection=_detection(form))
+        recording = await services.recordings.open(
+            model, form.file, context.requester(), param="file", detection=_detection(form)
+        )
     context.counted.callback(recording.close)
     context.release_body()  # the uploaded file has been removed
 
@@ -240,20 +242,6 @@ async def begin(services: Services, form: AudioForm, context: RequestContext, *,
         key_name=context.record.key_name,
     )
     return Transcription(model, recording, requests, WindowTranscriber(model, codec, requests, base), options)
-
-
-@asynccontextmanager
-async def within(deadline: Deadline) -> AsyncGenerator[None]:
-    """Ends the block at the deadline: work on recordings may take minutes, and may have to wait for that of others.
-
-    Raises DeadlinePassed.
-    """
-    try:
-        async with asyncio.timeout(deadline.seconds_left):
-            yield
-    except TimeoutError:
-        deadline.require_end(FinishReason.TIMEOUT)
-        raise
 
 
 async def _options(form: AudioForm, model: SpeechModel, codec: TextCodec, *, translates: bool) -> TranscriptionOptions:

@@ -10,7 +10,8 @@ from typing import Any
 
 from genai_server import __version__
 from genai_server.cli.screen import show
-from genai_server.config.settings import AUTO, Settings
+from genai_server.config.setting_form import AUTO
+from genai_server.config.settings import Settings
 from genai_server.engine.model.files import has_chat_template, model_info, read_config
 from genai_server.errors import ModelDirectoryError
 from genai_server.http.api_keys import load_keys

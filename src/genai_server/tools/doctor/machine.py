@@ -21,7 +21,8 @@ from genai_server import __version__
 from genai_server.cli.serve.preflight import bind
 from genai_server.cli.serve.welcome import url_of
 from genai_server.config.environment import engine_environment
-from genai_server.config.settings import AUTO, Settings
+from genai_server.config.setting_form import AUTO
+from genai_server.config.settings import Settings
 from genai_server.config.sources import device_options, engine_settings
 from genai_server.engine.decoder_graph import DoesNotFit
 from genai_server.engine.host.cores import cpu_quota, usable_cores

@@ -1,0 +1,324 @@
+"""The pool of processes that do the tasks of all API processes of a server."""
+
+import asyncio
+import contextlib
+import json
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from genai_server.errors import GenaiServerError, QueueFull
+from genai_server.messages.worker_tasks import Task, TaskOwner
+from genai_server.workers.limits import WorkerLimits
+from genai_server.workers.process import AnyWorkerProcess, ProcessDied, ProcessTimeout, WorkerProcess
+from genai_server.workers.space_budget import Reservation, SpaceBudget
+from genai_server.workers.task_kinds import TASK_KINDS, CostUnit, TaskKind
+from genai_server.workers.task_queue import TaskQueue
+from genai_server.workers.workers import Answer
+
+log = logging.getLogger(__name__)
+# Tasks that may take minutes run one at a time, next to all others.
+_LONG_SLOTS = 1
+# How often a process may die of a task: the first one may have been killed from outside.
+_ATTEMPTS = 2
+# Maximum number of processes without a task.
+_MAX_IDLE = 8
+# Threads beside those for tasks, to start processes in advance.
+_STARTING_THREADS = 2
+# Seconds that a running task has even if nobody waits for its answer any more: a new process costs as much.
+_GRACE = 1.0
+_STOPPING = "the server is stopping"
+
+# Starts a process of a kind with a specification. May block.
+StartProcess = Callable[[TaskKind, Mapping[str, Any]], AnyWorkerProcess]
+
+
+@dataclass(eq=False)
+class _Entry:
+    """A task in the pool."""
+
+    task: Task
+    kind: TaskKind
+    answer: "asyncio.Future[Answer]"
+    # While one works on it.
+    process: AnyWorkerProcess | None = None
+
+
+@dataclass(eq=False)
+class _Idle:
+    """A process without a task."""
+
+    process: AnyWorkerProcess
+    sort: str
+
+
+class WorkerPool:
+    """Runs tasks in processes, which it starts when they are first needed, and replaces those that have died.
+
+    Belongs to the event loop; must be closed. `clock` is in seconds. A running task has `grace` seconds even if nobody
+    waits for its answer any more.
+    """
+
+    def __init__(
+        self,
+        limits: WorkerLimits,
+        start: StartProcess = WorkerProcess,
+        clock: Callable[[], float] = time.monotonic,
+        grace: float = _GRACE,
+    ) -> None:
+        self._limits = limits
+        self._start = start
+        self._queues = {
+            False: TaskQueue[_Entry](limits.processes, clock, grace),
+            True: TaskQueue[_Entry](_LONG_SLOTS, clock, grace),
+        }
+        self._grace = grace
+        # One thread waits for each process that works or is started. Each queue may run one task beyond its slots.
+        self._threads = ThreadPoolExecutor(limits.processes + _LONG_SLOTS + 2 + _STARTING_THREADS, "workers")
+        # The least recently used first.
+        self._idle: list[_Idle] = []
+        self._processes: set[AnyWorkerProcess] = set()
+        self._running: set[asyncio.Task[None]] = set()
+        self._starting: set[asyncio.Task[Answer]] = set()
+        self._space = SpaceBudget(limits.space)
+        self._is_closed = False
+
+    # see Workers
+
+    def submit(self, tasks: Sequence[Task]) -> "list[asyncio.Future[Answer]]":
+        """See Workers."""
+        loop = asyncio.get_running_loop()
+        entries = [_Entry(task, TASK_KINDS[task.kind], loop.create_future()) for task in tasks]
+        refusal = self._refusal(entries)
+        for entry in entries:
+            if refusal is not None:
+                entry.answer.set_exception(refusal)
+                continue
+            self._queue(entry).add(entry, entry.task.owner)
+            entry.answer.add_done_callback(partial(self._answer_done, entry))
+        self._run_next()
+        return [entry.answer for entry in entries]
+
+    def start_process(self, kind: TaskKind, spec: Mapping[str, Any]) -> "asyncio.Future[Answer]":
+        """See Workers."""
+        starting = asyncio.create_task(self._start_in_advance(kind, spec))
+        self._starting.add(starting)
+        starting.add_done_callback(self._starting.discard)
+        return asyncio.shield(starting)
+
+    async def reserve_space(self, owner: TaskOwner, num_bytes: int) -> "TakenSpace":
+        """See Workers."""
+        taken = TakenSpace(self._space, self._space.reserve(owner, num_bytes))
+        try:
+            await taken.reservation.granted
+        except BaseException:
+            taken.release()
+            raise
+        return taken
+
+    def close(self) -> None:
+        """End the processes. Blocks until they have ended."""
+        self._is_closed = True
+        for running in self._running:
+            running.cancel()
+        for queue in self._queues.values():
+            for entry in queue.waiting:
+                if not entry.answer.done():
+                    entry.answer.set_exception(entry.kind.unavailable(_STOPPING))
+        for process in list(self._processes):
+            process.end()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    # the queues
+
+    def _queue(self, entry: _Entry) -> TaskQueue[_Entry]:
+        return self._queues[entry.kind.is_long]
+
+    def _refusal(self, entries: Sequence[_Entry]) -> GenaiServerError | None:
+        """Why tasks of one request cannot wait; None if they can, or need not."""
+        if self._is_closed:
+            return entries[0].kind.unavailable(_STOPPING) if entries else None
+        waiting = [entry for queue in self._queues.values() for entry in queue.waiting]
+        for unit, given in _costs(entries).items():
+            owner = entries[0].task.owner
+            same = [
+                entry
+                for entry in waiting
+                if (entry.task.owner.tenant, entry.task.owner.background) == (owner.tenant, owner.background)
+            ]
+            before = _costs(same)[unit]
+            limit = getattr(self._limits, unit.limit)
+            if before and before + given > limit:
+                return QueueFull(
+                    f"{unit.things} with {before} {unit.name} wait to be prepared for "
+                    f"{'this API key' if owner.tenant else 'clients without an API key'} already: {unit.setting} lets "
+                    f"{limit} wait, given {given} more"
+                )
+        return None
+
+    def _run_next(self) -> None:
+        """Run the tasks whose turn it is, and end those that hold them up."""
+        for queue in self._queues.values():
+            while (entry := queue.next()) is not None:
+                running = asyncio.create_task(self._run(queue, entry))
+                self._running.add(running)
+                running.add_done_callback(self._running.discard)
+            for entry in queue.overdue():
+                self._end(entry)
+
+    def _answer_done(self, entry: _Entry, answer: "asyncio.Future[Answer]") -> None:
+        if answer.cancelled():
+            self._abandon(entry)
+
+    def _abandon(self, entry: _Entry) -> None:
+        """Note that nobody waits for an answer any more."""
+        self._queue(entry).abandon(entry, entry.task.owner)
+        if entry.kind.is_long:
+            self._end(entry)
+        elif not self._is_closed:
+            asyncio.get_running_loop().call_later(self._grace, self._run_next)
+        self._run_next()
+
+    def _end(self, entry: _Entry) -> None:
+        """End the process that works on a task."""
+        if entry.process is not None and not entry.process.is_ended:
+            entry.process.end()
+
+    async def _run(self, queue: TaskQueue[_Entry], entry: _Entry) -> None:
+        """Run a task to its end."""
+        try:
+            answer = await self._answer(entry)
+        except asyncio.CancelledError:
+            if not entry.answer.done():
+                entry.answer.set_exception(entry.kind.unavailable(_STOPPING))
+        except Exception as error:
+            if not entry.answer.done():
+                entry.answer.set_exception(error)
+        else:
+            if not entry.answer.done():
+                entry.answer.set_result(answer)
+                return
+        finally:
+            queue.finish(entry)
+            if not self._is_closed:
+                self._run_next()
+        if entry.task.target:  # what was written reaches nobody
+            remove(entry.task.target)
+
+    # the processes
+
+    async def _answer(self, entry: _Entry) -> Answer:
+        """The answer of an idle process, or of a new one. If the process dies, another one is asked."""
+        task, kind, loop = entry.task, entry.kind, asyncio.get_running_loop()
+        attempt = 1
+        while True:
+            process = await self._process(kind, task.spec)
+            entry.process = process
+            try:
+                if entry.answer.cancelled():
+                    raise ProcessDied("nobody waits for it")
+                answer = await loop.run_in_executor(self._threads, process.ask, task.question, task.data, task.timeout)
+            except (ProcessDied, ProcessTimeout) as error:
+                if process.is_alive:
+                    self._keep(kind, task.spec, process)
+                else:
+                    self._processes.discard(process)
+                if self._is_closed:
+                    raise kind.unavailable(_STOPPING) from None
+                if not process.is_ended and not process.is_alive:
+                    log.warning("a process that %s has died (%s); another takes its place", kind.purpose, error)
+                if attempt == _ATTEMPTS or isinstance(error, ProcessTimeout) or entry.answer.cancelled():
+                    raise
+                attempt += 1
+            else:
+                self._keep(kind, task.spec, process)
+                return answer
+            finally:
+                entry.process = None
+
+    async def _process(self, kind: TaskKind, spec: Mapping[str, Any]) -> AnyWorkerProcess:
+        """An idle process, or a new one."""
+        sort = _sort(kind, spec)
+        for idle in reversed(self._idle):
+            if idle.sort == sort:
+                self._idle.remove(idle)
+                if idle.process.is_alive:
+                    return idle.process
+                self._processes.discard(idle.process)
+                idle.process.end()
+        return await self._new_process(kind, spec)
+
+    async def _new_process(self, kind: TaskKind, spec: Mapping[str, Any]) -> AnyWorkerProcess:
+        while len(self._idle) >= _MAX_IDLE:
+            self._discard(self._idle[0])
+        return await asyncio.get_running_loop().run_in_executor(self._threads, self._start_in_thread, kind, spec)
+
+    def _start_in_thread(self, kind: TaskKind, spec: Mapping[str, Any]) -> AnyWorkerProcess:
+        process = self._start(kind, spec)
+        self._processes.add(process)
+        if self._is_closed:  # in the meantime; nobody waits for the process
+            process.end()
+        return process
+
+    async def _start_in_advance(self, kind: TaskKind, spec: Mapping[str, Any]) -> Answer:
+        sort = _sort(kind, spec)
+        if len(self._idle) < _MAX_IDLE and not any(idle.sort == sort for idle in self._idle):
+            self._keep(kind, spec, await self._new_process(kind, spec))
+        return {}
+
+    def _keep(self, kind: TaskKind, spec: Mapping[str, Any], process: AnyWorkerProcess) -> None:
+        """Keep a process for the next task. The least recently used one ends if there are too many."""
+        idle = _Idle(process, _sort(kind, spec))
+        self._idle.append(idle)
+        same = [other for other in self._idle if other.sort == idle.sort]
+        if len(same) > self._limits.processes + 1:
+            self._discard(same[0])
+        if len(self._idle) > _MAX_IDLE:
+            self._discard(self._idle[0])
+
+    def _discard(self, idle: _Idle) -> None:
+        self._idle.remove(idle)
+        self._processes.discard(idle.process)
+        idle.process.end()
+
+
+class TakenSpace:
+    """See Space."""
+
+    def __init__(self, budget: SpaceBudget, reservation: Reservation) -> None:
+        self.reservation = reservation
+        self._budget = budget
+
+    def shrink(self, num_bytes: int) -> None:
+        """See Space."""
+        self._budget.resize(self.reservation, num_bytes)
+
+    def release(self) -> None:
+        """See Space."""
+        self._budget.resize(self.reservation, 0)
+
+
+def remove(path: str) -> None:
+    """Remove a file that a task was to write."""
+    with contextlib.suppress(OSError):
+        Path(path).unlink(missing_ok=True)
+
+
+def _sort(kind: TaskKind, spec: Mapping[str, Any]) -> str:
+    """Processes of one sort can do the same tasks."""
+    return f"{kind.name} {json.dumps(spec, sort_keys=True)}"
+
+
+def _costs(entries: Sequence[_Entry]) -> Counter[CostUnit]:
+    """The costs of tasks by their units."""
+    found: Counter[CostUnit] = Counter()
+    for entry in entries:
+        if entry.kind.unit is not None:
+            found[entry.kind.unit] += entry.task.cost
+    return found

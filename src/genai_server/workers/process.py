@@ -1,0 +1,127 @@
+"""A process of the worker pool, as the pool sees it. The process itself runs worker_loop.py.
+
+It does one thing at a time, so that a crash can be attributed. Nothing that it sends is unpickled.
+"""
+
+import contextlib
+import json
+import threading
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from genai_server.child_process import start_module
+from genai_server.config.environment import untrusted_work_environment
+from genai_server.workers.task_kinds import TaskKind
+
+# Maximum seconds for starting a process on a busy machine.
+_START_TIMEOUT = 60.0
+# Maximum bytes of an answer: a list of as many tokens as an image may have takes far fewer.
+_MAX_ANSWER = 16 * 1024 * 1024
+
+
+class ProcessDied(Exception):
+    """The process died of a question, or was killed from outside; the message says how."""
+
+
+class ProcessTimeout(Exception):
+    """The process was killed because an answer took too long."""
+
+
+class AnyWorkerProcess(Protocol):
+    """What the pool needs of a process. Every method may block; any thread may call `end`."""
+
+    # Whether `end` was called.
+    is_ended: bool
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the process can take a question."""
+        ...
+
+    def ask(self, question: Mapping[str, Any], data: bytes, timeout: float) -> dict[str, Any]:
+        """Send a question with its bytes; returns the answer.
+
+        Raises ProcessDied and ProcessTimeout, after which the process is gone.
+        """
+        ...
+
+    def end(self) -> None:
+        """Kill the process, whatever it is doing."""
+        ...
+
+
+class WorkerProcess:
+    """Starts a process of a kind, which gets `spec` as JSON, and waits until it is ready.
+
+    Raises the error of the kind if the process cannot be started.
+    """
+
+    def __init__(self, kind: TaskKind, spec: Mapping[str, Any]) -> None:
+        try:
+            self._process = start_module(kind.module, untrusted_work_environment(), [json.dumps(spec)])
+        except OSError as error:
+            raise kind.unavailable(f"no process that {kind.purpose} can be started: {error.strerror}") from None
+        self.is_ended = False
+        try:
+            ready = self._exchange(b"", _START_TIMEOUT)
+        except (ProcessDied, ProcessTimeout) as error:
+            raise kind.unavailable(f"the process that {kind.purpose} does not start: {error}") from None
+        if reason := ready.get("failed"):
+            self.end()
+            raise kind.unavailable(f"the process that {kind.purpose} does not start: {reason}")
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        return self._process.pid
+
+    @property
+    def is_alive(self) -> bool:
+        """See AnyWorkerProcess."""
+        return self._process.poll() is None
+
+    def ask(self, question: Mapping[str, Any], data: bytes, timeout: float) -> dict[str, Any]:
+        """See AnyWorkerProcess."""
+        head = json.dumps({**question, "size": len(data)}).encode()
+        return self._exchange(head + b"\n" + data, timeout)
+
+    def _exchange(self, question: bytes, timeout: float) -> dict[str, Any]:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        too_late = threading.Event()
+
+        def give_up() -> None:
+            too_late.set()
+            self._process.kill()
+
+        limit = threading.Timer(timeout, give_up)
+        limit.daemon = True
+        limit.start()
+        line = b""
+        with contextlib.suppress(OSError, ValueError):  # the process has died; there is no line
+            self._process.stdin.write(question)
+            self._process.stdin.flush()
+            line = self._process.stdout.readline(_MAX_ANSWER)
+        limit.cancel()
+        with contextlib.suppress(ValueError):  # it is no process of ours any more
+            if line.endswith(b"\n") and isinstance(answer := json.loads(line), dict):
+                return answer
+        self._process.kill()
+        status = self._process.wait()
+        self._close()
+        if too_late.is_set():
+            raise ProcessTimeout(f"no answer within {timeout:g} s")
+        raise ProcessDied(f"exit status {status}")
+
+    def end(self) -> None:
+        """See AnyWorkerProcess."""
+        self.is_ended = True
+        self._process.kill()
+        self._process.wait()
+        self._close()
+
+    def _close(self) -> None:
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(OSError, ValueError):
+                    pipe.close()

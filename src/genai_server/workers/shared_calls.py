@@ -1,0 +1,79 @@
+"""Work that several requests wait for at the same time, and that is done once."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+
+# Makes the work of a call.
+Begin = Callable[[], Coroutine[Any, Any, T]]
+
+
+class SharedCall(Generic[T]):
+    """Work that runs as long as somebody waits for it. Whoever has joined it must leave it.
+
+    `forget` is called once nobody can join it any more.
+    """
+
+    def __init__(self, begin: Begin[T], forget: Callable[["SharedCall[T]"], None]) -> None:
+        self.num_waiting = 0
+        self._begin = begin
+        self._forget = forget
+        self._task = asyncio.ensure_future(self._run())
+        self._task.add_done_callback(self._ended)
+
+    async def result(self) -> T:
+        """The result of the work. Raises what the work raises."""
+        return await asyncio.shield(self._task)
+
+    def leave(self) -> None:
+        """Wait for the result no longer."""
+        self.num_waiting -= 1
+        if not self.num_waiting:
+            self._task.cancel()
+            self._forget(self)
+
+    def add_done_callback(self, callback: Callable[[object], None]) -> None:
+        """Call this when the work has ended, or was cancelled."""
+        self._task.add_done_callback(callback)
+
+    async def _run(self) -> T:
+        return await self._begin()
+
+    def _ended(self, task: "asyncio.Task[T]") -> None:
+        self._forget(self)
+        if not task.cancelled():
+            task.exception()  # nobody else may ask for it
+
+
+class SharedCalls(Generic[T]):
+    """Calls by their keys. Belongs to the event loop."""
+
+    def __init__(self) -> None:
+        self._calls: dict[str, SharedCall[T]] = {}
+
+    def __contains__(self, key: str) -> bool:
+        """Whether a call with this key runs."""
+        return key in self._calls
+
+    def join(self, key: str, begin: Begin[T]) -> SharedCall[T]:
+        """Wait for the call that runs with this key, or else for the work that `begin` makes."""
+
+        def forget(call: SharedCall[T]) -> None:
+            if self._calls.get(key) is call:
+                del self._calls[key]
+
+        if key not in self._calls:
+            self._calls[key] = SharedCall(begin, forget)
+        call = self._calls[key]
+        call.num_waiting += 1
+        return call
+
+    async def run(self, key: str, begin: Begin[T]) -> T:
+        """The result of the call that runs with this key, or else of the work that `begin` makes."""
+        call = self.join(key, begin)
+        try:
+            return await call.result()
+        finally:
+            call.leave()

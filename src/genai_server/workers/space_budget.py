@@ -1,0 +1,75 @@
+"""The disk space for what is decoded of recordings, which is taken before anything is written."""
+
+import asyncio
+from collections import Counter
+from dataclasses import dataclass
+
+from genai_server.messages.worker_tasks import TaskOwner
+
+
+@dataclass(eq=False)
+class Reservation:
+    """Bytes that a request has taken, or waits for."""
+
+    owner: TaskOwner
+    num_bytes: int
+    # Done once the bytes are taken.
+    granted: "asyncio.Future[None]"
+
+
+class SpaceBudget:
+    """A number of bytes that tenants share. Belongs to the event loop.
+
+    A tenant may have at most as many bytes as then remain free, so that there is always space for another one: one may
+    have half of all, each of two a third. The tenant with the fewest bytes comes first; while there is no space for
+    what it wants, no other one gets any. Requests of the background wait for all others.
+    """
+
+    def __init__(self, total: int) -> None:
+        self._total = total
+        self._taken: list[Reservation] = []
+        self._waiting: list[Reservation] = []
+        self._by_tenant: Counter[str] = Counter()
+
+    @property
+    def num_bytes(self) -> int:
+        """How many bytes are taken."""
+        return sum(reservation.num_bytes for reservation in self._taken)
+
+    def reserve(self, owner: TaskOwner, num_bytes: int) -> Reservation:
+        """Take bytes as soon as there is space for them. To leave off waiting, resize them to 0."""
+        reservation = Reservation(owner, num_bytes, asyncio.get_running_loop().create_future())
+        self._waiting.append(reservation)
+        self._grant()
+        return reservation
+
+    def resize(self, reservation: Reservation, num_bytes: int) -> None:
+        """Return all but this many of the bytes; with 0, the reservation is over."""
+        if reservation in self._taken:
+            self._by_tenant[reservation.owner.tenant] += num_bytes - reservation.num_bytes
+            reservation.num_bytes = num_bytes
+            if not num_bytes:
+                self._taken.remove(reservation)
+                self._by_tenant += Counter()  # forget tenants without any
+        elif reservation in self._waiting and not num_bytes:
+            self._waiting.remove(reservation)
+        self._grant()
+
+    def _grant(self) -> None:
+        """Grant whatever there is space for."""
+        free = self._total - self.num_bytes
+        order = sorted(self._waiting, key=lambda one: (one.owner.background, self._by_tenant[one.owner.tenant]))
+        first = None
+        for reservation in order:
+            if reservation.owner.background and not all(one.owner.background for one in self._waiting):
+                return
+            wanted, tenant = reservation.num_bytes, reservation.owner.tenant
+            if self._by_tenant[tenant] + wanted > free - wanted:
+                first = tenant if first is None else first
+            elif first in (None, tenant):
+                free -= wanted
+                self._by_tenant[tenant] += wanted
+                self._waiting.remove(reservation)
+                self._taken.append(reservation)
+                if not reservation.granted.done():
+                    reservation.granted.set_result(None)

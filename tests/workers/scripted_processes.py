@@ -1,0 +1,121 @@
+"""Processes of the worker pool that do what a test says, and a pool in a folder that API processes can reach."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager, closing
+from pathlib import Path
+from typing import Any
+
+from genai_server.errors import CheckerUnavailable
+from genai_server.messages.worker_tasks import Task, TaskOwner
+from genai_server.workers.client import WorkerClient
+from genai_server.workers.limits import WorkerLimits
+from genai_server.workers.pool import WorkerPool
+from genai_server.workers.process import ProcessDied, ProcessTimeout
+from genai_server.workers.server import WorkerServer
+from genai_server.workers.task_kinds import CHECK_GRAMMAR, TaskKind
+from tests.running_server import wait_until
+
+SECRET = "secret"
+
+
+class ScriptedProcess:
+    """Answers a question when it is told to: `ok` answers with it, `die` and `hang` end the process."""
+
+    def __init__(self, kind: TaskKind, spec: Mapping[str, Any]) -> None:
+        self.kind, self.spec = kind, spec
+        self.is_ended = False
+        self.is_alive = True
+        # Whether it has answered its last question.
+        self.is_idle = True
+        # The questions that it was asked.
+        self.asked: list[Any] = []
+        self._told = threading.Event()
+        self._order = ""
+
+    def ask(self, question: Mapping[str, Any], data: bytes, timeout: float) -> dict[str, Any]:
+        self.is_idle = False
+        self.asked.append(question["name"])
+        assert self._told.wait(60)
+        self._told.clear()
+        self.is_idle = True
+        if self.is_ended or self._order == "die":
+            self.is_alive = False
+            raise ProcessDied("exit status -9")
+        if self._order == "hang":
+            self.is_alive = False
+            raise ProcessTimeout(f"no answer within {timeout:g} s")
+        return {"name": question["name"], "size": len(data)}
+
+    def end(self) -> None:
+        self.is_ended = True
+        self.is_alive = False
+        self._told.set()
+
+    def tell(self, order: str) -> None:
+        """Let it answer its question in this way."""
+        self._order = order
+        self._told.set()
+
+
+class Script:
+    """The processes of a pool, and what they work on."""
+
+    def __init__(self) -> None:
+        self.processes: list[ScriptedProcess] = []
+        self.is_broken = False
+
+    def start(self, kind: TaskKind, spec: Mapping[str, Any]) -> ScriptedProcess:
+        """Start a process."""
+        if self.is_broken:
+            raise CheckerUnavailable("no process")
+        self.processes.append(ScriptedProcess(kind, spec))
+        return self.processes[-1]
+
+    @property
+    def asked(self) -> list[str]:
+        """The names of all tasks that have begun, in order for each process."""
+        return [name for process in self.processes for name in process.asked]
+
+    async def until_asked(self, *names: str) -> None:
+        """Wait until these tasks have begun."""
+        await asyncio.to_thread(wait_until, lambda: set(names) <= set(self.asked))
+
+    async def tell(self, name: str, order: str = "ok") -> None:
+        """Wait until a task has begun, and let its process answer."""
+        await self.until_asked(name)
+        process = next(p for p in reversed(self.processes) if p.asked and p.asked[-1] == name)
+        process.tell(order)
+
+
+def task(name: str, tenant: str = "a", *, kind: TaskKind = CHECK_GRAMMAR, **fields: Any) -> Task:
+    """A task of a tenant, in a request of its own."""
+    return Task(kind.name, TaskOwner(tenant, name), {}, {"name": name}, **fields)
+
+
+@asynccontextmanager
+async def scripted_pool(grace: float = 60.0, **limits: int) -> AsyncIterator[tuple[WorkerPool, Script]]:
+    """A pool in this event loop with scripted processes."""
+    script = Script()
+    with closing(WorkerPool(WorkerLimits(**limits), script.start, grace=grace)) as pool:
+        yield pool, script
+    assert not any(process.is_alive for process in script.processes)
+
+
+@asynccontextmanager
+async def served_pool(folder: Path, **limits: int) -> AsyncIterator[tuple[Callable[[], WorkerClient], Script]]:
+    """A pool in a thread, as in a supervisor, and what makes clients of it as API processes have them."""
+    script, clients = Script(), list[WorkerClient]()
+    with closing(WorkerServer(folder, SECRET, lambda: WorkerPool(WorkerLimits(**limits), script.start))) as server:
+
+        def client(secret: str = SECRET) -> WorkerClient:
+            clients.append(WorkerClient(lambda: (server.address, secret)))
+            return clients[-1]
+
+        try:
+            yield client, script
+        finally:
+            for one in clients:
+                one.close()
+    assert not any(process.is_alive for process in script.processes)

@@ -1,0 +1,291 @@
+"""The pool of processes: order, crashes, time limits, tasks that nobody waits for, and the bound on what waits."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from genai_server.errors import CheckerUnavailable, QueueFull
+from genai_server.messages.worker_tasks import Task, TaskOwner
+from genai_server.workers.pool import WorkerPool
+from genai_server.workers.process import ProcessDied, ProcessTimeout
+from genai_server.workers.task_kinds import CHECK_GRAMMAR, DECODE_LONG, READ_IMAGE
+from tests.running_server import wait_until
+from tests.workers.scripted_processes import Script, scripted_pool, task
+
+Work = Callable[[WorkerPool, Script], Awaitable[None]]
+
+
+def _run(work: Work, grace: float = 60.0, **limits: int) -> None:
+    async def main() -> None:
+        async with scripted_pool(grace, **limits) as (pool, script):
+            await work(pool, script)
+
+    asyncio.run(main())
+
+
+def test_a_task_is_answered_by_its_process() -> None:
+    async def work(pool: WorkerPool, script: Script) -> None:
+        (answer,) = pool.submit([task("one", data=b"four")])
+        await script.tell("one")
+        assert await answer == {"name": "one", "size": 4}
+
+    _run(work)
+
+
+def test_processes_are_used_again_by_tasks_of_their_sort() -> None:
+    async def work(pool: WorkerPool, script: Script) -> None:
+        for name, kind, spec in (
+            ("one", CHECK_GRAMMAR, {}),
+            ("two", CHECK_GRAMMAR, {}),
+            ("other kind", READ_IMAGE, {}),
+            ("other spec", CHECK_GRAMMAR, {"model": "m"}),
+            ("three", CHECK_GRAMMAR, {}),
+        ):
+            (answer,) = pool.submit([Task(kind.name, TaskOwner(), spec, {"name": name})])
+            await script.tell(name)
+            await answer
+        assert [process.asked for process in script.processes] == [
+            ["one", "two", "three"],
+            ["other kind"],
+            ["other spec"],
+        ]
+
+    _run(work)
+
+
+def test_an_idle_process_that_died_is_replaced() -> None:
+    async def work(pool: WorkerPool, script: Script) -> None:
+        for name in ("one", "two"):
+            (answer,) = pool.submit([task(name)])
+            await script.tell(name)
+            await answer
+            script.processes[-1].end()
+        assert len(script.processes) == 2
+
+    _run(work)
+
+
+def test_the_least_recently_used_processes_end_where_there_are_too_many() -> None:
+    async def work(pool: WorkerPool, script: Script) -> None:
+        for number in range(10):
+            (answer,) = pool.submit([Task("read_image", TaskOwner(), {"model": number}, {"name": str(number)})])
+            await script.tell(str(number))
+            await answer
+        assert [process.is_alive for process in script.processes] == [False, False] + [True] * 8
+
+    _run(work)
+
+
+def test_another_keys_task_need_not_wait_for_those_of_one_key() -> None:
+    async def work(pool: WorkerPool, script: Script) -> None:
+        many = pool.submit([task(f"a{number}") for number in range(5)])
+        (other,) = pool.submit([task("b", tenant="b")])
+        await script.until_asked("a0", "a1", "b")
+        assert sorted(script.asked) == ["a0", "a1", "b"]
+        await script.tell("b")
+        await other
+        for number in range(5):
+            await script.tell(f"a{number}")
+        await asyncio.gather(*many)
+
+    _run(work, processes=2)
+
+
+def test_long_tasks_hold_up_no_others() -> None:
+    async def work(pool: WorkerPool, script: Script) -> None:
+        long = pool.submit([task("long", kind=DECODE_LONG), task("longer", kind=DECODE_LONG)])
+        (short,) = pool.submit([task("short")])
+        await script.tell("short")
+        await short
+        assert script.asked == ["long", "short"]
+        (other,) = pool.submit([task("of another key", tenant="b", kind=DECODE_LONG)])
+        for name in ("of another key", "long", "longer"):
+            await script.tell(name)
+        await asyncio.gather(*long, other)
+
+    _run(work, processes=1)
+
+
+def test_a_task_is_repeated_if_its_process_dies_once() -> None:
+    async def work(pool: WorkerPool, script: Script) -> None:
+        (answer,) = pool.submit([task("one")])
+        await script.tell("one", "die")
+        await asyncio.to_thread(wait_until, lambda: len(script.processes) == 2)
+        await script.tell("one")
+        assert (await answer)["name"] == "one"
+
+    _run(work)
+
+
+def test_a_task_that_two_processes_die_of_fails_alone() -> None:
+    async def work(pool: WorkerPool, script: Script) -> None:
+        (killer, other) = pool.submit([task("killer"), task("other")])
+        await script.tell("killer", "die")
+        await asyncio.to_thread(wait_until, lambda: script.asked.count("killer") == 2)
+        await script.tell("killer", "die")
+        with pytest.raises(ProcessDied, match="exit status -9"):
+            await killer
+        await script.tell("other")
+        await other
+
+    _run(work)
+
+
+def test_a_task_that_takes_too_long_is_not_repeated(own_folder: Path) -> None:
+    target = own_folder / "target"
+    target.write_bytes(b"a part")
+
+    async def work(pool: WorkerPool, script: Script) -> None:
+        (answer,) = pool.submit([task("one", target=str(target))])
+        await script.tell("one", "hang")
+        with pytest.raises(ProcessTimeout):
+            await answer
+        assert len(script.processes) == 1
+        assert not target.exists()
+
+    _run(work)
+
+
+def test_a_process_that_cannot_be_started_is_the_error_of_its_kind() -> None:
+    async def work(pool: WorkerPool, script: Script) -> None:
+        script.is_broken = True
+        (answer,) = pool.submit([task("one")])
+        with pytest.raises(CheckerUnavailable):
+            await answer
+        with pytest.raises(CheckerUnavailable):
+            await pool.start_process(CHECK_GRAMMAR, {})
+        script.is_broken = False
+        (answer,) = pool.submit([task("two")])
+        await script.tell("two")
+        await answer
+
+    _run(work)
+
+
+def test_a_task_that_nobody_waits_for_is_not_started() -> None:
+    async def work(pool: WorkerPool, script: Script) -> None:
+        first, left, last = pool.submit([task("first"), task("left"), task("last")])
+        await script.until_asked("first")
+        left.cancel()
+        await script.tell("first")
+        await script.tell("last")
+        await asyncio.gather(first, last)
+        assert script.asked == ["first", "last"]
+
+    _run(work, processes=1)
+
+
+def test_a_running_task_that_nobody_waits_for_leaves_no_file(own_folder: Path) -> None:
+    target = own_folder / "target"
+
+    async def work(pool: WorkerPool, script: Script) -> None:
+        (answer,) = pool.submit([task("one", target=str(target))])
+        await script.until_asked("one")
+        answer.cancel()
+        target.write_bytes(b"all of it")
+        await script.tell("one")
+        await asyncio.to_thread(wait_until, lambda: not target.exists())
+        assert script.processes[0].is_alive
+
+    _run(work)
+
+
+def test_a_running_task_that_nobody_waits_for_ends_for_the_next_one() -> None:
+    async def work(pool: WorkerPool, script: Script) -> None:
+        (left,) = pool.submit([task("left")])
+        await script.until_asked("left")
+        left.cancel()
+        await asyncio.sleep(0)
+        assert script.processes[0].is_alive
+        (following,) = pool.submit([task("next")])
+        await script.tell("next")
+        await following
+        assert [process.is_alive for process in script.processes] == [False, True]
+
+    _run(work, grace=0.0, processes=1)
+
+
+def test_a_long_task_that_nobody_waits_for_ends_at_once() -> None:
+    async def work(pool: WorkerPool, script: Script) -> None:
+        (left,) = pool.submit([task("left", kind=DECODE_LONG)])
+        await script.until_asked("left")
+        left.cancel()
+        await asyncio.to_thread(wait_until, lambda: not script.processes[0].is_alive)
+
+    _run(work)
+
+
+def test_too_much_waiting_work_of_a_key_is_refused_as_a_whole() -> None:
+    async def work(pool: WorkerPool, script: Script) -> None:
+        running = pool.submit([task("running", cost=90)])
+        waiting = pool.submit([task("waiting", cost=60), task("waiting too", cost=30)])
+        refused = pool.submit([task("one", cost=6), task("two", cost=5)])
+        words = (
+            "grammars with 90 bytes wait to be prepared for this API key already: "
+            "GENAI_MAX_WAITING_GRAMMAR_BYTES lets 100 wait, given 11 more"
+        )
+        for answer in refused:
+            with pytest.raises(QueueFull) as full:
+                await answer
+            assert full.value.message == words
+        more = pool.submit([task("enough", cost=10)])
+        for name in ("running", "waiting", "waiting too", "enough"):
+            await script.tell(name)
+        await asyncio.gather(*running, *waiting, *more)
+
+    _run(work, processes=1, waiting_bytes=100)
+
+
+def test_the_bound_is_for_each_key_and_unit_and_for_batches_apart() -> None:
+    async def work(pool: WorkerPool, script: Script) -> None:
+        owner = TaskOwner("a", "batch", background=True)
+        tasks = [
+            *pool.submit([task("running", cost=99)]),
+            *pool.submit([task("waiting", cost=99)]),
+            *pool.submit([task("of b", tenant="b", cost=99)]),
+            *pool.submit([task("more of b", tenant="b", cost=99)]),
+            *pool.submit([task("image", kind=READ_IMAGE, cost=99)]),
+            *pool.submit([Task("check_grammar", owner, {}, {"name": "batch"}, cost=99)]),
+        ]
+        for name in ("running", "of b", "waiting", "more of b", "image", "batch"):
+            await script.tell(name)
+        await asyncio.gather(*tasks)
+
+    _run(work, processes=1, waiting_bytes=100)
+
+
+def test_what_can_run_at_once_has_no_bound() -> None:
+    async def work(pool: WorkerPool, script: Script) -> None:
+        (answer,) = pool.submit([task("large", cost=1000)])
+        await script.tell("large")
+        await answer
+
+    _run(work, waiting_bytes=100)
+
+
+def test_a_process_started_in_advance_takes_the_first_task() -> None:
+    async def work(pool: WorkerPool, script: Script) -> None:
+        for _ in range(2):
+            await pool.start_process(CHECK_GRAMMAR, {})
+        (answer,) = pool.submit([task("one")])
+        await script.tell("one")
+        await answer
+        assert len(script.processes) == 1
+
+    _run(work)
+
+
+def test_close_ends_what_runs_and_waits() -> None:
+    async def main() -> None:
+        async with scripted_pool(processes=1) as (pool, script):
+            answers = pool.submit([task("running"), task("waiting")])
+            await script.until_asked("running")
+            pool.close()
+            answers += pool.submit([task("late")])
+            for answer in answers:
+                with pytest.raises(CheckerUnavailable, match="the server is stopping"):
+                    await answer
+
+    asyncio.run(main())

@@ -1,0 +1,199 @@
+"""The pool in the supervisor's thread and its clients in API processes: messages, lost connections, secret."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from genai_server.errors import AudioReaderUnavailable, CheckerUnavailable, QueueFull
+from genai_server.messages.worker_tasks import TaskOwner
+from genai_server.workers.client import WorkerClient
+from genai_server.workers.process import ProcessDied, ProcessTimeout
+from genai_server.workers.task_kinds import CHECK_GRAMMAR
+from tests.running_server import wait_until
+from tests.workers.scripted_processes import Script, served_pool, task
+
+Work = Callable[[Callable[..., WorkerClient], Script], Awaitable[None]]
+
+
+def _run(folder: Path, work: Work, **limits: int) -> None:
+    async def main() -> None:
+        async with served_pool(folder, **limits) as (client, script):
+            await work(client, script)
+
+    asyncio.run(main())
+
+
+def test_answers_and_failures_arrive(own_folder: Path) -> None:
+    async def work(client: Callable[..., WorkerClient], script: Script) -> None:
+        answers = client().submit([task("good", data=bytes(3_000_000)), task("late"), task("bad")])
+        await script.tell("good")
+        assert await answers[0] == {"name": "good", "size": 3_000_000}
+        await script.tell("late", "hang")
+        with pytest.raises(ProcessTimeout, match="no answer within 60 s"):
+            await answers[1]
+        await script.tell("bad", "die")
+        await asyncio.to_thread(wait_until, lambda: script.asked.count("bad") == 2)
+        await script.tell("bad", "die")
+        with pytest.raises(ProcessDied, match="exit status -9"):
+            await answers[2]
+
+    _run(own_folder, work)
+
+
+def test_refusals_arrive_as_the_errors_they_are(own_folder: Path) -> None:
+    async def work(client: Callable[..., WorkerClient], script: Script) -> None:
+        workers = client()
+        script.is_broken = True
+        for answer in (*workers.submit([task("one")]), workers.start_process(CHECK_GRAMMAR, {})):
+            with pytest.raises(CheckerUnavailable, match="no process"):
+                await answer
+        script.is_broken = False
+        running = workers.submit([task("running"), task("waiting", cost=9)])
+        await script.until_asked("running")
+        (answer,) = workers.submit([task("refused", cost=2)])
+        with pytest.raises(QueueFull, match="given 2 more"):
+            await answer
+        for name in ("running", "waiting"):
+            await script.tell(name)
+        await asyncio.gather(*running)
+
+    _run(own_folder, work, processes=1, waiting_bytes=10)
+
+
+def test_api_processes_share_one_order_of_turns(own_folder: Path) -> None:
+    async def work(client: Callable[..., WorkerClient], script: Script) -> None:
+        first, second = client(), client()
+        answers = first.submit([task("running"), *(task(f"a{number}") for number in range(3))])
+        await script.until_asked("running")
+        answers += second.submit([task("b0", tenant="b"), task("b1", tenant="b")])
+        await script.tell("b0")
+        for name in ("running", "b1", "a0", "a1", "a2"):
+            await script.tell(name)
+        await asyncio.gather(*answers)
+        assert script.asked.index("b1") < script.asked.index("a1") or len(script.processes) == 2
+        assert len(script.processes) == 2
+
+    _run(own_folder, work, processes=1)
+
+
+def test_a_cancelled_task_is_not_run_and_leaves_no_file(own_folder: Path) -> None:
+    target = own_folder / "target"
+
+    async def work(client: Callable[..., WorkerClient], script: Script) -> None:
+        workers = client()
+        running, left, following = workers.submit([task("running", target=str(target)), task("left"), task("next")])
+        await script.until_asked("running")
+        left.cancel()
+        running.cancel()
+        target.write_bytes(b"all of it")
+        await script.tell("running")
+        await script.tell("next")
+        assert (await following)["name"] == "next"
+        assert script.asked == ["running", "next"]
+        await asyncio.to_thread(wait_until, lambda: not target.exists())
+
+    _run(own_folder, work, processes=1)
+
+
+def test_the_file_of_an_answer_that_comes_too_late_is_removed(own_folder: Path) -> None:
+    target = own_folder / "target"
+
+    async def work(client: Callable[..., WorkerClient], script: Script) -> None:
+        (answer,) = client().submit([task("one", target=str(target))])
+        await script.until_asked("one")
+        target.write_bytes(b"all of it")
+        process = script.processes[0]
+        process.tell("ok")
+        # Without giving the loop a turn, so that the answer has not been received when the task is cancelled.
+        wait_until(lambda: process.is_idle)
+        answer.cancel()
+        await asyncio.to_thread(wait_until, lambda: not target.exists())
+
+    _run(own_folder, work)
+
+
+def test_tasks_of_an_api_process_that_dies_end(own_folder: Path) -> None:
+    async def work(client: Callable[..., WorkerClient], script: Script) -> None:
+        dying, other = client(), client()
+        answers = dying.submit([task("running"), task("waiting")])
+        (stays,) = other.submit([task("stays", tenant="b")])
+        await script.until_asked("running", "stays")
+        dying.close()
+        for answer in answers:
+            with pytest.raises(CheckerUnavailable, match="cannot be reached"):
+                await answer
+        await script.tell("stays")
+        await stays
+        await script.tell("running")
+        (last,) = other.submit([task("last")])
+        await script.tell("last")
+        await last
+        assert "waiting" not in script.asked
+
+    _run(own_folder, work, processes=1)
+
+
+def test_a_pool_that_has_ended_is_an_error_and_the_next_one_is_found(own_folder: Path) -> None:
+    async def main() -> None:
+        addresses = [("", "")]
+        workers = WorkerClient(lambda: addresses[-1])
+        try:
+            (answer,) = workers.submit([task("nowhere")])
+            with pytest.raises(CheckerUnavailable, match="cannot be reached"):
+                await answer
+            with pytest.raises(AudioReaderUnavailable, match="cannot be reached"):
+                await workers.reserve_space(TaskOwner(), 1)
+            for _ in range(2):
+                async with served_pool(own_folder) as (client, script):
+                    addresses.append(client()._find_pool())
+                    (answer,) = workers.submit([task("one")])
+                    await script.tell("one")
+                    await answer
+                    (answer,) = workers.submit([task("lost")])
+                    await script.until_asked("lost")
+                with pytest.raises((CheckerUnavailable, ProcessDied)):
+                    await answer
+                await asyncio.to_thread(wait_until, lambda: workers._connection is None)
+        finally:
+            workers.close()
+
+    asyncio.run(main())
+
+
+def test_nothing_is_run_without_the_secret(own_folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def work(client: Callable[..., WorkerClient], script: Script) -> None:
+        for secret in ("", "other"):
+            (answer,) = client(secret).submit([task("one")])
+            with pytest.raises(CheckerUnavailable, match="cannot be reached"):
+                await answer
+        assert script.processes == []
+
+    with caplog.at_level(logging.WARNING):
+        _run(own_folder, work)
+    assert "is not an API process" in caplog.text
+
+
+def test_space_is_taken_returned_and_lost_with_its_process(own_folder: Path) -> None:
+    async def work(client: Callable[..., WorkerClient], script: Script) -> None:
+        first, second = client(), client()
+        taken = await first.reserve_space(TaskOwner("a"), 50)
+        waiting = asyncio.create_task(second.reserve_space(TaskOwner("b"), 30))
+        taken.shrink(40)
+        space = await waiting
+        waiting = asyncio.create_task(second.reserve_space(TaskOwner("b"), 10))
+        left = asyncio.create_task(second.reserve_space(TaskOwner("b"), 10))
+        await asyncio.sleep(0)
+        left.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await left
+        assert not waiting.done()
+        first.close()
+        (await waiting).release()
+        space.release()
+        (await second.reserve_space(TaskOwner("c"), 50)).release()
+
+    _run(own_folder, work, space=100)
