@@ -25,7 +25,7 @@ from genai_server.answer_parts import (
 from genai_server.apis.chat_completions.schemas import ChatCompletionRequest
 from genai_server.apis.shared.base import JsonObject
 from genai_server.apis.shared.completion_body import CompletionRequest
-from genai_server.apis.shared.custom_tools import CustomText, text_of
+from genai_server.apis.shared.custom_tools import text_of
 from genai_server.apis.shared.sampling_parameters import StreamFields
 from genai_server.apis.shared.usage import Usage
 from genai_server.generation.answers import Ending, Generation
@@ -122,8 +122,9 @@ class ChatCompletionBuilder(ChoicesBuilder):
         super().__init__(*common, **options)
         # The names of the tools that are called with a text.
         self._custom_tools = custom_tools
-        # The texts of a stream's calls of these, keyed by the indexes of the answer and of the call.
-        self._texts: dict[tuple[int, int], CustomText] = {}
+        # A stream's calls of these that are not complete yet, keyed by the indexes of the answer and of the call. A
+        # client could execute the beginning of a text.
+        self._held: dict[tuple[int, int], WholeToolCall] = {}
 
     def first(self, num_answers: int) -> list[JsonObject]:
         """The first chunk of each answer, which contains only the role."""
@@ -164,20 +165,23 @@ class ChatCompletionBuilder(ChoicesBuilder):
             case Reasoning(text):
                 delta |= dict.fromkeys(REASONING, delta.get(REASONING[0], "") + text)
             case ToolCallStart(index, id, name) if name in self._custom_tools:
-                self._texts[answer, index] = CustomText()
-                call = {"index": index, "id": id, "type": "custom", "custom": {"name": name, "input": ""}}
-                delta.setdefault("tool_calls", []).append(call)
+                self._held[answer, index] = WholeToolCall(id, name)
             case ToolCallStart(index, id, name):
                 call = {"index": index, "id": id, "type": "function", "function": {"name": name, "arguments": ""}}
                 delta.setdefault("tool_calls", []).append(call)
-            case ToolCallArguments(index, fragment) if (answer, index) in self._texts:
-                if text := self._texts[answer, index].feed(fragment):
-                    _add_to_call(delta, index, "custom", "input", text)
+            case ToolCallArguments(index, fragment) if (answer, index) in self._held:
+                self._held[answer, index].arguments += fragment
             case ToolCallArguments(index, fragment):
-                _add_to_call(delta, index, "function", "arguments", fragment)
-            case ToolCallEnd(index, is_complete) if (answer, index) in self._texts:
-                if is_complete and (text := self._texts[answer, index].finish()):
-                    _add_to_call(delta, index, "custom", "input", text)
+                calls = delta.setdefault("tool_calls", [])
+                if calls and calls[-1]["index"] == index:
+                    calls[-1]["function"]["arguments"] += fragment
+                else:
+                    calls.append({"index": index, "function": {"arguments": fragment}})
+            case ToolCallEnd(index, is_complete) if (answer, index) in self._held:
+                made = self._held.pop((answer, index))
+                if is_complete:
+                    call = {"index": index, **_call(made, is_custom=True)}
+                    delta.setdefault("tool_calls", []).append(call)
 
     def _with_calls(self, found: JsonObject) -> JsonObject:
         """A message or delta, with its calls in the format that the client uses."""
@@ -228,14 +232,6 @@ def logprobs(tokens: list[ScoredToken]) -> JsonObject:
 
 def _scored(token: ScoredToken) -> JsonObject:
     return {"token": token.text, "logprob": token.logprob, "bytes": tuple(token.data)}
-
-
-def _add_to_call(delta: JsonObject, index: int, kind: str, field: str, text: str) -> None:
-    calls = delta.setdefault("tool_calls", [])
-    if calls and calls[-1]["index"] == index:
-        calls[-1][kind][field] += text
-    else:
-        calls.append({"index": index, kind: {field: text}})
 
 
 def openai_reason(ending: Ending, *, calling: str = CALLING) -> JsonObject:

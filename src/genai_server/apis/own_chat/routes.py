@@ -15,11 +15,12 @@ from genai_server.answer_parts import (
     ToolCallEnd,
     ToolCallStart,
     WholeAnswer,
+    WholeToolCall,
 )
 from genai_server.apis.chat_completions.response import logprobs, message, openai_reason
 from genai_server.apis.shared.base import JsonObject, Metrics, Text
 from genai_server.apis.shared.chat_messages import AnyToolCall
-from genai_server.apis.shared.custom_tools import CustomText
+from genai_server.apis.shared.custom_tools import text_of
 from genai_server.apis.shared.router import error_responses
 from genai_server.apis.shared.thinking_fields import OtherThinkingFields
 from genai_server.errors import InvalidField
@@ -66,9 +67,9 @@ class ChatBuilder:
     def __init__(self, id: str, *, has_logprobs: bool = False, custom_tools: Collection[str] = ()) -> None:
         self._id = id
         self._has_logprobs = has_logprobs
-        # The names of the tools that are called with a text, and the texts of a stream's calls of these.
+        # The names of the tools that are called with a text, and a stream's calls of these that are not complete yet.
         self._custom_tools = custom_tools
-        self._texts: dict[int, CustomText] = {}
+        self._held: dict[int, WholeToolCall] = {}
 
     def complete(self, answer: WholeAnswer, ending: Ending, metrics: JsonObject) -> JsonObject:
         """The complete answer."""
@@ -92,15 +93,16 @@ class ChatBuilder:
                     event["token"] += text
                 case Reasoning(text):
                     event["reasoning"] = event.get("reasoning", "") + text
+                case ToolCallStart(index, id, name) if name in self._custom_tools:
+                    self._held[index] = WholeToolCall(id, name)
                 case ToolCallStart(index, id, name):
-                    if name in self._custom_tools:
-                        self._texts[index] = CustomText()
                     event.setdefault("tool_calls", []).append({"index": index, "id": id, "name": name})
-                case ToolCallArguments(index, fragment) if index in self._texts:
-                    text = self._texts[index].feed(fragment)
-                    event.setdefault("tool_calls", []).append({"index": index, "input": text})
-                case ToolCallEnd(index, True) if index in self._texts and (text := self._texts[index].finish()):
-                    event.setdefault("tool_calls", []).append({"index": index, "input": text})
+                case ToolCallArguments(index, fragment) if index in self._held:
+                    self._held[index].arguments += fragment
+                case ToolCallEnd(index, True) if index in self._held:
+                    made = self._held[index]
+                    call = {"index": index, "id": made.id, "name": made.name, "input": text_of(made.arguments)}
+                    event.setdefault("tool_calls", []).append(call)
                 case ToolCallArguments(index, fragment):
                     event.setdefault("tool_calls", []).append({"index": index, "arguments": fragment})
         return {**event, **self._logprobs(tokens)}
