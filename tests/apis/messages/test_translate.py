@@ -255,8 +255,12 @@ def test_result_is_a_text_that_marks_errors(result: dict[str, Any], content: str
 
 
 def test_result_without_its_call_is_text_of_the_user() -> None:
-    turns = _turns(HELLO, {"role": "assistant", "content": "c"}, _user(_text("x"), _result([_text("3")]), _result("4")))
-    text = "x\n[tool_result]\n3\n[tool_result]\n4"
+    turns = _turns(
+        HELLO,
+        {"role": "assistant", "content": "c"},
+        _user(_text("x"), _result([_text("3")]), _result("4", is_error=True)),
+    )
+    text = "x\n[tool_result]\n3\n[tool_result]\nError:\n4"
     assert turns.messages[-1] == ("messages[2]", {"role": "user", "content": text})
     assert turns.converted == [
         "messages[2].content[1] (tool_result without its call, as text)",

@@ -138,7 +138,7 @@ class Turns:
         block = located.block
         assert isinstance(block, ToolResultBlock)
         self.converted.append(f"{located.place} (tool_result without its call, as text)")
-        parts = [_text("[tool_result]")]
+        parts = [_text("[tool_result]"), *([_text("Error:")] if block.is_error else ())]
         if isinstance(block.content, str):
             return [*parts, _text(block.content)]
         return [*parts, *self._flat(located.place, block.content or ())]
