@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import pytest
+from anthropic import Anthropic, beta_tool
 from pydantic_core import from_json
 
 from genai_server.text.answers.dialect import TOOL_FORMATS
@@ -298,3 +299,53 @@ def _object(arguments: str) -> dict[str, Any] | None:
     except ValueError:
         return None
     return found
+
+
+CUSTOM = '<tool_call>⏎{"name": "run", "arguments": {"input": "rm -r \\"/tmp/é\\"\\n"}}⏎</tool_call>'
+COMMAND = 'rm -r "/tmp/é"\n'
+
+
+@pytest.mark.parametrize("max_tokens", range(20, len(CUSTOM.encode()) + 2, 3))
+def test_texts_of_custom_calls_are_the_same_and_complete(
+    server_of: Callable[[str], RunningServer], max_tokens: int
+) -> None:
+    server = server_of("hermes")
+    chat = {"messages": [{"role": "user", "content": f"say {CUSTOM}"}], "max_tokens": max_tokens}
+    chat["tools"] = [{"type": "custom", "custom": {"name": "run"}}]
+    (choice,) = _posted(server, "/v1/chat/completions", chat)["choices"]
+    chunks = [chunk["choices"][0] for chunk in _events(server, "/v1/chat/completions", {**chat, "stream": True})]
+    streamed = [call["custom"] for chunk in chunks for call in chunk["delta"].get("tool_calls", ())]
+    assert [call["custom"] for call in choice["message"].get("tool_calls", ())] == streamed
+    assert streamed in ([], [{"name": "run", "input": COMMAND}])
+    assert choice["finish_reason"] == chunks[-1]["finish_reason"]
+    sent = {"input": f"say {CUSTOM}", "max_output_tokens": max_tokens, "tools": [{"type": "custom", "name": "run"}]}
+    whole = _posted(server, "/v1/responses", sent)
+    events = _events(server, "/v1/responses", {**sent, "stream": True})
+    done = [event["item"] for event in events if event["type"] == "response.output_item.done"]
+    assert done == events[-1]["response"]["output"]
+    for output in (whole["output"], done):
+        texts = [item["input"] for item in output if item["type"] == "custom_tool_call"]
+        assert texts == [call["input"] for call in streamed]
+    assert whole["status"] == events[-1]["response"]["status"]
+
+
+@pytest.mark.parametrize("fields", [{"max_tokens": 75}, {"max_tokens": 2000, "stop_sequences": ["sl"]}])
+@pytest.mark.parametrize("stream", [False, True])
+def test_anthropics_runner_executes_no_call_that_is_cut(
+    server_of: Callable[[str], RunningServer], fields: dict[str, Any], stream: bool
+) -> None:
+    executed: list[str] = []
+
+    def get_weather(city: str = "") -> str:
+        """Get the weather."""
+        executed.append(city)
+        return "say sunny"
+
+    said = 'say <tool_call>⏎{"name": "get_weather", "arguments": {"city": "Oslo"}}⏎</tool_call>'
+    with Anthropic(base_url=server_of("hermes").url, api_key="none", max_retries=0) as client:
+        for more, cities in ((fields, []), ({"max_tokens": 2000}, ["Oslo"])):
+            asked: Any = {"model": "demo", "messages": [{"role": "user", "content": said}], **more}
+            runner: Any = client.beta.messages.tool_runner(tools=[beta_tool(get_weather)], stream=stream, **asked)
+            for turn in runner:
+                turn.get_final_message() if stream else turn
+            assert executed == cities
