@@ -26,14 +26,16 @@ _SECONDS_TO_STOP = 45.0
 
 @dataclass(frozen=True)
 class Server:
-    """A running server: the process that answers HTTP (and watches the engines), and its port."""
+    """A running server: the process that answers HTTP (and watches the engines), its port, and a key if it has keys."""
 
     pid: int
     port: int
+    key: str = ""
 
     def health(self) -> dict[str, Any]:
         """The models of /healthz."""
-        body: dict[str, Any] = httpx.get(f"http://{HOST}:{self.port}/healthz", timeout=10).json()
+        headers = {"authorization": f"Bearer {self.key}"} if self.key else {}
+        body: dict[str, Any] = httpx.get(f"http://{HOST}:{self.port}/healthz", timeout=10, headers=headers).json()
         models: dict[str, Any] = body["models"]
         return models
 
@@ -92,9 +94,11 @@ def run_server(
     *,
     log: Path | None = None,
     seconds_to_stop: float = _SECONDS_TO_STOP,
+    key: str = "",
 ) -> Iterator[Server]:
     """Serve on a free port with these environment variables for settings. Profiles and packed weights go to `folder`,
-    and so does the log, `server.log`, unless another file is given. Raises DoesNotStart.
+    and so does the log, `server.log`, unless another file is given. A server with keys is asked with `key`. Raises
+    DoesNotStart.
     """
     port = free_port()
     environment = clean_environment()
@@ -105,12 +109,12 @@ def run_server(
         command,
         environment,
         log or folder / "server.log",
-        Server(0, port).is_up,
+        Server(0, port, key).is_up,
         seconds_to_start,
         cwd=REPOSITORY,
         seconds_to_stop=seconds_to_stop,
     ) as pid:
-        yield Server(pid, port)
+        yield Server(pid, port, key)
 
 
 def free_port() -> int:

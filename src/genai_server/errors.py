@@ -264,7 +264,7 @@ class TooManyConnections(Unavailable, code="too_many_connections"):
 
 
 class ModelsBusy(Unavailable, code="models_busy"):
-    """All models that may be loaded at once (GENAI_MAX_MODELS) have requests, so none can be unloaded."""
+    """Other models are in use, or take the memory that a model needs, and its turn has not come."""
 
 
 class ModelTooLarge(Unavailable, code="insufficient_memory"):

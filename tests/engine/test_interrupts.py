@@ -29,9 +29,23 @@ def sequence(key: int = KEY, *, decoding: bool = False, background: bool = False
     return found
 
 
-def made(interrupt: Callable[[], object]) -> Interrupts:
+class Runner:
+    """Calls a function for each interrupt."""
+
+    def __init__(self, interrupted: Callable[[], object] = lambda: None) -> None:
+        self._interrupted = interrupted
+        self.num_lapsed = 0
+
+    def interrupt(self) -> None:
+        self._interrupted()
+
+    def lapse(self) -> None:
+        self.num_lapsed += 1
+
+
+def made(interrupted: Callable[[], object] = lambda: None) -> Interrupts:
     """With an empty inbox."""
-    return Interrupts(lambda: (interrupt(), None)[1], lambda: False)
+    return Interrupts(Runner(interrupted), lambda: False)
 
 
 def asked(message: Any, step: Step, connection: int = CONNECTION) -> int:
@@ -85,7 +99,7 @@ def test_message_interrupts_the_pass_of_its_sequence_and_an_operator_any(
 )
 def test_a_chunk_that_was_interrupted_is_only_interrupted_again_by_its_end(message: Any, times: int) -> None:
     step = Step([Read.next(sequence(), 3)])
-    interrupts = made(lambda: None)
+    interrupts = made()
     with pytest.raises(Interrupted), interrupts.within(step, FAR):
         raise Interrupted
     assert asked(message, step) == times  # which reads the chunk, so the next one may be interrupted by any
@@ -94,13 +108,13 @@ def test_a_chunk_that_was_interrupted_is_only_interrupted_again_by_its_end(messa
 
 def test_each_sequence_is_spared_by_itself() -> None:
     steps = [Step([Read.next(sequence(key), 3)]) for key in (1, 2)]
-    with pytest.raises(Interrupted), made(lambda: None).within(steps[0], FAR):
+    with pytest.raises(Interrupted), made().within(steps[0], FAR):
         raise Interrupted
     assert [asked(CancelRequest(1, "another"), step) for step in reversed(steps)] == [1, 0]
 
 
 def test_a_pass_that_may_be_interrupted_does_not_begin_while_messages_wait() -> None:
-    interrupts = Interrupts(lambda: None, lambda: True)
+    interrupts = Interrupts(Runner(), lambda: True)
     passes = {"chunk": READING, "background": Step([Read.next(sequence(decoding=True, background=True))])}
     begun = []
     for name, step in passes.items():
@@ -140,6 +154,14 @@ def test_another_request_interrupts_passes_of_the_background(backgrounds: list[b
 
 def test_another_request_does_not_interrupt_a_prompt() -> None:
     assert asked(_submitted(), READING) == 0
+
+
+def test_what_came_too_late_for_a_pass_lapses_with_it() -> None:
+    runner = Runner()
+    interrupts = Interrupts(runner, lambda: False)
+    with interrupts.within(READING, FAR):
+        assert runner.num_lapsed == 0
+    assert runner.num_lapsed == 1
 
 
 def test_outside_of_a_pass_nothing_is_ended() -> None:

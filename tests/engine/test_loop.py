@@ -88,12 +88,20 @@ def test_end_token_is_not_part_of_the_answer_unless_ignored(bench: Bench) -> Non
     assert [bench.tokens(key) for key in (1, 2)] == [[97], [97, 256, 256]]
 
 
+def _load(**counts: Any) -> Load:
+    """A load whose requests have no keys."""
+    return Load(**{"present": {"": counts["running"] + counts.get("waiting", 0)}} | counts)
+
+
 def test_requests_beyond_max_running_queue_in_arrival_order(tmp_path: Path) -> None:
     bench = Bench(tmp_path, max_running=1, max_waiting=2)
     for key in (1, 2, 3):
         bench.submit(key, "say ab")
     bench.steps(1)
-    assert (API, Load(running=1, waiting=2, num_free=0, retry_after=1, capacity=Capacity(1, 2))) in bench.sent
+    assert (
+        API,
+        _load(running=1, waiting=2, waiting_tokens={"": 16}, retry_after=1, capacity=Capacity(1, 2)),
+    ) in bench.sent
     bench.run()
     ends = [message.key for message in bench.messages(Finished)]
     assert ends == [1, 2, 3]
@@ -131,7 +139,7 @@ def test_the_requests_of_an_api_process_that_died_are_dropped(bench: Bench) -> N
     bench.submit(1, "count 20")
     bench.submit(1, "count 20", connection=OTHER_API)
     bench.steps(4)
-    assert (API, Load(running=2, others=1, num_free=6, capacity=bench.scheduler.capacity)) in bench.sent
+    assert (API, _load(running=2, others=1, capacity=bench.scheduler.capacity)) in bench.sent
     bench.put(Disconnected(), OTHER_API)
     bench.steps(1)
     assert len(bench.scheduler.running) == 1

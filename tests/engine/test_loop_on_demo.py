@@ -425,13 +425,13 @@ def test_each_end_interrupts_the_chunk_of_its_prompt_every_time(
     runner = batched_runner(session=session, num_slots=6, max_length=MAX_LENGTH)
     clock = HandClock()
     device = DemoDevice(LoadedModel(runner, runner), guidance, tmp_path, clock=clock)
-    interrupt, interrupted = device.loop.interrupts._interrupt, threading.Event()
+    interrupt, interrupted = runner.interrupt, threading.Event()
 
     def interrupt_and_tell() -> None:
         interrupt()
         interrupted.set()
 
-    monkeypatch.setattr(device.loop.interrupts, "_interrupt", interrupt_and_tell)
+    monkeypatch.setattr(runner, "interrupt", interrupt_and_tell)
     run, is_awaited = runner.sessions.own.run, False
 
     def run_late(*arguments: Any) -> Any:

@@ -89,7 +89,7 @@ def test_deadline_of_a_prompt_interrupts_only_its_own_pass(
 ) -> None:
     bench = Bench(tmp_path, clock=clock)
     interrupted = threading.Event()
-    monkeypatch.setattr(bench.loop.interrupts, "_interrupt", interrupted.set)
+    monkeypatch.setattr(bench.runner, "interrupt", interrupted.set)
     waited = []
 
     def wait(reads: Several[Read]) -> None:
@@ -200,4 +200,4 @@ def test_load_counts_the_background_separately(tmp_path: Path, clock: HandClock)
     loads = [message for to, message in bench.sent if to == API and isinstance(message, Load)]
     counts = [(load.running, load.waiting, load.background_running, load.background_waiting) for load in loads]
     assert counts[-2:] == [(0, 0, 2, 1), (1, 0, 1, 2)]
-    assert (loads[-1].num_free, loads[-1].others) == (4, 1)
+    assert (loads[-1].present, loads[-1].others) == ({"": 1}, 1)

@@ -1,4 +1,4 @@
-"""Jobs of a thread: in order, and those of the background after all others."""
+"""Jobs of a thread: in order, tenants in turns, and those of the background after all others."""
 
 import threading
 from concurrent.futures import Future
@@ -19,6 +19,20 @@ def test_jobs_of_the_background_come_last() -> None:
     for future in futures:
         future.result(30)
     assert done == ["x", "y", "b", "c"]
+
+
+def test_tenants_take_turns() -> None:
+    worker, go_on, done = WorkerThread("test"), threading.Event(), list[str]()
+    futures: list[Future[Any]] = [worker.submit(go_on.wait)]
+    for background in (True, False):
+        for name in ("a1", "a2", "a3", "b1", "b2", "c1"):
+            shown = name.upper() if background else name
+            job = partial(done.append, shown)
+            futures.append(worker.submit(job, tenant=name[0], background=background))
+    go_on.set()
+    for future in futures:
+        future.result(30)
+    assert done == ["a1", "b1", "c1", "a2", "b2", "a3", "A1", "B1", "C1", "A2", "B2", "A3"]
 
 
 def test_a_failed_job_fails_its_future_only() -> None:

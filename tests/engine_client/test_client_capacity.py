@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from msgspec import structs
 
 from genai_server.engine_client.client import EngineClient, Router
 from genai_server.errors import InvalidField, QueueFull
@@ -13,7 +14,11 @@ from genai_server.messages.generation_request import ModelInfo, Sampling
 from genai_server.messages.protocol import Capacity, Load
 from genai_server.messages.status_file import StatusFileReader
 
-IDLE = Load(num_free=6, capacity=Capacity(running=2, waiting=4, waiting_tokens=100))
+IDLE = Load(capacity=Capacity(running=2, waiting=4, waiting_tokens=100))
+
+FULL = Load(
+    running=2, waiting=4, others=1, present={"": 6}, waiting_tokens={"": 100}, retry_after=7, capacity=IDLE.capacity
+)
 
 
 def engine(load: Load) -> EngineClient:
@@ -44,11 +49,12 @@ def test_more_tokens_than_capacity_are_a_client_error() -> None:
 
 
 def test_any_number_of_tokens_may_wait_where_there_is_no_limit() -> None:
-    engine(Load(num_free=6, capacity=Capacity(2, 4))).require_capacity(6, [10**6] * 6, param="n")
+    engine(Load(capacity=Capacity(2, 4))).require_capacity(6, [10**6] * 6, param="n")
 
 
 def test_full_queue_is_a_temporary_refusal() -> None:
-    busy = engine(Load(running=2, waiting=1, num_free=3, free_tokens=40, retry_after=7, capacity=IDLE.capacity))
+    load = Load(running=2, waiting=1, present={"": 3}, waiting_tokens={"": 60}, retry_after=7, capacity=IDLE.capacity)
+    busy = engine(load)
     busy.require_capacity(2, [20, 20], param="n")
     with pytest.raises(
         QueueFull, match=r"would have 101 tokens with this one's 41: GENAI_MAX_QUEUE_TOKENS lets 100 wait"
@@ -63,7 +69,7 @@ def test_full_queue_is_a_temporary_refusal() -> None:
 
 
 def test_only_the_engine_refuses_the_background_for_now() -> None:
-    full = engine(Load(running=2, waiting=4, num_free=0, free_tokens=0, capacity=IDLE.capacity))
+    full = engine(FULL)
     full.require_capacity(2, [20, 21], param="n", background=True)
     with pytest.raises(InvalidField):
         full.require_capacity(7, [], param="n", background=True)
@@ -79,5 +85,29 @@ def test_background_work_decides_between_equal_engines_only() -> None:
     b.load = Load(others=1)
     assert router.pick(None)[0] is a
     assert router.pick(None, background=True)[0] is b
-    b.load = Load(others=1, num_free=0)
+    b.load = FULL
     assert router.pick(None, background=True)[0] is b
+
+
+def test_a_tenant_has_its_equal_share_of_a_full_queue() -> None:
+    full = engine(FULL)
+    for lengths in ([50], [10] * 3):
+        with pytest.raises(QueueFull):
+            full.require_capacity(len(lengths), lengths, param="n")
+        full.require_capacity(len(lengths), lengths, param="n", tenant="other")
+    with pytest.raises(
+        QueueFull,
+        match="6 requests are on device cpu already, 0 of them of this key: .* GENAI_MAX_QUEUE lets 4 wait; the equal "
+        "share of each of 2 keys is 3, given 4 more",
+    ):
+        full.require_capacity(4, param="n", tenant="other")
+
+
+def test_a_device_whose_queue_has_a_share_for_the_tenant_is_not_full() -> None:
+    router = Router(["a", "b"], StatusFileReader(Path("nowhere")))
+    a, b = router.engines.values()
+    for client in (a, b):
+        client.model, client._writer = ModelInfo(8, 9, [], Sampling()), cast(Any, object())
+    a.load, b.load = FULL, structs.replace(FULL, others=9, present={"": 5})
+    assert router.pick(None)[0] is b
+    assert router.pick(None, tenant="other")[0] is a

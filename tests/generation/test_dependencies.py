@@ -3,6 +3,7 @@
 import asyncio
 import inspect
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -167,6 +168,23 @@ def test_keys_take_turns_and_share_nothing_that_is_prepared() -> None:
     assert [requester.cache_salt for requester in shared] == [None] * 2
     without = _context(_no_messages).requester()
     assert (without.owner.tenant, without.cache_salt, without.owner.request) == ("", None, "req-1")
+
+
+def test_a_tenant_stands_for_a_key_and_reveals_nothing() -> None:
+    alice, bob = hash_key("alice's key of 16"), hash_key("bob's key of 16..")
+    tenants = [_context(_no_messages, key).tenant for key in (None, alice, bob, alice)]
+    assert tenants[0] == ""
+    assert tenants[1] == tenants[3]
+    assert len(set(tenants)) == 3
+    others = (_context(_no_messages, alice).cache_salt(None), _context(_no_messages, alice).answer_memory(None))
+    assert tenants[1] not in (alice.hex(), hash_key("alice").hex(), *others)
+
+
+def test_priority_counts_next_to_other_keys_only_with_the_right() -> None:
+    usual = _context(_no_messages, b"key")
+    absolute = replace(usual, has_absolute_priority=True)
+    assert [usual.precedence(value) for value in (None, -5, 5)] == [0, 0, 0]
+    assert [absolute.precedence(value) for value in (None, -5, 5)] == [0, -5, 5]
 
 
 async def _no_messages() -> Message:

@@ -7,7 +7,7 @@ import pytest
 from genai_server.cli import main
 from genai_server.config.sources import load_settings
 from genai_server.errors import ConfigurationError
-from genai_server.http.api_keys import ApiKeys, hash_key, line_of, load_keys, make_key
+from genai_server.http.api_keys import Access, ApiKeys, hash_key, line_of, load_keys, make_key
 
 KEY = "0123456789abcdef"
 
@@ -61,13 +61,32 @@ def test_a_file_has_names_hashes_and_limits(tmp_path: Path) -> None:
     assert KEY not in file.read_text()
 
 
+def test_a_line_of_the_file_may_give_absolute_priority(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text(f"{line_of('ann', KEY)} rate=60 priority=absolute\n{line_of('bob', KEY + 'b')} concurrent=1\n")
+    ann, bob = keys(GENAI_API_KEY_FILE=str(file))
+    assert (ann.has_absolute_priority, ann.rate, bob.has_absolute_priority) == (True, 60, False)
+    assert [Access(key, digest=key.digest).has_absolute_priority for key in (ann, bob)] == [True, False]
+    assert Access(is_admin=True, digest=b"admin").has_absolute_priority
+    # Where no key is needed, all requests are one tenant, among which priority counts anyway.
+    assert not Access(is_admin=True).has_absolute_priority
+    assert not Access().has_absolute_priority
+
+
 def test_empty_key_file_accepts_no_key(tmp_path: Path) -> None:
     (tmp_path / "keys").touch()
     assert keys(GENAI_API_KEY_FILE=str(tmp_path / "keys")).required
 
 
 @pytest.mark.parametrize(
-    "line", [f"ann {KEY}", f"a/b sha256:{'0' * 64}", f"ann sha256:{'0' * 63}", f"ann sha256:{'0' * 64} speed=9"]
+    "line",
+    [
+        f"ann {KEY}",
+        f"a/b sha256:{'0' * 64}",
+        f"ann sha256:{'0' * 63}",
+        f"ann sha256:{'0' * 64} speed=9",
+        f"ann sha256:{'0' * 64} priority=5",
+    ],
 )
 def test_a_wrong_line_is_named_by_its_number(tmp_path: Path, line: str) -> None:
     (tmp_path / "keys").write_text(f"\n{line}\n")

@@ -10,7 +10,7 @@ import openai
 import psutil
 import pytest
 
-from genai_server.errors import RateLimitExceeded
+from genai_server.errors import InvalidField, RateLimitExceeded
 from genai_server.http.api_keys import ApiKey, line_of
 from genai_server.http.rate_limit import RateLimits
 from tests.running_server import RunningServer, body, suspended, wait_until
@@ -71,6 +71,36 @@ def test_requests_within_a_minute_are_limited_by_key() -> None:
     with limits.request(ANN):
         pass
     assert refused(limits, ANN).retry_after == 21
+
+
+def test_each_answer_of_a_request_counts() -> None:
+    limits = RateLimits(4, 0, Time())
+    with limits.request(ANN):
+        with limits.answers(ANN, 3, "n"):
+            with limits.request(ANN):
+                assert "this key may have 4, and has 4" in refused(limits, ANN).message
+            with (
+                limits.request(ANN),
+                pytest.raises(
+                    RateLimitExceeded, match="concurrent answers: this key may have 4, and has 4, given 2 more"
+                ),
+            ):
+                limits.answers(ANN, 3, "n").__enter__()
+            with limits.request(BOB), limits.answers(BOB, 4, "n"):
+                pass
+        with limits.answers(ANN, 4, "n"):
+            pass
+
+
+def test_more_answers_than_a_key_may_ever_have_are_a_client_error() -> None:
+    limits = RateLimits(4, 0, Time())
+    with limits.request(CID), pytest.raises(InvalidField, match="prompt may make 2 answers, .* given 3") as raised:
+        limits.answers(CID, 3, "prompt").__enter__()
+    assert raised.value.param == "prompt"
+    with limits.request(ANN), limits.answers(ANN, 4, "n"):
+        pass
+    with RateLimits(0, 0, Time()).answers(ANN, 1000, "n"):
+        pass
 
 
 def test_refused_request_is_not_counted() -> None:

@@ -109,7 +109,7 @@ TO_API: list[ToApi] = [
     Welcome(ModelInfo(8, 9, [], _SAMPLING, scores_prompts=False), Batching("batched", None, 16)),
     Load(running=1, waiting=2, others=3, terminated=True),
     Load(background_running=4, background_waiting=1000),
-    Load(num_free=0, free_tokens=2**40, retry_after=600, capacity=Capacity(1, 2, 2**40)),
+    Load(present={"": 2, "key": 1}, waiting_tokens={"key": 2**40}, retry_after=600, capacity=Capacity(1, 2, 2**40)),
     Load(capacity=Capacity(16, 256)),
     Figures(
         *(1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15),

@@ -1,6 +1,7 @@
 """Which models are loaded and unloaded, with the test's clock and fake engines."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Collection, Sequence
 from typing import cast
 
 import pytest
@@ -10,8 +11,8 @@ from genai_server.heartbeat import Beat
 from genai_server.messages.generation_request import Adapter
 from genai_server.messages.status_file import EngineState, EngineStatus, ModelStatus
 from genai_server.supervisor.engine_watch import EngineWatch
-from genai_server.supervisor.memory_budget import MemoryBudget
-from genai_server.supervisor.model_pool import SETTLED, WANT_SECONDS, ManagedModel, ModelPool, new_status
+from genai_server.supervisor.memory_budget import Decision, MemoryBudget, MemoryModel, Shortage
+from genai_server.supervisor.model_pool import SETTLED, TURN_SECONDS, WANT_SECONDS, ManagedModel, ModelPool, new_status
 from tests.given_settings import given
 
 
@@ -42,8 +43,16 @@ class FakeEngine:
 class Server:
     """Models by name, updated step by step."""
 
-    def __init__(self, *names: str, most: int = 0, idle_unload: float = 0) -> None:
-        self.models = ModelPool(most, idle_unload, MemoryBudget(given(), free=lambda: 2**40))
+    def __init__(
+        self,
+        *names: str,
+        most: int | str = 0,
+        idle_unload: float = 0,
+        drain: float = math.inf,
+        budget: MemoryBudget | None = None,
+    ) -> None:
+        budget = budget or MemoryBudget(given(), free=lambda: 2**40)
+        self.models = ModelPool(most, idle_unload, budget, drain=drain)
         self.engines: dict[str, FakeEngine] = {}
         # Models whose engines cannot be made.
         self.errors: dict[str, Exception] = {}
@@ -95,7 +104,7 @@ def test_least_recently_used_model_is_evicted() -> None:
     assert server.states() == {"a": "ready", "b": "unloaded", "c": "ready"}
 
 
-def test_model_in_use_is_never_evicted_and_requests_expire() -> None:
+def test_requests_that_no_longer_wait_evict_no_model() -> None:
     server = Server("a", "b", most=1)
     server.load("a", 0)
     server.engines["a"].requests = 1
@@ -106,6 +115,107 @@ def test_model_in_use_is_never_evicted_and_requests_expire() -> None:
     server.update(110)
     server.update(120)
     assert server.states() == {"a": "ready", "b": "unloaded"}
+
+
+def wait_for(server: Server, names: str, began: int, ended: int) -> dict[str, str]:
+    """Update each second while requests wait for models; returns the states before each change, and the last ones."""
+    for now in range(began, ended):
+        for name in names:
+            if server.states()[name] in ("unloaded", "unloading"):
+                server.models.request_load(name, now)
+        server.update(now)
+    return server.states()
+
+
+def in_use(server: Server, *names: str) -> None:
+    for name in names:
+        server.engines[name].requests = 1
+
+
+def test_models_in_constant_use_take_turns() -> None:
+    server = Server("a", "b", most=1)
+    server.load("a", 0)
+    turn = int(TURN_SECONDS)
+    in_use(server, "a")
+    assert wait_for(server, "b", 100, 100 + turn) == {"a": "ready", "b": "unloaded"}
+    assert wait_for(server, "b", 100 + turn, 103 + turn) == {"a": "unloading", "b": "unloaded"}
+    server.engines["a"].requests = 0
+    wait_for(server, "ab", 103 + turn, 106 + turn)
+    assert server.states() == {"a": "unloaded", "b": "ready"}
+    in_use(server, "b")
+    assert wait_for(server, "a", 106 + turn, 104 + 2 * turn) == {"a": "unloaded", "b": "ready"}
+    assert wait_for(server, "a", 104 + 2 * turn, 108 + 2 * turn) == {"a": "unloaded", "b": "unloading"}
+
+
+def test_of_models_in_use_the_one_that_was_loaded_first_gives_way() -> None:
+    server = Server("a", "b", "c", most=2)
+    server.load("b", 0)
+    server.load("a", 5)
+    in_use(server, "a", "b")
+    wait_for(server, "c", 100, 100 + int(TURN_SECONDS) + 1)
+    assert server.states() == {"a": "ready", "b": "unloading", "c": "unloaded"}
+
+
+def test_idle_model_gives_way_before_one_in_use() -> None:
+    server = Server("a", "b", "c", most=2)
+    server.load("a", 0)
+    server.load("b", 5)
+    in_use(server, "a")
+    server.update(100)
+    server.models.request_load("c", 100)
+    server.update(100)
+    assert server.states() == {"a": "ready", "b": "unloading", "c": "unloaded"}
+
+
+def test_answers_of_a_model_whose_turn_is_over_have_the_time_to_drain() -> None:
+    server = Server("a", "b", most=1, drain=20)
+    server.load("a", 0)
+    in_use(server, "a")
+    over = 100 + int(TURN_SECONDS)
+    assert wait_for(server, "b", 100, over + 20) == {"a": "unloading", "b": "unloaded"}
+    assert not server.engines["a"].is_gone
+    assert wait_for(server, "b", over + 20, over + 23) == {"a": "unloaded", "b": "ready"}
+
+
+class HoldsOne(MemoryBudget):
+    """Memory that holds one model."""
+
+    def __init__(self) -> None:
+        super().__init__(given(), free=lambda: 2**40)
+
+    def decide(
+        self, model: MemoryModel, loaded: Collection[MemoryModel], idle: Collection[MemoryModel] = ()
+    ) -> Decision | Shortage:
+        if not loaded:
+            return Decision.LOAD
+        return Decision.EVICT if set(loaded) <= set(idle) else Shortage("too little", is_too_large=False)
+
+
+def test_models_by_memory_take_turns_too() -> None:
+    server = Server("a", "b", most="auto", budget=HoldsOne())
+    server.load("a", 0)
+    in_use(server, "a")
+    over = 100 + int(TURN_SECONDS)
+    assert wait_for(server, "b", 100, over) == {"a": "ready", "b": "unloaded"}
+    assert server.models.find("b").about.shortage == "too little"
+    assert wait_for(server, "b", over, over + 1) == {"a": "unloading", "b": "unloaded"}
+    assert server.models.find("b").about.shortage == ""
+    server.engines["a"].requests = 0
+    assert wait_for(server, "b", over + 1, over + 4) == {"a": "unloaded", "b": "ready"}
+
+
+def test_models_that_wait_are_loaded_in_order() -> None:
+    server = Server("a", "b", "c", most=1)
+    server.load("a", 0)
+    in_use(server, "a")
+    wait_for(server, "b", 100, 105)
+    wait_for(server, "bc", 105, 116)
+    server.engines["a"].requests = 0
+    assert wait_for(server, "abc", 116, 120) == {"a": "unloaded", "b": "ready", "c": "unloaded"}
+    in_use(server, "b")
+    wait_for(server, "ac", 120, 134)
+    server.engines["b"].requests = 0
+    assert wait_for(server, "abc", 134, 138) == {"a": "unloaded", "b": "unloaded", "c": "ready"}
 
 
 def test_model_just_loaded_is_not_evicted() -> None:

@@ -78,8 +78,8 @@ class ServerSettings(SettingsForm):
     """Serve every client that can reach the server, without API keys."""
 
     max_concurrent_per_key: int = Field(0, ge=0)
-    """Maximum number of concurrent requests of a key, and of concurrent reads of what it stored, in each API process;
-    more get a 429. 0 sets no limit.
+    """Maximum number of concurrent answers of a key (a request with `n: 4` has four), and of concurrent reads of what
+    it stored, in each API process; more get a 429. 0 sets no limit.
     """
 
     rate_per_key: int = Field(0, ge=0, le=100_000)

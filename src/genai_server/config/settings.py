@@ -114,10 +114,14 @@ class Settings(ServerSettings, MediaSettings):
     """
 
     max_queue: int = Field(256, ge=0)
-    """Maximum number of requests waiting for a device; more get a 503. Requests of batches count separately."""
+    """Maximum number of requests waiting for a device; more get a 503, unless their key has less than an equal share of
+    the queue. Requests of batches count separately.
+    """
 
     max_queue_tokens: int = Field(262_144, ge=0)
-    """Maximum number of prompt tokens of all waiting requests of a device, batches aside; 0 sets no limit."""
+    """Maximum number of prompt tokens of all waiting requests of a device, batches aside; keys have equal shares as in
+    the queue. 0 sets no limit.
+    """
 
     request_timeout: int = Field(600, ge=1, le=86400)
     """Seconds after which an answer ends with its text so far; also the maximum timeout of a request."""

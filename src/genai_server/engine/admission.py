@@ -215,6 +215,7 @@ class Admission:
             self._guidance.compile(
                 grammar,
                 lambda found: self._inbox.put((0, partial(self._grammar_compiled, sequence, found))),
+                tenant=sequence.tenant,
                 background=sequence.background,
             )
 

@@ -59,7 +59,8 @@ class EncoderWorker(ABC, Generic[One]):
 
     def submit(self, sequence: Sequence, done: Callable[[Encoded], None]) -> None:
         """Encode a sequence's inputs; `done` is called in the thread. A sequence that ends before is left out."""
-        self._thread.submit(partial(self._prepare, sequence, done), background=sequence.background)
+        job = partial(self._prepare, sequence, done)
+        self._thread.submit(job, tenant=sequence.tenant, background=sequence.background)
 
     @abstractmethod
     def check(self, request: GenerationRequest) -> None:

@@ -5,6 +5,7 @@ another request arrives, and any prompt's for an operator's call about a request
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Protocol
 
 from genai_server.engine.profiling.runtime_options import TERMINATE
 from genai_server.engine.runners.base import Interrupted
@@ -17,8 +18,20 @@ from genai_server.messages.protocol import Cancel, Submit, ToEngine
 _LONGEST_PASS = 10.0
 
 
+class Interruptible(Protocol):
+    """What it needs of a runner."""
+
+    def interrupt(self) -> None:
+        """End the pass that is in progress, or about to begin."""
+        ...
+
+    def lapse(self) -> None:
+        """Forget an interrupt that came too late for a pass."""
+        ...
+
+
 class Interrupts:
-    """Knows which pass runs, if it may be ended. `interrupt` ends the runner's pass.
+    """Knows which pass of a runner is in progress, if it may be ended.
 
     A message that ends the pass's own sequence always interrupts it. Other messages do not interrupt two chunks of a
     sequence in a row, because frequent ones would otherwise keep its prompt from ever being read.
@@ -26,8 +39,8 @@ class Interrupts:
     `has_messages` tells whether any message waits for the loop.
     """
 
-    def __init__(self, interrupt: Callable[[], None], has_messages: Callable[[], bool]) -> None:
-        self._interrupt = interrupt
+    def __init__(self, runner: Interruptible, has_messages: Callable[[], bool]) -> None:
+        self._runner = runner
         self._has_messages = has_messages
         self._step: Step | None = None
         # Held while a pass is interrupted, so that the next pass is not interrupted instead.
@@ -58,6 +71,7 @@ class Interrupts:
             alarm.cancel()
             with self._lock:
                 self._step = None
+                self._runner.lapse()
 
     def ask(self, connection: int, message: ToEngine) -> None:
         """End the pass if a message, which the inbox has already, must not wait for it. Any thread may call this."""
@@ -68,7 +82,7 @@ class Interrupts:
     def _end(self, step: Step) -> None:
         with self._lock:
             if self._step is step:
-                self._interrupt()
+                self._runner.interrupt()
 
 
 @contextmanager

@@ -71,7 +71,7 @@ class EngineLoop:
         self._scheduler = scheduler
         self.inbox: Inbox = SimpleQueue()  # takes messages from any thread
         # Any thread may ask it.
-        self.interrupts = Interrupts(runners.main.interrupt, lambda: not self.inbox.empty())
+        self.interrupts = Interrupts(runners.main, lambda: not self.inbox.empty())
         self._heartbeat = heartbeat or Heartbeat()
         self._clock = clock
         self._options = options
@@ -245,6 +245,9 @@ class EngineLoop:
             raise
         if any(not found.failure and not found.is_pending for found in scores):
             self._requests.num_failed = 0
+        for read, found in zip(step.reads, scores, strict=True):
+            if not found.is_pending:
+                self._scheduler.count_tokens(read.sequence, read.num_tokens - len(read.draft))
         self._options.after_step(step, self._requests)
         has_grammars = any(sequence.guide is not None for sequence in step.sequences)
         self._slow = slow_grammars(step.sequences) if has_grammars else set()

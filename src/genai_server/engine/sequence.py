@@ -130,14 +130,21 @@ class Sequence:
         return hash((self.cache_salt, *self.prompt))
 
     def gives_prompt(self, other: "Sequence") -> bool:
-        """Whether the other has the same prompt, may reuse its keys and values once read, and is not more urgent."""
+        """Whether the other has the same prompt and tenant, may reuse its keys and values once read, and is not more
+        urgent.
+        """
         return (
             self.reuses_past
             and other.reuses_past
             and self.num_produced == 0
-            and (self.background, self.request.priority) <= (other.background, other.request.priority)
+            and self.tenant == other.tenant
+            and (self.background, *self._urgency) <= (other.background, *other._urgency)
             and self.prompt_key == other.prompt_key
         )
+
+    @property
+    def _urgency(self) -> tuple[int, int]:
+        return self.request.precedence, self.request.priority
 
     def take(self, encoded: PromptImages | EncodedSound) -> None:
         """Take what is encoded for it, before anything of the prompt is read."""
@@ -195,6 +202,11 @@ class Sequence:
     def background(self) -> bool:
         """Whether it only takes what others leave of the device."""
         return self.request.background
+
+    @property
+    def tenant(self) -> str:
+        """Stands for the API key, among which the device is shared."""
+        return self.request.tenant
 
     def pause(self) -> None:
         """Give up the place on the device. What the runner keeps of the tokens is looked up when it is opened again."""

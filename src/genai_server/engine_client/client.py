@@ -88,7 +88,7 @@ class EngineClient:
         return self._status_on(self._status_file.read())
 
     def require_capacity(
-        self, num_answers: int, lengths: Sequence[int] = (), *, param: str, background: bool = False
+        self, num_answers: int, lengths: Sequence[int] = (), *, param: str, tenant: str = "", background: bool = False
     ) -> None:
         """Raise QueueFull if the engine would not accept this many answers now, and InvalidField if it never would.
 
@@ -96,19 +96,19 @@ class EngineClient:
         several answers. The engine decides again, in the same words, when the requests arrive. Whether the queue of the
         background is full, it decides alone.
         """
-        capacity, num_free, free_tokens = self.load.capacity, self.load.num_free, self.load.free_tokens
+        load, capacity = self.load, self.load.capacity
         if capacity is None:
             return
         _require_possible(capacity, self.device, num_answers, lengths, param)
         if background:
             return
-        retry_after = self.load.retry_after or None
-        if num_free is not None and num_answers > num_free:
-            present, more = capacity.requests - num_free, f", given {num_answers} more"
-            raise capacity.full_of_requests(f"device {self.device}", present, retry_after, more)
-        num_tokens, most = sum(lengths), capacity.waiting_tokens
-        if free_tokens is not None and most is not None and num_tokens > free_tokens:
-            total = most - free_tokens + num_tokens
+        retry_after = load.retry_after or None
+        if num_answers > capacity.num_free(load.present, tenant):
+            more = f", given {num_answers} more"
+            raise capacity.full_of_requests(f"device {self.device}", load.present, tenant, retry_after, more)
+        num_tokens, free_tokens = sum(lengths), capacity.free_tokens(load.present, load.waiting_tokens, tenant)
+        if free_tokens is not None and num_tokens > free_tokens:
+            total = sum(load.waiting_tokens.values()) + num_tokens
             raise capacity.full_of_tokens(f"device {self.device}", total, num_tokens, retry_after)
 
     async def run(self) -> None:
@@ -219,8 +219,8 @@ class Router:
             raise InvalidField(f"device must be one of: {known}; given {quoted(device)}", param="device")
         return [self.engines[device]]
 
-    def pick(self, device: str | None, *, background: bool = False) -> tuple[EngineClient, ModelInfo]:
-        """The engine that the request names, or the one with the least work, and its model.
+    def pick(self, device: str | None, *, tenant: str = "", background: bool = False) -> tuple[EngineClient, ModelInfo]:
+        """The engine that a request of a tenant names, or the one with the least work, and its model.
 
         Work of the background only counts for requests of the background, and between engines that are equal otherwise.
         A terminated or full engine comes last but can be chosen: only the engine itself knows whether it still is.
@@ -229,16 +229,16 @@ class Router:
         engines = self.select(device)
         running = [(engine, engine.model) for engine in engines if engine.is_connected and engine.model is not None]
         if running:
-            return min(running, key=lambda pair: _order(pair[0], background))
+            return min(running, key=lambda pair: _order(pair[0], tenant, background))
         states = "; ".join(f"{engine.device} is {describe(engine.status())}" for engine in engines)
         raise NoEngineReady(f"no engine can take work: {states}")
 
 
-def _order(engine: EngineClient, background: bool) -> tuple[bool, bool, int, int]:
-    """The sort key of engines for a request; the least is picked."""
+def _order(engine: EngineClient, tenant: str, background: bool) -> tuple[bool, bool, int, int]:
+    """The sort key of engines for a request of a tenant; the least is picked."""
     work, own = engine.work, engine.background_work
     first = work + own if background else work
-    return engine.load.terminated, engine.load.num_free == 0 and not background, first, own
+    return engine.load.terminated, engine.load.is_full(tenant) and not background, first, own
 
 
 def describe(status: EngineStatus) -> str:

@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 # Seconds between two reads of the status file, and between two requests to load a model.
 _LOOK_EVERY = 0.1
 _ASK_EVERY = 1.0
-# Seconds that a request waits until another model is idle and can be unloaded.
+# Seconds that a request waits for memory, if other models' memory would not suffice for its own.
 PATIENCE = 30.0
 # The name of every model without a configured one until version 0.2, which clients still send.
 FORMER_DEFAULT = "onnx-genai"
@@ -247,8 +247,9 @@ class Catalog:
     async def loaded(self, name: str, seconds: float) -> ServedModel:
         """Ask the supervisor for the model of this name until it is loaded, or has failed to load.
 
-        Raises ModelTooLarge if there is too little memory for it, ModelsBusy if no other model can be unloaded for it,
-        NoEngineReady after `seconds`, and ModelNotFound if the model is removed.
+        Raises ModelTooLarge if there is too little memory for it even alone, ModelsBusy if there is too little next to
+        what cannot be unloaded or if other models are in use for all of `seconds`, NoEngineReady if it has not loaded
+        after these, and ModelNotFound if the model is removed.
         """
         began = time.monotonic()
         asked, has_asked = began - _ASK_EVERY, False
@@ -261,11 +262,13 @@ class Catalog:
             now = time.monotonic()
             if about.is_too_large and has_asked:
                 raise ModelTooLarge(about.shortage)
-            if about.state == ModelState.UNLOADED and now - began >= PATIENCE:
+            waited = now - began
+            is_short = bool(about.shortage) and waited >= PATIENCE
+            if about.state == ModelState.UNLOADED and (is_short or waited >= seconds):
                 limit = about.shortage or "GENAI_MAX_MODELS"
-                raise ModelsBusy(f"no loaded model was idle for {PATIENCE:g} s ({limit})", retry_after=5)
-            if now - began >= seconds:
-                raise NoEngineReady(f"model {name} is still {about.state}{about.shortage and f': {about.shortage}'}")
+                raise ModelsBusy(f"model {name} has not been loaded for {waited:.0f} s ({limit})", retry_after=5)
+            if waited >= seconds:
+                raise NoEngineReady(f"model {name} is still {about.state}")
             if about.state in (ModelState.UNLOADED, ModelState.UNLOADING) and now - asked >= _ASK_EVERY:
                 asked, has_asked = now, True
                 await self.command(WantModel(name))

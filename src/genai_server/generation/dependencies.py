@@ -26,7 +26,7 @@ from genai_server.grammar_checker.checker import GrammarChecker
 from genai_server.http.leniency import Leniency
 from genai_server.http.middleware.authentication import rights
 from genai_server.http.middleware.request_lifetime import Drain
-from genai_server.http.request_state import request_state
+from genai_server.http.request_state import CountAnswers, request_state
 from genai_server.http.telemetry.key_usage import KeyUsage
 from genai_server.http.telemetry.recent_requests import RecentRequests
 from genai_server.http.telemetry.request_record import RequestRecord
@@ -152,11 +152,19 @@ class RequestContext:
     background: bool = False
     # Called when nothing keeps the body's data any more, which then does not count towards the limit of all bodies.
     release_body: Callable[[], None] = lambda: None
+    # Counts its answers towards the limits of its key; see HttpRequestState.
+    count_answers: CountAnswers = lambda number, param: None
+    # Whether its priority counts next to those of other keys.
+    has_absolute_priority: bool = False
 
     @property
     def tenant(self) -> str:
         """Stands for the key among those that share the engines; the same for all requests where no key is needed."""
         return "" if self.key_digest is None else _digest(None, self.key_digest, b"tenant")
+
+    def precedence(self, priority: int | None) -> int:
+        """What the engine serves first, whatever the key, for a body's `priority`."""
+        return (priority or 0) if self.has_absolute_priority else 0
 
     def answer_id(self, prefix: str) -> str:
         """The id of the answer: the request's `unique_id`, with the prefix of the API."""
@@ -241,7 +249,7 @@ async def while_connected(work: Coroutine[Any, Any, T], receive: Receive) -> T:
 
 async def context(request: Request, services: TheServices) -> RequestContext:
     """The context of a request. Raises InvalidField for a timeout header that is not a number of seconds."""
-    state = request_state(request.scope)
+    state, access = request_state(request.scope), rights(request)
     on_behalf = state.receipt.on_behalf
     limit = services.settings.request_timeout if on_behalf is None else on_behalf.seconds
     deadline = Deadline(limit, services.clock)
@@ -257,11 +265,13 @@ async def context(request: Request, services: TheServices) -> RequestContext:
         request.receive,
         state.record,
         state.leniency,
-        rights(request).digest,
+        access.digest,
         services.settings.shared_prefix_cache,
         state.counted,
         state.background,
         state.held_body.release,
+        state.count_answers,
+        access.has_absolute_priority,
     )
 
 
@@ -288,7 +298,7 @@ async def choose_engine(services: Services, context: RequestContext, body: Engin
         context.deadline.tighten(body.timeout, param="timeout")
     with context.record.arrival.loading():
         chosen, served = await services.models.serving(chosen, context.deadline.seconds_left)
-    engine, info = served.router.pick(body.device, background=context.background)
+    engine, info = served.router.pick(body.device, tenant=context.tenant, background=context.background)
     context.record.model, context.record.device = chosen.id, engine.device
     return chosen, served, engine, info, served.codec_of(engine.device)
 

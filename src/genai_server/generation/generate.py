@@ -96,15 +96,21 @@ async def _generate(
     keeps_media: bool,
     only_complete_calls: bool,
 ) -> Generation:
+    # Each answer counts towards the limit of the key.
+    num_per_prompt = body.n or 1
+    num_answers = num_per_prompt * (len(body.prompts) if isinstance(body, CompletionRequest) else 1)
+    multiplier = "prompt" if isinstance(body, CompletionRequest) and num_per_prompt == 1 else "n"
+    context.count_answers(num_answers, multiplier)
+
     # Choose the model, which may have to be loaded first, and the engine.
     choice = await choose_engine(services, context, body, Task.GENERATE)
     chosen, served, engine, model, codec = choice
 
     # Refuse early if the request exceeds the engine's capacity as last reported.
-    num_per_prompt = body.n or 1
-    num_answers = num_per_prompt * (len(body.prompts) if isinstance(body, CompletionRequest) else 1)
-    multiplier = "prompt" if isinstance(body, CompletionRequest) and num_per_prompt == 1 else "n"
-    engine.require_capacity(num_answers, param=multiplier, background=context.background)
+    require_capacity = partial(
+        engine.require_capacity, num_answers, param=multiplier, tenant=context.tenant, background=context.background
+    )
+    require_capacity()
 
     # Prepare prompts and grammars. At its deadline the request ends as it would in the engine's queue.
     try:
@@ -190,7 +196,9 @@ async def _prepare(
         for prompt in prompts
     ]
     lengths = [len(prompt) for prompt in prompts for _ in range(num_per_prompt)]
-    engine.require_capacity(len(lengths), lengths, param=multiplier, background=context.background)
+    engine.require_capacity(
+        len(lengths), lengths, param=multiplier, tenant=context.tenant, background=context.background
+    )
 
     # Determine what the answers must match, and check the grammar.
     echoed: list[EchoedPrompt | None] = [None]
@@ -218,6 +226,8 @@ async def _prepare(
             adapter=chosen.adapter,
             unique_id=context.record.unique_id,
             key_name=context.record.key_name,
+            tenant=context.tenant,
+            precedence=context.precedence(body.priority),
             prediction=prediction,
             cache_salt=cache_salt,
             answer_memory=context.answer_memory(body.cache_salt),

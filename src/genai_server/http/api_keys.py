@@ -27,8 +27,9 @@ NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _OF_NAMES = "letters, digits, dots, dashes and underscores"
 # Visible characters that have no special meaning in key lists and headers.
 _KEY = re.compile(r"[!-+\--9;-~]+")
-_LINE = re.compile(r"(?P<name>\S+)\s+sha256:(?P<digest>[0-9a-f]{64})(?P<limits>(\s+\S+)*)")
+_LINE = re.compile(r"(?P<name>\S+)\s+sha256:(?P<digest>[0-9a-f]{64})(?P<words>(\s+\S+)*)")
 _LIMIT = re.compile(r"(concurrent|rate)=([0-9]{1,6})")
+_ABSOLUTE = "priority=absolute"
 
 
 @dataclass(frozen=True)
@@ -39,9 +40,11 @@ class ApiKey:
     name: str
     # SHA-256 of the key.
     digest: bytes
-    # Limits of concurrent requests and of requests per minute; None uses the settings' limits.
+    # Limits of concurrent answers and of requests per minute; None uses the settings' limits.
     concurrent: int | None = None
     rate: int | None = None
+    # Whether the `priority` of its requests counts next to those of other keys; otherwise it orders its own ones only.
+    has_absolute_priority: bool = False
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,11 @@ class Access:
         if self.key is not None:
             return self.key.name
         return ADMIN_KEY_NAME if self.is_admin else ""
+
+    @property
+    def has_absolute_priority(self) -> bool:
+        """Whether the `priority` of its requests counts next to those of other keys."""
+        return self.digest is not None and (self.is_admin or (self.key is not None and self.key.has_absolute_priority))
 
 
 class ApiKeys:
@@ -175,11 +183,14 @@ def _from_file(path: Path) -> Iterator[ApiKey]:
         if not line:
             continue
         entry = _LINE.fullmatch(line)
-        limits = [_LIMIT.fullmatch(word) for word in entry["limits"].split()] if entry else []
+        words = entry["words"].split() if entry else []
+        limits = [_LIMIT.fullmatch(word) for word in words if word != _ABSOLUTE]
         if entry is None or None in limits or not NAME.fullmatch(entry["name"]):
             raise ConfigurationError(
                 f"GENAI_API_KEY_FILE={path}: line {number} must be NAME sha256:HASH, as genai-server key prints it, "
-                "followed by concurrent=N or rate=N if the key has limits of its own"
+                f"followed by concurrent=N or rate=N if the key has limits of its own, and {_ABSOLUTE} if its priority "
+                "counts next to other keys"
             )
         own = {limit[1]: int(limit[2]) for limit in limits if limit}
-        yield ApiKey(entry["name"], bytes.fromhex(entry["digest"]), own.get("concurrent"), own.get("rate"))
+        digest = bytes.fromhex(entry["digest"])
+        yield ApiKey(entry["name"], digest, own.get("concurrent"), own.get("rate"), _ABSOLUTE in words)

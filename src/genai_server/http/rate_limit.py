@@ -1,4 +1,4 @@
-"""Rate limits of each API key: concurrent requests and reads, and requests per minute."""
+"""Rate limits of each API key: concurrent answers and reads, and requests per minute."""
 
 import math
 from collections import deque
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from genai_server.errors import RateLimitExceeded
+from genai_server.errors import InvalidField, RateLimitExceeded
 from genai_server.http.api_keys import ApiKey
 from genai_server.timing import Clock
 
@@ -19,7 +19,7 @@ _LATEST = 0.2
 class _Usage:
     """Current use of one key."""
 
-    # Number of running requests.
+    # Number of running requests, of which those for several answers count as many times.
     running: int = 0
     # Number of running reads of stored responses.
     reading: int = 0
@@ -33,7 +33,7 @@ class RateLimits:
     """Limits the requests of each key in this process. Owned by the event loop."""
 
     def __init__(self, concurrent: int, rate: int, clock: Clock) -> None:
-        # Concurrent requests and requests per minute of keys without limits of their own; 0 is no limit.
+        # Concurrent answers and requests per minute of keys without limits of their own; 0 is no limit.
         self._concurrent = concurrent
         self._rate = rate
         # In seconds.
@@ -48,7 +48,7 @@ class RateLimits:
         """
         usage = self._usages.setdefault(key.name, _Usage())
         now = self._clock()
-        self._check_concurrent(key, usage, usage.running, "requests")
+        self._check_concurrent(key, usage.running, usage, "requests")
         self._check_rate(usage, self._rate if key.rate is None else key.rate, now)
         usage.running += 1
         try:
@@ -58,6 +58,28 @@ class RateLimits:
             usage.seconds += _LATEST * (self._clock() - now - usage.seconds)
 
     @contextmanager
+    def answers(self, key: ApiKey, number: int, param: str) -> Iterator[None]:
+        """Count all answers of a request, of which `request` has counted one, while the block runs.
+
+        Raises RateLimitExceeded, and InvalidField about the field `param` if the key may never have this many.
+        """
+        usage = self._usages.setdefault(key.name, _Usage())
+        limit = self._concurrent if key.concurrent is None else key.concurrent
+        if limit and number > limit:
+            raise InvalidField(
+                f"{param} may make {limit} answers, as many as this key may have at once "
+                f"(GENAI_MAX_CONCURRENT_PER_KEY, or its own limit), given {number}",
+                param=param,
+            )
+        more = number - 1
+        self._check_concurrent(key, usage.running, usage, "answers", more)
+        usage.running += more
+        try:
+            yield
+        finally:
+            usage.running -= more
+
+    @contextmanager
     def read(self, key: ApiKey) -> Iterator[None]:
         """Count a read of stored data while the block runs.
 
@@ -65,18 +87,19 @@ class RateLimits:
         reads it while the response itself counts as a request. Raises RateLimitExceeded.
         """
         usage = self._usages.setdefault(key.name, _Usage())
-        self._check_concurrent(key, usage, usage.reading, "reads of stored responses and files")
+        self._check_concurrent(key, usage.reading, usage, "reads of stored responses and files")
         usage.reading += 1
         try:
             yield
         finally:
             usage.reading -= 1
 
-    def _check_concurrent(self, key: ApiKey, usage: _Usage, running: int, what: str) -> None:
+    def _check_concurrent(self, key: ApiKey, running: int, usage: _Usage, what: str, more: int = 1) -> None:
         limit = self._concurrent if key.concurrent is None else key.concurrent
-        if limit and running >= limit:
+        if limit and running + more > limit:
+            given = f", given {more} more" if more > 1 else ""
             raise RateLimitExceeded(
-                f"too many concurrent {what}: this key may have {limit}, and has {running}",
+                f"too many concurrent {what}: this key may have {limit}, and has {running}{given}",
                 retry_after=_whole(usage.seconds / limit),
             )
 

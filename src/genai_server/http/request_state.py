@@ -33,6 +33,12 @@ _SHORT = 8_000
 
 T = TypeVar("T")
 
+CountAnswers = Callable[[int, str], None]
+
+
+def _count_nothing(number: int, param: str) -> None:
+    """For requests without limits."""
+
 
 @dataclass(frozen=True)
 class OnBehalf:
@@ -117,6 +123,9 @@ class HttpRequestState:
     access: Access | None = None
     # What counts towards the limits of its key until the end. A response in the background takes it over.
     counted: ExitStack = field(default_factory=ExitStack)
+    # Counts its answers, as one of which it counts already. Takes their number and the name of the field that asks for
+    # them; raises RateLimitExceeded and InvalidField.
+    count_answers: CountAnswers = _count_nothing
     # What its endpoint may leave out of it.
     leniency: Leniency = field(default_factory=Leniency)
     # Its body, if that has a file.

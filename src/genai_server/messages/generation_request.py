@@ -120,9 +120,15 @@ class GenerationRequest(Struct, frozen=True):
     # Whether a cached prefix of the same `cache_salt` may be used.
     cache_prompt: bool = True
     cache_salt: str | None = None
-    # Lower values are served earlier.
+    # Stands for the API key: a device is shared equally among the tenants that have requests there. Requests without a
+    # key have the same.
+    tenant: str = ""
+    # Lower values are served earlier, among the requests of a tenant.
     priority: int = 0
-    # Whether the answer may wait for all others: it only takes what these leave of the device, whatever its priority.
+    # Lower values are served earlier, whatever the tenant.
+    precedence: int = 0
+    # Whether the answer may wait for all others: it only takes what these leave of the device, whatever its tenant and
+    # priority.
     background: bool = False
     # Whether the answer must be bitwise independent of other requests.
     exact: bool = False

@@ -4,7 +4,7 @@ A frame is a four-byte big-endian length and a MessagePack list of messages; not
 calls are in admin.py, what an engine has counted is in figures.py.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Generic, TypeVar
 
 import msgspec
@@ -63,11 +63,42 @@ class Capacity(Struct, frozen=True):
         """How many run and wait together."""
         return self.running + self.waiting
 
-    def full_of_requests(self, device: str, present: int, retry_after: int | None, more: str = "") -> QueueFull:
-        """The error for a request on a device that already has its maximum number of requests of the same kind."""
+    def num_free(self, present: Mapping[str, int], tenant: str) -> int:
+        """How many more requests of a tenant are accepted next to the present ones, whose numbers are given by tenant.
+
+        A tenant has at least an equal share, however many requests others have.
+        """
+        equal_share = self.requests // _num_tenants(present, tenant)
+        return max(0, self.requests - sum(present.values()), equal_share - present.get(tenant, 0))
+
+    def free_tokens(self, present: Mapping[str, int], waiting_tokens: Mapping[str, int], tenant: str) -> int | None:
+        """How many tokens the prompt of one more request of a tenant may have; None without a limit, or if the request
+        may run at once.
+
+        `waiting_tokens` are those of the prompts that cannot run at once, by tenant. Each has at least an equal share.
+        """
+        if self.waiting_tokens is None:
+            return None
+        num_tenants, own = _num_tenants(present, tenant), present.get(tenant, 0)
+        is_free = not waiting_tokens and sum(present.values()) < self.running
+        if is_free or (num_tenants > 1 and own < max(1, self.running // num_tenants)):
+            return None
+        equal_share = self.waiting_tokens // num_tenants
+        free = self.waiting_tokens - sum(waiting_tokens.values())
+        return max(0, free, equal_share - waiting_tokens.get(tenant, 0))
+
+    def full_of_requests(
+        self, device: str, present: Mapping[str, int], tenant: str, retry_after: int | None, more: str = ""
+    ) -> QueueFull:
+        """The error for a request of a tenant on a device that has too many requests of the same kind already."""
+        num_tenants = _num_tenants(present, tenant)
+        own = f", {present.get(tenant, 0)} of them of this key" if num_tenants > 1 else ""
+        equal_share = (
+            f"; the equal share of each of {num_tenants} keys is {self.requests // num_tenants}" if own else ""
+        )
         return QueueFull(
-            f"{present} requests are on {device} already: {self.limited_by} lets {self.running} run and "
-            f"GENAI_MAX_QUEUE lets {self.waiting} wait{more}",
+            f"{sum(present.values())} requests are on {device} already{own}: {self.limited_by} lets {self.running} run "
+            f"and GENAI_MAX_QUEUE lets {self.waiting} wait{equal_share}{more}",
             retry_after=retry_after,
         )
 
@@ -78,6 +109,11 @@ class Capacity(Struct, frozen=True):
             f"GENAI_MAX_QUEUE_TOKENS lets {self.waiting_tokens} wait",
             retry_after=retry_after,
         )
+
+
+def _num_tenants(present: Mapping[str, int], tenant: str) -> int:
+    """How many tenants there are with one more."""
+    return len({*present, tenant})
 
 
 class Load(Struct, frozen=True, tag=True):
@@ -92,14 +128,18 @@ class Load(Struct, frozen=True, tag=True):
     others: int = 0
     # Whether terminate_session has ended the device's session.
     terminated: bool = False
-    # Requests that would be accepted now; None while unknown.
-    num_free: int | None = None
-    # Tokens that their prompts may have together; None for no limit.
-    free_tokens: int | None = None
+    # Requests by tenant, including those that are still prepared.
+    present: dict[str, int] = {}
+    # Tokens of the prompts that cannot run at once, by tenant.
+    waiting_tokens: dict[str, int] = {}
     # Seconds until a full queue has capacity again, as last estimated; else 0.
     retry_after: int = 0
     # None while unknown.
     capacity: Capacity | None = None
+
+    def is_full(self, tenant: str) -> bool:
+        """Whether the device would accept no request of a tenant now, as far as is known."""
+        return self.capacity is not None and not self.capacity.num_free(self.present, tenant)
 
 
 # one request and its answer

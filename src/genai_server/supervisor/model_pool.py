@@ -1,9 +1,14 @@
-"""The models of a server: which are loaded, and which is unloaded to make space for another."""
+"""The models of a server: which are loaded, and which is unloaded to make space for another.
+
+A model that is idle gives way to one that requests wait for. If all are in use, they take turns: the one that has been
+loaded longest gives way once it has had its turn and the requests have waited for as long.
+"""
 
 import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -23,6 +28,8 @@ log = logging.getLogger(__name__)
 SETTLED = 1.0
 # Seconds after which a request's demand for a model expires, unless it is repeated.
 WANT_SECONDS = 3.0
+# Seconds that a model in use stays loaded although requests wait for another one, and that these wait at least.
+TURN_SECONDS = 15.0
 
 CreateEngines = Callable[[ModelStatus], Sequence[EngineWatch]]
 
@@ -37,6 +44,8 @@ class ManagedModel:
         self.about = about
         self.engines: Sequence[EngineWatch] = ()
         self.last_used = now
+        # Since when it has been ready without a break; infinite while it is not.
+        self.ready_since = math.inf
         self._create = create
         self._counts: list[tuple[int, int]] = []
         self._unloading_until: float | None = None
@@ -102,6 +111,11 @@ class ManagedModel:
         if counts != self._counts or self.num_requests or self.state == ModelState.LOADING:
             self.last_used = now
         self._counts = counts
+        self.ready_since = min(self.ready_since, now) if self.state == ModelState.READY else math.inf
+
+    def has_had_turn(self, now: float) -> bool:
+        """Whether the model is ready, and has been so for as long as its turn takes."""
+        return self.state == ModelState.READY and now - self.ready_since >= TURN_SECONDS
 
     def is_idle(self, now: float, seconds: float = SETTLED) -> bool:
         """Whether the model is ready and has been unused for this number of seconds."""
@@ -129,6 +143,16 @@ class ManagedModel:
         self.engines, self._counts, self._unloading_until = (), [], None
 
 
+@dataclass
+class _Demand:
+    """Requests that wait for a model that is not loaded."""
+
+    # When the first one came.
+    first: float
+    # When one was there last.
+    last: float
+
+
 def new_status(name: str, path: str, devices: Sequence[str], serial: int, *, on_demand: bool = False) -> ModelStatus:
     """The status of a model that is not loaded yet."""
     return ModelStatus(
@@ -148,16 +172,20 @@ class ModelPool:
     """The models by name; the first is for requests that name none.
 
     At most `max_loaded` models are loaded at once (0: no limit), or "auto" for as many as the memory holds. Models idle
-    for `idle_unload` seconds are unloaded (0: never). Times are seconds of one clock. Guarded by the supervisor's lock.
+    for `idle_unload` seconds are unloaded (0: never). The answers of a model whose turn is over may continue for
+    `drain` seconds. Times are seconds of one clock. Guarded by the supervisor's lock.
     """
 
-    def __init__(self, max_loaded: int | str, idle_unload: float, budget: MemoryBudget) -> None:
+    def __init__(
+        self, max_loaded: int | str, idle_unload: float, budget: MemoryBudget, *, drain: float = math.inf
+    ) -> None:
         self._by_memory = isinstance(max_loaded, str)
         self._max_loaded = max_loaded if isinstance(max_loaded, int) and max_loaded else math.inf
         self._budget = budget
         self._idle_unload = idle_unload or None
+        self._drain = drain
         self._models: dict[str, ManagedModel] = {}
-        self._wanted: dict[str, float] = {}
+        self._wanted: dict[str, _Demand] = {}
 
     def __iter__(self) -> Iterator[ManagedModel]:
         return iter(list(self._models.values()))
@@ -232,7 +260,7 @@ class ModelPool:
         model = self.find(name)
         if model.about.name not in self._wanted:
             model.change(shortage="", is_too_large=False)  # it may fit now
-        self._wanted[model.about.name] = now
+        self._wanted.setdefault(model.about.name, _Demand(now, now)).last = now
 
     def load_first(self, now: float) -> None:
         """Load the first model, and the next ones as far as the limit allows and the memory holds them well.
@@ -277,7 +305,7 @@ class ModelPool:
         for model in self:
             seconds = model.about.idle_unload
             if seconds is not None and model.is_idle(now, seconds):
-                self._evict(model, now)
+                self._evict(model, now, math.inf)
         self._make_room(now)
         self._budget.divide(self._loaded)
         return [model for model in self if model.may_end(now)]
@@ -291,27 +319,36 @@ class ModelPool:
             self._wanted.pop(model.about.name, None)
 
     def _make_room(self, now: float) -> None:
-        """Load the wanted models that fit, and begin to unload idle ones for the others."""
-        self._wanted = {name: at for name, at in self._wanted.items() if now - at < WANT_SECONDS}
+        """Load the wanted models that fit, and begin to unload others for those that do not.
+
+        Idle ones give way, and then, for a model that requests have waited for, those that have had their turn.
+        """
+        self._wanted = {name: one for name, one in self._wanted.items() if now - one.last < WANT_SECONDS}
         waiting = [self._models[name] for name in self._wanted if name in self._models]
         waiting = [model for model in waiting if model.state == ModelState.UNLOADED]
         free = self._max_loaded - len(self._loaded)
         coming = sum(model.state == ModelState.UNLOADING for model in self)
         for model in waiting:
-            idle = [model for model in self if model.is_idle(now)]
-            decision = self._budget.decide(model, self._loaded, idle) if self._by_memory else Decision.LOAD
+            yielding = [other for other in self if other.is_idle(now)]
+            if now - self._wanted[model.about.name].first >= TURN_SECONDS:
+                yielding += [other for other in self if other.has_had_turn(now) and other not in yielding]
+            decision = self._budget.decide(model, self._loaded, yielding) if self._by_memory else Decision.LOAD
             if free > 0 and decision is Decision.LOAD:
                 free -= 1
+                del self._wanted[model.about.name]
                 self.load([model], now)
             elif coming > 0:
                 coming -= 1
             elif isinstance(decision, Shortage):
                 if model.about.is_too_large != decision.is_too_large or not model.about.shortage:
                     self._lack(model, decision)
-            elif not idle:
+            elif not yielding:
                 return
             else:
-                self._evict(min(idle, key=lambda model: model.last_used), now)
+                model.change(shortage="")  # it has only to wait
+                # Those in use were all used just now.
+                victim = min(yielding, key=lambda other: (other.last_used, other.ready_since))
+                self._evict(victim, now, math.inf if victim.is_idle(now) else now + self._drain)
 
     @property
     def _loaded(self) -> list[ManagedModel]:
@@ -324,6 +361,7 @@ class ModelPool:
         model.change(shortage=shortage.reason, is_too_large=shortage.is_too_large)
 
     @staticmethod
-    def _evict(model: ManagedModel, now: float) -> None:
+    def _evict(model: ManagedModel, now: float, until: float) -> None:
+        """Unload a model until requests need it again; its answers may continue until the given time."""
         model.change(on_demand=True)
-        model.unload(math.inf, now)
+        model.unload(until, now)

@@ -5,6 +5,7 @@ processes read its status file, in a folder that only this user can enter, and s
 """
 
 import logging
+import math
 import secrets
 import shutil
 import sys
@@ -81,7 +82,10 @@ class Supervisor:
         self._workers: WorkerServer | None = None
         self._is_file_old = False
         self._thread = threading.Thread(target=self._run_models, name="models", daemon=True)
-        self._models = ModelPool(settings.max_models, settings.idle_unload, budget or MemoryBudget(settings))
+        # Without keys nobody's answers are cut off for somebody else's.
+        drain = settings.drain_timeout if settings.api_keys or settings.api_key_file else math.inf
+        budget = budget or MemoryBudget(settings)
+        self._models = ModelPool(settings.max_models, settings.idle_unload, budget, drain=drain)
         for name, path in settings.served.items():
             model = self._managed_model(name, path, settings.devices)
             files = settings.adapter_files(name).items()

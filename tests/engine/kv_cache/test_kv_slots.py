@@ -1,6 +1,7 @@
 """The bookkeeping of slots, with buffers that hold tokens, so that wrong copies are noticed."""
 
 import random
+from itertools import count
 
 import pytest
 
@@ -653,7 +654,7 @@ def test_slot_of_a_short_sequence_is_none_of_the_long_one() -> None:
 def test_prefixes_of_the_background_are_evicted_first() -> None:
     slots = KvSlots(2, TokenBuffers(4))
     for number, background in ((1, False), (2, True)):
-        slots.acquire(number, [number] * 9, background=background)
+        slots.acquire(number, [number] * 9, tenant=None if background else "")
         slots.append(number, [number] * 9, prefilled=True)
         slots.release(number)
     slots.acquire(3, [3] * 9)
@@ -663,7 +664,7 @@ def test_prefixes_of_the_background_are_evicted_first() -> None:
 def test_recent_prefixes_of_others_are_kept_from_the_background(clock: HandClock) -> None:
     slots = KvSlots(4, TokenBuffers(4), memory=KvMemory(4, 100), clock=clock)
     for number in (1, 2, 3, 4):
-        slots.acquire(number, [number] * 9, background=number == 4)
+        slots.acquire(number, [number] * 9, tenant=None if number == 4 else "")
         slots.append(number, [number] * 9, prefilled=True)
     for number in (1, 3, 4):
         slots.release(number)
@@ -704,3 +705,87 @@ def test_room_is_what_running_slots_leave() -> None:
     # Each has a page of its own, and the first one two of the three pages that both share.
     assert slots.has_room(2, 7)
     assert not slots.has_room(2, 8)
+
+
+# tenants
+
+
+class Shared:
+    """Slots of several tenants: each prompt has one token of its own, repeated."""
+
+    def __init__(self, num_slots: int, clock: HandClock, memory: KvMemory = UNSHARED) -> None:
+        self.slots = KvSlots(num_slots, TokenBuffers(num_slots), memory=memory, clock=clock)
+        self._numbers = count(1)
+
+    def run(self, tenant: str, length: int = 4) -> int:
+        """Begin a sequence and read its prompt; returns its number."""
+        number = next(self._numbers)
+        self.slots.acquire(number, [number] * length, tenant=tenant)
+        self.slots.reserve(number, length)
+        self.slots.append(number, [number] * length, prefilled=True)
+        return number
+
+    def leave(self, tenant: str, length: int = 4, times: int = 1) -> None:
+        """Run sequences to their ends, one after another."""
+        for _ in range(times):
+            self.slots.release(self.run(tenant, length))
+
+    def cached(self) -> str:
+        """The tenants of the cached prefixes, the longest idle first."""
+        idle = [slot for slot in self.slots.slots if slot.sequence is None and slot.tokens]
+        return "".join(f"{slot.tenant}" for slot in sorted(idle, key=lambda slot: slot.used))
+
+
+def test_prefixes_of_one_tenant_do_not_evict_that_of_another(clock: HandClock) -> None:
+    shared = Shared(4, clock)
+    shared.leave("b")
+    shared.leave("a", times=20)
+    assert shared.cached() == "baaa"
+
+
+def test_a_tenant_evicts_its_own_prefixes_beyond_its_share(clock: HandClock) -> None:
+    shared = Shared(4, clock)
+    shared.leave("b", times=2)
+    shared.leave("a", times=2)
+    before = {tuple(slot.tokens) for slot in shared.slots.slots}
+    shared.leave("a")
+    assert shared.cached() == "bbaa"
+    assert before - {tuple(slot.tokens) for slot in shared.slots.slots} == {(3,) * 4}
+    shared.leave("c")  # its share is one slot: the oldest of those beyond the share of b
+    assert shared.cached() == "baac"
+
+
+def test_prefixes_that_nobody_has_used_recently_are_in_nobodys_share(clock: HandClock) -> None:
+    shared = Shared(4, clock)
+    shared.leave("b", times=2)
+    shared.leave("a", times=2)
+    clock.wait(301.0)
+    shared.leave("a", times=3)
+    assert shared.cached() == "aaaa"
+
+
+def test_running_sequences_count_in_the_share_of_their_tenant(clock: HandClock) -> None:
+    shared = Shared(4, clock)
+    shared.leave("b")
+    shared.leave("a")
+    for _ in range(2):
+        shared.run("a")
+    assert shared.cached() == "ba"
+    shared.run("a")
+    assert shared.cached() == "b"
+
+
+def test_a_prefix_with_more_memory_than_its_tenants_share_is_evicted_first(clock: HandClock) -> None:
+    shared = Shared(4, clock, KvMemory(4, 8))
+    shared.leave("a", 8)
+    shared.leave("b", 20)
+    assert shared.cached() == "ab"
+    shared.leave("a", 8)
+    assert shared.cached() == "aa"
+
+
+def test_memory_is_freed_of_a_tenant_beyond_its_share(clock: HandClock) -> None:
+    shared = Shared(8, clock, KvMemory(4, 8))
+    shared.leave("b", 16)
+    shared.leave("a", 8, times=4)
+    assert shared.cached() == "baa"

@@ -494,7 +494,21 @@ def test_a_sequence_may_end_after_its_prefill_was_interrupted(batch: Batch, refe
     assert batch.answers[2] == reference(long[:50], 2)
 
 
-def test_decoding_is_not_interrupted_and_late_interrupts_lapse(batch: Batch, reference: Reference) -> None:
+def test_an_interrupt_before_a_pass_ends_it_unless_it_lapses(batch: Batch, reference: Reference) -> None:
+    runner, prompt = batch.runner, text(60)
+    runner.open(1, prompt, MAX_LENGTH)
+    runner.interrupt()
+    with pytest.raises(Interrupted):
+        runner.prefill(1, prompt)
+    batch.end(1)
+    runner.interrupt()
+    runner.lapse()
+    batch.begin(1, prompt)
+    assert batch.answers[1] == reference(prompt, 1)
+    batch.end(1)
+
+
+def test_decoding_is_not_interrupted(batch: Batch, reference: Reference) -> None:
     batch.begin(1, text(20))
     thread, stop = interrupting(batch.runner)
     try:
@@ -503,10 +517,7 @@ def test_decoding_is_not_interrupted_and_late_interrupts_lapse(batch: Batch, ref
     finally:
         stop.set()
         thread.join()
-    batch.runner.interrupt()
-    batch.begin(2, text(60))
     assert batch.answers[1] == reference(text(20), 51)
-    assert batch.answers[2] == reference(text(60), 1)
 
 
 # profiles

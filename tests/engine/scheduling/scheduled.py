@@ -105,3 +105,13 @@ def able_runner() -> ScriptedRunner:
     runner = ScriptedRunner()
     runner.abilities = Abilities("able", 16, mixes=True, drafts=True)
     return runner
+
+
+def num_free(scheduler: Scheduler, tenant: str = "", *, background: bool = False) -> int:
+    """How many more sequences of a tenant could be added."""
+    return scheduler.capacity.num_free(scheduler.present(background=background), tenant)
+
+
+def free_tokens(scheduler: Scheduler, tenant: str = "") -> int | None:
+    """How many tokens the prompt of one more sequence of a tenant may have."""
+    return scheduler.capacity.free_tokens(scheduler.present(), scheduler.waiting_tokens(), tenant)

@@ -21,8 +21,10 @@ from tests.engine.scheduling.scheduled import (
     admitted,
     arrive,
     asking,
+    free_tokens,
     names_of,
     next_step,
+    num_free,
     produce,
 )
 from tests.hand_clock import HandClock
@@ -267,9 +269,9 @@ def test_sequence_without_memory_is_not_overtaken() -> None:
 
 def test_prompts_that_wait_for_memory_count_as_waiting_tokens() -> None:
     scheduler = _sharing(a_sequence("a", 60), max_waiting_tokens=100)
-    assert scheduler.free_tokens() is None
+    assert free_tokens(scheduler) is None
     scheduler.add(a_sequence("b", 60))
-    assert scheduler.free_tokens() == 40
+    assert free_tokens(scheduler) == 40
     with pytest.raises(QueueFull, match="would have 101 tokens with this one's 41"):
         scheduler.add(a_sequence("c", 41))
 
@@ -284,7 +286,7 @@ def test_sequences_waiting_for_grammars_count_in_the_queue() -> None:
     scheduler = _bounded()
     arrive(scheduler, a_sequence("a"))
     scheduler.add(_without_grammar("b", num_prompt=60))
-    assert (scheduler.num_free(), scheduler.free_tokens()) == (8, 40)
+    assert (num_free(scheduler), free_tokens(scheduler)) == (8, 40)
     with pytest.raises(QueueFull):
         scheduler.add(a_sequence("c", num_prompt=41))
     scheduler.add(a_sequence("c", num_prompt=40))
@@ -310,10 +312,10 @@ def test_capacity_of_an_idle_device_is_known() -> None:
 
 def test_free_capacity_is_given_in_requests_and_tokens() -> None:
     scheduler = _bounded(max_running=2, max_waiting=2)
-    found = [(scheduler.num_free(), scheduler.free_tokens())]
+    found = [(num_free(scheduler), free_tokens(scheduler))]
     for name in "abcd":
         arrive(scheduler, a_sequence(name, 30))
-        found.append((scheduler.num_free(), scheduler.free_tokens()))
+        found.append((num_free(scheduler), free_tokens(scheduler)))
     assert found == [(4, None), (3, None), (2, 100), (1, 70), (0, 40)]
 
 
@@ -321,7 +323,7 @@ def test_queue_without_a_token_limit_accepts_any_number() -> None:
     scheduler = _bounded(max_waiting_tokens=0)
     for name in "abc":
         scheduler.add(a_sequence(name, num_prompt=10**6))
-    assert scheduler.free_tokens() is None
+    assert free_tokens(scheduler) is None
 
 
 def test_refusal_estimates_when_the_queue_has_capacity() -> None:
@@ -369,7 +371,7 @@ def test_queues_of_background_and_others_have_own_limits() -> None:
         scheduler.add(_background(name))
     with pytest.raises(QueueFull, match=r"2 requests .* GENAI_MAX_BATCH_SIZE lets 1 run and GENAI_MAX_QUEUE lets 1"):
         scheduler.add(_background("d"))
-    assert (scheduler.num_free(), scheduler.num_free(background=True)) == (2, 0)
+    assert (num_free(scheduler), num_free(scheduler, background=True)) == (2, 0)
     for name in "xy":
         scheduler.add(a_sequence(name))
     with pytest.raises(QueueFull, match="2 requests"):
@@ -380,11 +382,11 @@ def test_queues_of_background_and_others_have_own_limits() -> None:
 def test_background_prompts_do_not_count_as_others_tokens() -> None:
     scheduler = _bounded(max_waiting=9)
     arrive(scheduler, *(_background(name, 60) for name in "bc"))
-    assert scheduler.free_tokens() is None
+    assert free_tokens(scheduler) is None
     with pytest.raises(QueueFull, match="would have 101 tokens with this one's 41"):
         scheduler.add(_background("d", 41))
     arrive(scheduler, a_sequence("x", 70))  # it runs at once, in the place of b
-    assert (names_of(scheduler.running), scheduler.free_tokens()) == (["x"], 100)
+    assert (names_of(scheduler.running), free_tokens(scheduler)) == (["x"], 100)
     scheduler.add(a_sequence("y", 100))
 
 

@@ -9,6 +9,7 @@ import sys
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import msgspec
 
@@ -145,7 +146,14 @@ class _PooledRequest:
     async def run(self, encode: Callable[[PooledTexts, PoolingModel, TextLimit], list[EncodedText]]) -> Pooled:
         """Encode the texts and run the model on them."""
         chosen, _, engine, info, codec = await choose_engine(self.services, self.context, self.body, self.task)
-        engine.require_capacity(1, param=self.param, background=self.context.background)
+        require_capacity = partial(
+            engine.require_capacity,
+            1,
+            param=self.param,
+            tenant=self.context.tenant,
+            background=self.context.background,
+        )
+        require_capacity()
         about = codec.pooling
         if about is None:
             raise InvalidField(f"model {chosen.id} has been replaced by one that generates text", param="model")
@@ -154,7 +162,7 @@ class _PooledRequest:
             order, texts, prompt = await codec.encode_pooled(
                 lambda pooled: self._in_order(encode(pooled, about, limit), info.vocab_size)
             )
-        engine.require_capacity(1, [len(prompt)], param=self.param, background=self.context.background)
+        require_capacity([len(prompt)])
         data = await self._read(engine, prompt, texts)
         found = _vectors(data, len(texts))
         vectors: list[array[float]] = [found[0]] * len(texts)
@@ -189,7 +197,9 @@ class _PooledRequest:
             prompt,
             max_tokens=0,
             max_length=len(prompt),
+            tenant=context.tenant,
             priority=self.body.priority or 0,
+            precedence=context.precedence(self.body.priority),
             background=context.background,
             timeout=context.deadline.seconds_left,
             unique_id=context.record.unique_id,

@@ -37,7 +37,7 @@ class PooledFields(NullFields):
         None, ge=-1, description="Truncate longer texts to this number of tokens; -1 truncates to the model's maximum."
     )
     priority: int | None = Field(
-        None, ge=-1000, le=1000, description="Requests with lower values are scheduled first; 0 by default."
+        None, ge=-1000, le=1000, description="Of a key's requests, those with lower values come first; 0 by default."
     )
     timeout: float | None = Field(None, gt=0, description="Seconds, including waiting, after which the request fails.")
     user: Any = Field(None, description="Accepted, but has no effect.")

@@ -144,7 +144,7 @@ class SamplingFields(NullFields):
         description="Share cached prefixes only with requests that have the same salt. Use a random secret.",
     )
     priority: int | None = Field(
-        None, ge=-1000, le=1000, description="Requests with lower values are scheduled first; 0 by default."
+        None, ge=-1000, le=1000, description="Of a key's requests, those with lower values come first; 0 by default."
     )
     exact: bool | None = Field(None, description="Make the answer bitwise independent of other requests in the batch.")
     structured_outputs: StructuredOutputs | None = None

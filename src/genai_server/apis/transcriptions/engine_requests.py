@@ -159,7 +159,7 @@ class EngineRequests:
         while True:
             engine = self._engine
             try:
-                engine.require_capacity(1, [len(request.prompt)], param="file")
+                engine.require_capacity(1, [len(request.prompt)], param="file", tenant=request.tenant)
                 (stream,) = await engine.in_flight.submit(structs.replace(request, timeout=deadline.seconds_left))
             except QueueFull as error:
                 if self._figures is None:

@@ -60,7 +60,7 @@ class AudioForm(Wire):
     stream: bool | None = Field(None, description="Whether to send the transcript as server-sent events.")
     device: str | None = Field(None, description="Configured device to run on; by default the least busy one.")
     priority: int | None = Field(
-        None, ge=-1000, le=1000, description="Requests with lower values are scheduled first; 0 by default."
+        None, ge=-1000, le=1000, description="Of a key's requests, those with lower values come first; 0 by default."
     )
     timeout: float | None = Field(None, gt=0, description="Seconds, including waiting, after which the request fails.")
     user: Any = Field(None, description="Accepted, but has no effect.")

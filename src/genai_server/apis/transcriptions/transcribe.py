@@ -207,7 +207,7 @@ async def begin(services: Services, form: AudioForm, context: RequestContext, *,
     """
     models = services.models
     chosen, _, engine, info, codec = await choose_engine(services, context, form, Task.TRANSCRIBE)
-    engine.require_capacity(1, param="file")
+    engine.require_capacity(1, param="file", tenant=context.tenant)
     model = codec.speech
     if model is None:
         raise InvalidField(f"model {chosen.id} has been replaced by one that does not transcribe", param="model")
@@ -227,7 +227,7 @@ async def begin(services: Services, form: AudioForm, context: RequestContext, *,
     async def pick() -> EngineClient:
         """The engine for a window. While none runs the model counts as idle, and may be unloaded for another one."""
         _, served = await models.serving(models.choose(chosen.id), context.deadline.seconds_left)
-        return served.router.pick(form.device)[0]
+        return served.router.pick(form.device, tenant=context.tenant)[0]
 
     requests = EngineRequests(context, pick)
     base = GenerationRequest(
@@ -236,7 +236,9 @@ async def begin(services: Services, form: AudioForm, context: RequestContext, *,
         max_tokens=0,
         max_length=min(model.context_length, info.max_length),
         cache_salt=context.cache_salt(None),
+        tenant=context.tenant,
         priority=form.priority or 0,
+        precedence=context.precedence(form.priority),
         exact=services.settings.exact,
         unique_id=context.record.unique_id,
         key_name=context.record.key_name,

@@ -81,7 +81,9 @@ class Outbox:
         running, background_running = (
             sum(sequence.state is SequenceState.RUNNING for sequence in kind) for kind in (others, in_background)
         )
-        num_free, free_tokens = scheduler.num_free(), scheduler.free_tokens()
+        capacity, present, waiting_tokens = scheduler.capacity, scheduler.present(), scheduler.waiting_tokens()
+        is_full = sum(present.values()) >= capacity.requests
+        is_full |= capacity.waiting_tokens is not None and sum(waiting_tokens.values()) >= capacity.waiting_tokens
         own = Counter(sequence.origin[0] for sequence in others)
         for connection, last in self._loads.items():
             load = Load(
@@ -91,13 +93,13 @@ class Outbox:
                 len(in_background) - background_running,
                 len(others) - own[connection],
                 terminated,
-                num_free,
-                free_tokens,
+                present,
+                waiting_tokens,
                 last.retry_after,
-                scheduler.capacity,
+                capacity,
             )
             if load != last:
                 # Not sent while nothing else changes, because it changes on its own.
-                retry_after = scheduler.queue_wait() if 0 in (num_free, free_tokens) else 0
+                retry_after = scheduler.queue_wait() if is_full else 0
                 self._loads[connection] = structs.replace(load, retry_after=retry_after)
                 self.tell(connection, self._loads[connection])

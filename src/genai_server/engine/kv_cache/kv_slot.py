@@ -32,12 +32,17 @@ class Slot:
     num_common: int = 0
     # The sequence that has it, or had it last.
     owner: int | None = None
-    # Whether that is of the background.
-    background: bool = False
+    # The tenant of that; None for one of the background, whose prefixes are in nobody's share.
+    tenant: str | None = ""
     # Orders slots by the last release or reuse of their tokens; 0 for a slot that was never used or was emptied.
     used: int = 0
     # The clock's time of that.
     used_at: float = 0.0
+
+    @property
+    def background(self) -> bool:
+        """Whether the sequence that has it, or had it last, is of the background."""
+        return self.tenant is None
 
     def empty(self) -> None:
         """Forget the tokens."""

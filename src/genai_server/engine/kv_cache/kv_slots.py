@@ -23,8 +23,6 @@ from genai_server.timing import Clock
 # An idle slot with at most this many tokens beyond the common prefix is taken over. Reading these tokens again is
 # cheaper than copying the prefix.
 _LITTLE = 16
-# Seconds after its last use for which sequences of the background leave a cached prefix of others alone.
-_KEPT_SECONDS = 300.0
 
 
 class Buffers(Protocol):
@@ -62,7 +60,7 @@ class KvSlots:
         self._running: dict[int, Slot] = {}
         self._num_uses = 0
         self._clock = clock
-        self._pages = KvPages(self.slots, memory, buffers.give_back)
+        self._pages = KvPages(self.slots, memory, buffers.give_back, clock)
         self._states = states  # None for a model that keeps only keys and values
 
     def has(self, sequence: int) -> bool:
@@ -92,9 +90,11 @@ class KvSlots:
         prefilled_only: bool = False,
         salt: str | None = None,
         is_long: bool = False,
-        background: bool = False,
+        tenant: str | None = "",
     ) -> int:
         """Give a sequence a slot; returns how many tokens of its prompt lie in it already.
+
+        `tenant` is None for a sequence of the background.
 
         A cached prefix is reused only if its sequence had the same `salt`, or if both have none, and if it was as long.
 
@@ -110,7 +110,7 @@ class KvSlots:
         """
         past = prompt if reuse else []
         source, length, common = self._longest_past(past, salt, prefilled_only=prefilled_only, is_long=is_long)
-        idle = [slot for slot in self.slots if slot.sequence is None and not slot.tokens] or self._pages.cached()
+        idle = [slot for slot in self.slots if slot.sequence is None and not slot.tokens] or self._pages.cached(tenant)
         taken = next((slot for slot in idle if slot is not source), idle[0])
         if source is not None:
             beyond = len(source.tokens) - length
@@ -122,7 +122,7 @@ class KvSlots:
         self._cut(taken, length if taken is source else 0)
         taken.num_common = common
         taken.sequence, taken.salt, taken.is_long = sequence, salt, is_long
-        taken.owner, taken.background = sequence, background
+        taken.owner, taken.tenant = sequence, tenant
         self._running[sequence] = taken
         if source is not None and taken is not source:
             self._copy(source, taken, length)
@@ -145,9 +145,7 @@ class KvSlots:
         """The idle slots, `most` at most, with the latest prefixes that others than the background have used recently,
         and their pages.
         """
-        since = self._clock() - _KEPT_SECONDS
-        kept = [s for s in self.slots if s.sequence is None and s.tokens and not s.background and s.used_at > since]
-        kept = sorted(kept, key=lambda slot: -slot.used)[:most]
+        kept = sorted(filter(self._pages.is_recent, self.slots), key=lambda slot: -slot.used)[:most]
         return KvRoom(len(kept), self._pages.num_taken(kept))
 
     def match_again(self, sequence: int, prompt: list[int], *, prefilled_only: bool = False) -> int:

@@ -1,8 +1,13 @@
 """Memory of the KV cache slots: pages that they share, and the order in which cached prefixes lose theirs.
 
 A row takes pages as tokens are added, and keeps them until another row needs memory. Pages are then freed in this
-order: pages behind a row's cached tokens, cached prefixes that another row begins with, those of the background, and
-others by their last use. State checkpoints take pages, too. Those of running sequences are dropped last.
+order: pages behind a row's cached tokens, cached prefixes that another row begins with, those of the background, those
+beyond their tenants' shares, and others, each by their last use. State checkpoints take pages, too. Those of running
+sequences are dropped last.
+
+The tenants of all running sequences and recent prefixes have equal shares of rows and pages. The running sequences of a
+tenant are in its share first, and then its prefixes, those used last before others. A prefix that nobody has used
+recently is in nobody's share.
 """
 
 from collections.abc import Callable, Iterable
@@ -10,6 +15,11 @@ from itertools import pairwise
 
 from genai_server.engine.kv_cache.kv_slot import Slot
 from genai_server.engine.scheduling.scheduler_output import KvMemory
+from genai_server.timing import Clock
+
+# Seconds after its last use for which a cached prefix may be in its tenant's share, and for which sequences of the
+# background leave it alone.
+KEPT_SECONDS = 300.0
 
 
 class KvPages:
@@ -18,10 +28,13 @@ class KvPages:
     `give_back` is called with a slot and the first token behind its pages, and gives that memory back to the system.
     """
 
-    def __init__(self, slots: list[Slot], memory: KvMemory, give_back: Callable[[int, int], None]) -> None:
+    def __init__(
+        self, slots: list[Slot], memory: KvMemory, give_back: Callable[[int, int], None], clock: Clock
+    ) -> None:
         self._slots = slots
         self._memory = memory
         self._give_back = give_back
+        self._clock = clock
         self._pages = [0] * len(slots)  # the pages that each row has, without those of checkpoints
 
     @property
@@ -80,13 +93,50 @@ class KvPages:
                 return
             slot.checkpoints = {}
 
-    def cached(self) -> list[Slot]:
-        """The idle slots with cached prefixes, in the order of eviction."""
+    def cached(self, tenant: str | None = None) -> list[Slot]:
+        """The idle slots with cached prefixes in the order of eviction; `tenant` is that of a new sequence, if any."""
         # In alphabetical order, tokens which others begin with come right before one of these.
         kept = sorted((slot for slot in self._slots if slot.tokens), key=lambda s: (s.salt or "", s.tokens))
         repeated = {one.index for one, other in pairwise(kept) if other.begins_with(one)}
         idle = [slot for slot in kept if slot.sequence is None]
-        return sorted(idle, key=lambda slot: (slot.index not in repeated, not slot.background, slot.used))
+        kept_by_share = self._within_shares(tenant)
+        return sorted(
+            idle,
+            key=lambda slot: (
+                slot.index not in repeated,
+                not slot.background,
+                slot.index in kept_by_share,
+                slot.used,
+            ),
+        )
+
+    def is_recent(self, slot: Slot) -> bool:
+        """Whether an idle slot has a prefix that others than the background have used recently."""
+        is_cached = slot.sequence is None and bool(slot.tokens) and not slot.background
+        return is_cached and slot.used_at > self._clock() - KEPT_SECONDS
+
+    def _within_shares(self, newcomer: str | None) -> set[int]:
+        """The slots with prefixes within the shares of their tenants; none if there is one tenant.
+
+        A new sequence of the tenant `newcomer` has no slot yet. None for no such sequence, or one of the background.
+        """
+        running = [slot for slot in self._slots if slot.sequence is not None and not slot.background]
+        recent = sorted(filter(self.is_recent, self._slots), key=lambda slot: slot.used, reverse=True)
+        # Slots and pages.
+        held = {slot.tenant: (0, 0) for slot in (*running, *recent)}
+        if newcomer is not None:
+            held[newcomer] = (1, 0)
+        if len(held) < 2:
+            return set()
+        most_slots, most_pages = max(1, len(self._slots) // len(held)), self._memory.num_pages // len(held)
+        found: set[int] = set()
+        for slot in (*running, *recent):
+            num_slots, num_pages = held[slot.tenant]
+            num_pages += max(self._pages[slot.index], self._needed(slot))
+            held[slot.tenant] = num_slots, num_pages = num_slots + 1, num_pages
+            if slot.sequence is None and num_slots <= most_slots and num_pages <= most_pages:
+                found.add(slot.index)
+        return found
 
     def _free(self, *keep: Slot) -> int:
         """Pages that neither the running slots' tokens nor those of some other slots need."""

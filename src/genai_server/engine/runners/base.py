@@ -46,6 +46,8 @@ class Runner(ABC):
     slots: KvSlots | None = None
     # ONNX Runtime's run options of the pass in progress, if it can be interrupted.
     _interruptible: Any = None
+    # Whether the pass in progress, or the next one, is interrupted.
+    _is_interrupted = False
     # The original context of a rope with short and long factors (`DecoderGraph.switches_at`); None without one.
     switches_at: int | None = None
 
@@ -177,8 +179,19 @@ class Runner(ABC):
         raise RunnerFailed(f"this runner has no runtime option {option}")
 
     def interrupt(self) -> None:
-        """End the pass in progress, if it can be interrupted. Any thread may call this."""
+        """End the pass in progress, or the next one, if that can be interrupted. Any thread may call this."""
+        self._is_interrupted = True
         if (options := self._interruptible) is not None:
+            options.terminate = True
+
+    def lapse(self) -> None:
+        """Forget an interrupt that no pass has seen."""
+        self._is_interrupted = False
+
+    def _allow_interrupts(self, options: Any) -> None:
+        """Let `interrupt` end the pass that runs with these options."""
+        self._interruptible = options
+        if self._is_interrupted:
             options.terminate = True
 
     def end_session(self) -> None:  # noqa: B027 - not every runner has one

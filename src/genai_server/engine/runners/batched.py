@@ -132,7 +132,7 @@ class BatchedRunner(Runner):
                 prefilled_only=is_sensitive,
                 salt=sequence.cache_salt,
                 is_long=is_long,
-                background=sequence.background,
+                tenant=None if sequence.background else sequence.tenant,
             )
         self._give_inputs(sequence)
         return num_read
@@ -182,7 +182,8 @@ class BatchedRunner(Runner):
         interrupts = self._interrupts(reads)
         prefix = self._profiles.get(reads[0].sequence.id, "") if len(reads) == 1 else ""
         options = self.sessions.own.new_options(prefix) if interrupts or prefix else None
-        self._interruptible = options if interrupts else None
+        if interrupts:
+            self._allow_interrupts(options)
         saved = self.states.save(index) if self._has_states and interrupts else None
         try:
             scores = self._forward(reads, options)
@@ -196,6 +197,7 @@ class BatchedRunner(Runner):
             raise
         finally:
             self._interruptible = None
+            self.lapse()
         if self._has_states:
             self._keep_checkpoints(reads)
         return scores

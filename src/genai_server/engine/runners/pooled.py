@@ -90,7 +90,7 @@ class PooledRunner(Runner):
         found: dict[int, Logits] = {}
         options = self._run_options()
         if is_background(reads) or len(reads) == 1:
-            self._interruptible = options
+            self._allow_interrupts(options)
         try:
             for batch in _batches(texts, are_filled=self._fills):
                 ids = [tokens[ends[number] - texts[number].num_tokens : ends[number]] for number in batch]
@@ -98,6 +98,7 @@ class PooledRunner(Runner):
                 found.update(zip(batch, vectors, strict=True))
         finally:
             self._interruptible = None
+            self.lapse()
         numbers = iter(range(len(texts)))
         return [Scores(vectors=np.stack([found[next(numbers)] for _ in read.texts])) for read in reads]
 

@@ -200,14 +200,18 @@ class Guidance:
             raise InvalidField(f"the grammar is wrong: {kept.compiled}", param="grammar")
         return Guide(kept, kept.compiled.deep_copy(), self._vocab_size, self._consumer, self._clock)
 
-    def compile(self, grammar: str, done: Callable[[Compiled], None], *, background: bool = False) -> None:
+    def compile(
+        self, grammar: str, done: Callable[[Compiled], None], *, tenant: str = "", background: bool = False
+    ) -> None:
         """Compile a grammar, which may take a second; `done` is called in another thread with the result to `keep`.
 
-        Calls for a grammar that is being compiled get the same result. Those of the background come after others.
+        Calls for a grammar that is being compiled get the same result. Tenants take turns, and the background comes
+        last.
         """
         if grammar not in self._compiling:
+            job = partial(self._compile, grammar)
             with stack(ENGINE_STACK):  # for the worker thread, which starts with its first task
-                self._compiling[grammar] = self._worker.submit(partial(self._compile, grammar), background=background)
+                self._compiling[grammar] = self._worker.submit(job, tenant=tenant, background=background)
         self._compiling[grammar].add_done_callback(lambda compiled: done(compiled.result()))
 
     def keep(self, grammar: str, compiled: Compiled) -> None:

@@ -5,8 +5,9 @@ runner mixes them. Otherwise the batched sequences share a pass, and a chunk has
 or not batched, follow in passes of their own. So prompts cost a running stream one chunk's time for each token, however
 many prompts wait. The chunk's size is derived from the measured times of passes (engine/scheduling/step_time.py).
 
-The prompt with the fewest tokens left is read first, so that short prompts do not wait for long ones. Waiting counts
-like tokens that have been read, so no prompt waits forever. Short prompts are read together.
+The tenant whose turn it is (engine/scheduling/fair_queue.py) has its prompts read first. Of these, the one with the
+fewest tokens left comes first, so that short prompts do not wait for long ones. Waiting counts like tokens that have
+been read, so no prompt waits forever. Short prompts are read together.
 
 While other sequences are present, those of the background read nothing, except, on a device of its own, tokens that do
 not make a pass noticeably slower. Passes of the background alone are short, or can be interrupted.
@@ -18,7 +19,7 @@ from collections.abc import Callable, Collection, Iterator
 from genai_server.engine.abilities import PassRules
 from genai_server.engine.scheduling.drafts import NO_DRAFT, Draft, fit_drafts
 from genai_server.engine.scheduling.model_drafts import DraftingModel, ModelDrafts
-from genai_server.engine.scheduling.places import Places, rank
+from genai_server.engine.scheduling.places import Places, own_priority, priority_class
 from genai_server.engine.scheduling.scheduler_output import DEFAULT_POLICY, Read, Step, StepPolicy
 from genai_server.engine.scheduling.step_time import MAX_DRAFTED, MIN_CHUNK
 from genai_server.engine.scheduling.text_index import AnswerMemory
@@ -51,15 +52,16 @@ class Scheduler(Places):
         idle_chunk: int | None = None,
         policy: StepPolicy = DEFAULT_POLICY,
     ) -> None:
+        self._prefill_chunk = prefill_chunk
+        self._idle_chunk = max(prefill_chunk, idle_chunk or 0)
         super().__init__(
             runner,
             policy,
             max_running=max_running,
             max_waiting=max_waiting,
             max_waiting_tokens=max_waiting_tokens,
+            max_credit=self._idle_chunk,
         )
-        self._prefill_chunk = prefill_chunk
-        self._idle_chunk = max(prefill_chunk, idle_chunk or 0)
         self._model_drafts: ModelDrafts | None = None
         # Called before a prompt's first chunk is chosen: others may have read the same beginning by then.
         self.before_first_chunk: Callable[[Sequence], None] = lambda sequence: None
@@ -120,6 +122,7 @@ class Scheduler(Places):
 
     def verified(self, sequence: Sequence, num_drafted: int, num_accepted: int) -> None:
         """Learn how many tokens of a draft the answer has."""
+        self.count_tokens(sequence, num_accepted)
         sequence.num_drafted += num_drafted
         sequence.num_accepted += num_accepted
         if self._model_drafts is not None and self._model_drafts.has_drafted(sequence):
@@ -154,6 +157,7 @@ class Scheduler(Places):
         if self.has_foreground or self._runner.abilities.interrupts:
             return batch
         curve = self._step_times.curve(len(batch))
+        batch = sorted(batch, key=self._turn)
         return batch[: max(1, sum(seconds <= _AWAITED_SECONDS for seconds in curve[1:]))]
 
     def _beside(self, reads: list[Read]) -> list[Read]:
@@ -169,6 +173,7 @@ class Scheduler(Places):
         others = [s for s in self.running if s.background and self._mixes(s) and (is_exact or not s.request.exact)]
         if not others:
             return []
+        others.sort(key=self._turn)
         budget = self._step_times.tokens_beside(sum(read.num_tokens for read in reads))
         found = [Read.next(sequence) for sequence in others if _decodes(sequence)][:budget]
         budget -= len(found)
@@ -222,10 +227,15 @@ class Scheduler(Places):
         """The sequences whose prompts are read, the next one first."""
         return sorted(filter(_reads_prompt, self._active()), key=self._urgency)
 
-    def _urgency(self, sequence: Sequence) -> tuple[tuple[bool, float], float, int]:
+    def _urgency(self, sequence: Sequence) -> tuple[object, ...]:
         """The sort key of prompts; the least is read first."""
         gained = _AGEING * self._step_times.tokens_read_in(sequence.age)
-        return rank(sequence), sequence.num_unread - gained, sequence.id
+        own = own_priority(sequence), sequence.num_unread - gained, sequence.id
+        return priority_class(sequence), self._turn(sequence), own
+
+    def _turn(self, sequence: Sequence) -> tuple[int, int]:
+        """The sort key of sequences by their tenants; the least is the next one's."""
+        return self._turns[sequence.background].turn(sequence.tenant)
 
     def _next_chunks(self, batch: list[Sequence]) -> list[Read]:
         """Chunks of prompts for the batch's next pass: of the first prompt, and of others that fit into it, too."""

@@ -1,6 +1,7 @@
 """What the scheduler gives to the runners: steps, and the tokens of each sequence that they read; with its limits."""
 
 import sys
+import time
 from collections.abc import Sequence as Several
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -8,6 +9,7 @@ from typing import NamedTuple
 from genai_server.engine.scheduling.text_index import AnswerMemory
 from genai_server.engine.sequence import Sequence
 from genai_server.messages.generation_request import PooledText
+from genai_server.timing import Clock
 
 
 @dataclass(frozen=True)
@@ -175,6 +177,8 @@ class StepPolicy:
     limited_by: str = "GENAI_MAX_BATCH_SIZE"
     # Keeps the answers of ended sequences for drafts.
     answers: AnswerMemory | None = None
+    # In seconds.
+    clock: Clock = time.monotonic
 
 
 DEFAULT_POLICY = StepPolicy()

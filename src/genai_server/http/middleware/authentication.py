@@ -91,8 +91,12 @@ class Authentication:
         if scope["method"] == "POST":
             if not scope["path"].endswith("/cancel"):
                 state.counted.enter_context(self._limits.request(key))
+                state.count_answers = partial(self._count_answers, key, state)
         elif scope["path"].removeprefix("/v1").startswith(_STORED_PATHS):
             state.counted.enter_context(self._limits.read(key))
+
+    def _count_answers(self, key: ApiKey, state: HttpRequestState, number: int, param: str) -> None:
+        state.counted.enter_context(self._limits.answers(key, number, param))
 
     def _of_holder(self, holder: str | None) -> Access | None:
         """The access of the key, the admin key included, that `holder` stands for; None if it is not known any more."""

@@ -1,0 +1,131 @@
+"""The two keys of a server, and their requests over real sockets, each on a connection of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import random
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from _load.http import BrokenAnswer, Exchange, Response, ask
+
+# The key that attacks, the one that behaves, and the operator's.
+ATTACKER, VICTIM, ADMIN = (f"{name}-0123456789abcdef" for name in ("alice", "bob", "admin"))
+WORDS = ("time", "year", "people", "way", "day", "man", "thing", "woman", "life", "child")
+# Seconds after which a request counts as refused.
+PATIENCE = 60.0
+# Seconds that a client of the attacker waits after a refusal.
+_PAUSE = 0.5
+_JSON = {"content-type": "application/json"}
+
+
+class Refused(Exception):
+    """A request of the key that behaves was not answered; the message says how it ended."""
+
+
+@dataclass(frozen=True)
+class Client:
+    """The holder of a key."""
+
+    port: int
+    key: str
+    chance: random.Random = field(default_factory=random.Random)
+
+    def words(self, number: int) -> str:
+        """New random words, of about a token each."""
+        return " ".join(self.chance.choices(WORDS, k=number))
+
+    def headers(self, **more: str) -> dict[str, str]:
+        """The headers of a request with a JSON body."""
+        return {**_JSON, "authorization": f"Bearer {self.key}", **more}
+
+    async def first_token(self, content: str, **fields: Any) -> float:
+        """Seconds to the first token of a streamed chat, which is read to its end. Raises Refused."""
+        usage = await self.streamed(content, **fields)
+        return usage.seconds
+
+    async def streamed(self, content: str, **fields: Any) -> Streamed:
+        """A streamed chat, read to its end. Raises Refused."""
+        body = chat(content, stream=True, stream_options={"include_usage": True}, **fields)
+        try:
+            async with asyncio.timeout(PATIENCE):
+                return await self._streamed(body)
+        except (BrokenAnswer, OSError) as error:
+            raise Refused(f"{type(error).__name__}: {error}") from None
+        except TimeoutError:
+            raise Refused(f"no answer for {PATIENCE:g} s") from None
+
+    async def _streamed(self, body: Mapping[str, Any]) -> Streamed:
+        began, first, text, end = time.perf_counter(), None, b"", {}
+        async with Exchange(self.port) as exchange:
+            await exchange.send("POST", "/v1/chat/completions", json.dumps(body).encode(), self.headers())
+            response = await exchange.response()
+            async for piece in exchange.pieces():
+                text += piece
+                if first is None and response.status == 200 and b'"content":"' in text.replace(b'"content":""', b""):
+                    first = time.perf_counter() - began
+        if response.status != 200:
+            raise Refused(f"{response.status} {text[:200].decode(errors='replace')}")
+        for line in text.decode().splitlines():
+            if line.startswith("data: {"):
+                event = json.loads(line[6:])
+                if "error" in event:
+                    raise Refused(f"200, then {event['error']['code']}")
+                end = event.get("usage") or end
+        if first is None:
+            raise Refused("an answer without a token")
+        return Streamed(first, end.get("prompt_tokens_details", {}).get("cached_tokens", 0))
+
+    async def post(self, path: str, body: Any, **headers: str) -> Response:
+        """POST an object and read the complete answer. Raises BrokenAnswer and OSError."""
+        return await ask(self.port, "POST", path, json.dumps(body).encode(), self.headers(**headers))
+
+    async def get(self, path: str) -> Response:
+        """GET a path. Raises BrokenAnswer and OSError."""
+        return await ask(self.port, "GET", path, headers=self.headers())
+
+
+@dataclass(frozen=True)
+class Streamed:
+    """A complete answer."""
+
+    # To the first token.
+    seconds: float
+    # Tokens of the prompt that were cached.
+    num_cached: int
+
+
+def chat(content: str, **fields: Any) -> dict[str, Any]:
+    """The body of a chat that is answered to its limit of tokens."""
+    usual = {"max_tokens": 60, "ignore_eos": True, "temperature": 0}
+    return {"messages": [{"role": "user", "content": content}], **usual, **fields}
+
+
+@asynccontextmanager
+async def keep_asking(ask_once: Callable[[int], Awaitable[Response | None]], clients: int) -> AsyncIterator[None]:
+    """This many clients, each with one request after another, until the block ends; then all of them leave.
+
+    `ask_once` takes a number that is new for each request. After a refusal or a broken answer a client waits a moment.
+    """
+    numbers = itertools.count()
+
+    async def keep() -> None:
+        while True:
+            with suppress(Refused, BrokenAnswer, OSError):
+                response = await ask_once(next(numbers))
+                if response is None or response.status == 200:
+                    continue
+            await asyncio.sleep(_PAUSE)
+
+    tasks = [asyncio.create_task(keep()) for _ in range(clients)]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,92 @@
+"""Measure whether one API key holds up another: with one key at its limits, the other's requests stay about as fast as
+alone, and none is refused.
+
+usage: .venv/bin/python scripts/fairness.py [FAMILY …] [--model-dir FOLDER] [--rounds N] [--requests N] [--markdown]
+
+Each family of attacks has a server of its own on loopback. Requests of the key that behaves are measured alone and
+attacked, in turns. A row is fair if none of them is refused and the 95th percentile attacked is at most three times
+that alone, plus one forward pass or one task of the largest size. The status is 1 if a row is not. Further families
+are modules with a FAMILY in scripts/_fairness.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import importlib
+import pkgutil
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import _fairness
+from _fairness.clients import ADMIN, ATTACKER, VICTIM
+from _fairness.scenario import HEAD, Effort, Family, Place, Row, run
+from _load.server import DEMO, run_server
+from _models.table import table
+
+_SECONDS_TO_START = 300.0
+
+
+def families() -> dict[str, Family]:
+    """All families, by name."""
+    names = sorted(module.name for module in pkgutil.iter_modules(_fairness.__path__))
+    modules = [importlib.import_module(f"_fairness.{name}") for name in names]
+    found: list[Family] = [module.FAMILY for module in modules if hasattr(module, "FAMILY")]
+    return {family.name: family for family in found}
+
+
+def main() -> int:
+    """Measure, and print one table."""
+    known = families()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("families", nargs="*", metavar="FAMILY", help=f"of {', '.join(known)} (default: all)")
+    parser.add_argument("--model-dir", type=Path, default=DEMO, help="to serve (default: models/demo)")
+    parser.add_argument("--rounds", type=int, default=3, help="alone and attacked, so often (default: 3)")
+    parser.add_argument("--requests", type=int, default=8, help="in each block of a round (default: 8)")
+    parser.add_argument("--only", default="", metavar="TEXT", help="only attacks whose names have this text")
+    parser.add_argument("--markdown", action="store_true", help="print the table as a document has it")
+    arguments = parser.parse_args()
+    if unknown := [name for name in arguments.families if name not in known]:
+        parser.error(f"no family {', '.join(unknown)}; there are {', '.join(known)}")
+    effort = Effort(arguments.rounds, arguments.requests)
+    rows = [
+        row
+        for name in arguments.families or known
+        for row in measured(known[name], arguments.model_dir.absolute(), effort, arguments.only)
+    ]
+    print(table([HEAD, *(row.cells() for row in rows)], markdown=arguments.markdown))
+    for row in rows:
+        for reason in sorted(set(row.refused)):
+            print(f"{row.name}: {row.refused.count(reason)} refused: {reason}")
+    return int(not all(row.is_fair for row in rows))
+
+
+def measured(family: Family, model: Path, effort: Effort, only: str = "") -> list[Row]:
+    """The rows of a family, with a server of its own."""
+    scenarios = [scenario for scenario in family.scenarios if only in scenario.name]
+    if not scenarios and (only or family.measure is None):
+        return []
+    with tempfile.TemporaryDirectory(prefix="fairness") as folder:
+        settings = common_settings(model) | dict(family.settings(Path(folder), model))
+        with run_server(Path(folder), settings, _SECONDS_TO_START, key=ADMIN) as server:
+            place = Place.at(server.port)
+            rows = []
+            for scenario in scenarios:
+                rows.append(asyncio.run(run(scenario, place, effort)))
+                print(f"{family.name}: {'  '.join(rows[-1].cells())}", file=sys.stderr, flush=True)
+            if family.measure is not None and not only:
+                rows += asyncio.run(family.measure(place, effort))
+            return rows
+
+
+def common_settings(model: Path) -> Mapping[str, str]:
+    """The settings of all families' servers."""
+    names = {"alice": ATTACKER, "bob": VICTIM}
+    keys = ",".join(f"{name}:{key}" for name, key in names.items())
+    return {"GENAI_MODEL_DIR": str(model), "GENAI_API_KEYS": keys, "GENAI_ADMIN_API_KEY": ADMIN}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
