@@ -109,7 +109,7 @@ def test_an_agent_with_tools_of_all_kinds_has_a_session_of_ten_turns(own_folder:
             return answers
 
     called.clear()
-    with run_here(own_folder, *SCRIPTED, settings={"GENAI_MAX_LENGTH": "20000"}) as server:
+    with run_here(own_folder, *SCRIPTED, "--max-length", "4000") as server:
         assert asyncio.run(run(server)) == [f"done {number}" for number in range(10)]
     assert ran == [["ls", "pwd"], ("a.txt", "+a"), "so\n", ["false"]] * 2
     assert called == ["Paris"] * 2

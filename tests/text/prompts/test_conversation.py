@@ -255,6 +255,16 @@ def test_parallel_calls_are_written_one_by_one_with_their_results() -> None:
     assert found.sources == [0, 1, 3, 1, 2]
 
 
+def test_calls_with_the_same_id_have_results_of_their_own() -> None:
+    messages = [USER, _calls("c1", "c1"), *(_result("c1", text) for text in ("one", "two", "three"))]
+    found = _convert(*messages, calls=CallForm.ONE_BY_ONE)
+    assert _short(found)[1:] == ["assistant c1 None", "tool 'one'", "assistant c1 None", "tool 'two'", "tool 'three'"]
+
+
+def test_conversation_may_have_no_text_at_all() -> None:
+    assert _convert(_says(""), **STRICT, instructions_before_results=False).messages == []
+
+
 def test_results_come_before_other_messages_of_their_turn() -> None:
     found = _convert(USER, _calls("c1", "c2"), _result("c1"), USER, _result("c2"))
     assert [message["role"] for message in found.messages] == ["user", "assistant", "tool", "tool", "user"]

@@ -13,6 +13,7 @@ templates that write instructions into the last message of the user.
 import hashlib
 import json
 import re
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -193,6 +194,7 @@ class _Conversion:
         written = self._written
         if (
             self._traits.instructions_before_results
+            or not written
             or written[0].role not in _INSTRUCTIONS
             or written[-1].role == "user"
         ):
@@ -315,7 +317,8 @@ class _Conversion:
     def _results(self, turn: _Turn, following: Sequence[_Turn]) -> tuple[list[list[_Turn]], list[_Turn]]:
         """The results of each call, and the other messages. Results come first, because templates need it."""
         ids = [_id(call) for call in turn.calls]
-        found: dict[Any, list[_Turn]] = {id: [] for id in ids}
+        left = Counter(ids)
+        found: dict[Any, deque[_Turn]] = {id: deque() for id in left}
         others: list[_Turn] = []
         for one in following:
             if one.role != "tool" or one.message.get("tool_call_id") not in found:
@@ -325,10 +328,11 @@ class _Conversion:
                 self._convert(one, "before the messages that precede it")
             found[one.message.get("tool_call_id")].append(one)
         results = []
-        for place, id in enumerate(ids):
-            is_last = id not in ids[place + 1 :]
-            results.append(found[id] if is_last else found[id][:1])
-            found[id] = [] if is_last else found[id][1:]
+        for id in ids:
+            left[id] -= 1
+            # Calls with the same id have one result each, and the last of them those that are left.
+            num_results = 1 if left[id] else len(found[id])
+            results.append([found[id].popleft() for _ in range(min(num_results, len(found[id])))])
         return results, others
 
     def _add_missing(self, turn: _Turn, results: list[list[_Turn]]) -> None:
