@@ -158,5 +158,6 @@ LIBRARIES = (
         images=True,
     ),
     library("`openai` (JavaScript)", ("openai", "zod"), "openai_sdk.mjs", images=True),
+    library("OpenAI Agents SDK (JavaScript)", ("@openai/agents", "openai", "zod"), "openai_agents_sdk.mjs"),
     library("`@anthropic-ai/sdk`", ("@anthropic-ai/sdk", "zod"), "anthropic_sdk.mjs", images=True),
 )

@@ -88,7 +88,7 @@ ANSWERS: dict[str, dict[str, Any]] = {
         "tools": SHELLS,
         "max_output_tokens": 65,
     },
-    "search": {"input": f"say {_call('tool_search', {'query': 'subtract'})}", "tools": SEARCH},
+    "search": {"input": f"say {_call('tool_search', {'paths': ['subtract']})}", "tools": SEARCH},
     "named": {
         "input": f"say {_call('add', {})}",
         "tools": TOOLS[:1],

@@ -5,10 +5,8 @@ from typing import Any
 
 import pytest
 
-from genai_server.apis.responses.client_tools import CLIENT_TOOLS
 from genai_server.apis.responses.items import given_items, to_messages
 from genai_server.apis.responses.schemas import ResponsesRequest
-from genai_server.apis.responses.tool_schemas import ToolSearchTool
 from genai_server.apis.responses.translate import to_chat
 from genai_server.apis.shared.chat_messages import ChatParameters
 from genai_server.errors import InvalidField
@@ -171,12 +169,28 @@ def test_the_number_of_tools_has_a_limit() -> None:
         _chat(more, tools=[FUNCTION])
 
 
-def test_a_search_without_a_schema_has_one_text() -> None:
-    tool = CLIENT_TOOLS["tool_search"]
-    given = ToolSearchTool(type="tool_search", execution="client", description="Find.", parameters={"type": "object"})
-    assert tool.function(given) == {"name": "tool_search", "description": "Find.", "parameters": {"type": "object"}}
-    plain = tool.function(ToolSearchTool(type="tool_search", execution="client", parameters=None))
-    assert plain["parameters"]["required"] == ["query"]
+def _searching(*tools: Any, **fields: Any) -> Any:
+    search = {**SEARCH, **fields}
+    return next(
+        tool.function for tool in _chat(tools=[search, *tools]).tools or [] if tool.function.name == "tool_search"
+    )
+
+
+def test_a_search_without_a_schema_is_for_the_paths_of_deferred_tools() -> None:
+    inside = {**DEFERRED, "namespace": "crm", "namespace_description": "Customers."}
+    function = _searching(FUNCTION, DEFERRED, inside, {**inside, "name": "other"})
+    assert function.description == (
+        "Load more tools, which can be called afterwards.\nWhat can be loaded:\n- subtract: Adds.\n- crm: Customers."
+    )
+    (paths,) = function.parameters["properties"].values()
+    assert paths["items"] == {"type": "string", "enum": ["subtract", "crm"]}
+    assert _searching(FUNCTION).parameters["properties"]["paths"]["items"] == {"type": "string"}
+
+
+def test_a_search_has_the_clients_description_and_schema() -> None:
+    function = _searching(DEFERRED, description="Find.", parameters={"type": "object"})
+    assert function.description == "Find.\nWhat can be loaded:\n- subtract: Adds."
+    assert function.parameters == {"type": "object"}
 
 
 def _call(name: str, arguments: Any) -> str:
@@ -186,7 +200,7 @@ def _call(name: str, arguments: Any) -> str:
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_search_loop_ends_in_a_call_of_the_tool_that_was_found(scripted: RunningServer, stream: bool) -> None:
     tools = [SEARCH, {"type": "namespace", "name": "math", "description": "Numbers.", "tools": [DEFERRED]}]
-    question = {"role": "user", "content": _call("tool_search", {"query": "minus"})}
+    question = {"role": "user", "content": _call("tool_search", {"paths": ["math"]})}
     asked = {"input": [question], "tools": tools}
 
     def output(body: dict[str, Any]) -> dict[str, Any]:
@@ -200,7 +214,7 @@ def test_a_search_loop_ends_in_a_call_of_the_tool_that_was_found(scripted: Runni
     assert (search["type"], search["execution"], search["arguments"]) == (
         "tool_search_call",
         "client",
-        {"query": "minus"},
+        {"paths": ["math"]},
     )
     found = {"type": "tool_search_output", "call_id": search["call_id"], "execution": "client", "tools": tools[1:]}
     again = {"role": "user", "content": _call("math__subtract", {})}

@@ -6,12 +6,13 @@ the fields of the call's item. Calls and outputs have items of their own.
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, get_args
 
 from genai_server.apis.responses.tool_schemas import (
     ApplyPatchTool,
     LocalShellTool,
+    NamespacedTool,
     ShellTool,
     ToolSearchTool,
     TypedTool,
@@ -36,8 +37,8 @@ class ClientTool(ABC):
         return str(get_args(self.tool.model_fields["type"].annotation)[0])
 
     @abstractmethod
-    def function(self, tool: Any) -> JsonObject:
-        """The function that represents a tool."""
+    def function(self, tool: Any, deferred: Sequence[NamespacedTool]) -> JsonObject:
+        """The function that represents a tool. `deferred` are the tools of the request that can be searched for."""
 
     @abstractmethod
     def fields(self, arguments: Any) -> JsonObject:
@@ -56,7 +57,7 @@ class _ApplyPatch(ClientTool):
     tool = ApplyPatchTool
     call, output = "apply_patch_call", "apply_patch_call_output"
 
-    def function(self, tool: ApplyPatchTool) -> JsonObject:
+    def function(self, tool: ApplyPatchTool, deferred: Sequence[NamespacedTool]) -> JsonObject:
         return {
             "name": self.name,
             "description": "Create, update or delete a file by a patch in the V4A format. In the diff of a new file "
@@ -88,7 +89,7 @@ class _Shell(ClientTool):
     tool = ShellTool
     call, output = "shell_call", "shell_call_output"
 
-    def function(self, tool: ShellTool) -> JsonObject:
+    def function(self, tool: ShellTool, deferred: Sequence[NamespacedTool]) -> JsonObject:
         texts = ["Run shell commands, one after another, and return what each has written."]
         if tool.environment is not None and tool.environment.skills:
             texts.append("Skills, which are folders with instructions to read before a task that they are for:")
@@ -124,7 +125,7 @@ class _LocalShell(ClientTool):
     tool = LocalShellTool
     call, output = "local_shell_call", "local_shell_call_output"
 
-    def function(self, tool: LocalShellTool) -> JsonObject:
+    def function(self, tool: LocalShellTool, deferred: Sequence[NamespacedTool]) -> JsonObject:
         return {
             "name": self.name,
             "description": "Run a command on the local machine and return what it has written.",
@@ -159,13 +160,16 @@ class _ToolSearch(ClientTool):
     tool = ToolSearchTool
     call, output = "tool_search_call", "tool_search_output"
 
-    def function(self, tool: ToolSearchTool) -> JsonObject:
-        query = {"type": "string", "description": "What the tool should do."}
-        return {
-            "name": self.name,
-            "description": tool.description or "Search for more tools. Those that are found can be called afterwards.",
-            "parameters": tool.parameters or _object(["query"], query=query),
-        }
+    def function(self, tool: ToolSearchTool, deferred: Sequence[NamespacedTool]) -> JsonObject:
+        """Without a schema of its own, a search is for paths: the names of tools, or of namespaces."""
+        paths = {one.namespace or one.name: one.namespace_description or one.description for one in deferred}
+        description = tool.description or "Load more tools, which can be called afterwards."
+        if paths:
+            lines = [f"- {path}: {about}" if about else f"- {path}" for path, about in paths.items()]
+            description = "\n".join([description, "What can be loaded:", *lines])
+        path = {"type": "string", **({"enum": list(paths)} if paths else {})}
+        by_paths = _object(["paths"], paths={"type": "array", "items": path, "minItems": 1})
+        return {"name": self.name, "description": description, "parameters": tool.parameters or by_paths}
 
     def fields(self, arguments: Any) -> JsonObject:
         return {"arguments": arguments, "execution": "client"}

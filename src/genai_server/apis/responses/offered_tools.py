@@ -36,9 +36,10 @@ class OfferedTools:
 
     def __init__(self, body: ResponsesRequest, conversation: Sequence[JsonObject]) -> None:
         own = list(body.tools or [])
+        self._deferred = [tool for tool in own if isinstance(tool, NamespacedTool) and tool.defer_loading]
+        hidden = {tool.full_name for tool in self._deferred} - set(body.chosen_names())
         brought = {tool.full_name: tool for tool in chain.from_iterable(map(_brought, conversation))}
-        chosen = set(body.chosen_names())
-        self.listed = [tool for tool in own if not _is_deferred(tool) or tool.full_name in chosen]
+        self.listed = [tool for tool in own if tool.full_name not in hidden]
         shown = brought.keys() | _called(conversation) | {tool.full_name for tool in self.listed}
         # What an answer may call: tools of the request have precedence over those of the same name that items bring.
         self.callable = [tool for tool in own if tool.full_name in shown]
@@ -56,6 +57,17 @@ class OfferedTools:
         """The tools that an answer may call, keyed by their names in the prompt."""
         return {tool.full_name: tool for tool in self.callable}
 
+    def function(self, tool: ResponseTool) -> JsonObject:
+        """A tool as a function of a chat."""
+        if isinstance(tool, FunctionTool):
+            fields = {"description": tool.full_description, "parameters": tool.parameters, "strict": tool.strict}
+            return {"name": tool.full_name} | {name: value for name, value in fields.items() if value is not None}
+        if isinstance(tool, CustomTool):
+            form = tool.format
+            grammar = (None, None) if form is None else (form.syntax, form.definition)
+            return custom_tools.function_of(tool.full_name, tool.full_description, *grammar)
+        return CLIENT_TOOLS[tool.type].function(tool, self._deferred)
+
     def introduce(self, item: JsonObject) -> str:
         """The text in the place of an item that brings tools; "" if all of them are at the beginning of the prompt."""
         tools = list(_brought(item))
@@ -63,21 +75,9 @@ class OfferedTools:
             return ""
         known = self.by_name()
         return introduction(
-            {"name": tool.full_name} if tool.full_name in self._defined else function(known[tool.full_name])
+            {"name": tool.full_name} if tool.full_name in self._defined else self.function(known[tool.full_name])
             for tool in tools
         )
-
-
-def function(tool: ResponseTool) -> JsonObject:
-    """A tool as a function of a chat."""
-    if isinstance(tool, FunctionTool):
-        fields = {"description": tool.full_description, "parameters": tool.parameters, "strict": tool.strict}
-        return {"name": tool.full_name} | {name: value for name, value in fields.items() if value is not None}
-    if isinstance(tool, CustomTool):
-        form = tool.format
-        grammar = (None, None) if form is None else (form.syntax, form.definition)
-        return custom_tools.function_of(tool.full_name, tool.full_description, *grammar)
-    return CLIENT_TOOLS[tool.type].function(tool)
 
 
 def _brought(item: JsonObject) -> Iterator[ResponseTool]:
@@ -90,7 +90,3 @@ def _called(conversation: Sequence[JsonObject]) -> set[str]:
     """The names of the functions and custom tools that have been called."""
     calls = (item for item in conversation if is_call(item) and "name" in item)
     return {full_name(call["name"], call.get("namespace")) for call in calls}
-
-
-def _is_deferred(tool: ResponseTool) -> bool:
-    return isinstance(tool, NamespacedTool) and bool(tool.defer_loading)

@@ -150,7 +150,7 @@ class ToolSearchTool(TypedTool):
     type: Literal["tool_search"]
     execution: Literal["client"]
     description: Text | None = None
-    parameters: WritableObject | None = Field(None, description="JSON schema of a search; by default one text, query.")
+    parameters: WritableObject | None = Field(None, description="JSON schema of a search; by default paths of tools.")
 
 
 ResponseTool = Annotated[

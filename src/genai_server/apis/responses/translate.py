@@ -24,7 +24,7 @@ from genai_server.apis.responses.items import (
     without_effect,
 )
 from genai_server.apis.responses.items import input_text as text_part
-from genai_server.apis.responses.offered_tools import OfferedTools, function
+from genai_server.apis.responses.offered_tools import OfferedTools
 from genai_server.apis.responses.schemas import (
     LOGPROBS,
     AllowedResponseTools,
@@ -79,7 +79,7 @@ def to_chat(body: ResponsesRequest, conversation: Sequence[JsonObject]) -> ChatP
             param="input",
         )
     fields: dict[str, Any] = {name: getattr(body, name) for name in _SAME}
-    fields |= {"tools": _tools(body, tools.callable) or None, "tool_choice": _tool_choice(body)}
+    fields |= {"tools": _tools(body, tools, tools.callable) or None, "tool_choice": _tool_choice(body)}
     if LOGPROBS in (body.include or []):
         fields |= {"logprobs": True, "top_logprobs": body.top_logprobs}
     if body.text is not None and body.text.format is not None:
@@ -90,16 +90,16 @@ def to_chat(body: ResponsesRequest, conversation: Sequence[JsonObject]) -> ChatP
         fields["reasoning_effort"] = body.reasoning.effort
     chat = ChatParameters(messages=messages, max_tokens=body.max_output_tokens, **fields)
     if tools.listed != tools.callable:
-        chat.list_tools(_tools(body, tools.listed))
+        chat.list_tools(_tools(body, tools, tools.listed))
     return chat
 
 
-def _tools(body: ResponsesRequest, tools: Sequence[ResponseTool]) -> list[Tool]:
+def _tools(body: ResponsesRequest, offered: OfferedTools, tools: Sequence[ResponseTool]) -> list[Tool]:
     """Functions for those of these tools that are allowed."""
     choice = body.tool_choice
     allowed = set(body.chosen_names()) if isinstance(choice, AllowedResponseTools) else None
     return [
-        Tool.model_validate({"type": "function", "function": function(tool)})
+        Tool.model_validate({"type": "function", "function": offered.function(tool)})
         for tool in tools
         if allowed is None or tool.full_name in allowed
     ]
