@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -74,6 +75,7 @@ def clone(tmp_path: Path) -> Path:
     (tmp_path / "scripts").mkdir()
     (tmp_path / "native").mkdir()
     shutil.copy(ROOT / "scripts" / "install", tmp_path / "scripts")
+    shutil.copytree(ROOT / "scripts" / "_install", tmp_path / "scripts" / "_install")
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     commands = tmp_path / ".venv" / "bin"
     commands.mkdir(parents=True)
@@ -153,3 +155,57 @@ def test_unknown_extra_is_refused_and_the_environment_kept(
     assert said.startswith(reason)
     assert (clone / ".venv" / "device").exists()
     assert not (clone / "asked").exists()
+
+
+def test_extra_of_another_device_takes_a_new_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "scripts" / "install").touch()
+    own = installation(noted(tmp_path, dir_info={"editable": True}), tmp_path / ".venv")
+    monkeypatch.chdir(tmp_path)
+    assert own.device_command("cuda") == "GENAI_EXTRA=cuda ./scripts/install"
+    other = installation(noted(tmp_path, dir_info={"editable": True}), tmp_path / "elsewhere")
+    assert other.device_command("cuda").endswith(f"pip install -e '{tmp_path}[cuda]' (in a new environment)")
+
+
+def test_windows_has_a_script_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "scripts" / "install.cmd").touch()
+    own = installation(noted(tmp_path, dir_info={"editable": True}), tmp_path / ".venv")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("genai_server.installation.os", SimpleNamespace(name="nt"))
+    assert own.extra_command("bench").replace("\\", "/") == "scripts/install.cmd bench"
+    assert own.device_command("winml").replace("\\", "/") == 'cmd /c "set GENAI_EXTRA=winml&& scripts/install.cmd"'
+
+
+def test_what_is_older_than_the_project_is_installed_again(tmp_path: Path) -> None:
+    """As scripts/install.cmd asks; scripts/install compares the times itself."""
+
+    def is_missing(*extras: str) -> bool:
+        command = [sys.executable, str(ROOT / "scripts" / "_install" / "extras.py"), "--missing", "cpu", *extras]
+        return bool(subprocess.run(command, cwd=tmp_path, check=False).returncode)
+
+    project, (package, otel) = (
+        tmp_path / "pyproject.toml",
+        (tmp_path / ".venv" / n for n in ("installed", "installed-otel")),
+    )
+    project.touch()
+    assert is_missing()
+    package.parent.mkdir()
+    for path, time in ((project, 100), (package, 200), (otel, 200)):
+        path.touch()
+        os.utime(path, (time, time))
+    assert not is_missing()
+    assert not is_missing("otel")
+    assert is_missing("otel", "bench")
+    os.utime(otel, (50, 50))
+    assert (is_missing(), is_missing("otel")) == (False, True)
+    os.utime(project, (300, 300))
+    assert is_missing()
+
+
+def test_windows_serves_what_its_script_installs() -> None:
+    """Both scripts for Windows are only read here: there is no interpreter for them."""
+    serve, script = ((ROOT / "scripts" / name).read_text() for name in ("serve.cmd", "install.cmd"))
+    assert "call scripts\\install.cmd audio || exit /b 2" in serve
+    refusal, missing = (script.index(f"extras.py {words}") for words in ("%GENAI_EXTRA%", "--missing %GENAI_EXTRA% %*"))
+    assert refusal < script.index("rmdir") < missing < script.index("pip install")

@@ -36,13 +36,26 @@ class Installation:
 
     def extra_command(self, extra: str) -> str:
         """The command that adds one extra to this installation: the clone's script if there is one."""
-        script = Path("scripts", "install")
-        if os.name == "nt" or self.source is None or self.prefix != self.source / ".venv":
-            return self.command(extra)
+        script = self._script()
+        return self.command(extra) if script is None else f"{script} {extra}"
+
+    def device_command(self, extra: str) -> str:
+        """The command that installs the extra of another device, for which the environment has to be made anew."""
+        script = self._script()
+        if script is None:
+            return f"{self.command(extra)} (in a new environment)"
+        return f'cmd /c "set GENAI_EXTRA={extra}&& {script}"' if os.name == "nt" else f"GENAI_EXTRA={extra} {script}"
+
+    def _script(self) -> str | None:
+        """The script that installs a clone into its own environment; None without one."""
+        if self.source is None or self.prefix != self.source / ".venv":
+            return None
+        script = Path("scripts", "install.cmd" if os.name == "nt" else "install")
         if not (self.source / script).is_file():
-            return self.command(extra)
-        where = "." if self.source == Path.cwd() else shlex.quote(str(self.source))
-        return f"{where}/{script.as_posix()} {extra}"
+            return None
+        if os.name == "nt":
+            return str(script if self.source == Path.cwd() else self.source / script)
+        return f"{'.' if self.source == Path.cwd() else shlex.quote(str(self.source))}/{script.as_posix()}"
 
 
 def this_installation() -> Installation:

@@ -29,6 +29,8 @@ class Provider:
     memory: str = ""
     # The Python package of a provider that is not built in.
     package: str = ""
+    # The server's extra that brings a provider which is built in.
+    extra: str = ""
 
 
 _DIRECTML = (
@@ -90,11 +92,11 @@ PROVIDERS: dict[str, Provider] = {
     provider.name: provider
     for provider in (
         Provider(CPU, "CPU", "CPUExecutionProvider", memory="cpu"),
-        Provider("cuda", "cuda", "CUDAExecutionProvider", CUDA, memory="cuda"),
+        Provider("cuda", "cuda", "CUDAExecutionProvider", CUDA, memory="cuda", extra="cuda"),
         Provider("tensorrt", None, "TensorrtExecutionProvider", TENSORRT, ("cuda",), memory="cuda"),
         Provider("nv_tensorrt_rtx", "NvTensorRtRtx", "NvTensorRTRTXExecutionProvider", NV_TENSORRT_RTX),
         Provider("openvino", "OpenVINO", "OpenVINOExecutionProvider", OPENVINO, package="onnxruntime_ep_openvino"),
-        Provider("directml", "DML", "DmlExecutionProvider", _DIRECTML),
+        Provider("directml", "DML", "DmlExecutionProvider", _DIRECTML, extra="winml"),
         Provider("webgpu", "WebGPU", "WebGpuExecutionProvider", _WEBGPU),
         Provider("qnn", "QNN", "QNNExecutionProvider", _QNN),
     )

@@ -296,6 +296,12 @@ def test_unavailable_provider_is_refused() -> None:
         open_with(MODEL, session_options(options, 0), options)
 
 
+def test_unavailable_cuda_is_refused_with_the_extra_to_install() -> None:
+    options = DeviceOptions(providers=[ProviderOptions("cuda")])
+    with pytest.raises(ConfigurationError, match="has no CUDAExecutionProvider; .*; the extra cuda has it: .*cuda"):
+        open_with(MODEL, session_options(options, 0), options)
+
+
 def test_a_provider_from_a_library_that_is_missing_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="there is no such file"):
         library_of(ProviderOptions("qnn", library=str(tmp_path / "none.so")))

@@ -131,7 +131,7 @@ def test_library_error_is_translated(generator: Driven, opened: Callable[[int], 
 
 
 def test_missing_device_raises_the_librarys_reason() -> None:
-    with pytest.raises(RuntimeError, match="(?i)cuda"):
+    with pytest.raises(ConfigurationError, match="(?i)cuda.*; the extra cuda has it: .*cuda"):
         OgGeneratorRunner(DEMO, "cuda", threads=1)
 
 

@@ -30,7 +30,7 @@ _LONGEST_PROMPT = 4
 def check_library() -> None:
     """Check that onnxruntime-genai is installed. Raises ConfigurationError."""
     if importlib.util.find_spec(_LIBRARY) is None:
-        remedy = f"{this_installation().command('cpu')} (or cuda, directml or winml for cpu: exactly one of them)"
+        remedy = f"{this_installation().command('cpu')} (or cuda or winml for cpu: exactly one of them)"
         raise ConfigurationError(f"onnxruntime-genai is not installed; install it: {remedy}")
 
 

@@ -17,6 +17,7 @@ import onnxruntime
 
 from genai_server.engine.host.cores import usable_cores, usable_cpus
 from genai_server.engine.model.overflow import products_overflow
+from genai_server.engine.model.provider_advice import how_to_get
 from genai_server.errors import ConfigurationError
 from genai_server.options import session
 from genai_server.options.device import DeviceOptions, ProviderOptions
@@ -233,7 +234,7 @@ def open_with(model: Path | bytes, found: Any, options: DeviceOptions) -> Any:
             raise ConfigurationError(
                 missing_device(options)
                 or f"provider {given.name}: the installed onnxruntime has no {name}; it has {', '.join(available)}"
-                f"{_package_hint(given.name)}"
+                f"{how_to_get(given.name)}"
             )
     if found.has_providers():
         if built_in:
@@ -258,13 +259,6 @@ def open_encoder(
     if folder is not None:
         found.add_session_config_entry(EXTERNAL_DATA, str(folder))
     return open_with(model, found, options)
-
-
-def _package_hint(name: str) -> str:
-    package = provider(name).package
-    if not package:
-        return ""
-    return f'; pip install {package.replace("_", "-")}, and write package = "{package}" in [provider.{name}]'
 
 
 def node_shares(opened: Any) -> dict[str, int]:

@@ -20,6 +20,7 @@ from genai_server.engine.decoder_graph import VisionFiles
 from genai_server.engine.model.adapter_file import adapter_inputs, check_adapter_file, private_copy
 from genai_server.engine.model.files import check_model_directory, read_config
 from genai_server.engine.model.graph import rope_switch
+from genai_server.engine.model.provider_advice import how_to_get, newer_directml
 from genai_server.engine.model.session_options import configure_providers, genai_overlay, missing_device, preload_cuda
 from genai_server.engine.model.vision import features_graph
 from genai_server.engine.model.vision_files import read_vision_files
@@ -39,9 +40,14 @@ _TERMINATED_MESSAGE = "Session in Terminated state"
 # Advice by words in the library's error when it cannot load a model.
 _REMEDIES = {
     "is not a registered function/op": f"[session] {LIBRARIES} names the file that has such operators",
-    "OpenVINO execution provider is not supported": "pip install onnxruntime-ep-openvino, and write "
-    'package = "onnxruntime_ep_openvino" in [provider.openvino]',
     "custom_ops_library path is not within": "it must lie in the model directory or below the working directory",
+}
+# The providers that the library lacks, by words in its error.
+_LACKING = {
+    "libonnxruntime-genai-cuda": "cuda",
+    "onnxruntime-genai-cuda.dll": "cuda",
+    "DML provider requested": "directml",
+    "OpenVINO execution provider is not supported": "openvino",
 }
 # An adapter's name in its own container.
 _ADAPTER = "adapter"
@@ -260,4 +266,9 @@ def _advised(options: DeviceOptions) -> Iterator[None]:
         for words, remedy in _REMEDIES.items():
             if words in str(error):
                 raise ConfigurationError(f"{error}; {remedy}") from None
+        for words, name in _LACKING.items():
+            if words in str(error):
+                raise ConfigurationError(f"{str(error).rstrip('. ')}{how_to_get(name)}") from None
+        if advice := newer_directml():
+            raise ConfigurationError(f"{str(error).rstrip('. ')}{advice}") from None
         raise

@@ -65,7 +65,7 @@ def versions() -> Iterator[Finding]:
             continue
     shown = ", ".join(f"{name} {version}" for name, version in installed.items())
     if not installed:
-        remedy = f"{this_installation().command('cpu')}; or cuda, directml or winml for cpu: exactly one of them"
+        remedy = f"{this_installation().command('cpu')}; or cuda or winml for cpu: exactly one of them"
         yield Finding(FAIL, "library", "onnxruntime-genai is not installed", remedy)
     elif len(installed) > 1:
         remedy = f"pip uninstall {' '.join(installed)}, and install one of them again: all provide the same module"

@@ -1,0 +1,40 @@
+"""What to install for an execution provider that the installed libraries do not have."""
+
+import importlib.metadata
+import sys
+
+from genai_server.installation import this_installation
+from genai_server.options.providers import provider
+
+# The package of the extra `directml`, whose last version on the package index loads no current model.
+_OLD_DIRECTML = "onnxruntime-genai-directml"
+
+
+def how_to_get(name: str) -> str:
+    """The end of a message that a provider is missing, with what brings it; "" where nothing is known."""
+    known = provider(name)
+    if known.package:
+        package = known.package.replace("_", "-")
+        return f'; pip install {package}, and write package = "{known.package}" in [provider.{name}]'
+    if known.extra == "winml" and sys.platform != "win32":
+        return "; DirectML is for Windows only"
+    if known.extra and _version(f"onnxruntime-genai-{known.extra}") is None:
+        return f"; the extra {known.extra} has it: {this_installation().device_command(known.extra)}"
+    return ""
+
+
+def newer_directml() -> str:
+    """The end of a message that a model cannot be loaded, if the library is the old one for DirectML; otherwise ""."""
+    version = _version(_OLD_DIRECTML)
+    if version is None:
+        return ""
+    command = this_installation().device_command("winml")
+    return f"; {_OLD_DIRECTML} {version} is the last of its kind, the extra winml has today's library: {command}"
+
+
+def _version(package: str) -> str | None:
+    """The version of an installed package; None if it is not installed."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
