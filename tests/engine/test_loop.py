@@ -18,6 +18,7 @@ from genai_server.engine.scores import Scores
 from genai_server.errors import RunnerFailed
 from genai_server.messages.admin import (
     CacheReset,
+    CallFailed,
     GetRuntimeOptions,
     ResetPrefixCache,
     RuntimeOptionsReply,
@@ -366,16 +367,16 @@ def test_later_requests_are_profiled_from_their_first_token(bench: Bench, tmp_pa
     assert len(list(tmp_path.glob("scripted/onnxruntime_run_profile_*.json"))) == 3
 
 
-def test_unusable_profile_folder_is_reported_without_failures(tmp_path: Path) -> None:
+def test_a_switch_to_an_unusable_profile_folder_is_refused_and_fails_no_request(tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("")
     bench = Bench(blocked)
     bench.submit(1, "say ab")
     bench.put(SetRuntimeOption(7, "enable_profiling", "1"))
     bench.run()
-    (reply,) = bench.messages(RuntimeOptionsReply)
-    assert reply.options.enable_profiling == "0"
-    assert reply.options.profile_stopped is not None
+    (reply,) = bench.messages(CallFailed)
+    assert str(blocked) in reply.error.message
+    assert bench.ask(GetRuntimeOptions(8), RuntimeOptionsReply).options.enable_profiling == "0"
     assert bench.text(1) == "ab"
 
 
