@@ -271,3 +271,9 @@ def test_fields_of_chats_without_effect_are_named(scripted: RunningServer, stric
     response = scripted.client.post("/v1/chat/completions", json=asked)
     assert (response.status_code, response.headers[IGNORED_HEADER]) == (200, "fallbacks, web_search_options")
     assert strict.client.post("/v1/chat/completions", json=asked).status_code == 400
+
+
+def test_no_name_begins_another_header() -> None:
+    leniency = Leniency()
+    leniency.note(["conversation (item a\r\nset-cookie: b\x7f)"])
+    assert leniency.report() == {IGNORED_HEADER: "conversation (item a\\r\\nset-cookie: b\\x7f)"}

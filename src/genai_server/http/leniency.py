@@ -24,6 +24,7 @@ LeaveOut = Callable[[Any], list[str]]
 _MAX_CHARACTERS = 2000
 # What of a client's own names can be part of a header.
 _NAMEABLE = re.compile(r"[\w.-]{1,64}", re.ASCII)
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 # Places, versions and limits, which differ between requests.
 _VARYING = re.compile(r"\[\d+\]|_\d{8}\b|\d+")
 # What this process has logged, up to a limit, because clients choose some of the names.
@@ -134,6 +135,8 @@ def renaming(names: Mapping[str, str]) -> Callable[[str], str]:
 
 def _as_header(names: Iterable[str]) -> str:
     text = ", ".join(dict.fromkeys(names)).encode("ascii", "backslashreplace").decode()
+    # Clients choose some of the names, such as ids of items: no line break may begin another header.
+    text = _CONTROL.sub(lambda found: repr(found[0])[1:-1], text)
     if len(text) <= _MAX_CHARACTERS:
         return text
     start = text[:_MAX_CHARACTERS]

@@ -57,8 +57,8 @@ def test_session_maps_files_to_tokens(server: RunningServer) -> None:
 
 def test_the_report_comes_as_json_text_and_page(server: RunningServer) -> None:
     report = get(server, "/latest/report").json()
-    assert "MatMulNBits" in [operator["name"] for operator in report["operators"]]
-    assert "MatMulNBits" in get(server, "/latest/report", format="text").text
+    assert "PackedMatMul" in [operator["name"] for operator in report["operators"]]
+    assert "PackedMatMul" in get(server, "/latest/report", format="text").text
     page = get(server, "/latest/report", format="html")
     assert page.headers["content-type"].startswith("text/html")
     assert page.text.startswith("<!doctype html>")
@@ -66,7 +66,7 @@ def test_the_report_comes_as_json_text_and_page(server: RunningServer) -> None:
 
 def test_the_command_line_reports_on_a_server(server: RunningServer, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["profile", "report", server.url]) == 0
-    assert "MatMulNBits" in capsys.readouterr().out
+    assert "PackedMatMul" in capsys.readouterr().out
     assert main(["profile", "report", server.url, "--session", "missing"]) == 1
     assert "no session" in capsys.readouterr().err
 

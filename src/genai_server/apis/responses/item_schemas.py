@@ -13,6 +13,7 @@ from genai_server.apis.shared.base import (
     Wire,
     elements,
     field_error,
+    members,
     missing_error,
     writable,
 )
@@ -20,6 +21,8 @@ from genai_server.apis.shared.chat_messages import MAX_MESSAGES, MAX_PARTS, MAX_
 
 # A chat message may correspond to several items: reasoning, text and tool calls.
 MAX_ITEMS = 4 * MAX_MESSAGES
+# Environment variables of a shell call.
+_MAX_VARIABLES = 1024
 Status = Literal["in_progress", "completed", "incomplete"]
 
 
@@ -259,7 +262,7 @@ class LocalShellAction(Wire):
 
     type: Literal["exec"]
     command: Annotated[list[Text], elements(MAX_PARTS)]
-    env: dict[str, Text] = {}
+    env: Annotated[dict[str, Text], Field(max_length=_MAX_VARIABLES), members(_MAX_VARIABLES)] | None = None
     timeout_ms: int | None = None
     user: Text | None = None
     working_directory: Text | None = None
