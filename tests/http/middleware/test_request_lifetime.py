@@ -238,7 +238,7 @@ def test_cancelled_request_gets_no_answer() -> None:
 def test_a_plain_request_id_of_the_client_is_kept(scripted: RunningServer) -> None:
     response = scripted.client.post("/v1/chat", json=body("say x"), headers={"x-request-id": "my-id.1_x"})
     assert response.headers["x-request-id"] == "my-id.1_x"
-    assert response.json()["id"] == "my-id.1_x"
+    assert response.json()["id"].startswith("req-")  # an answer's own, because clients may repeat theirs
 
 
 @pytest.mark.parametrize("given", ["a" * 65, "a b", "../x", "é".encode().decode("latin-1"), ""])
