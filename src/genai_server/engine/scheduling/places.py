@@ -71,7 +71,7 @@ class Places:
         self._step_times = StepTimeModel.tried(runner.abilities)
         # The turns of the background's tenants, and those of all others.
         self._turns = {background: FairQueue(max_credit) for background in (True, False)}
-        # When the last sequence ended of tenants, those of the background aside.
+        # When a sequence of each tenant ended last, those of the background aside.
         self._left: dict[str, float] = {}
 
     @property
@@ -252,13 +252,13 @@ class Places:
 
         It need not where it is within its tenant's share even next to that.
         """
+        if self._max_running < _MANY_PLACES or self._left.keys() <= {sequence.tenant}:
+            return False
         since = self._policy.clock() - _AWAITED_SECONDS
         self._left = {tenant: at for tenant, at in self._left.items() if at > since}
         present = self.present()
         absent = self._left.keys() - present.keys()
-        if not absent or self._max_running < _MANY_PLACES:
-            return False
-        return not self._is_within_share(sequence, running, len(present) + len(absent))
+        return bool(absent) and not self._is_within_share(sequence, running, len(present) + len(absent))
 
     def _is_within_share(self, sequence: Sequence, running: Collection[Sequence], num_tenants: int) -> bool:
         """Whether a waiting sequence would take no more than its tenant's share of the places and the memory."""
