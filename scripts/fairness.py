@@ -17,7 +17,7 @@ import importlib
 import pkgutil
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Awaitable
 from pathlib import Path
 
 import _fairness
@@ -77,11 +77,15 @@ def measured(family: Family, model: Path, effort: Effort, only: str = "") -> lis
                 rows.append(asyncio.run(run(scenario, place, effort)))
                 print(f"{family.name}: {'  '.join(rows[-1].cells())}", file=sys.stderr, flush=True)
             if family.measure is not None and not only:
-                rows += asyncio.run(family.measure(place, effort))
+                rows += asyncio.run(_awaited(family.measure(place, effort)))
             return rows
 
 
-def common_settings(model: Path) -> Mapping[str, str]:
+async def _awaited(rows: Awaitable[list[Row]]) -> list[Row]:
+    return await rows
+
+
+def common_settings(model: Path) -> dict[str, str]:
     """The settings of all families' servers."""
     names = {"alice": ATTACKER, "bob": VICTIM}
     keys = ",".join(f"{name}:{key}" for name, key in names.items())

@@ -61,7 +61,8 @@ class Client:
             raise Refused(f"no answer for {PATIENCE:g} s") from None
 
     async def _streamed(self, body: Mapping[str, Any]) -> Streamed:
-        began, first, text, end = time.perf_counter(), None, b"", {}
+        end: dict[str, Any] = {}
+        began, first, text = time.perf_counter(), None, b""
         async with Exchange(self.port) as exchange:
             await exchange.send("POST", "/v1/chat/completions", json.dumps(body).encode(), self.headers())
             response = await exchange.response()

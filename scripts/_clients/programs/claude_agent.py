@@ -26,7 +26,7 @@ _ENVIRONMENT = {
 }
 
 
-@tool("get_weather", "Get the weather of a city.", {"city": str})
+@tool("get_weather", "Get the weather of a city.", {"city": str})  # type: ignore[untyped-decorator]  # not installed
 async def _weather(arguments: dict[str, Any]) -> dict[str, Any]:
     return {"content": [{"type": "text", "text": get_weather(arguments["city"])}]}
 
