@@ -96,9 +96,10 @@ comments. For TensorRT and other options that reach only the batched session it 
 - Names and values are ONNX Runtime's; Triton's names work, too. Unknown names and wrong values are refused before a
   model is loaded. [settings.md](settings.md#session-options) says where the tables are in the file, and which of them
   wins.
-- An engine has two copies of ONNX Runtime: onnxruntime-genai's model and the batched session. They share no thread
-  pool. The column “reaches” says which of them takes an option. One that does not reach the runner of the requests is
-  refused.
+- An engine runs the model in the batched session of ONNX Runtime or, where [the batch does not take
+  it](models.md#what-fits), as onnxruntime-genai's model. The column “reaches” says which of the two takes an
+  option. One that does not reach the runner of the requests is refused. Where both are loaded, as for adapters on a
+  GPU, each has a thread pool of its own.
 - Triton numbers levels of graph optimization differently: `level` takes Triton's numbers, `graph_optimization_level`
   ONNX Runtime's. ONNX Runtime's 3 (`ORT_ENABLE_LAYOUT`) is refused, because onnxruntime-genai has no name for it.
 
@@ -120,7 +121,8 @@ Tried on an H100 with CUDA 13 ([figures](evidence/benchmarks.md#gpus)).
   batch they and `trt_cuda_graph_enable` are refused, because its shapes change.
 - Models with paged attention (`use_paged_attention=true`, CUDA and WebGPU) run in onnxruntime-genai's own batch; so
   does any model with `GENAI_SCHEDULER=library`, on a CPU in fixed batches of up to four. It refuses `exact`,
-  `logprobs`, `logit_bias`, `min_p`, frequency and presence penalties, and grammars of several parts.
+  `logprobs`, `logit_bias`, `bad_words`, `allowed_token_ids`, `min_p`, frequency and presence penalties, and grammars
+  of several parts.
 
 ## Session options
 

@@ -39,7 +39,7 @@ def test_the_asynchronous_client_gets_answers_side_by_side(scripted: RunningServ
     assert asyncio.run(run()) == ["one", "two"]
 
 
-def test_client_retries_a_503_after_its_retry_after(own_scripted: RunningServer) -> None:
+def test_client_retries_a_503(own_scripted: RunningServer) -> None:
     statuses: list[tuple[int, str | None]] = []
 
     def recover(response: Any) -> None:
@@ -51,7 +51,8 @@ def test_client_retries_a_503_after_its_retry_after(own_scripted: RunningServer)
     with OpenAI(base_url=f"{own_scripted.url}/v1", api_key="none", max_retries=1, http_client=http) as client:
         completion = client.chat.completions.create(**_ask("say hi"))
     assert completion.choices[0].message.content == "hi"
-    assert statuses == [(503, "1"), (200, None)]
+    # How long an operator stops a device for is unknown.
+    assert statuses == [(503, None), (200, None)]
 
 
 def test_each_error_is_of_the_clients_own_class(scripted: RunningServer) -> None:

@@ -40,7 +40,7 @@ def test_report_of_a_real_profile_is_complete(recorded: Path, capsys: pytest.Cap
     assert prefill["tokens"] > 10
     assert decode["passes"] == decode["tokens"] == len(report["passes"]) - prefill["passes"]
     assert [one["token"] for one in report["passes"]][-3:] == list(range(decode["passes"] - 2, decode["passes"] + 1))
-    assert report["operators"][0]["name"] == "MatMulNBits"
+    assert report["operators"][0]["name"] == "PackedMatMul"
     assert {"layer 0", "layer 5"} <= {share["name"] for share in report["layers"]}
     assert 0 < decode["other_us"] < decode["total_us"]
     assert decode["cores"] > 0
@@ -67,7 +67,7 @@ def test_a_node_that_is_made_slow_in_one_token_of_it_is_found(
     slow = figures(str(tmp_path), capsys=capsys)["slow_tokens"][0]
     assert slow["token"] == slowed["token"]
     assert slow["because"][0]["name"] == "/model/layers.3/mlp/up_proj/MatMul_Q8"
-    assert slow["because"][0]["operator"] == "MatMulNBits"
+    assert slow["because"][0]["operator"] == "PackedMatMul"
 
 
 def test_the_text_names_operators_and_the_slow_token(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -97,12 +97,12 @@ def private_copy(path: Path) -> Iterator[Path]:
     """
     if sys.platform == "win32":
         yield path
-        return
-    try:
-        with tempfile.TemporaryDirectory(prefix="genai-server-adapter-") as folder:
-            yield Path(shutil.copy(path, folder))
-    except OSError as error:
-        raise AdapterLoadFailed(f"{path} cannot be copied: {error.strerror}") from None
+    else:
+        try:
+            with tempfile.TemporaryDirectory(prefix="genai-server-adapter-") as folder:
+                yield Path(shutil.copy(path, folder))
+        except OSError as error:
+            raise AdapterLoadFailed(f"{path} cannot be copied: {error.strerror}") from None
 
 
 def _read(path: Path) -> dict[str, Any]:
