@@ -143,6 +143,8 @@ def _resume(process: psutil.Process) -> None:
         process.resume()
 
 
+# As there: openai's own classes warn when they write the object of the caller's class into a request.
+@pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")
 @pytest.mark.parametrize(
     "test",
     [
@@ -229,7 +231,7 @@ def test_admin_calls_reach_all_replicas_or_the_named_one(demo: RunningServer) ->
     terminated = demo.options(terminate_session="1").json()["replicas"]
     assert {name: found["status"] for name, found in terminated.items()} == {one: 200, other: 200}
     refused = _ask(demo, "hello")
-    assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+    assert (refused.status_code, "retry-after" in refused.headers) == (503, False)  # until when is unknown
     assert refused.json()["error"]["code"] == "session_terminated"
 
     named = demo.client.post(
