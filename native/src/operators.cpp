@@ -392,7 +392,7 @@ class RaggedAttention {
     CHECK(in[kStarts].count() == rows + 1 && in[kSlots].count() == rows, "RaggedAttention: starts, pasts and slots are of other rows");
     for (int64_t r = 0; r < rows; ++r) {
       const int64_t start = pass->starts[r], end = pass->starts[r + 1], past = pass->pasts[r], slot = pass->slots[r];
-      CHECK(start >= (r ? pass->starts[r - 1 + 1] : 0) && start <= end && end <= tokens, "RaggedAttention: the tokens of row %d are %lld to %lld of %lld", (int)r, (long long)start, (long long)end, (long long)tokens);
+      CHECK(start >= 0 && start <= end && end <= tokens, "RaggedAttention: the tokens of row %d are %lld to %lld of %lld", (int)r, (long long)start, (long long)end, (long long)tokens);
       CHECK(past >= 0 && past + end - start <= length && slot >= 0 && slot < keys.shape[0],
             "RaggedAttention: row %d of %lld tokens behind %lld does not fit slot %lld of %lld with %lld tokens", (int)r,
             (long long)(end - start), (long long)past, (long long)slot, (long long)keys.shape[0], (long long)length);

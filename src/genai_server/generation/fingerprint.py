@@ -24,7 +24,7 @@ _SETTINGS = (
     "tool_parser",
 )
 # Directories whose names contain library versions. Reading all distributions would take longer.
-_LIBRARIES = "onnxruntime*.dist-info"
+_LIBRARIES = ("onnxruntime*.dist-info", "genai_server_native*.dist-info")
 
 
 def fingerprint(settings: Settings, about: ModelStatus) -> str:
@@ -35,7 +35,9 @@ def fingerprint(settings: Settings, about: ModelStatus) -> str:
     paths = [path for path in (*Path(about.path).glob("*"), Path(about.chat_template)) if path.is_file()]
     parts = {
         "files": sorted((path.name, (stat := path.stat()).st_size, stat.st_mtime_ns) for path in paths),
-        "libraries": sorted(folder.name for path in sys.path for folder in Path(path).glob(_LIBRARIES)),
+        "libraries": sorted(
+            folder.name for path in sys.path for form in _LIBRARIES for folder in Path(path).glob(form)
+        ),
         "server": __version__,
         "settings": {name: getattr(settings, name) for name in _SETTINGS},
         "chat_template": about.chat_template,

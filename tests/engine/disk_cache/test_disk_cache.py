@@ -11,24 +11,30 @@ from typing import Any
 import numpy as np
 import pytest
 
-from genai_server.engine.disk_cache.disk_cache import DiskCache
+from genai_server.config.sources import engine_settings
+from genai_server.engine.disk_cache import disk_cache
+from genai_server.engine.disk_cache.disk_cache import DiskCache, open_disk_cache
 from genai_server.engine.disk_cache.segment_file import write_segment
 from genai_server.engine.disk_cache.segment_folder import SegmentFolder
 from genai_server.engine.disk_cache.slot_memory import SlotMemory
 from genai_server.engine.kv_cache.cpu_buffers import CpuBuffers
+from genai_server.engine.model.files import check_model_directory
 from genai_server.engine.prompt_images import EncodedImage
 from genai_server.engine.runners.bare_sequences import open_bare
 from genai_server.engine.runners.batched import BatchedRunner
+from genai_server.engine.runners.load_batched import load_batched
 from genai_server.engine.runners.loaded_model import LoadedModel
 from genai_server.engine.sampling.grammar import Guidance
 from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.messages.admin import CacheReset, ResetPrefixCache
 from genai_server.messages.figures import DiskCacheFigures
 from genai_server.messages.generation_request import Adapter, Sampling, TokenLogprob
+from genai_server.messages.launch import EngineSpec
 from genai_server.messages.protocol import Cancel, Finished, Tokens
 from tests.engine.model_runners import batched_runner
+from tests.given_settings import given
 from tests.hand_clock import HandClock
-from tests.running_server import ROOT
+from tests.running_server import DEMO, ROOT
 from tests.stepped_loop import SteppedLoop
 
 MAX_LENGTH, SEGMENT = 512, 32
@@ -579,3 +585,23 @@ def test_states_are_loaded_with_their_prefix(name: str, clock: HandClock, tmp_pa
     found, num_cached = started().answer(1, longer, exact=True)
     assert num_cached > 128
     assert found == expected
+
+
+def test_prefixes_of_other_operators_are_not_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their keys and values differ in the last bits, so that answers would not be bitwise those without a cache."""
+    names: list[str] = []
+
+    def folder(root: Path, model: str, max_bytes: int) -> SegmentFolder:
+        names.append(model)
+        return SegmentFolder(root, model, max_bytes)
+
+    monkeypatch.setattr(disk_cache, "SegmentFolder", folder)
+    for operators in ("native", "onnxruntime", "native"):
+        settings = engine_settings(
+            given(cpu_operators=operators, prefix_cache_bytes="1000000", prefix_cache_dir=str(tmp_path / "prefixes"))
+        )
+        spec = EngineSpec("cpu", str(DEMO), settings)
+        runner = load_batched(spec, DEMO, check_model_directory(DEMO))
+        assert open_disk_cache(spec, runner) is not None
+    native, others, again = names
+    assert native == again != others

@@ -16,6 +16,7 @@ from genai_server.engine.disk_cache.slot_memory import SlotMemory
 from genai_server.engine.host.priority import let_others_go_first
 from genai_server.engine.kv_cache.cpu_buffers import CpuBuffers
 from genai_server.engine.kv_cache.kv_slots import KvSlots
+from genai_server.engine.model.native_library import library_key
 from genai_server.engine.model.session_options import num_threads
 from genai_server.engine.model.weights import model_key
 from genai_server.engine.runners.base import Runner
@@ -95,6 +96,7 @@ def open_disk_cache(spec: EngineSpec, runner: Runner, clock: Clock = time.perf_c
         "stored": f"{arrays[0].dtype} as {np.dtype(stored_type)}, {memory.segment_tokens} tokens",
         "threads": str(num_threads(spec.options, settings.threads)),
         "int8": str(runner.abilities.int8_from is not None),
+        "operators": library_key() if runner.graph.is_native else "onnxruntime",
     }
     try:
         root = Path(settings.prefix_cache_dir)

@@ -31,6 +31,12 @@ def native_library() -> Path:
     return found
 
 
+@cache
+def library_key() -> str:
+    """A hash of the library and the kind of processor: as long as it is the same, results are bitwise the same."""
+    return hashlib.sha256(native_library().read_bytes() + processor().encode()).hexdigest()[:16]
+
+
 def why_not_native(settings: EngineSettings, options: DeviceOptions) -> str | None:
     """Why a device's batch does not have the library's operators; None if it may.
 
@@ -61,8 +67,7 @@ def choose_instruction_set(cache_dir: Path | None) -> str | None:
 
     What was found is kept in `cache_dir`, for this library and this processor.
     """
-    key = hashlib.sha256(native_library().read_bytes() + processor().encode()).hexdigest()[:16]
-    kept = None if cache_dir is None else cache_dir / f"native-{key}.json"
+    kept = None if cache_dir is None else cache_dir / f"native-{library_key()}.json"
     usable = _package().instruction_sets()
     if kept is not None and kept.is_file():
         try:
