@@ -93,6 +93,30 @@ def test_the_same_grammar_again_is_accepted_at_once(bench: Bench) -> None:
     assert bench.text(1) == bench.text(2) == "b"
 
 
+def test_a_grammar_that_another_key_has_used_is_compiled_again(bench: Bench) -> None:
+    bench.submit(1, "say b", grammar='start: "b"', tenant="alice")
+    bench.run(1)
+    with nothing_compiles(bench):
+        bench.submit(2, "say b", grammar='start: "b"', tenant="bob")
+        bench.submit(3, "say b", grammar='start: "b"', tenant="alice")
+        bench.run(3)
+        assert bench.of(2) == []
+    bench.run(2)
+    assert [bench.text(key) for key in (1, 2, 3)] == ["b"] * 3
+
+
+def test_an_optional_grammar_is_tried_by_each_key_for_itself(bench: Bench) -> None:
+    bench.submit(1, "say a", grammar="start: (", needs_grammar=False, tenant="alice")
+    bench.run(1)
+    with nothing_compiles(bench):
+        bench.submit(2, "say a", grammar="start: (", needs_grammar=False, tenant="bob")
+        bench.submit(3, "say a", grammar="start: (", needs_grammar=False, tenant="alice")
+        bench.run(3)
+        assert bench.of(2) == []
+    bench.run(2)
+    assert [bench.text(key) for key in (1, 2, 3)] == ["a"] * 3
+
+
 def test_a_grammar_does_not_reach_beyond_its_request(bench: Bench) -> None:
     bench.submit(1, "say free")
     bench.submit(2, "say free", grammar="start: /[f-g]+/")

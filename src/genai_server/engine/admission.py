@@ -82,7 +82,7 @@ class Admission:
 
     def _grammar_compiled(self, sequence: Sequence, compiled: Compiled) -> None:
         """Keep a compiled grammar; accept or refuse the sequence that waits for it, if it has not ended."""
-        self._guidance.keep(sequence.request.grammar or "", compiled)
+        self._guidance.keep(sequence.request.grammar or "", compiled, tenant=sequence.tenant)
         goes_without = isinstance(compiled, str) and not sequence.request.needs_grammar
         self._one_prepared(sequence, lambda: None if goes_without else self._give_guide(sequence))
 
@@ -191,7 +191,7 @@ class Admission:
             return submit
         try:
             self._runners.for_request(request).check(request)
-            self._guidance.guide(request.grammar)
+            self._guidance.guide(request.grammar, tenant=request.tenant)
         except InvalidField:
             return structs.replace(submit, request=structs.replace(request, grammar=None))
         return submit
@@ -208,7 +208,7 @@ class Admission:
         grammar = sequence.request.grammar
         if grammar is None:
             return
-        sequence.guide = self._guidance.guide(grammar)
+        sequence.guide = self._guidance.guide(grammar, tenant=sequence.tenant)
         if sequence.guide is None:
             sequence.num_preparations += 1
             # The worker's thread calls this.

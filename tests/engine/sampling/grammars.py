@@ -8,16 +8,16 @@ from genai_server.engine.sampling.grammar import Compiled, Guidance, Guide
 AMBIGUOUS = 'start: a+ a+ a+\na: a a | "x"+'
 
 
-def compiled(guidance: Guidance, grammar: str) -> Compiled:
+def compiled(guidance: Guidance, grammar: str, tenant: str = "") -> Compiled:
     done: SimpleQueue[Compiled] = SimpleQueue()
-    guidance.compile(grammar, done.put)
+    guidance.compile(grammar, done.put, tenant=tenant)
     return done.get(timeout=60)
 
 
-def guide(guidance: Guidance, grammar: str) -> Guide:
-    """A guide by a grammar that is compiled if it was not."""
-    if (found := guidance.guide(grammar)) is None:
-        guidance.keep(grammar, compiled(guidance, grammar))
-        found = guidance.guide(grammar)
+def guide(guidance: Guidance, grammar: str, tenant: str = "") -> Guide:
+    """A guide by a grammar of a tenant that is compiled if it was not."""
+    if (found := guidance.guide(grammar, tenant=tenant)) is None:
+        guidance.keep(grammar, compiled(guidance, grammar, tenant), tenant=tenant)
+        found = guidance.guide(grammar, tenant=tenant)
     assert found is not None
     return found

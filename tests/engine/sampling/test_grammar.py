@@ -235,6 +235,77 @@ def test_a_grammar_that_several_wait_for_is_compiled_once(guidance: Guidance, mo
     assert found[0] is found[1] is found[2]
 
 
+def test_tenants_share_no_compiled_grammars(guidance: Guidance, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiling = []
+    compile_one = guidance._compile
+
+    def counted(grammar: str) -> Compiled:
+        compiling.append(grammar)
+        return compile_one(grammar)
+
+    monkeypatch.setattr(guidance, "_compile", counted)
+    guide(guidance, 'start: "a"', "alice")
+    assert guidance.guide('start: "a"', tenant="bob") is None
+    guide(guidance, 'start: "a"', "bob")
+    assert compiling == ['start: "a"'] * 2
+
+
+def test_a_tenant_does_not_join_the_compilation_of_another_one(
+    guidance: Guidance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = Event()
+    compile_one = guidance._compile
+
+    def slow(grammar: str) -> Compiled:
+        gate.wait(10)
+        return compile_one(grammar)
+
+    monkeypatch.setattr(guidance, "_compile", slow)
+    done: SimpleQueue[Compiled] = SimpleQueue()
+    guidance.compile('start: "a"', done.put, tenant="alice")
+    guidance.compile('start: "a"', done.put, tenant="bob")
+    gate.set()
+    assert done.get(timeout=10) is not done.get(timeout=10)
+
+
+def test_new_grammars_evict_those_of_the_tenant_that_has_most(
+    guidance: Guidance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_KEPT_GRAMMARS", 4)
+    guide(guidance, 'start: "own"', "bob")
+    for number in range(10):
+        guide(guidance, f'start: "{number}"', "alice")
+    assert guidance.guide('start: "own"', tenant="bob") is not None
+    guide(guidance, 'start: "own"', "carol")
+    assert guidance.guide('start: "own"', tenant="bob") is not None
+    assert [n for n in range(10) if guidance.guide(f'start: "{n}"', tenant="alice") is not None] == [8, 9]
+
+
+def test_of_equal_tenants_the_one_with_the_newest_grammar_loses_another(
+    guidance: Guidance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_KEPT_GRAMMARS", 3)
+    for tenant, grammar in (("bob", 'start: "1"'), ("bob", 'start: "2"'), ("alice", 'start: "3"')):
+        guide(guidance, grammar, tenant)
+    guide(guidance, 'start: "4"', "alice")
+    assert guidance.guide('start: "3"', tenant="alice") is None
+    assert guidance.guide('start: "1"', tenant="bob") is not None
+
+
+def test_long_grammars_evict_those_of_the_tenant_with_the_most_characters(
+    guidance: Guidance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_KEPT_CHARACTERS", 200)
+    longest_of_bob = f'start: "{"b" * 100}"'
+    guide(guidance, longest_of_bob, "bob")
+    for letter in "acde":
+        guide(guidance, f'start: "{letter * 50}"', "alice")
+    assert guidance.guide(longest_of_bob, tenant="bob") is not None
+    kept = [letter for letter in "acde" if guidance.guide(f'start: "{letter * 50}"', tenant="alice") is not None]
+    assert kept == ["d", "e"]
+    assert sum(len(grammar) for _, grammar in guidance._kept) - len(f'start: "{"e" * 50}"') <= 200
+
+
 def test_grammar_that_followed_many_tokens_is_recompiled(guidance: Guidance, monkeypatch: pytest.MonkeyPatch) -> None:
     grammar = "start: /[a-z]+/"
     monkeypatch.setattr(module, "_MAX_FOLLOWED", 4)

@@ -7,7 +7,7 @@ was compiled before by an API process's grammar checker, with tighter limits.
 
 import logging
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -27,8 +27,8 @@ from genai_server.messages.generation_request import ModelInfo
 from genai_server.timing import Clock
 
 log = logging.getLogger(__name__)
-# Limits of the cache of compiled grammars and error messages. A grammar takes some hundred bytes for each of its
-# characters. The second limit applies to all but the newest; the longest is dropped first.
+# Limits of the cache of compiled grammars and error messages, for all tenants together. A grammar takes some hundred
+# bytes for each of its characters. The second limit applies to all but the newest.
 _KEPT_GRAMMARS = 32
 _KEPT_CHARACTERS = 50_000
 # Copies of a compiled grammar share the states of its lexer, which only grow (350 bytes each). Beyond 250,000 states no
@@ -46,6 +46,8 @@ STEP_SECONDS = 0.005
 _DECAY = 0.2
 
 Compiled = LLMatcher | str
+# A tenant and one of its grammars.
+_Key = tuple[str, str]
 
 
 @dataclass
@@ -170,7 +172,8 @@ class Guide:
 class Guidance:
     """The grammars of one vocabulary. Without a tokenizer, none is accepted, for the given reason.
 
-    Owned by one thread; `compile` works in another.
+    Each tenant has compiled grammars of its own: how long an answer takes shows whether its grammar was compiled
+    before, and so would show which schemas others use. Owned by one thread; `compile` works in another.
     """
 
     def __init__(
@@ -181,21 +184,22 @@ class Guidance:
         self._consumer = None if tokenizer is None else UnlockedConsumer(tokenizer)
         self._vocab_size = vocab_size
         self._reason = reason
-        self._kept: OrderedDict[str, KeptGrammar] = OrderedDict()
-        self._compiling: dict[str, Future[Compiled]] = {}
+        # By tenant and grammar, the least recently used first.
+        self._kept: OrderedDict[_Key, KeptGrammar] = OrderedDict()
+        self._compiling: dict[_Key, Future[Compiled]] = {}
         self._worker = WorkerThread("guidance")
 
-    def guide(self, grammar: str) -> Guide | None:
-        """The guide at a grammar's start; None if the grammar must be compiled first.
+    def guide(self, grammar: str, *, tenant: str = "") -> Guide | None:
+        """The guide at the start of a tenant's grammar; None if the grammar must be compiled first.
 
         Raises InvalidField if it cannot be compiled.
         """
         if self._consumer is None:
             raise InvalidField(f"answers of this model cannot be guided by a grammar: {self._reason}", param="grammar")
-        kept = self._kept.get(grammar)
+        kept = self._kept.get((tenant, grammar))
         if kept is None or kept.followed >= _MAX_FOLLOWED:
             return None
-        self._kept.move_to_end(grammar)
+        self._kept.move_to_end((tenant, grammar))
         if isinstance(kept.compiled, str):
             raise InvalidField(f"the grammar is wrong: {kept.compiled}", param="grammar")
         return Guide(kept, kept.compiled.deep_copy(), self._vocab_size, self._consumer, self._clock)
@@ -203,30 +207,56 @@ class Guidance:
     def compile(
         self, grammar: str, done: Callable[[Compiled], None], *, tenant: str = "", background: bool = False
     ) -> None:
-        """Compile a grammar, which may take a second; `done` is called in another thread with the result to `keep`.
+        """Compile a tenant's grammar, which may take a second; `done` is called in another thread with the result to
+        `keep`.
 
-        Calls for a grammar that is being compiled get the same result. Tenants take turns, and the background comes
-        last.
+        Calls for a grammar of the tenant that is being compiled get the same result. Tenants take turns, and the
+        background comes last.
         """
-        if grammar not in self._compiling:
+        key = tenant, grammar
+        if key not in self._compiling:
             job = partial(self._compile, grammar)
             with stack(ENGINE_STACK):  # for the worker thread, which starts with its first task
-                self._compiling[grammar] = self._worker.submit(job, tenant=tenant, background=background)
-        self._compiling[grammar].add_done_callback(lambda compiled: done(compiled.result()))
+                self._compiling[key] = self._worker.submit(job, tenant=tenant, background=background)
+        self._compiling[key].add_done_callback(lambda compiled: done(compiled.result()))
 
-    def keep(self, grammar: str, compiled: Compiled) -> None:
-        """Cache a compiled grammar. The least recently used or longest one is dropped for it."""
-        self._compiling.pop(grammar, None)
-        self._kept[grammar] = KeptGrammar(compiled)
-        self._kept.move_to_end(grammar)
+    def keep(self, grammar: str, compiled: Compiled, *, tenant: str = "") -> None:
+        """Cache a tenant's compiled grammar.
+
+        Beyond the number of grammars, the least recently used one of the tenant that has the most is dropped; beyond
+        their characters, the longest one of the tenant that has the most characters. So no tenant pushes out the
+        grammars of those that have fewer.
+        """
+        newest = tenant, grammar
+        self._compiling.pop(newest, None)
+        self._kept[newest] = KeptGrammar(compiled)
+        self._kept.move_to_end(newest)
         if len(self._kept) > _KEPT_GRAMMARS:
-            self._kept.popitem(last=False)
-        while sum(map(len, self._kept)) - len(grammar) > _KEPT_CHARACTERS:
-            del self._kept[max((other for other in self._kept if other != grammar), key=len)]
+            del self._kept[self._of_largest_holder(newest, lambda key: 1)[0]]
+        while sum(map(_num_characters, self._kept)) - len(grammar) > _KEPT_CHARACTERS:
+            del self._kept[max(self._of_largest_holder(newest, _num_characters), key=_num_characters)]
+
+    def _of_largest_holder(self, newest: _Key, size: Callable[[_Key], int]) -> list[_Key]:
+        """The cached grammars of the tenant whose grammars have the largest size together, the least recently used
+        first.
+
+        The newest one counts, but is not among them. Of equal tenants it is the one that kept the newest grammar, and
+        else the one whose grammar was not used for longest.
+        """
+        held: Counter[str] = Counter()
+        for key in self._kept:
+            held[key[0]] += size(key)
+        others = [key for key in self._kept if key != newest]
+        largest = max((tenant for tenant, _ in others), key=lambda tenant: (held[tenant], tenant == newest[0]))
+        return [key for key in others if key[0] == largest]
 
     def _compile(self, grammar: str) -> Compiled:
         assert self._tokenizer is not None
         return compile_grammar(self._tokenizer, grammar)
+
+
+def _num_characters(key: _Key) -> int:
+    return len(key[1])
 
 
 def bytes_guidance(model: ModelInfo, clock: Clock = time.thread_time) -> Guidance:
