@@ -83,8 +83,8 @@ def test_a_command_starts_without_the_modules_of_the_others() -> None:
     )
     command = [sys.executable, "-c", script]
     result = subprocess.run(command, cwd=ROOT, env=clean_environment(), capture_output=True, text=True, check=True)
-    modules = ("commands", "key_command", "serve", "serve.exit_status", "suggesting_parser")
-    assert result.stdout.split()[-6:] == [*(f"genai_server.cli.{name}" for name in modules), "False"]
+    modules = ("commands", "key_command", "serve", "serve.exit_status", "standard_streams", "suggesting_parser")
+    assert result.stdout.split()[-7:] == [*(f"genai_server.cli.{name}" for name in modules), "False"]
 
 
 def cut(*arguments: str, read: int = 0, **variables: str) -> tuple[int, str]:

@@ -5,6 +5,7 @@ import sys
 from genai_server import __version__
 from genai_server.cli.commands import add_commands
 from genai_server.cli.serve.exit_status import OUTPUT_CUT, output_is_cut
+from genai_server.cli.standard_streams import tolerate_characters
 from genai_server.cli.suggesting_parser import SuggestingParser
 from genai_server.errors import ConfigurationError, GenaiServerError
 
@@ -17,6 +18,7 @@ def main(arguments: list[str] | None = None) -> int:
     The status is 2 for a wrong setting, 1 for a later failure and 130 after Ctrl-C. It is 141 if the reader of the
     output has exited, as in `genai-server doctor | head -1`.
     """
+    tolerate_characters()
     try:
         status = _run(sys.argv[1:] if arguments is None else arguments)
     except KeyboardInterrupt:  # commands that have something to finish catch it themselves

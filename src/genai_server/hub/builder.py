@@ -97,7 +97,7 @@ def check_environment(python: Path, needed: Sequence[str] = _NEEDED) -> None:
     code = f"import importlib.util as u; print(*[n for n in {tuple(needed)!r} if not _has(u, n)])"
     code = "def _has(u, n):\n try: return u.find_spec(n)\n except ImportError: return None\n" + code
     try:
-        done = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True)
+        done = subprocess.run([python, "-c", code], capture_output=True, text=True, errors="replace", check=True)
     except (OSError, subprocess.CalledProcessError) as error:
         raise ConfigurationError(f"--python={python}: cannot be run: {error}") from None
     if missing := done.stdout.split():
@@ -119,8 +119,8 @@ def check_source(build: Build, python: Path) -> None:
         check_tensors(build.source, build.quantization)
     code = f"import importlib.util as u; print(u.find_spec({_BUILDER!r}).origin)"
     try:
-        found = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout.splitlines()
-        source = Path(found[-1]).read_text(encoding="utf-8")
+        found = subprocess.run([python, "-c", code], capture_output=True, text=True, errors="replace", check=True)
+        source = Path(found.stdout.splitlines()[-1]).read_text(encoding="utf-8")
     except (OSError, ValueError, LookupError, subprocess.CalledProcessError):
         source = ""  # the build itself says what is wrong
     check_architecture(
@@ -222,7 +222,7 @@ def run_logged(
             text=True,
             encoding="utf-8",
             errors="replace",
-            env=environment,
+            env=environment | {"PYTHONIOENCODING": "utf-8"},
         ) as process,
     ):
         assert process.stdout is not None

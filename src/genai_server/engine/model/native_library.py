@@ -92,7 +92,13 @@ def _works(instruction_set: str) -> bool:
     command = [sys.executable, "-m", _TRIAL, instruction_set]
     try:
         ended = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_TRIAL_SECONDS, check=False
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",  # messages of libraries may have another encoding
+            timeout=_TRIAL_SECONDS,
+            check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         why = str(error)

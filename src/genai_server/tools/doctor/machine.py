@@ -84,7 +84,13 @@ def providers() -> Iterator[Finding]:
     command = [sys.executable, "-m", "genai_server.engine.model.provider_trial"]
     try:
         result = subprocess.run(
-            command, capture_output=True, text=True, timeout=_TRIAL_TIMEOUT, check=False, env=engine_environment()
+            command,
+            capture_output=True,
+            text=True,
+            errors="replace",  # messages of libraries may have another encoding
+            timeout=_TRIAL_TIMEOUT,
+            check=False,
+            env=engine_environment(),
         )
         tried: dict[str, str | None] | None = json.loads(result.stdout or "null")
     except (OSError, ValueError, subprocess.SubprocessError) as error:

@@ -23,6 +23,7 @@ from genai_server.cli.model_argument import find
 from genai_server.cli.option_types import path_of
 from genai_server.cli.screen import say, say_aside
 from genai_server.cli.serve.welcome import url_of
+from genai_server.cli.standard_streams import piped_text
 from genai_server.config.sources import load_settings
 from genai_server.errors import ChatFailed
 from genai_server.http.api_keys import make_key
@@ -105,10 +106,7 @@ def _with_piped(question: str) -> str:
     """The question, followed by what is piped into the command. Raises ChatFailed."""
     if sys.stdin is None or sys.stdin.isatty():  # None if it is closed
         return question
-    try:
-        return f"{question}\n\n{sys.stdin.read()}".strip()
-    except UnicodeDecodeError:
-        raise ChatFailed("what is piped into the command is not text") from None
+    return f"{question}\n\n{piped_text()}".strip()
 
 
 @contextmanager

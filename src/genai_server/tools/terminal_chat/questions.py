@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from genai_server.cli.screen import screen
+from genai_server.cli.standard_streams import piped_line
 
 if TYPE_CHECKING:
     from prompt_toolkit import PromptSession
@@ -38,9 +39,9 @@ def _is_open(text: str) -> bool:
 
 def _plain() -> str:
     is_typed = sys.stdin.isatty()
-    text = input(_PROMPT if is_typed else "")
+    text = input(_PROMPT) if is_typed else piped_line()
     while _is_open(text):
-        text += "\n" + input(_MORE if is_typed else "")
+        text += "\n" + (input(_MORE) if is_typed else piped_line())
     return text
 
 
