@@ -45,6 +45,7 @@ _SETS = {
     },
     "aarch64": {"base": []},
 }
+_AMX = [*_AVX512, "-mamx-tile", "-mamx-int8"]
 _MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
 
 
@@ -70,36 +71,40 @@ def digest() -> str:
     return found.hexdigest()[:16]
 
 
-def compile_library(out: Path, target: str = "") -> None:
+def compile_library(out: Path, target: str = "", extra: Sequence[str] = ()) -> None:
     """Compile the library for `target`, a triple such as aarch64-linux-gnu.2.17; by default for this machine.
 
-    Raises subprocess.CalledProcessError if the compiler fails, and OSError if there is none.
+    `extra` options go to the compiler and the linker. Raises subprocess.CalledProcessError if the compiler fails, and
+    OSError if there is none.
     """
     compiler = [] if target else find_compiler()
     if not compiler:
         compiler = [sys.executable, "-m", "ziglang", "c++", *(["-target", target] if target else [])]
     processor = target.partition("-")[0] or machine()
     is_windows = "windows" in target or (not target and sys.platform == "win32")
-    common = [option for option in _COMMON if not (is_windows and option == "-fPIC")]
+    common = [option for option in _COMMON if not (is_windows and option == "-fPIC")] + list(extra)
     sets = dict(_SETS[processor])
     if processor == "aarch64" and "zig" in " ".join(compiler):
         sets["base"] = ["-mcpu=generic+dotprod+fullfp16"]
     elif processor == "aarch64":
         sets["base"] = ["-march=armv8.2-a+dotprod+fp16"]
     with tempfile.TemporaryDirectory() as folder:
-        units = [("operators", [])] + [(name, [*options, f"-DISA={name}"]) for name, options in sets.items()]
-        objects = [f"{folder}/{name}.o" for name, _ in units]
+        units = [("operators.cpp", "operators", list[str]())]
+        units += [("kernels.cpp", name, [*options, f"-DISA={name}"]) for name, options in sets.items()]
+        if processor == "x86_64":
+            units.append(("amx.cpp", "amx", _AMX))
+        objects = [f"{folder}/{name}.o" for _, name, _ in units]
         commands = [
             [*compiler, *common, *options, "-c", str(SOURCE / source), "-o", made]
-            for (name, options), made in zip(units, objects, strict=True)
-            for source in ["operators.cpp" if name == "operators" else "kernels.cpp"]
+            for (source, _, options), made in zip(units, objects, strict=True)
         ]
         _run_all(commands)
         out.parent.mkdir(parents=True, exist_ok=True)
         libraries = [] if is_windows else ["-lm"]
         nothing = ["-nostdlib++"] if "zig" in " ".join(compiler) or "clang" in compiler[0] else []
         made = out.with_name(f".{out.name}.{os.getpid()}")
-        subprocess.run([*compiler, "-shared", "-s", *nothing, "-o", str(made), *objects, *libraries], check=True)
+        linked = ["-shared", "-s", *nothing, *extra, "-o", str(made), *objects, *libraries]
+        subprocess.run([*compiler, *linked], check=True)
         made.replace(out)  # at once, so that no process maps half of a library
 
 

@@ -74,4 +74,8 @@ inline int64_t scratch_floats(int64_t queries, int head_size) {
 
 extern const Kernels kernels_base, kernels_avx2, kernels_avx512vnni, kernels_avx512bf16;
 
+// Those of avx512bf16, with products by AMX; null where the processor, the system or the process has no tiles. For
+// processors that can run avx512bf16, and not at the same time by two threads the first time.
+const Kernels* amx_kernels();
+
 }  // namespace native

@@ -8,7 +8,7 @@ const Kernels* g_kernels;
 
 namespace {
 
-constexpr int kMaxSets = 4;
+constexpr int kMaxSets = 5;
 
 // The kernels that this processor can run, the fastest first; returns their number.
 int usable_kernels(const Kernels** found) {
@@ -16,7 +16,10 @@ int usable_kernels(const Kernels** found) {
 #if defined(__x86_64__)
   __builtin_cpu_init();
   if (__builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl")) {
-    if (__builtin_cpu_supports("avx512bf16")) found[number++] = &kernels_avx512bf16;
+    if (__builtin_cpu_supports("avx512bf16")) {
+      if (const Kernels* amx = amx_kernels()) found[number++] = amx;
+      found[number++] = &kernels_avx512bf16;
+    }
     found[number++] = &kernels_avx512vnni;
   }
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c")) found[number++] = &kernels_avx2;
@@ -100,7 +103,7 @@ class PackedMatMul {
  private:
   // silu(gate) * value: the panels of the gate and of the values alternate.
   void gated(const Product& product, int64_t panel, int64_t first, int64_t end, float* out) const {
-    constexpr int64_t kRowsAtOnce = 16;
+    constexpr int64_t kRowsAtOnce = 64;
     float both[kRowsAtOnce * 2 * kPanel];
     for (int64_t row = first; row < end; row += kRowsAtOnce) {
       const int64_t next = smaller(end, row + kRowsAtOnce);

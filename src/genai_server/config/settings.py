@@ -144,7 +144,7 @@ class Settings(ServerSettings, MediaSettings):
 
     cpu_operators: Literal["auto", "native", "onnxruntime"] = "auto"
     """Operators of the batch on CPUs: `native` (those of genai-server-native, with which no answer depends on other
-    requests), `onnxruntime`, or `auto`: `native` where it is installed and runs the model, and there is no AMX.
+    requests), `onnxruntime`, or `auto`: `native` where it is installed and runs the model.
     """
 
     prefill_weights: Literal["auto", "int4", "int8"] = "auto"

@@ -53,8 +53,6 @@ def why_not_native(settings: EngineSettings, options: DeviceOptions) -> str | No
         return "genai-server-native is not installed"
     if not native_library().is_file():
         return f"{native_library()} does not exist"
-    if wanted == "auto" and " amx_int8" in processor():
-        return "ONNX Runtime reads prompts faster on a processor with AMX, which genai-server-native does not use yet"
     chosen = choose_instruction_set(Path(settings.cache_dir) if settings.cache_dir else None)
     if chosen is None:
         return "none of the kernels of genai-server-native computes rightly on this processor"

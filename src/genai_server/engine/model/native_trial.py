@@ -5,6 +5,7 @@ kernels may end it.
 """
 
 import sys
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,9 @@ from genai_server.engine.graph_rewriting.native_attention import OPERATOR
 from genai_server.engine.graph_rewriting.packed_products import DOMAIN, PACKED, QuantizedMatrix, pack
 
 _FLOAT, _INT32 = TensorProto.FLOAT, TensorProto.INT32
-_ROWS, _INPUTS, _OUTPUTS, _BLOCK = 21, 320, 136, 32
+_INPUTS, _OUTPUTS, _BLOCKS = 384, 136, (16, 32, 64, 128)
+# Kernels differ by the number of rows: AMX takes tiles of up to 16 for more than 4.
+_ROWS = (3, 7, 21)
 _HEADS, _CACHE_HEADS, _SIZE, _LENGTH, _PAST, _TOKENS = 6, 2, 32, 160, 100, 9
 # Shares of the results' standard deviation. Activations are rounded to 127 steps of the largest in a block.
 _MAX_PRODUCT_ERROR, _MAX_ATTENTION_ERROR = 0.06, 1e-4
@@ -27,8 +30,9 @@ def main(instruction_set: str) -> None:
     import genai_server_native
 
     genai_server_native.use(instruction_set)
-    for bits in (4, 8):
-        _check(f"a product of {bits} bits", *_product(bits), _MAX_PRODUCT_ERROR)
+    for bits, block, rows in product((4, 8), _BLOCKS, _ROWS):
+        what = f"a product of {bits} bits in blocks of {block} with {rows} rows"
+        _check(what, *_product(bits, block, rows), _MAX_PRODUCT_ERROR)
     _check("attention", *_attention(), _MAX_ATTENTION_ERROR)
 
 
@@ -38,17 +42,17 @@ def _check(what: str, found: NDArray[Any], expected: NDArray[Any], most: float) 
         raise ValueError(f"{what} is wrong by {error:.2g} of its standard deviation")
 
 
-def _product(bits: int) -> tuple[NDArray[Any], NDArray[Any]]:
+def _product(bits: int, block: int, rows: int) -> tuple[NDArray[Any], NDArray[Any]]:
     rng = np.random.default_rng(bits)
     weights = rng.integers(0, 1 << bits, (_OUTPUTS, _INPUTS), np.uint8)
-    scales, offsets = (rng.random((_OUTPUTS, _INPUTS // _BLOCK), np.float32) for _ in range(2))
-    packed = pack(QuantizedMatrix(weights, scales, offsets, bits, _INPUTS, _BLOCK))
+    scales, offsets = (rng.random((_OUTPUTS, _INPUTS // block), np.float32) for _ in range(2))
+    packed = pack(QuantizedMatrix(weights, scales, offsets, bits, _INPUTS, block))
     tensors: dict[str, Any] = {"w": packed.weights.reshape(-1), "s": packed.scales, "o": packed.offsets}
-    attributes: dict[str, Any] = {"N": _OUTPUTS, "K": _INPUTS, "block": _BLOCK, "bits": bits}
+    attributes: dict[str, Any] = {"N": _OUTPUTS, "K": _INPUTS, "block": block, "bits": bits}
     node = helper.make_node(PACKED, ["x", *tensors], ["y"], domain=DOMAIN, **attributes)
-    x = rng.standard_normal((_ROWS, _INPUTS), np.float32)
-    dense = (weights.astype(np.float64) - (1 << (bits - 1))) * np.repeat(scales, _BLOCK, 1) + np.repeat(
-        offsets, _BLOCK, 1
+    x = rng.standard_normal((rows, _INPUTS), np.float32)
+    dense = (weights.astype(np.float64) - (1 << (bits - 1))) * np.repeat(scales, block, 1) + np.repeat(
+        offsets, block, 1
     )
     given = [numpy_helper.from_array(array, name) for name, array in tensors.items() if array is not None]
     return _run(node, {"x": x}, given), x @ dense.T

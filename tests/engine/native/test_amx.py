@@ -1,0 +1,146 @@
+"""Products by AMX, whose instructions are emulated: they are bitwise those of the AVX-512 kernels."""
+
+import ctypes
+import importlib.util
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import genai_server_native
+import numpy as np
+import pytest
+from onnx import helper, numpy_helper
+
+from genai_server.engine.graph_rewriting.packed_products import DOMAIN, PACKED, PANEL, pack
+from genai_server.engine.model import native_trial
+from tests.engine.native.test_operators import FLOAT, activations, matrix, session
+from tests.running_server import ROOT
+
+pytestmark = pytest.mark.skipif(
+    "avx512bf16" not in genai_server_native.instruction_sets(), reason="the emulation needs AVX-512 with BF16"
+)
+# Of the emulated library.
+AMX, REFERENCE = "amx", "avx512vnni"
+# The AVX-512 kernels compute up to so many rows, and larger blocks.
+FEW_ROWS, MAX_BLOCK = 4, 256
+
+
+def compiler() -> Any:
+    """The module native/compile_library.py."""
+    spec = importlib.util.spec_from_file_location("compile_library", ROOT / "native" / "compile_library.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    compilation = compiler()
+    if not compilation.find_compiler() and importlib.util.find_spec("ziglang") is None:
+        pytest.skip("there is no C++ compiler")
+    made: Path = tmp_path_factory.mktemp("emulated") / "libgenai_native.so"
+    compilation.compile_library(made, extra=["-DEMULATED_AMX"])
+    return made
+
+
+@pytest.fixture(autouse=True)
+def emulated(library: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ctypes.CDLL]:
+    monkeypatch.setattr(genai_server_native, "library", lambda: library)
+    loaded = ctypes.CDLL(str(library))
+    loaded.emulated_multiplications.restype = ctypes.c_int64
+    return loaded
+
+
+def product(
+    bits: int, num_outputs: int, block: int, *, more: bool = False, gated: bool = False, threads: int = 2
+) -> tuple[Any, int]:
+    """A session, with offsets and a bias if there are to be `more` inputs, and its number of inputs.
+
+    The inputs end within the third block."""
+    num_inputs = 2 * block + 7
+    packed = pack(matrix(bits, num_outputs, num_inputs, block, offsets=more))
+    tensors: dict[str, Any] = {"w": packed.weights.reshape(-1), "s": packed.scales}
+    if more:
+        tensors["o"] = packed.offsets
+    if more and not gated:
+        tensors["b"] = np.random.default_rng(2).standard_normal(num_outputs, np.float32)
+    attributes: dict[str, Any] = {"N": num_outputs, "K": num_inputs, "block": block, "bits": bits}
+    node = helper.make_node(PACKED, ["x", *tensors], ["y"], domain=DOMAIN, gated=int(gated), **attributes)
+    given = [numpy_helper.from_array(array, name) for name, array in tensors.items()]
+    return session([node], [helper.make_tensor_value_info("x", FLOAT, None)], given, threads), num_inputs
+
+
+def check(run: Any, num_inputs: int, rows: int, emulated: ctypes.CDLL, *, is_by_tiles: bool) -> None:
+    x = activations(rows, num_inputs)
+    genai_server_native.use(REFERENCE)
+    (expected,) = run.run(None, {"x": x})
+    before = emulated.emulated_multiplications()
+    genai_server_native.use(AMX)
+    (found,) = run.run(None, {"x": x})
+    assert (emulated.emulated_multiplications() > before) == is_by_tiles, rows
+    assert np.array_equal(found.view(np.uint32), expected.view(np.uint32)), rows
+
+
+def test_amx_is_the_fastest_instruction_set() -> None:
+    assert genai_server_native.instruction_sets()[:3] == [AMX, "avx512bf16", REFERENCE]
+
+
+@pytest.mark.parametrize("more", [False, True])
+@pytest.mark.parametrize("block", [16, 32, 48, 64, 80, 96, 128, 192, 256, 512])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_products_by_tiles_are_those_of_avx512(bits: int, block: int, more: bool, emulated: ctypes.CDLL) -> None:
+    for num_outputs in (15, 64, 161):
+        run, num_inputs = product(bits, num_outputs, block, more=more)
+        for rows in [*range(1, 41), 63, 64, 65, 100, 131]:
+            check(run, num_inputs, rows, emulated, is_by_tiles=rows > FEW_ROWS and block <= MAX_BLOCK)
+
+
+@pytest.mark.parametrize("more", [False, True])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_gated_products_by_tiles_are_those_of_avx512(bits: int, more: bool, emulated: ctypes.CDLL) -> None:
+    run, num_inputs = product(bits, 4 * PANEL, 32, more=more, gated=True)
+    for rows in [*range(5, 41), 64, 130]:
+        check(run, num_inputs, rows, emulated, is_by_tiles=True)
+
+
+def test_rows_are_divided_between_tasks(emulated: ctypes.CDLL) -> None:
+    """A task has at least 48 rows: so many that the first one has several strips, and the last one a single row."""
+    run, num_inputs = product(4, 70, 128)
+    rows_of_task = 393216 // (3 * 128) // 12 * 12
+    for rows in (rows_of_task - 1, rows_of_task + 1, rows_of_task + 70):
+        check(run, num_inputs, rows, emulated, is_by_tiles=True)
+
+
+@pytest.mark.parametrize("is_configured", [False, True])
+def test_the_configuration_of_a_thread_is_restored(is_configured: bool, emulated: ctypes.CDLL) -> None:
+    """ONNX Runtime's own kernels configure the tiles of a thread once."""
+    config = np.zeros(64, np.uint8)
+    if is_configured:
+        config[[0, 16, 48, 18, 49]] = 1, 64, 16, 32, 7
+    emulated.emulated_load_config(config.ctypes.data_as(ctypes.c_void_p))
+    run, num_inputs = product(8, 64, 32, threads=1)
+    check(run, num_inputs, 20, emulated, is_by_tiles=True)
+    found = np.full(64, 255, np.uint8)
+    emulated.emulated_store_config(found.ctypes.data_as(ctypes.c_void_p))
+    assert np.array_equal(found, config)
+
+
+def test_the_trial_of_a_processor_tries_tiles_of_all_sizes(
+    emulated: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wrong kernels or instructions are found before a server uses them."""
+    tried, compute = set(), native_trial._product
+
+    def counted(bits: int, block: int, rows: int) -> Any:
+        before = emulated.emulated_multiplications()
+        found = compute(bits, block, rows)
+        if emulated.emulated_multiplications() > before:
+            tried.add((bits, block, rows < 16))
+        return found
+
+    monkeypatch.setattr(native_trial, "_product", counted)
+    native_trial.main(AMX)
+    assert tried == set(itertools.product((4, 8), (16, 32, 64, 128), (False, True)))
