@@ -286,6 +286,24 @@ def test_redirect_to_another_host_is_refused(resolved: list[str], location: str)
     assert len(host.requests) == 1
 
 
+@pytest.mark.parametrize("location", ["http://[", "//[", "http://[1]2", "http://[::g]/a.png"])
+def test_redirect_to_what_is_no_url_is_refused(resolved: list[str], location: str) -> None:
+    host = Host({"/a.png": _redirect(location)})
+    _fails(host, f"images.example redirects to .*, which is not a URL: .*{AS_DATA}|is not a URL")
+    assert len(host.requests) == 1
+
+
+def test_host_that_changes_the_protocol_is_refused(resolved: list[str]) -> None:
+    switch = b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n"
+    _fails(Host({"/a.png": switch}), f"cannot be fetched from images.example: .*{AS_DATA}")
+
+
+@pytest.mark.parametrize("name", ["a" * 64 + ".example", "images..example"])
+def test_name_that_no_host_can_have_is_refused(name: str) -> None:
+    words = _refused(f"http://{name}/a.png", SourceLimits(frozenset({name}), 1000, 5.0))
+    assert f"cannot be fetched from {name}: " in words
+
+
 def test_address_is_checked_again_after_a_redirect(resolved: list[str]) -> None:
     answers = iter([True, False])
     host = Host({"/a.png": _redirect("/b"), "/b": _ok()})

@@ -38,7 +38,7 @@ def install_error_handlers(app: FastAPI) -> None:
         if isinstance(cause, GenaiServerError):
             return error_response(cause, request.scope)
         reason = HTTPStatus(error.status_code)
-        message = f"{reason.phrase}: {request.method} {request.url.path[:_MAX_PATH_SHOWN]}"
+        message = f"{reason.phrase}: {request.method} {request.scope['path'][:_MAX_PATH_SHOWN]}"
         kind, code = "invalid_request_error", reason.name.lower()
         request_state(request.scope).record.error_code = code
         body = plain_error_body(request.scope, reason, kind, message, code)

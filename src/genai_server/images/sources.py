@@ -161,7 +161,7 @@ async def _fetch(url: str, limits: SourceLimits, param: str, may_connect: Callab
         target = _target(url, limits.hosts, param)
         response = await _get(target, limits.max_bytes, param, may_connect)
         if response.status in _REDIRECTS and b"location" in response.headers:
-            url = urljoin(url, response.headers[b"location"].decode("latin-1"))
+            url = _redirected(url, response.headers[b"location"].decode("latin-1"), target.host, param)
             continue
         if response.status != 200:
             raise InvalidField(f"{param}: {target.host} answers with status {response.status}; {_AS_DATA}", param=param)
@@ -171,6 +171,16 @@ async def _fetch(url: str, limits: SourceLimits, param: str, may_connect: Callab
             raise InvalidField(f"{param}: {target.host} sends no {IMAGE_FORMATS} file; {_AS_DATA}", param=param)
         return bytes(response.body)
     raise InvalidField(f"{param} is redirected more than {_MAX_REDIRECTS} times; {_AS_DATA}", param=param)
+
+
+def _redirected(url: str, location: str, host: str, param: str) -> str:
+    """The URL to which a host redirects. Raises InvalidField."""
+    try:
+        return urljoin(url, location)
+    except ValueError as error:
+        raise InvalidField(
+            f"{param}: {host} redirects to {quoted(location)}, which is not a URL: {error}; {_AS_DATA}", param=param
+        ) from None
 
 
 class _Response:
@@ -223,7 +233,8 @@ async def _get(target: _Target, max_bytes: int, param: str, may_connect: Callabl
             return await _receive(reader, max_bytes)
         finally:
             writer.transport.abort()
-    except (OSError, EOFError, httptools.HttpParserError) as error:
+    except (OSError, EOFError, UnicodeError, httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+        # A name that no host can have, such as one with a part of more than 63 characters, is a UnicodeError.
         reason = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
         raise InvalidField(f"{param} cannot be fetched from {target.host}: {reason}; {_AS_DATA}", param=param) from None
 

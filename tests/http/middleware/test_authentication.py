@@ -92,6 +92,7 @@ def test_insecure_server_accepts_any_host_except_for_operators(tmp_path: Path) -
     with run_here(tmp_path, "--device", "scripted", "--insecure") as server:
         for host in OTHER_NAMES:
             assert server.client.get("/v1/models", headers={"host": host}).status_code == 200
+            assert server.client.get("/nowhere", headers={"host": host}).status_code == 404
             response = server.client.get(PATH, headers={"host": host})
             assert response.status_code == 403
             assert "the Host header names another machine" in response.json()["error"]["message"]
