@@ -17,7 +17,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from genai_server.http.api_keys import Access, ApiKey, ApiKeys, hash_key, line_of
-from genai_server.http.middleware.authentication import Authentication, holder_of
+from genai_server.http.middleware.authentication import Authentication, holder_of, host_name
 from genai_server.http.rate_limit import RateLimits
 from genai_server.http.request_state import OnBehalf, Receipt, begin_request, request_state, with_receipt
 from tests.running_server import RunningServer, body, run_server, wait_until
@@ -75,7 +75,50 @@ def test_proxies_and_web_pages_need_a_key(scripted: RunningServer, header: str, 
     assert "GENAI_ADMIN_API_KEY" in response.json()["error"]["message"]
 
 
-OTHER_NAMES = ["evil.example", "127.0.0.1.evil.example", "localhost.evil.example:80", "["]
+OTHER_NAMES = [
+    *("evil.example", "127.0.0.1.evil.example", "localhost.evil.example:80", "["),
+    *("localhost?evil.example", "evil.example:80@localhost", "[::1]evil.example"),
+]
+
+
+@pytest.mark.parametrize(
+    ("header", "name"),
+    [
+        ("localhost", "localhost"),
+        ("LOCALHOST:1", "localhost"),
+        ("my_service-1.example:65535", "my_service-1.example"),
+        ("127.0.0.1:08002", "127.0.0.1"),
+        ("[::1]", "::1"),
+        ("[::1]:8002", "::1"),
+        ("[0:0:0:0:0:0:0:1]:8002", "::1"),
+        ("%6Cocalhost", "%6cocalhost"),
+        ("localhost,evil.example", "localhost,evil.example"),
+        *(
+            (header, None)
+            for header in (
+                *("", " ", ":", ":80", "localhost:", "localhost:x", "localhost:-1", "localhost:65536", "localhost:1:2"),
+                *("localhost:999999", "localhost: 80", "localhost:８０", "localhost:80 ", " localhost", "local\thost"),
+                *("localhost?evil.example", "localhost#evil.example", "localhost/evil.example", "localhost\\evil"),
+                *("evil.example@localhost", "evil.example:80@localhost", "evil.example\\@localhost", "@localhost"),
+                *("localhost evil.example", "localhost\n", "localhost\x00", "http://localhost", "//localhost", "löcal"),
+                *("[::1]evil.example", "evil.example[::1]", "[::1]:", "[::1]:x", "[::1", "::1]", "::1", "[]", "[", "]"),
+                *(
+                    "[::1%25lo]",
+                    "[::1%lo]",
+                    "[127.0.0.1]",
+                    "[localhost]",
+                    "[v1.x]",
+                    "[::1]]",
+                    "[[::1]]",
+                    "[:::1]",
+                    "%6",
+                ),
+            )
+        ),
+    ],
+)
+def test_host_headers_are_parsed_by_their_grammar(header: str, name: str | None) -> None:
+    assert host_name(header) == name
 
 
 @pytest.mark.parametrize("host", OTHER_NAMES)

@@ -1,11 +1,12 @@
 """Checks of a request's head: its API key, and the rights for admin endpoints."""
 
 import hmac
+import ipaddress
+import re
 from collections.abc import Collection, Mapping
 from functools import partial
 from hashlib import blake2b
 from typing import Annotated
-from urllib.parse import urlsplit
 
 from fastapi import Depends, Request
 from starlette.datastructures import Headers
@@ -22,6 +23,11 @@ from genai_server.http.request_state import HttpRequestState, request_state
 # What is read at these paths can be large: a list of files has up to 10,000.
 _STORED_PATHS = ("/responses/", "/conversations/", "/files")
 _FORWARDING_HEADERS = {"forwarded", "via", "x-real-ip", "x-client-ip", "true-client-ip", "cf-connecting-ip"}
+# uri-host [ ":" port ]: an IPv6 address, or a registered name, whose form addresses of IPv4 have, too.
+_HOST = re.compile(
+    r"(?:\[(?P<address>[0-9A-Fa-f:.]+)\]|(?P<name>(?:[A-Za-z0-9._~!$&'()*+,;=-]|%[0-9A-Fa-f]{2})+))(?::(?P<port>[0-9]{1,5}))?"
+)
+_MAX_PORT = 65535
 _REMEDY = "set GENAI_ADMIN_API_KEY and send it as a bearer token"
 _NO_KEY = "an API key is required: authorization: Bearer KEY, or x-api-key: KEY"
 _WRONG_KEY = "this server does not know the API key that was given"
@@ -204,8 +210,22 @@ def _not_local(request: Request, access: Access) -> str | None:
 
 def _names_this_machine(headers: Mapping[str, str]) -> bool:
     """Whether the Host header, which no web page can choose, names this machine, or is missing."""
-    host = headers.get("host", "")
+    given = headers.get("host", "")
+    return not given or is_loopback(host_name(given) or "")
+
+
+def host_name(header: str) -> str | None:
+    """The host of a Host header, in lower case and without brackets; None if the header breaks the grammar.
+
+    The whole header must follow RFC 9110 and RFC 3986, with an address of IPv6 between brackets. Parsers of URLs accept
+    more, and find "localhost" in "localhost?evil.example" or "evil.example@localhost". An empty port is refused, too.
+    """
+    match = _HOST.fullmatch(header)
+    if match is None or int(match["port"] or 0) > _MAX_PORT:
+        return None
+    if match["address"] is None:
+        return match["name"].lower()
     try:
-        return not host or is_loopback(urlsplit(f"//{host}").hostname or "")
+        return str(ipaddress.IPv6Address(match["address"]))
     except ValueError:
-        return False
+        return None
