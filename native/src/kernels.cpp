@@ -167,11 +167,26 @@ void quantize(const float* x, int64_t size, int64_t block, int64_t blocks, int8_
   const F magic = all(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
   for (int64_t b = 0; b < blocks; ++b, x += block, q += block, size -= block) {
     int64_t n = size < block ? size : block, i = 0;
-    F largest = {};
-    for (; i + W <= n; i += W) { F v = load<F>(x + i); largest = max(largest, max(v, -v)); }
-    float top = reduce_max(largest);
-    for (; i < n; ++i) top = fabsf(x[i]) > top ? fabsf(x[i]) : top;
-    float inverse = top > 0 ? 127 / top : 0;
+    // The largest absolute value, by its bits: those of infinity and NaN are larger than those of numbers.
+    I largest = {};
+    for (; i + W <= n; i += W) {
+      I v = load<I>(x + i) & 0x7fffffff;
+      largest = v > largest ? v : largest;
+    }
+    for (; i < n; ++i) {
+      int32_t v = load<int32_t>(x + i) & 0x7fffffff;
+      largest[0] = v > largest[0] ? v : largest[0];
+    }
+    for (i = 1; i < W; ++i) largest[0] = largest[i] > largest[0] ? largest[i] : largest[0];
+    const int32_t bits = largest[0];
+    const float top = load<float>(&bits);
+    if (bits >= 0x7f800000) {  // the row's results are NaN
+      memset(q, 0, block);
+      scale[b] = NAN;
+      sum[b] = 0;
+      continue;
+    }
+    float inverse = top > 1e-36f ? 127 / top : 0;  // a number
     I total = {};
     int32_t rest = 0;
     for (i = 0; i + W <= n; i += W) {
@@ -297,11 +312,13 @@ void transpose(const uint32_t* from, int64_t size, uint32_t* to) {
       }
       for (int i = 0; i < 16; ++i) _mm512_storeu_si512(to + (d + i) * kKeyBlock + n, r[i]);
     }
+  const int64_t first = size / 16 * 16;
 #else
-  for (int n = 0; n < kKeyBlock; n += 4)
-    for (int64_t d = 0; d < size; ++d)
-      for (int i = 0; i < 4; ++i) to[d * kKeyBlock + n + i] = from[(n + i) * size + d];
+  const int64_t first = 0;
 #endif
+  for (int n = 0; n < kKeyBlock; n += 4)
+    for (int64_t d = first; d < size; ++d)
+      for (int i = 0; i < 4; ++i) to[d * kKeyBlock + n + i] = from[(n + i) * size + d];
 }
 
 [[maybe_unused]] INLINE uint16_t bfloat_of(float x) {

@@ -51,9 +51,11 @@ class PackedMatMul {
     const int64_t most = int64_t{1} << 31;
     CHECK(outputs_ > 0 && depth_ > 0 && outputs_ < most && depth_ < most, "PackedMatMul: N and K must be positive");
     CHECK(bits_ == 4 || bits_ == 8, "PackedMatMul: bits must be 4 or 8; given %d", (int)bits_);
-    CHECK(block_ >= 16 && block_ % 16 == 0 && block_ < most, "PackedMatMul: block must be a multiple of 16; given %d", (int)block_);
+    // The sums of a block are integers of 32 bits.
+    CHECK(block_ >= 16 && block_ % 16 == 0 && block_ <= 32768, "PackedMatMul: block must be a multiple of 16 up to 32768; given %lld", (long long)block_);
     CHECK(!gated_ || outputs_ % (2 * kPanel) == 0, "PackedMatMul: N must be a multiple of %d with gated", 2 * kPanel);
     blocks_ = divided_up(depth_, block_), panels_ = divided_up(outputs_, kPanel);
+    CHECK(panels_ <= (int64_t{1} << 48) / (blocks_ * block_), "PackedMatMul: N times K is too large");
     return nullptr;
   }
 
@@ -234,7 +236,7 @@ class RaggedAttention {
     CHECK(size >= 16 && size % 16 == 0 && size <= kMaxHeadSize, "RaggedAttention: head_size must be a multiple of 16 up to %d; given %lld", kMaxHeadSize, (long long)size);
     pass->tokens = tokens, pass->size = size, pass->length = length, pass->rows = rows, pass->group = heads_ / cache_heads_;
     pass->out_shape[0] = 1, pass->out_shape[1] = tokens, pass->out_shape[2] = heads_ * size;
-    const bool is_packed = !in[kKey].data;
+    const bool is_packed = !in[kKey].type;
     const int64_t width = query.shape[2], key_width = cache_heads_ * size;
     CHECK(width == (heads_ + (is_packed ? 2 * cache_heads_ : 0)) * size, "RaggedAttention: a token has %lld values", (long long)width);
     pass->query = query.as<float>(), pass->query_stride = width;
@@ -260,6 +262,7 @@ class RaggedAttention {
     }
     pass->cos = in[kCos].as<float>(), pass->sin = in[kSin].as<float>(), pass->rope_places = in[kRopePlaces].as<int64_t>();
     pass->rotary = in[kCos].data ? 2 * in[kCos].last() : 0;
+    CHECK(!pass->rope_places || in[kRopePlaces].count() == tokens, "RaggedAttention: there are rope places for %lld of %lld tokens", (long long)in[kRopePlaces].count(), (long long)tokens);
     if (pass->cos) TRY(check_ropes(in[kCos], in[kSin], in[kRopePlaces], *pass));
     pass->sinks = in[kSinks].as<float>(), pass->query_norm = in[kQueryNorm].as<float>(), pass->key_norm = in[kKeyNorm].as<float>();
     CHECK(!pass->sinks || in[kSinks].count() == heads_, "RaggedAttention: there must be a sink for each of %d heads", heads_);
@@ -271,7 +274,6 @@ class RaggedAttention {
   static ort::Status check_ropes(const Tensor& cos, const Tensor& sin, const Tensor& places, const Pass& pass) {
     CHECK(cos.rank == 2 && sin.rank == 2 && cos.shape[0] == sin.shape[0] && cos.shape[1] == sin.shape[1] && pass.rotary <= pass.size,
           "RaggedAttention: cosines and sines must be [positions, up to head_size / 2]");
-    CHECK(!places.data || places.count() == pass.tokens, "RaggedAttention: there are rope places for %lld of %lld tokens", (long long)places.count(), (long long)pass.tokens);
     for (int64_t r = 0; r < pass.rows; ++r)
       for (int64_t t = pass.starts[r]; t < pass.starts[r + 1]; ++t) {
         const int64_t place = places.data ? places.as<int64_t>()[t] : pass.pasts[r] + t - pass.starts[r];

@@ -1,7 +1,6 @@
 """Products by AMX, whose instructions are emulated: they are bitwise those of the AVX-512 kernels."""
 
 import ctypes
-import importlib.util
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,8 +13,8 @@ from onnx import helper, numpy_helper
 
 from genai_server.engine.graph_rewriting.packed_products import DOMAIN, PACKED, PANEL, pack
 from genai_server.engine.model import native_trial
+from tests.engine.native.native_builds import build
 from tests.engine.native.test_operators import FLOAT, activations, matrix, session
-from tests.running_server import ROOT
 
 pytestmark = pytest.mark.skipif(
     "avx512bf16" not in genai_server_native.instruction_sets(), reason="the emulation needs AVX-512 with BF16"
@@ -26,24 +25,9 @@ AMX, REFERENCE = "amx", "avx512vnni"
 FEW_ROWS, MAX_BLOCK = 4, 256
 
 
-def compiler() -> Any:
-    """The module native/compile_library.py."""
-    spec = importlib.util.spec_from_file_location("compile_library", ROOT / "native" / "compile_library.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    compilation = compiler()
-    if not compilation.find_compiler() and importlib.util.find_spec("ziglang") is None:
-        pytest.skip("there is no C++ compiler")
-    made: Path = tmp_path_factory.mktemp("emulated") / "libgenai_native.so"
-    compilation.compile_library(made, extra=["-DEMULATED_AMX"])
-    return made
+def library(pytestconfig: pytest.Config) -> Path:
+    return build(pytestconfig, "emulated", ["-DEMULATED_AMX"])
 
 
 @pytest.fixture(autouse=True)
