@@ -6,7 +6,7 @@ import pytest
 
 from genai_server.errors import BodiesTooLarge
 from genai_server.http.body_budget import SMALL, BodyBudget, HeldBody
-from genai_server.http.request_state import ParsingThread
+from genai_server.http.request_state import KeyTurns, ParsingThread
 
 MiB = 1024 * 1024
 ALICE, BOB, CAROL = b"alice", b"bob", b"carol"
@@ -146,3 +146,32 @@ def test_keys_take_turns_with_the_parsing_thread() -> None:
         return order
 
     assert asyncio.run(run()) == ["a1", "b1", "n1", "a3", "b2", "a4", "later"]
+
+
+def test_requests_that_arrive_together_begin_one_by_one_and_keys_take_turns() -> None:
+    async def run() -> list[str]:
+        turns, order = KeyTurns(), list[str]()
+
+        async def begin(name: str, key: bytes | None) -> None:
+            await turns.one_each_iteration(key)
+            order.append(name)
+
+        asked = [*((f"a{number}", ALICE) for number in range(5)), ("b0", BOB), ("n0", None)]
+        tasks = [asyncio.create_task(begin(name, key)) for name, key in asked]
+        await asyncio.sleep(0)
+        assert order == ["a0"]
+        tasks[1].cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await begin("later", BOB)
+        return order
+
+    assert asyncio.run(run()) == ["a0", "b0", "n0", "a2", "a3", "a4", "later"]
+
+
+def test_a_request_that_comes_alone_begins_at_once() -> None:
+    async def run() -> None:
+        turns = KeyTurns()
+        with pytest.raises(StopIteration):
+            turns.one_each_iteration(ALICE).send(None)
+
+    asyncio.run(run())

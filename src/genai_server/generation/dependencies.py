@@ -26,7 +26,7 @@ from genai_server.grammar_checker.checker import GrammarChecker
 from genai_server.http.leniency import Leniency
 from genai_server.http.middleware.authentication import rights
 from genai_server.http.middleware.request_lifetime import Drain
-from genai_server.http.request_state import CountAnswers, request_state
+from genai_server.http.request_state import CountAnswers, InTurn, at_once, request_state
 from genai_server.http.telemetry.key_usage import KeyUsage
 from genai_server.http.telemetry.recent_requests import RecentRequests
 from genai_server.http.telemetry.request_record import RequestRecord
@@ -156,6 +156,8 @@ class RequestContext:
     count_answers: CountAnswers = lambda number, param: None
     # Whether its priority counts next to those of other keys.
     has_absolute_priority: bool = False
+    # Runs what takes long for a long body.
+    in_turn: InTurn = at_once
 
     @property
     def tenant(self) -> str:
@@ -272,6 +274,7 @@ async def context(request: Request, services: TheServices) -> RequestContext:
         state.held_body.release,
         state.count_answers,
         access.has_absolute_priority,
+        state.in_turn,
     )
 
 

@@ -3,7 +3,6 @@
 All refusals are raised here, before the response's headers are sent.
 """
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -204,13 +203,13 @@ async def _prepare(
     echoed: list[EchoedPrompt | None] = [None]
     requester = context.requester(body.cache_salt)
     if isinstance(body, CompletionRequest):
-        echoed = await asyncio.to_thread(echoed_prompts, body, prompts, codec, model.vocab_size)
-        output_spec = await asyncio.to_thread(plain_output_spec, body)
+        echoed = await context.in_turn(partial(echoed_prompts, body, prompts, codec, model.vocab_size))
+        output_spec = await context.in_turn(partial(plain_output_spec, body))
         continues = True
         if output_spec.constraint is not None:
             await output_spec.constraint.check(partial(services.grammars.complaint, requester=requester))
     else:
-        output_spec = await services.specs.of(body, codec, prompts[0], requester)
+        output_spec = await services.specs.of(body, codec, prompts[0], requester, context.in_turn)
         output_spec = replace(output_spec, only_complete_calls=only_complete_calls)
         context.leniency.note(output_spec.left_out)
         continues = bool((body.chat_template_kwargs or {}).get(CONTINUE))

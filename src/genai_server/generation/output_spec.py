@@ -1,6 +1,5 @@
 """The output spec of a request: the tools its answers may call, the grammar they must match, and their parser."""
 
-import asyncio
 import hashlib
 import json
 from collections import Counter
@@ -15,6 +14,7 @@ from genai_server.apis.shared.sampling_parameters import SamplingFields
 from genai_server.errors import InvalidField
 from genai_server.generation.constraint import ChatConstraint, Constraint, structure
 from genai_server.grammar_checker.checker import GrammarChecker
+from genai_server.http.request_state import InTurn, at_once
 from genai_server.quoted_values import quoted
 from genai_server.salted_cache import SaltedCache
 from genai_server.text.answers.answer_parser import AnswerParser
@@ -132,27 +132,33 @@ class CheckedSpecs:
         # Specs by digest.
         self._cached: WeakKeyDictionary[TextCodec, SaltedCache[OutputSpec]] = WeakKeyDictionary()
 
-    async def of(self, body: ChatParameters, codec: TextCodec, prompt: list[int], requester: Requester) -> OutputSpec:
-        """The output spec of a chat with this encoded prompt. Raises InvalidField, CheckerUnavailable and QueueFull."""
+    async def of(
+        self, body: ChatParameters, codec: TextCodec, prompt: list[int], requester: Requester, in_turn: InTurn = at_once
+    ) -> OutputSpec:
+        """The output spec of a chat with this encoded prompt. Raises InvalidField, CheckerUnavailable and QueueFull.
+
+        `in_turn` runs what takes long for large schemas.
+        """
         if not body.tools and body.response_format is None and body.structured_outputs is None:
             return chat_output_spec(body, codec, prompt, best_effort=self._best_effort)
         cached = self._cached.setdefault(codec, SaltedCache(_MAX_CACHED))
-        key = await asyncio.to_thread(_key, body, codec, prompt)
+        key = await in_turn(partial(_key, body, codec, prompt))
         if (spec := cached.get(requester.owner.tenant, key)) is not None:
             return spec
-        spec = await self._build(body, codec, prompt, requester)
+        spec = await self._build(body, codec, prompt, requester, in_turn)
         if spec.constraint is not None:  # the parts are only needed to find out which ones do not compile
             spec = replace(spec, constraint=replace(spec.constraint, parts=()))
         cached.put(requester.owner.tenant, key, spec)
         return spec
 
     async def _build(
-        self, body: ChatParameters, codec: TextCodec, prompt: list[int], requester: Requester
+        self, body: ChatParameters, codec: TextCodec, prompt: list[int], requester: Requester, in_turn: InTurn
     ) -> OutputSpec:
         best_effort, loose = self._best_effort, frozenset[str]()
         complain = partial(self._grammars.complaint, requester=requester)
         while True:
-            spec = await asyncio.to_thread(chat_output_spec, body, codec, prompt, best_effort=best_effort, loose=loose)
+            build = partial(chat_output_spec, body, codec, prompt, best_effort=best_effort, loose=loose)
+            spec = await in_turn(build, is_long=True)  # references can make much of a small schema
             more = frozenset[str]() if spec.constraint is None else await spec.constraint.check(complain)
             if not more:
                 return spec

@@ -20,7 +20,7 @@ from genai_server.images.image_files import ReadImage
 from genai_server.images.reader import ImageSource
 from genai_server.messages.generation_request import Image, ModelInfo
 from genai_server.quoted_values import quoted
-from genai_server.text.codec import TextCodec
+from genai_server.text.codec import FEW_MESSAGES, TextCodec
 from genai_server.text.prompts.template_traits import THINKING_NAMES
 from genai_server.vision_model import Medium, VisionModel
 
@@ -122,7 +122,7 @@ async def encode_messages(
         tools = [tool_for_template(tool) for tool in offered()]
         return [message.for_template() for message in messages], tools
 
-    plain, tools = await asyncio.to_thread(to_objects)
+    plain, tools = await context.in_turn(to_objects, is_long=len(messages) > FEW_MESSAGES)
     taken = None if codec.vision is None else codec.vision.medium
     sources = _sources(messages)
     for medium, given in sources.items():

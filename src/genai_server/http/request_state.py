@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Hashable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from starlette.datastructures import Headers
 from starlette.types import Scope
@@ -28,7 +28,7 @@ _ANTHROPIC_PATH = re.compile(r"(/v1)?/messages(/.*)?")
 _SHARED_PATH = re.compile(r"(/v1)?/(models|files)(/.*)?")
 _ANTHROPIC_HEADER = b"anthropic-version"
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
-# In bytes. Parsing a shorter body takes less time than handing it to a thread.
+# In bytes. Parsing a body of at most this size takes less time than handing it to a thread.
 _SHORT = 8_000
 
 T = TypeVar("T")
@@ -64,13 +64,70 @@ class Receipt:
     on_behalf: OnBehalf | None = None
 
 
+class InTurn(Protocol):
+    """Runs a job that goes through all of a request, such as its messages or schemas."""
+
+    async def __call__(self, job: Callable[[], T], *, is_long: bool = False) -> T:
+        """The job's result. A long one runs in a thread, where API keys take turns; `is_long` says so of one that takes
+        longer than the request's body lets expect.
+        """
+        ...
+
+
+async def at_once(job: Callable[[], T], *, is_long: bool = False) -> T:
+    """Run a job, where nothing else would wait for it."""
+    return job()
+
+
+class KeyTurns:
+    """The order in which requests get something that one of them has at a time: API keys take turns."""
+
+    def __init__(self) -> None:
+        self._is_taken = False
+        # The requests that wait, by their keys, whose order is that of their turns.
+        self._waiting: dict[Hashable, deque[asyncio.Future[None]]] = {}
+
+    async def take(self, key: Hashable) -> None:
+        """Wait for the turn of a request of `key`. The caller must pass it on."""
+        if not self._is_taken:
+            self._is_taken = True
+            return
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(key, deque()).append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if not turn.cancelled():
+                self.pass_on()
+            raise
+
+    def pass_on(self) -> None:
+        """Give the turn to the first request of the next key, which then waits behind the others."""
+        while self._waiting:
+            key = next(iter(self._waiting))
+            requests = self._waiting.pop(key)
+            turn = requests.popleft()
+            if requests:
+                self._waiting[key] = requests
+            if not turn.cancelled():
+                turn.set_result(None)
+                return
+        self._is_taken = False
+
+    async def one_each_iteration(self, key: Hashable) -> None:
+        """Let one request begin in each iteration of the event loop.
+
+        Hundreds of requests of one key that arrive together would otherwise all run before the next one of another key.
+        """
+        await self.take(key)
+        asyncio.get_running_loop().call_soon(self.pass_on)
+
+
 class ParsingThread:
     """Runs long jobs in a thread, one at a time, because each holds the GIL. API keys with jobs take turns."""
 
     def __init__(self) -> None:
-        self._is_running = False
-        # The jobs that wait, by their keys, whose order is that of their turns.
-        self._waiting: dict[Hashable, deque[asyncio.Future[None]]] = {}
+        self._turns = KeyTurns()
 
     async def run(self, job: Callable[[], T], *, num_bytes: int, key: Hashable = None) -> T:
         """The result of a job of `key` that reads a body of `num_bytes`.
@@ -79,37 +136,11 @@ class ParsingThread:
         """
         if num_bytes <= _SHORT:
             return job()
-        await self._wait_for_turn(key)
+        await self._turns.take(key)
         try:
             return await asyncio.to_thread(job)
         finally:
-            self._end_turn()
-
-    async def _wait_for_turn(self, key: Hashable) -> None:
-        if not self._is_running:
-            self._is_running = True
-            return
-        turn = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(key, deque()).append(turn)
-        try:
-            await turn
-        except asyncio.CancelledError:
-            if not turn.cancelled():
-                self._end_turn()
-            raise
-
-    def _end_turn(self) -> None:
-        """Let the next key run its first job, and then wait behind the others."""
-        while self._waiting:
-            key = next(iter(self._waiting))
-            jobs = self._waiting.pop(key)
-            turn = jobs.popleft()
-            if jobs:
-                self._waiting[key] = jobs
-            if not turn.cancelled():
-                turn.set_result(None)
-                return
-        self._is_running = False
+            self._turns.pass_on()
 
 
 @dataclass
@@ -132,6 +163,8 @@ class HttpRequestState:
     upload: Upload | None = None
     # Whether its answer may wait for all others; see GenerationRequest. Set by the server itself, never by a client.
     background: bool = False
+    # Bytes of its body; set by BodyLimits.
+    num_body_bytes: int = 0
     # Reads its body, if that is long; set by BodyLimits.
     parsing: ParsingThread = field(init=False, repr=False)
     # The bytes of its body that are kept; set by BodyLimits.
@@ -145,6 +178,10 @@ class HttpRequestState:
     async def parse(self, job: Callable[[], T], *, num_bytes: int) -> T:
         """The result of a job that reads the request's body of `num_bytes`; a long one waits for its key's turn."""
         return await self.parsing.run(job, num_bytes=num_bytes, key=self.key)
+
+    async def in_turn(self, job: Callable[[], T], *, is_long: bool = False) -> T:
+        """The result of a job that goes through all of the request; see InTurn."""
+        return await self.parse(job, num_bytes=_SHORT + 1 if is_long else self.num_body_bytes)
 
 
 def request_state(scope: Scope) -> HttpRequestState:

@@ -21,7 +21,7 @@ from genai_server.errors import (
 )
 from genai_server.http.body_budget import BodyBudget, HeldBody
 from genai_server.http.error_responses import error_response, malformed
-from genai_server.http.request_state import HttpRequestState, ParsingThread, request_state
+from genai_server.http.request_state import HttpRequestState, KeyTurns, ParsingThread, request_state
 
 # A body over the limit is read on, and dropped, up to this many times the limit: a client that is still sending when
 # the connection is closed may never see the response.
@@ -76,7 +76,8 @@ class BodyLimits:
     """Reads bodies within limits, and refuses others before any work. Plain ASGI.
 
     Also refuses a body with more, or more deeply nested, lists and objects than `check_json` allows. Leaves a
-    ParsingThread in the request's state. `media_limit` gives the maximum size of a body that may have images; 0 while
+    ParsingThread in the request's state. Requests whose bodies have arrived begin one by one, API keys in turns.
+    `media_limit` gives the maximum size of a body that may have images; 0 while
     there is no model for them. `others` receive the bodies that they take. `form_limits` has the maximum sizes of
     bodies with recordings, by their paths; they are kept in memory.
     """
@@ -103,6 +104,7 @@ class BodyLimits:
         self.seconds = seconds
         self._bodies = bodies
         self._parsing = ParsingThread()
+        self._beginning = KeyTurns()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -140,6 +142,8 @@ class BodyLimits:
             return
         state.record.arrival.received()
         state.held_body.arrived()
+        state.num_body_bytes = reading.size
+        await self._beginning.one_each_iteration(state.key)
         try:
             await self._check(reading, state)
         except GenaiServerError as error:
