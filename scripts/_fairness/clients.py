@@ -22,6 +22,8 @@ PATIENCE = 60.0
 # Seconds that a client of the attacker waits after a refusal.
 _PAUSE = 0.5
 _JSON = {"content-type": "application/json"}
+_MARK = "fairness-6f1d2c"
+FORM = {"content-type": f"multipart/form-data; boundary={_MARK}"}
 
 
 class Refused(Exception):
@@ -86,6 +88,24 @@ class Client:
         """POST an object and read the complete answer. Raises BrokenAnswer and OSError."""
         return await ask(self.port, "POST", path, json.dumps(body).encode(), self.headers(**headers))
 
+    async def complete(self, path: str, body: bytes, **headers: str) -> float:
+        """Seconds to the end of the complete answer to a POST. Raises Refused."""
+        began = time.perf_counter()
+        try:
+            async with asyncio.timeout(PATIENCE):
+                response = await ask(self.port, "POST", path, body, self.headers(**headers))
+        except (BrokenAnswer, OSError) as error:
+            raise Refused(f"{type(error).__name__}: {error}") from None
+        except TimeoutError:
+            raise Refused(f"no answer for {PATIENCE:g} s") from None
+        if response.status != 200:
+            raise Refused(f"{response.status} {response.body[:200].decode(errors='replace')}")
+        return time.perf_counter() - began
+
+    async def upload(self, path: str, file: bytes, name: str, **fields: str) -> Response:
+        """Upload a file with the fields of a form, and read the complete answer. Raises BrokenAnswer and OSError."""
+        return await ask(self.port, "POST", path, form(file, name, fields), self.headers(**FORM))
+
     async def get(self, path: str) -> Response:
         """GET a path. Raises BrokenAnswer and OSError."""
         return await ask(self.port, "GET", path, headers=self.headers())
@@ -105,6 +125,13 @@ def chat(content: str, **fields: Any) -> dict[str, Any]:
     """The body of a chat that is answered to its limit of tokens."""
     usual = {"max_tokens": 60, "ignore_eos": True, "temperature": 0}
     return {"messages": [{"role": "user", "content": content}], **usual, **fields}
+
+
+def form(file: bytes, name: str, fields: Mapping[str, str]) -> bytes:
+    """The body of a form with a file, for the headers FORM."""
+    texts = (f'--{_MARK}\r\ncontent-disposition: form-data; name="{key}"\r\n\r\n{fields[key]}\r\n' for key in fields)
+    head = f'--{_MARK}\r\ncontent-disposition: form-data; name="file"; filename="{name}"\r\n\r\n'
+    return ("".join(texts) + head).encode() + file + f"\r\n--{_MARK}--\r\n".encode()
 
 
 @asynccontextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
+import os
 import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager
@@ -149,7 +150,9 @@ async def run(scenario: Scenario, place: Place, effort: Effort) -> Row:
 
 @contextmanager
 def _attacking(scenario: Scenario, place: Place) -> Iterator[None]:
-    """An attack from a process of its own, so that the work of its clients delays no measurement."""
+    """An attack from a process of its own, which takes what processor time the server and the measurement leave: the
+    clients of an attacker run on other machines.
+    """
     context = multiprocessing.get_context("fork")
     here, there = context.Pipe()
     process = context.Process(target=_attack, args=(scenario, place, there), daemon=True)
@@ -171,6 +174,7 @@ def _attack(scenario: Scenario, place: Place, parent: Connection) -> None:
             parent.send(None)
             await asyncio.to_thread(parent.recv)
 
+    os.nice(19)
     asyncio.run(attack())
 
 

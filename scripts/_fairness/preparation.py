@@ -1,0 +1,261 @@
+"""Attacks on the processes that prepare images, recordings and grammars."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import random
+import statistics
+import struct
+import wave
+import zlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+from _load.http import BrokenAnswer, Response
+from _load.server import REPOSITORY
+from PIL import Image
+
+from .clients import FORM, chat, form, keep_asking
+from .scenario import Family, Place, Scenario
+
+_VISION, _SPEECH = (REPOSITORY / "models" / name for name in ("demo-vision", "demo-speech"))
+_TRANSCRIPTIONS = "/v1/audio/transcriptions"
+# Images of a request, and the side of one in pixels.
+_IMAGES, _SIDE = 16, 7000
+_PHOTOGRAPHS = 60
+_RATE = 16_000
+_SECONDS = 7000
+# Seconds of the longest recording that is decoded in turn with other tasks (genai_server.audio.decoding).
+_SHORT_SECONDS = 110
+# Objects in a large schema, which has 85 kB.
+_OBJECTS = 460
+_SCHEMAS = 40
+# How often the largest task is measured.
+_TASKS = 3
+
+
+@cache
+def _black() -> bytes:
+    """A PNG file of about 6 kB with 49 million pixels of one bit each."""
+    file = io.BytesIO()
+    Image.new("1", (_SIDE, _SIDE)).save(file, "PNG")
+    return file.getvalue()
+
+
+def _black_anew(chance: random.Random) -> bytes:
+    """Such a file that no other one equals."""
+    content = b"tEXtnumber\0" + chance.randbytes(8).hex().encode()
+    chunk = struct.pack(">I", len(content) - 4) + content + struct.pack(">I", zlib.crc32(content))
+    end = _black().rindex(b"IEND") - 4
+    return _black()[:end] + chunk + _black()[end:]
+
+
+@cache
+def _photograph() -> bytes:
+    """A JPEG file of 12 million pixels."""
+    noise = np.random.default_rng(1).integers(0, 256, (150, 200, 3), np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(noise).resize((4000, 3000), Image.Resampling.BICUBIC).save(file, "JPEG", quality=85)
+    return file.getvalue()
+
+
+def _photograph_anew(chance: random.Random) -> bytes:
+    """Such a file that no other one equals."""
+    comment = chance.randbytes(8)
+    return b"\xff\xd8\xff\xfe" + struct.pack(">H", len(comment) + 2) + comment + _photograph()[2:]
+
+
+def _drawing(chance: random.Random) -> bytes:
+    """A PNG file of a square on a plain background."""
+    image = Image.new("RGB", (160, 160), tuple(chance.choices(range(256), k=3)))
+    corner = chance.randrange(100)
+    image.paste(tuple(chance.choices(range(256), k=3)), (corner, corner, corner + 50, corner + 50))
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    return file.getvalue()
+
+
+@cache
+def _silence(seconds: int) -> bytes:
+    """A FLAC file of silence; 7,000 s have 1.3 MB."""
+    file = io.BytesIO()
+    with av.open(file, "w", format="flac") as container:
+        stream: Any = container.add_stream("flac", rate=_RATE)
+        stream.layout = "mono"
+        for second in range(0, seconds, 50):
+            samples = np.zeros((1, 50 * _RATE), np.int16)
+            frame = av.AudioFrame.from_ndarray(samples, format="s16", layout="mono")
+            frame.sample_rate, frame.pts = _RATE, second * _RATE
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode(None))
+    return file.getvalue()
+
+
+def _speech(chance: random.Random) -> bytes:
+    """A WAV file of some seconds of speech, each time of another loudness."""
+    with wave.open(str(_SPEECH / "example.wav")) as source:
+        form_of, frames = source.getparams(), source.readframes(source.getnframes())
+    file = io.BytesIO()
+    with wave.open(file, "wb") as target:
+        target.setparams(form_of)
+        target.writeframes((np.frombuffer(frames, np.int16) * chance.uniform(0.6, 1)).astype(np.int16).tobytes())
+    return file.getvalue()
+
+
+def _schema(chance: random.Random, num_objects: int) -> dict[str, Any]:
+    """A schema that no other one equals."""
+    name = chance.randbytes(4).hex()
+    item = {"type": "string", "pattern": f"^{name}[a-z]{{3,8}}$"}
+    entry: dict[str, Any] = {"type": "object", "properties": {"id": item, "date": {"type": "string", "format": "date"}}}
+    names = [f"{name}-{number}" for number in range(num_objects)]
+    return {
+        "type": "object",
+        "properties": dict.fromkeys(names, {**entry, "required": ["id", "date"]}),
+        "required": names,
+    }
+
+
+def _pictured(chance: random.Random, files: Sequence[bytes], **fields: Any) -> dict[str, Any]:
+    """The body of a chat about images."""
+    urls = [f"data:image/{_kind(file)};base64,{base64.b64encode(file).decode()}" for file in files]
+    content: list[dict[str, Any]] = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+    content.append({"type": "text", "text": f"{chance.randrange(1000)}: which color?"})
+    return {"model": "vision", **chat("", max_tokens=4, **fields), "messages": [{"role": "user", "content": content}]}
+
+
+def _kind(file: bytes) -> str:
+    return "png" if file.startswith(b"\x89PNG") else "jpeg"
+
+
+def _formatted(chance: random.Random, num_objects: int) -> dict[str, Any]:
+    """The body of a chat whose answer has a format."""
+    schema = {"name": "answer", "schema": _schema(chance, num_objects)}
+    fields = {"response_format": {"type": "json_schema", "json_schema": schema}, "ignore_eos": False}
+    return {"model": "text", **chat("Answer.", max_tokens=4), **fields}
+
+
+async def _ask_about_drawing(place: Place) -> float:
+    """Seconds to the end of a short answer about a new small picture."""
+    return await _ended(place, _pictured(place.victim.chance, [_drawing(place.victim.chance)]))
+
+
+async def _ask_with_schema(place: Place) -> float:
+    """Seconds to the end of a short answer by a new small schema."""
+    return await _ended(place, _formatted(place.victim.chance, 2))
+
+
+async def _ended(place: Place, body: Mapping[str, Any]) -> float:
+    return await place.victim.complete("/v1/chat/completions", json.dumps(body).encode())
+
+
+async def _transcribe(place: Place) -> float:
+    """Seconds to the transcript of some seconds of speech."""
+    return await _transcribed(place, _speech(place.victim.chance), "speech.wav")
+
+
+async def _transcribed(place: Place, file: bytes, name: str) -> float:
+    return await place.victim.complete(_TRANSCRIPTIONS, form(file, name, {"model": "speech"}), **FORM)
+
+
+def _chats(place: Place, clients: int, body: Callable[[], Mapping[str, Any]]) -> AbstractAsyncContextManager[None]:
+    """This many clients of the attacker."""
+
+    async def ask(number: int) -> Response:
+        return await place.attacker.post("/v1/chat/completions", body())
+
+    return keep_asking(ask, clients)
+
+
+def _black_images(place: Place) -> AbstractAsyncContextManager[None]:
+    chance = place.attacker.chance
+    return _chats(place, 4, lambda: _pictured(chance, [_black_anew(chance) for _ in range(_IMAGES)]))
+
+
+def _large_schemas(place: Place) -> AbstractAsyncContextManager[None]:
+    return _chats(place, _SCHEMAS, lambda: _formatted(place.attacker.chance, _OBJECTS))
+
+
+def _silent_recordings(place: Place) -> AbstractAsyncContextManager[None]:
+    async def ask(number: int) -> Response:
+        return await place.attacker.upload(_TRANSCRIPTIONS, _silence(_SECONDS), "silence.flac", model="speech")
+
+    return keep_asking(ask, 5)
+
+
+@asynccontextmanager
+async def _batch_of_photographs(place: Place) -> AsyncIterator[None]:
+    """A batch that begins before the first request and is cancelled at the end."""
+    attacker, url = place.attacker, "/v1/chat/completions"
+    lines = (
+        {
+            "custom_id": f"{number}",
+            "method": "POST",
+            "url": url,
+            "body": _pictured(attacker.chance, [_photograph_anew(attacker.chance)]),
+        }
+        for number in range(_PHOTOGRAPHS)
+    )
+    content = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+    file = (await attacker.upload("/v1/files", content, "photographs.jsonl", purpose="batch")).json()
+    body = {"input_file_id": file["id"], "endpoint": url, "completion_window": "24h"}
+    batch = (await attacker.post("/v1/batches", body)).json()
+    try:
+        yield
+    finally:
+        with suppress(BrokenAnswer, OSError):
+            await attacker.post(f"/v1/batches/{batch['id']}/cancel", {})
+
+
+def _largest(task: Callable[[Place], Awaitable[float]]) -> Callable[[Place], Awaitable[float]]:
+    """The allowance for a task: its seconds while nothing else is present."""
+
+    async def seconds(place: Place) -> float:
+        return statistics.median([await task(place) for _ in range(_TASKS)])
+
+    return seconds
+
+
+async def _black_image(place: Place) -> float:
+    return await _ended(place, _pictured(place.victim.chance, [_black_anew(place.victim.chance)]))
+
+
+async def _one_photograph(place: Place) -> float:
+    return await _ended(place, _pictured(place.victim.chance, [_photograph_anew(place.victim.chance)]))
+
+
+async def _large_schema(place: Place) -> float:
+    return await _ended(place, _formatted(place.victim.chance, _OBJECTS))
+
+
+async def _short_silence(place: Place) -> float:
+    return await _transcribed(place, _silence(_SHORT_SECONDS), "silence.flac")
+
+
+def _settings(folder: Path, model: Path) -> Mapping[str, str]:
+    return {
+        "GENAI_MODELS": f"text={model},vision={_VISION},speech={_SPEECH}",
+        "GENAI_MODEL_DIR": "",
+        "GENAI_FILES_DIR": str(folder / "files"),
+        # All images of four requests may wait.
+        "GENAI_MAX_REQUEST_PIXELS": f"{_IMAGES * _SIDE**2}",
+        "GENAI_MAX_WAITING_PIXELS": f"{4 * _IMAGES * _SIDE**2}",
+    }
+
+
+FAMILY = Family(
+    "preparation",
+    [
+        Scenario("4 requests of 16 large images", _ask_about_drawing, _black_images, _largest(_black_image)),
+        Scenario("a batch of photographs", _ask_about_drawing, _batch_of_photographs, _largest(_one_photograph)),
+        Scenario("5 recordings of two hours", _transcribe, _silent_recordings, _largest(_short_silence)),
+        Scenario("40 large schemas", _ask_with_schema, _large_schemas, _largest(_large_schema)),
+    ],
+    _settings,
+)
