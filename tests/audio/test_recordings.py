@@ -468,7 +468,7 @@ def test_decoded_recordings_never_exceed_their_space(own_folder: Path) -> None:
         await asyncio.gather(*attacking)
         assert longest <= largest <= 4 * longest
 
-    _run(own_folder, work, max_audio_seconds=seconds, max_decoded_audio_bytes=4 * longest)
+    _run(own_folder, work, max_audio_seconds=seconds, max_prepared_bytes=4 * longest)
 
 
 def test_a_recording_of_another_key_has_space_at_once(own_folder: Path) -> None:
@@ -484,7 +484,7 @@ def test_a_recording_of_another_key_has_space_at_once(own_folder: Path) -> None:
             recording.close()
         (await waiting).close()
 
-    _run(own_folder, work, max_audio_seconds=seconds, max_decoded_audio_bytes=4 * longest)
+    _run(own_folder, work, max_audio_seconds=seconds, max_prepared_bytes=4 * longest)
 
 
 def _num_bytes(seen: Seen) -> int:

@@ -216,3 +216,13 @@ def test_a_wrong_number_is_refused_with_the_word_for_it(name: str) -> None:
     for value in ("-1", "many"):
         with pytest.raises(ConfigurationError, match="^--max-.*must be .*, or auto$"):
             load_settings({name: value}, environ={}, dotenv=None)
+
+
+def test_prepared_files_have_space_for_recordings_and_images() -> None:
+    assert Settings().prepared_bytes == 8 * 7200 * 32_000
+    assert Settings(max_audio_seconds=60).prepared_bytes == 4 * 16_384 * 28_000
+    few = Settings(max_audio_seconds=60, max_media_tokens=100)
+    assert (few.prepared_bytes, few.prepared_bytes_per_request) == (8 * 60 * 32_000, 2 * 60 * 32_000)
+    assert Settings(max_audio_seconds=60, max_prepared_bytes=7_680_000).prepared_bytes_per_request == 60 * 32_000
+    with pytest.raises(ValidationError, match="at least 7680000, four times what a recording"):
+        Settings(max_audio_seconds=60, max_prepared_bytes=7_679_999)

@@ -1,6 +1,7 @@
 """Requests in flight, without an engine; dying engines are covered by the tests of the client."""
 
 import asyncio
+import weakref
 from itertools import chain
 
 import msgspec
@@ -324,3 +325,48 @@ async def test_request_with_its_end_is_not_kept(flight: InFlight) -> None:
     ended.fail(EngineDied("x"))
     flight.lose(DEATH)
     assert len(flight) == 0
+
+
+class _File:
+    """An object with a file that the engine reads."""
+
+
+async def test_files_are_kept_until_each_answer_has_a_token(flight: InFlight) -> None:
+    file = _File()
+    kept = weakref.ref(file)
+    asking = asyncio.ensure_future(flight.submit(REQUEST, REQUEST, files=[file]))
+    del file
+    await asyncio.sleep(0)
+    flight.receive(Accepted(0))
+    flight.receive(Accepted(1))
+    streams = await asking
+    del asking
+    flight.receive(Tokens(0, [5]))
+    assert kept() is not None
+    flight.receive(Tokens(1, [5]))
+    assert kept() is None
+    assert [stream.is_ended for stream in streams] == [False, False]
+
+
+@pytest.mark.parametrize("end", ["finish", "fail", "close"])
+async def test_files_of_an_answer_without_a_token_are_kept_to_its_end(flight: InFlight, end: str) -> None:
+    file = _File()
+    kept = weakref.ref(file)
+    asking = asyncio.ensure_future(flight.submit(REQUEST, files=[file]))
+    del file
+    await asyncio.sleep(0)
+    flight.receive(Accepted(0))
+    (stream,) = await asking
+    del asking
+    flight.lose(DEATH)
+    assert kept() is not None  # the next engine reads them
+    flight.resume()
+    assert kept() is not None
+    match end:
+        case "finish":
+            flight.receive(Finished(0, FinishReason.STOP, Phases()))
+        case "fail":
+            flight.lose(DEATH)
+        case _:
+            stream.close()
+    assert kept() is None

@@ -1,7 +1,7 @@
 """How answers are started: the model is selected once, and the checks of one request delay no other."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
 from pathlib import Path
@@ -105,9 +105,11 @@ def test_engine_is_told_which_requests_are_of_the_background(
     passed_on: list[bool] = []
     submit = InFlight.submit
 
-    async def submit_and_note(self: InFlight, *requests: GenerationRequest) -> list[TokenStream]:
+    async def submit_and_note(
+        self: InFlight, *requests: GenerationRequest, files: Sequence[object] = ()
+    ) -> list[TokenStream]:
         passed_on.extend(request.background for request in requests)
-        return await submit(self, *requests)
+        return await submit(self, *requests, files=files)
 
     def in_background(scope: Scope) -> HttpRequestState:
         state = copy(request_state(scope))

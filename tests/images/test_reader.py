@@ -1,9 +1,11 @@
 """Reading the images of requests: limits, sources, damaged files, and processes that die."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
+import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import closing
@@ -20,15 +22,22 @@ from genai_server.images.image_files import ReadImage
 from genai_server.images.reader import Images, ImageSource
 from genai_server.messages.worker_tasks import TaskOwner
 from genai_server.vision_model import VisionModel, read_vision_model
+from genai_server.workers.client import WorkerClient
 from genai_server.workers.limits import WorkerLimits
 from genai_server.workers.pool import WorkerPool
 from genai_server.workers.process import ProcessDied, ProcessTimeout, WorkerProcess
+from genai_server.workers.server import WorkerServer
+from genai_server.workers.space_budget import Reservation, SpaceBudget
 from genai_server.workers.task_kinds import READ_IMAGE, TaskKind
 from genai_server.workers.workers import Requester
-from tests.images.pictures import data_url, encoded, picture, png_header
+from tests.images.pictures import data_url, encoded, picture, png_header, tiles
 from tests.images.vision_directory import IDS, make_vision_directory
+from tests.running_server import wait_until
 
 ALICE, BOB = (Requester(TaskOwner(name, f"{name}'s"), name) for name in ("alice", "bob"))
+
+# A budget of disk space for few images.
+_SMALL = {"max_audio_seconds": 1, "max_prepared_bytes": 80_000_000}
 
 
 class Seen:
@@ -273,9 +282,8 @@ def test_files_are_removed_beyond_their_limit(own_folder: Path) -> None:
     async def work(seen: Seen) -> None:
         kept = await seen.read(encoded())
         for size in (96, 128, 160):
-            digest = (await seen.read(encoded(picture(size, size))))[0].digest
-        left = {path.stem for path in (seen.folder / f"images-{os.getpid()}").iterdir()}
-        assert left == {kept[0].digest, digest}
+            await seen.read(encoded(picture(size, size)))
+        await _until(lambda: _files(seen) == [kept[0].path])
 
     _run(own_folder, work, encoder_cache_bytes=0)
 
@@ -335,6 +343,219 @@ def test_an_image_with_more_pixels_than_its_head_says_waits_for_its_turn_again(
     assert costs[:2] == [1, 640 * 480]
 
 
+# disk space: an image of 512x512 takes 6.3 MB
+
+
+def _files(seen: Seen) -> list[Path]:
+    return list((seen.folder / f"images-{os.getpid()}").iterdir())
+
+
+async def _until(condition: Callable[[], bool]) -> None:
+    await asyncio.to_thread(wait_until, condition)
+
+
+def _num_taken(seen: Seen) -> int:
+    """Bytes of the budget that are taken."""
+    return seen.pool._space.num_bytes
+
+
+def test_an_image_has_space_for_its_file_while_it_is_used(own_folder: Path) -> None:
+    async def work(seen: Seen) -> None:
+        images = await seen.read(tiles(512, 512, 0), tiles(512, 512, 1))
+        await _until(lambda: _num_taken(seen) == sum(path.stat().st_size for path in _files(seen)) > 12_000_000)
+        del images[0]
+        await _until(lambda: _num_taken(seen) == images[0].num_bytes)
+        again = await seen.read(tiles(512, 512, 0))
+        assert _num_taken(seen) == images[0].num_bytes  # it was kept
+        images.clear()
+        del again
+        await _until(lambda: _num_taken(seen) == 0)
+        assert len(_files(seen)) == 2
+
+    assert _run(own_folder, work, **_SMALL).results == {"read": 2}
+
+
+def test_a_request_that_does_not_fit_is_refused_with_the_limit(own_folder: Path) -> None:
+    async def work(seen: Seen) -> None:
+        words = (
+            r"images of a request may take at most 10000000 bytes of disk space when they are prepared, a quarter of "
+            r"GENAI_MAX_PREPARED_BYTES, given 125\d{5}$"
+        )
+        with pytest.raises(InvalidField, match=words) as refused:
+            await seen.read(tiles(512, 512, 0), tiles(512, 512, 1))
+        assert refused.value.param == "input[1]"
+        await _until(lambda: _num_taken(seen) == 0)
+
+    _run(own_folder, work, **{**_SMALL, "max_prepared_bytes": 40_000_000})
+
+
+def test_an_image_that_takes_more_than_expected_is_prepared_with_more(
+    own_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("genai_server.images.reader._IMAGE_BYTES", 1000)
+    monkeypatch.setattr("genai_server.images.reader._PIXEL_BYTES", 1)
+    reserved = []
+    reserve = SpaceBudget.reserve
+
+    def noted(budget: SpaceBudget, owner: TaskOwner, num_bytes: int) -> Reservation:
+        reserved.append(num_bytes)
+        return reserve(budget, owner, num_bytes)
+
+    monkeypatch.setattr(SpaceBudget, "reserve", noted)
+
+    async def work(seen: Seen) -> None:
+        small, large = await seen.read(tiles(32, 32, 0), tiles(512, 512, 1))
+        assert reserved[0] == 2 * 1000 + 32 * 32 + 512 * 512
+        assert small.num_bytes + large.num_bytes <= reserved[1] < small.num_bytes + large.num_bytes + 10_000
+        await _until(lambda: _num_taken(seen) == small.num_bytes + large.num_bytes)
+
+    assert _run(own_folder, work, **_SMALL).results["read"] >= 2
+
+
+def test_an_image_waits_until_there_is_space(own_folder: Path) -> None:
+    async def work(seen: Seen) -> None:
+        held = [await seen.read(tiles(512, 512, number)) for number in range(2)]
+        waiting = asyncio.create_task(seen.read(tiles(512, 512, 2)))
+        (other,) = await seen.read(tiles(512, 512, 2), requester=BOB)
+        assert not waiting.done()
+        assert other.num_bytes < 10_000_000
+        del held[0]
+        await waiting
+
+    _run(own_folder, work, **{**_SMALL, "max_prepared_bytes": 40_000_000})
+
+
+def test_whoever_leaves_while_waiting_for_space_or_for_an_image_has_none(
+    own_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_asked, may_answer = threading.Event(), threading.Event()
+
+    def ask(process: WorkerProcess, question: Mapping[str, Any], data: bytes, timeout: float) -> dict[str, Any]:
+        is_asked.set()
+        assert may_answer.wait(60)
+        return _ASK(process, question, data, timeout)
+
+    monkeypatch.setattr(WorkerProcess, "ask", ask)
+
+    async def work(seen: Seen) -> None:
+        reading = [asyncio.create_task(seen.read(tiles(512, 512, number))) for number in range(3)]
+        await asyncio.to_thread(is_asked.wait, 60)
+        assert (_num_taken(seen), len(seen.pool._space._waiting)) == (20_000_000, 1)
+        for task in reversed(reading):
+            task.cancel()
+        await asyncio.wait(reading)
+        assert len(seen.pool._space._waiting) == 0
+        assert _num_taken(seen) > 0  # a process may still write
+        may_answer.set()
+        await seen.read(tiles(512, 512, 3))
+        await _until(lambda: _num_taken(seen) == 0)
+        assert len(_files(seen)) == 1
+
+    _run(own_folder, work, **{**_SMALL, "max_prepared_bytes": 40_000_000})
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no such signals")
+def test_space_of_an_image_that_ends_its_process_is_returned(own_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(seen: Seen) -> None:
+        monkeypatch.setattr(WorkerProcess, "ask", _die)
+        with pytest.raises(InvalidField, match="crashes"):
+            await seen.read(encoded())
+        await _until(lambda: (_num_taken(seen), _files(seen)) == (0, []))
+
+    _run(own_folder, work, **_SMALL)
+
+
+def test_a_full_disk_makes_images_unavailable(own_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def ask(process: WorkerProcess, question: Mapping[str, Any], data: bytes, timeout: float) -> dict[str, Any]:
+        return _ASK(process, {**question, "path": "/dev/full"}, data, timeout)
+
+    async def work(seen: Seen) -> None:
+        monkeypatch.setattr(WorkerProcess, "ask", ask)
+        with pytest.raises(ImageReaderUnavailable, match="cannot be written: No space left on device"):
+            await seen.read(encoded())
+        monkeypatch.setattr(WorkerProcess, "ask", _ASK)
+        await seen.read(encoded())
+
+    if sys.platform == "linux":
+        _run(own_folder, work)
+
+
+class _Peak:
+    """Measures the most bytes that a folder has at a time, in a thread."""
+
+    def __init__(self, folder: Path) -> None:
+        self.num_bytes = 0
+        self._folder = folder
+        self._ends = threading.Event()
+        self._thread = threading.Thread(target=self._measure)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._ends.set()
+        self._thread.join()
+
+    def _measure(self) -> None:
+        while not self._ends.wait(0.001):
+            found = 0
+            for path in self._folder.glob("images-*/*"):
+                with contextlib.suppress(FileNotFoundError):
+                    found += path.stat().st_size
+            self.num_bytes = max(self.num_bytes, found)
+
+
+def test_a_hundred_uploads_never_take_more_than_the_budget(own_folder: Path) -> None:
+    budget = 10_000_000  # an image of 256x256 takes 1.6 MB
+    settings = {**_SMALL, "max_prepared_bytes": budget, "encoder_cache_bytes": 0}
+    ended: Counter[str] = Counter()
+    num_left, num_held = 100, 0
+
+    async def work(seen: Seen) -> None:
+        with (
+            closing(WorkerServer(seen.folder, "secret", lambda: seen.pool)) as server,
+            closing(WorkerClient(lambda: (server.address, "secret"))) as workers,
+            closing(_Peak(seen.folder)) as peak,
+        ):
+            seen.images._workers = workers
+
+            async def upload(number: int) -> None:
+                nonlocal num_left, num_held
+                owner = Requester(TaskOwner(f"key {number % 4}", f"{number}"), f"{number % 4}")
+                files = [tiles(256, 256, number), tiles(256, 256, number + 100)]
+                try:
+                    images = await seen.read(*(files if number % 10 == 5 else files[:1]), requester=owner)
+                    num_held += 1
+                    # Held as long as nobody waits for the space.
+                    await _until(lambda: num_held == num_left or bool(seen.pool._space._waiting))
+                    del images
+                    num_held -= 1
+                    ended["read"] += 1
+                except InvalidField as error:
+                    assert "GENAI_MAX_PREPARED_BYTES" in error.message
+                    ended["refused"] += 1
+                finally:
+                    num_left -= 1
+                    if number % 7 == 0:
+                        uploads[number - 1].cancel()
+
+            uploads = [asyncio.create_task(upload(number)) for number in range(100)]
+            await asyncio.wait(uploads)
+            assert {type(error) for task in uploads if not task.cancelled() and (error := task.exception())} == set()
+            await _until(lambda: _num_taken(seen) == 0)
+            assert _files(seen) == []
+            assert ended["refused"] > 0
+            assert ended["read"] > 70
+            assert budget / 3 < peak.num_bytes <= budget
+
+    seen = Seen(own_folder, **settings)
+
+    async def main() -> None:
+        with closing(seen.images):
+            await work(seen)
+
+    asyncio.run(main())
+    assert [process.pid for process in seen.processes if process.is_alive] == []
+
+
 def test_a_process_started_in_advance_reads_the_first_image(own_folder: Path) -> None:
     async def work(seen: Seen) -> None:
         for _ in range(2):
@@ -363,7 +584,7 @@ def _image_process(folder: Path) -> WorkerProcess:
 
 
 def _question(folder: Path) -> dict[str, Any]:
-    return {"path": str(folder / "a.npz"), "low_detail": False, "max_cost": 10_000}
+    return {"path": str(folder / "a.npz"), "low_detail": False, "max_cost": 10_000, "max_bytes": 10_000_000}
 
 
 def test_a_process_that_is_gone_says_how(own_folder: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from genai_server.errors import CheckerUnavailable, QueueFull
+from genai_server.errors import CheckerUnavailable, QueueFull, Unavailable
 from genai_server.messages.worker_tasks import Task, TaskOwner
 from genai_server.workers.pool import WorkerPool
 from genai_server.workers.process import ProcessDied, ProcessTimeout
@@ -190,6 +190,62 @@ def test_a_running_task_that_nobody_waits_for_leaves_no_file(own_folder: Path) -
         assert script.processes[0].is_alive
 
     _run(work)
+
+
+@pytest.mark.parametrize("order", ["ok", "die"])
+def test_space_is_kept_until_a_task_that_writes_into_it_has_ended(own_folder: Path, order: str) -> None:
+    target = own_folder / "target"
+
+    async def work(pool: WorkerPool, script: Script) -> None:
+        space = await pool.reserve_space(TaskOwner("a"), 50, Unavailable)
+        (answer,) = space.submit([task("one", target=str(target))])
+        await script.until_asked("one")
+        target.write_bytes(b"a part of it")
+        answer.cancel()
+        space.release()
+        waiting = asyncio.create_task(pool.reserve_space(TaskOwner("a"), 50, Unavailable))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert pool._space.num_bytes == 50
+        await script.tell("one", order)
+        (await waiting).release()
+        assert not target.exists()
+        assert pool._space.num_bytes == 0
+
+    _run(work, space=100)
+
+
+def test_space_of_a_task_that_is_not_started_is_returned_at_once() -> None:
+    async def work(pool: WorkerPool, script: Script) -> None:
+        (running,) = pool.submit([task("running")])
+        await script.until_asked("running")
+        space = await pool.reserve_space(TaskOwner("a"), 50, Unavailable)
+        (answer,) = space.submit([task("left")])
+        space.release()
+        assert pool._space.num_bytes == 50
+        answer.cancel()
+        await asyncio.sleep(0)
+        assert pool._space.num_bytes == 0
+        await script.tell("running")
+        await running
+
+    _run(work, space=100, processes=1)
+
+
+def test_space_of_a_task_that_is_refused_is_returned_at_once() -> None:
+    async def work(pool: WorkerPool, script: Script) -> None:
+        running, *waiting = (pool.submit([task(name, cost=5)])[0] for name in ("running", "one"))
+        space = await pool.reserve_space(TaskOwner("a"), 50, Unavailable)
+        (refused,) = space.submit([task("two", cost=5)])
+        space.release()
+        assert pool._space.num_bytes == 0
+        with pytest.raises(QueueFull):
+            await refused
+        for name in ("running", "one"):
+            await script.tell(name)
+        await asyncio.gather(running, *waiting)
+
+    _run(work, space=100, processes=1, waiting_bytes=9)
 
 
 def test_a_running_task_that_nobody_waits_for_ends_for_the_next_one() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from genai_server.errors import AudioReaderUnavailable, CheckerUnavailable, QueueFull
+from genai_server.errors import AudioReaderUnavailable, CheckerUnavailable, QueueFull, Unavailable
 from genai_server.messages.worker_tasks import TaskOwner
 from genai_server.workers.client import WorkerClient
 from genai_server.workers.process import ProcessDied, ProcessTimeout
@@ -146,7 +146,7 @@ def test_a_pool_that_has_ended_is_an_error_and_the_next_one_is_found(own_folder:
             with pytest.raises(CheckerUnavailable, match="cannot be reached"):
                 await answer
             with pytest.raises(AudioReaderUnavailable, match="cannot be reached"):
-                await workers.reserve_space(TaskOwner(), 1)
+                await workers.reserve_space(TaskOwner(), 1, AudioReaderUnavailable)
             for _ in range(2):
                 async with served_pool(own_folder) as (client, script):
                     addresses.append(client()._find_pool())
@@ -180,12 +180,12 @@ def test_nothing_is_run_without_the_secret(own_folder: Path, caplog: pytest.LogC
 def test_space_is_taken_returned_and_lost_with_its_process(own_folder: Path) -> None:
     async def work(client: Callable[..., WorkerClient], script: Script) -> None:
         first, second = client(), client()
-        taken = await first.reserve_space(TaskOwner("a"), 50)
-        waiting = asyncio.create_task(second.reserve_space(TaskOwner("b"), 30))
+        taken = await first.reserve_space(TaskOwner("a"), 50, Unavailable)
+        waiting = asyncio.create_task(second.reserve_space(TaskOwner("b"), 30, Unavailable))
         taken.shrink(40)
         space = await waiting
-        waiting = asyncio.create_task(second.reserve_space(TaskOwner("b"), 10))
-        left = asyncio.create_task(second.reserve_space(TaskOwner("b"), 10))
+        waiting = asyncio.create_task(second.reserve_space(TaskOwner("b"), 10, Unavailable))
+        left = asyncio.create_task(second.reserve_space(TaskOwner("b"), 10, Unavailable))
         await asyncio.sleep(0)
         left.cancel()
         with contextlib.suppress(asyncio.CancelledError):
@@ -194,6 +194,49 @@ def test_space_is_taken_returned_and_lost_with_its_process(own_folder: Path) -> 
         first.close()
         (await waiting).release()
         space.release()
-        (await second.reserve_space(TaskOwner("c"), 50)).release()
+        (await second.reserve_space(TaskOwner("c"), 50, Unavailable)).release()
+
+    _run(own_folder, work, space=100)
+
+
+def test_space_is_returned_after_its_file_is_removed(own_folder: Path) -> None:
+    target = own_folder / "target"
+
+    async def work(client: Callable[..., WorkerClient], script: Script) -> None:
+        workers = client()
+        space = await workers.reserve_space(TaskOwner("a"), 50, Unavailable)
+        (answer,) = space.submit([task("one", target=str(target))])
+        await script.until_asked("one")
+        target.write_bytes(b"all of it")
+        process = script.processes[0]
+        process.tell("ok")
+        # Without giving the loop a turn, so that the answer has not been received when the task is cancelled.
+        wait_until(lambda: process.is_idle)
+        answer.cancel()
+        space.release()
+        (await workers.reserve_space(TaskOwner("a"), 50, Unavailable)).release()
+        assert not target.exists()
+
+    _run(own_folder, work, space=100)
+
+
+def test_space_of_an_api_process_that_dies_is_returned_when_its_tasks_have_ended(own_folder: Path) -> None:
+    target = own_folder / "target"
+
+    async def work(client: Callable[..., WorkerClient], script: Script) -> None:
+        dying, other = client(), client()
+        space = await dying.reserve_space(TaskOwner("a"), 50, Unavailable)
+        await dying.reserve_space(TaskOwner("b"), 20, Unavailable)
+        space.submit([task("one", target=str(target))])
+        await script.until_asked("one")
+        target.write_bytes(b"a part of it")
+        dying.close()
+        waiting = asyncio.create_task(other.reserve_space(TaskOwner("a"), 50, Unavailable))
+        # There is space for this one once the pool has noticed.
+        (await other.reserve_space(TaskOwner("b"), 15, Unavailable)).release()
+        assert not waiting.done()
+        await script.tell("one")
+        (await waiting).release()
+        assert not target.exists()
 
     _run(own_folder, work, space=100)

@@ -94,7 +94,7 @@ class Decoder:
         timeout = float(settings.audio_timeout)
         if is_whole:
             timeout += min(size / _BYTES_PER_SECOND, settings.max_audio_seconds / _SECONDS_PER_SECOND)
-        space = await self._workers.reserve_space(requester.owner, seconds * BYTES_PER_SECOND)
+        space = await self._workers.reserve_space(requester.owner, seconds * BYTES_PER_SECOND, AudioReaderUnavailable)
         task = Task(
             kind.name,
             requester.owner,
@@ -106,7 +106,7 @@ class Decoder:
         )
         decoded = None
         try:
-            (answer,) = self._workers.submit([task])
+            (answer,) = space.submit([task])
             outcome = self._outcome(await answer, target, space)
             decoded = None if outcome is None else outcome.decoded
             return outcome

@@ -13,8 +13,12 @@ _IMAGE_HOST = re.compile(r"([A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?|\[[0-9A-Fa-f
 
 # Bytes of a decoded second: 16 bits at 16 kHz.
 BYTES_PER_SECOND = 32_000
-# How many of the longest recordings may be decoded at once by default.
+# How many of the longest recordings have space by default.
 _LONGEST_RECORDINGS = 8
+# Bytes of a prepared image for each of its tokens: 24,576 for Qwen's models, which take most.
+_BYTES_PER_MEDIA_TOKEN = 28_000
+# One request may have this part of the space for what is prepared.
+_REQUESTS = 4
 
 
 class MediaSettings(SettingsForm):
@@ -52,8 +56,8 @@ class MediaSettings(SettingsForm):
     """
 
     encoder_cache_bytes: int = Field(256 * 1024 * 1024, ge=0)
-    """Maximum bytes of prepared images (files of each API process) and of encoded images and sounds (memory of each
-    engine) that are kept for later requests.
+    """Maximum bytes of prepared images (files of each API process, next to `GENAI_MAX_PREPARED_BYTES`) and of encoded
+    images and sounds (memory of each engine) that are kept for later requests.
     """
 
     max_audio_body_bytes: Positive = 200 * 1024 * 1024
@@ -74,10 +78,11 @@ class MediaSettings(SettingsForm):
     without one; more get a 503. Before it is decoded, a file counts as the longest recording that its size allows.
     """
 
-    max_decoded_audio_bytes: Positive | Literal["auto"] = AUTO
-    """Maximum bytes of disk space for all decoded recordings together; a recording waits until it has space. `auto`
-    allows for eight of the longest (`GENAI_MAX_AUDIO_SECONDS`), which is 1.8 GB by default. Each API key has at most as
-    much as is left for others.
+    max_prepared_bytes: Positive | Literal["auto"] = AUTO
+    """Maximum bytes of disk space for the decoded recordings, prepared images and sounds of all requests together; a
+    request waits until it has space, and may have a quarter of all. `auto` allows for eight of the longest recordings
+    (`GENAI_MAX_AUDIO_SECONDS`) and for four requests with all the tokens of `GENAI_MAX_MEDIA_TOKENS`, which is 1.8 GB
+    by default. Each API key has at most as much as is left for others.
     """
 
     audio_timeout: Positive = Field(10, le=600)
@@ -98,10 +103,10 @@ class MediaSettings(SettingsForm):
                 raise ValueError(f"{quoted(host)} is not a host, such as images.example or cdn.example:8443")
         return value
 
-    @field_validator("max_decoded_audio_bytes")
+    @field_validator("max_prepared_bytes")
     @classmethod
     def _has_space_for_the_longest(cls, value: int | Literal["auto"], info: ValidationInfo) -> int | Literal["auto"]:
-        least = 4 * info.data.get("max_audio_seconds", 0) * BYTES_PER_SECOND
+        least = _REQUESTS * info.data.get("max_audio_seconds", 0) * BYTES_PER_SECOND
         if value != AUTO and value < least:
             raise ValueError(
                 f"it must be at least {least}, four times what a recording of GENAI_MAX_AUDIO_SECONDS takes"
@@ -109,11 +114,17 @@ class MediaSettings(SettingsForm):
         return value
 
     @property
-    def decoded_audio_bytes(self) -> int:
-        """Maximum bytes of disk space for all decoded recordings."""
-        if self.max_decoded_audio_bytes == AUTO:
-            return _LONGEST_RECORDINGS * self.max_audio_seconds * BYTES_PER_SECOND
-        return self.max_decoded_audio_bytes
+    def prepared_bytes(self) -> int:
+        """Maximum bytes of disk space for what is prepared for all requests."""
+        if self.max_prepared_bytes == AUTO:
+            recordings = _LONGEST_RECORDINGS * self.max_audio_seconds * BYTES_PER_SECOND
+            return max(recordings, _REQUESTS * self.max_media_tokens * _BYTES_PER_MEDIA_TOKEN)
+        return self.max_prepared_bytes
+
+    @property
+    def prepared_bytes_per_request(self) -> int:
+        """Maximum bytes of it for one request."""
+        return self.prepared_bytes // _REQUESTS
 
     @property
     def allowed_image_hosts(self) -> frozenset[str]:

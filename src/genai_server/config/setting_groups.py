@@ -40,7 +40,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         *("image_hosts", "max_media", "max_media_bytes", "max_image_pixels", "max_request_pixels"),
         *("max_waiting_pixels", "max_media_tokens", "media_timeout"),
         *("max_media_body_bytes", "encoder_cache_bytes", "max_audio_seconds", "audio_timeout"),
-        *("max_audio_body_bytes", "max_audio_bodies_bytes", "max_waiting_audio_seconds", "max_decoded_audio_bytes"),
+        *("max_audio_body_bytes", "max_audio_bodies_bytes", "max_waiting_audio_seconds", "max_prepared_bytes"),
     ),
     "Stored responses, files and batches": (
         *("response_store_size", "response_store_bytes", "response_store_file", "files_dir", "max_file_bytes"),

@@ -68,8 +68,11 @@ class InFlight:
         sent = sum(one.background for one in self._sent.values())
         return sent + sum(one.request.background for one in self._waiting.values())
 
-    async def submit(self, *requests: GenerationRequest) -> list[TokenStream]:
+    async def submit(self, *requests: GenerationRequest, files: Sequence[object] = ()) -> list[TokenStream]:
         """Send requests together; returns once the engine has accepted them all.
+
+        `files` are objects whose files the engine reads. They are kept until a token of each answer has come: before
+        that, the request may go to another engine.
 
         Raises Unavailable with the engine's reason if it refuses one, and NoEngineReady if the connection is lost. In
         both cases none of them is left here or in the engine.
@@ -77,7 +80,8 @@ class InFlight:
         group = {next(self._keys): request for request in requests}
         self._send(*_submits(group))
         streams = [
-            TokenStream(partial(self._leave, key), partial(self._stop, key), request) for key, request in group.items()
+            TokenStream(partial(self._leave, key), partial(self._stop, key), request, files)
+            for key, request in group.items()
         ]
         for (key, request), stream in zip(group.items(), streams, strict=True):
             self._sent[key] = _Sent(stream, min(group), request.background)

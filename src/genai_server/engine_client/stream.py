@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from genai_server.errors import GenaiServerError
 from genai_server.messages.generation_request import FinishReason, GenerationRequest, Phases, TokenLogprob
@@ -33,6 +33,7 @@ class TokenStream:
         on_leave: Callable[[], None],
         on_stop: Callable[[], None] = lambda: None,
         request: GenerationRequest | None = None,
+        files: Sequence[object] = (),
     ) -> None:
         # Why the answer ended; None before, and after an error.
         self.reason: FinishReason | None = None
@@ -44,6 +45,8 @@ class TokenStream:
         self._on_stop = on_stop
         # Kept to be sent to another engine; None once a token has arrived or the request was taken.
         self._request = request
+        # What the engine reads for the request: kept until it needs them no longer.
+        self._files = files
         self._begun = time.monotonic()
         # What has arrived since the last `take`, as one message.
         self._tokens: Tokens | None = None
@@ -65,6 +68,7 @@ class TokenStream:
         match message:
             case Tokens():
                 self._request = None
+                self._files = ()
                 self.num_produced += len(message.tokens)
                 if (earlier := self._tokens) is not None:
                     message = Tokens(message.key, earlier.tokens + message.tokens, earlier.logprobs + message.logprobs)
@@ -98,12 +102,14 @@ class TokenStream:
         """End the answer as complete."""
         if not self.is_ended:
             self.reason = reason
+            self._files = ()
             self._wake()
 
     def fail(self, error: GenaiServerError) -> None:
         """End the answer with an error. The reader first receives the tokens before it."""
         if not self.is_ended:
             self._error = error
+            self._files = ()
             self._wake()
 
     def take_untouched(self) -> GenerationRequest | None:
@@ -191,6 +197,7 @@ class TokenStream:
 
     def close(self) -> None:
         """Cancel the request if it still runs, because its reader leaves."""
+        self._files = ()
         on_leave, self._on_leave = self._on_leave, lambda: None
         on_leave()
 

@@ -15,7 +15,6 @@ from genai_server.apis.shared.usage import Usage
 from genai_server.engine_client.stream import TokenStream
 from genai_server.generation.prompts import EchoedPrompt
 from genai_server.http.telemetry.request_record import ABORT, AnswerFigures, usage_of
-from genai_server.images.image_files import ReadImage
 from genai_server.messages.generation_request import FinishReason, Sampling
 from genai_server.messages.protocol import Progress, Tokens
 from genai_server.text.answers.answer_text import AnswerText
@@ -244,8 +243,8 @@ class Generation:
     sampling: Sampling
     # Identifies the model and how it is served.
     fingerprint: str = ""
-    # Images of the prompts, or sounds, whose files must exist until the answers have ended.
-    images: Sequence[ReadImage] = ()
+    # Tokens of the prompts' images, or sounds.
+    num_media_tokens: int = 0
     medium: Medium = Medium.IMAGE
 
     async def pieces(self) -> AsyncIterator[tuple[int, RunningAnswer, Piece | None]]:
@@ -292,7 +291,7 @@ class Generation:
 
     def usage(self) -> Usage:
         """Total token counts of all answers."""
-        tokens = sum(len(image.expansion) for image in self.images)
+        tokens = self.num_media_tokens
         found = usage_of(self.answers, self.num_per_prompt)
         return replace(found, sounds=tokens) if self.medium is Medium.SOUND else replace(found, images=tokens)
 

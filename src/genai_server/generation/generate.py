@@ -129,7 +129,7 @@ async def _generate(
             for request in prepared.requests
         ]
         try:
-            streams = await engine.in_flight.submit(*asked)
+            streams = await engine.in_flight.submit(*asked, files=prepared.images)
         except InvalidField as error:
             # The engine does not know the body's fields.
             if error.param == "grammar" and prepared.constraint is not None:
@@ -151,7 +151,8 @@ async def _generate(
     ]
     context.record.answered(answers, num_per_prompt, first)
     medium = Medium.IMAGE if codec.vision is None else codec.vision.medium
-    return Generation(chosen.id, answers, num_per_prompt, first.sampling, served.fingerprint, prepared.images, medium)
+    media_tokens = sum(len(image.expansion) for image in prepared.images)
+    return Generation(chosen.id, answers, num_per_prompt, first.sampling, served.fingerprint, media_tokens, medium)
 
 
 async def _prepare(

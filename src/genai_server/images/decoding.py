@@ -9,14 +9,12 @@ import numpy as np
 from PIL import Image
 
 from genai_server.image_types import IMAGE_FORMATS, image_type
-from genai_server.images.image_size import webp_size
+from genai_server.images.image_size import MAX_KEPT_PIXELS, webp_size
 
 # Others have rare, old decoders. JPEG files with several pictures become MPO, of which the first one is read.
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 # The longer side of an image in low detail.
 _LOW_DETAIL = 512
-# Larger images are reduced to this number of pixels. No processor keeps as many, and resizing takes it seconds.
-_MAX_KEPT_PIXELS = 16_000_000
 # Before an image is resized, its pixels are averaged in squares to at least this many times the size.
 _GAP = 2.0
 _WHITE = (255, 255, 255, 255)
@@ -111,7 +109,7 @@ def _largest_size(image: Image.Image, *, low_detail: bool) -> tuple[int, int] | 
     width, height = image.size
     if low_detail:
         return (_LOW_DETAIL, _LOW_DETAIL) if max(width, height) > _LOW_DETAIL else None
-    factor = (_MAX_KEPT_PIXELS / (width * height)) ** 0.5
+    factor = (MAX_KEPT_PIXELS / (width * height)) ** 0.5
     return (max(1, int(width * factor)), max(1, int(height * factor))) if factor < 1 else None
 
 

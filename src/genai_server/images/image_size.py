@@ -8,6 +8,8 @@ from collections.abc import Iterator
 
 from genai_server.image_types import image_type
 
+# Larger images are reduced to this number of pixels. No processor keeps as many, and resizing takes it seconds.
+MAX_KEPT_PIXELS = 16_000_000
 # Markers of JPEG's frame headers, and those of its parts without a length.
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _ALONE = frozenset((0x01, *range(0xD0, 0xD9)))

@@ -1,8 +1,8 @@
 """The image reader: a process that decodes untrusted images, or sounds, and prepares them for a model.
 
 Its argument is a specification in JSON. A question comes with the image's bytes, and is answered with its expansion
-and grid, or why it is refused, or its number of pixels if these are more than the question allows. The process reads no
-environment and holds no secrets.
+and grid, or why it is refused, or its number of pixels or bytes if these are more than the question allows, or why
+nothing can be written. The process reads no environment and holds no secrets.
 """
 
 import json
@@ -29,6 +29,8 @@ _MEMORY_PER_PIXEL = 40
 _MEMORY_PER_SECOND = 512 * 1024
 # Width and height of the image that is read at the start.
 _SIZE = (64, 64)
+# Bytes of a file in addition to those of the tensors: for anything, and for each of them.
+_FILE_BYTES = 1024
 # Decodes and prepares an image, or a small version of it, that costs at most so much.
 _Process = Callable[[bytes, bool, int], ProcessedImage]
 
@@ -77,8 +79,14 @@ def _answer(process: _Process, spec: dict[str, Any], question: dict[str, Any], d
         return {"refused": str(error)}
     except MemoryError:
         return {"refused": "needs more memory than it may take"}
-    with Path(question["path"]).open("wb") as file:
-        np.savez(file, **found.tensors)  # type: ignore[arg-type]  # the stub takes the names for options
+    num_bytes = sum(tensor.nbytes + _FILE_BYTES for tensor in found.tensors.values()) + _FILE_BYTES
+    if num_bytes > question["max_bytes"]:
+        return {"bytes": num_bytes}
+    try:
+        with Path(question["path"]).open("wb") as file:
+            np.savez(file, **found.tensors)  # type: ignore[arg-type]  # the stub takes the names for options
+    except OSError as error:
+        return {"unavailable": error.strerror or type(error).__name__}
     return {"expansion": found.expansion, "grid": found.grid}
 
 

@@ -5,7 +5,7 @@ import hashlib
 import itertools
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 from genai_server.config.settings import Settings
 from genai_server.errors import ImageReaderUnavailable, InvalidField
-from genai_server.images.image_files import ImageFiles, ReadImage
-from genai_server.images.image_size import declared_size
+from genai_server.images.image_files import ImageFiles, ReadImage, RequestSpace
+from genai_server.images.image_size import MAX_KEPT_PIXELS, declared_size
 from genai_server.images.sources import SourceLimits, is_data_url, is_public, load_image
 from genai_server.messages.worker_tasks import Task
 from genai_server.process_folder import own_folder
@@ -31,11 +31,22 @@ log = logging.getLogger(__name__)
 # Maximum number of images that are fetched, or fetched and not prepared yet, at a time: they take memory that no limit
 # of bodies counts.
 _FETCHES = 8
+# Bytes that a prepared image is expected to take: for anything, and for each of its pixels. Qwen's models take 24 for a
+# pixel. Gemma 3 makes 10 MB of each image.
+_IMAGE_BYTES, _PIXEL_BYTES = 12 * 1024 * 1024, 24
+# The same of a sound, for each second: ten milliseconds are 128 numbers of 32 bits.
+_SOUND_BYTES, _SECOND_BYTES = 1024 * 1024, 64_000
+# The same of an image that has not been fetched yet.
+_FETCHED_BYTES = 64 * 1024 * 1024
 # The results of reading an image.
 RESULTS = ("read", "refused", "crashed", "timed_out")
 # Name of the folder in the engines' folder.
 _FOLDER = "images"
 _KINDS = {Medium.IMAGE: READ_IMAGE, Medium.SOUND: READ_SOUND}
+
+
+# What an image is made from, whatever field it is in: the URL, and whether a small version is enough.
+_Key = tuple[str, bool]
 
 
 class ImageSource(NamedTuple):
@@ -47,6 +58,11 @@ class ImageSource(NamedTuple):
     low_detail: bool
     # The field, such as `messages[0].content[1].image_url.url`.
     param: str
+
+    @property
+    def key(self) -> _Key:
+        """What the image is made from."""
+        return self.url, self.low_detail
 
 
 @dataclass(frozen=True)
@@ -65,12 +81,14 @@ class _LoadedImage:
 class _Outcome:
     """What became of an image."""
 
-    # One of RESULTS.
+    # One of RESULTS; "" if it has not become anything yet.
     result: str
     # Why it cannot be used.
     reason: str = ""
     # None if it cannot be used.
     image: ReadImage | None = None
+    # How many bytes it takes, if these are more than it was given.
+    num_bytes: int = 0
 
 
 class _Call(NamedTuple):
@@ -83,7 +101,10 @@ class _Call(NamedTuple):
 class Images:
     """Reads the images of all requests. Belongs to the event loop; must be closed.
 
-    Prepared images are files in a folder of this process below `folder`, and kept for requests with the same salt.
+    Prepared images are files in a folder of this process below `folder`, and kept for requests with the same salt. A
+    request takes disk space for all that it prepares before it prepares any, so it never waits for space while it has
+    some.
+
     `count` is called with the result of each image that is not prepared yet, one of RESULTS. `may_connect` decides by
     an address whether images may be fetched from it.
     """
@@ -103,7 +124,8 @@ class Images:
         self._count = count
         self._may_connect = may_connect
         self._folder = folder
-        self._files = ImageFiles(own_folder(folder, _FOLDER), settings.encoder_cache_bytes)
+        self._files = ImageFiles(own_folder(folder, _FOLDER), settings.encoder_cache_bytes, self._run_soon)
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._fetches = asyncio.Semaphore(_FETCHES)
         self._calls: SharedCalls[_Outcome] = SharedCalls()
         self._serials = itertools.count()
@@ -112,7 +134,7 @@ class Images:
         """Read the images of a request, in their order. Equal sources are read once.
 
         Raises InvalidField, which names the source's field, if an image cannot be fetched or decoded, or is over a
-        limit, ImageReaderUnavailable if no process can be started, and QueueFull if too many wait.
+        limit, ImageReaderUnavailable if no process can be started or the disk is full, and QueueFull if too many wait.
         """
         limit = self._settings.max_media
         if len(sources) > limit:
@@ -122,33 +144,77 @@ class Images:
             )
         if not sources:
             return []
+        self._loop = asyncio.get_running_loop()
         self._files.create()
-        distinct = {(source.url, source.low_detail): source for source in reversed(sources)}
-        own = [source for source in reversed(distinct.values()) if is_data_url(source.url)]
+        distinct = list({source.key: source for source in reversed(sources)}.values())[::-1]
+        sizes: dict[_Key, int] = {}
+        found = await self._read(model, distinct, sizes, requester)
+        while any(isinstance(image, int) for image in found.values()):  # they take more space than expected
+            sizes |= {key: _num_bytes(image) for key, image in found.items()}
+            del found  # what has been prepared may be removed for others, and is prepared again then
+            self._check_bytes(model.medium, sizes, sources)
+            found = await self._read(model, distinct, sizes, requester)
+        images = [image for source in sources if isinstance(image := found[source.key], ReadImage)]
+        self._check_tokens(model.medium, images, sources)
+        return images
+
+    async def _read(
+        self, model: VisionModel, sources: Sequence[ImageSource], sizes: Mapping[_Key, int], requester: Requester
+    ) -> dict[_Key, ReadImage | int]:
+        """The images of different sources, by their keys; the number of bytes in the place of one for which the space
+        did not suffice. `sizes` has the bytes that are known already.
+        """
+        own = [source for source in sources if is_data_url(source.url)]
         pixels = _PixelBudget(self._settings.max_request_pixels, model.medium)
-        fetching = {
-            key: asyncio.create_task(self._fetch(model, source, pixels, requester))
-            for key, source in distinct.items()
-            if not is_data_url(source.url)
-        }
+        loaded = await asyncio.gather(*(self._load(model, source, pixels, requester) for source in own))
+        parts = self._parts(model.medium, sources, loaded, sizes)
         calls: list[_Call] = []
+        fetching: dict[_Key, asyncio.Task[ReadImage | int]] = {}
+        space = await self._take(sum(parts.values()), requester)
         try:
-            loaded = await asyncio.gather(*(self._load(model, source, pixels, requester) for source in own))
-            calls = self._begin(model, loaded, pixels, requester)
-            read = dict(
-                zip(own, await asyncio.gather(*(self._image(call, model.medium) for call in calls)), strict=True)
-            )
+            fetching |= {
+                source.key: asyncio.create_task(self._fetch(model, source, pixels, requester, parts, space))
+                for source in sources
+                if not is_data_url(source.url)
+            }
+            calls = self._begin(model, loaded, pixels, requester, parts, space)
+            read = await asyncio.gather(*(self._image(call, model.medium) for call in calls))
             await asyncio.gather(*fetching.values())
         finally:
             for call in calls:
                 call.shared.leave()
             for task in fetching.values():
                 task.cancel()
-        found = {(source.url, source.low_detail): image for source, image in read.items()}
-        found |= {key: task.result() for key, task in fetching.items()}
-        images = [found[source.url, source.low_detail] for source in sources]
-        self._check_tokens(model.medium, images, sources)
-        return images
+            if space is not None:
+                space.close()
+        found = {source.key: image for source, image in zip(own, read, strict=True)}
+        return found | {key: task.result() for key, task in fetching.items()}
+
+    def _parts(
+        self, medium: Medium, sources: Sequence[ImageSource], loaded: Sequence[_LoadedImage], sizes: Mapping[_Key, int]
+    ) -> dict[_Key, int]:
+        """The bytes of disk space for each source, as far as they are expected to be needed.
+
+        What is not known of a request's images is divided, if it would be more than a request may have.
+        """
+        expected = {source.key: _FETCHED_BYTES for source in sources}
+        expected |= {image.source.key: _expected_bytes(medium, image.cost) for image in loaded}
+        if not sizes:  # otherwise an image may be removed until its turn comes, each time
+            for image in loaded:
+                if image.digest in self._files or image.digest in self._calls:
+                    expected[image.source.key] = 0
+        known = {key: num_bytes for key, num_bytes in sizes.items() if key in expected}
+        unknown = {key: num_bytes for key, num_bytes in expected.items() if key not in known}
+        left = max(0, self._settings.prepared_bytes_per_request - sum(known.values()))
+        if (total := sum(unknown.values())) > left:
+            unknown = {key: num_bytes * left // total for key, num_bytes in unknown.items()}
+        return known | unknown
+
+    async def _take(self, num_bytes: int, requester: Requester) -> RequestSpace | None:
+        """Wait for disk space, if any is needed."""
+        if not num_bytes:
+            return None
+        return RequestSpace(await self._workers.reserve_space(requester.owner, num_bytes, ImageReaderUnavailable))
 
     async def start(self, model: VisionModel) -> None:
         """Start a process for a model, so that its first image need not wait for it. A failure is only logged.
@@ -187,42 +253,69 @@ class Images:
         return _LoadedImage(source, data, digest, cost)
 
     async def _fetch(
-        self, model: VisionModel, source: ImageSource, pixels: "_PixelBudget", requester: Requester
-    ) -> ReadImage:
-        """Fetch and read an image."""
+        self,
+        model: VisionModel,
+        source: ImageSource,
+        pixels: "_PixelBudget",
+        requester: Requester,
+        parts: Mapping[_Key, int],
+        space: RequestSpace | None,
+    ) -> ReadImage | int:
+        """Fetch and read an image; see `_image`."""
         async with self._fetches:
-            (call,) = self._begin(model, [await self._load(model, source, pixels, requester)], pixels, requester)
+            loaded = await self._load(model, source, pixels, requester)
+            (call,) = self._begin(model, [loaded], pixels, requester, parts, space)
             try:
                 return await self._image(call, model.medium)
             finally:
                 call.shared.leave()
 
     def _begin(
-        self, model: VisionModel, images: Sequence[_LoadedImage], pixels: "_PixelBudget", requester: Requester
+        self,
+        model: VisionModel,
+        images: Sequence[_LoadedImage],
+        pixels: "_PixelBudget",
+        requester: Requester,
+        parts: Mapping[_Key, int],
+        space: RequestSpace | None,
     ) -> list[_Call]:
-        """Begin to prepare images, all of them or none; what is kept, or being prepared, is used again."""
+        """Begin to prepare images, all of them or none; what is kept, or being prepared, is used again.
+
+        Each new one may take its part of the space.
+        """
         kept = {image.digest: self._files.get(image.digest) for image in images}
         new = {
             image.digest: image for image in images if kept[image.digest] is None and image.digest not in self._calls
         }
-        tasks = {digest: self._task(model, image, requester, image.cost) for digest, image in new.items()}
-        answers = dict(zip(tasks, self._workers.submit(list(tasks.values())), strict=True))
+        tasks = {
+            digest: self._task(model, image, requester, image.cost, parts[image.source.key])
+            for digest, image in new.items()
+        }
+        # Without space nothing is new: what is kept, or being prepared, has not changed since the space was counted.
+        answers = {} if space is None else dict(zip(tasks, space.space.submit(list(tasks.values())), strict=True))
 
         async def prepare(image: _LoadedImage) -> _Outcome:
             if (found := kept[image.digest]) is not None:
                 return _Outcome("read", image=found)
             digest = image.digest
-            return await self._prepare(model, image, pixels, requester, tasks[digest], answers[digest])
+            assert space is not None
+            return await self._prepare(model, image, pixels, requester, tasks[digest], answers[digest], space)
 
         calls = [_Call(image.source, self._calls.join(image.digest, partial(prepare, image))) for image in images]
         for call, image in zip(calls, images, strict=True):
-            if image.digest in answers:
-                call.shared.add_done_callback(partial(_drop, tasks[image.digest], answers[image.digest]))
+            if space is not None and image.digest in answers:
+                space.begin()
+                call.shared.add_done_callback(partial(_drop, tasks[image.digest], answers[image.digest], space))
         return calls
 
-    def _task(self, model: VisionModel, image: _LoadedImage, requester: Requester, cost: int) -> Task:
+    def _task(self, model: VisionModel, image: _LoadedImage, requester: Requester, cost: int, max_bytes: int) -> Task:
         target = self._files.folder / f"{image.digest}.{next(self._serials)}"
-        question = {"path": str(target), "low_detail": image.source.low_detail, "max_cost": cost}
+        question = {
+            "path": str(target),
+            "low_detail": image.source.low_detail,
+            "max_cost": cost,
+            "max_bytes": max_bytes,
+        }
         return Task(
             _KINDS[model.medium].name,
             requester.owner,
@@ -242,6 +335,7 @@ class Images:
         requester: Requester,
         task: Task,
         answer: "asyncio.Future[Answer]",
+        space: RequestSpace,
     ) -> _Outcome:
         """The outcome of an image's task. If the image costs more than its head says, it waits for its turn again."""
         timeout = self._settings.media_timeout
@@ -249,8 +343,8 @@ class Images:
             found = await answer
             if (cost := found.get("cost")) is not None:
                 pixels.add(cost - image.cost, image.source.param)
-                task = self._task(model, image, requester, cost)
-                (answer,) = self._workers.submit([task])
+                task = self._task(model, image, requester, cost, task.question["max_bytes"])
+                (answer,) = space.space.submit([task])
                 found = await answer
         except ProcessTimeout:
             outcome = _Outcome("timed_out", f"takes longer than {timeout} s to prepare (GENAI_MEDIA_TIMEOUT)")
@@ -258,21 +352,32 @@ class Images:
             purpose = _KINDS[model.medium].purpose
             outcome = _Outcome("crashed", f"crashes the process that {purpose}, or exceeds its memory limit")
         else:
-            outcome = self._outcome(image, Path(task.target), found)
-        self._count(outcome.result)
+            outcome = self._outcome(image, Path(task.target), found, space)
+        if outcome.result:
+            self._count(outcome.result)
         return outcome
 
-    def _outcome(self, image: _LoadedImage, written: Path, answer: Answer) -> _Outcome:
+    def _outcome(self, image: _LoadedImage, written: Path, answer: Answer, space: RequestSpace) -> _Outcome:
         if (reason := answer.get("refused")) is not None:
             return _Outcome("refused", str(reason))
+        if (num_bytes := answer.get("bytes")) is not None:
+            return _Outcome("", num_bytes=int(num_bytes))
+        if (reason := answer.get("unavailable")) is not None:
+            raise ImageReaderUnavailable(f"a prepared image cannot be written: {reason}")
         path = self._files.path(image.digest)
         written.replace(path)  # at once: an engine may be reading it
         grid = None if answer["grid"] is None else tuple(answer["grid"])
-        return _Outcome("read", image=self._files.add(ReadImage(image.digest, answer["expansion"], grid, path)))
+        read = ReadImage(image.digest, answer["expansion"], grid, path, path.stat().st_size)
+        return _Outcome("read", image=self._files.add(read, space))
 
-    async def _image(self, call: _Call, medium: Medium) -> ReadImage:
-        """The image of a call. Raises InvalidField, which names its field."""
+    async def _image(self, call: _Call, medium: Medium) -> ReadImage | int:
+        """The image of a call, or the number of bytes that it takes if it did not have as many.
+
+        Raises InvalidField, which names its field.
+        """
         outcome, param = await call.shared.result(), call.source.param
+        if outcome.num_bytes:
+            return outcome.num_bytes
         if outcome.image is None:
             raise InvalidField(f"{param}: the {medium} {outcome.reason}", param=param)
         return outcome.image
@@ -288,6 +393,19 @@ class Images:
             "max_tokens": settings.max_media_tokens,
             "max_seconds": settings.max_audio_seconds,
         }
+
+    def _run_soon(self, work: Callable[[], None]) -> None:
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(work)
+
+    def _check_bytes(self, medium: Medium, sizes: Mapping[_Key, int], sources: Sequence[ImageSource]) -> None:
+        limit, num_bytes = self._settings.prepared_bytes_per_request, sum(sizes.values())
+        if num_bytes > limit:
+            raise InvalidField(
+                f"the {medium}s of a request may take at most {limit} bytes of disk space when they are prepared, a "
+                f"quarter of GENAI_MAX_PREPARED_BYTES, given {num_bytes}",
+                param=sources[-1].param,
+            )
 
     def _check_tokens(self, medium: Medium, images: Sequence[ReadImage], sources: Sequence[ImageSource]) -> None:
         limit, num_tokens = self._settings.max_media_tokens, sum(len(image.expansion) for image in images)
@@ -318,10 +436,23 @@ class _PixelBudget:
             )
 
 
-def _drop(task: Task, answer: "asyncio.Future[Answer]", _: object) -> None:
+def _expected_bytes(medium: Medium, cost: int) -> int:
+    """Bytes that an image, or a sound, is expected to take."""
+    if medium is Medium.SOUND:
+        return _SOUND_BYTES + _SECOND_BYTES * cost
+    return _IMAGE_BYTES + _PIXEL_BYTES * min(cost, MAX_KEPT_PIXELS)
+
+
+def _num_bytes(image: ReadImage | int) -> int:
+    """The bytes of an image, or those that it takes if it did not have as many."""
+    return image if isinstance(image, int) else image.num_bytes
+
+
+def _drop(task: Task, answer: "asyncio.Future[Answer]", space: RequestSpace, _: object) -> None:
     """End a task that nobody waits for, and remove its file unless it has become an image."""
     answer.cancel()
     remove(task.target)
+    space.end()
 
 
 def _digest(data: bytes, about: Sequence[Any]) -> str:

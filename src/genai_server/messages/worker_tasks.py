@@ -52,6 +52,8 @@ class RunTasks(Struct, frozen=True, tag=True):
     # The id of the first one; those of the others follow.
     first_id: int
     tasks: list[Task]
+    # The id of the disk space that they write into, if they do.
+    space: int | None = None
 
 
 class StartProcess(Struct, frozen=True, tag=True):
@@ -63,7 +65,7 @@ class StartProcess(Struct, frozen=True, tag=True):
 
 
 class ReserveSpace(Struct, frozen=True, tag=True):
-    """Wait until this many bytes of the disk space for decoded recordings are free, and take them."""
+    """Wait until this many bytes of the disk space for what is prepared are free, and take them."""
 
     id: int
     owner: TaskOwner
@@ -71,14 +73,17 @@ class ReserveSpace(Struct, frozen=True, tag=True):
 
 
 class ResizeSpace(Struct, frozen=True, tag=True):
-    """Keep only this many of the bytes taken; with 0, none, or do not wait for them any longer. Not answered."""
+    """Keep only this many of the bytes taken; with 0, none, or do not wait for them any longer. Not answered.
+
+    Bytes that tasks may still write are returned when these have ended.
+    """
 
     id: int
     num_bytes: int
 
 
 class CancelTask(Struct, frozen=True, tag=True):
-    """Nobody waits for a task any more. It is answered when it has ended, and its files are removed."""
+    """Nobody waits for a task any more. Its file is removed when it has ended."""
 
     id: int
 

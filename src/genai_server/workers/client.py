@@ -3,13 +3,12 @@
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import count
 from typing import Any
 
 import msgspec
 
-from genai_server.errors import AudioReaderUnavailable, Unavailable
+from genai_server.errors import Unavailable
 from genai_server.messages.connection import connect
 from genai_server.messages.protocol import Hello, encode_frame
 from genai_server.messages.worker_tasks import (
@@ -45,8 +44,9 @@ class _Waiting:
     answer: "asyncio.Future[Answer]"
     # The error if the pool cannot be reached.
     unavailable: type[Unavailable]
-    # The file that the task writes, if it does.
+    # The file that the task writes, if it does, and the space for it.
     target: str = ""
+    space: "_Space | None" = None
 
 
 class WorkerClient:
@@ -63,13 +63,17 @@ class WorkerClient:
 
     def submit(self, tasks: Sequence[Task]) -> "list[asyncio.Future[Answer]]":
         """See Workers."""
+        return self._submit(tasks, None)
+
+    def _submit(self, tasks: Sequence[Task], space: "_Space | None") -> "list[asyncio.Future[Answer]]":
         if not tasks:
             return []
         ids = [next(self._ids) for _ in tasks]
         answers = [
-            self._wait(id, TASK_KINDS[task.kind].unavailable, task.target) for id, task in zip(ids, tasks, strict=True)
+            self._wait(id, TASK_KINDS[task.kind].unavailable, task.target, space)
+            for id, task in zip(ids, tasks, strict=True)
         ]
-        self._send(RunTasks(ids[0], list(tasks)))
+        self._send(RunTasks(ids[0], list(tasks), None if space is None else space.id))
         return answers
 
     def start_process(self, kind: TaskKind, spec: Mapping[str, Any]) -> "asyncio.Future[Answer]":
@@ -79,11 +83,11 @@ class WorkerClient:
         self._send(StartProcess(id, kind.name, dict(spec)))
         return started
 
-    async def reserve_space(self, owner: TaskOwner, num_bytes: int) -> "_Space":
+    async def reserve_space(self, owner: TaskOwner, num_bytes: int, unavailable: type[Unavailable]) -> "_Space":
         """See Workers."""
         id = next(self._ids)
-        space = _Space(partial(self._resize, id))
-        taken = self._wait(id, AudioReaderUnavailable)
+        space = _Space(id, self._submit, self._send)
+        taken = self._wait(id, unavailable)
         self._send(ReserveSpace(id, owner, num_bytes))
         try:
             await taken
@@ -98,14 +102,15 @@ class WorkerClient:
             self._connection.cancel()
         self._lose()
 
-    def _wait(self, id: int, unavailable: type[Unavailable], target: str = "") -> "asyncio.Future[Answer]":
+    def _wait(
+        self, id: int, unavailable: type[Unavailable], target: str = "", space: "_Space | None" = None
+    ) -> "asyncio.Future[Answer]":
         answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        self._waiting[id] = _Waiting(answer, unavailable, target)
+        self._waiting[id] = _Waiting(answer, unavailable, target, space)
+        if space is not None:
+            space.num_tasks += 1
         answer.add_done_callback(lambda answer: self._send(CancelTask(id)) if answer.cancelled() else None)
         return answer
-
-    def _resize(self, id: int, num_bytes: int) -> None:
-        self._send(ResizeSpace(id, num_bytes))
 
     # the connection
 
@@ -154,7 +159,13 @@ class WorkerClient:
         if one.answer.done():
             if isinstance(message, Done) and one.target:
                 remove(one.target)
-            return
+        else:
+            self._answer(one, message)
+        if one.space is not None:
+            one.space.task_ended()
+
+    @staticmethod
+    def _answer(one: _Waiting, message: FromPool) -> None:
         match message:
             case Done(_, answer):
                 one.answer.set_result(answer)
@@ -165,16 +176,42 @@ class WorkerClient:
 
 
 class _Space:
-    """See Space."""
+    """See Space. What its tasks have written is removed here if nobody waits for it any more, before it is returned."""
 
-    def __init__(self, resize: Callable[[int], None]) -> None:
-        self._resize = resize
+    def __init__(
+        self,
+        id: int,
+        submit: "Callable[[Sequence[Task], _Space], list[asyncio.Future[Answer]]]",
+        send: Callable[[ToPool], None],
+    ) -> None:
+        self.id = id
+        # Tasks that the pool has not answered yet.
+        self.num_tasks = 0
+        self._submit = submit
+        self._send = send
+        # How many bytes to keep, if that is fewer than the pool knows of.
+        self._kept: int | None = None
+
+    def submit(self, tasks: Sequence[Task]) -> "list[asyncio.Future[Answer]]":
+        """See Space."""
+        return self._submit(tasks, self)
 
     def shrink(self, num_bytes: int) -> None:
         """See Space."""
-        self._resize(num_bytes)
+        if self._kept is None or num_bytes < self._kept:
+            self._kept = num_bytes
+        self._resize()
 
     def release(self) -> None:
         """See Space."""
-        self._resize(0)
-        self._resize = lambda num_bytes: None
+        self.shrink(0)
+
+    def task_ended(self) -> None:
+        """Note that the pool has answered a task."""
+        self.num_tasks -= 1
+        self._resize()
+
+    def _resize(self) -> None:
+        if not self.num_tasks and self._kept is not None:
+            kept, self._kept = self._kept, None
+            self._send(ResizeSpace(self.id, kept))

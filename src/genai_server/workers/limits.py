@@ -16,7 +16,7 @@ class WorkerLimits:
     waiting_pixels: int = 2_000_000_000
     waiting_seconds: int = 345_600
     waiting_bytes: int = 8 * 1024 * 1024
-    # Bytes of disk space for decoded recordings.
+    # Bytes of disk space for decoded recordings and prepared images and sounds.
     space: int = 2 * 1024 * 1024 * 1024
 
     @classmethod
@@ -27,5 +27,5 @@ class WorkerLimits:
             settings.max_waiting_pixels,
             settings.max_waiting_audio_seconds,
             settings.max_waiting_grammar_bytes,
-            settings.decoded_audio_bytes,
+            settings.prepared_bytes,
         )

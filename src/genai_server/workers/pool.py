@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from genai_server.errors import GenaiServerError, QueueFull
+from genai_server.errors import GenaiServerError, QueueFull, Unavailable
 from genai_server.messages.worker_tasks import Task, TaskOwner
 from genai_server.workers.limits import WorkerLimits
 from genai_server.workers.process import AnyWorkerProcess, ProcessDied, ProcessTimeout, WorkerProcess
@@ -46,8 +46,15 @@ class _Entry:
     task: Task
     kind: TaskKind
     answer: "asyncio.Future[Answer]"
+    # The disk space that it writes into, if it does.
+    space: "TakenSpace | None" = None
     # While one works on it.
     process: AnyWorkerProcess | None = None
+
+    def end(self) -> None:
+        """Note that nothing more will be written."""
+        if self.space is not None:
+            self.space.task_ended()
 
 
 @dataclass(eq=False)
@@ -93,14 +100,19 @@ class WorkerPool:
 
     def submit(self, tasks: Sequence[Task]) -> "list[asyncio.Future[Answer]]":
         """See Workers."""
+        return self._submit(tasks, None)
+
+    def _submit(self, tasks: Sequence[Task], space: "TakenSpace | None") -> "list[asyncio.Future[Answer]]":
         loop = asyncio.get_running_loop()
-        entries = [_Entry(task, TASK_KINDS[task.kind], loop.create_future()) for task in tasks]
+        entries = [_Entry(task, TASK_KINDS[task.kind], loop.create_future(), space) for task in tasks]
         refusal = self._refusal(entries)
         for entry in entries:
             if refusal is not None:
                 entry.answer.set_exception(refusal)
                 continue
             self._queue(entry).add(entry, entry.task.owner)
+            if space is not None:
+                space.num_tasks += 1
             entry.answer.add_done_callback(partial(self._answer_done, entry))
         self._run_next()
         return [entry.answer for entry in entries]
@@ -112,9 +124,9 @@ class WorkerPool:
         starting.add_done_callback(self._starting.discard)
         return asyncio.shield(starting)
 
-    async def reserve_space(self, owner: TaskOwner, num_bytes: int) -> "TakenSpace":
+    async def reserve_space(self, owner: TaskOwner, num_bytes: int, unavailable: type[Unavailable]) -> "TakenSpace":
         """See Workers."""
-        taken = TakenSpace(self._space, self._space.reserve(owner, num_bytes))
+        taken = TakenSpace(self._space, self._space.reserve(owner, num_bytes), self._submit)
         try:
             await taken.reservation.granted
         except BaseException:
@@ -178,7 +190,8 @@ class WorkerPool:
 
     def _abandon(self, entry: _Entry) -> None:
         """Note that nobody waits for an answer any more."""
-        self._queue(entry).abandon(entry, entry.task.owner)
+        if self._queue(entry).abandon(entry, entry.task.owner):
+            entry.end()
         if entry.kind.is_long:
             self._end(entry)
         elif not self._is_closed:
@@ -192,6 +205,7 @@ class WorkerPool:
 
     async def _run(self, queue: TaskQueue[_Entry], entry: _Entry) -> None:
         """Run a task to its end."""
+        is_used = False
         try:
             answer = await self._answer(entry)
         except asyncio.CancelledError:
@@ -203,13 +217,14 @@ class WorkerPool:
         else:
             if not entry.answer.done():
                 entry.answer.set_result(answer)
-                return
+                is_used = True
         finally:
             queue.finish(entry)
+            if entry.task.target and not is_used:  # what was written reaches nobody
+                remove(entry.task.target)
+            entry.end()
             if not self._is_closed:
                 self._run_next()
-        if entry.task.target:  # what was written reaches nobody
-            remove(entry.task.target)
 
     # the processes
 
@@ -291,17 +306,41 @@ class WorkerPool:
 class TakenSpace:
     """See Space."""
 
-    def __init__(self, budget: SpaceBudget, reservation: Reservation) -> None:
+    def __init__(
+        self,
+        budget: SpaceBudget,
+        reservation: Reservation,
+        submit: "Callable[[Sequence[Task], TakenSpace], list[asyncio.Future[Answer]]]",
+    ) -> None:
         self.reservation = reservation
+        # Tasks that wait or run, and may write into the space.
+        self.num_tasks = 0
         self._budget = budget
+        self._submit = submit
+        # How many bytes are still wanted.
+        self._kept = reservation.num_bytes
+
+    def submit(self, tasks: Sequence[Task]) -> "list[asyncio.Future[Answer]]":
+        """See Space."""
+        return self._submit(tasks, self)
 
     def shrink(self, num_bytes: int) -> None:
         """See Space."""
-        self._budget.resize(self.reservation, num_bytes)
+        self._kept = min(self._kept, num_bytes)
+        self._resize()
 
     def release(self) -> None:
         """See Space."""
-        self._budget.resize(self.reservation, 0)
+        self.shrink(0)
+
+    def task_ended(self) -> None:
+        """Note that a task writes no more."""
+        self.num_tasks -= 1
+        self._resize()
+
+    def _resize(self) -> None:
+        if not self.num_tasks and self._kept < self.reservation.num_bytes:
+            self._budget.resize(self.reservation, self._kept)
 
 
 def remove(path: str) -> None:

@@ -12,7 +12,7 @@ from typing import cast
 
 import msgspec
 
-from genai_server.errors import GenaiServerError, in_one_line
+from genai_server.errors import GenaiServerError, Unavailable, in_one_line
 from genai_server.messages.error import ErrorInfo
 from genai_server.messages.protocol import Hello, encode_frame
 from genai_server.messages.worker_tasks import (
@@ -159,8 +159,9 @@ class _ApiProcess(asyncio.Protocol):
             self._decoder.max_bytes = MAX_FRAME_BYTES
             return
         match message:
-            case RunTasks(first_id, tasks):
-                for id, answer in enumerate(self._pool.submit(tasks), first_id):
+            case RunTasks(first_id, tasks, space):
+                answers = self._pool.submit(tasks) if space is None else self._taken[space].submit(tasks)
+                for id, answer in enumerate(answers, first_id):
                     self._answers[id] = answer
                     answer.add_done_callback(partial(self._answered, id))
             case StartProcess(id, kind, spec):
@@ -177,7 +178,7 @@ class _ApiProcess(asyncio.Protocol):
                 self._resize(id, num_bytes)
 
     async def _reserve(self, id: int, owner: TaskOwner, num_bytes: int) -> None:
-        self._taken[id] = await self._pool.reserve_space(owner, num_bytes)
+        self._taken[id] = await self._pool.reserve_space(owner, num_bytes, Unavailable)
         self._send(Done(id, {}))
 
     def _resize(self, id: int, num_bytes: int) -> None:

@@ -1,4 +1,4 @@
-"""The disk space for what is decoded of recordings, which is taken before anything is written."""
+"""The disk space for decoded recordings and prepared images, which is taken before anything is written."""
 
 import asyncio
 from collections import Counter

@@ -98,16 +98,18 @@ class TaskQueue(Generic[T]):
             shares.add(request, seconds)
         self._forget(ended.owner)
 
-    def abandon(self, task: T, owner: TaskOwner) -> None:
+    def abandon(self, task: T, owner: TaskOwner) -> bool:
         """Note that nobody waits for a task any more: it is not run, or runs on until it holds up another one.
 
-        Does nothing for a task that has ended.
+        Returns whether it is not run. Does nothing for a task that has ended.
         """
         if task in self._running:
             self._running[task].is_abandoned = True
         elif self._waits(task, owner):
             self._take(task, owner)
             self._forget(owner)
+            return True
+        return False
 
     def overdue(self) -> list[T]:
         """The running tasks to end: nobody waits for them, others wait for their turn, and their grace is over."""

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from genai_server.errors import Unavailable
 from genai_server.messages.worker_tasks import Task, TaskOwner
 from genai_server.workers.task_kinds import TaskKind
 
@@ -22,14 +23,18 @@ class Requester:
 
 
 class Space(Protocol):
-    """Disk space that a request has taken."""
+    """Disk space that a request has taken. Tasks that write into it keep it until they have ended."""
+
+    def submit(self, tasks: Sequence[Task]) -> "list[asyncio.Future[Answer]]":
+        """Run tasks that write into this space; see Workers."""
+        ...
 
     def shrink(self, num_bytes: int) -> None:
-        """Return all but this many bytes."""
+        """Return all but this many bytes, once no task writes into the space."""
         ...
 
     def release(self) -> None:
-        """Return all bytes."""
+        """Return all bytes, once no task writes into the space."""
         ...
 
 
@@ -51,6 +56,9 @@ class Workers(Protocol):
         """
         ...
 
-    async def reserve_space(self, owner: TaskOwner, num_bytes: int) -> Space:
-        """Wait for disk space, and take it. Raises AudioReaderUnavailable if the pool cannot be reached."""
+    async def reserve_space(self, owner: TaskOwner, num_bytes: int, unavailable: type[Unavailable]) -> Space:
+        """Wait for disk space, and take it. Raises `unavailable` if the pool cannot be reached.
+
+        A request must not wait for more while it has some: those that wait for one another would never end.
+        """
         ...
