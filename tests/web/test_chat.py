@@ -16,7 +16,7 @@ from tests.web.browser import agree, answer, answered, ask, opened, say
 
 KEY, ADMIN_KEY = "alices-key-0123456789", "admins-key-0123456789"
 PARIS = "The capital of France is Paris."
-WEATHER = [{"type": "function", "function": {"name": "get_weather", "description": "Get the weather of a city"}}]
+WEATHER = {"name": "get_weather", "description": "Get the weather of a city"}
 
 
 @pytest.fixture
@@ -144,7 +144,7 @@ def test_reasoning_is_folded_and_a_stream_error_is_shown(scripted_page: Page) ->
 
 
 def test_a_tool_is_called_and_its_result_goes_back(page: Page) -> None:
-    set_option(page, "Tools", json.dumps(WEATHER))
+    set_option(page, "Tools", json.dumps([{"type": "function", "function": WEATHER}]))
     say(page, "What is the weather in Paris?")
     expect(page.locator(".call")).to_contain_text("get_weather")
     answered(page)
@@ -152,6 +152,17 @@ def test_a_tool_is_called_and_its_result_goes_back(page: Page) -> None:
     page.get_by_role("button", name="Send result").click()
     expect(answer(page).last).to_contain_text("temperature 21")
     answered(page)
+
+
+def test_an_answer_that_a_stop_text_ends_within_a_tool_call_says_so(page: Page) -> None:
+    parameters = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+    function = WEATHER | {"parameters": parameters}
+    set_option(page, "Tools", json.dumps([{"type": "function", "function": function}]))
+    set_option(page, "Stop texts", "Par")
+    ask(page, "What is the weather in Paris?")
+    expect(page.locator(".call")).to_contain_text("get_weather")
+    expect(page.locator(".turn-tools .end")).to_have_text("ended within a tool call")
+    expect(page.get_by_role("button", name="Send result")).to_have_count(0)
 
 
 def test_answer_fits_the_schema_and_an_invalid_one_is_not_sent(page: Page) -> None:

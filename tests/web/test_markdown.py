@@ -72,6 +72,36 @@ def test_formulas_are_set_and_wrong_ones_stay_as_written(page: Page, tmp_path: P
     assert violations(page) == []
 
 
+# Formats texts that repeat a line 200 and 400 times before an end; returns the number of characters that String.indexOf
+# searched in each.
+SEARCHED = """async ([line, end]) => {
+    const { blocks } = await import("./ui/markdown.js");
+    const { indexOf } = String.prototype;
+    let searched = 0;
+    String.prototype.indexOf = function (text, begin = 0) {
+        const found = indexOf.call(this, text, begin);
+        searched += (found < 0 ? this.length : found) - begin;
+        return found;
+    };
+    try {
+        return [200, 400].map((times) => {
+            searched = 0;
+            blocks(line.repeat(times) + end);
+            return searched;
+        });
+    } finally {
+        String.prototype.indexOf = indexOf;
+    }
+}"""
+
+
+@pytest.mark.parametrize("end", ["", "\n\\] \\) x"])
+@pytest.mark.parametrize("line", ["\\(", "\\[", "\\[ a\n", "\\[\n\n", "- \\[ a\n", "> $$ a\n", "$$ a", "$1", "[\\("])
+def test_search_for_formulas_grows_with_the_text_and_not_with_its_square(page: Page, line: str, end: str) -> None:
+    once, twice = page.evaluate(SEARCHED, [line, end])
+    assert 0 < once < twice < 2.2 * once
+
+
 def test_columns_of_tables_are_aligned(page: Page) -> None:
     ask(page, "say | a | b | c |⏎|:--|:-:|--:|⏎| 1 | 2 | 3 |")
     cells = page.locator(".markdown td")

@@ -65,7 +65,7 @@ function add(turn, chunk, at) {
   if (chunk.prompt_progress) turn.progress = chunk.prompt_progress;
   const [choice] = chunk.choices ?? [];
   if (!choice) return;
-  if (choice.finish_reason) turn.finish = choice.genai_finish_reason ?? choice.finish_reason;
+  if (choice.finish_reason) turn.finish = finishOf(choice);
   const { content = "", reasoning_content: reasoning = "", tool_calls: calls = [] } = choice.delta;
   turn.content += content ?? "";
   turn.reasoning += reasoning ?? "";
@@ -76,6 +76,11 @@ function add(turn, chunk, at) {
   turn.progress = null;
   turn.ttft ??= at;
   turn.pieces.push({ at, text, ...(tokens?.length ? { tokens } : {}) });
+}
+
+// How an answer ended; "incomplete_call" if the model or a stop text ended it within a tool call.
+function finishOf({ finish_reason: reason, genai_finish_reason: cause = reason }) {
+  return reason === "length" && cause === "stop" ? "incomplete_call" : cause;
 }
 
 function addCall(calls, { index, id, function: { name, arguments: text = "" } }) {

@@ -18,14 +18,51 @@ export function formulas(markdown) {
   };
 }
 
+// The closers in the text of a parser's state, by what they are. They are searched once for each text: a search from each
+// opener would take a time that grows with the square of the text's length.
+const found = new WeakMap();
+const REST_IS_BLANK = /[^\S\n]*(?:\n|$)/y;
+
+function closersOf(state, closer) {
+  if (!found.has(state)) found.set(state, {});
+  return (found.get(state)[closer] ??= closersIn(state.src, closer));
+}
+
+// The places of a closer in order, and those of them where nothing follows on the line.
+function closersIn(text, closer) {
+  const places = [], last = new Set();
+  for (let place = text.indexOf(closer); place >= 0; place = text.indexOf(closer, place + 1)) {
+    places.push(place);
+    REST_IS_BLANK.lastIndex = place + closer.length;
+    if (REST_IS_BLANK.test(text)) last.add(place);
+  }
+  return { places, last };
+}
+
+// The first of the places at or behind another one; undefined without one.
+function firstFrom(places, begin) {
+  return places[firstIndex(places.length, (index) => places[index] >= begin)];
+}
+
+// The first index with a property that all later ones have; the length without one.
+function firstIndex(length, has) {
+  let low = 0, high = length;
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (has(middle)) high = middle;
+    else low = middle + 1;
+  }
+  return low;
+}
+
 const openerOf = (text, place) => Object.keys(CLOSERS).find((each) => text.startsWith(each, place));
 
 function inline(state, silent) {
   const opener = openerOf(state.src, state.pos);
   if (!opener) return false;
   const begin = state.pos + opener.length;
-  const end = state.src.indexOf(CLOSERS[opener], begin);
-  if (end <= begin || end >= state.posMax) return false;
+  const end = firstFrom(closersOf(state, CLOSERS[opener]).places, begin);
+  if (end === undefined || end === begin || end >= state.posMax) return false;
   const text = state.src.slice(begin, end), after = state.src[end + 1] ?? "";
   // "$5 and $6" are prices.
   if (opener === "$" && (/^\s|\s$/.test(text) || /\d/.test(after))) return false;
@@ -39,19 +76,17 @@ function block(state, first, last, silent) {
   const begin = state.bMarks[first] + state.tShift[first];
   const opener = openerOf(state.src, begin);
   if (opener !== "$$" && opener !== "\\[") return false;
-  for (let line = first; line < last; line += 1) {
-    const from = line === first ? begin + opener.length : state.bMarks[line] + state.tShift[line];
-    const end = state.src.indexOf(CLOSERS[opener], from);
-    if (end < 0 || end >= state.eMarks[line]) continue;
-    if (state.src.slice(end + CLOSERS[opener].length, state.eMarks[line]).trim()) return false;
-    if (silent) return true;
-    state.push("paragraph_open", "p", 1);
-    add(state, opener, state.src.slice(begin + opener.length, end));
-    state.push("paragraph_close", "p", -1);
-    state.line = line + 1;
-    return true;
-  }
-  return false;
+  const { places, last: atEnds } = closersOf(state, CLOSERS[opener]);
+  const end = firstFrom(places, begin + opener.length);
+  if (!atEnds.has(end)) return false;
+  const line = first + firstIndex(last - first, (lines) => state.eMarks[first + lines] > end);
+  if (line === last) return false;
+  if (silent) return true;
+  state.push("paragraph_open", "p", 1);
+  add(state, opener, state.src.slice(begin + opener.length, end));
+  state.push("paragraph_close", "p", -1);
+  state.line = line + 1;
+  return true;
 }
 
 function add(state, opener, text) {

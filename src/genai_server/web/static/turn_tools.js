@@ -12,6 +12,7 @@ import { copyText } from "./parts.js";
 const ENDS = {
   length: "stopped at max tokens", timeout: "timed out", cancelled: "cancelled by an operator",
   terminated: "ended by an operator", stopped: "stopped", edited: "edited by you",
+  incomplete_call: "ended within a tool call",
 };
 
 export function TurnTools({ chat, turn, isBusy, isLast, onEdit, onInspect }) {
