@@ -93,6 +93,8 @@ are here. [All options](evidence/options.md) of sessions and execution providers
 comments. For TensorRT and other options that reach only the batched session it adds `scheduler = "batched"` and
 `kv_cache_bytes`, whose value is a guess to review.
 
+- Triton's own example for TensorRT has a brace too many before `trt_engine_cache_enable`, and is no valid text. The
+  error of `import-triton` names the place.
 - Names and values are ONNX Runtime's; Triton's names work, too. Unknown names and wrong values are refused before a
   model is loaded. [settings.md](settings.md#session-options) says where the tables are in the file, and which of them
   wins.
@@ -138,6 +140,8 @@ CONFIGURATION = f"""
 | `{BACKEND},intra_op_thread_count`, `{BACKEND},inter_op_thread_count` | `intra_op_num_threads`, \
 `inter_op_num_threads` in `[session]`, the sizes of that pool |
 | `{BACKEND},default-max-batch-size`, `max_batch_size` | the setting `max_batch_size`, 16 by default |
+| `--disable-auto-complete-config` | nothing: a model directory describes its model. `import-triton` takes it, \
+and then ignores `default-max-batch-size` as Triton does |
 | `name` | the setting `model_name` |
 | `instance_group` | the setting `device`; one engine process for each, which batches |
 | `model_operations.op_library_filename` | `custom_op_libraries` in `[session]`, paths from the model directory or \

@@ -64,7 +64,18 @@ def test_each_option_names_existing_tests() -> None:
     assert [f"{path.relative_to(ROOT)}::{function}" for path, function in named if not exists(path, function)] == []
 
 
-# Quoted, except for a surplus brace in that of TensorRT, which makes it invalid protobuf text.
+# Quoted as it is: a surplus brace makes it invalid protobuf text.
+LITERAL_TENSORRT = """
+optimization { execution_accelerators {
+  gpu_execution_accelerator : [ {
+    name : "tensorrt"
+    parameters { key: "precision_mode" value: "FP16" }
+    parameters { key: "max_workspace_size_bytes" value: "1073741824" }}
+    parameters { key: "trt_engine_cache_enable" value: "1" }}
+  ]
+}}
+"""
+# Quoted, the first without that brace.
 TENSORRT = """
 optimization { execution_accelerators {
   gpu_execution_accelerator : [ {
@@ -124,6 +135,17 @@ def every_parameter(text: str) -> str:
     parameters = " ".join(f'parameters {{ key: "{key}" value: "{value}" }}' for key, value in pairs)
     inner = f'gpu_execution_accelerator : [ {{ name : "tensorrt" {parameters} }} ]'
     return f"optimization {{ execution_accelerators {{ {inner} }} }}"
+
+
+def test_the_surplus_brace_of_tritons_example_for_tensorrt_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "config.pbtxt"
+    config.write_text(LITERAL_TENSORRT, encoding="utf-8")
+    assert main(["import-triton", str(config)]) == 2
+    said = capsys.readouterr().err
+    assert f'{config}:7:5 : \'    parameters {{ key: "trt_engine_cache_enable"' in said
+    assert said.endswith("as in Triton's example for TensorRT, remove the '}' that closes it\n")
 
 
 @pytest.mark.parametrize("groups", ["", "instance_group { kind: KIND_GPU }", "instance_group { kind: KIND_CPU }"])

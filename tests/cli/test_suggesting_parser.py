@@ -21,6 +21,7 @@ from genai_server.tools.terminal_chat.chat_command import add_arguments as add_d
         ("profile reprot x", "genai-server profile ", "did you mean report?"),
         ("bench --scenario swep", "genai-server bench ", "did you mean sweep?"),
         ("serv", "genai-server ", "did you mean serve?"),
+        ("serve --disable-auto-complete-config", "genai-server serve ", "translates a config.pbtxt of Triton"),
         ("ls", "genai-server ", "did you mean models?"),
         ("rm demo", "genai-server ", "did you mean models remove?"),
     ],

@@ -26,7 +26,9 @@ def test_fields_are_read_whatever_they_are(text: str, expected: object) -> None:
     assert read_pbtxt(text, "c") == expected
 
 
-@pytest.mark.parametrize("text", ["a { b: 1 }}", "a {", "a: [1", "a 1", "a:", "1: a", 'a: "x', "a: }", "a: [ { b: 1 }"])
+@pytest.mark.parametrize(
+    "text", ["a { b: 1 }}", "a {", "a: [1", "a 1", "a:", "1: a", 'a: "x', "a: }", "a: [ { b: 1 }", "a: [1 2]"]
+)
 def test_malformed_text_is_refused_with_its_place(text: str) -> None:
     with pytest.raises(ConfigurationError, match=r"^config.pbtxt:\d+:\d+ "):
         read_pbtxt(text, "config.pbtxt")

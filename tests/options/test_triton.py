@@ -220,6 +220,23 @@ def test_the_command_prints_what_the_server_reads(tmp_path: Path, capsys: pytest
     ]
 
 
+def test_without_completion_the_backends_batch_size_has_no_effect(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "config.pbtxt"
+    config.write_text('name: "chat"', encoding="utf-8")
+    arguments = ["import-triton", str(config), "--backend-config=onnxruntime,default-max-batch-size=8"]
+    assert main(arguments) == 0
+    assert "max_batch_size = 8" in capsys.readouterr().out
+    assert main([*arguments, "--disable-auto-complete-config"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "# --disable-auto-complete-config is left out: a model directory describes its model, and config.pbtxt is not "
+        "read again",
+        "# --backend-config default-max-batch-size is left out: Triton ignores it with --disable-auto-complete-config",
+        'model_name = "chat"',
+    ]
+
+
 def test_missing_file_ends_with_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["import-triton", str(tmp_path / "none.pbtxt")]) == 2
     assert "cannot be read: no such file" in capsys.readouterr().err

@@ -15,6 +15,11 @@ _MAX_USAGE = 12
 _TRUTH_VALUES = frozenset({"", "true", "false", "1", "0", "yes", "no", "on", "off", "y", "n", "t", "f"})
 # Commands of other programs, and those that do the same here.
 _ELSEWHERE = {"list": "models", "ls": "models", "rm": "models remove", "ps": "top", "download": "pull"}
+# Options of other programs that no option here replaces, and what to do instead.
+_WITHOUT_COUNTERPART = {
+    "--disable-auto-complete-config": "leave it out: a model directory describes its model; "
+    "`genai-server import-triton` translates a config.pbtxt of Triton"
+}
 
 
 class _HelpFormatter(argparse.HelpFormatter):
@@ -45,7 +50,9 @@ class SuggestingParser(argparse.ArgumentParser):
         if unknown:
             option = unknown[0].partition("=")[0]
             known = [name for action in self._actions for name in action.option_strings]
-            self.error(f"unrecognized arguments: {' '.join(unknown)}{did_you_mean(option, known)}")
+            instead = _WITHOUT_COUNTERPART.get(option)
+            meant = f"; {instead}" if instead else did_you_mean(option, known)
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{meant}")
         return found, unknown
 
     def _completed(self, arguments: Iterable[str]) -> list[str]:

@@ -17,6 +17,8 @@ from genai_server.quoted_values import quoted
 Message = dict[str, list["str | Message"]]
 
 _WORD = re.compile(r"-?[\w.+-]+")
+# Triton's own example for TensorRT continues an accelerator that a brace has closed already.
+_SURPLUS = "; if this belongs to the message before, as in Triton's example for TensorRT, remove the '}' that closes it"
 _CLOSED_BY = {"{": "}", "<": ">"}
 
 
@@ -53,7 +55,8 @@ def _values(tokenizer: Any, *, colon: bool) -> list["str | Message"]:
     found: list[str | Message] = []
     while not tokenizer.TryConsume("]"):
         if found:
-            tokenizer.TryConsume(",")
+            if not tokenizer.TryConsume(","):
+                raise tokenizer.ParseError("expected ',' or ']'" + (_SURPLUS if isinstance(found[-1], dict) else ""))
             if tokenizer.TryConsume("]"):
                 break
         found.append(_value(tokenizer, colon=colon))

@@ -17,6 +17,7 @@ from genai_server.options.toml import toml_key, toml_value
 from genai_server.quoted_values import quoted
 
 BACKEND = "onnxruntime"
+AUTO_COMPLETE = "--disable-auto-complete-config"
 _ROWS = names((*SESSION, *ENTRIES, *ELSEWHERE, *RUN))
 _POOL, _BATCH = "enable-global-threadpool", "default-max-batch-size"
 _THREADS = ("intra_op_thread_count", "inter_op_thread_count")
@@ -61,12 +62,15 @@ class Translation:
     notes: list[str] = field(default_factory=list)
 
 
-def translate(config: Message, backend_config: Sequence[str] = ()) -> Translation:
-    """The translated configuration. Raises ConfigurationError for what Triton would refuse, too."""
+def translate(config: Message, backend_config: Sequence[str] = (), *, is_completed: bool = True) -> Translation:
+    """The translated configuration. Raises ConfigurationError for what Triton would refuse, too.
+
+    `is_completed` says whether Triton would complete the configuration: without --disable-auto-complete-config.
+    """
     found = Translation()
     for name, values in config.items():
         _field(found, name, values)
-    _backend(found, backend_config)
+    _backend(found, backend_config, is_completed=is_completed)
     _place(found)
     _choose_runner(found)
     return found
@@ -165,19 +169,18 @@ def _accelerator(found: Translation, accelerator: Message) -> None:
     found.provider[name] = found.provider.get(name, {}) | options
 
 
-def _backend(found: Translation, backend_config: Sequence[str]) -> None:
-    """The command line's `BACKEND,KEY=VALUE`. Those of other backends are ignored."""
-    given: dict[str, str] = {}
-    for text in backend_config:
-        backend, comma, rest = text.partition(",")
-        key, equals, value = rest.partition("=")
-        if not comma or not equals:
-            raise ConfigurationError(f"--backend-config={text}: expected {BACKEND},KEY=VALUE")
-        if backend == BACKEND:
-            given[key] = value
+def _backend(found: Translation, backend_config: Sequence[str], *, is_completed: bool) -> None:
+    """Translate the options of Triton's command line."""
+    given = _of_this_backend(backend_config)
     known = (_POOL, _BATCH, *_THREADS)
     if strange := [key for key in given if key not in known]:
         found.notes.append(f"--backend-config {strange[0]} is left out: it is unknown{nearest(strange[0], known)}")
+    if not is_completed:
+        found.notes.append(
+            f"{AUTO_COMPLETE} is left out: a model directory describes its model, and config.pbtxt is not read again"
+        )
+        if given.pop(_BATCH, None) is not None:
+            found.notes.append(f"--backend-config {_BATCH} is left out: Triton ignores it with {AUTO_COMPLETE}")
     if _BATCH in given and "max_batch_size" not in found.settings:
         _max_batch_size(found, f"--backend-config {_BATCH}", given[_BATCH])
     if _POOL in given:
@@ -187,6 +190,19 @@ def _backend(found: Translation, backend_config: Sequence[str]) -> None:
                 if found.session.pop(_ROWS[name].name, None) is not None:
                     found.notes.append(f"parameter {name} is left out: Triton ignores it with a global pool")
                 _set(found, name, given.get(name, "0"))
+
+
+def _of_this_backend(backend_config: Sequence[str]) -> dict[str, str]:
+    """The keys and values of the command line's `BACKEND,KEY=VALUE`, without those of other backends."""
+    given: dict[str, str] = {}
+    for text in backend_config:
+        backend, comma, rest = text.partition(",")
+        key, equals, value = rest.partition("=")
+        if not comma or not equals:
+            raise ConfigurationError(f"--backend-config={text}: expected {BACKEND},KEY=VALUE")
+        if backend == BACKEND:
+            given[key] = value
+    return given
 
 
 def _place(found: Translation) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from genai_server.errors import ConfigurationError
 from genai_server.options.pbtxt import read_pbtxt
-from genai_server.options.triton import BACKEND, as_toml, translate
+from genai_server.options.triton import AUTO_COMPLETE, BACKEND, as_toml, translate
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -19,6 +19,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="BACKEND,KEY=VALUE",
         help=f"as on Triton's command line, such as {BACKEND},enable-global-threadpool=1; may be repeated",
     )
+    parser.add_argument(
+        AUTO_COMPLETE,
+        dest="is_completed",
+        action="store_false",
+        help="as on Triton's command line: its default-max-batch-size has no effect then",
+    )
     parser.set_defaults(run=run)
 
 
@@ -29,6 +35,7 @@ def run(arguments: argparse.Namespace) -> int:
     except (OSError, ValueError) as error:
         reason = (getattr(error, "strerror", None) or str(error)).lower()
         raise ConfigurationError(f"{arguments.config}: cannot be read: {reason}") from None
-    translation = translate(read_pbtxt(text, str(arguments.config)), arguments.backend_config)
+    config = read_pbtxt(text, str(arguments.config))
+    translation = translate(config, arguments.backend_config, is_completed=arguments.is_completed)
     print(as_toml(translation), end="")
     return 0
