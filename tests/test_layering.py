@@ -26,6 +26,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "cgroups",
         "child_process",
         "errors",
+        "fair_queue",
         "answer_parts",
         "timing",
         "options",

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from genai_server.fair_queue import FairQueue
 from genai_server.messages.worker_tasks import TaskOwner
-from genai_server.workers.usage import Usage
 
 # Seconds that each running task counts for from its beginning, so that two free slots are not for the same one.
 _JUST_BEGUN = 0.001
@@ -27,8 +27,8 @@ class _Running:
 class TaskQueue(Generic[T]):
     """Tasks that share `slots`, the number of tasks that run at a time.
 
-    Whose tasks have used the least time of the processes comes next: first among tenants, then among the requests of
-    the tenant; a request's own tasks keep their order. Tasks of the background come after all others, and leave one
+    Tenants take turns by the time of the processes that their tasks have used, and so do the requests of a tenant (see
+    FairQueue); a request's own tasks keep their order. Tasks of the background come after all others, and leave one
     slot free where there are several. A tenant of which nothing runs need not wait for those of others: its first task
     may run beyond `slots`, if no other tenant's does.
     """
@@ -40,8 +40,8 @@ class TaskQueue(Generic[T]):
         # By whether they are of the background, by tenant and by request, in order of arrival.
         self._waiting: dict[bool, dict[str, OrderedDict[str, OrderedDict[T, TaskOwner]]]] = {False: {}, True: {}}
         self._running: dict[T, _Running] = {}
-        self._tenants = {False: Usage(), True: Usage()}
-        self._requests: dict[tuple[bool, str], Usage] = {}
+        self._tenants = {False: FairQueue(), True: FairQueue()}
+        self._requests: dict[tuple[bool, str], FairQueue] = {}
 
     @property
     def num_running(self) -> int:
@@ -60,42 +60,42 @@ class TaskQueue(Generic[T]):
         """Let a task wait for its turn."""
         background = owner.background
         tenants = self._waiting[background]
-        if owner.tenant not in tenants:
-            if not self._has_running(owner.tenant, background=background):
-                self._tenants[background].arrive(owner.tenant)
-            tenants[owner.tenant] = OrderedDict()
-        usage = self._requests.setdefault((background, owner.tenant), Usage())
-        if owner.request not in tenants[owner.tenant]:
-            usage.arrive(owner.request)
-            tenants[owner.tenant][owner.request] = OrderedDict()
-        tenants[owner.tenant][owner.request][task] = owner
+        if owner.tenant not in (present := self._present(background=background)):
+            self._tenants[background].arrive(owner.tenant, present)
+        requests = self._requests.setdefault((background, owner.tenant), FairQueue())
+        if owner.request not in (present := self._present(owner.tenant, background=background)):
+            requests.arrive(owner.request, present)
+        tenants.setdefault(owner.tenant, OrderedDict()).setdefault(owner.request, OrderedDict())[task] = owner
 
     def next(self) -> T | None:
         """The task whose turn it is, which runs from now on; None if none may run now."""
         for background in (False, True):
             tenants = self._waiting[background]
-            usage = self._tenants[background]
-            for tenant in usage.in_order(tenants, self._using(background=background)):
-                if not self._may_run(tenant, background=background):
-                    continue
-                usage.choose(tenant)
-                requests, shares = tenants[tenant], self._requests[background, tenant]
-                (request, *_) = shares.in_order(requests, self._using(tenant, background=background))
-                shares.choose(request)
-                task, owner = next(iter(requests[request].items()))
-                self._take(task, owner)
-                self._running[task] = _Running(owner, self._clock())
-                return task
+            may_run = [tenant for tenant in tenants if self._may_run(tenant, background=background)]
+            if may_run:
+                in_flight, turns = self._in_flight(background=background), self._tenants[background]
+                tenant = min(may_run, key=lambda tenant: turns.turn(tenant, in_flight.get(tenant, 0.0)))
+                return self._start(tenant, background=background)
         return None
+
+    def _start(self, tenant: str, *, background: bool) -> T:
+        """Run the next task of a tenant."""
+        requests, turns = self._waiting[background][tenant], self._requests[background, tenant]
+        in_flight = self._in_flight(tenant, background=background)
+        request = min(requests, key=lambda request: turns.turn(request, in_flight.get(request, 0.0)))
+        task, owner = next(iter(requests[request].items()))
+        self._take(task, owner)
+        self._running[task] = _Running(owner, self._clock())
+        return task
 
     def finish(self, task: T) -> None:
         """Note that a running task has ended."""
         ended = self._running.pop(task)
         seconds = self._clock() - ended.since
         background, tenant, request = ended.owner.background, ended.owner.tenant, ended.owner.request
-        self._tenants[background].add(tenant, seconds)
-        if (shares := self._requests.get((background, tenant))) is not None:
-            shares.add(request, seconds)
+        if seconds:  # otherwise it was no turn
+            self._tenants[background].serve(tenant, seconds)
+            self._requests[background, tenant].serve(request, seconds)
         self._forget(ended.owner)
 
     def abandon(self, task: T, owner: TaskOwner) -> bool:
@@ -152,7 +152,13 @@ class TaskQueue(Generic[T]):
         if not requests:
             del tenants[owner.tenant]
 
-    def _using(self, of_tenant: str | None = None, *, background: bool) -> dict[str, float]:
+    def _present(self, of_tenant: str | None = None, *, background: bool) -> set[str]:
+        """The tenants of which tasks wait or run, or the requests of one tenant."""
+        waiting = self._waiting[background]
+        found = set(waiting if of_tenant is None else waiting.get(of_tenant, ()))
+        return found | self._in_flight(of_tenant, background=background).keys()
+
+    def _in_flight(self, of_tenant: str | None = None, *, background: bool) -> dict[str, float]:
         """The seconds that running tasks have taken, by tenant, or by request of one tenant."""
         now, found = self._clock(), dict[str, float]()
         for running in self._running.values():
@@ -165,21 +171,11 @@ class TaskQueue(Generic[T]):
     def _forget(self, owner: TaskOwner) -> None:
         """Forget what is not needed any more of the request and the tenant that a task belonged to."""
         background, tenant = owner.background, owner.tenant
-        tenants = self._waiting[background]
-        is_waiting = tenant in tenants
-        own = [
-            one.owner
-            for one in self._running.values()
-            if one.owner.tenant == tenant and one.owner.background == background
-        ]
-        if not (is_waiting and owner.request in tenants[tenant]) and not any(
-            one.request == owner.request for one in own
-        ):
-            self._requests[background, tenant].leave(owner.request, comes_back=False)
-        if not is_waiting and not own:
+        if owner.request not in self._present(tenant, background=background):
+            self._requests[background, tenant].forget(owner.request)
+        present = self._present(background=background)
+        if tenant not in present:
             del self._requests[background, tenant]
-            self._tenants[background].leave(tenant, comes_back=True)
-            if not self._waiting[background] and not any(
-                one.owner.background == background for one in self._running.values()
-            ):
-                self._tenants[background] = Usage()
+            self._tenants[background].leave(tenant, present)
+        if not present:
+            self._tenants[background] = FairQueue()

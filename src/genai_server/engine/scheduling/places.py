@@ -6,7 +6,7 @@ The first waiting sequence for which there is no memory blocks all others, so th
 
 Each tenant has an equal share of the places, of the memory and of the queue, and others may use what it leaves of that.
 A free place goes to the tenant that has the fewest and, of equals, to the one whose turn it is
-(engine/scheduling/fair_queue.py). A sequence within its tenant's share does not wait for other tenants: sequences of
+(fair_queue.py). A sequence within its tenant's share does not wait for other tenants: sequences of
 those that have more than their shares are paused for it. Not for each of a tenant's requests, though: for a while after
 the last one a device with many places leaves one free. A single sequence may need more memory than the share of its
 tenant. It waits until others leave that, and after a while blocks them.
@@ -20,11 +20,11 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping
 
 from genai_server.engine.abilities import PassRules
-from genai_server.engine.scheduling.fair_queue import FairQueue
 from genai_server.engine.scheduling.queue_wait import queue_wait
 from genai_server.engine.scheduling.scheduler_output import NOTHING_KEPT, KvRoom, StepPolicy
 from genai_server.engine.scheduling.step_time import MAX_DRAFTED, StepTimeModel
 from genai_server.engine.sequence import Sequence, SequenceState
+from genai_server.fair_queue import FairQueue
 from genai_server.messages.protocol import Capacity
 
 # Seconds of waiting which count as one step of priority, and after which a sequence that needs more memory than its
@@ -98,7 +98,7 @@ class Places:
         self._check_tokens(sequence, present)
         waiting = {other.tenant for other in self._of(background) if not other.is_decoding}
         if tenant not in waiting:
-            self._turns[background].begin(tenant, waiting)
+            self._turns[background].arrive(tenant, waiting)
         self._queue(sequence)
 
     def _check_tokens(self, sequence: Sequence, present: Mapping[str, int]) -> None:

@@ -5,7 +5,7 @@ runner mixes them. Otherwise the batched sequences share a pass, and a chunk has
 or not batched, follow in passes of their own. So prompts cost a running stream one chunk's time for each token, however
 many prompts wait. The chunk's size is derived from the measured times of passes (engine/scheduling/step_time.py).
 
-The tenant whose turn it is (engine/scheduling/fair_queue.py) has its prompts read first. Of these, the one with the
+The tenant whose turn it is (fair_queue.py) has its prompts read first. Of these, the one with the
 fewest tokens left comes first, so that short prompts do not wait for long ones. Waiting counts like tokens that have
 been read, so no prompt waits forever. Short prompts are read together.
 
@@ -233,7 +233,7 @@ class Scheduler(Places):
         own = own_priority(sequence), sequence.num_unread - gained, sequence.id
         return priority_class(sequence), self._turn(sequence), own
 
-    def _turn(self, sequence: Sequence) -> tuple[int, int]:
+    def _turn(self, sequence: Sequence) -> tuple[float, int]:
         """The sort key of sequences by their tenants; the least is the next one's."""
         return self._turns[sequence.background].turn(sequence.tenant)
 

@@ -1,6 +1,6 @@
-"""Whose turn it is: by the tokens that each tenant has been served."""
+"""Whose turn it is: by the service that each tenant has received."""
 
-from genai_server.engine.scheduling.fair_queue import FairQueue
+from genai_server.fair_queue import FairQueue
 
 
 def turns(tenants: FairQueue, number: int, **sizes: int) -> str:
@@ -16,7 +16,7 @@ def turns(tenants: FairQueue, number: int, **sizes: int) -> str:
 def begun(*names: str, max_credit: int = 100) -> FairQueue:
     tenants = FairQueue(max_credit)
     for number, name in enumerate(names):
-        tenants.begin(name, names[:number])
+        tenants.arrive(name, names[:number])
     return tenants
 
 
@@ -32,22 +32,22 @@ def test_shares_get_equal_tokens_whatever_the_sizes_of_their_turns() -> None:
 def test_a_share_that_comes_has_the_next_turn_and_no_credit() -> None:
     tenants = begun("a")
     turns(tenants, 50, a=10)
-    tenants.begin("b", ["a"])
+    tenants.arrive("b", ["a"])
     assert turns(tenants, 6, a=10, b=10) == "bababa"
 
 
 def test_a_share_that_comes_while_nothing_waits_has_no_debt_to_it() -> None:
     tenants = begun("a")
     turns(tenants, 50, a=10)
-    tenants.begin("b", [])
-    tenants.begin("a", ["b"])
+    tenants.arrive("b", [])
+    tenants.arrive("a", ["b"])
     assert turns(tenants, 6, a=10, b=10) == "bababa"
 
 
 def test_a_share_cannot_save_turns_by_being_absent() -> None:
     tenants = begun("a", "b")
     turns(tenants, 50, a=10)
-    tenants.begin("b", ["a"])
+    tenants.arrive("b", ["a"])
     assert turns(tenants, 4, a=10, b=10) == "baba"
 
 
@@ -61,7 +61,7 @@ def test_what_a_share_has_had_counts_when_it_comes_back() -> None:
     tenants = begun("a", "b")
     tenants.serve("b", 40)
     tenants.serve("a", 10)
-    tenants.begin("b", ["a"])
+    tenants.arrive("b", ["a"])
     assert turns(tenants, 5, a=10, b=10) == "aaaba"
 
 
@@ -75,6 +75,34 @@ def test_of_equal_shares_the_one_that_was_served_last_comes_last() -> None:
 def test_shares_that_have_nothing_to_remember_take_no_memory() -> None:
     tenants = FairQueue(10)
     for number in range(1000):
-        tenants.begin(f"{number}", [])
+        tenants.arrive(f"{number}", [])
         tenants.serve(f"{number}", 5)
     assert len(tenants._accounts) <= 4
+
+
+def test_a_share_that_left_with_more_than_others_has_it_when_it_comes_back() -> None:
+    tenants = begun("a", "b")
+    tenants.serve("a", 10)
+    tenants.serve("b", 40)
+    tenants.leave("b", "a")
+    tenants.arrive("b", "a")
+    assert turns(tenants, 5, a=10, b=10) == "aaaba"
+
+
+def test_a_share_that_left_with_no_more_than_others_is_forgotten() -> None:
+    tenants = begun("a", "b")
+    tenants.serve("a", 10)
+    tenants.serve("b", 10)
+    tenants.leave("b", "a")
+    assert list(tenants._accounts) == ["a"]
+    tenants.serve("a", 30)
+    tenants.arrive("b", "a")
+    assert tenants.turn("b") == (40, 0)
+    tenants.forget("a")
+    assert list(tenants._accounts) == ["b"]
+
+
+def test_service_that_is_not_counted_yet_delays_a_turn() -> None:
+    tenants = begun("a", "b")
+    tenants.serve("a", 10)
+    assert tenants.turn("b") < tenants.turn("a") < tenants.turn("b", in_flight=11)
