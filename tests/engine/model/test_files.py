@@ -429,6 +429,20 @@ def test_what_is_left_out_follows_from_type_and_sections(tmp_path: Path, fields:
     assert what_is_left_out(directory) == message
 
 
+def test_folders_with_a_model_below_the_directory_are_named(tmp_path: Path) -> None:
+    assert _refusal(tmp_path).endswith("genai_config.json is missing; name the folder that has it")
+    for name in ("gpu/int4", ".cache/old", "a/b/c/d/e/f"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "genai_config.json").touch()
+    assert _refusal(tmp_path).endswith(f"; name the folder that has it: {tmp_path / 'gpu' / 'int4'}")
+    folders = [tmp_path / f"cpu-{number}" for number in range(6)]
+    for folder in folders:
+        folder.mkdir()
+        (folder / "genai_config.json").touch()
+    named = ", ".join(map(str, folders))
+    assert _refusal(tmp_path).endswith(f"; name one of the folders that have it: {named}, and more")
+
+
 @pytest.mark.parametrize("name", ["vision.onnx", "embedding.onnx", "processor_config.json"])
 def test_a_missing_file_for_images_is_named(tmp_path: Path, name: str) -> None:
     directory = shutil.copytree(IMAGES, tmp_path / "model")

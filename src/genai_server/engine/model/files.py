@@ -1,8 +1,10 @@
 """The files of a model directory, each checked before anything is loaded."""
 
 import json
+import os
 import re
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
@@ -54,6 +56,8 @@ _PROFILING = "enable_profiling"
 _MAX_TOKENS = 2**31
 # The beginning of the pointer that Git leaves in place of a large file without LFS.
 _LFS_POINTER = b"version https://git-lfs"
+# How far nested models are searched, in levels and in folders, and how many of them an error names.
+_MAX_DEPTH, _MAX_SEARCHED, _MAX_NAMED = 5, 500, 6
 _FROM_THE_ORIGINAL = "copy it from the original model"
 _FROM_THE_BUILDER = "fetch or build the directory again (genai-server pull, genai-server export)"
 
@@ -167,11 +171,29 @@ def named_files(config: Any) -> list[str]:
     return list(found)
 
 
-def remedy(name: str) -> str:
+def remedy(directory: Path, name: str) -> str:
     """What to do about a missing or broken file of a model directory."""
     if name in (TOKENIZER, TOKENIZER_CONFIG, CHAT_TEMPLATE):
         return _FROM_THE_ORIGINAL
-    return "name the folder that has it" if name == CONFIG else _FROM_THE_BUILDER
+    if name != CONFIG:
+        return _FROM_THE_BUILDER
+    found = [str(folder) for folder in islice(_nested_models(directory), _MAX_NAMED + 1)]
+    if len(found) > 1:
+        more = ", and more" if len(found) > _MAX_NAMED else ""
+        return f"name one of the folders that have it: {', '.join(found[:_MAX_NAMED])}{more}"
+    return "name the folder that has it" + "".join(f": {folder}" for folder in found)
+
+
+def _nested_models(directory: Path) -> Iterator[Path]:
+    """The folders below a directory that have a CONFIG, as repositories with several models and caches of hubs do.
+
+    Hidden folders and links are not searched, nor what lies deep, nor more than some hundred folders.
+    """
+    for folder, folders, files in islice(os.walk(directory), _MAX_SEARCHED):
+        depth = len(Path(folder).relative_to(directory).parts)
+        folders[:] = sorted(name for name in folders if not name.startswith(".")) if depth < _MAX_DEPTH else []
+        if depth and CONFIG in files:
+            yield Path(folder)
 
 
 def is_lfs_pointer(path: Path) -> bool:
@@ -184,7 +206,9 @@ def _check_present(directory: Path, name: str, lack: str) -> None:
     path = directory / name
     try:
         if not path.is_file():
-            raise ModelDirectoryError(f"model directory {directory} is incomplete: {name}{lack}; {remedy(name)}")
+            raise ModelDirectoryError(
+                f"model directory {directory} is incomplete: {name}{lack}; {remedy(directory, name)}"
+            )
         is_pointer = is_lfs_pointer(path)
     except OSError as error:
         raise ModelDirectoryError(f"{path} cannot be read: {(error.strerror or str(error)).lower()}") from None
@@ -306,7 +330,7 @@ def _read_json(path: Path) -> dict[str, Any]:
         value = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_without_doubles)
     except FileNotFoundError:
         raise ModelDirectoryError(
-            f"model directory {path.parent} is incomplete: {path.name} is missing; {remedy(path.name)}"
+            f"model directory {path.parent} is incomplete: {path.name} is missing; {remedy(path.parent, path.name)}"
         ) from None
     except (OSError, ValueError) as error:
         raise ModelDirectoryError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from None

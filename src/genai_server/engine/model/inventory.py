@@ -92,7 +92,7 @@ def _pooling_entries(directory: Path) -> Iterator[Entry]:
 def _entry(directory: Path, name: str, fault: str = "") -> Entry:
     path = directory / name
     if not path.is_file():
-        return Entry(name, 0, "is missing", remedy(name))
+        return Entry(name, 0, "is missing", remedy(directory, name))
     try:
         is_pointer = is_lfs_pointer(path)
     except OSError as error:
@@ -102,7 +102,7 @@ def _entry(directory: Path, name: str, fault: str = "") -> Entry:
         return Entry(
             name, path.stat().st_size, "is Git's pointer to the file, not the file itself", "run git lfs pull there"
         )
-    return Entry(name, path.stat().st_size, fault, remedy(name) if fault else "")
+    return Entry(name, path.stat().st_size, fault, remedy(directory, name) if fault else "")
 
 
 def _json_entry(directory: Path, name: str) -> Entry:
