@@ -33,6 +33,8 @@ _COMMON = [
     "-Wno-maybe-uninitialized",
     "-Wno-unknown-warning-option",
 ]
+# Sources with operators, which are compiled once.
+_OPERATORS = ("operators", "products")
 _AVX2 = ["-mavx2", "-mfma", "-mf16c", "-mbmi2"]
 _AVX512 = [*_AVX2, *(f"-mavx512{part}" for part in ("f", "bw", "dq", "vl", "vnni")), "-mprefer-vector-width=512"]
 # The compiler's options for each instruction set of a kind of processor.
@@ -89,7 +91,7 @@ def compile_library(out: Path, target: str = "", extra: Sequence[str] = ()) -> N
     elif processor == "aarch64":
         sets["base"] = ["-march=armv8.2-a+dotprod+fp16"]
     with tempfile.TemporaryDirectory() as folder:
-        units = [("operators.cpp", "operators", list[str]())]
+        units = [(f"{name}.cpp", name, list[str]()) for name in _OPERATORS]
         units += [("kernels.cpp", name, [*options, f"-DISA={name}"]) for name, options in sets.items()]
         if processor == "x86_64":
             units.append(("amx.cpp", "amx", _AMX))

@@ -219,13 +219,6 @@ INLINE F exp_of(F x) {
   return x < -80.0f ? F{} : y * power;
 }
 
-void gate(const float* gates, const float* values, float* out) {
-  for (int i = 0; i < kPanel; i += W) {
-    F x = load<F>(gates + i), e = exp_of(-max(x, -x));
-    store(out + i, x * (x > 0.0f ? all(1.0f) : e) / (e + 1.0f) * load<F>(values + i));
-  }
-}
-
 // c [ROWS][VECS * W] += a [ROWS][depth] * b [depth][VECS * W].
 template <int ROWS, int VECS>
 void multiply_tile(const float* a, const int64_t* at, const float* b, int64_t ldb, float* c, int64_t ldc, int depth) {
@@ -364,6 +357,128 @@ INLINE F tanh_of(F x) {
 
 INLINE float exp_of_one(float x) { return exp_of(all(x))[0]; }
 
+INLINE F sigmoid_of(F x) {
+  F e = exp_of(-max(x, -x));
+  return (x > 0.0f ? all(1.0f) : e) / (e + 1.0f);
+}
+
+void activate(const Activation& p, const float* gates, const float* values, float* out) {
+  for (int i = 0; i < kPanel; i += W) {
+    F x = load<F>(gates + i);
+    switch (p.kind) {
+      case kSwiglu: {
+        F value = load<F>(values + i), limit = all(p.limit), gate = p.limits_result ? x : x < limit ? x : limit;
+        value = value < -limit ? -limit : value > limit ? limit : value;
+        x = gate * sigmoid_of(gate * p.alpha);
+        if (p.limits_result) x = x < limit ? x : limit;
+        x = x * (value + p.beta);
+        break;
+      }
+      case kRelu: x = x > 0.0f ? x : F{}; break;
+      case kGelu: x = x * 0.5f * (tanh_of((x + x * x * x * 0.044715f) * 0.7978845608f) + 1.0f); break;
+      case kSilu: x = x * sigmoid_of(x); break;
+      case kIdentity: break;
+    }
+    store(out + i, x);
+  }
+}
+
+// ---- Products in floats --------------------------------------------------------------------------------------------
+
+// Inputs whose products are summed apart before they are added to those before them. Their weights, 64 outputs as floats,
+// stay in the first-level cache.
+constexpr int kInputBlock = 128;
+
+// Widen the weights of inputs from `first`, a multiple of kInputBlock, to floats [inputs][64].
+void widen(const FloatProduct& p, int64_t panel, int64_t first, int inputs, float* to) {
+  if (p.bits == 16) {
+    to_float((const uint16_t*)p.weights + (panel * p.depth + first) * kPanel, p.type, (int64_t)inputs * kPanel, to);
+    return;
+  }
+  const int step = 32 / p.bits, mask = (1 << p.bits) - 1;
+  const uint8_t* w = (const uint8_t*)p.weights + (panel * p.block * p.blocks + first) * kPanel * p.bits / 8;
+  const F middle = all((float)(1 << (p.bits - 1)));
+  for (int k = 0; k < inputs; k += step, w += 4 * kPanel) {
+    const int64_t at = (panel * p.blocks + (first + k) / p.block) * kPanel;
+    for (int v = 0; v < kPanel; v += W) {
+      const I x = load<I>(w + 4 * v);
+      const F scale = load<F>(p.scales + at + v), offset = p.offsets ? load<F>(p.offsets + at + v) : F{};
+      float* out = to + k * kPanel + v;
+#pragma GCC unroll 8
+      for (int j = 0; j < step; ++j) {
+        const int shift = p.bits == 8 ? 8 * j : j < 4 ? 8 * j : 8 * (j - 4) + 4;
+        store(out + j * kPanel, (__builtin_convertvector(x >> shift & mask, F) - middle) * scale + offset);
+      }
+    }
+  }
+}
+
+// Add the products of inputs from `first` to those before them. x [ROWS][inputs], w [inputs][64].
+template <int ROWS, int VECS>
+void tile_of_floats(const FloatProduct& p, const float* x, const float* w, int64_t panel, int64_t row, int64_t first, int inputs, int vec) {
+  F acc[ROWS][VECS] = {};
+  w += vec * W;
+  for (int k = 0; k < inputs; ++k) {
+    F weights[VECS];
+    for (int v = 0; v < VECS; ++v) weights[v] = load<F>(w + k * kPanel + v * W);
+#pragma GCC unroll 8
+    for (int r = 0; r < ROWS; ++r)
+#pragma GCC unroll 8
+      for (int v = 0; v < VECS; ++v) acc[r][v] += weights[v] * x[r * p.depth + k];
+  }
+  const bool is_last = p.bias && first + inputs == p.depth;
+  for (int r = 0; r < ROWS; ++r)
+    for (int v = 0; v < VECS; ++v) {
+      const int64_t output = panel * kPanel + (vec + v) * W, left = p.outputs - output;
+      float* out = p.out + (row + r) * p.stride + output;
+      F value = acc[r][v];
+      if (left >= W) {
+        if (first) value = load<F>(out) + value;
+        if (is_last) value += load<F>(p.bias + output);
+        store(out, value);
+      } else {
+        for (int i = 0; i < left; ++i) {
+          float one = first ? out[i] + value[i] : value[i];
+          out[i] = is_last ? one + p.bias[output + i] : one;
+        }
+      }
+    }
+}
+
+template <int ROWS>
+void rows_of_floats(const FloatProduct& p, const float* x, const float* w, int64_t panel, int64_t row, int64_t rows, int64_t first, int inputs) {
+  // The registers hold the sums of ROWS * kMost vectors.
+  constexpr int kMost = kVecsOfF * (ROWS == 1 ? 4 : ROWS <= 3 ? 2 : 1), kFit = kMost < kPanel / W ? kMost : kPanel / W;
+  if (rows == ROWS) {
+    for (int v = 0; v < kPanel / W; v += kFit) tile_of_floats<ROWS, kFit>(p, x, w, panel, row, first, inputs, v);
+  } else if constexpr (ROWS > 1) {
+    rows_of_floats<ROWS - 1>(p, x, w, panel, row, rows, first, inputs);
+  }
+}
+
+void product_of_floats(const FloatProduct& p, int64_t panel, int64_t row, int64_t end) {
+  alignas(64) float wide[kInputBlock * kPanel];
+  for (int64_t first = 0; first < p.depth; first += kInputBlock) {
+    const int inputs = (int)(p.depth - first < kInputBlock ? p.depth - first : kInputBlock);
+    const float* w = wide;
+    if (p.bits == 32) w = (const float*)p.weights + (panel * p.depth + first) * kPanel;
+    else widen(p, panel, first, inputs, wide);
+    if (W < 16 && p.bits == 32 && end - row > 1) {
+      // Tiles that are narrower than a panel would read memory with gaps.
+      memcpy(wide, w, inputs * kPanel * sizeof(float));
+      w = wide;
+    }
+    for (int64_t r = row; r < end;) {
+      // The last rows are divided evenly: a tile of one row takes nearly as long as one of three.
+      int64_t left = end - r, rows = left <= kRowsOfF ? left : left < 2 * kRowsOfF ? (left + 1) / 2 : kRowsOfF;
+      rows_of_floats<kRowsOfF>(p, p.activations + r * p.depth + first, w, panel, r, rows, first, inputs);
+      r += rows;
+    }
+  }
+}
+
+// ---- Attention over blocks of keys ---------------------------------------------------------------------------------
+
 // Rows [count][size] of keys or values as floats; the rows behind them up to kKeyBlock are zero.
 INLINE const float* as_floats(const void* from, CacheType type, int count, int size, float* to) {
   if (type == kCacheFloat && count == kKeyBlock) return (const float*)from;
@@ -493,7 +608,7 @@ void finish(int size, float top, float sum, const float* acc, const float* sink,
 #define TEXT(x) #x
 #define TEXT_OF(x) TEXT(x)
 extern const Kernels NAME(ISA);
-const Kernels NAME(ISA) = {TEXT_OF(ISA), quantize, product, gate, attend, merge, finish,
+const Kernels NAME(ISA) = {TEXT_OF(ISA), quantize, product, product_of_floats, activate, attend, merge, finish,
 #if defined(__AVX512BF16__)
                            true
 #else

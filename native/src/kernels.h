@@ -33,6 +33,28 @@ struct Product {
 
 enum CacheType { kCacheFloat, kCacheHalf, kCacheBfloat };
 
+// A product of activations in floats. Weights are floats, of 16 bits, or unsigned integers as those of Product:
+//   floats and 16 bits: [panel][inputs][64 outputs].
+struct FloatProduct {
+  const float* activations;  // [rows][depth]
+  const void* weights;
+  int bits;                  // 4, 8, 16 or 32
+  CacheType type;            // of 16 bits
+  const float *scales, *offsets, *bias;  // as in Product; scales and offsets with 4 and 8 bits only
+  float* out;                // [rows][stride]
+  int64_t outputs, stride, depth, block, blocks;
+};
+
+// What experts compute of the values of a gate, or of single values, with linear ones.
+enum ActivationKind { kSwiglu, kRelu, kGelu, kSilu, kIdentity };
+struct Activation {
+  ActivationKind kind;
+  // Of kSwiglu, min(gate, limit) * sigmoid(alpha * min(gate, limit)) * (value within ±limit + beta); with
+  // `limits_result`, the gate's product with its sigmoid is limited in place of the gate.
+  float alpha, beta, limit;
+  bool limits_result;
+};
+
 // Consecutive tokens of one sequence, whose query heads share one head of keys and values.
 struct Attend {
   const float* queries;    // rotated and scaled; head g of token t at queries + t * token_stride + g * head_size
@@ -56,8 +78,9 @@ struct Kernels {
   // Round a row to 8 bits with a scale for each block; `size` values are padded to blocks * block.
   void (*quantize)(const float* x, int64_t size, int64_t block, int64_t blocks, int8_t* q, float* scales, int32_t* sums);
   void (*product)(const Product&, int64_t panel, int64_t first_row, int64_t end_row);
-  // silu(gate) * value for the outputs of one panel.
-  void (*gate)(const float* gate, const float* value, float* out);
+  void (*product_of_floats)(const FloatProduct&, int64_t panel, int64_t first_row, int64_t end_row);
+  // For the outputs of one panel; `values` are read by kSwiglu only.
+  void (*activate)(const Activation&, const float* gates, const float* values, float* out);
   void (*attend)(const Attend&);
   // Add the results over further keys to those in top, sum and acc.
   void (*merge)(int64_t queries, int head_size, float* top, float* sum, float* acc, const float* top2,

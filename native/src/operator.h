@@ -51,7 +51,7 @@ class Scratch {
   // Aligned to a cache line; null without memory.
   template <class T = char>
   T* get(int64_t bytes) {
-    if (bytes > size_) {
+    if (bytes > size_ || !memory_) {
       free(memory_);
       size_ = bytes + bytes / 2;
       memory_ = malloc(size_ + 64);

@@ -1,5 +1,6 @@
 // The operators of the domain "genai_server.native" for ONNX Runtime. README.md describes their inputs and attributes.
 #include "operator.h"
+#include "products.h"
 
 namespace native {
 
@@ -36,92 +37,6 @@ bool use_kernels(const char* name) {
     if (!name || !strcmp(name, usable[i]->name)) return g_kernels = usable[i], true;
   return false;
 }
-
-// See README.md, PackedMatMul.
-class PackedMatMul {
- public:
-  static constexpr const char* kName = "PackedMatMul";
-  static constexpr size_t kInputs = 5;
-  static int type(size_t index) { return index == 1 ? ort::kUint8 : ort::kFloat; }
-  static bool is_optional(size_t index) { return index >= 3; }
-
-  ort::Status open(const Attributes& given) {
-    outputs_ = given.integer("N", 0), depth_ = given.integer("K", 0), block_ = given.integer("block", 0);
-    bits_ = given.integer("bits", 4), gated_ = given.integer("gated", 0) != 0;
-    const int64_t most = int64_t{1} << 31;
-    CHECK(outputs_ > 0 && depth_ > 0 && outputs_ < most && depth_ < most, "PackedMatMul: N and K must be positive");
-    CHECK(bits_ == 4 || bits_ == 8, "PackedMatMul: bits must be 4 or 8; given %d", (int)bits_);
-    // The sums of a block are integers of 32 bits.
-    CHECK(block_ >= 16 && block_ % 16 == 0 && block_ <= 32768, "PackedMatMul: block must be a multiple of 16 up to 32768; given %lld", (long long)block_);
-    CHECK(!gated_ || outputs_ % (2 * kPanel) == 0, "PackedMatMul: N must be a multiple of %d with gated", 2 * kPanel);
-    blocks_ = divided_up(depth_, block_), panels_ = divided_up(outputs_, kPanel);
-    CHECK(panels_ <= (int64_t{1} << 48) / (blocks_ * block_), "PackedMatMul: N times K is too large");
-    return nullptr;
-  }
-
-  ort::Status compute(const Context& context) const {
-    Tensor x, weights, scales, offsets, bias;
-    TRY(context.input(0, &x));
-    TRY(context.input(1, &weights));
-    TRY(context.input(2, &scales));
-    TRY(context.input(3, &offsets));
-    TRY(context.input(4, &bias));
-    const int64_t padded = blocks_ * block_, num_scales = panels_ * blocks_ * kPanel;
-    CHECK(x.last() == depth_, "PackedMatMul: the activations have %lld inputs, not %lld", (long long)x.last(), (long long)depth_);
-    CHECK(weights.count() == panels_ * kPanel * padded * bits_ / 8 && scales.count() == num_scales &&
-              (!offsets.data || offsets.count() == num_scales) && (!bias.data || (bias.count() == outputs_ && !gated_)),
-          "PackedMatMul: weights, scales, offsets or bias have a wrong size");
-    const int64_t rows = x.count() / depth_;
-    x.shape[x.rank - 1] = gated_ ? outputs_ / 2 : outputs_;
-    float* out = nullptr;
-    TRY(context.output(x.shape, x.rank, &out));
-    if (!rows) return nullptr;
-    static thread_local Scratch scratch;
-    const int64_t bytes = divided_up(rows * padded, 64) * 64;
-    char* memory = scratch.get(bytes + rows * blocks_ * 8);
-    if (!memory) return error(ort::kFail, "PackedMatMul: out of memory");
-    auto* activations = reinterpret_cast<int8_t*>(memory);
-    auto* activation_scales = reinterpret_cast<float*>(memory + bytes);
-    auto* sums = reinterpret_cast<int32_t*>(activation_scales + rows * blocks_);
-    const Product product{activations, activation_scales, sums, weights.as<uint8_t>(), scales.as<float>(),
-                          offsets.as<float>(), bias.as<float>(), out, outputs_, outputs_, block_, blocks_, (int)bits_};
-    auto round = [&](int64_t first, int64_t end) {
-      for (int64_t row = first; row < end; ++row)
-        g_kernels->quantize(x.as<float>() + row * depth_, depth_, block_, blocks_, activations + row * padded,
-                            activation_scales + row * blocks_, sums + row * blocks_);
-    };
-    const int64_t part = larger(1, 8192 / depth_);  // rows that are worth a task of their own
-    if (rows * depth_ <= 16384) round(0, rows);
-    else TRY(context.parallel(divided_up(rows, part), [&](int64_t i) { round(i * part, smaller(rows, (i + 1) * part)); }));
-    // A task has one panel, or two with `gated`, for rows whose activations stay in the second-level cache.
-    const int64_t most = larger(48, 393216 / padded / 12 * 12), step = gated_ ? 2 : 1, groups = panels_ / step;
-    return context.parallel(divided_up(rows, most) * groups, [&](int64_t i) {
-      const int64_t first = i / groups * most, end = smaller(rows, first + most), panel = i % groups * step;
-      if (gated_) gated(product, panel, first, end, out);
-      else g_kernels->product(product, panel, first, end);
-    });
-  }
-
- private:
-  // silu(gate) * value: the panels of the gate and of the values alternate.
-  void gated(const Product& product, int64_t panel, int64_t first, int64_t end, float* out) const {
-    constexpr int64_t kRowsAtOnce = 64;
-    float both[kRowsAtOnce * 2 * kPanel];
-    for (int64_t row = first; row < end; row += kRowsAtOnce) {
-      const int64_t next = smaller(end, row + kRowsAtOnce);
-      Product part = product;
-      part.stride = 2 * kPanel, part.out = both - row * part.stride - panel * kPanel;
-      for (int64_t j = 0; j < 2; ++j) g_kernels->product(part, panel + j, row, next);
-      for (int64_t r = row; r < next; ++r) {
-        const float* gates = both + (r - row) * 2 * kPanel;
-        g_kernels->gate(gates, gates + kPanel, out + r * outputs_ / 2 + panel / 2 * kPanel);
-      }
-    }
-  }
-
-  int64_t outputs_, depth_, block_, blocks_, panels_, bits_;
-  bool gated_;
-};
 
 // See README.md, RaggedAttention.
 class RaggedAttention {
@@ -397,10 +312,11 @@ class RaggedAttention {
 ort::Status add_domain(ort::Opaque* options) {
   // One domain for the life of the process: sessions keep pointers into it.
   static ort::Opaque* domain = nullptr;
-  static ort::CustomOp operators[2];
+  static ort::CustomOp operators[3];
   if (!domain) {
-    operators[0] = described<PackedMatMul>();
+    operators[0] = packed_matmul_operator();
     operators[1] = described<RaggedAttention>();
+    operators[2] = packed_experts_operator();
     ort::Opaque* made = nullptr;
     TRY(call(ort::kCreateCustomOpDomain, "genai_server.native", &made));
     for (ort::CustomOp& op : operators) TRY(call(ort::kCustomOpDomainAdd, made, static_cast<const ort::CustomOp*>(&op)));
