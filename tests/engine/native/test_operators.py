@@ -14,7 +14,8 @@ import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from genai_server.engine.graph_rewriting.packed_products import DOMAIN, PACKED, PANEL, QuantizedMatrix, pack
+from genai_server.engine.graph_rewriting.packed_products import DOMAIN, PACKED
+from genai_server.engine.graph_rewriting.packed_weights import PANEL, QuantizedMatrix, pack
 
 _value = helper.make_tensor_value_info
 FLOAT = TensorProto.FLOAT

@@ -1,13 +1,12 @@
-"""Replaces a decoder's products with quantized weights by those of genai-server-native, whose weights are packed.
+"""Replaces a decoder's products with its own weights by those of genai-server-native, whose weights are packed.
 
-The operator PackedMatMul (native/README.md) rounds activations to 8 bits for each row and block of inputs, as
-MatMulNBits does with accuracy level 4, and computes each row bitwise the same next to any others. Its weights lie in
-panels of 64 outputs, in the order in which the kernels read them. They are ordinary tensors, so ONNX Runtime maps them
-from their file, and nothing is packed when a model is loaded.
+The operators PackedMatMul and PackedExperts (native/README.md) compute each row bitwise the same next to any others.
+Where a product has accuracy level 4, activations are rounded to 8 bits for each row and block of inputs, as by ONNX
+Runtime; elsewhere they remain floats. The weights are ordinary tensors in the order in which the kernels read them,
+so ONNX Runtime maps them from their file, and nothing is packed when a model is loaded. Weights in 16 bits remain so.
 """
 
-from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,171 +16,136 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from genai_server.engine.decoder_graph import DoesNotFit
+from genai_server.engine.graph_rewriting.constants import FLOATS, Constants
 from genai_server.engine.graph_rewriting.data_file import DataFile, InlineData
+from genai_server.engine.graph_rewriting.fast_operators import use_fast_operators
 from genai_server.engine.graph_rewriting.groups import replace
 from genai_server.engine.graph_rewriting.matrices import Weights
-
-PACKED = "PackedMatMul"
-# Outputs of a panel.
-PANEL = 64
-DOMAIN = "genai_server.native"
-_PRODUCT = "MatMulNBits"
-# Operators with quantized weights.
-QUANTIZED = frozenset(
-    {_PRODUCT, "QMoE", "MatMulInteger", "MatMulIntegerToFloat", "DynamicQuantizeMatMul", "GatherMatMulNBits"}
+from genai_server.engine.graph_rewriting.packed_experts import EXPERTS, pack_experts, why_not_experts
+from genai_server.engine.graph_rewriting.packed_weights import (
+    PANEL,
+    FloatMatrix,
+    Matrix,
+    QuantizedMatrix,
+    alternating,
+    is_like,
+    pack,
+    quantized_matrix,
 )
+
+PACKED, PACKED_EXPERTS = "PackedMatMul", "PackedExperts"
+DOMAIN = "genai_server.native"
+_QUANTIZED = "MatMulNBits"
+_FLOAT = ("MatMul", "Gemm")
+# Other operators that multiply activations with weights.
+_OTHERS = {
+    *("MatMulInteger", "MatMulIntegerToFloat", "DynamicQuantizeMatMul", "QLinearMatMul", "QGemm"),
+    *("GatherMatMulNBits", "MatMulBnb4", "FusedMatMul", "FusedGemm", "GemmFloat8", "Einsum"),
+}
 # Inputs of a MatMulNBits after the activations.
 _WEIGHTS, _SCALES, _ZEROS, _ORDER, _BIAS = range(1, 6)
 # Accuracy level of activations of 8 bits.
 _INT8_ACTIVATIONS = 4
+_BITS = (2, 4, 8)
 _MIN_BLOCK = 16
 # Of all weights in a model itself, which may have 2 GiB.
 _MAX_INLINE = 1024**3
-# Panels that a thread packs at once.
-_PANELS_AT_ONCE = 8
 
 
-class PackedWeights(NamedTuple):
-    """The weights of a PackedMatMul."""
+class _Product(NamedTuple):
+    """A product of activations and a matrix."""
 
-    # uint8, [panels, inputs / 8, 64, 4] with 4 bits and [panels, inputs / 4, 64, 4] with 8.
-    weights: NDArray[np.uint8]
-    # float32 [panels, blocks, 64].
-    scales: NDArray[np.float32]
-    # What is added to each weight of a block, float32 [panels, blocks, 64]; None for nothing.
-    offsets: NDArray[np.float32] | None
-
-
-class QuantizedMatrix(NamedTuple):
-    """A matrix of quantized weights: scale * (weight - middle) + offset, where the middle is 8 or 128."""
-
-    # Unsigned, uint8 [outputs, blocks * block].
-    weights: NDArray[np.uint8]
-    # float32 [outputs, blocks].
-    scales: NDArray[np.float32]
-    offsets: NDArray[np.float32] | None
-    bits: int
-    num_inputs: int
-    block: int
-
-
-def pack(matrix: QuantizedMatrix) -> PackedWeights:
-    """Put weights into panels. Missing outputs of the last panel are zero."""
-    num_outputs, num_padded = matrix.weights.shape
-    panels, step = -(-num_outputs // PANEL), 32 // matrix.bits
-    packed = np.empty((panels, num_padded // step, PANEL, 4), np.uint8)
-
-    def pack_panels(first: int) -> None:
-        last = min(first + _PANELS_AT_ONCE, panels)
-        rows = matrix.weights[first * PANEL : last * PANEL]
-        if len(rows) < (last - first) * PANEL:
-            missing = (last - first) * PANEL - len(rows)
-            rows = np.concatenate([rows, np.full((missing, num_padded), 1 << (matrix.bits - 1), np.uint8)])
-        steps = rows.reshape(last - first, PANEL, num_padded // step, step).transpose(0, 2, 1, 3)
-        packed[first:last] = steps[..., :4] | steps[..., 4:] << 4 if matrix.bits == 4 else steps
-
-    with ThreadPoolExecutor(2) as pool:  # numpy computes without Python's lock
-        list(pool.map(pack_panels, range(0, panels, _PANELS_AT_ONCE)))
-    return PackedWeights(
-        packed, _by_panel(matrix.scales), None if matrix.offsets is None else _by_panel(matrix.offsets)
-    )
-
-
-def _by_panel(values: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Values [outputs, blocks] as [panels, blocks, 64]."""
-    num_outputs, blocks = values.shape
-    full = np.zeros((-(-num_outputs // PANEL) * PANEL, blocks), np.float32)
-    full[:num_outputs] = values
-    return np.ascontiguousarray(full.reshape(-1, PANEL, blocks).transpose(0, 2, 1))
+    activations: str
+    matrix: Matrix
+    # Of the activations that are rounded, 8; else 32.
+    activation_bits: int
+    # The name of a constant; empty without one.
+    bias: str
+    # Of which input each column of the matrix is; None if they have its order.
+    order: NDArray[np.int64] | None
 
 
 def why_not_packed(graph: onnx.GraphProto) -> str | None:
-    """Why some of a graph's products with quantized weights would remain ONNX Runtime's; None if none would."""
-    constants = {tensor.name: tensor.data_type for tensor in graph.initializer}
-    for node in graph.node:
-        if node.op_type in QUANTIZED - {_PRODUCT}:
-            return f"its operator {node.op_type} is not among those of genai-server-native"
-        if node.op_type != _PRODUCT:
-            continue
-        given = {a.name: helper.get_attribute_value(a) for a in node.attribute}
-        if given["bits"] not in (4, 8):
-            return f"it has weights of {given['bits']} bits"
-        if given["block_size"] % _MIN_BLOCK:
-            return f"it has weights in blocks of {given['block_size']}"
-        if given.get("accuracy_level") != _INT8_ACTIVATIONS:
-            return f"its products have accuracy level {given.get('accuracy_level', 0)}, and not {_INT8_ACTIVATIONS}"
-        inputs = [*node.input, *[""] * (_BIAS + 1 - len(node.input))]
-        types = [constants.get(inputs[place]) for place in (_WEIGHTS, _SCALES, _ZEROS) if inputs[place]]
-        if (
-            inputs[_ORDER]
-            or None in types
-            or types[1] != TensorProto.FLOAT
-            or types[2:] not in ([], [TensorProto.UINT8], [TensorProto.FLOAT])
-        ):
-            return "its weights have an order, or values of types, that genai-server-native does not know"
+    """Why some of a graph's products with its own weights would remain ONNX Runtime's; None if none would."""
+    constants = Constants(graph)
+    return next((why for node in graph.node if (why := _why_not(node, constants)) is not None), None)
+
+
+def _why_not(node: onnx.NodeProto, constants: Constants) -> str | None:
+    if node.op_type == _QUANTIZED:
+        return _why_not_quantized(node, constants)
+    if node.op_type in EXPERTS:
+        return why_not_experts(node, constants)
+    if node.op_type in _FLOAT:
+        return _why_not_float(node, constants)
+    if node.op_type in _OTHERS and any(map(constants.is_constant, node.input)):
+        return f"its operator {node.op_type} is not among those of genai-server-native"
     return None
 
 
-def quantized_matrix(node: onnx.NodeProto, weights: Weights) -> QuantizedMatrix:
-    """The matrix of a MatMulNBits, of a graph for which `why_not_packed` found no reason."""
+def _why_not_quantized(node: onnx.NodeProto, constants: Constants) -> str | None:
     given = {a.name: helper.get_attribute_value(a) for a in node.attribute}
-    inputs = [*node.input, *[""] * (_BIAS + 1 - len(node.input))]
-    bits, block, num_inputs, num_outputs = given["bits"], given["block_size"], given["K"], given["N"]
-    packed, scales, zeros = (weights.array(inputs[place]) for place in (_WEIGHTS, _SCALES, _ZEROS))
-    assert packed is not None and scales is not None
-    blocks = -(-num_inputs // block)
-    by_output = packed.reshape(num_outputs, blocks * block * bits // 8)
-    scales = np.ascontiguousarray(scales.reshape(num_outputs, blocks))
-    middle = 1 << (bits - 1)
-    offsets = None
-    if zeros is not None:
-        found = _unpacked_zeros(zeros, num_outputs, blocks, bits)
-        if (found != middle).any():
-            offsets = (scales * (middle - found)).astype(np.float32)
-    return QuantizedMatrix(_unpacked(by_output, bits), scales, offsets, bits, num_inputs, block)
+    if given["bits"] not in _BITS:
+        return f"it has weights of {given['bits']} bits"
+    if given["block_size"] % _MIN_BLOCK:
+        return f"it has weights in blocks of {given['block_size']}"
+    if given.get("weight_prepacked"):
+        return "its weights are in the order of another device"
+    inputs = _padded(node, _BIAS + 1)
+    types = [constants.kind(inputs[place]) for place in (_WEIGHTS, _SCALES, _ZEROS, _ORDER) if inputs[place]]
+    known = [TensorProto.UINT8, *FLOATS, TensorProto.INT32]
+    if any(kind not in known for kind in types) or types[1] not in FLOATS:
+        return f"the weights of {node.name or node.output[0]} are of types that genai-server-native does not know"
+    return None
 
 
-def _unpacked(rows: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
-    """The values of rows of bytes; of two values in a byte, the first is in its lower half."""
-    if bits == 8:
-        return rows
-    values = np.empty((len(rows), 2 * rows.shape[1]), np.uint8)
-    values[:, 0::2], values[:, 1::2] = rows & 15, rows >> 4
-    return values
+def _why_not_float(node: onnx.NodeProto, constants: Constants) -> str | None:
+    left, right = (constants.is_constant(name) for name in node.input[:2])
+    if not (left or right) or _is_outer(node, constants):
+        return None
+    given = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+    why = f"the weights of {node.name or node.output[0]} are of a form that genai-server-native does not know"
+    if left or constants.matrix(node.input[1]) is None:
+        return why
+    if given.get("alpha", 1) != 1 or given.get("beta", 1) != 1 or given.get("transA", 0):
+        return why
+    bias = node.input[2] if len(node.input) > 2 else ""
+    shape, size = constants.matrix_shape(node.input[1]), constants.size(bias) if bias else None
+    return why if bias and size != shape[0 if given.get("transB", 0) else 1] else None
 
 
-def _unpacked_zeros(zeros: NDArray[Any], num_outputs: int, blocks: int, bits: int) -> NDArray[np.float32]:
-    """Zero points [outputs, blocks]. Each output's begin a new byte, unless they are floats."""
-    rows = zeros.reshape(num_outputs, -1)
-    if rows.dtype == np.uint8:
-        rows = _unpacked(rows, bits)
-    return rows[:, :blocks].astype(np.float32)
+def _is_outer(node: onnx.NodeProto, constants: Constants) -> bool:
+    """Whether a MatMul adds up nothing, as that of positions and a rope's frequencies."""
+    left, right = (constants.shape(name) for name in node.input[:2])
+    return node.op_type == "MatMul" and ((left or (0,))[-1] == 1 or (len(right or ()) > 1 and (right or ())[-2] == 1))
 
 
-def has_packed_products_only(graph: onnx.GraphProto) -> bool:
-    """Whether all products of a graph with its own weights are packed, or can be."""
-    constants = {tensor.name for tensor in graph.initializer}
-    others = (QUANTIZED - {_PRODUCT}) | {"MatMul", "Gemm", "MoE"}
-    has_others = any(node.op_type in others and constants.intersection(node.input) for node in graph.node)
-    return not has_others and why_not_packed(graph) is None
+def _padded(node: onnx.NodeProto, number: int) -> list[str]:
+    """The names of a node's inputs, empty for those that it has not."""
+    return [*node.input, *[""] * (number - len(node.input))]
 
 
 class PackedProducts:
     """Replaces the products of a graph. Their weights go to `data`, one matrix at a time."""
 
-    def __init__(self, weights: Weights, data: DataFile | InlineData) -> None:
+    def __init__(self, graph: onnx.GraphProto, weights: Weights, data: DataFile | InlineData) -> None:
+        self._constants = Constants(graph)
         self._weights = weights
         self._data = data
-        # Names of tensors that the replaced nodes have read.
-        self.dropped: set[str] = set()
+
+    def is_product(self, node: onnx.NodeProto) -> bool:
+        """Whether a node multiplies activations with weights of the graph."""
+        if node.op_type in _FLOAT:
+            return self._constants.is_constant(node.input[1]) and not _is_outer(node, self._constants)
+        return node.op_type == _QUANTIZED or node.op_type in EXPERTS
 
     def replaced(self, nodes: Iterable[onnx.NodeProto]) -> list[onnx.NodeProto]:
-        """The nodes of a graph with the operators of genai-server-native in place of MatMulNBits.
+        """The nodes of a graph with the operators of genai-server-native in place of products. Raises DoesNotFit.
 
         The gate and the values of a feed-forward layer with SiLU become one operator.
         """
         nodes = list(nodes)
-        gated = _find_gated(nodes)
+        gated = self._find_gated(nodes)
         fused = {id(part) for group in gated.values() for part in group}
         found: list[onnx.NodeProto] = []
         for node in nodes:
@@ -192,61 +156,120 @@ class PackedProducts:
             if product is not None:
                 found.append(product)
             else:
-                found += [self._product(part) for part in (*(group or ()), node)]
+                for part in (*(group or ()), node):
+                    found += self._replaced(part)
         return found
 
-    def _product(self, node: onnx.NodeProto) -> onnx.NodeProto:
-        if node.op_type != _PRODUCT:
-            return node
-        matrix = quantized_matrix(node, self._weights)
-        bias = node.input[_BIAS] if len(node.input) > _BIAS else ""
-        self.dropped.update(node.input[_WEIGHTS:_BIAS])
-        return self._node(node, matrix, node.output[0], bias)
+    def _replaced(self, node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
+        if not self.is_product(node):
+            yield node
+            return
+        if why := _why_not(node, self._constants):
+            raise DoesNotFit(why)
+        if node.op_type in EXPERTS:
+            inputs, attributes = pack_experts(node, self._weights, self._data)
+            yield helper.make_node(PACKED_EXPERTS, inputs, node.output, node.name, domain=DOMAIN, **attributes)
+            return
+        product = self._product(node)
+        if product.order is not None:
+            (order,) = self._data.add({f"{node.output[0]}.order": product.order})
+            ordered = f"{node.output[0]}.ordered"
+            yield helper.make_node("Gather", [product.activations, order], [ordered], axis=-1)
+            product = product._replace(activations=ordered)
+        yield self._node(node.name, product, node.output[0])
 
-    def _gated_product(self, product: onnx.NodeProto, group: "_Gated") -> onnx.NodeProto | None:
-        if group.gate.input[0] != group.values.input[0] or any(
-            len(one.input) > _BIAS for one in (group.gate, group.values)
-        ):
-            return None
-        gate, values = (quantized_matrix(one, self._weights) for one in (group.gate, group.values))
-        if len(gate.weights) % PANEL or gate[3:] != values[3:]:
-            return None
-        if gate.weights.shape != values.weights.shape or (gate.offsets is None) != (values.offsets is None):
-            return None
-        self.dropped.update([*group.gate.input[1:], *group.values.input[1:]])
-        offsets = None
-        if gate.offsets is not None and values.offsets is not None:
-            offsets = _alternating(gate.offsets, values.offsets)
-        both = gate._replace(
-            weights=_alternating(gate.weights, values.weights),
-            scales=_alternating(gate.scales, values.scales),
-            offsets=offsets,
-        )
-        return self._node(group.values, both, product.output[0], gated=True)
+    def _product(self, node: onnx.NodeProto) -> _Product:
+        if node.op_type == _QUANTIZED:
+            return self._quantized_product(node)
+        given = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+        values = self._constants.values(node.input[1], self._weights)
+        by_output = values if given.get("transB", 0) else values.T
+        bias = node.input[2] if len(node.input) > 2 else ""
+        return _Product(node.input[0], FloatMatrix(by_output), 32, bias, None)
 
-    def _node(
-        self, node: onnx.NodeProto, matrix: QuantizedMatrix, output: str, bias: str = "", *, gated: bool = False
-    ) -> onnx.NodeProto:
-        packed = pack(matrix)
-        named: dict[str, NDArray[Any]] = {"packed": packed.weights.reshape(-1), "packed_scales": packed.scales}
-        if packed.offsets is not None:
-            named["packed_offsets"] = packed.offsets
-        names = self._data.add({f"{output}.{name}": array for name, array in named.items()})
-        inputs = [node.input[0], *names]
-        if bias:
-            inputs = [*inputs, *[""] * (4 - len(inputs)), bias]
-        return helper.make_node(
-            PACKED,
-            inputs,
-            [output],
-            node.name,
-            domain=DOMAIN,
-            N=len(matrix.weights),
-            K=matrix.num_inputs,
-            block=matrix.block,
-            bits=matrix.bits,
-            gated=int(gated),
-        )
+    def _quantized_product(self, node: onnx.NodeProto) -> _Product:
+        given = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+        inputs = _padded(node, _BIAS + 1)
+        bits, block, num_inputs, num_outputs = given["bits"], given["block_size"], given["K"], given["N"]
+        rows, scales, zeros, order = (self._weights.array(name) for name in inputs[_WEIGHTS:_BIAS])
+        assert rows is not None and scales is not None
+        rows, scales = rows.reshape(num_outputs, -1), scales.reshape(num_outputs, -1)
+        matrix = quantized_matrix(rows, scales, zeros, bits, num_inputs, block)
+        places = None
+        if order is not None and (order[:num_inputs] != np.arange(num_inputs) // block).any():
+            places = np.argsort(order[:num_inputs], kind="stable")
+            if (order[places] != np.arange(num_inputs) // block).any():
+                raise DoesNotFit(f"the groups of weights of {node.name or node.output[0]} differ in size")
+            columns = np.concatenate([places, np.arange(num_inputs, matrix.weights.shape[1])])
+            matrix = matrix._replace(weights=matrix.weights[:, columns])
+        # With an order of its own, ONNX Runtime computes in floats at each level.
+        is_rounded = given.get("accuracy_level") == _INT8_ACTIVATIONS and order is None
+        return _Product(node.input[0], matrix, 8 if is_rounded else 32, inputs[_BIAS], places)
+
+    def _gated_product(self, node: onnx.NodeProto, group: "_Gated") -> onnx.NodeProto | None:
+        if any(_why_not(one, self._constants) for one in (group.gate, group.values)):
+            return None
+        gate, values = self._product(group.gate), self._product(group.values)
+        if gate.activations != values.activations or gate.activation_bits != values.activation_bits:
+            return None
+        if gate.bias or values.bias or gate.order is not None or values.order is not None:
+            return None
+        if not is_like(gate.matrix, values.matrix) or len(gate.matrix.weights) % PANEL:
+            return None
+        both = alternating(gate.matrix, values.matrix)
+        return self._node(group.values.name, values._replace(matrix=both), node.output[0], gated=True)
+
+    def _node(self, name: str, product: _Product, output: str, *, gated: bool = False) -> onnx.NodeProto:
+        matrix, packed = product.matrix, pack(product.matrix)
+        arrays = {
+            "packed": packed.weights.reshape(-1),
+            "packed_scales": packed.scales,
+            "packed_offsets": packed.offsets,
+        }
+        names = {
+            part: self._data.add({f"{output}.{part}": array})[0] for part, array in arrays.items() if array is not None
+        }
+        inputs = [product.activations, *(names.get(part, "") for part in arrays), product.bias]
+        while not inputs[-1]:
+            inputs.pop()
+        attributes: dict[str, Any] = {"N": len(matrix.weights), "gated": int(gated)}
+        if isinstance(matrix, QuantizedMatrix):
+            attributes |= {"K": matrix.num_inputs, "block": matrix.block, "bits": matrix.bits}
+            attributes["activation_bits"] = product.activation_bits
+        else:
+            attributes |= {"K": matrix.weights.shape[1], "bits": 8 * matrix.weights.itemsize}
+        return helper.make_node(PACKED, inputs, [output], name, domain=DOMAIN, **attributes)
+
+    def _find_gated(self, nodes: list[onnx.NodeProto]) -> Mapping[int, "_Gated"]:
+        """The parts of gated layers by the `id` of the node that multiplies gate and values.
+
+        No other node reads them.
+        """
+        makers = {output: node for node in nodes for output in node.output}
+        reads: dict[str, int] = {}
+        for node in nodes:
+            for name in node.input:
+                reads[name] = reads.get(name, 0) + 1
+
+        def made_by(operators: Iterable[str], node: onnx.NodeProto) -> onnx.NodeProto | None:
+            found = [makers[name] for name in node.input if name in makers and makers[name].op_type in operators]
+            return found[0] if len(found) == 1 else None
+
+        products = (_QUANTIZED, "MatMul")
+        found: dict[int, _Gated] = {}
+        for node in nodes:
+            if node.op_type != "Mul" or len(node.input) != 2:
+                continue
+            activation, values = made_by(("Mul",), node), made_by(products, node)
+            if activation is None or values is None:
+                continue
+            sigmoid, gate = made_by(("Sigmoid",), activation), made_by(products, activation)
+            if sigmoid is None or gate is None or list(sigmoid.input) != [gate.output[0]]:
+                continue
+            counts = [reads.get(one.output[0], 0) for one in (activation, values, sigmoid, gate)]
+            if counts == [1, 1, 1, 2] and self.is_product(gate) and self.is_product(values):
+                found[id(node)] = _Gated(gate, sigmoid, activation, values)
+        return found
 
 
 class _Gated(NamedTuple):
@@ -258,45 +281,10 @@ class _Gated(NamedTuple):
     values: onnx.NodeProto
 
 
-def _find_gated(nodes: Iterable[onnx.NodeProto]) -> Mapping[int, _Gated]:
-    """The parts of gated layers by the `id` of the node that multiplies gate and values. No other node reads them."""
-    nodes = list(nodes)
-    makers = {output: node for node in nodes for output in node.output}
-    reads: dict[str, int] = {}
-    for node in nodes:
-        for name in node.input:
-            reads[name] = reads.get(name, 0) + 1
-
-    def made_by(operator: str, node: onnx.NodeProto) -> onnx.NodeProto | None:
-        found = [makers[name] for name in node.input if name in makers and makers[name].op_type == operator]
-        return found[0] if len(found) == 1 else None
-
-    found: dict[int, _Gated] = {}
-    for node in nodes:
-        if node.op_type != "Mul" or len(node.input) != 2:
-            continue
-        activation, values = made_by("Mul", node), made_by(_PRODUCT, node)
-        if activation is None or values is None:
-            continue
-        sigmoid, gate = made_by("Sigmoid", activation), made_by(_PRODUCT, activation)
-        if sigmoid is None or gate is None or list(sigmoid.input) != [gate.output[0]]:
-            continue
-        counts = [reads.get(one.output[0], 0) for one in (activation, values, sigmoid, gate)]
-        if counts == [1, 1, 1, 2]:
-            found[id(node)] = _Gated(gate, sigmoid, activation, values)
-    return found
-
-
-def _alternating(gate: NDArray[Any], values: NDArray[Any]) -> NDArray[Any]:
-    """Panels of 64 outputs [outputs, …] of a gate and of values in turn."""
-    panels = [one.reshape(-1, PANEL, *one.shape[1:]) for one in (gate, values)]
-    return np.stack(panels, 1).reshape(-1, *gate.shape[1:])
-
-
 def write_packed_model(source: Path, target: Path) -> None:
     """Write the graph at `source` with packed products. The weights' file lies next to `target`.
 
-    Memory is needed for one matrix before and after. Raises OSError.
+    Memory is needed for one matrix before and after. Raises OSError, and DoesNotFit if a product cannot be packed.
     """
     model = onnx.load(str(source), load_external_data=False)
     weights = Weights(model.graph, source.parent)
@@ -312,25 +300,58 @@ def write_packed_model(source: Path, target: Path) -> None:
 def pack_products(model: onnx.ModelProto, folder: Path) -> None:
     """Replace a model's products by packed ones, with the weights in the model itself. Packed ones stay as they are.
 
-    `folder` has the files of its weights. Raises DoesNotFit for more weights than a model can contain.
+    `folder` has the files of its weights. Raises DoesNotFit for more weights than a model can contain, and if a product
+    cannot be packed.
     """
-    products = [node for node in model.graph.node if node.op_type == _PRODUCT]
-    if not products:
-        return
-    sizes = ({attribute.name: attribute.i for attribute in node.attribute} for node in products)
-    if sum(given["N"] * given["K"] * given["bits"] // 8 for given in sizes) > _MAX_INLINE:
+    weights, data = Weights(model.graph, folder), InlineData()
+    products = PackedProducts(model.graph, weights, data)
+    read = {name for node in model.graph.node if products.is_product(node) for name in node.input}
+    constants = Constants(model.graph)
+    if sum(constants.num_bytes(name) for name in read) > _MAX_INLINE:
         raise DoesNotFit("GENAI_CACHE_DIR is empty, and packed weights of more than 1 GiB need a file")
-    _pack_products(model, Weights(model.graph, folder), InlineData())
+    _pack_products(model, weights, data)
 
 
 def _pack_products(model: onnx.ModelProto, weights: Weights, data: DataFile | InlineData) -> list[TensorProto]:
     """Replace a model's products; returns the tensors that it keeps."""
     graph = model.graph
-    products = PackedProducts(weights, data)
-    nodes = products.replaced(graph.node)
-    read = {name for node in nodes for name in node.input}
-    kept = [tensor for tensor in graph.initializer if tensor.name not in products.dropped or tensor.name in read]
+    use_fast_operators(graph)
+    nodes = PackedProducts(graph, weights, data).replaced(graph.node)
+    nodes = _without_constant_layouts(graph, nodes, weights, data)
+    read = {name for node in nodes for name in _reads(node)} | {value.name for value in graph.output}
+    inputs = {value.name for value in graph.input}
+    kept = [tensor for tensor in graph.initializer if tensor.name in read | inputs]
     replace(graph.node, nodes)
     replace(graph.initializer, [*kept, *data.tensors])
-    model.opset_import.append(helper.make_opsetid(DOMAIN, 1))
+    if all(entry.domain != DOMAIN for entry in model.opset_import):
+        model.opset_import.append(helper.make_opsetid(DOMAIN, 1))
     return list(graph.initializer[: len(kept)])
+
+
+def _reads(node: onnx.NodeProto) -> Iterator[str]:
+    """The names that a node and the branches in it read."""
+    yield from node.input
+    for attribute in node.attribute:
+        for part in attribute.g.node:
+            yield from _reads(part)
+        yield from (value.name for value in attribute.g.output)
+
+
+def _without_constant_layouts(
+    graph: onnx.GraphProto, nodes: list[onnx.NodeProto], weights: Weights, data: DataFile | InlineData
+) -> list[onnx.NodeProto]:
+    """Nodes without those that turn or reshape a constant matrix, such as an embedding that is also the head.
+
+    ONNX Runtime would compute these when a model is loaded, into memory that no other process shares. Their results are
+    in the file of the weights, which is mapped: of an embedding, memory has what lookups have read.
+    """
+    constants = Constants(graph)
+    read = {name for node in nodes for name in _reads(node)}
+    found = []
+    for node in nodes:
+        if constants.is_layout(node):
+            if node.output[0] in read:
+                data.add({node.output[0]: np.ascontiguousarray(constants.values(node.output[0], weights))})
+        else:
+            found.append(node)
+    return found

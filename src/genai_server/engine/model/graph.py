@@ -10,7 +10,7 @@ import onnx
 
 from genai_server.engine.decoder_graph import ATTENTION, PAST, DecoderGraph, DoesNotFit, LayerState, local_window
 from genai_server.engine.graph_rewriting.low_rank import find_paths
-from genai_server.engine.graph_rewriting.packed_products import has_packed_products_only
+from genai_server.engine.graph_rewriting.packed_products import why_not_packed
 from genai_server.engine.model.adapter_file import optional_inputs
 from genai_server.engine.model.files import CONFIG, read_config
 from genai_server.engine.model.vision_files import read_vision_files
@@ -96,7 +96,7 @@ def read_decoder_graph(model_dir: Path, part: str = "decoder") -> DecoderGraph:
         hidden_input=hidden_input,
         hidden_output=hidden_output,
         hidden_size=outputs[hidden_output].shape.dim[2].dim_value if hidden_output else 0,
-        has_packed_products_only=has_packed_products_only(graph),
+        has_packed_products_only=why_not_packed(graph) is None,
     )
 
 

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from genai_server.engine.graph_rewriting.native_attention import OPERATOR
-from genai_server.engine.graph_rewriting.packed_products import DOMAIN, PACKED, QuantizedMatrix, pack
+from genai_server.engine.graph_rewriting.packed_products import DOMAIN, PACKED
+from genai_server.engine.graph_rewriting.packed_weights import QuantizedMatrix, pack
 
 _FLOAT, _INT32 = TensorProto.FLOAT, TensorProto.INT32
 _INPUTS, _OUTPUTS, _BLOCKS = 384, 136, (16, 32, 64, 128)

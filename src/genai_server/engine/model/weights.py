@@ -21,7 +21,7 @@ from filelock import FileLock
 from genai_server.engine.decoder_graph import DoesNotFit
 from genai_server.engine.graph_rewriting.fast_operators import use_fast_operators
 from genai_server.engine.graph_rewriting.int8_matrices import int8_bytes, write_int8_model
-from genai_server.engine.graph_rewriting.packed_products import QUANTIZED, why_not_packed, write_packed_model
+from genai_server.engine.graph_rewriting.packed_products import why_not_packed, write_packed_model
 from genai_server.engine.model.adapter_file import ADAPTER_SUFFIX
 from genai_server.engine.model.external_files import external_files
 from genai_server.engine.model.files import CONFIG, named_files, read_config
@@ -43,7 +43,7 @@ _DISK_SHARE = 4
 _FLOAT_SHARE = 4
 _SAMPLES, _SAMPLE_BYTES = 64, 4096
 # Part of a folder's name; another one for each change of what is written into it.
-_FORMAT = 4
+_FORMAT = 5
 
 
 def prepacked_model(model_dir: Path, cache_dir: Path | None, options: DeviceOptions = DEFAULT_OPTIONS) -> Path:
@@ -73,15 +73,13 @@ def int8_model(
 
 
 def native_model(model_dir: Path, cache_dir: Path | None, options: DeviceOptions = DEFAULT_OPTIONS) -> Path:
-    """A directory like `model_dir` in which the decoder's products with quantized weights are genai-server-native's.
+    """A directory like `model_dir` in which the decoder's products with its weights are genai-server-native's.
 
-    It is `model_dir` itself if there are none, or if packed weights cannot be stored. Raises DoesNotFit if some would
-    remain ONNX Runtime's.
+    It is `model_dir` itself if packed weights cannot be stored. Raises DoesNotFit if some products would remain ONNX
+    Runtime's.
     """
     path = model_dir / read_config(model_dir)["model"][DECODER]["filename"]
     graph = onnx.load(str(path), load_external_data=False).graph
-    if not QUANTIZED.intersection(node.op_type for node in graph.node):
-        return model_dir
     if why := why_not_packed(graph):
         raise DoesNotFit(why)
     return _packed(model_dir, cache_dir, options, native=True) or model_dir

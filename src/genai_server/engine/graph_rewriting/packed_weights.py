@@ -1,0 +1,185 @@
+"""Weights in panels of 64 outputs, in the order in which the kernels of genai-server-native read them."""
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+# Outputs of a panel.
+PANEL = 64
+# Panels that a thread packs at once.
+_PANELS_AT_ONCE = 8
+
+
+class QuantizedMatrix(NamedTuple):
+    """A matrix of quantized weights: scale * (weight - middle) + offset, where the middle is 8 or 128."""
+
+    # Unsigned, uint8 [outputs, blocks * block].
+    weights: NDArray[np.uint8]
+    # float32 [outputs, blocks].
+    scales: NDArray[np.float32]
+    offsets: NDArray[np.float32] | None
+    bits: int
+    num_inputs: int
+    block: int
+
+
+class FloatMatrix(NamedTuple):
+    """A matrix of weights in 32 or 16 bits."""
+
+    # float32, float16 or bfloat16 [outputs, inputs].
+    weights: NDArray[Any]
+
+
+Matrix = QuantizedMatrix | FloatMatrix
+
+
+class PackedWeights(NamedTuple):
+    """The weights of one or several packed matrices. Missing outputs of the last panel are zero."""
+
+    # uint8, [panels, inputs / 8, 64, 4] with 4 bits and [panels, inputs / 4, 64, 4] with 8; or floats of 32 or 16 bits,
+    # [panels, inputs, 64].
+    weights: NDArray[Any]
+    # float32 [panels, blocks, 64]; None for floats.
+    scales: NDArray[np.float32] | None
+    # What is added to each weight of a block, float32 [panels, blocks, 64]; None for nothing.
+    offsets: NDArray[np.float32] | None
+
+
+def pack(matrix: Matrix) -> PackedWeights:
+    """Put the weights of a matrix into panels."""
+    if isinstance(matrix, FloatMatrix):
+        return PackedWeights(by_panel(matrix.weights), None, None)
+    num_outputs, num_padded = matrix.weights.shape
+    panels, step = -(-num_outputs // PANEL), 32 // matrix.bits
+    packed = np.empty((panels, num_padded // step, PANEL, 4), np.uint8)
+
+    def pack_panels(first: int) -> None:
+        last = min(first + _PANELS_AT_ONCE, panels)
+        rows = matrix.weights[first * PANEL : last * PANEL]
+        if len(rows) < (last - first) * PANEL:
+            missing = (last - first) * PANEL - len(rows)
+            rows = np.concatenate([rows, np.full((missing, num_padded), 1 << (matrix.bits - 1), np.uint8)])
+        steps = rows.reshape(last - first, PANEL, num_padded // step, step).transpose(0, 2, 1, 3)
+        packed[first:last] = steps[..., :4] | steps[..., 4:] << 4 if matrix.bits == 4 else steps
+
+    with ThreadPoolExecutor(2) as pool:  # numpy computes without Python's lock
+        list(pool.map(pack_panels, range(0, panels, _PANELS_AT_ONCE)))
+    return PackedWeights(packed, by_panel(matrix.scales), None if matrix.offsets is None else by_panel(matrix.offsets))
+
+
+def by_panel(values: NDArray[Any]) -> NDArray[Any]:
+    """Values [outputs, blocks] as [panels, blocks, 64]."""
+    num_outputs, blocks = values.shape
+    panels = -(-num_outputs // PANEL)
+    packed = np.empty((panels, blocks, PANEL), values.dtype)
+    whole = num_outputs // PANEL
+    packed[:whole] = values[: whole * PANEL].reshape(whole, PANEL, blocks).transpose(0, 2, 1)
+    if whole < panels:
+        packed[whole] = 0
+        packed[whole, :, : num_outputs - whole * PANEL] = values[whole * PANEL :].T
+    return packed
+
+
+def quantized_matrix(
+    rows: NDArray[np.uint8],
+    scales: NDArray[Any],
+    zeros: NDArray[Any] | None,
+    bits: int,
+    num_inputs: int,
+    block: int,
+) -> QuantizedMatrix:
+    """A matrix of rows [outputs, bytes], scales [outputs, blocks] and zero points, float or packed as the rows are.
+
+    The block is a multiple of 16. Weights of 2 bits become such of 4.
+    """
+    num_outputs, blocks = scales.shape
+    weights, middle = unpacked(rows, bits), 1 << (bits - 1)
+    if weights.shape[1] < blocks * block:
+        weights = np.pad(weights, ((0, 0), (0, blocks * block - weights.shape[1])), constant_values=middle)
+    scales, offsets = np.ascontiguousarray(scales, np.float32), None
+    if zeros is not None:
+        points = zeros.reshape(num_outputs, -1)
+        points = (unpacked(points, bits) if points.dtype == np.uint8 else points)[:, :blocks].astype(np.float32)
+        if (points != middle).any():
+            offsets = (scales * (middle - points)).astype(np.float32)
+    if bits == 2:
+        weights, bits = weights + np.uint8(8 - middle), 4
+    return QuantizedMatrix(weights, scales, offsets, bits, num_inputs, block)
+
+
+def unpacked(rows: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
+    """The values of rows of bytes; the first value of a byte is in its lowest bits."""
+    if bits == 8:
+        return rows
+    per_byte = 8 // bits
+    values = np.empty((len(rows), per_byte * rows.shape[1]), np.uint8)
+    for place in range(per_byte):
+        values[:, place::per_byte] = rows >> bits * place & ((1 << bits) - 1)
+    return values
+
+
+def alternating(gate: Matrix, values: Matrix) -> Matrix:
+    """A matrix in which panels of 64 outputs of a gate and of values alternate.
+
+    Both have the same form, and outputs that are a multiple of 64.
+    """
+    if isinstance(gate, FloatMatrix) or isinstance(values, FloatMatrix):
+        return FloatMatrix(alternate(gate.weights, values.weights))
+    offsets = None
+    if gate.offsets is not None or values.offsets is not None:
+        both = (np.zeros_like(one.scales) if one.offsets is None else one.offsets for one in (gate, values))
+        offsets = alternate(*both)
+    return gate._replace(
+        weights=alternate(gate.weights, values.weights),
+        scales=alternate(gate.scales, values.scales),
+        offsets=offsets,
+    )
+
+
+def is_like(one: Matrix, other: Matrix) -> bool:
+    """Whether two matrices have the same size and form."""
+    if one.weights.shape != other.weights.shape or one.weights.dtype != other.weights.dtype:
+        return False
+    if isinstance(one, FloatMatrix) or isinstance(other, FloatMatrix):
+        return type(one) is type(other)
+    return one[3:] == other[3:]
+
+
+def alternate(gate: NDArray[Any], values: NDArray[Any]) -> NDArray[Any]:
+    """Panels of 64 outputs [outputs, …] of a gate and of values in turn."""
+    panels = [one.reshape(-1, PANEL, *one.shape[1:]) for one in (gate, values)]
+    return np.stack(panels, 1).reshape(-1, *gate.shape[1:])
+
+
+def with_whole_panels(matrix: Matrix) -> Matrix:
+    """A matrix with outputs of zero behind its own, up to a multiple of 64."""
+    missing = -len(matrix.weights) % PANEL
+    if not missing:
+        return matrix
+
+    def longer(values: NDArray[Any], fill: int = 0) -> NDArray[Any]:
+        return np.concatenate([values, np.full((missing, values.shape[1]), fill, values.dtype)])
+
+    if isinstance(matrix, FloatMatrix):
+        return FloatMatrix(longer(matrix.weights))
+    return matrix._replace(
+        weights=longer(matrix.weights, 1 << (matrix.bits - 1)),
+        scales=longer(matrix.scales),
+        offsets=None if matrix.offsets is None else longer(matrix.offsets),
+    )
+
+
+def several(matrices: Sequence[Matrix]) -> PackedWeights:
+    """The packed weights of several matrices of one form, one behind the other."""
+    packed = [pack(matrix) for matrix in matrices]
+    scales = [one.scales for one in packed if one.scales is not None]
+    offsets: NDArray[np.float32] | None = None
+    if any(one.offsets is not None for one in packed):
+        offsets = np.concatenate(
+            [np.zeros_like(s) if p.offsets is None else p.offsets for p, s in zip(packed, scales, strict=True)]
+        )
+    weights = np.concatenate([one.weights for one in packed])
+    return PackedWeights(weights, np.concatenate(scales) if scales else None, offsets)
