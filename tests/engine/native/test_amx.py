@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from onnx import helper, numpy_helper
 
-from genai_server.engine.graph_rewriting.packed_products import DOMAIN, PACKED, PANEL, pack
+from genai_server.engine.graph_rewriting.packed_products import DOMAIN, PACKED
+from genai_server.engine.graph_rewriting.packed_weights import PANEL, pack
 from genai_server.engine.model import native_trial
 from tests.engine.native.native_builds import build
 from tests.engine.native.test_operators import FLOAT, activations, matrix, session

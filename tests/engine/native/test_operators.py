@@ -1,6 +1,6 @@
 """The operators of genai-server-native against references in 64 bits, and bitwise against themselves."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from types import MappingProxyType
@@ -17,16 +17,9 @@ from onnx import TensorProto, helper, numpy_helper
 from genai_server.engine.graph_rewriting.packed_products import DOMAIN, PACKED
 from genai_server.engine.graph_rewriting.packed_weights import PANEL, QuantizedMatrix, pack
 
+pytestmark = pytest.mark.usefixtures("instruction_set")
 _value = helper.make_tensor_value_info
 FLOAT = TensorProto.FLOAT
-
-
-@pytest.fixture(params=genai_server_native.instruction_sets(), autouse=True)
-def instruction_set(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Each test runs with the kernels of each instruction set that this processor has."""
-    genai_server_native.use(request.param)
-    yield request.param
-    genai_server_native.use(genai_server_native.instruction_sets()[0])
 
 
 def session(
@@ -70,6 +63,7 @@ def product(
     wrong: Mapping[str, int] = MappingProxyType({}),
 ) -> Any:
     packed = pack(given)
+    assert packed.scales is not None
     tensors: dict[str, NDArray[Any]] = {"w": packed.weights.reshape(-1), "s": packed.scales}
     inputs = ["x", "w", "s", "", ""]
     if packed.offsets is not None:
@@ -156,7 +150,7 @@ def test_a_gated_product_is_silu_of_the_gate_times_the_values(offsets: bool) -> 
 
 @pytest.mark.parametrize(
     ("wrong", "message"),
-    [({"bits": 3}, "bits must be 4 or 8"), ({"block": 24}, "block must be"), ({"N": 0}, "must be positive")],
+    [({"bits": 3}, "bits must be 4, 8, 16 or 32"), ({"block": 24}, "block must be"), ({"N": 0}, "must be positive")],
 )
 def test_attributes_are_checked_when_a_session_is_made(wrong: Mapping[str, int], message: str) -> None:
     with pytest.raises(Exception, match=message):

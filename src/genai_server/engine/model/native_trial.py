@@ -1,6 +1,6 @@
 """Tries the kernels of genai-server-native for an instruction set: `python -m … INSTRUCTION_SET`.
 
-Ends with status 0 if a product and an attention are what they should be. Run in a process of its own, because wrong
+Ends with status 0 if products, experts and an attention are what they should be. Run in a process of its own, because wrong
 kernels may end it.
 """
 
@@ -8,14 +8,22 @@ import sys
 from itertools import product
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from genai_server.engine.graph_rewriting.native_attention import OPERATOR
-from genai_server.engine.graph_rewriting.packed_products import DOMAIN, PACKED
-from genai_server.engine.graph_rewriting.packed_weights import QuantizedMatrix, pack
+from genai_server.engine.graph_rewriting.packed_products import DOMAIN, PACKED, PACKED_EXPERTS
+from genai_server.engine.graph_rewriting.packed_weights import (
+    FloatMatrix,
+    QuantizedMatrix,
+    alternating,
+    pack,
+    several,
+    with_whole_panels,
+)
 
 _FLOAT, _INT32 = TensorProto.FLOAT, TensorProto.INT32
 _INPUTS, _OUTPUTS, _BLOCKS = 384, 136, (16, 32, 64, 128)
@@ -23,7 +31,8 @@ _INPUTS, _OUTPUTS, _BLOCKS = 384, 136, (16, 32, 64, 128)
 _ROWS = (3, 7, 21)
 _HEADS, _CACHE_HEADS, _SIZE, _LENGTH, _PAST, _TOKENS = 6, 2, 32, 160, 100, 9
 # Shares of the results' standard deviation. Activations are rounded to 127 steps of the largest in a block.
-_MAX_PRODUCT_ERROR, _MAX_ATTENTION_ERROR = 0.06, 1e-4
+_MAX_PRODUCT_ERROR, _MAX_ATTENTION_ERROR, _MAX_FLOAT_ERROR = 0.06, 1e-4, 1e-4
+_EXPERTS, _INNER, _ACTIVATIONS = 3, 70, 5
 
 
 def main(instruction_set: str) -> None:
@@ -34,6 +43,13 @@ def main(instruction_set: str) -> None:
     for bits, block, rows in product((4, 8), _BLOCKS, _ROWS):
         what = f"a product of {bits} bits in blocks of {block} with {rows} rows"
         _check(what, *_product(bits, block, rows), _MAX_PRODUCT_ERROR)
+    for bits in (4, 8):
+        what = f"a product of {bits} bits and activations of 32"
+        _check(what, *_product(bits, min(_BLOCKS), max(_ROWS), activation_bits=32), _MAX_FLOAT_ERROR)
+    for kind, rows in product((np.float32, np.float16, ml_dtypes.bfloat16), _ROWS):
+        _check(f"a product of weights of type {np.dtype(kind)}", *_product_of_floats(kind, rows), _MAX_FLOAT_ERROR)
+    for activation in range(_ACTIVATIONS):
+        _check(f"the activation {activation} of experts", *_experts(activation), _MAX_FLOAT_ERROR)
     _check("attention", *_attention(), _MAX_ATTENTION_ERROR)
 
 
@@ -43,13 +59,14 @@ def _check(what: str, found: NDArray[Any], expected: NDArray[Any], most: float) 
         raise ValueError(f"{what} is wrong by {error:.2g} of its standard deviation")
 
 
-def _product(bits: int, block: int, rows: int) -> tuple[NDArray[Any], NDArray[Any]]:
+def _product(bits: int, block: int, rows: int, *, activation_bits: int = 8) -> tuple[NDArray[Any], NDArray[Any]]:
     rng = np.random.default_rng(bits)
     weights = rng.integers(0, 1 << bits, (_OUTPUTS, _INPUTS), np.uint8)
     scales, offsets = (rng.random((_OUTPUTS, _INPUTS // block), np.float32) for _ in range(2))
     packed = pack(QuantizedMatrix(weights, scales, offsets, bits, _INPUTS, block))
     tensors: dict[str, Any] = {"w": packed.weights.reshape(-1), "s": packed.scales, "o": packed.offsets}
     attributes: dict[str, Any] = {"N": _OUTPUTS, "K": _INPUTS, "block": block, "bits": bits}
+    attributes["activation_bits"] = activation_bits
     node = helper.make_node(PACKED, ["x", *tensors], ["y"], domain=DOMAIN, **attributes)
     x = rng.standard_normal((rows, _INPUTS), np.float32)
     dense = (weights.astype(np.float64) - (1 << (bits - 1))) * np.repeat(scales, block, 1) + np.repeat(
@@ -57,6 +74,50 @@ def _product(bits: int, block: int, rows: int) -> tuple[NDArray[Any], NDArray[An
     )
     given = [numpy_helper.from_array(array, name) for name, array in tensors.items() if array is not None]
     return _run(node, {"x": x}, given), x @ dense.T
+
+
+def _product_of_floats(kind: Any, rows: int) -> tuple[NDArray[Any], NDArray[Any]]:
+    rng = np.random.default_rng(rows)
+    weights = rng.standard_normal((_OUTPUTS, _INPUTS), np.float32).astype(kind)
+    x = rng.standard_normal((rows, _INPUTS), np.float32)
+    attributes: dict[str, Any] = {"N": _OUTPUTS, "K": _INPUTS, "bits": 8 * weights.itemsize}
+    node = helper.make_node(PACKED, ["x", "w"], ["y"], domain=DOMAIN, **attributes)
+    packed = numpy_helper.from_array(pack(FloatMatrix(weights)).weights.reshape(-1), "w")
+    return _run(node, {"x": x}, [packed]), x @ weights.astype(np.float64).T
+
+
+def _experts(activation: int) -> tuple[NDArray[Any], NDArray[Any]]:
+    """All experts compute for each token; their weights are those of the router."""
+    rng = np.random.default_rng(activation)
+    gates, values = rng.standard_normal((2, _EXPERTS, _INNER, _INPUTS)).astype(np.float32) / 16
+    second = rng.standard_normal((_EXPERTS, _INPUTS, _INNER)).astype(np.float32)
+    x, router = (rng.standard_normal((max(_ROWS), size), np.float32) for size in (_INPUTS, _EXPERTS))
+    layers = [with_whole_panels(FloatMatrix(one)) for one in gates]
+    if activation == 0:
+        layers = [
+            alternating(gate, with_whole_panels(FloatMatrix(one))) for gate, one in zip(layers, values, strict=True)
+        ]
+    tensors = {"first": several(layers), "second": several([FloatMatrix(one) for one in second])}
+    attributes: dict[str, Any] = {"experts": _EXPERTS, "k": _EXPERTS, "inner": _INNER, "K": _INPUTS, "bits": 32}
+    inputs = ["x", "router", "", "first", "", "", "", "second"]
+    node = helper.make_node(PACKED_EXPERTS, inputs, ["y"], domain=DOMAIN, activation=activation, **attributes)
+    found = _run(
+        node,
+        {"x": x, "router": router},
+        [numpy_helper.from_array(one.weights.reshape(-1), name) for name, one in tensors.items()],
+    )
+    h = np.einsum("tk,enk->etn", x.astype(np.float64), gates)
+    if activation == 0:
+        h = h / (1 + np.exp(-h)) * np.einsum("tk,enk->etn", x.astype(np.float64), values)
+    elif activation == 1:
+        h = np.maximum(h, 0)
+    elif activation == 2:
+        h = 0.5 * h * (1 + np.tanh(0.7978845608 * (h + 0.044715 * h**3)))
+    elif activation == 3:
+        h = h / (1 + np.exp(-h))
+    weights = np.exp(router.astype(np.float64))
+    weights /= weights.sum(1, keepdims=True)
+    return found, np.einsum("te,etn,ekn->tk", weights, h, second)
 
 
 def _attention() -> tuple[NDArray[Any], NDArray[Any]]:
