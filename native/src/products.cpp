@@ -16,9 +16,10 @@ struct MatrixSize {
     CHECK(bits == 4 || bits == 8 || bits == 16 || bits == 32, "%s: bits must be 4, 8, 16 or 32; given %d", name, (int)bits);
     CHECK(activation_bits == 32 || (rounds && bits <= 8), "%s: activation_bits must be 32, or 8 with weights of 4 or 8 bits", name);
     if (bits > 8) block = depth;
-    CHECK(bits > 8 || (block >= 16 && block % 16 == 0 && block < most), "%s: block must be a multiple of 16; given %d", name, (int)block);
-    CHECK((double)outputs * (double)(depth + block) < 1e15, "%s: N and K are too large", name);
+    // The sums of a block are integers of 32 bits.
+    CHECK(bits > 8 || (block >= 16 && block % 16 == 0 && block <= 32768), "%s: block must be a multiple of 16 up to 32768; given %lld", name, (long long)block);
     blocks = divided_up(depth, block), panels = divided_up(outputs, kPanel);
+    CHECK(panels <= (int64_t{1} << 48) / padded(), "%s: N times K is too large", name);
     return nullptr;
   }
   int64_t padded() const { return blocks * block; }
@@ -190,9 +191,11 @@ class PackedExperts {
     activation_ = {static_cast<ActivationKind>(kind), given.real("alpha", 1), given.real("beta", 0), given.real("limit", INFINITY), given.integer("limits_result", 0) != 0};
     // The panels of gates and of values alternate.
     const int64_t panels = divided_up(width_, kPanel) * (kind == kSwiglu ? 2 : 1);
-    CHECK((double)experts_ * (double)(panels * kPanel) * (double)(depth + most) < 1e15, "PackedExperts: experts, inner and K are too large");
     TRY(first_.open(kName, panels * kPanel, depth, given.integer("block", 0), bits, activation_bits));
-    return second_.open(kName, depth, width_, given.integer("second_block", 0), bits, activation_bits);
+    TRY(second_.open(kName, depth, width_, given.integer("second_block", 0), bits, activation_bits));
+    const int64_t largest = larger(first_.num_weights(), second_.num_weights());
+    CHECK(experts_ <= (int64_t{1} << 54) / largest, "PackedExperts: experts times N times K is too large");
+    return nullptr;
   }
 
   ort::Status compute(const Context& context) const {

@@ -1,14 +1,13 @@
 """Tries the kernels of genai-server-native for an instruction set: `python -m … INSTRUCTION_SET`.
 
-Ends with status 0 if products, experts and an attention are what they should be. Run in a process of its own, because wrong
-kernels may end it.
+Ends with status 0 if products, experts and an attention are what they should be. Run in a process of its own, because
+wrong kernels may end it.
 """
 
 import sys
 from itertools import product
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import onnx
 from numpy.typing import NDArray
@@ -46,8 +45,9 @@ def main(instruction_set: str) -> None:
     for bits in (4, 8):
         what = f"a product of {bits} bits and activations of 32"
         _check(what, *_product(bits, min(_BLOCKS), max(_ROWS), activation_bits=32), _MAX_FLOAT_ERROR)
-    for kind, rows in product((np.float32, np.float16, ml_dtypes.bfloat16), _ROWS):
-        _check(f"a product of weights of type {np.dtype(kind)}", *_product_of_floats(kind, rows), _MAX_FLOAT_ERROR)
+    for kind, rows in product((TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16), _ROWS):
+        element = helper.tensor_dtype_to_np_dtype(kind)
+        _check(f"a product with weights of type {element}", *_product_of_floats(element, rows), _MAX_FLOAT_ERROR)
     for activation in range(_ACTIVATIONS):
         _check(f"the activation {activation} of experts", *_experts(activation), _MAX_FLOAT_ERROR)
     _check("attention", *_attention(), _MAX_ATTENTION_ERROR)
