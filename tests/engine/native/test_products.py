@@ -115,14 +115,14 @@ def test_an_embedding_that_is_also_the_head_is_kept_for_lookups() -> None:
     """It is turned once, when it is packed, and not in each process that loads the model."""
     weights = randoms(1, 64, 200)
     nodes = [
+        helper.make_node("Cast", ["places"], ["ids"], to=TensorProto.INT64),
         helper.make_node("Transpose", ["head"], ["embedding"], perm=[1, 0]),
         helper.make_node("Gather", ["embedding", "ids"], ["x"]),
         helper.make_node("MatMul", ["x", "head"], ["y"]),
     ]
-    model = graph(nodes, {"head": weights, "ids": np.arange(9)}, "unused")
-    ours = packed(model)
-    assert [node.op_type for node in ours.graph.node] == ["Gather", "PackedMatMul"]
-    (found,) = session(ours).run(None, {"unused": randoms(1, 1)})
+    ours = packed(graph(nodes, {"head": weights}, "places"))
+    assert [node.op_type for node in ours.graph.node] == ["Cast", "Gather", "PackedMatMul"]
+    (found,) = session(ours).run(None, {"places": np.arange(9, dtype=np.float32)})
     assert np.abs(found - weights[:, :9].T @ weights).max() < 1e-4
 
 
