@@ -220,9 +220,9 @@ def test_a_wrong_number_is_refused_with_the_word_for_it(name: str) -> None:
 
 def test_prepared_files_have_space_for_recordings_and_images() -> None:
     assert given().prepared_bytes == 8 * 7200 * 32_000
-    assert given(max_audio_seconds=60).prepared_bytes == 4 * 16_384 * 28_000
-    few = given(max_audio_seconds=60, max_media_tokens=100)
+    assert given(max_audio_seconds="60").prepared_bytes == 4 * 16_384 * 28_000
+    few = given(max_audio_seconds="60", max_media_tokens="100")
     assert (few.prepared_bytes, few.prepared_bytes_per_request) == (8 * 60 * 32_000, 2 * 60 * 32_000)
-    assert given(max_audio_seconds=60, max_prepared_bytes=7_680_000).prepared_bytes_per_request == 60 * 32_000
-    with pytest.raises(ValidationError, match="at least 7680000, four times what a recording"):
-        given(max_audio_seconds=60, max_prepared_bytes=7_679_999)
+    assert given(max_audio_seconds="60", max_prepared_bytes="7680000").prepared_bytes_per_request == 60 * 32_000
+    with pytest.raises(ConfigurationError, match="at least 7680000, four times what a recording"):
+        given(max_audio_seconds="60", max_prepared_bytes="7679999")
