@@ -205,11 +205,19 @@ def test_a_prompt_can_end_within_the_last_message() -> None:
     assert _write(trimmed, messages, continue_final_message=True) == "Hello.Once. "
 
 
-@pytest.mark.parametrize("message", [*HELLO, CALLED[-1]], ids=["the user's", "without content"])
-def test_only_assistant_content_can_be_continued(message: dict[str, Any]) -> None:
-    param, text = _refusal(_with_calls("m.content or ''", OBJECT), [message], continue_final_message=True)
+def test_only_assistant_content_can_be_continued() -> None:
+    param, text = _refusal(_with_calls("m.content or ''", OBJECT), HELLO, continue_final_message=True)
     assert param == "messages"
     assert "the last message must be from the assistant and have content" in text
+
+
+@pytest.mark.parametrize("content", [None, "I look"])
+@pytest.mark.parametrize("template", [TURNS, _with_calls("m.content or ''", OBJECT)], ids=["calls as text", "calls"])
+def test_a_message_with_calls_cannot_be_continued(template: str, content: str | None) -> None:
+    called = [*CALLED[:-1], {**CALLED[-1], "content": content}]
+    param, text = _refusal(template, called, continue_final_message=True)
+    assert param == "messages"
+    assert "the last message must have no tool calls: a prompt has them after the content" in text
 
 
 @pytest.mark.parametrize(

@@ -135,6 +135,8 @@ class PromptWriter:
             "tools": self._guard.cover(tools, "tools") or None,
             _GENERATION_PROMPT: add_prompt,
         }
+        if continues:
+            _check_that_no_call_follows(messages[-1])
         traits = self.traits(with_tools=bool(tools))
 
         def write(conversation: Conversation, variables: Mapping[str, Any]) -> WrittenPrompt:
@@ -231,6 +233,15 @@ def _flag(variables: dict[str, Any], name: str, *, default: bool) -> bool:
     if not isinstance(value, bool):
         raise InvalidField(f"{_KWARGS}.{name} must be true or false; given {quoted(value)}", param=_KWARGS)
     return value
+
+
+def _check_that_no_call_follows(message: Message) -> None:
+    if message.get("tool_calls"):
+        raise InvalidField(
+            f"with {CONTINUE} the last message must have no tool calls: a prompt has them after the content that the "
+            "answer would continue",
+            param="messages",
+        )
 
 
 def _check_that_it_can_be_continued(message: Message) -> None:
