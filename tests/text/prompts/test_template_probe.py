@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from genai_server.text.answers.dialect import TOOL_FORMATS
-from genai_server.text.prompts import template_sandbox
+from genai_server.text.prompts import template_probe, template_sandbox
 from genai_server.text.prompts.chat_template import SCRIPTED_TEMPLATE, ChatTemplate
 from genai_server.text.prompts.template_probe import probe
 from genai_server.text.prompts.template_traits import (
@@ -191,6 +191,13 @@ def test_costly_template_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     started = time.thread_time()
     assert _traits(costly) == TemplateTraits()
     assert time.thread_time() - started < 20  # of hundreds of questions, ten are asked
+
+
+def test_template_that_is_given_up_keeps_calls_in_the_form_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(template_probe, "_MAX_SECONDS", -1.0)
+    without_calls = OPEN.replace(CALLS, "{# given up #}")  # no other test has probed it
+    assert _traits(without_calls, tool_format="hermes") == TemplateTraits(calls=CallForm.IN_CONTENT)
+    assert _traits(OPEN + "{# given up #}", tool_format="hermes") == TemplateTraits()
 
 
 def test_scripted_devices_take_everything() -> None:

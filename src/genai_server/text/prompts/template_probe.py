@@ -93,7 +93,9 @@ class _Probe:
         self._tool_format = tool_format
         self._knows_calls = "tool_calls" in template.source
         is_in_content = tool_format is not None and not self._knows_calls
-        self._traits = TemplateTraits(calls=CallForm.IN_CONTENT if is_in_content else CallForm.TOGETHER)
+        # What is known without rendering: the template itself writes calls only if it reads them.
+        self._initial = TemplateTraits(calls=CallForm.IN_CONTENT if is_in_content else CallForm.TOGETHER)
+        self._traits = self._initial
         self._end = time.thread_time() + _MAX_SECONDS
 
     def traits(self) -> TemplateTraits:
@@ -112,7 +114,7 @@ class _Probe:
             self._reasoning()
             return replace(self._traits, is_known=True)
         except _TooLong:
-            return TemplateTraits()
+            return self._initial
 
     def _place_tools(self) -> None:
         if self._tools and "tools" not in self._template.variables:
