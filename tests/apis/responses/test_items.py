@@ -175,6 +175,12 @@ def test_encrypted_reasoning_comes_back_as_it_was() -> None:
     assert foreign.value.param == "input[0].encrypted_content"
 
 
+def test_parts_of_reasoning_have_any_type() -> None:
+    parts = [{"type": kind, "text": kind} for kind in ("text", "thinking", "reasoning_text")]
+    (turn,) = _messages({"type": "reasoning", "summary": [], "content": parts})
+    assert turn["reasoning_content"] == "textthinkingreasoning_text"
+
+
 def test_reasoning_without_content_is_its_summary() -> None:
     bare = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "so"}]}
     assert _messages(bare)[0]["reasoning_content"] == "so"

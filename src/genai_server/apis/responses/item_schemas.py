@@ -77,9 +77,9 @@ MessagePart = Annotated[InputText | InputImage | InputAudioPart | OutputText, By
 
 
 class ReasoningText(Wire):
-    """One part of the model's reasoning."""
+    """One part of the model's reasoning, or of its summary. Other servers have other types for it."""
 
-    type: Literal["reasoning_text", "summary_text"]
+    type: NonEmptyText
     text: Text
 
 
