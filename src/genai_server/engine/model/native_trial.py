@@ -44,7 +44,7 @@ def main(instruction_set: str) -> None:
         _check(what, *_product(bits, block, rows), _MAX_PRODUCT_ERROR)
     for bits in (4, 8):
         what = f"a product of {bits} bits and activations of 32"
-        _check(what, *_product(bits, min(_BLOCKS), max(_ROWS), activation_bits=32), _MAX_FLOAT_ERROR)
+        _check(what, *_product_of_any(bits, min(_BLOCKS), max(_ROWS), 32), _MAX_FLOAT_ERROR)
     for kind, rows in product((TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16), _ROWS):
         element = helper.tensor_dtype_to_np_dtype(kind)
         _check(f"a product with weights of type {element}", *_product_of_floats(element, rows), _MAX_FLOAT_ERROR)
@@ -59,7 +59,11 @@ def _check(what: str, found: NDArray[Any], expected: NDArray[Any], most: float) 
         raise ValueError(f"{what} is wrong by {error:.2g} of its standard deviation")
 
 
-def _product(bits: int, block: int, rows: int, *, activation_bits: int = 8) -> tuple[NDArray[Any], NDArray[Any]]:
+def _product(bits: int, block: int, rows: int) -> tuple[NDArray[Any], NDArray[Any]]:
+    return _product_of_any(bits, block, rows, 8)
+
+
+def _product_of_any(bits: int, block: int, rows: int, activation_bits: int) -> tuple[NDArray[Any], NDArray[Any]]:
     rng = np.random.default_rng(bits)
     weights = rng.integers(0, 1 << bits, (_OUTPUTS, _INPUTS), np.uint8)
     scales, offsets = (rng.random((_OUTPUTS, _INPUTS // block), np.float32) for _ in range(2))
