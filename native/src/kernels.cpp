@@ -389,43 +389,48 @@ void activate(const Activation& p, const float* gates, const float* values, floa
 // stay in the first-level cache.
 constexpr int kInputBlock = 128;
 
+// A quantized weight that lies at `shift` of its word, of 4 or 8 bits. The offset contains that of the middle.
+template <int BITS>
+INLINE F weight_of(I word, int shift, F scale, F offset) {
+  return __builtin_convertvector(word >> shift & ((1 << BITS) - 1), F) * scale + offset;
+}
+
+// The bits by which a word's input `j` is shifted.
+template <int BITS>
+constexpr int shift_of(int j) { return BITS == 8 ? 8 * j : j < 4 ? 8 * j : 8 * (j - 4) + 4; }
+
+template <int BITS>
+INLINE F offset_of(const FloatProduct& p, int64_t at, F scale) {
+  return (p.offsets ? load<F>(p.offsets + at) : F{}) - scale * (float)(1 << (BITS - 1));
+}
+
 // Widen the weights of inputs from `first`, a multiple of kInputBlock, to floats [inputs][64].
-void widen(const FloatProduct& p, int64_t panel, int64_t first, int inputs, float* to) {
-  if (p.bits == 16) {
-    to_float((const uint16_t*)p.weights + (panel * p.depth + first) * kPanel, p.type, (int64_t)inputs * kPanel, to);
-    return;
-  }
-  const int step = 32 / p.bits, mask = (1 << p.bits) - 1;
-  const uint8_t* w = (const uint8_t*)p.weights + (panel * p.block * p.blocks + first) * kPanel * p.bits / 8;
-  const F middle = all((float)(1 << (p.bits - 1)));
-  for (int k = 0; k < inputs; k += step, w += 4 * kPanel) {
+template <int BITS>
+void widen_integers(const FloatProduct& p, int64_t panel, int64_t first, int inputs, float* to) {
+  constexpr int kInputs = 32 / BITS;
+  const uint8_t* w = (const uint8_t*)p.weights + (panel * p.block * p.blocks + first) * kPanel * BITS / 8;
+  for (int k = 0; k < inputs; k += kInputs, w += 4 * kPanel) {
     const int64_t at = (panel * p.blocks + (first + k) / p.block) * kPanel;
     for (int v = 0; v < kPanel; v += W) {
       const I x = load<I>(w + 4 * v);
-      const F scale = load<F>(p.scales + at + v), offset = p.offsets ? load<F>(p.offsets + at + v) : F{};
-      float* out = to + k * kPanel + v;
+      const F scale = load<F>(p.scales + at + v), offset = offset_of<BITS>(p, at + v, scale);
 #pragma GCC unroll 8
-      for (int j = 0; j < step; ++j) {
-        const int shift = p.bits == 8 ? 8 * j : j < 4 ? 8 * j : 8 * (j - 4) + 4;
-        store(out + j * kPanel, (__builtin_convertvector(x >> shift & mask, F) - middle) * scale + offset);
-      }
+      for (int j = 0; j < kInputs; ++j)
+        store(to + (k + j) * kPanel + v, weight_of<BITS>(x, shift_of<BITS>(j), scale, offset));
     }
   }
 }
 
-// Add the products of inputs from `first` to those before them. x [ROWS][inputs], w [inputs][64].
+void widen(const FloatProduct& p, int64_t panel, int64_t first, int inputs, float* to) {
+  if (p.bits == 16)
+    to_float((const uint16_t*)p.weights + (panel * p.depth + first) * kPanel, p.type, (int64_t)inputs * kPanel, to);
+  else
+    p.bits == 4 ? widen_integers<4>(p, panel, first, inputs, to) : widen_integers<8>(p, panel, first, inputs, to);
+}
+
+// Add the sums of inputs from `first` to those before them.
 template <int ROWS, int VECS>
-void tile_of_floats(const FloatProduct& p, const float* x, const float* w, int64_t panel, int64_t row, int64_t first, int inputs, int vec) {
-  F acc[ROWS][VECS] = {};
-  w += vec * W;
-  for (int k = 0; k < inputs; ++k) {
-    F weights[VECS];
-    for (int v = 0; v < VECS; ++v) weights[v] = load<F>(w + k * kPanel + v * W);
-#pragma GCC unroll 8
-    for (int r = 0; r < ROWS; ++r)
-#pragma GCC unroll 8
-      for (int v = 0; v < VECS; ++v) acc[r][v] += weights[v] * x[r * p.depth + k];
-  }
+INLINE void add_sums(const FloatProduct& p, const F (*acc)[VECS], int64_t panel, int64_t row, int64_t first, int inputs, int vec) {
   const bool is_last = p.bias && first + inputs == p.depth;
   for (int r = 0; r < ROWS; ++r)
     for (int v = 0; v < VECS; ++v) {
@@ -445,6 +450,53 @@ void tile_of_floats(const FloatProduct& p, const float* x, const float* w, int64
     }
 }
 
+// The products of inputs from `first`. x [ROWS][inputs], w [inputs][64].
+template <int ROWS, int VECS>
+void tile_of_floats(const FloatProduct& p, const float* x, const float* w, int64_t panel, int64_t row, int64_t first, int inputs, int vec) {
+  F acc[ROWS][VECS] = {};
+  w += vec * W;
+  for (int k = 0; k < inputs; ++k) {
+    F weights[VECS];
+    for (int v = 0; v < VECS; ++v) weights[v] = load<F>(w + k * kPanel + v * W);
+#pragma GCC unroll 8
+    for (int r = 0; r < ROWS; ++r)
+#pragma GCC unroll 8
+      for (int v = 0; v < VECS; ++v) acc[r][v] += weights[v] * x[r * p.depth + k];
+  }
+  add_sums<ROWS, VECS>(p, acc, panel, row, first, inputs, vec);
+}
+
+// The same for one row of a matrix of integers, whose weights need not be kept.
+template <int BITS>
+void row_of_integers(const FloatProduct& p, int64_t panel, int64_t row) {
+  constexpr int kInputs = 32 / BITS, kMost = W == 16 ? 4 : 2;
+  const float* x = p.activations + row * p.depth;
+  for (int64_t first = 0; first < p.depth; first += kInputBlock) {
+    const int inputs = (int)(p.depth - first < kInputBlock ? p.depth - first : kInputBlock);
+    for (int vec = 0; vec < kPanel / W; vec += kMost) {
+      const uint8_t* w = (const uint8_t*)p.weights + (panel * p.block * p.blocks + first) * kPanel * BITS / 8 + 4 * vec * W;
+      F acc[1][kMost] = {};
+      for (int k = 0; k < inputs; k += kInputs, w += 4 * kPanel) {
+        const int64_t at = (panel * p.blocks + (first + k) / p.block) * kPanel + vec * W;
+        const int left = inputs - k;
+        I words[kMost];
+        F scales[kMost], offsets[kMost];
+        for (int v = 0; v < kMost; ++v) {
+          words[v] = load<I>(w + 4 * v * W);
+          scales[v] = load<F>(p.scales + at + v * W), offsets[v] = offset_of<BITS>(p, at + v * W, scales[v]);
+        }
+#pragma GCC unroll 8
+        for (int j = 0; j < kInputs; ++j) {
+          if (j >= left) break;
+#pragma GCC unroll 4
+          for (int v = 0; v < kMost; ++v) acc[0][v] += weight_of<BITS>(words[v], shift_of<BITS>(j), scales[v], offsets[v]) * x[first + k + j];
+        }
+      }
+      add_sums<1, kMost>(p, acc, panel, row, first, inputs, vec);
+    }
+  }
+}
+
 template <int ROWS>
 void rows_of_floats(const FloatProduct& p, const float* x, const float* w, int64_t panel, int64_t row, int64_t rows, int64_t first, int inputs) {
   // The registers hold the sums of ROWS * kMost vectors.
@@ -457,6 +509,7 @@ void rows_of_floats(const FloatProduct& p, const float* x, const float* w, int64
 }
 
 void product_of_floats(const FloatProduct& p, int64_t panel, int64_t row, int64_t end) {
+  if (p.bits <= 8 && end - row == 1) return p.bits == 4 ? row_of_integers<4>(p, panel, row) : row_of_integers<8>(p, panel, row);
   alignas(64) float wide[kInputBlock * kPanel];
   for (int64_t first = 0; first < p.depth; first += kInputBlock) {
     const int inputs = (int)(p.depth - first < kInputBlock ? p.depth - first : kInputBlock);
