@@ -33,7 +33,8 @@ class Task(Struct, frozen=True):
     # The name of a TaskKind.
     kind: str
     owner: TaskOwner
-    # What the process prepares itself with, such as the model's directory; tasks with equal ones share processes.
+    # The parameters with which a worker process starts, such as the directory of the model whose images it prepares.
+    # A process does only tasks of its own kind with parameters equal to its own.
     spec: dict[str, Any]
     # What the process is asked, and the bytes that belong to it.
     question: dict[str, Any]
@@ -57,10 +58,11 @@ class RunTasks(Struct, frozen=True, tag=True):
 
 
 class StartProcess(Struct, frozen=True, tag=True):
-    """Have a process ready for tasks of this kind and specification."""
+    """Start a worker process before its first task arrives, unless one for it, or enough others, are idle."""
 
     id: int
     kind: str
+    # As in `Task`.
     spec: dict[str, Any]
 
 

@@ -112,7 +112,10 @@ class KeptFields(Wire):
 
 
 class AnswerFields(KeptFields, _SamplingOptions):
-    """Fields of both generating endpoints. Some clients send sampling options next to `options`, which go first."""
+    """Fields of both generating endpoints.
+
+    Some clients send sampling options as fields of the body itself. A value in `options` takes precedence over these.
+    """
 
     stream: bool | None = Field(None, description="true by default.")
     format: Literal["", "json"] | JsonObject | None = Field(
@@ -143,7 +146,10 @@ class AnswerFields(KeptFields, _SamplingOptions):
 
     @property
     def all_options(self) -> tuple[Options, list[str]]:
-        """The options with those of the body's top level, and the names of top-level ones that `options` overrides."""
+        """The options, together with those that are fields of the body itself.
+
+        Also returns the names of the body's fields that have another value in `options`, which takes precedence.
+        """
         given = Options.model_validate({}) if self.options is None else self.options
         found = given.model_dump(exclude_none=True)
         overridden = []

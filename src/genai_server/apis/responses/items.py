@@ -239,7 +239,7 @@ def to_messages(conversation: Sequence[JsonObject], introduce: Introduce = lambd
         if is_foreign(item) and kind not in _SETTINGS:
             _add_note(messages, item)
         elif is_orphan:
-            _new(messages, "user")["content"] = _after(_ORPHAN, _output(item, introduce))
+            _new(messages, "user")["content"] = _joined(_ORPHAN, _output(item, introduce))
         elif is_output(item):
             result = {"role": "tool", "tool_call_id": item["call_id"], "content": _output(item, introduce)}
             messages.append({**result, "name": item.get("name")})
@@ -315,14 +315,17 @@ def _add_note(messages: list[JsonObject], item: JsonObject) -> None:
         _new(messages, role)["content"] = text
         return
     turn = _turn(messages)
-    turn["content"] = _after(turn["content"], text) if turn.get("content") else text
+    turn["content"] = _joined(turn["content"], text) if turn.get("content") else text
 
 
-def _after(first: str | list[JsonObject], content: str | list[JsonObject]) -> str | list[JsonObject]:
-    """A content after another one."""
-    if isinstance(first, str) and isinstance(content, str):
-        return f"{first}\n{content}"
-    return [*_as_parts(first), *_as_parts(content)]
+def _joined(first: str | list[JsonObject], second: str | list[JsonObject]) -> str | list[JsonObject]:
+    """Two contents of messages as the content of one message.
+
+    Two texts are joined by a line break. If one of both is a list of content parts, the result is a list, too.
+    """
+    if isinstance(first, str) and isinstance(second, str):
+        return f"{first}\n{second}"
+    return [*_as_parts(first), *_as_parts(second)]
 
 
 def _as_parts(content: str | list[JsonObject]) -> list[JsonObject]:

@@ -114,12 +114,15 @@ class PrefixLoader:
         return len(loaded)
 
     def late(self, now: float) -> list[Sequence]:
-        """The sequences that have waited long enough."""
+        """The sequences whose prefix is still being loaded after the load's deadline; they stop waiting for it."""
         return [load.sequence for load in self._loads.values() if now >= load.deadline]
 
     @property
     def next_deadline(self) -> float:
-        """When the next of these will have waited long enough; infinite without any."""
+        """The earliest deadline of all running loads, by the loader's clock; infinite while nothing is loaded.
+
+        At that time `late` will return the sequence of that load.
+        """
         return min((load.deadline for load in self._loads.values()), default=inf)
 
     def cancel(self, sequence: Sequence) -> _Load | None:

@@ -248,9 +248,11 @@ class Places:
         return True
 
     def _awaits_others(self, sequence: Sequence, running: Collection[Sequence]) -> bool:
-        """Whether a sequence must leave a place to a tenant that has left a short time ago.
+        """Whether a sequence may start only if another place stays free, for a tenant that probably returns soon.
 
-        It need not where it is within its tenant's share even next to that.
+        Such a tenant has no sequences now, but one of its sequences ended less than _AWAITED_SECONDS ago. No place
+        needs to stay free if the sequence's own tenant stays within its share even when all tenants of this kind are
+        counted as present. Devices with less than _MANY_PLACES places never keep one free.
         """
         if self._max_running < _MANY_PLACES or self._left.keys() <= {sequence.tenant}:
             return False
