@@ -39,7 +39,7 @@ class Client:
     chance: random.Random = field(default_factory=random.Random)
 
     def words(self, number: int) -> str:
-        """New random words, of about a token each."""
+        """New random words. A model with random weights has 1.1 tokens for each, the demo model two."""
         return " ".join(self.chance.choices(WORDS, k=number))
 
     def headers(self, **more: str) -> dict[str, str]:
@@ -91,6 +91,11 @@ class Client:
     async def complete(self, path: str, body: bytes, **headers: str) -> float:
         """Seconds to the end of the complete answer to a POST. Raises Refused."""
         began = time.perf_counter()
+        await self.answer(path, body, **headers)
+        return time.perf_counter() - began
+
+    async def answer(self, path: str, body: bytes, **headers: str) -> Response:
+        """The complete answer to a POST. Raises Refused."""
         try:
             async with asyncio.timeout(PATIENCE):
                 response = await ask(self.port, "POST", path, body, self.headers(**headers))
@@ -100,7 +105,7 @@ class Client:
             raise Refused(f"no answer for {PATIENCE:g} s") from None
         if response.status != 200:
             raise Refused(f"{response.status} {response.body[:200].decode(errors='replace')}")
-        return time.perf_counter() - began
+        return response
 
     async def upload(self, path: str, file: bytes, name: str, **fields: str) -> Response:
         """Upload a file with the fields of a form, and read the complete answer. Raises BrokenAnswer and OSError."""
@@ -134,8 +139,20 @@ def form(file: bytes, name: str, fields: Mapping[str, str]) -> bytes:
     return ("".join(texts) + head).encode() + file + f"\r\n--{_MARK}--\r\n".encode()
 
 
+@dataclass
+class Tally:
+    """How many requests of an attack have ended."""
+
+    answered: int = 0
+    refused: int = 0
+    # An answer that says that the attack itself is wrong; empty if there is none.
+    mistake: str = ""
+
+
 @asynccontextmanager
-async def keep_asking(ask_once: Callable[[int], Awaitable[Response | None]], clients: int) -> AsyncIterator[None]:
+async def keep_asking(
+    ask_once: Callable[[int], Awaitable[Response | None]], clients: int, tally: Tally
+) -> AsyncIterator[None]:
     """This many clients, each with one request after another, until the block ends; then all of them leave.
 
     `ask_once` takes a number that is new for each request. After a refusal or a broken answer a client waits a moment.
@@ -147,7 +164,11 @@ async def keep_asking(ask_once: Callable[[int], Awaitable[Response | None]], cli
             with suppress(Refused, BrokenAnswer, OSError):
                 response = await ask_once(next(numbers))
                 if response is None or response.status == 200:
+                    tally.answered += 1
                     continue
+                if response.status in (400, 404, 422):
+                    tally.mistake = response.body[:300].decode(errors="replace")
+            tally.refused += 1
             await asyncio.sleep(_PAUSE)
 
     tasks = [asyncio.create_task(keep()) for _ in range(clients)]

@@ -18,7 +18,7 @@ from _load.http import Exchange
 from .clients import chat
 from .scenario import Effort, Family, Place, Row
 
-_WORDS = 1400
+_WORDS = 750
 # Seconds of the longest interrupt on two quiet cores.
 _INTERRUPT = 0.2
 _OPTIONS = "/v1/admin/runtime_options"
@@ -54,7 +54,7 @@ ENDS: Mapping[str, End] = {
 
 async def measure(place: Place, effort: Effort) -> list[Row]:
     """The row of each end, in turns."""
-    rows = {name: Row(name, ratio=1.0, allowance=_INTERRUPT) for name in ENDS}
+    rows = {name: Row(name, ratio=1.0, allowance=_INTERRUPT, is_timed=effort.is_timed) for name in ENDS}
     for _ in range(effort.rounds * effort.requests):
         for name, end in ENDS.items():
             began = time.perf_counter()
@@ -68,15 +68,16 @@ async def _seconds(place: Place, how: str, end: End) -> float:
     """Seconds from an end to the moment at which the engine has no request any more."""
     name = f"ending-{next(_numbers)}"
     fields = {"timeout": 0.5} if how == "deadline" else {}
-    body = json.dumps(chat(place.victim.words(_WORDS), cache_prompt=False, **fields)).encode()
+    # So many tokens that it does not end by itself.
+    body = json.dumps(chat(place.victim.words(_WORDS), cache_prompt=False, max_tokens=300, **fields)).encode()
     async with Exchange(place.port) as exchange:
         sent = time.perf_counter()
         headers = place.victim.headers() | {"x-request-id": name}
         await exchange.send("POST", "/v1/chat/completions", body, headers)
-        await place.until(lambda requests: requests.get(name, "queued") != "queued", every=0.01)
         if how == "deadline":
             await asyncio.sleep(max(0.0, sent + 0.5 - time.perf_counter()))
         else:
+            await place.until(lambda requests: requests.get(name, "queued") != "queued", every=0.01)
             await asyncio.sleep(0.1)  # somewhere in a chunk
         began = time.perf_counter()
         await end(place, name)
@@ -88,6 +89,7 @@ async def _seconds(place: Place, how: str, end: End) -> float:
     seconds = time.perf_counter() - began
     if how == "terminate the device":
         await place.operator.post(_OPTIONS, {"terminate_session": "0"})
+        await place.ready()
     return seconds
 
 

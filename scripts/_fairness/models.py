@@ -27,7 +27,7 @@ def _constant_use(place: Place) -> AbstractAsyncContextManager[None]:
         content = place.attacker.words(9)
         return await place.attacker.post("/v1/chat/completions", chat(content, model="first", max_tokens=16))
 
-    return keep_asking(ask, 4)
+    return keep_asking(ask, 4, place.tally)
 
 
 async def _allowance(place: Place) -> float:

@@ -22,16 +22,17 @@ from _load.http import BrokenAnswer, Response
 from _load.server import REPOSITORY
 from PIL import Image
 
-from .clients import FORM, chat, form, keep_asking
+from .clients import FORM, Tally, chat, form, keep_asking
 from .scenario import Family, Place, Scenario
 
 _VISION, _SPEECH = (REPOSITORY / "models" / name for name in ("demo-vision", "demo-speech"))
 _TRANSCRIPTIONS = "/v1/audio/transcriptions"
-# Images of a request, and the side of one in pixels.
-_IMAGES, _SIDE = 16, 7000
+# Requests at once, images of each, and the side of one in pixels.
+_REQUESTS, _IMAGES, _SIDE = 4, 16, 7000
 _PHOTOGRAPHS = 60
 _RATE = 16_000
-_SECONDS = 7000
+# Long recordings at once, and their seconds.
+_RECORDINGS, _SECONDS = 5, 7000
 # Seconds of the longest recording that is decoded in turn with other tasks (genai_server.audio.decoding).
 _SHORT_SECONDS = 110
 # Objects in a large schema, which has 85 kB.
@@ -170,12 +171,12 @@ def _chats(place: Place, clients: int, body: Callable[[], Mapping[str, Any]]) ->
     async def ask(number: int) -> Response:
         return await place.attacker.post("/v1/chat/completions", body())
 
-    return keep_asking(ask, clients)
+    return keep_asking(ask, clients, place.tally)
 
 
 def _black_images(place: Place) -> AbstractAsyncContextManager[None]:
     chance = place.attacker.chance
-    return _chats(place, 4, lambda: _pictured(chance, [_black_anew(chance) for _ in range(_IMAGES)]))
+    return _chats(place, _REQUESTS, lambda: _pictured(chance, [_black_anew(chance) for _ in range(_IMAGES)]))
 
 
 def _large_schemas(place: Place) -> AbstractAsyncContextManager[None]:
@@ -186,7 +187,7 @@ def _silent_recordings(place: Place) -> AbstractAsyncContextManager[None]:
     async def ask(number: int) -> Response:
         return await place.attacker.upload(_TRANSCRIPTIONS, _silence(_SECONDS), "silence.flac", model="speech")
 
-    return keep_asking(ask, 5)
+    return keep_asking(ask, _RECORDINGS, place.tally)
 
 
 @asynccontextmanager
@@ -238,6 +239,11 @@ async def _short_silence(place: Place) -> float:
     return await _transcribed(place, _silence(_SHORT_SECONDS), "silence.flac")
 
 
+def _waits(number: int) -> Callable[[Tally], bool]:
+    """Whether some of this many requests, which came earlier, are not answered yet."""
+    return lambda tally: tally.answered + tally.refused < number
+
+
 def _settings(folder: Path, model: Path) -> Mapping[str, str]:
     return {
         "GENAI_MODELS": f"text={model},vision={_VISION},speech={_SPEECH}",
@@ -245,17 +251,29 @@ def _settings(folder: Path, model: Path) -> Mapping[str, str]:
         "GENAI_FILES_DIR": str(folder / "files"),
         # All images of four requests may wait.
         "GENAI_MAX_REQUEST_PIXELS": f"{_IMAGES * _SIDE**2}",
-        "GENAI_MAX_WAITING_PIXELS": f"{4 * _IMAGES * _SIDE**2}",
+        "GENAI_MAX_WAITING_PIXELS": f"{_REQUESTS * _IMAGES * _SIDE**2}",
     }
 
 
 FAMILY = Family(
     "preparation",
     [
-        Scenario("4 requests of 16 large images", _ask_about_drawing, _black_images, _largest(_black_image)),
+        Scenario(
+            f"{_REQUESTS} requests of {_IMAGES} large images",
+            _ask_about_drawing,
+            _black_images,
+            _largest(_black_image),
+            _waits(_REQUESTS),
+        ),
         Scenario("a batch of photographs", _ask_about_drawing, _batch_of_photographs, _largest(_one_photograph)),
-        Scenario("5 recordings of two hours", _transcribe, _silent_recordings, _largest(_short_silence)),
-        Scenario("40 large schemas", _ask_with_schema, _large_schemas, _largest(_large_schema)),
+        Scenario(
+            f"{_RECORDINGS} recordings of two hours",
+            _transcribe,
+            _silent_recordings,
+            _largest(_short_silence),
+            _waits(_RECORDINGS),
+        ),
+        Scenario(f"{_SCHEMAS} large schemas", _ask_with_schema, _large_schemas, _largest(_large_schema)),
     ],
     _settings,
 )

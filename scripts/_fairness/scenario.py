@@ -7,7 +7,7 @@ import multiprocessing
 import os
 import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, contextmanager
+from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -15,12 +15,14 @@ from statistics import quantiles
 
 from _load.http import ask
 
-from .clients import ADMIN, ATTACKER, VICTIM, Client, Refused
+from .clients import ADMIN, ATTACKER, VICTIM, Client, Refused, Tally
 
 # How many times slower the requests of the key that behaves may become, besides one pass or task.
 RATIO = 3.0
-# Seconds that an attack has before the first attacked request, and within which what it has left must end.
-_SETTLE, _CALM = 2.0, 120.0
+# Seconds within which an attack must begin, and what it has left must end.
+_CALM = 120.0
+# Seconds after which the process of an attack is killed.
+_LEAVE = 2.0
 _BUCKET = re.compile(r'^genai:(?:prefill|decode)_step_time_seconds_bucket\{.*le="([^"]+)"\} (\S+)$', re.MULTILINE)
 
 
@@ -32,6 +34,8 @@ class Place:
     attacker: Client
     victim: Client
     operator: Client
+    # How the attacker's requests have ended, in the process that sends them.
+    tally: Tally = field(default_factory=Tally)
 
     @classmethod
     def at(cls, port: int) -> Place:
@@ -56,6 +60,14 @@ class Place:
                     return
                 await asyncio.sleep(every)
 
+    async def ready(self) -> None:
+        """Wait until requests are accepted: an API process learns a moment later than the engine that they are."""
+        async with asyncio.timeout(_CALM):
+            while True:
+                if (await self.operator.get("/readyz")).status == 200:
+                    return
+                await asyncio.sleep(0.05)
+
 
 @dataclass(frozen=True)
 class Effort:
@@ -64,6 +76,10 @@ class Effort:
     rounds: int
     # In each block of a round.
     requests: int
+    # Seconds that an attack has before the first attacked request.
+    settle: float = 2.0
+    # Whether the times of requests are judged.
+    is_timed: bool = True
 
 
 @dataclass(frozen=True)
@@ -71,13 +87,15 @@ class Scenario:
     """An attack on what one request of the key that behaves takes.
 
     `request` returns its seconds and raises Refused. The attack runs while the context is open. `allowance` gives the
-    seconds that are allowed besides RATIO times those alone; without one, those of a pass.
+    seconds that are allowed besides RATIO times those alone; without one, those of a pass. `order` says whether the
+    attacker's requests are where they should be when the first attacked request has ended, however long that took.
     """
 
     name: str
     request: Callable[[Place], Awaitable[float]]
     attack: Callable[[Place], AbstractAsyncContextManager[object]]
     allowance: Callable[[Place], Awaitable[float]] | None = None
+    order: Callable[[Tally], bool] = lambda tally: True
 
 
 @dataclass
@@ -91,6 +109,9 @@ class Row:
     refused: list[str] = field(default_factory=list)
     allowance: float = 0.0
     ratio: float = RATIO
+    is_timed: bool = True
+    # What was wrong with the order of requests.
+    disorder: list[str] = field(default_factory=list)
 
     @property
     def allowed(self) -> float:
@@ -99,8 +120,10 @@ class Row:
 
     @property
     def is_fair(self) -> bool:
-        """Whether no request was refused, and none took too long."""
-        return not self.refused and bool(self.attacked) and percentile(self.attacked, 95) <= self.allowed
+        """Whether no request was refused, all came in their turns, and none took too long."""
+        if self.refused or self.disorder or not self.attacked:
+            return False
+        return not self.is_timed or percentile(self.attacked, 95) <= self.allowed
 
     def cells(self) -> list[str]:
         """The row of the table, in milliseconds."""
@@ -128,28 +151,33 @@ class Family:
 
 async def run(scenario: Scenario, place: Place, effort: Effort) -> Row:
     """Measure alone and attacked, in turns."""
-    row = Row(scenario.name)
+    row = Row(scenario.name, is_timed=effort.is_timed)
     await _ask(scenario, place, [], [])  # the first request of a kind prepares more than others
     before: dict[float, float] = {}
-    number: dict[float, float] = {}
+    passes: dict[float, float] = {}
     for _ in range(effort.rounds):
         for _ in range(effort.requests):
             await _ask(scenario, place, row.alone, row.refused)
         before = await place.passes()
-        with _attacking(scenario, place):
-            await asyncio.sleep(_SETTLE)
-            for _ in range(effort.requests):
+        with _attacking(scenario, place) as attack:
+            await asyncio.sleep(effort.settle)
+            for number in range(effort.requests):
                 await _ask(scenario, place, row.attacked, row.refused)
+                if number == 0 and not scenario.order(tally := _tally(attack)):
+                    row.disorder.append(f"{tally} when the first request ended")
+            if mistake := _tally(attack).mistake:
+                row.disorder.append(f"the attack is none: {mistake}")
             after = await _settled(place, before)
             for limit, value in after.items():
-                number[limit] = number.get(limit, 0.0) + value - before.get(limit, 0.0)
+                passes[limit] = passes.get(limit, 0.0) + value - before.get(limit, 0.0)
         await place.until(lambda requests: not requests)
-    row.allowance = longest_pass(number) if scenario.allowance is None else await scenario.allowance(place)
+    if effort.is_timed:
+        row.allowance = longest_pass(passes) if scenario.allowance is None else await scenario.allowance(place)
     return row
 
 
 @contextmanager
-def _attacking(scenario: Scenario, place: Place) -> Iterator[None]:
+def _attacking(scenario: Scenario, place: Place) -> Iterator[Connection]:
     """An attack from a process of its own, which takes what processor time the server and the measurement leave: the
     clients of an attacker run on other machines.
     """
@@ -158,12 +186,13 @@ def _attacking(scenario: Scenario, place: Place) -> Iterator[None]:
     process = context.Process(target=_attack, args=(scenario, place, there), daemon=True)
     process.start()
     try:
-        if not here.poll(_CALM) or here.recv() is not None:
+        if not here.poll(_CALM) or here.recv() is not True:
             raise RuntimeError(f"the attack {scenario.name} does not begin")
-        yield
+        yield here
     finally:
-        here.send(None)
-        process.join(_SETTLE)
+        with suppress(OSError):  # it has not begun
+            here.send(False)
+        process.join(_LEAVE)
         process.kill()
         process.join()
 
@@ -171,11 +200,19 @@ def _attacking(scenario: Scenario, place: Place) -> Iterator[None]:
 def _attack(scenario: Scenario, place: Place, parent: Connection) -> None:
     async def attack() -> None:
         async with scenario.attack(place):
-            parent.send(None)
-            await asyncio.to_thread(parent.recv)
+            parent.send(True)
+            while await asyncio.to_thread(parent.recv):
+                parent.send(place.tally)
 
     os.nice(19)
     asyncio.run(attack())
+
+
+def _tally(attack: Connection) -> Tally:
+    """How the attacker's requests have ended up to now."""
+    attack.send(True)
+    found: Tally = attack.recv()
+    return found
 
 
 async def _ask(scenario: Scenario, place: Place, into: list[float], refused: list[str]) -> None:
