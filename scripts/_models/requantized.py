@@ -1,6 +1,6 @@
 """A model of 8 bits, such as the demo model, with matrices of other forms.
 
-They have 4 bits and blocks of 128 weights, or 32 bits, or those of feed-forward layers are experts'.
+They have 4 bits and blocks of 128 weights, or 32 or 16 bits, or those of feed-forward layers are experts'.
 """
 
 from __future__ import annotations
@@ -46,6 +46,23 @@ def write_floats(source: Path, target: Path) -> Path:
         tensors[0].CopyFrom(onnx.numpy_helper.from_array(matrix, tensors[0].name))
         model.graph.initializer.remove(tensors[1])
     return _written(model, source, target)
+
+
+def write_halves(source: Path, target: Path) -> Path:
+    """A model directory like `source`, which computes in 16 bits with matrices of 16 bits."""
+    write_floats(source, target)
+    model = onnx.load(str(target / "model.onnx"))
+    constants = [node.attribute[0].t for node in model.graph.node if node.op_type == "Constant"]
+    for tensor in [*model.graph.initializer, *constants]:
+        if tensor.data_type == onnx.TensorProto.FLOAT:
+            values = onnx.numpy_helper.to_array(tensor).astype(np.float16)
+            tensor.CopyFrom(onnx.numpy_helper.from_array(values, tensor.name))
+    for value in [*model.graph.input, *model.graph.output]:
+        if value.type.tensor_type.elem_type == onnx.TensorProto.FLOAT:
+            value.type.tensor_type.elem_type = onnx.TensorProto.FLOAT16
+    del model.graph.value_info[:]
+    onnx.save(model, str(target / "model.onnx"))
+    return target
 
 
 def write_experts(source: Path, target: Path) -> Path:

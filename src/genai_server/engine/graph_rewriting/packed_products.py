@@ -32,6 +32,7 @@ from genai_server.engine.graph_rewriting.packed_weights import (
     pack,
     quantized_matrix,
 )
+from genai_server.engine.graph_rewriting.widening import widen
 
 PACKED, PACKED_EXPERTS = "PackedMatMul", "PackedExperts"
 DOMAIN = "genai_server.native"
@@ -306,6 +307,9 @@ def pack_products(model: onnx.ModelProto, folder: Path) -> None:
     weights, data = Weights(model.graph, folder), InlineData()
     products = PackedProducts(model.graph, weights, data)
     read = {name for node in model.graph.node if products.is_product(node) for name in node.input}
+    if not read:
+        _name_domain(model)
+        return
     constants = Constants(model.graph)
     if sum(constants.num_bytes(name) for name in read) > _MAX_INLINE:
         raise DoesNotFit("GENAI_CACHE_DIR is empty, and packed weights of more than 1 GiB need a file")
@@ -316,6 +320,7 @@ def _pack_products(model: onnx.ModelProto, weights: Weights, data: DataFile | In
     """Replace a model's products; returns the tensors that it keeps."""
     graph = model.graph
     use_fast_operators(graph)
+    widen(graph, weights)
     nodes = PackedProducts(graph, weights, data).replaced(graph.node)
     nodes = _without_constant_layouts(graph, nodes, weights, data)
     read = {name for node in nodes for name in _reads(node)} | {value.name for value in graph.output}
@@ -323,9 +328,13 @@ def _pack_products(model: onnx.ModelProto, weights: Weights, data: DataFile | In
     kept = [tensor for tensor in graph.initializer if tensor.name in read | inputs]
     replace(graph.node, nodes)
     replace(graph.initializer, [*kept, *data.tensors])
+    _name_domain(model)
+    return list(graph.initializer[: len(kept)])
+
+
+def _name_domain(model: onnx.ModelProto) -> None:
     if all(entry.domain != DOMAIN for entry in model.opset_import):
         model.opset_import.append(helper.make_opsetid(DOMAIN, 1))
-    return list(graph.initializer[: len(kept)])
 
 
 def _reads(node: onnx.NodeProto) -> Iterator[str]:

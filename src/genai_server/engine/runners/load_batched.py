@@ -8,6 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from genai_server.engine.decoder_graph import DecoderGraph, DoesNotFit
 from genai_server.engine.model.files import read_config, session_profile
 from genai_server.engine.model.graph import read_decoder_graph
@@ -78,7 +80,9 @@ def _load_native(spec: EngineSpec, model_dir: Path, model: ModelInfo) -> "Batche
             graph = read_decoder_graph(packed)
             if graph.bytes_per_row:
                 raise DoesNotFit("its layers have states of fixed size")
-            return _load(spec, replace(graph, is_native=True), model, optimized=False)
+            # A graph that computes in 16 bits is widened (engine/graph_rewriting/widening.py).
+            graph = replace(graph, is_native=True, cache_type=np.float32, logits_type=np.float32)
+            return _load(spec, graph, model, optimized=False)
         except DoesNotFit as error:
             reason = str(error)
     if is_needed:

@@ -1,0 +1,77 @@
+"""Decoders whose weights have any form, with genai-server-native's operators next to ONNX Runtime's."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import onnx
+import pytest
+
+from genai_server.engine.graph_rewriting.packed_products import why_not_packed
+from genai_server.engine.runners.load_batched import load_batched
+from genai_server.engine.runners.og_generator import OgGeneratorRunner
+from genai_server.engine.scores import Logits
+from scripts._models.driven import Driven
+from scripts._models.engine_spec import engine_spec
+from scripts._models.requantized import write_experts, write_floats, write_halves, write_requantized
+from tests.running_server import DEMO, ROOT
+from tests.tokens import text
+
+MAX_LENGTH = 256
+
+
+def logits(model_dir: Path, operators: str, cache_dir: Path | None) -> Logits:
+    """The logits after a prompt that is read in two chunks, and after a token behind it."""
+    spec = engine_spec(model_dir, 2, MAX_LENGTH, cache_dir)
+    spec = msgspec.structs.replace(spec, settings=msgspec.structs.replace(spec.settings, cpu_operators=operators))
+    runner = load_batched(spec, model_dir, OgGeneratorRunner(DEMO, "cpu", threads=1).model)
+    assert (runner.graph.is_native, runner.abilities.is_exact) == (operators == "native", operators == "native")
+    driven: Any = Driven(runner)
+    prompt = text(90, 3)
+    driven.open(1, prompt, MAX_LENGTH)
+    driven.read((1, prompt[:70], False))
+    found = [
+        scores.logits[-1].astype(np.float32) for step in (prompt[70:], [9]) for scores in driven.read((1, step, True))
+    ]
+    return np.stack(found)
+
+
+@pytest.mark.parametrize("has_cache", [True, False])
+@pytest.mark.parametrize(
+    ("write", "write_reference", "limit"),
+    [
+        (write_floats, write_floats, 1e-4),
+        (write_halves, write_floats, 0.02),
+        # Where activations are rounded to 8 bits, a difference in the last bit of a value grows.
+        (write_experts, write_experts, 0.15),
+        (write_requantized, write_requantized, 0.15),
+    ],
+)
+def test_a_decoder_computes_what_onnx_runtime_does(
+    write: Callable[[Path, Path], Path],
+    write_reference: Callable[[Path, Path], Path],
+    limit: float,
+    has_cache: bool,
+    tmp_path: Path,
+) -> None:
+    ours = logits(write(DEMO, tmp_path / "ours"), "native", tmp_path / "cache" if has_cache else None)
+    expected = logits(write_reference(DEMO, tmp_path / "reference"), "onnxruntime", None)
+    assert np.abs(ours - expected).max() < limit * expected.std()
+
+
+def decoders() -> list[Path]:
+    folders = [*(ROOT / "models").iterdir(), *(ROOT / "tests" / "built_models").iterdir()]
+    configs = {folder: folder / "genai_config.json" for folder in folders if (folder / "genai_config.json").is_file()}
+    named = {
+        folder: json.loads(config.read_text())["model"]["decoder"]["filename"] for folder, config in configs.items()
+    }
+    return sorted(folder / name for folder, name in named.items())
+
+
+@pytest.mark.parametrize("path", decoders(), ids=lambda path: path.parent.name)
+def test_all_products_of_the_model_builders_graphs_can_be_packed(path: Path) -> None:
+    graph = onnx.load(str(path), load_external_data=False).graph
+    assert why_not_packed(graph) is None
