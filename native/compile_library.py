@@ -1,8 +1,8 @@
 """Compiles the library: `python compile_library.py OUT [--target TRIPLE]`.
 
-A compiler of the machine comes first: the one that CXX names, g++ or clang++. Where there is none, or for another
-TARGET than this machine, it is zig's (`pip install ziglang`). The sources use no C++ standard library, so that zig need
-not compile one. Objects are compiled at the same time.
+A compiler of the machine comes first: the one that CXX names, or g++ or clang++ if they are new enough. Where there is
+none, or for another TARGET than this machine, it is zig's (`pip install ziglang`). The sources use no C++ standard
+library, so that zig need not compile one. Objects are compiled at the same time.
 """
 
 import argparse
@@ -18,6 +18,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 SOURCE = Path(__file__).parent / "src"
+# What zig's compiler is to compile for, for the tag of a wheel.
+PLATFORMS = {
+    "manylinux_2_17_x86_64.manylinux2014_x86_64": "x86_64-linux-gnu.2.17",
+    "manylinux_2_17_aarch64.manylinux2014_aarch64": "aarch64-linux-gnu.2.17",
+    "win_amd64": "x86_64-windows-gnu",
+    "macosx_13_0_arm64": "aarch64-macos.13.0",
+    "macosx_13_0_x86_64": "x86_64-macos.13.0",
+}
 _COMMON = [
     "-std=c++17",
     "-O3",
@@ -48,6 +56,13 @@ _SETS = {
     "aarch64": {"base": []},
 }
 _AMX = [*_AVX512, "-mamx-tile", "-mamx-int8"]
+_ARMV8 = "-march=armv8.2-a+dotprod+fp16"
+# What older compilers do not know, such as g++ 11.
+_PROBE = """
+typedef _Float16 H __attribute__((vector_size(8)));
+typedef float F __attribute__((vector_size(16)));
+F widened(H halves) { return __builtin_convertvector(halves, F); }
+"""
 _MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
 
 
@@ -57,12 +72,26 @@ def machine() -> str:
     return _MACHINES.get(name, name)
 
 
+def library_name(target: str = "") -> str:
+    """The name of the library's file."""
+    system = target or sys.platform
+    if "windows" in system or system == "win32":
+        return "genai_native.dll"
+    return "libgenai_native.dylib" if "macos" in system or system == "darwin" else "libgenai_native.so"
+
+
 def find_compiler() -> list[str]:
-    """The command of a C++ compiler on this machine; empty without one."""
+    """The command of a C++ compiler on this machine; empty without one that can compile the sources."""
     if wanted := os.environ.get("CXX"):
         return shlex.split(wanted)
-    found = next((name for name in ("g++", "clang++", "c++") if shutil.which(name)), None)
+    found = next((name for name in ("g++", "clang++", "c++") if shutil.which(name) and _suits(name)), None)
     return [found] if found else []
+
+
+def _suits(compiler: str) -> bool:
+    options = [*_AMX, "-mavx512bf16"] if machine() == "x86_64" else [_ARMV8]
+    command = [compiler, "-std=c++17", *options, "-fsyntax-only", "-x", "c++", "-"]
+    return not subprocess.run(command, input=_PROBE, text=True, capture_output=True, check=False).returncode
 
 
 def digest() -> str:
@@ -83,13 +112,14 @@ def compile_library(out: Path, target: str = "", extra: Sequence[str] = ()) -> N
     if not compiler:
         compiler = [sys.executable, "-m", "ziglang", "c++", *(["-target", target] if target else [])]
     processor = target.partition("-")[0] or machine()
-    is_windows = "windows" in target or (not target and sys.platform == "win32")
+    is_windows = library_name(target).endswith(".dll")
+    is_zig = "zig" in " ".join(compiler)
     common = [option for option in _COMMON if not (is_windows and option == "-fPIC")] + list(extra)
+    if is_zig:
+        common.append("-mcpu=baseline")  # otherwise it is the processor of this machine
     sets = dict(_SETS[processor])
-    if processor == "aarch64" and "zig" in " ".join(compiler):
-        sets["base"] = ["-mcpu=generic+dotprod+fullfp16"]
-    elif processor == "aarch64":
-        sets["base"] = ["-march=armv8.2-a+dotprod+fp16"]
+    if processor == "aarch64":
+        sets["base"] = ["-mcpu=generic+dotprod+fullfp16"] if is_zig else [_ARMV8]
     with tempfile.TemporaryDirectory() as folder:
         units = [(f"{name}.cpp", name, list[str]()) for name in _OPERATORS]
         units += [("kernels.cpp", name, [*options, f"-DISA={name}"]) for name, options in sets.items()]
@@ -103,7 +133,7 @@ def compile_library(out: Path, target: str = "", extra: Sequence[str] = ()) -> N
         _run_all(commands)
         out.parent.mkdir(parents=True, exist_ok=True)
         libraries = [] if is_windows else ["-lm"]
-        nothing = ["-nostdlib++"] if "zig" in " ".join(compiler) or "clang" in compiler[0] else []
+        nothing = ["-nostdlib++"] if is_zig or "clang" in compiler[0] else []
         made = out.with_name(f".{out.name}.{os.getpid()}")
         linked = ["-shared", "-s", *nothing, *extra, "-o", str(made), *objects, *libraries]
         subprocess.run([*compiler, *linked], check=True)
@@ -112,9 +142,10 @@ def compile_library(out: Path, target: str = "", extra: Sequence[str] = ()) -> N
 
 def _run_all(commands: Sequence[list[str]]) -> None:
     running = [subprocess.Popen(command) for command in commands]
-    for command, process in zip(commands, running, strict=True):
-        if process.wait():
-            raise subprocess.CalledProcessError(process.returncode, command)
+    statuses = [process.wait() for process in running]
+    for command, status in zip(commands, statuses, strict=True):
+        if status:
+            raise subprocess.CalledProcessError(status, command)
 
 
 def main() -> None:

@@ -2,13 +2,13 @@
 // everything else: the sums of a block are integers, and the steps in floats are the same in the same order.
 #include <immintrin.h>
 #if defined(__linux__)
-#include <cpuid.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
 
 #include "amx_tiles.h"
 #include "kernels.h"
+#include "processor.h"
 
 namespace native {
 namespace {
@@ -142,12 +142,8 @@ bool has_tiles() {
 #if defined(EMULATED_AMX)
   return true;
 #elif defined(__linux__)
-  constexpr unsigned kTileAndInt8 = 3u << 24, kConfigAndData = 3u << 17;
   constexpr long kRequestPermission = 0x1023, kTileData = 18;
-  unsigned a, b, c, d;
-  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & kTileAndInt8) != kTileAndInt8) return false;
-  asm volatile("xgetbv" : "=a"(a), "=d"(d) : "c"(0));
-  return (a & kConfigAndData) == kConfigAndData && !syscall(SYS_arch_prctl, kRequestPermission, kTileData);
+  return processor_features().amx_int8 && !syscall(SYS_arch_prctl, kRequestPermission, kTileData);
 #else
   return false;
 #endif

@@ -1,5 +1,6 @@
 // The operators of the domain "genai_server.native" for ONNX Runtime. README.md describes their inputs and attributes.
 #include "operator.h"
+#include "processor.h"
 #include "products.h"
 
 namespace native {
@@ -15,15 +16,13 @@ constexpr int kMaxSets = 5;
 int usable_kernels(const Kernels** found) {
   int number = 0;
 #if defined(__x86_64__)
-  __builtin_cpu_init();
-  if (__builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl")) {
-    if (__builtin_cpu_supports("avx512bf16")) {
-      if (const Kernels* amx = amx_kernels()) found[number++] = amx;
-      found[number++] = &kernels_avx512bf16;
-    }
-    found[number++] = &kernels_avx512vnni;
+  const Features features = processor_features();
+  if (features.avx512bf16) {
+    if (const Kernels* amx = amx_kernels()) found[number++] = amx;
+    found[number++] = &kernels_avx512bf16;
   }
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c")) found[number++] = &kernels_avx2;
+  if (features.avx512vnni) found[number++] = &kernels_avx512vnni;
+  if (features.avx2) found[number++] = &kernels_avx2;
 #endif
   found[number++] = &kernels_base;
   return number;
