@@ -3,14 +3,13 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import msgspec
 import numpy as np
 import onnx
 import pytest
 
 from genai_server.engine.graph_rewriting.packed_products import why_not_packed
+from genai_server.engine.runners.base import Runner
 from genai_server.engine.runners.load_batched import load_batched
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.scores import Logits
@@ -23,20 +22,11 @@ from tests.tokens import text
 MAX_LENGTH = 256
 
 
-def logits(model_dir: Path, operators: str, cache_dir: Path | None) -> Logits:
-    """The logits after a prompt that is read in two chunks, and after a token behind it."""
-    spec = engine_spec(model_dir, 2, MAX_LENGTH, cache_dir)
-    spec = msgspec.structs.replace(spec, settings=msgspec.structs.replace(spec.settings, cpu_operators=operators))
-    runner = load_batched(spec, model_dir, OgGeneratorRunner(DEMO, "cpu", threads=1).model)
-    assert (runner.graph.is_native, runner.abilities.is_exact) == (operators == "native", operators == "native")
-    driven: Any = Driven(runner)
-    prompt = text(90, 3)
+def logits(runner: Runner) -> Logits:
+    """Those after a prompt, and after a token behind it."""
+    driven, prompt = Driven(runner), text(90, 3)
     driven.open(1, prompt, MAX_LENGTH)
-    driven.read((1, prompt[:70], False))
-    found = [
-        scores.logits[-1].astype(np.float32) for step in (prompt[70:], [9]) for scores in driven.read((1, step, True))
-    ]
-    return np.stack(found)
+    return np.stack([driven.prefill(1, prompt).copy(), driven.read((1, [9], True))[0].logits[-1].copy()])
 
 
 @pytest.mark.parametrize("has_cache", [True, False])
@@ -57,8 +47,11 @@ def test_a_decoder_computes_what_onnx_runtime_does(
     has_cache: bool,
     tmp_path: Path,
 ) -> None:
-    ours = logits(write(DEMO, tmp_path / "ours"), "native", tmp_path / "cache" if has_cache else None)
-    expected = logits(write_reference(DEMO, tmp_path / "reference"), "onnxruntime", None)
+    library = OgGeneratorRunner(write_reference(DEMO, tmp_path / "reference"), "cpu", threads=1)
+    spec = engine_spec(write(DEMO, tmp_path / "model"), 2, MAX_LENGTH, tmp_path / "cache" if has_cache else None)
+    runner = load_batched(spec, tmp_path / "model", library.model)
+    assert runner.abilities.is_exact
+    ours, expected = logits(runner), logits(library)
     assert np.abs(ours - expected).max() < limit * expected.std()
 
 
