@@ -1,13 +1,18 @@
 """The log: levels, formats, and what it contains of exceptions."""
 
 import asyncio
+import contextlib
 import json
 import logging
+import os
 import re
 import socket
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime
+from pathlib import Path
+from typing import TextIO
 
 import httpx
 import pytest
@@ -16,7 +21,8 @@ from starlette.types import Receive, Scope, Send
 
 from genai_server.errors import MalformedForm
 from genai_server.http.upload import FormParser
-from genai_server.logs import DiscreetFormatter, configure_logging
+from genai_server.logs import DiscreetFormatter, configure_logging, written_in_thread
+from tests.running_server import run_server, wait_until
 
 pytestmark = pytest.mark.usefixtures("untouched_logging")
 
@@ -175,3 +181,131 @@ def test_json_log_keeps_an_exception_in_its_line(capsys: pytest.CaptureFixture[s
 
 def test_text_log_has_fields_after_the_message(capsys: pytest.CaptureFixture[str]) -> None:
     assert _formatted("text", "done", capsys, id="r1", n=2).endswith("INFO genai_server.x: done id=r1 n=2\n")
+
+
+# a standard error that is blocked
+
+
+@pytest.fixture
+def pipe() -> Iterator[tuple[int, TextIO]]:
+    """A pipe that nobody reads, and the stream that writes to it."""
+    reads, writes = os.pipe()
+    with os.fdopen(writes, "w") as stream, os.fdopen(reads, "rb"):
+        yield reads, stream
+
+
+def _fill(descriptor: int) -> int:
+    """Write to a pipe as much as it holds; returns the number of bytes."""
+    os.set_blocking(descriptor, False)
+    num_bytes = 0
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            num_bytes += os.write(descriptor, b"." * 512)
+    os.set_blocking(descriptor, True)
+    return num_bytes
+
+
+def _within(work: Callable[[], object]) -> None:
+    """Do something that must not block."""
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(20)
+    assert not thread.is_alive()
+
+
+def _read(descriptor: int, least: int) -> bytes:
+    """Read at least this many bytes from a pipe."""
+    found = b""
+    while len(found) < least:
+        found += os.read(descriptor, 1 << 16)
+    return found
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="pipes always block there")
+def test_a_blocked_standard_error_holds_up_nobody_and_dropped_lines_are_counted(
+    pipe: tuple[int, TextIO], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("genai_server.logs._MAX_WAITING", 3)
+    monkeypatch.setattr("genai_server.logs._END_SECONDS", 20.0)
+    reads, stream = pipe
+    monkeypatch.setattr("sys.stderr", stream)
+    configure_logging("info")
+    log = logging.getLogger("genai_server.anything")
+    filled = _fill(stream.fileno())
+
+    def log_lines(*words: str) -> None:
+        for word in words:
+            log.info("line %s", word)
+
+    with written_in_thread():
+        lines = logging.getLogger().handlers[0].stream  # type: ignore[attr-defined]
+        _within(lambda: log_lines("first"))
+        wait_until(lambda: lines._waiting == [])
+        _within(lambda: log_lines(*"abcdefg"))
+        _read(reads, filled)
+        wait_until(lambda: lines._waiting == [])
+        _within(lambda: log_lines("last"))
+    stream.flush()
+    os.set_blocking(reads, False)
+    written = os.read(reads, 1 << 16).decode().splitlines()
+    assert [line.rpartition(": ")[2] for line in written] == [
+        "line first",
+        "line a",
+        "line b",
+        "line c",
+        "standard error was blocked; 4 lines of the log were dropped",
+        "line last",
+    ]
+    assert logging.getLogger().handlers[0].stream is stream  # type: ignore[attr-defined]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="pipes always block there")
+def test_a_blocked_standard_error_delays_the_end_by_a_short_time_only(
+    pipe: tuple[int, TextIO], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("genai_server.logs._END_SECONDS", 0.01)
+    _, stream = pipe
+    monkeypatch.setattr("sys.stderr", stream)
+    configure_logging("info")
+    _fill(stream.fileno())
+
+    def log_one() -> None:
+        with written_in_thread():
+            logging.getLogger("genai_server.anything").info("line")
+
+    _within(log_one)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no named pipes")
+def test_a_server_answers_while_nobody_reads_its_log(own_folder: Path) -> None:
+    fifo = own_folder / "log"
+    os.mkfifo(fifo)
+    reads = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+    starts = (
+        "import os, sys; "
+        f"os.dup2(os.open({str(fifo)!r}, os.O_WRONLY), 2); "
+        "os.execv(sys.executable, [sys.executable, '-m', 'genai_server', 'serve', *sys.argv[1:]])"
+    )
+    program = (sys.executable, "-c", starts)
+    with run_server(own_folder, "--device", "scripted", program=program) as server:
+        with contextlib.suppress(BlockingIOError):
+            while os.read(reads, 1 << 16):
+                pass
+        writes = os.open(fifo, os.O_WRONLY)
+        _fill(writes)
+        os.close(writes)
+        with server.begun("delay 0.01; count 30") as rest:
+            for _ in range(5):
+                assert server.chat("say hi").status_code == 200
+            assert "decode" in list(rest)[-1]
+        written = ""
+
+        def is_logged() -> bool:
+            nonlocal written
+            with contextlib.suppress(BlockingIOError):
+                written += os.read(reads, 1 << 16).decode()
+            return written.count("path=/v1/chat ") == 5
+
+        wait_until(is_logged)
+        os.set_blocking(reads, True)
+        threading.Thread(target=lambda: [None for _ in iter(lambda: os.read(reads, 1 << 16), b"")], daemon=True).start()

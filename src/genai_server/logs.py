@@ -1,8 +1,12 @@
 """Destination and format of the log, the same in every process."""
 
 import logging
+import os
 import sys
+import threading
 import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any
@@ -15,6 +19,8 @@ _SHORT, _SHORT_TIME = "%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S"
 # Libraries' loggers. asyncio is noisy at DEBUG, python_multipart warns of each wrong form, which gets a response, and
 # httpx2, under huggingface_hub, reports each request at INFO.
 _LOWEST_LEVELS = {"asyncio": logging.INFO, "python_multipart": logging.ERROR, "httpx2": logging.WARNING}
+# Maximum number of lines that wait for standard error, and seconds for which the end of a process waits for them.
+_MAX_WAITING, _END_SECONDS = 1000, 1.0
 _Raised = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
 
 
@@ -66,6 +72,89 @@ def configure_logging(level: str, form: str = "text") -> None:
         logging.getLogger(name).setLevel(max(lowest, logging.getLevelName(level.upper())))
     if is_short:  # the welcome says that the server is ready, and the server's own lines that it stops
         handler.addFilter(lambda record: record.name != "uvicorn" or record.levelno > logging.INFO)
+
+
+@contextmanager
+def written_in_thread() -> Iterator[None]:
+    """Within the context a thread writes the lines, so that nothing else waits for a standard error that is blocked,
+    such as a pipe that nobody reads.
+
+    Lines that do not fit into the queue are dropped, and the next line says how many.
+    """
+    handler = next((one for one in logging.getLogger().handlers if type(one) is logging.StreamHandler), None)
+    try:
+        descriptor = -1 if handler is None else handler.stream.fileno()
+    except (OSError, ValueError):  # it is no file
+        descriptor = -1
+    if handler is None or descriptor < 0:
+        yield
+        return
+
+    def dropped(number: int) -> str:
+        words = "standard error was blocked; %d lines of the log were dropped"
+        return handler.format(logging.LogRecord(__name__, logging.WARNING, __file__, 0, words, (number,), None)) + "\n"
+
+    stream, lines = handler.stream, WaitingLines(descriptor, dropped)
+    handler.setStream(lines)
+    try:
+        yield
+    finally:
+        handler.setStream(stream)
+        lines.close()
+
+
+class WaitingLines:
+    """A stream whose lines a thread writes to a file. Any thread may write; must be closed.
+
+    `dropped` makes the line that says how many were dropped.
+    """
+
+    def __init__(self, descriptor: int, dropped: Callable[[int], str]) -> None:
+        self._descriptor = descriptor
+        self._dropped = dropped
+        # Guards the next two fields.
+        self._lock = threading.Lock()
+        self._waiting: list[str] = []
+        self._num_dropped = 0
+        self._has_lines = threading.Event()
+        self._is_closed = False
+        # A daemon, because it may be blocked forever.
+        self._thread = threading.Thread(target=self._write_all, name="log", daemon=True)
+        self._thread.start()
+
+    def write(self, line: str) -> None:
+        """Let a line wait to be written."""
+        with self._lock:
+            if len(self._waiting) < _MAX_WAITING:
+                self._waiting.append(line)
+            else:
+                self._num_dropped += 1
+        self._has_lines.set()
+
+    def flush(self) -> None:
+        """Do nothing: the thread writes at once."""
+
+    def close(self) -> None:
+        """End the thread when it has written all lines, but wait for a short time only."""
+        self._is_closed = True
+        self._has_lines.set()
+        self._thread.join(_END_SECONDS)
+
+    def _write_all(self) -> None:
+        is_closed = False
+        while not is_closed:
+            self._has_lines.wait()
+            self._has_lines.clear()
+            is_closed = self._is_closed
+            with self._lock:
+                lines, self._waiting = self._waiting, []
+                num_dropped, self._num_dropped = self._num_dropped, 0
+            if num_dropped:
+                lines.append(self._dropped(num_dropped))
+            data = "".join(lines).encode(errors="backslashreplace")
+            with suppress(OSError):  # nobody reads any more
+                while data:
+                    data = data[os.write(self._descriptor, data) :]
 
 
 def _traceback_lines(error: BaseException, seen: set[int]) -> list[str]:

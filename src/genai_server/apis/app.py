@@ -71,6 +71,7 @@ from genai_server.http.telemetry.recent_requests import RecentRequests
 from genai_server.http.telemetry.request_record import Observer
 from genai_server.http.trailing_slash import TrailingSlash
 from genai_server.images.reader import Images
+from genai_server.logs import written_in_thread
 from genai_server.messages.status_file import read_status_file
 from genai_server.process_memory import rare_full_collections
 from genai_server.timing import Clock, request_clock
@@ -146,6 +147,7 @@ def create_app(
             usage.open(Path(settings.usage_file) if settings.usage_file else folder / FILE_NAME)
             history = LoadHistory(engine_metrics, recent)
             with (
+                written_in_thread(),
                 closing(WorkerClient(partial(_worker_pool, folder))) as workers,
                 closing(Images(workers, settings, folder, counts.count_image)) as images,
                 closing(Recordings(workers, settings, folder, counts.count_recording)) as recordings,
