@@ -430,7 +430,7 @@ void widen(const FloatProduct& p, int64_t panel, int64_t first, int inputs, floa
 
 // Add the sums of inputs from `first` to those before them.
 template <int ROWS, int VECS>
-INLINE void add_sums(const FloatProduct& p, const F (*acc)[VECS], int64_t panel, int64_t row, int64_t first, int inputs, int vec) {
+INLINE void add_sums(const FloatProduct& p, const F (&acc)[ROWS][VECS], int64_t panel, int64_t row, int64_t first, int inputs, int vec) {
   const bool is_last = p.bias && first + inputs == p.depth;
   for (int r = 0; r < ROWS; ++r)
     for (int v = 0; v < VECS; ++v) {

@@ -40,7 +40,8 @@ struct Rows {
   static int64_t bytes(const MatrixSize& size, int64_t rows) {
     return size.rounds ? divided_up(rows * size.padded(), 64) * 64 + rows * size.blocks * 8 : 0;
   }
-  Rows(const MatrixSize& size, int64_t rows, const float* unrounded, char* memory) : floats(unrounded) {
+  Rows(const MatrixSize& size, int64_t rows, const float* unrounded, char* memory) : floats(unrounded), values(), scales(), sums() {
+    if (!size.rounds) return;
     values = reinterpret_cast<int8_t*>(memory);
     scales = reinterpret_cast<float*>(memory + divided_up(rows * size.padded(), 64) * 64);
     sums = reinterpret_cast<int32_t*>(scales + rows * size.blocks);
@@ -219,9 +220,9 @@ class PackedExperts {
     char* memory = nullptr;
     int64_t needed = 0;
     auto take = [&](int64_t bytes) {
-      char* found = memory + needed;
+      const int64_t at = needed;
       needed += divided_up(bytes, 64) * 64;
-      return found;
+      return memory ? memory + at : nullptr;
     };
     int64_t *experts, *rows, *starts;
     float *weights, *taken, *inner, *results;

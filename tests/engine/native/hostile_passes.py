@@ -62,20 +62,72 @@ def floats(rng: np.random.Generator, *shape: int) -> NDArray[np.float32]:
     return rng.standard_normal(shape, np.float32)
 
 
+def add_weights(
+    rng: np.random.Generator, given: Pass, prefix: str, bits: int, block: int, depth: int, panels: int
+) -> None:
+    """Weights of so many panels of products of `depth` inputs, with their scales and offsets."""
+    if bits > 8:
+        kind = np.float32 if bits == 32 else np.float16
+        given.constants[f"{prefix}weights"] = floats(rng, panels * 64 * depth).astype(kind)
+        return
+    blocks = -(-depth // block)
+    given.constants[f"{prefix}weights"] = rng.integers(0, 256, panels * 64 * blocks * block * bits // 8, np.uint8)
+    given.constants[f"{prefix}scales"] = floats(rng, panels, blocks, 64)
+    if rng.random() < 0.5:
+        given.constants[f"{prefix}offsets"] = floats(rng, panels, blocks, 64)
+
+
 def valid_product(rng: np.random.Generator) -> Pass:
     found = Pass("PackedMatMul", ("x", "weights", "scales", "offsets", "bias"))
-    bits, block, gated = int(pick(rng, 4, 8)), int(pick(rng, 16, 32, 48, 64, 80, 128, 256, 272)), rng.random() < 0.3
+    bits, block, gated = (
+        int(pick(rng, 4, 8, 4, 8, 16, 32)),
+        int(pick(rng, 16, 32, 48, 64, 80, 128, 256, 272)),
+        rng.random() < 0.3,
+    )
     depth, outputs = int(rng.integers(1, 400)), 128 * int(rng.integers(1, 4)) if gated else int(rng.integers(1, 300))
-    blocks, panels = -(-depth // block), -(-outputs // 64)
     found.attributes = {"N": outputs, "K": depth, "block": block, "bits": bits, "gated": int(gated)}
-    found.constants["weights"] = rng.integers(0, 256, panels * 64 * blocks * block * bits // 8, np.uint8)
-    found.constants["scales"] = floats(rng, panels, blocks, 64)
-    if rng.random() < 0.5:
-        found.constants["offsets"] = floats(rng, panels, blocks, 64)
+    if bits > 8 or rng.random() < 0.3:
+        found.attributes["activation_bits"] = 32
+    add_weights(rng, found, "", bits, block, depth, -(-outputs // 64))
     if rng.random() < 0.5 and not gated:
         found.constants["bias"] = floats(rng, outputs)
     rows = pick(rng, [], [0], [1], [2], [3, 3], [0, 5], [1, 17], [33], [40], [2, 1, 1, 4], [150])
     found.inputs["x"] = floats(rng, *rows, depth)
+    return found
+
+
+def valid_experts(rng: np.random.Generator) -> Pass:
+    parts = [f"{layer}_{part}" for layer in ("first", "second") for part in ("weights", "scales", "offsets", "bias")]
+    found = Pass("PackedExperts", ("x", "router", "router_weights", *parts))
+    bits, blocks, number = (
+        int(pick(rng, 4, 8, 16, 32)),
+        [int(pick(rng, 16, 32, 48, 128)) for _ in range(2)],
+        int(rng.integers(1, 6)),
+    )
+    depth, inner, activation = int(rng.integers(1, 200)), int(rng.integers(1, 200)), int(rng.integers(5))
+    found.attributes = {
+        "experts": number,
+        "k": int(rng.integers(1, number + 1)),
+        "inner": inner,
+        "K": depth,
+        "bits": bits,
+    }
+    found.attributes |= {"block": blocks[0], "second_block": blocks[1], "activation": activation}
+    found.attributes |= {"normalize_routing_weights": int(rng.integers(2)), "limits_result": int(rng.integers(2))}
+    if bits > 8 or rng.random() < 0.3:
+        found.attributes["activation_bits"] = 32
+    else:  # a value that is rounded to the next of 127 steps
+        found.max_difference = MAX_DIFFERENCE_OF_BF16
+    panels = -(-inner // 64) * (1 if activation else 2), -(-depth // 64)
+    add_weights(rng, found, "first_", bits, blocks[0], depth, number * panels[0])
+    add_weights(rng, found, "second_", bits, blocks[1], inner, number * panels[1])
+    for name, outputs in (("first_bias", 64 * panels[0]), ("second_bias", depth)):
+        if rng.random() < 0.5:
+            found.constants[name] = floats(rng, number, outputs)
+    tokens = pick(rng, [0], [1], [2], [1, 17], [33], [3, 50])
+    found.inputs = {"x": floats(rng, *tokens, depth), "router": floats(rng, int(np.prod(tokens)), number)}
+    if rng.random() < 0.3:
+        found.inputs["router_weights"] = np.abs(floats(rng, int(np.prod(tokens)), number))
     return found
 
 
@@ -193,7 +245,7 @@ def main(first: int, count: int) -> tuple[int, int]:
     refused = computed = 0
     for number in range(first, first + count):
         rng = np.random.default_rng(number)
-        given = pick(rng, valid_product, valid_attention)(rng)
+        given = pick(rng, valid_product, valid_experts, valid_attention)(rng)
         changes = [pick(rng, *CHANGES) for _ in range(int(pick(rng, 0, 1, 1, 2, 3)))]
         instruction_set, threads = str(pick(rng, *sets)), int(pick(rng, 1, 2))
         names = [change.__name__ for change in changes]
