@@ -26,6 +26,7 @@ constexpr int W = 4, kVecs = 4, kRowsOfF = 6, kVecsOfF = 4;
 #endif
 typedef float F __attribute__((vector_size(4 * W)));
 typedef int32_t I __attribute__((vector_size(4 * W)));
+typedef uint32_t U __attribute__((vector_size(4 * W)));
 typedef int8_t B __attribute__((vector_size(W)));
 typedef uint16_t H __attribute__((vector_size(2 * W)));
 typedef _Float16 H16 __attribute__((vector_size(2 * W)));
@@ -215,7 +216,7 @@ INLINE F exp_of(F x) {
   y = y * r + 1.6666666e-1f;
   y = y * r + 0.5f;
   y = y * r * r + r + 1.0f;
-  F power = (F)(((I)shifted - (I)magic + 127) << 23);
+  F power = (F)(((U)shifted - (U)magic + 127) << 23);  // wraps around below -80
   return x < -80.0f ? F{} : y * power;
 }
 
