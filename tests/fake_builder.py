@@ -4,6 +4,11 @@ from pathlib import Path
 
 from tests.running_server import DEMO
 
+BASE = """
+class Model:
+    load_weights = is_qkv_projection_packable = make_packed_matmul_float_class = None
+    make_matmul_float = make_embedding_lookup = save_model = None
+"""
 # Substitutes for the libraries of the extra `export`, which take gigabytes: modules, and a builder with its options.
 BUILDER = f"""
 import json, os, shutil, sys
@@ -38,6 +43,10 @@ MODULES = {
     "onnxruntime_genai/__init__.py": "",
     "onnxruntime_genai/models/__init__.py": "",
     "onnxruntime_genai/models/builder.py": BUILDER,
+    # Parts of the builder that build_graph.py changes.
+    "builders/__init__.py": "",
+    "builders/base.py": BASE,
+    "builders/gemma.py": "class Gemma3Model:\n    pass\n",
 }
 # Substitutes for what unpacks GGUF files: a file has a description in JSON, and its reason for a refusal.
 UNPACKER = """
@@ -55,6 +64,11 @@ class GGUFReader:
 
 class GGMLQuantizationType:
     F32 = 0
+
+MODEL_ARCH_NAMES = {0: "llama"}
+
+def get_tensor_name_map(kind, layers):
+    return None
 """
 TRANSFORMERS = """
 import json, os
@@ -116,7 +130,6 @@ GGUF_MODULES = {
     "transformers/__init__.py": TRANSFORMERS,
     "transformers/integrations/__init__.py": "",
     "transformers/integrations/gguf/__init__.py": "",
-    "transformers/integrations/gguf/gguf_tokenizer_mapping.py": 'GGUF_PRE_TOKENIZER_SPLITS = {"qwen2": ""}',
 }
 
 

@@ -49,11 +49,11 @@ def test_directory_becomes_a_checked_model_with_fast_settings(tmp_path: Path, li
     log = (directory / "export.log").read_text(encoding="utf-8")
     assert "a line for the log only" in log
     assert "1 1 [" in log
-    for option in ("'int4'", "'cpu'", "'prune_lm_head=true'", "'block_size=128'", "'accuracy_level=4'"):
+    for option in ("'int4'", "'cpu'", "'prune_lm_head=true'", "'block_size=32'", "'accuracy_level=4'"):
         assert option in log
     # The original, not the builder's output.
     assert json.loads((directory / "tokenizer.json").read_bytes()) == {"original": True}
-    assert "block_size=128" in json.loads((directory / ".genai-server.json").read_bytes())["built"]
+    assert "block_size=32" in json.loads((directory / ".genai-server.json").read_bytes())["built"]
     assert sorted(path.name for path in (tmp_path / "models").iterdir()) == ["tiny-int4-cpu"]
 
 
@@ -66,11 +66,11 @@ def test_model_without_a_chat_template_is_kept_and_reported(tmp_path: Path, libr
 
 
 def test_the_users_options_come_before_ours(tmp_path: Path, libraries: Path, source: Path) -> None:
-    options = ["--extra", "block_size=32", "filename=model.onnx", "--to", str(tmp_path / "out")]
+    options = ["--extra", "block_size=64", "filename=model.onnx", "--to", str(tmp_path / "out")]
     assert export(tmp_path, libraries, str(source), *options).returncode == 0
     log = (tmp_path / "out" / "export.log").read_text(encoding="utf-8")
-    assert "'block_size=32'" in log
-    assert "'block_size=128'" not in log
+    assert "'block_size=64'" in log
+    assert "'block_size=32'" not in log
 
 
 def test_another_device_has_the_builders_own_blocks(tmp_path: Path, libraries: Path, source: Path) -> None:
@@ -211,6 +211,7 @@ def test_weights_read_wrongly_are_refused_before_the_download(tmp_path: Path, li
 
 GGUF = {
     "general.architecture": "llama",
+    "llama.block_count": 1,
     "tokenizer.ggml.model": "gpt2",
     "tokenizer.ggml.pre": "qwen2",
     "tokenizer.ggml.tokens": ["a", "<end>"],
@@ -235,11 +236,12 @@ def test_a_gguf_file_is_unpacked_and_built(tmp_path: Path, gguf_libraries: Path,
     (folder / "tiny-Q4_0.gguf").write_bytes(gguf())
     done = export(tmp_path, gguf_libraries, str(folder / named))
     assert done.returncode == 0, done.stderr
-    directory = tmp_path / "models" / "tiny-Q4_0-int4-cpu"
+    directory = tmp_path / "models" / "tiny-Q4_0-gguf-cpu"
     assert "unpacking tiny-Q4_0.gguf\nReading GGUF file\nReading weights\n" in done.stdout
     log = (directory / "export.log").read_text(encoding="utf-8")
-    assert "'block_size=32'" in log
-    assert json.loads((directory / "tokenizer.json").read_bytes()) == {"of": "the GGUF file"}
+    assert "'fp32'" in log
+    assert "'accuracy_level=4'" in log
+    assert json.loads((directory / "tokenizer.json").read_bytes())["of"] == "the GGUF file"
     note = json.loads((directory / ".genai-server.json").read_bytes())
     assert note["source"] == str(folder / "tiny-Q4_0.gguf")
     assert [path.name for path in (tmp_path / "models").iterdir()] == [directory.name]
@@ -250,12 +252,12 @@ def test_a_tokenizer_next_to_a_gguf_file_is_taken(tmp_path: Path, gguf_libraries
     done = export(tmp_path, gguf_libraries, "tiny.gguf")
     assert done.returncode == 2
     assert (
-        "tiny.gguf cannot be built: Transformers does not know how its tokenizer splits text (unknown-rule)"
+        "tiny.gguf cannot be built: the rule by which its tokenizer splits text is not known here (unknown-rule)"
         in done.stderr
     )
     (tmp_path / "tokenizer.json").write_text('{"of": "the original"}', encoding="utf-8")
     assert export(tmp_path, gguf_libraries, "tiny.gguf").returncode == 0
-    tokenizer = tmp_path / "models" / "tiny-int4-cpu" / "tokenizer.json"
+    tokenizer = tmp_path / "models" / "tiny-gguf-cpu" / "tokenizer.json"
     assert json.loads(tokenizer.read_bytes()) == {"of": "the original"}
 
 
@@ -276,7 +278,7 @@ def test_a_gguf_file_that_would_become_another_model_is_refused(
     assert done.returncode == 2
     assert done.stderr.startswith("genai-server: tiny.gguf cannot be built: ")
     assert reason in done.stderr
-    assert not (tmp_path / "models" / "tiny-int4-cpu").exists()
+    assert not (tmp_path / "models" / "tiny-gguf-cpu").exists()
 
 
 def test_a_damaged_gguf_file_is_refused(tmp_path: Path, gguf_libraries: Path) -> None:

@@ -19,7 +19,6 @@ def check(architecture: str, *, device: str = "cpu", precision: str = "int4", kn
 @pytest.mark.parametrize(
     ("architecture", "config", "reason"),
     [
-        ("Gemma3ForCausalLM", {}, "two kinds of rope"),
         ("Gemma3ForConditionalGeneration", {}, "two kinds of rope"),
         ("Gemma4ForConditionalGeneration", {}, "size of its heads differs"),
         ("Gemma4UnifiedForConditionalGeneration", {}, "size of its heads differs"),

@@ -21,7 +21,7 @@ from genai_server.config.sources import load_settings
 from genai_server.engine.model.files import check_model_directory
 from genai_server.errors import ConfigurationError, ExportFailed, ModelDirectoryError
 from genai_server.hub import builder, gguf_source, store
-from genai_server.hub.architectures import read_source_config
+from genai_server.hub.architectures import count_weights, read_source_config
 from genai_server.hub.builder import PRECISIONS, PROVIDERS, Build
 from genai_server.hub.client import Hub
 from genai_server.hub.download import download
@@ -29,7 +29,8 @@ from genai_server.hub.quantized_checkpoint import read_quantization
 from genai_server.hub.repository import name_of, select_gguf, select_source, with_tokenizer
 from genai_server.pooling_model import Task, task_of
 
-_PRECISION = "int4"
+# Below this number of weights, 4 bits cost more quality than they save (docs/models.md).
+_SMALL = 1_000_000_000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,7 +48,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help='GGUF file of a repository to build from, such as "*Q4_K_M*"; needed if it has several',
     )
     parser.add_argument(
-        "--precision", choices=PRECISIONS, help="precision of the weights (default: int4; encoders: fp32, or int8)"
+        "--precision",
+        choices=PRECISIONS,
+        help="precision of the weights (default: on CPUs GGUF files keep theirs, and decoders below about 1 billion "
+        "weights get int8; others int4; encoders fp32, or int8)",
     )
     parser.add_argument(
         "--task",
@@ -90,8 +94,7 @@ def run(arguments: argparse.Namespace) -> int:
     local = path_of(arguments.source)
     gguf = local if local.is_file() else gguf_source.find_gguf(local) if local.is_dir() else None
     if gguf is not None:
-        directory = _directory(arguments, gguf.stem, arguments.precision or _PRECISION)
-        _check_gguf(arguments, gguf)
+        directory = _directory(arguments, gguf.stem, _check_gguf(arguments, gguf))
         with store.locked(directory):
             _build_gguf(arguments, gguf.resolve(), directory, store.Origin(str(gguf.resolve())))
     elif local.is_dir():
@@ -138,8 +141,8 @@ def _build_from_hub(arguments: argparse.Namespace, name: str) -> Path:
             fetch_description(hub, repository, Path(folder))
             directory = _target(arguments, name, Path(folder))
         else:
-            directory = _directory(arguments, PurePosixPath(gguf.path).stem, arguments.precision or _PRECISION)
-            _check_gguf(arguments, gguf_source.fetch_beginning(hub, repository, gguf, Path(folder)))
+            precision = _check_gguf(arguments, gguf_source.fetch_beginning(hub, repository, gguf, Path(folder)))
+            directory = _directory(arguments, PurePosixPath(gguf.path).stem, precision)
     selection = select_source(repository) if gguf is None else with_tokenizer(repository, gguf)
     with store.locked(directory):
         source = store.staging(directory, "source")
@@ -153,14 +156,18 @@ def _build_from_hub(arguments: argparse.Namespace, name: str) -> Path:
     return directory
 
 
-def _check_gguf(arguments: argparse.Namespace, path: Path) -> None:
-    """Check that a GGUF file can be built; its weights may be zeros. Raises ConfigurationError and ExportFailed."""
+def _check_gguf(arguments: argparse.Namespace, path: Path) -> str:
+    """Check that a GGUF file can be built, and return in which precision; its weights may be zeros.
+
+    Raises ConfigurationError and ExportFailed.
+    """
     builder.check_environment(arguments.python, builder.NEEDED_FOR_GGUF)
-    if arguments.unchecked:
-        return
     with tempfile.TemporaryDirectory() as folder:
         _unpack(arguments, path, Path(folder), with_weights=False)
-        builder.check_source(_order(arguments, Path(folder), Path(folder)), arguments.python)
+        order = _order(arguments, Path(folder), Path(folder), path)
+        if not arguments.unchecked:
+            builder.check_source(order, arguments.python)
+        return order.precision
 
 
 def _build_gguf(arguments: argparse.Namespace, path: Path, directory: Path, origin: store.Origin) -> None:
@@ -170,7 +177,7 @@ def _build_gguf(arguments: argparse.Namespace, path: Path, directory: Path, orig
     try:
         say(f"unpacking {path.name}")
         _unpack(arguments, path, source)
-        _build(arguments, source, directory, origin, block_size=gguf_source.BLOCK_SIZE)
+        _build(arguments, source, directory, origin, path)
     finally:
         shutil.rmtree(source, ignore_errors=True)
 
@@ -185,17 +192,17 @@ def _build(
     source: Path,
     directory: Path,
     origin: store.Origin,
-    block_size: int | None = None,
+    gguf: Path | None = None,
 ) -> None:
     folder = store.staging(directory, "export")
     shutil.rmtree(folder, ignore_errors=True)
-    order = _order(arguments, source, folder)
-    if block_size is not None:
-        order = replace(order, block_size=block_size)
+    order = _order(arguments, source, folder, gguf)
     if not arguments.unchecked:
         builder.check_source(order, arguments.python)
     built = f"{order.precision} {order.device} {' '.join(order.options)}"
     say(f"building {directory.name} ({built})")
+    if why := _why(arguments, order):
+        say(why)
     try:
         builder.build(order, arguments.python, builder_environment(), say)
         check_model_directory(folder)
@@ -213,10 +220,12 @@ def _build(
     print(f"{directory} is built and checked; the builder's log is {builder.LOG} there")
 
 
-def _order(arguments: argparse.Namespace, source: Path, folder: Path) -> Build:
+def _order(arguments: argparse.Namespace, source: Path, folder: Path, gguf: Path | None = None) -> Build:
     """The build that the arguments ask for. Raises ConfigurationError if it is impossible."""
     task = arguments.task or task_of(source)
     order = Build(source, folder, arguments.precision or "", arguments.device, tuple(arguments.extra), task)
+    if gguf is not None and arguments.precision is None and arguments.device == "cpu":
+        return replace(order, precision=builder.AS_STORED, gguf=gguf)
     if not order.is_encoder:
         return _with_quantization(arguments, order)
     order = replace(order, precision=order.precision or "fp32")
@@ -228,6 +237,25 @@ def _order(arguments: argparse.Namespace, source: Path, folder: Path) -> Build:
     return order
 
 
+def _default_precision(order: Build) -> str:
+    """The precision of a decoder with weights that are not quantized."""
+    config = read_source_config(order.source)
+    number = count_weights(config)
+    is_small = number is not None and number < _SMALL and "quantization_config" not in config
+    return "int8" if is_small and order.device == "cpu" else "int4"
+
+
+def _why(arguments: argparse.Namespace, order: Build) -> str | None:
+    """Why a build has its precision, for the user; None where the user or the source chose it."""
+    if order.gguf is not None:
+        return "the numbers of the file are kept; types that ONNX Runtime cannot hold get 8 bits"
+    if order.precision == "int4" and order.has_eight_bit_ends:
+        return "4 bits by k_quant_mixed in blocks of 32, with embedding and head in 8 bits: the least loss at this size"
+    if order.precision == "int8" and arguments.precision is None and order.has_eight_bit_ends:
+        return "8 bits, because models below about 1 billion weights lose much in 4 (--precision int4 is smaller)"
+    return None
+
+
 def _with_quantization(arguments: argparse.Namespace, order: Build) -> Build:
     """The build of a decoder, in the precision of weights that are quantized already. Raises ConfigurationError."""
     try:
@@ -237,7 +265,7 @@ def _with_quantization(arguments: argparse.Namespace, order: Build) -> Build:
             raise
         quantization = None
     if quantization is None:
-        return replace(order, precision=order.precision or _PRECISION)
+        return replace(order, precision=order.precision or _default_precision(order))
     found = f"the weights are quantized already ({quantization})"
     if order.precision not in ("", quantization.precision):
         raise ConfigurationError(f"--precision {order.precision}: {found} and can be built in {quantization.precision}")

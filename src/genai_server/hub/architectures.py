@@ -20,7 +20,6 @@ _BY_LAYER = "the size of its heads differs between layers, which the model build
 _LONG_ROPE = "its experts come with a rope of short and long factors, which the model builder does not support"
 # Architectures that the builder knows and cannot build on any device.
 _FAULTS = {
-    "Gemma3ForCausalLM": _TWO_ROPES,
     "Gemma3ForConditionalGeneration": _TWO_ROPES,
     "Gemma4ForConditionalGeneration": _BY_LAYER,
     "Gemma4UnifiedForConditionalGeneration": _BY_LAYER,
@@ -98,6 +97,23 @@ def _has_layers_without_rope(config: Mapping[str, Any]) -> bool:
     """Whether a SmolLM3 has layers without rope, as it has by default: one of four."""
     layers = config.get("no_rope_layers")
     return 0 in layers if isinstance(layers, list) else bool(config.get("no_rope_layer_interval", 4))
+
+
+def count_weights(config: Mapping[str, Any]) -> int | None:
+    """About how many weights a decoder has, from its config.json; None if that does not say it."""
+    text = config.get("text_config")
+    section = text if isinstance(text, dict) else config
+    try:
+        width, layers, words = (int(section[name]) for name in ("hidden_size", "num_hidden_layers", "vocab_size"))
+        heads = int(section["num_attention_heads"])
+        shared = int(section.get("num_key_value_heads") or heads)
+        inner = int(section.get("head_dim") or width // heads)
+        between = int(section.get("moe_intermediate_size") or section["intermediate_size"])
+        experts = int(section.get("num_local_experts") or section.get("num_experts") or 1)
+        tables = 1 if section.get("tie_word_embeddings", config.get("tie_word_embeddings")) else 2
+    except (KeyError, TypeError, ValueError, ZeroDivisionError):
+        return None
+    return words * width * tables + layers * width * (2 * inner * (heads + shared) + 3 * between * experts)
 
 
 def has_draft_head(config: Mapping[str, Any]) -> bool:

@@ -25,12 +25,19 @@ PROVIDERS = {"cpu": "cpu", "cuda": "cuda", "directml": "dml"}
 PRECISIONS = ("int4", "int8", "fp16", "bf16", "fp32")
 # Precisions for encoders; others would need a calibration, or are slower on CPUs.
 ENCODER_PRECISIONS = ("fp32", "int8")
+# What a build is called whose weights are those of a GGUF file, in place of a precision.
+AS_STORED = "gguf"
 # Modules that the builder imports and serving does not need.
 _BUILDER = "onnxruntime_genai.models.builder"
 _NEEDED = ("torch", "transformers", "onnx_ir", _BUILDER)
 NEEDED_FOR_ENCODERS = ("torch", "transformers", "onnxscript", "onnxruntime")
 NEEDED_FOR_GGUF = ("torch", "transformers", "transformers.integrations.gguf", "gguf", "accelerate")
 _ENCODERS = Path(__file__).with_name("export_encoder.py")
+_PROGRAM = Path(__file__).with_name("build_graph.py")
+# Values of a row that have one scale in 8 bits or 4 on CPUs; larger blocks lose more (docs/performance.md).
+BLOCK_SIZE = 32
+# Architectures that the builder can read with corrections only.
+_CORRECTED = ("Gemma3ForCausalLM",)
 # The answers of a decoder that reranks, if its directory does not name them.
 _YES, _NO = "yes", "no"
 # Files that the builder rewrites in another form; the original ones are kept instead.
@@ -39,7 +46,7 @@ _KEPT = ("tokenizer.json", "chat_template.jinja")
 _POOLING = (CONFIG, *MODULE_FILES)
 # Types of models that the builder misspells, as onnxruntime-genai has them.
 _TYPES = {"qwen3vl": "qwen3_vl"}
-_STEP = re.compile(r"^(Reading [\w ]+|Saving (?:ONNX model|GenAI config|processing files))(?: in .*)?$")
+_STEP = re.compile(r"^(Reading [\w ]+|Rounding [\w ]+|Saving (?:ONNX model|GenAI config|processing files))(?: in .*)?$")
 _LAST_LINES = 15
 
 
@@ -59,7 +66,9 @@ class Build:
     # How the source's weights are quantized; None if they are not.
     quantization: Quantization | None = None
     # Values that have one scale, on CPUs.
-    block_size: int = 128
+    block_size: int = BLOCK_SIZE
+    # The GGUF file whose numbers are kept; the source is its unpacked form. None for other sources.
+    gguf: Path | None = None
 
     @property
     def is_encoder(self) -> bool:
@@ -67,11 +76,21 @@ class Build:
         return self.task.pools and not is_decoder(self.source)
 
     @property
+    def has_eight_bit_ends(self) -> bool:
+        """Whether the embedding and the head get 8 bits, once if they are one matrix."""
+        if self.precision not in ("int4", "int8") or self.device != "cpu" or self.gguf is not None:
+            return False
+        config = read_source_config(self.source)
+        is_quantized = self.quantization is not None or "quantization_config" in config
+        # A head for drafts shares both with the model, under names of the builder's.
+        return not (is_quantized or self.task is Task.TRANSCRIBE or self.is_encoder or has_draft_head(config))
+
+    @property
     def options(self) -> list[str]:
         """The options for the builder.
 
-        A prompt needs only the logits of its last token. The other options are the fastest on CPUs (measurements in
-        docs/performance.md). Encoders have no options.
+        A prompt needs only the logits of its last token. On CPUs activations are rounded to 8 bits, and 4 bits are
+        chosen where they cost least, and 8 elsewhere (measurements in docs/performance.md). Encoders have no options.
         """
         if self.is_encoder:
             return []
@@ -82,8 +101,12 @@ class Build:
             Task.RERANK: {"prune_lm_head": "false"},
             Task.TRANSCRIBE: {},
         }[self.task].copy()
-        if self.device == "cpu" and self.precision in ("int4", "int8"):
+        if self.gguf is not None:
+            chosen |= {"accuracy_level": "4"}
+        elif self.device == "cpu" and self.precision in ("int4", "int8"):
             chosen |= {"block_size": str(self.block_size), "accuracy_level": "4"}
+        if self.precision == "int4" and self.has_eight_bit_ends:
+            chosen |= {"algo_config": "k_quant_mixed"}
         if has_head and self.task is Task.GENERATE:
             chosen["prune_lm_head"] = "false"  # the head reads the states of all tokens
         elif has_head and self.device == "cpu":
@@ -157,9 +180,17 @@ def _arguments(build: Build, cache: str) -> list[str]:
     """The arguments of Python that run the builder."""
     if build.is_encoder:
         return [str(_ENCODERS), str(build.source), str(build.target), build.precision]
+    program = ["-m", _BUILDER]
+    if build.gguf is not None:
+        program = [str(_PROGRAM), "--gguf", str(build.gguf)]
+    elif build.has_eight_bit_ends:
+        program = [str(_PROGRAM), "--eight-bit-ends"]
+    elif set(_CORRECTED) & set(read_source_config(build.source).get("architectures") or ()):
+        program = [str(_PROGRAM)]
     files = ["-i", str(build.source), "-o", str(build.target), "-c", cache]
-    kind = ["-p", build.precision, "-e", PROVIDERS[build.device], "--extra_options", *build.options]
-    return ["-m", "onnxruntime_genai.models.builder", *files, *kind]
+    precision = build.precision if build.gguf is None else "fp32"
+    options = ["--extra_options", *build.options] if build.options else []
+    return [*program, *files, "-p", precision, "-e", PROVIDERS[build.device], *options]
 
 
 def _correct(path: Path, device: str) -> None:

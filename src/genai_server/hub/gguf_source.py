@@ -11,8 +11,6 @@ from genai_server.hub.repository import RemoteFile, Repository, name_of
 from genai_server.quoted_values import escaped
 
 SUFFIX = ".gguf"
-# Values of a row that have one scale in llama.cpp's 4-bit formats; larger blocks would lose more.
-BLOCK_SIZE = 32
 LOG = "unpack.log"
 _PROGRAM = Path(__file__).with_name("unpack_gguf.py")
 _REFUSED = "refused: "

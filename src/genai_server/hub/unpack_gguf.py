@@ -4,29 +4,34 @@
 
 Transformers reads the file, with whatever quantization, and its tokenizer and chat template. This program corrects what
 Transformers leaves out, and refuses what would become another model: it then prints `refused: ` with the reason.
-Without `--weights` it writes what describes the model only. It imports nothing of this package, because that
-environment need not have it.
+Without `--weights` it writes what describes the model only. It imports nothing of this package but
+gguf_tokenizers.py next to it, because that environment need not have it.
 """
 
+import json
 import math
 import sys
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import torch
 from gguf import GGMLQuantizationType, GGUFReader
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, AutoTokenizer, GgufConfig
-from transformers.integrations.gguf import gguf_tokenizer_mapping
+
+if TYPE_CHECKING:
+    from genai_server.hub import gguf_tokenizers
+else:
+    import gguf_tokenizers
 
 # Architectures of which scripts/check_checkpoints.py compares the logits.
-_ARCHITECTURES = ("llama", "qwen2", "qwen3", "phi3", "gemma2", "lfm2")
+_ARCHITECTURES = ("llama", "qwen2", "qwen3", "phi3", "gemma2", "gemma3", "lfm2")
 _MODELS: Any = AutoModelForCausalLM
 _CLASSES: Any = MODEL_FOR_CAUSAL_LM_MAPPING
 # The type of tokens that structure a prompt.
 _CONTROL = 3
-# Names of rules for splitting text that are GPT-2's, or make no difference to it.
-_LIKE_GPT2 = ("gpt-2", "smollm")
+# The tokenizers for which a file names the rule that splits text.
+_BY_RULE = "gpt2"
 # Llama 3's rope, which a GGUF file has as factors only.
 _LLAMA_3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 _ROPE_FACTORS = "rope_freqs.weight"
@@ -98,12 +103,11 @@ def check(gguf: GGUFReader, path: Path) -> str:
     names = {tensor.name for tensor in gguf.tensors}
     if names & set(_LONG_ROPE):
         refuse("its rope has short and long factors, which Transformers leaves out")
-    splits = {*gguf_tokenizer_mapping.GGUF_PRE_TOKENIZER_SPLITS, *_LIKE_GPT2}
     rule = value(gguf, "tokenizer.ggml.pre", "default")
     has_own = (path.parent / _TOKENIZER).is_file()
-    if value(gguf, "tokenizer.ggml.model") == "gpt2" and rule not in splits and not has_own:
+    if value(gguf, "tokenizer.ggml.model") == _BY_RULE and rule not in gguf_tokenizers.RULES and not has_own:
         refuse(
-            f"Transformers does not know how its tokenizer splits text ({rule}); "
+            f"the rule by which its tokenizer splits text is not known here ({rule}); "
             f"put {' and '.join(_TOKENIZER_FILES[:2])} of the original model next to it"
         )
     return architecture
@@ -170,6 +174,10 @@ def save_tokenizer(gguf: GGUFReader, path: Path, target: Path) -> None:
     if wrong := [mark for mark in marks if tokenizer.convert_tokens_to_ids(mark) != tokens.index(mark)]:
         refuse(f"Transformers does not know {wrong[0]}, which its chat template has, for one token")
     tokenizer.save_pretrained(target)
+    if value(gguf, "tokenizer.ggml.model") == _BY_RULE:
+        saved = json.loads((target / _TOKENIZER).read_text(encoding="utf-8"))
+        gguf_tokenizers.RULES[value(gguf, "tokenizer.ggml.pre", "default")].apply(saved)
+        (target / _TOKENIZER).write_text(json.dumps(saved, ensure_ascii=False, indent=2), encoding="utf-8")
 
 
 def check_weights(gguf: GGUFReader, model: Any, found: dict[str, Any]) -> None:

@@ -1,0 +1,334 @@
+"""Runs onnxruntime-genai's model builder: a program for the Python that `export` names.
+
+    python build_graph.py [--gguf FILE | --eight-bit-ends] ARGUMENTS...
+
+The arguments are the builder's. With a GGUF file, whose unpacked form is the builder's input, each product with
+quantized weights becomes a MatMulNBits with the blocks of the file, so that nothing is quantized again. Every matrix is
+compared with the unpacked one first. With --eight-bit-ends the embedding and the head get 8 bits, which the builder
+gives to the head only, and they share them if they are one matrix. The program also corrects what the builder reads
+wrongly with Transformers 5. It imports nothing of this package but gguf_blocks.py next to it, because that environment
+need not have it.
+"""
+
+import importlib
+import runpy
+import sys
+from collections import Counter
+from functools import partialmethod
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx_ir
+import torch
+
+if TYPE_CHECKING:
+    from genai_server.hub import gguf_blocks
+else:
+    import gguf_blocks
+
+_BUILDER = "onnxruntime_genai.models.builder"
+# Of a matrix's largest magnitude: the unpacked weights are rounded to 16 bits.
+_TOLERANCE = 2e-3
+# Rows that are compared at once.
+_ROWS = 4096
+# Of weights that are rounded to 8 bits.
+_BLOCK = 32
+# Types of tensors whose numbers need no blocks.
+_FLOATS = ("F32", "F16", "BF16")
+
+
+def main() -> None:
+    """Run the builder with the command line's arguments."""
+    arguments = sys.argv[1:]
+    importlib.import_module(_BUILDER.rpartition(".")[0])  # it lets its parts be imported without their package
+    correct_gemma_3()
+    if arguments[0] == "--gguf":
+        write_blocks(GgufWeights(Path(arguments[1])))
+        arguments = arguments[2:]
+    elif arguments[0] == "--eight-bit-ends":
+        write_blocks(EightBitEnds())
+        arguments = arguments[1:]
+    sys.argv = [_BUILDER, *arguments]
+    runpy.run_module(_BUILDER, run_name="__main__", alter_sys=True)
+
+
+def correct_gemma_3() -> None:
+    """Let the builder read the two ropes of Gemma 3, which Transformers 5 describes by kind of layer."""
+    gemma: Any = importlib.import_module("builders.gemma")
+    initialize = gemma.Gemma3Model.__init__
+
+    def with_one_rope(self: Any, config: Any, *arguments: Any) -> None:
+        ropes = getattr(config, "rope_parameters", None) or {}
+        if "full_attention" in ropes:
+            config.rope_parameters = ropes["full_attention"]
+            config.rope_theta = ropes["full_attention"]["rope_theta"]
+            config.rope_local_base_freq = ropes["sliding_attention"]["rope_theta"]
+        initialize(self, config, *arguments)
+        self.embed_attrs["scale"] = float(np.float32(self.hidden_size) ** np.float32(0.5))  # not to two decimals
+
+    gemma.Gemma3Model.__init__ = with_one_rope
+
+
+class EightBitEnds:
+    """The embedding and the head of a model in 8 bits."""
+
+    keeps_floats = False
+
+    def __init__(self) -> None:
+        self._addresses: set[int] = set()
+        self.rounded: Counter[str] = Counter()
+
+    def find(self, model: Any) -> None:
+        """Find both in a model, if their rows consist of whole blocks."""
+        for module in (model.get_input_embeddings(), model.get_output_embeddings()):
+            if module is not None and module.weight.shape[1] % _BLOCK == 0:
+                self._addresses.add(module.weight.data_ptr())
+
+    def form(self, weight: Any) -> tuple[int, int] | None:
+        """The bits and the block of a matrix; None if it is neither."""
+        return (8, _BLOCK) if weight.data_ptr() in self._addresses else None
+
+    def blocks(self, weight: Any) -> "gguf_blocks.Blocks":
+        """The blocks of a matrix that has a form."""
+        parts = [weight[start : start + _ROWS].detach().float().numpy() for start in range(0, len(weight), _ROWS)]
+        return gguf_blocks.concatenated([gguf_blocks.eight_bits(part) for part in parts])
+
+
+class GgufWeights:
+    """The tensors of a GGUF file by the matrices that Transformers made of them."""
+
+    keeps_floats = True
+
+    def __init__(self, path: Path) -> None:
+        from gguf import MODEL_ARCH_NAMES, GGUFReader, get_tensor_name_map
+
+        reader = GGUFReader(path)
+        architecture = str(reader.get_field("general.architecture").contents())
+        kind = next(kind for kind, name in MODEL_ARCH_NAMES.items() if name == architecture)
+        layers = int(reader.get_field(f"{architecture}.block_count").contents())
+        self._names = get_tensor_name_map(kind, layers)
+        self._tensors = {tensor.name: tensor for tensor in reader.tensors}
+        # The tensor, the order of its rows and its unpacked form, by the address of that form.
+        self._found: dict[int, tuple[Any, Any, Any]] = {}
+        self.rounded: Counter[str] = Counter()
+
+    def find(self, model: Any) -> None:
+        """Find the tensors of a model's matrices, and take its other weights over in the file's 32 bits."""
+        heads = model.config.num_attention_heads, model.config.num_key_value_heads
+        for name, parameter in model.named_parameters():
+            stem, _, suffix = name.rpartition(".")
+            found = self._names.get_name(stem)
+            tensor = self._tensors.get(f"{found}.{suffix}")
+            if tensor is None:
+                continue
+            if parameter.ndim == 2:
+                order = self._order(tensor, parameter, heads)
+                self._found[parameter.untyped_storage().data_ptr()] = tensor, order, parameter
+            elif parameter.ndim == 1 and tensor.tensor_type.name == "F32" and parameter.dtype != torch.float32:
+                self._widen(parameter, torch.from_numpy(np.array(tensor.data, np.float32)))
+
+    def _order(self, tensor: Any, parameter: Any, heads: tuple[int, int]) -> Any:
+        """The order of the file's rows in a matrix: llama.cpp turns those of queries and keys. None for the same."""
+        num_rows = len(parameter)
+        orders: list[Any] = [None]
+        for number in heads if num_rows > 1 else ():
+            if num_rows % (2 * number) == 0:
+                orders.append(np.arange(num_rows).reshape(number, -1, 2).swapaxes(1, 2).reshape(-1))
+        for order in orders:
+            if is_equal(self._values(tensor, order, slice(0, _ROWS)), parameter[:_ROWS]):
+                return order
+        raise SystemExit(f"{tensor.name} of the file is not what Transformers made of it")
+
+    def _widen(self, parameter: Any, values: Any) -> None:
+        """Put the file's numbers in place of those that were rounded to 16 bits; Gemma's have an offset of 1."""
+        for wide in (values, values - 1):
+            if torch.equal(wide.to(parameter.dtype), parameter):
+                parameter.data = wide
+                return
+
+    def _rows(self, tensor: Any, order: Any, rows: slice) -> Any:
+        data = tensor.data.reshape(-1, tensor.data.shape[-1])
+        return data[rows] if order is None else data[order[rows]]
+
+    def _values(self, tensor: Any, order: Any, rows: slice) -> Any:
+        from gguf.quants import dequantize
+
+        return dequantize(np.ascontiguousarray(self._rows(tensor, order, rows)), tensor.tensor_type)
+
+    def form(self, weight: Any) -> tuple[int, int] | None:
+        """The bits and the block of a matrix, which may be rows of an unpacked one; None for floats."""
+        found = self._found.get(weight.untyped_storage().data_ptr())
+        if found is None or found[0].tensor_type.name in _FLOATS:
+            return None
+        return gguf_blocks.form(found[0].tensor_type.name) or (8, _BLOCK)
+
+    def blocks(self, weight: Any) -> "gguf_blocks.Blocks":
+        """The blocks of a matrix that has a form. Types that have none here are rounded to 8 bits."""
+        tensor, order, whole = self._found[weight.untyped_storage().data_ptr()]
+        first = weight.storage_offset() // whole.shape[1]
+        kind = tensor.tensor_type.name
+        parts = []
+        for start in range(first, first + len(weight), _ROWS):
+            rows = slice(start, min(start + _ROWS, first + len(weight)))
+            if gguf_blocks.form(kind) is None:
+                parts.append(gguf_blocks.eight_bits(self._values(tensor, order, rows)))
+                continue
+            parts.append(gguf_blocks.read(kind, self._rows(tensor, order, rows)))
+            if not is_equal(parts[-1].values(), whole[rows]):
+                raise SystemExit(f"{tensor.name} of the file is not what Transformers made of it")
+        if gguf_blocks.form(kind) is None:
+            self.rounded[kind] += 1
+        return gguf_blocks.concatenated(parts)
+
+
+def is_equal(values: Any, weight: Any) -> bool:
+    """Whether weights are equal but for their rounding to 16 bits."""
+    unpacked = weight.detach().float().numpy()
+    if values.shape != unpacked.shape:
+        return False
+    return bool(np.abs(values - unpacked).max() <= _TOLERANCE * np.abs(unpacked).max())
+
+
+def write_blocks(weights: "EightBitEnds | GgufWeights") -> None:
+    """Let the builder write the blocks of matrices that have a form in place of their floats."""
+    model: Any = importlib.import_module("builders.base").Model
+    for function in (
+        *(load_weights, is_qkv_projection_packable, make_packed_matmul_float_class),
+        *(make_matmul_float, make_embedding_lookup, save_model),
+    ):
+        original = getattr(model, function.__name__)
+        setattr(model, function.__name__, partialmethod(function, original, weights))
+
+
+# Methods of the builder in another form. Each gets the builder, the original method and the weights first.
+
+
+def load_weights(model: Any, original: Any, weights: Any, *arguments: Any) -> Any:
+    """Find the tensors of the matrices when they are loaded."""
+    loaded = original(model, *arguments)
+    weights.find(loaded)
+    return loaded
+
+
+def is_qkv_projection_packable(model: Any, original: Any, weights: Any, layer_id: int, attention: Any) -> bool:
+    """Join queries, keys and values only if their blocks have the same form."""
+    forms = {weights.form(part.weight) for part in (attention.q_proj, attention.k_proj, attention.v_proj)}
+    return len(forms) == 1 and bool(original(model, layer_id, attention))
+
+
+def make_packed_matmul_float_class(model: Any, original: Any, weights: Any, *parts: Any, **others: Any) -> Any:
+    """Remember of which matrices a joined one consists."""
+    joined = original(model, *parts, **others)
+    joined.parts = [part.weight for part in parts]
+    return joined
+
+
+def make_matmul_float(
+    model: Any, original: Any, weights: Any, matmul: Any, name: str, root_input: str, **others: Any
+) -> str:
+    """Write a product with the blocks of its matrix, or in the 16 bits that a GGUF file has."""
+    parts = getattr(matmul, "parts", [matmul.weight])
+    if None not in map(weights.form, parts):
+        blocks = gguf_blocks.concatenated([weights.blocks(part) for part in parts])
+        return str(model.make_matmul_nbits(as_quantized(blocks), name, root_input, **others))
+    if weights.keeps_floats and matmul.weight.dtype in (torch.float16, torch.bfloat16):
+        return make_widened(model, matmul.weight, name, root_input, **others)
+    return str(original(model, matmul, name, root_input, **others))
+
+
+def make_embedding_lookup(model: Any, original: Any, weights: Any, embedding: Any, basename: str, lm_head: Any) -> str:
+    """Write the look-up of tokens' vectors in blocks."""
+    if weights.form(embedding) is None:
+        return str(original(model, embedding, basename, lm_head))
+    is_tied = lm_head is not None and lm_head.weight.data_ptr() == embedding.data_ptr()
+    return look_up(model, embedding, basename, weights, is_tied=is_tied and not model.exclude_lm_head)
+
+
+def save_model(model: Any, original: Any, weights: Any, *arguments: Any) -> None:
+    """Say what could not be held as it is."""
+    for kind, number in weights.rounded.items():
+        print(f"Rounding {number} matrices of the type {kind} to 8 bits", flush=True)
+    original(model, *arguments)
+
+
+def as_quantized(blocks: "gguf_blocks.Blocks") -> SimpleNamespace:
+    """Blocks as the builder takes quantized weights."""
+    num_rows, num_columns = blocks.codes.shape
+    quantized = SimpleNamespace(
+        bits=blocks.bits,
+        group_size=blocks.block,
+        in_features=num_columns,
+        out_features=num_rows,
+        qweight=torch.from_numpy(blocks.packed().reshape(num_rows, num_columns // blocks.block, -1).copy()),
+        scales=torch.from_numpy(blocks.scales),
+    )
+    points = blocks.zero_points()
+    if points is not None:
+        quantized.qzeros = torch.from_numpy(points)
+    return quantized
+
+
+def make_widened(model: Any, weight: Any, name: str, root_input: str, **others: Any) -> str:
+    """Write a product with a matrix in 16 bits, which becomes one in 32 bits when the graph is loaded."""
+    stem = name[1:].replace("/", ".") + ".weight"
+    model.make_initializer(weight.T, stem)
+    cast, output = f"{name}/Cast", "logits" if others.get("logits") else f"{name}/output_0"
+    shape = [weight.shape[1], weight.shape[0]]
+    model.make_cast(cast, stem, dtype=onnx_ir.DataType.FLOAT, shape=shape)
+    model.make_node("MatMul", inputs=[root_input, f"{cast}/output_0"], outputs=[output], name=name)
+    sequence = others.get("seq_dim", "sequence_length")
+    model.make_value(output, model.io_dtype, shape=model.make_hidden_state_shape(seq_dim=sequence, last_dim=shape[1]))
+    return name
+
+
+def look_up(model: Any, embedding: Any, basename: str, weights: EightBitEnds | GgufWeights, *, is_tied: bool) -> str:
+    """Write the look-up of tokens' vectors in blocks, which are those of the head if it is the same matrix."""
+    blocks = weights.blocks(embedding)
+    stem = "lm_head.MatMulNBits" if is_tied else "model.embed_tokens"
+    num_rows, num_columns = blocks.codes.shape
+    ids, width = model.input_names["input_ids"], num_columns * blocks.bits // 8
+    packed = f"{stem}.qweight"
+    if is_tied:
+        packed = f"{basename}/Reshape/output_0"
+        inputs = [f"{stem}.qweight", f"/model/constants/INT64/[{num_rows}, {width}]"]
+        model.make_reshape(f"{basename}/Reshape", inputs, dtype=onnx_ir.DataType.UINT8, shape=[num_rows, width])
+    else:
+        model.make_initializer(torch.from_numpy(np.ascontiguousarray(blocks.packed())), packed)
+        model.make_initializer(torch.from_numpy(blocks.scales), f"{stem}.scales")
+    name = f"{basename}/GatherBlockQuantized"
+    model.make_node(
+        "GatherBlockQuantized",
+        inputs=[packed, ids, f"{stem}.scales"],
+        outputs=[f"{name}/output_0"],
+        name=name,
+        domain="com.microsoft",
+        bits=blocks.bits,
+        block_size=blocks.block,
+        gather_axis=0,
+        quantize_axis=1,
+    )
+    shape = model.make_hidden_state_shape()
+    if blocks.offsets is None:
+        return f"{name}/output_0"
+    # GatherBlockQuantized has no fractions of zero points: the offset of each block is added.
+    model.make_value(f"{name}/output_0", model.io_dtype, shape=shape)
+    number, by_block = blocks.scales.shape[1], [*shape[:-1], blocks.scales.shape[1], blocks.block]
+    model.make_initializer(torch.from_numpy(blocks.offsets), f"{stem}.offsets")
+    gathered, column = f"{basename}/offsets/Gather", f"{basename}/offsets/Unsqueeze"
+    model.make_gather(gathered, [f"{stem}.offsets", ids], dtype=model.io_dtype, shape=[*shape[:-1], number], axis=0)
+    minus_one = "/model/constants/INT64/[-1]"
+    column_shape = [*shape[:-1], number, 1]
+    model.make_unsqueeze(column, [f"{gathered}/output_0", minus_one], dtype=model.io_dtype, shape=column_shape)
+    split, total, joined = (f"{basename}/offsets/{part}" for part in ("Split", "Add", "Join"))
+    sizes = f"/model/constants/INT64/[0, 0, {number}, {blocks.block}]"
+    model.make_reshape(split, [f"{name}/output_0", sizes], dtype=model.io_dtype, shape=by_block)
+    model.make_add(total, [f"{split}/output_0", f"{column}/output_0"], dtype=model.io_dtype, shape=by_block)
+    sizes = f"/model/constants/INT64/[0, 0, {num_columns}]"
+    model.make_reshape(joined, [f"{total}/output_0", sizes], dtype=model.io_dtype, shape=shape)
+    return f"{joined}/output_0"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,228 @@
+"""Reads the blocks of a GGUF file's tensors as MatMulNBits holds them, so that no number changes.
+
+A weight of a block is `scale * (code - middle) + offset`, where the middle is half of the codes' range: 8 with 4 bits,
+128 with 8. Types of 2, 3 and 4 bits get codes of 4 bits, and all others codes of 8. This module imports nothing but
+numpy, because build_graph.py uses it in an environment that need not have this package.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+# numpy's types make other integers of operations with bytes.
+Bytes = NDArray[Any]
+Floats = NDArray[Any]
+# What moves codes of 5 bits to the middle of 8.
+_CENTER = np.uint8(128 - 16)
+# The numbers that codes of IQ4_NL and IQ4_XS stand for, and those of MXFP4 in halves.
+_NON_LINEAR = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8)
+_HALVES = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8)
+
+
+class Blocks(NamedTuple):
+    """Rows of a matrix in blocks that have a scale each."""
+
+    # [rows, columns], each in a byte of its own.
+    codes: Bytes
+    # [rows, blocks].
+    scales: Floats
+    # [rows, blocks]; None for none.
+    offsets: Floats | None
+    bits: int
+
+    @property
+    def block(self) -> int:
+        """The weights of a block."""
+        return int(self.codes.shape[1] // self.scales.shape[1])
+
+    def rows(self, chosen: Any) -> "Blocks":
+        """The blocks of some rows, which a slice or an array of indices names."""
+        offsets = None if self.offsets is None else self.offsets[chosen]
+        return Blocks(self.codes[chosen], self.scales[chosen], offsets, self.bits)
+
+    def values(self) -> Floats:
+        """The weights."""
+        codes = self.codes.reshape(*self.scales.shape, -1).astype(np.float32) - (1 << (self.bits - 1))
+        values = codes * self.scales[..., None]
+        if self.offsets is not None:
+            values += self.offsets[..., None]
+        return values.reshape(self.codes.shape)
+
+    def packed(self) -> Bytes:
+        """The codes as bytes [rows, bytes]; the first of two codes in a byte is its lower half."""
+        return self.codes if self.bits == 8 else self.codes[:, ::2] | self.codes[:, 1::2] << 4
+
+    def zero_points(self) -> Floats | None:
+        """Zero points with which `weight = scale * (code - zero point)`; None if all are the middle."""
+        if self.offsets is None:
+            return None
+        ratios = np.divide(self.offsets, self.scales, out=np.zeros_like(self.scales), where=self.scales != 0)
+        return (1 << (self.bits - 1)) - ratios
+
+
+def concatenated(parts: list[Blocks]) -> Blocks:
+    """The rows of several matrices of one form, one behind the other."""
+    offsets = None
+    if any(part.offsets is not None for part in parts):
+        offsets = np.concatenate([np.zeros_like(p.scales) if p.offsets is None else p.offsets for p in parts])
+    codes, scales = (np.concatenate(arrays) for arrays in ([p.codes for p in parts], [p.scales for p in parts]))
+    return Blocks(codes, scales, offsets, parts[0].bits)
+
+
+def form(kind: str) -> tuple[int, int] | None:
+    """The bits of codes and the weights of a block of a type such as Q4_K; None for types that have no blocks here."""
+    reader = _READERS.get(kind)
+    return None if reader is None else reader.form
+
+
+def read(kind: str, rows: Bytes) -> Blocks:
+    """The blocks of rows [rows, bytes] of a type that `form` knows."""
+    reader = _READERS[kind]
+    blocks = np.ascontiguousarray(rows).reshape(-1, reader.num_bytes)
+    codes, scales, offsets = reader.read(blocks)
+    bits, block = reader.form
+    codes, scales = codes.reshape(len(rows), -1), scales.reshape(len(rows), -1)
+    if offsets is not None:
+        offsets = offsets.reshape(len(rows), -1)
+        is_flat = scales == 0
+        if is_flat.any():  # then all weights of the block are its offset, which becomes the scale of equal codes
+            codes = np.where(np.repeat(is_flat, block, axis=1), np.uint8((1 << (bits - 1)) + 1), codes)
+            scales, offsets = np.where(is_flat, offsets, scales), np.where(is_flat, np.float32(0), offsets)
+    return Blocks(codes, scales, offsets, bits)
+
+
+def eight_bits(values: Floats, block: int = 32) -> Blocks:
+    """Weights [rows, columns] rounded to 8 bits in blocks, as Q8_0 does it."""
+    parts = values.reshape(len(values), -1, block)
+    scales = np.abs(parts).max(-1) / np.float32(127)
+    steps = np.divide(parts, scales[..., None], out=np.zeros_like(parts), where=scales[..., None] != 0)
+    codes = (np.rint(steps) + 128).astype(np.uint8).reshape(values.shape)
+    return Blocks(codes, scales.astype(np.float32), None, 8)
+
+
+class _Reader(NamedTuple):
+    """How the blocks of a type are read: codes, scales and offsets."""
+
+    # Of a block in the file.
+    num_bytes: int
+    form: tuple[int, int]
+    read: Callable[[Bytes], tuple[NDArray[Any], Floats, Floats | None]]
+
+
+def _halves(blocks: Bytes, place: int) -> Floats:
+    """Numbers in 16 bits at a place of each block, [blocks, 1]."""
+    return np.ascontiguousarray(blocks[:, place : place + 2]).view(np.float16).astype(np.float32)
+
+
+def _fields(blocks: Bytes, group: int, bits: int) -> Bytes:
+    """Fields of bytes: for each group of bytes, first the lowest bits of all, then the next ones. [blocks, fields]"""
+    shifts = np.arange(0, 8, bits, dtype=np.uint8).reshape(1, 1, -1, 1)
+    fields = blocks.reshape(len(blocks), -1, 1, group) >> shifts & np.uint8((1 << bits) - 1)
+    return fields.reshape(len(blocks), -1)
+
+
+def _bits_of_words(blocks: Bytes) -> Bytes:
+    """The 32 bits of four bytes of each block, the lowest first."""
+    return np.unpackbits(blocks, axis=1, bitorder="little")
+
+
+def _q4_0(blocks: Bytes) -> tuple[Bytes, Floats, None]:
+    return _fields(blocks[:, 2:], 16, 4), _halves(blocks, 0), None
+
+
+def _q4_1(blocks: Bytes) -> tuple[Bytes, Floats, Floats]:
+    return _with_minimum(_fields(blocks[:, 4:], 16, 4), _halves(blocks, 0), _halves(blocks, 2), 4)
+
+
+def _q5_0(blocks: Bytes) -> tuple[Bytes, Floats, None]:
+    codes = _fields(blocks[:, 6:], 16, 4) | _bits_of_words(blocks[:, 2:6]) << 4
+    return codes + np.uint8(128 - 16), _halves(blocks, 0), None
+
+
+def _q5_1(blocks: Bytes) -> tuple[Bytes, Floats, Floats]:
+    codes = _fields(blocks[:, 8:], 16, 4) | _bits_of_words(blocks[:, 4:8]) << 4
+    return _with_minimum(codes + _CENTER, _halves(blocks, 0), _halves(blocks, 2), 8)
+
+
+def _q8_0(blocks: Bytes) -> tuple[Bytes, Floats, None]:
+    return blocks[:, 2:] + np.uint8(128), _halves(blocks, 0), None
+
+
+def _with_minimum(codes: Bytes, scales: Floats, minima: Floats, bits: int) -> tuple[Bytes, Floats, Floats]:
+    """Weights that are `scale * code + minimum`, where codes of 5 bits are moved to the middle of 8 bits."""
+    return codes, scales, minima + scales * (8 if bits == 4 else 16)
+
+
+def _q2_k(blocks: Bytes) -> tuple[Bytes, Floats, Floats]:
+    packed, scale, least = blocks[:, :16], _halves(blocks, 80), _halves(blocks, 82)
+    return _with_minimum(_fields(blocks[:, 16:80], 32, 2), scale * (packed & 15), -least * (packed >> 4), 4)
+
+
+def _q3_k(blocks: Bytes) -> tuple[Bytes, Floats, None]:
+    low, high = _fields(blocks[:, 96:104], 8, 4), _fields(blocks[:, 104:108], 4, 2)
+    scales = (low | high << 4).astype(np.int8) - np.int8(32)
+    codes = _fields(blocks[:, 32:96], 32, 2) | _fields(blocks[:, :32], 32, 1) << 2
+    return codes + np.uint8(8 - 4), _halves(blocks, 108) * scales, None
+
+
+def _scales_and_minima(blocks: Bytes) -> tuple[Floats, Floats]:
+    """Those of Q4_K and Q5_K, whose blocks begin alike."""
+    first, second, both = (blocks[:, 4 + 4 * n : 8 + 4 * n] for n in range(3))
+    scales = np.concatenate([first & 63, both & 15 | first >> 2 & 48], axis=1)
+    minima = np.concatenate([second & 63, both >> 4 | second >> 2 & 48], axis=1)
+    return _halves(blocks, 0) * scales, -_halves(blocks, 2) * minima
+
+
+def _q4_k(blocks: Bytes) -> tuple[Bytes, Floats, Floats]:
+    return _with_minimum(_fields(blocks[:, 16:], 32, 4), *_scales_and_minima(blocks), 4)
+
+
+def _q5_k(blocks: Bytes) -> tuple[Bytes, Floats, Floats]:
+    codes = _fields(blocks[:, 48:], 32, 4) | _fields(blocks[:, 16:48], 32, 1) << 4
+    return _with_minimum(codes + _CENTER, *_scales_and_minima(blocks), 8)
+
+
+def _q6_k(blocks: Bytes) -> tuple[Bytes, Floats, None]:
+    codes = _fields(blocks[:, :128], 64, 4) | _fields(blocks[:, 128:192], 32, 2) << 4
+    scales = np.ascontiguousarray(blocks[:, 192:208]).view(np.int8)
+    return codes + np.uint8(128 - 32), _halves(blocks, 208) * scales, None
+
+
+def _iq4_nl(blocks: Bytes) -> tuple[Bytes, Floats, None]:
+    return _looked_up(_NON_LINEAR, _fields(blocks[:, 2:], 16, 4)), _halves(blocks, 0), None
+
+
+def _iq4_xs(blocks: Bytes) -> tuple[Bytes, Floats, None]:
+    high = np.ascontiguousarray(blocks[:, 2:4]).view(np.uint16) >> np.arange(0, 16, 2, dtype=np.uint16) & 3
+    low = (blocks[:, 4:8, None] >> np.array([0, 4], np.uint8) & np.uint8(15)).reshape(len(blocks), -1)
+    scales = (low | high.astype(np.uint8) << 4).astype(np.int8) - np.int8(32)
+    return _looked_up(_NON_LINEAR, _fields(blocks[:, 8:], 16, 4)), _halves(blocks, 0) * scales, None
+
+
+def _mxfp4(blocks: Bytes) -> tuple[Bytes, Floats, None]:
+    # A byte is an exponent of two. The codes are twice the weights, so the scales are halved.
+    scales = np.ldexp(np.float32(1), blocks[:, :1].astype(np.int32) - 128).astype(np.float32)
+    return _looked_up(_HALVES, _fields(blocks[:, 1:], 16, 4)), scales, None
+
+
+def _looked_up(table: NDArray[np.int8], codes: Bytes) -> Bytes:
+    return (table[codes].astype(np.int16) + 128).astype(np.uint8)
+
+
+_READERS = {
+    "Q4_0": _Reader(18, (4, 32), _q4_0),
+    "Q4_1": _Reader(20, (4, 32), _q4_1),
+    "Q5_0": _Reader(22, (8, 32), _q5_0),
+    "Q5_1": _Reader(24, (8, 32), _q5_1),
+    "Q8_0": _Reader(34, (8, 32), _q8_0),
+    "Q2_K": _Reader(84, (4, 16), _q2_k),
+    "Q3_K": _Reader(110, (4, 16), _q3_k),
+    "Q4_K": _Reader(144, (4, 32), _q4_k),
+    "Q5_K": _Reader(176, (8, 32), _q5_k),
+    "Q6_K": _Reader(210, (8, 16), _q6_k),
+    "IQ4_NL": _Reader(18, (8, 32), _iq4_nl),
+    "IQ4_XS": _Reader(136, (8, 32), _iq4_xs),
+    "MXFP4": _Reader(17, (8, 32), _mxfp4),
+}
