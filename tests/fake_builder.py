@@ -29,6 +29,8 @@ for option in arguments:
         config = json.load(open(path))
         config["model"]["type"] = option.removeprefix("type=")
         json.dump(config, open(path, "w"))
+if "break=1" in arguments:
+    open(os.path.join(value("-o"), "model.onnx"), "wb").close()
 if "share=1" in arguments:
     path = os.path.join(value("-o"), "genai_config.json")
     config = json.load(open(path))
@@ -37,7 +39,7 @@ if "share=1" in arguments:
 print("Saving ONNX model in", value("-o"))
 """
 MODULES = {
-    "torch.py": "",
+    "torch.py": "float16 = bfloat16 = None\n",
     "transformers.py": "",
     "onnx_ir.py": "",
     "onnxruntime_genai/__init__.py": "",
@@ -120,7 +122,7 @@ MODEL_FOR_CAUSAL_LM_MAPPING = {_Config: LlamaForCausalLM}
 """
 TORCH = """
 from contextlib import nullcontext
-float16 = float32 = None
+float16 = float32 = bfloat16 = None
 device = lambda name: nullcontext()
 """
 GGUF_MODULES = {

@@ -44,7 +44,8 @@ _SYMBOLS = [
 _NOTES = "♩♪♫♬♭♮♯"
 # With these a transcript does not begin a word, but may contain them.
 _STARTS = (" -", " '")
-_FIRST_TIME = "<|0.00|>"
+# The first of the tokens for times.
+FIRST_TIME = "<|0.00|>"
 _MAX_TOKENS = 2**31
 
 
@@ -126,7 +127,7 @@ def _read(directory: Path, model: Mapping[str, Any]) -> SpeechModel:
         raise ModelDirectoryError(
             f"{directory / GENERATION} suppresses the token {strange[0]}, which is not among the model's {limit}"
         )
-    first_timestamp = token(_FIRST_TIME)
+    first_timestamp = token(FIRST_TIME)
     special = {id for name, id in added.items() if id < first_timestamp and name.startswith("<|")} - {end}
     return SpeechModel(
         directory,

@@ -57,6 +57,57 @@ def test_directory_becomes_a_checked_model_with_fast_settings(tmp_path: Path, li
     assert sorted(path.name for path in (tmp_path / "models").iterdir()) == ["tiny-int4-cpu"]
 
 
+def test_sampling_defaults_are_the_sources_or_its_familys(tmp_path: Path, libraries: Path, source: Path) -> None:
+    (source / "config.json").write_text(
+        '{"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}', encoding="utf-8"
+    )
+    for name, expected in (("derived", 0.6), ("given", 1.0)):
+        settings = {"_from_model_config": True} if name == "derived" else {"do_sample": False}
+        (source / "generation_config.json").write_text(json.dumps(settings), encoding="utf-8")
+        assert export(tmp_path, libraries, str(source), "--to", str(tmp_path / name)).returncode == 0
+        search = json.loads((tmp_path / name / "genai_config.json").read_bytes())["search"]
+        assert (search.get("temperature", 1.0), bool(search.get("do_sample"))) == (expected, name == "derived")
+
+
+def test_a_small_model_gets_8_bits(tmp_path: Path, libraries: Path, source: Path) -> None:
+    small = {"hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 512, "num_attention_heads": 4}
+    (source / "config.json").write_text(
+        json.dumps(small | {"intermediate_size": 128, "architectures": ["LlamaForCausalLM"]}), encoding="utf-8"
+    )
+    done = export(tmp_path, libraries, str(source))
+    assert done.returncode == 0, done.stderr
+    assert "8 bits, because models below about 1 billion weights" in done.stdout
+    assert "k_quant_mixed" not in (tmp_path / "models" / "tiny-int8-cpu" / "export.log").read_text(encoding="utf-8")
+
+
+def test_a_graph_that_cannot_be_loaded_is_no_model(tmp_path: Path, libraries: Path, source: Path) -> None:
+    done = export(tmp_path, libraries, str(source), "--extra", "break=1")
+    assert done.returncode == 1
+    assert "ONNX Runtime cannot load what the builder wrote: " in done.stderr
+    assert not (tmp_path / "models" / "tiny-int4-cpu").exists()
+
+
+def test_whisper_is_built_without_options(tmp_path: Path, libraries: Path, source: Path) -> None:
+    config = {"architectures": ["WhisperForConditionalGeneration"]}
+    (source / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    (source / "tokenizer.json").write_text('{"added_tokens": [{"content": "<|0.00|>"}]}', encoding="utf-8")
+    done = export(tmp_path, libraries, str(source), "--precision", "fp32")
+    assert done.returncode == 0, done.stderr
+    log = (tmp_path / "models" / "tiny-fp32-cpu" / "export.log").read_text(encoding="utf-8")
+    assert "'fp32'" in log
+    assert "--extra_options" not in log
+
+
+def test_whisper_without_tokens_for_times_is_refused(tmp_path: Path, libraries: Path, source: Path) -> None:
+    config = {"architectures": ["WhisperForConditionalGeneration"]}
+    (source / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    (source / "tokenizer.json").write_text('{"added_tokens": [{"content": "<|notimestamps|>"}]}', encoding="utf-8")
+    done = export(tmp_path, libraries, str(source))
+    assert done.returncode == 2
+    assert "lacks <|0.00|> and the other tokens for times" in done.stderr
+    assert "building" not in done.stdout
+
+
 def test_model_without_a_chat_template_is_kept_and_reported(tmp_path: Path, libraries: Path, source: Path) -> None:
     done = export(tmp_path, libraries, str(source), "--extra", "lose=chat_template.jinja")
     assert done.returncode == 0, done.stderr

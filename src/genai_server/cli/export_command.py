@@ -20,7 +20,7 @@ from genai_server.config.environment import builder_environment
 from genai_server.config.sources import load_settings
 from genai_server.engine.model.files import check_model_directory
 from genai_server.errors import ConfigurationError, ExportFailed, ModelDirectoryError
-from genai_server.hub import builder, gguf_source, store
+from genai_server.hub import builder, gguf_source, quality, store
 from genai_server.hub.architectures import count_weights, read_source_config
 from genai_server.hub.builder import PRECISIONS, PROVIDERS, Build
 from genai_server.hub.client import Hub
@@ -206,6 +206,11 @@ def _build(
     try:
         builder.build(order, arguments.python, builder_environment(), say)
         check_model_directory(folder)
+        if order.device == "cpu":
+            quality.check_graphs(folder, builder_environment())
+        if order.device == "cpu" and order.task is Task.GENERATE:
+            say("measuring")
+            say(quality.measure(folder, source, arguments.python, builder_environment()))
         store.install(folder, directory, store.Origin(origin.source, origin.revision, origin.folder, built=built))
     except KeyboardInterrupt:
         raise ExportFailed("stopped") from None

@@ -37,6 +37,7 @@ _ROWS = 4096
 _BLOCK = 32
 # Types of tensors whose numbers need no blocks.
 _FLOATS = ("F32", "F16", "BF16")
+_HALVES = (torch.float16, torch.bfloat16)
 
 
 def main() -> None:
@@ -104,7 +105,7 @@ class GgufWeights:
     def __init__(self, path: Path) -> None:
         from gguf import MODEL_ARCH_NAMES, GGUFReader, get_tensor_name_map
 
-        reader = GGUFReader(path)
+        reader: Any = GGUFReader(path)
         architecture = str(reader.get_field("general.architecture").contents())
         kind = next(kind for kind, name in MODEL_ARCH_NAMES.items() if name == architecture)
         layers = int(reader.get_field(f"{architecture}.block_count").contents())
@@ -233,13 +234,15 @@ def make_matmul_float(
     if None not in map(weights.form, parts):
         blocks = gguf_blocks.concatenated([weights.blocks(part) for part in parts])
         return str(model.make_matmul_nbits(as_quantized(blocks), name, root_input, **others))
-    if weights.keeps_floats and matmul.weight.dtype in (torch.float16, torch.bfloat16):
+    if weights.keeps_floats and matmul.weight.dtype in _HALVES:
         return make_widened(model, matmul.weight, name, root_input, **others)
     return str(original(model, matmul, name, root_input, **others))
 
 
 def make_embedding_lookup(model: Any, original: Any, weights: Any, embedding: Any, basename: str, lm_head: Any) -> str:
     """Write the look-up of tokens' vectors in blocks."""
+    if weights.form(embedding) is None and weights.keeps_floats and embedding.dtype in _HALVES:
+        return look_up_widened(model, embedding, basename)
     if weights.form(embedding) is None:
         return str(original(model, embedding, basename, lm_head))
     is_tied = lm_head is not None and lm_head.weight.data_ptr() == embedding.data_ptr()
@@ -281,6 +284,17 @@ def make_widened(model: Any, weight: Any, name: str, root_input: str, **others: 
     sequence = others.get("seq_dim", "sequence_length")
     model.make_value(output, model.io_dtype, shape=model.make_hidden_state_shape(seq_dim=sequence, last_dim=shape[1]))
     return name
+
+
+def look_up_widened(model: Any, embedding: Any, basename: str) -> str:
+    """Write the look-up of tokens' vectors in 16 bits."""
+    gather, cast, shape = f"{basename}/Gather", f"{basename}/Cast", model.make_hidden_state_shape()
+    model.make_initializer(embedding, "model.embed_tokens.weight")
+    inputs = ["model.embed_tokens.weight", model.input_names["input_ids"]]
+    kind = onnx_ir.DataType.FLOAT16 if embedding.dtype == torch.float16 else onnx_ir.DataType.BFLOAT16
+    model.make_gather(gather, inputs, dtype=kind, shape=shape, axis=0)
+    model.make_cast(cast, f"{gather}/output_0", dtype=onnx_ir.DataType.FLOAT, shape=shape)
+    return f"{cast}/output_0"
 
 
 def look_up(model: Any, embedding: Any, basename: str, weights: EightBitEnds | GgufWeights, *, is_tied: bool) -> str:

@@ -12,12 +12,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from genai_server.errors import ConfigurationError, ExportFailed
+from genai_server.errors import ConfigurationError, ExportFailed, ModelDirectoryError
 from genai_server.hub.architectures import check_architecture, has_draft_head, known_architectures, read_source_config
 from genai_server.hub.quantized_checkpoint import Quantization, check_tensors
 from genai_server.installation import this_installation
+from genai_server.json_file import read_object
 from genai_server.pooling_model import CONFIG, GENAI_CONFIG, MODULE_FILES, MODULES, Task, is_decoder
-from genai_server.speech_model import GENERATION
+from genai_server.speech_model import FIRST_TIME, GENERATION
 
 LOG = "export.log"
 # The builder's names for this server's devices.
@@ -41,7 +42,21 @@ _CORRECTED = ("Gemma3ForCausalLM",)
 # The answers of a decoder that reranks, if its directory does not name them.
 _YES, _NO = "yes", "no"
 # Files that the builder rewrites in another form; the original ones are kept instead.
-_KEPT = ("tokenizer.json", "chat_template.jinja")
+_TOKENIZER = "tokenizer.json"
+_KEPT = (_TOKENIZER, "chat_template.jinja")
+# How models answer whose files do not say it, as the authors of their families recommend, by `model_type`. Greedy
+# answers of small models repeat themselves without an end.
+_SAMPLING: dict[str, dict[str, float]] = {
+    "llama": {"temperature": 0.6, "top_p": 0.9},
+    "qwen2": {"temperature": 0.7, "top_p": 0.8, "top_k": 20, "repetition_penalty": 1.05},
+    "qwen3": {"temperature": 0.6, "top_p": 0.95, "top_k": 20},
+    "gemma2": {"temperature": 1.0, "top_p": 0.95, "top_k": 64},
+    "gemma3_text": {"temperature": 1.0, "top_p": 0.95, "top_k": 64},
+    "lfm2": {"temperature": 0.3, "repetition_penalty": 1.05},
+}
+_OTHER_SAMPLING: dict[str, float] = {"temperature": 0.7, "top_p": 0.95}
+# What Transformers writes into a generation_config.json that it made up.
+_DERIVED = "_from_model_config"
 # Files that describe how the vectors of tokens become one, or logits become a score.
 _POOLING = (CONFIG, *MODULE_FILES)
 # Types of models that the builder misspells, as onnxruntime-genai has them.
@@ -138,6 +153,8 @@ def check_source(build: Build, python: Path) -> None:
     """
     if build.is_encoder:
         return
+    if build.task is Task.TRANSCRIBE:
+        _check_timestamps(build.source)
     if build.quantization is not None:
         check_tensors(build.source, build.quantization)
     code = f"import importlib.util as u; print(u.find_spec({_BUILDER!r}).origin)"
@@ -155,6 +172,20 @@ def check_source(build: Build, python: Path) -> None:
     )
 
 
+def _check_timestamps(source: Path) -> None:
+    """Check that the tokenizer of a speech model has tokens for times. Raises ConfigurationError."""
+    try:
+        added = read_object(source / _TOKENIZER)["added_tokens"]
+        has_times = any(token["content"] == FIRST_TIME for token in added)
+    except (ModelDirectoryError, LookupError, TypeError):
+        return  # it is not there yet, or has another form, which the builder reports
+    if not has_times:
+        raise ConfigurationError(
+            f"{_TOKENIZER} of the source lacks {FIRST_TIME} and the other tokens for times, as that of CTranslate2's "
+            "models does; take the one of the original model"
+        )
+
+
 def build(build: Build, python: Path, environment: dict[str, str], tell: Callable[[str], None]) -> None:
     """Run the builder and report each step; its output goes to the file LOG in the target.
 
@@ -170,6 +201,8 @@ def build(build: Build, python: Path, environment: dict[str, str], tell: Callabl
     if not build.is_encoder:
         _copy(build, _KEPT)
         _correct(build.target / GENAI_CONFIG, build.device)
+        if build.task is Task.GENERATE:
+            _add_sampling(build)
         if build.task.pools:
             _add_pooling(build)
         if build.task is Task.TRANSCRIBE:
@@ -208,6 +241,24 @@ def _correct(path: Path, device: str) -> None:
     path.write_text(json.dumps(config, indent=4), encoding="utf-8")
 
 
+def _add_sampling(build: Build) -> None:
+    """Write sampling defaults, if the source has none: the builder's are greedy."""
+    try:
+        given = read_object(build.source / GENERATION)
+        if given and not given.get(_DERIVED):
+            return
+    except ModelDirectoryError:
+        return
+    path = build.target / GENAI_CONFIG
+    try:
+        config = read_object(path)
+        kind = str(read_source_config(build.source).get("model_type"))
+        config["search"] |= {"do_sample": True, "top_k": 0} | _SAMPLING.get(kind, _OTHER_SAMPLING)
+    except (ModelDirectoryError, LookupError, TypeError):
+        return  # the check reports it
+    path.write_text(json.dumps(config, indent=4), encoding="utf-8")
+
+
 def _copy(build: Build, names: Sequence[str]) -> None:
     """Copy the source's files of these names, if they exist."""
     for name in names:
@@ -227,7 +278,7 @@ def _add_pooling(build: Build) -> None:
 
 def _add_yes_and_no(target: Path) -> None:
     """Configure the score as the logit of "yes" minus that of "no", as in Qwen3-Reranker. Raises ExportFailed."""
-    vocabulary = json.loads((target / "tokenizer.json").read_text(encoding="utf-8"))["model"]["vocab"]
+    vocabulary = json.loads((target / _TOKENIZER).read_text(encoding="utf-8"))["model"]["vocab"]
     if not isinstance(vocabulary, dict) or not {_YES, _NO} <= vocabulary.keys():
         raise ExportFailed(f'the tokenizer lacks the tokens "{_YES}" and "{_NO}", whose logits would be the score')
     types = "sentence_transformers.base.modules.transformer.Transformer", "sentence_transformers.LogitScore"

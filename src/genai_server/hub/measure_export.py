@@ -1,0 +1,161 @@
+"""Compares a built decoder with its source on a text: a program for the Python that `export` names.
+
+    python measure_export.py BUILT SOURCE SECONDS
+
+It prints the result as JSON in its last line. It imports nothing of this package, because that environment need not
+have it. Where the numbers would be misleading, or there is no time or memory for them, it ends with a reason.
+"""
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+_TEXT = Path(__file__).with_name("measured_text.txt")
+# Tokens of a window, the first of which have little to go by, and the most windows.
+_WINDOW, _MAX_WINDOWS = 128, 8
+_MODELS: Any = AutoModelForCausalLM
+_TOKENIZERS: Any = AutoTokenizer
+_FULL = ".measured.onnx"
+# Of free memory that both models may take together.
+_SHARE = 0.8
+# Bytes of a source's weights, from which it is computed in 16 bits.
+_LARGE = 8 * 1024**3
+
+
+def main() -> None:
+    """Print how close the built model is to its source."""
+    started, built, source = time.monotonic(), Path(sys.argv[1]), Path(sys.argv[2])
+    deadline = started + float(sys.argv[3])
+    size = sum(path.stat().st_size for path in source.iterdir() if path.is_file())
+    dtype = torch.float32 if size < _LARGE else torch.bfloat16
+    check_memory(built, 2 * size if dtype == torch.float32 else size)
+    windows = windows_of(built)
+    run_built = load_built(built)
+    model = _MODELS.from_pretrained(source, dtype=dtype).eval()
+    losses, source_losses, agreements = [], [], []
+    for number, window in enumerate(windows):
+        begun = time.monotonic()
+        found = run_built(window)
+        with torch.no_grad():
+            expected = model(torch.tensor([window])).logits[0].float().numpy()
+        losses.append(loss(found, window))
+        source_losses.append(loss(expected, window))
+        agreements.append(found[:-1].argmax(-1) == expected[:-1].argmax(-1))
+        if number + 1 < len(windows) and time.monotonic() + 1.2 * (time.monotonic() - begun) > deadline:
+            break
+    result = {
+        "tokens": int(sum(map(len, losses))),
+        "perplexity": round(float(np.exp(np.concatenate(losses).mean())), 4),
+        "perplexity_of_source": round(float(np.exp(np.concatenate(source_losses).mean())), 4),
+        "same_top_token": round(float(np.concatenate(agreements).mean()), 4),
+    }
+    print(json.dumps(result), flush=True)
+
+
+def check_memory(built: Path, needed: int) -> None:
+    """End if both models do not fit into the memory together, where the system says how much is free."""
+    needed += sum(path.stat().st_size for path in built.iterdir() if path.is_file())
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, ValueError, StopIteration):
+        return
+    if needed > _SHARE * free:
+        raise SystemExit(f"both models need {needed >> 20} MiB, and {free >> 20} MiB are free")
+
+
+def windows_of(built: Path) -> list[list[int]]:
+    """The text in windows of tokens, each with the token that begins a text, if the tokenizer adds one."""
+    tokenizer = _TOKENIZERS.from_pretrained(built)
+    ids = list(tokenizer(_TEXT.read_text(encoding="utf-8")).input_ids)
+    first = [ids.pop(0)] if ids and ids[0] == tokenizer.bos_token_id else []
+    size = _WINDOW - len(first)
+    windows = [first + ids[start : start + size] for start in range(0, len(ids) - size + 1, size)]
+    if not windows:
+        raise SystemExit("the text has too few tokens")
+    return windows[:_MAX_WINDOWS]
+
+
+def load_built(built: Path) -> Any:
+    """A function that returns the logits of all tokens of a window."""
+    decoder = json.loads((built / "genai_config.json").read_text(encoding="utf-8"))["model"]["decoder"]
+    graph = onnx.load(str(built / decoder["filename"]), load_external_data=False)
+    with_all_logits(graph.graph)
+    path = built / _FULL
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    try:
+        onnx.save(graph, str(path))
+        session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    finally:
+        path.unlink(missing_ok=True)
+    names = {entry.name for entry in session.get_inputs()}
+    if "input_ids" not in names:
+        raise SystemExit("its graph does not read tokens")
+
+    def run(window: list[int]) -> Any:
+        inputs = {entry.name: initial(entry, window, int(decoder["head_size"])) for entry in session.get_inputs()}
+        return session.run(["logits"], inputs)[0][0].astype(np.float32)
+
+    return run
+
+
+def with_all_logits(graph: Any) -> None:
+    """Take out of a graph what leaves the last token's logits only (prune_lm_head)."""
+    nodes = {node.name: node for node in graph.node}
+    gather, unsqueeze = nodes.get("/lm_head/prune/Gather"), nodes.get("/lm_head/prune/Unsqueeze")
+    if gather is None or unsqueeze is None:
+        return
+    for node in graph.node:
+        for place, name in enumerate(node.input):
+            if name == unsqueeze.output[0]:
+                node.input[place] = gather.input[0]
+    for node in (gather, unsqueeze):
+        graph.node.remove(node)
+    for output in graph.output:
+        if output.name == "logits":
+            output.type.tensor_type.shape.dim[1].dim_param = "all_tokens"
+
+
+def initial(entry: Any, window: list[int], head_size: int) -> Any:
+    """The value of a graph's input for a first pass over a window."""
+    if entry.name == "input_ids":
+        return np.array([window], np.int64)
+    if entry.name == "attention_mask":
+        return np.ones((1, len(window)), np.int64)
+    if entry.name == "position_ids" and len(entry.shape) == 2:
+        return np.arange(len(window), dtype=np.int64)[None]
+    if not entry.name.startswith("past"):
+        raise SystemExit(f"its graph has the input {entry.name}")
+    kinds = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
+    if entry.type not in kinds:
+        raise SystemExit(f"its graph has the type {entry.type}")
+    sizes = [size if isinstance(size, int) else symbolic(size, head_size) for size in entry.shape]
+    return np.zeros(sizes, kinds[entry.type])
+
+
+def symbolic(name: str, head_size: int) -> int:
+    """The size of a dimension that the graph names."""
+    if "batch" in name:
+        return 1
+    return 0 if "sequence" in name or "length" in name else head_size
+
+
+def loss(logits: Any, window: list[int]) -> Any:
+    """The negative log probability of each token but the first."""
+    given = logits[:-1]
+    largest = given.max(-1, keepdims=True)
+    totals = largest[:, 0] + np.log(np.exp(given - largest).sum(-1))
+    return totals - given[np.arange(len(given)), window[1:]]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""Loads what the builder wrote, and measures it against its source."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from genai_server.errors import ExportFailed
+
+# The file in a built directory.
+QUALITY = "quality.json"
+_PROGRAM = Path(__file__).with_name("measure_export.py")
+# Within which the measurement ends, and how much longer its process may take.
+_SECONDS, _GRACE = 100, 20
+_LOAD = """
+import sys, onnxruntime
+options = onnxruntime.SessionOptions()
+options.log_severity_level = 3
+for path in sys.argv[1:]:
+    try:
+        onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    except Exception as error:
+        raise SystemExit(f"{path}: {error}")
+"""
+
+
+def check_graphs(folder: Path, environment: dict[str, str]) -> None:
+    """Load each graph of a directory once, in a process of its own. Raises ExportFailed."""
+    paths = [str(path) for path in sorted(folder.glob("*.onnx"))]
+    try:
+        done = _run([sys.executable, "-c", _LOAD, *paths], environment, None)
+    except OSError as error:
+        raise ExportFailed(f"{error.filename or sys.executable}: {error.strerror}") from None
+    if done.returncode:
+        reason = " ".join(done.stderr.split()) or f"its process ended with status {done.returncode}"
+        raise ExportFailed(f"ONNX Runtime cannot load what the builder wrote: {reason}")
+
+
+def measure(folder: Path, source: Path, python: Path, environment: dict[str, str]) -> str:
+    """Measure a built decoder against its source, and write the result into its directory; returns a line about it.
+
+    A model that cannot be measured is none that fails.
+    """
+    try:
+        command = [str(python), str(_PROGRAM), str(folder), str(source), str(_SECONDS)]
+        done = _run(command, environment, _SECONDS + _GRACE)
+    except subprocess.TimeoutExpired:
+        return "its quality was not measured: that takes more than two minutes here"
+    except OSError as error:
+        return f"its quality was not measured: {error.strerror}"
+    lines = done.stdout.split("\n")
+    if done.returncode or len(lines) < 2:
+        reason = next((line for line in reversed(done.stderr.splitlines()) if line.strip()), "no result")
+        return f"its quality was not measured: {reason}"
+    result = json.loads(lines[-2])
+    (folder / QUALITY).write_text(json.dumps(result, indent=4) + "\n", encoding="utf-8")
+    return summary(result)
+
+
+def summary(result: dict[str, Any]) -> str:
+    """What a measurement says."""
+    return (
+        f"perplexity {result['perplexity']:.2f} on {result['tokens']} tokens, that of the source "
+        f"{result['perplexity_of_source']:.2f}; both prefer the same token at {result['same_top_token']:.1%} of them"
+    )
+
+
+def _run(
+    command: Sequence[str], environment: dict[str, str], limit: float | None
+) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        command,
+        env={**environment, "TQDM_DISABLE": "1"} if environment else None,
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        errors="replace",
+        timeout=limit,
+        check=False,
+    )
