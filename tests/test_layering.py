@@ -125,17 +125,24 @@ FORBIDDEN: dict[str, tuple[str, ...]] = {
     + ("engine_client", "supervisor"),
 }
 _HTTP = ("apis.*", "cli.*", "generation.*", "http.*", "ray_serve.*")
+# Programs for another environment, with PyTorch.
+_PROGRAMS = ("hub.build_graph", "hub.export_encoder", "hub.measure_export", "hub.unpack_gguf")
 # Libraries, by pattern of their top-level module, and the modules that may import them.
 LIBRARIES: dict[str, tuple[str, ...]] = {
-    # hub.export_encoder and hub.unpack_gguf are programs for another environment, with PyTorch.
-    "onnxruntime*": ("engine.*", "hub.export_encoder", "images.processor", "images.sound_processor")
+    "onnxruntime*": (
+        "engine.*",
+        "hub.export_encoder",
+        "hub.measure_export",
+        "images.processor",
+        "images.sound_processor",
+    )
     + ("audio.features", "audio.voice_activity"),
     # It parses untrusted input, and must not do so in the API process.
     "PIL": ("images.decoding", "images.process"),
     "av": ("audio.decoding",),
-    "torch": ("hub.export_encoder", "hub.unpack_gguf"),
-    "transformers": ("hub.export_encoder", "hub.unpack_gguf"),
-    "gguf": ("hub.unpack_gguf",),
+    "torch": _PROGRAMS,
+    "transformers": _PROGRAMS,
+    "gguf": ("hub.build_graph", "hub.unpack_gguf"),
     # It parses untrusted input, and must not do so in the API process.
     "llguidance": ("engine.sampling.grammar", "grammar_checker.compiler", "text.grammars.grammar"),
     "tokenizers": ("text.tokenizer",),
@@ -169,7 +176,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "os.environ": ("config.*",),
     "os.getenv": ("config.*",),
     "os.putenv": ("config.*",),
-    "print": ("cli.*", "tools.*", "ray_serve.*", "hub.export_encoder", "hub.unpack_gguf"),
+    "print": ("cli.*", "tools.*", "ray_serve.*", *_PROGRAMS),
 }
 
 
