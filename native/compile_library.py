@@ -42,7 +42,7 @@ _COMMON = [
     "-Wno-unknown-warning-option",
 ]
 # Sources with operators, which are compiled once.
-_OPERATORS = ("operators", "products")
+_OPERATORS = ("operators", "products", "states", "low_rank")
 _AVX2 = ["-mavx2", "-mfma", "-mf16c", "-mbmi2"]
 _AVX512 = [*_AVX2, *(f"-mavx512{part}" for part in ("f", "bw", "dq", "vl", "vnni")), "-mprefer-vector-width=512"]
 # The compiler's options for each instruction set of a kind of processor.

@@ -24,7 +24,6 @@ from _models.engine_loop import Answered, Engine
 from _models.engine_spec import engine_spec
 from _models.table import table
 
-from genai_server.engine.kv_cache import layout
 from genai_server.engine.runners.choose import load_model
 from genai_server.engine.runners.loaded_model import LoadedModel
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
@@ -32,7 +31,7 @@ from genai_server.engine.sampling.grammar import model_guidance
 from genai_server.messages.generation_request import Adapter, GenerationRequest
 
 PROMPT, STRENGTH = 64, 0.1
-WITHOUT, SHARED, SEPARATE, GENERATOR = "without", "shared passes", "a pass for each", "one by one"
+WITHOUT, SHARED, GENERATOR = "without", "shared passes", "one by one"
 HEAD = ["adapters", "how", "tokens/s", "of without", "of without, processor time"]
 Case = tuple[int, str]
 
@@ -75,13 +74,7 @@ class Measured:
         if how == GENERATOR:
             with self._without_adapters():
                 return self._one_by_one.answer(requests)
-        before = layout.MAX_FOREIGN_RANKS
-        try:
-            if how == SEPARATE:
-                layout.MAX_FOREIGN_RANKS = -1
-            return self._in_batch.answer(requests)
-        finally:
-            layout.MAX_FOREIGN_RANKS = before
+        return self._in_batch.answer(requests)
 
     @contextmanager
     def _without_adapters(self) -> Iterator[None]:
@@ -106,7 +99,7 @@ def main() -> None:
     arguments = parser.parse_args()
     cases: list[Case] = [(0, WITHOUT)]
     for number in arguments.adapters:
-        cases += [(number, SHARED), *([(number, SEPARATE)] if number > 1 else []), (number, GENERATOR)]
+        cases += [(number, SHARED), (number, GENERATOR)]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         files = write_model(arguments.model_dir, folder / "model", max(arguments.adapters), arguments.rank)

@@ -152,7 +152,6 @@ def main() -> None:
             PROMPT + 3 * arguments.tokens,
             arguments.cache or Path(folder) / "cache",
         )
-        spec = structs.replace(spec, settings=structs.replace(spec.settings, prefill_weights="auto"))
         if arguments.draft_model or arguments.head:
             settings = structs.replace(spec.settings, speculation="auto")
             spec = structs.replace(spec, draft_model=str(arguments.draft_model or ""), settings=settings)

@@ -23,7 +23,7 @@ from _models.table import table
 from genai_server.engine.decoder_graph import DoesNotFit
 from genai_server.engine.model.graph import read_decoder_graph
 from genai_server.engine.model.session import open_session
-from genai_server.engine.model.weights import int8_model, prepacked_model
+from genai_server.engine.model.weights import native_model
 from genai_server.messages.generation_request import Sampling
 
 HEAD = ["rows", "ms a step", "in ONNX Runtime", "around it", "CPU ms around it", "tokens/s", "against the first"]
@@ -52,19 +52,15 @@ def main() -> None:
     sampling = Sampling(arguments.temperature, top_p=arguments.top_p)
     with tempfile.TemporaryDirectory() as folder:
         cache = Path(folder) / "cache"
-        for name, packed in (("own", prepacked_model(directory, cache)), ("8 bits", int8_model(directory, cache))):
-            if packed is None:
-                continue
-            print(f"weights: {name}", end="\n\n")
-            of_weights = replace(graph, path=packed / graph.path.name)
-            session = TimedSession(open_session(of_weights, 0, optimized=True))
-            found = decode_steps(directory, of_weights, session, rows, arguments.steps, sampling)
-            print(table([HEAD, *times(found)], markdown=arguments.markdown), end="\n\n")
-            profiled = ProfiledSession(of_weights, Path(folder), optimized=True)
-            found = decode_steps(directory, of_weights, profiled.timed, rows, arguments.steps, sampling)
-            head = ["operator", *(f"ms a step, {count} rows" for count in rows)]
-            operators = shares(profiled.operators(found), arguments.steps)
-            print(table([head, *operators], markdown=arguments.markdown), end="\n\n")
+        of_weights = replace(graph, path=native_model(directory, cache) / graph.path.name)
+        session = TimedSession(open_session(of_weights, 0))
+        found = decode_steps(directory, of_weights, session, rows, arguments.steps, sampling)
+        print(table([HEAD, *times(found)], markdown=arguments.markdown), end="\n\n")
+        profiled = ProfiledSession(of_weights, Path(folder))
+        found = decode_steps(directory, of_weights, profiled.timed, rows, arguments.steps, sampling)
+        head = ["operator", *(f"ms a step, {count} rows" for count in rows)]
+        operators = shares(profiled.operators(found), arguments.steps)
+        print(table([head, *operators], markdown=arguments.markdown), end="\n\n")
 
 
 def times(found: dict[int, list[Step]]) -> Iterator[list[str]]:

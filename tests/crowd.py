@@ -3,10 +3,8 @@
 import asyncio
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
-
-from msgspec import structs
 
 from genai_server.engine.scores import Logits
 from genai_server.messages.generation_request import GenerationRequest, Sampling
@@ -52,15 +50,19 @@ class Crowd:
     asked: Sequence[Asked]
     alone: Sequence[Answer]
 
-    def exact(self) -> list[Asked]:
-        """The same requests, exact."""
-        return [replace(asked, request=structs.replace(asked.request, exact=True)) for asked in self.asked]
-
 
 def make_crowd(
-    number: int, chance: random.Random, ask_alone: Callable[[GenerationRequest], Answer], *, share_exact: float = 0.0
+    number: int,
+    chance: random.Random,
+    ask_alone: Callable[[GenerationRequest], Answer],
+    *,
+    vocabulary: int = 1920,
+    context: int = MAX_LENGTH,
 ) -> Crowd:
-    """New prompts, and prompts that continue an earlier one with its answer, or a part of them."""
+    """New prompts, and prompts that continue an earlier one with its answer, or a part of them.
+
+    Their tokens are below `vocabulary`, and a prompt and its answer have at most `context` tokens.
+    """
     asked: list[Asked] = []
     alone: list[Answer] = []
     arrives = 0
@@ -74,10 +76,10 @@ def make_crowd(
         if index == number // 2:  # there may be none by chance
             prompt = chance.choices(range(10, 1900), k=LONGEST_PROMPT)
         arrives += round(chance.expovariate(1 / STEPS_BETWEEN))
-        exact = chance.random() < share_exact
-        asked.append(
-            some_asked(f"r{index}", prompt[:LONGEST_PROMPT], arrives, chance, exact=exact, background=index % 3 == 0)
-        )
+        if index == number // 3:
+            prompt = prompt[:1]
+        prompt = [token % vocabulary for token in prompt[: min(LONGEST_PROMPT, context - MAX_TOKENS)]]
+        asked.append(some_asked(f"r{index}", prompt, arrives, chance, context, background=index % 3 == 0))
         alone.append(ask_alone(asked[-1].request))
     return Crowd(asked, alone)
 
@@ -121,7 +123,7 @@ def some_sampling(chance: random.Random) -> Sampling:
 
 
 def some_asked(
-    name: str, prompt: list[int], arrives: int, chance: random.Random, *, exact: bool, background: bool
+    name: str, prompt: list[int], arrives: int, chance: random.Random, context: int, *, background: bool
 ) -> Asked:
     fate = chance.choice(FATES)
     answered = fate == "answered"
@@ -129,12 +131,11 @@ def some_asked(
         name,
         prompt,
         max_tokens=chance.randint(1, MAX_TOKENS) if answered else MAX_TOKENS,
-        max_length=MAX_LENGTH,
+        max_length=context,
         sampling=some_sampling(chance),
         ignore_eos=not answered or chance.random() < 0.3,
         cache_prompt=chance.random() < 0.9,
         priority=chance.choice((0, 0, 0, -1, 1)),
-        exact=exact,
         background=background,
     )
     return Asked(request, arrives, fate, patience=chance.choice((0, 1, 5, 20)), steps=chance.randint(0, 12))

@@ -7,8 +7,8 @@ import random
 import shutil
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -27,7 +27,7 @@ from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.sampling.grammar import model_guidance
 from genai_server.engine.scheduling.scheduler import Scheduler
-from genai_server.engine.scheduling.scheduler_output import KvMemory, Read, Step, StepPolicy, is_background
+from genai_server.engine.scheduling.scheduler_output import KvMemory, Read, Step, StepPolicy
 from genai_server.engine.scores import Logits, Scores
 from genai_server.engine.sequence import Sequence as Scheduled
 from genai_server.messages.admin import ResetPrefixCache, SetRuntimeOption, StartProfile
@@ -44,22 +44,21 @@ ATTENTION_BLOCK = 64
 
 
 class ChanceInterrupted(BatchedRunner):
-    """Occasionally reports a pass over a prompt, or one of the background, as interrupted, at its very end, when
-    everything has been written.
+    """Occasionally interrupts a pass over a prompt, or one of the background, at its very end, when everything has been
+    written.
     """
 
     chance: random.Random | None = None
     num_interrupted = 0
 
-    def forward(self, reads: Sequence[Read]) -> list[Scores]:
+    def _forward(self, reads: Sequence[Read], options: Any) -> list[Scores]:
         slots = {read.sequence.id: len(self.slots.of(read.sequence.id).tokens) for read in reads}
-        scores = super().forward(reads)
-        may_interrupt = is_background(reads) or not all(read.decodes for read in reads)
-        if self.chance is not None and may_interrupt and self.chance.random() < 0.05:
+        scores = super()._forward(reads, options)
+        if self.chance is not None and self._interrupts(reads) and self.chance.random() < 0.05:
             self.num_interrupted += 1
             for sequence, length in slots.items():
                 slot = self.slots.of(sequence)
-                slot.tokens, slot.num_prefilled = slot.tokens[:length], min(slot.num_prefilled, length)
+                slot.tokens = slot.tokens[:length]
             raise Interrupted
         return scores
 
@@ -84,15 +83,17 @@ class Overheard(RunnerPair):
 class SteppedEngine:
     """A loop on a model; a new one for each run, with the same runners."""
 
-    def __init__(self, model_dir: Path, profiles: Path, *, is_native: bool = False, threads: int = 1) -> None:
+    def __init__(self, model_dir: Path, profiles: Path, *, threads: int = 1) -> None:
         self._model_dir = model_dir
-        graph = replace(read_decoder_graph(model_dir), is_native=is_native)
-        session = open_session(graph, threads, optimized=False)
+        graph = read_decoder_graph(model_dir)
+        session = open_session(graph, threads)
         self.generator = OgGeneratorRunner(model_dir, "cpu", threads=1)
         tokens = page_tokens(graph)
         # A page counts as a byte.
-        self.memory = KvMemory(tokens, 0, page_bytes=1, min_pages=MAX_LENGTH // tokens)
-        limits = BatchLimits(SLOTS, MAX_LENGTH, self.memory)
+        checkpoint = -(-graph.bytes_per_row // (tokens * graph.bytes_per_token))
+        self.max_length = min(MAX_LENGTH, self.generator.model.context_length)
+        self.memory = KvMemory(tokens, 0, checkpoint, page_bytes=1, min_pages=self.max_length // tokens)
+        limits = BatchLimits(SLOTS, self.max_length, self.memory)
         self.batched = ChanceInterrupted(graph, session, self.generator.model, limits)
         self.profiles = profiles
         self.begin(random.Random(0))
@@ -274,6 +275,6 @@ class SteppedEngine:
         assert slots._pages.num_used <= self.memory.num_pages or len(batched) < len(running)
         pasts = {slot.sequence: slot.tokens for slot in slots.slots if slot.sequence is not None}
         assert pasts == {id: sequence.tokens[: sequence.num_read] for id, sequence in batched.items()}
-        assert all(slot.num_prefilled <= len(slot.tokens) <= MAX_LENGTH for slot in slots.slots)
+        assert all(len(slot.tokens) <= self.max_length for slot in slots.slots)
         assert self.batched._profiles.keys() == {s.id for s in running if s.profile.active is not None}
         assert set(self.loop._requests) == {*running, *self.scheduler.waiting}

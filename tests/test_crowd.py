@@ -14,12 +14,14 @@ import pytest
 
 from scripts._models.requantized import write_experts, write_floats, write_requantized
 from tests.crowd import Answer, Crowd, make_crowd
+from tests.engine.hybrids import BUILT
+from tests.engine.quantized_models import write_quantized
 from tests.running_server import DEMO
 from tests.stepped_engine import SLOTS, SteppedEngine
 
 REQUESTS = int(os.environ.get("CROWD_REQUESTS", "30"))
-# The answers that may depart at near ties: one, plus this share of all. Those that are paused read their tokens again.
-MAX_DEPARTED = 0.04
+# The tokens of the demo model, and of those of the real builder.
+VOCABULARY, SMALL_VOCABULARY = 1920, 300
 # The largest of many thousand differences, relative to that of a few hundred.
 MARGIN = 2
 
@@ -54,17 +56,22 @@ def differences(answer: Answer, alone: Answer) -> list[float]:
     return [float(np.abs(one - other).max()) for one, other in pairs]
 
 
-def check_all_was_met(engine: SteppedEngine, crowd: Crowd, answers: list[Answer]) -> None:
-    """Check that all requests ended as planned and met every kind of disturbance."""
+def check_all_was_met(engine: SteppedEngine, crowd: Crowd, answers: list[Answer], *, stops: bool) -> None:
+    """Check that all requests ended as planned and met every kind of disturbance.
+
+    `stops` says that the model ends some answers itself.
+    """
     for asked, answer in zip(crowd.asked, answers, strict=True):
         if answer.end in ("cancelled", "terminated"):
             assert answer.end == asked.fate
             assert len(answer.tokens) >= asked.patience
     ends = Counter(answer.end for answer in answers)
-    assert set(ends) == {"stop", "length", "cancelled", "terminated"}
-    assert min(ends.values()) >= len(answers) // 20
+    wanted = {"length", "cancelled", "terminated"} | ({"stop"} if stops else set())
+    assert wanted <= set(ends) <= {*wanted, "stop"}
+    assert min(ends[end] for end in wanted) >= len(answers) // 20
     assert sum(answer.num_cached > 0 for answer in answers) >= len(answers) // 10
-    assert engine.batched.num_interrupted >= len(answers) // 20
+    if engine.batched.abilities.interrupts:  # elsewhere only chunks that have a pass of their own
+        assert engine.batched.num_interrupted >= len(answers) // 20
     assert engine.num_pauses >= len(answers) // 10
     assert engine.runners.num_profiled >= len(answers) // 3
 
@@ -86,68 +93,43 @@ def test_the_crowd_is_mixed(crowd: Crowd) -> None:
     assert len({token for answer in crowd.alone for token in answer.tokens}) > REQUESTS
 
 
-def test_lone_greedy_answer_equals_the_librarys_bit_for_bit(engine: SteppedEngine, crowd: Crowd) -> None:
+def test_lone_greedy_answer_is_the_librarys_within_rounding(engine: SteppedEngine, crowd: Crowd) -> None:
+    rounding = MARGIN * engine.rounding()
+    num_compared = num_chosen = 0
     for asked, alone in zip(crowd.asked, crowd.alone, strict=True):
         if asked.request.sampling.temperature == 0.0 and asked.request.sampling.repetition_penalty == 1.0:
             library = engine.library(asked.request.prompt, alone.tokens)
-            for logits, expected in zip(alone.logits, library, strict=False):
-                assert np.array_equal(logits, expected), asked
-            assert alone.tokens == [int(logits.argmax()) for logits in library[: len(alone.tokens)]]
-
-
-def test_exact_answer_equals_the_lone_one_bit_for_bit(engine: SteppedEngine, crowd: Crowd) -> None:
-    exact = crowd.exact()
-    lone = [engine.alone(asked.request) for asked in exact]
-    answers = engine.together(exact, seed=21)
-    for asked, answer, alone in zip(exact, answers, lone, strict=True):
-        assert departure(answer, alone) is None, asked
-        assert not any(differences(answer, alone)), asked
-    check_all_was_met(engine, crowd, answers)
-    check_nothing_is_left(engine, crowd)
-
-
-def test_exact_answer_equals_the_lone_one_with_row_groups(tmp_path: Path) -> None:
-    engine = SteppedEngine(write_requantized(DEMO, tmp_path / "model"), tmp_path / "profiles")
-    crowd = make_crowd(REQUESTS // 2, random.Random(30), engine.alone, share_exact=0.7)
-    answers = engine.together(crowd.asked, seed=31)
-    for asked, answer, alone in zip(crowd.asked, answers, crowd.alone, strict=True):
-        if asked.request.exact:
-            assert departure(answer, alone) is None, asked
-            assert not any(differences(answer, alone)), asked
-    check_all_was_met(engine, crowd, answers)
-    check_nothing_is_left(engine, crowd)
+            for token, logits, expected in zip(alone.tokens, alone.logits, library, strict=False):
+                assert np.abs(logits - expected).max() <= rounding, asked
+                num_compared += 1
+                num_chosen += int(expected.argmax()) == token
+    assert num_chosen > 0.9 * num_compared > 90
 
 
 @pytest.mark.parametrize("write", [None, write_requantized, write_floats, write_experts])
-def test_with_our_own_operators_any_answer_equals_the_lone_one_bit_for_bit(
-    write: Callable[[Path, Path], Path] | None, tmp_path: Path
-) -> None:
+def test_any_answer_equals_the_lone_one_bit_for_bit(write: Callable[[Path, Path], Path] | None, tmp_path: Path) -> None:
     """In a crowd with drafts, cached prefixes, pauses, interrupts and profiles, and with other threads."""
     model = DEMO if write is None else write(DEMO, tmp_path / "model")
-    lone = SteppedEngine(model, tmp_path / "profiles", is_native=True)
-    crowd = make_crowd(REQUESTS, random.Random(43), lone.alone)
-    engine = SteppedEngine(model, tmp_path / "profiles", is_native=True, threads=3)
+    check_bits(model, tmp_path, VOCABULARY, stops=True)
+
+
+@pytest.mark.parametrize(("name", "bits"), [("lfm2", 4), ("qwen-3.5", 8), ("qwen-3.5", None)])
+def test_any_answer_of_a_model_with_states_equals_the_lone_one_bit_for_bit(
+    name: str, bits: int | None, tmp_path: Path
+) -> None:
+    model = BUILT / name if bits is None else write_quantized(BUILT / name, tmp_path / "model", bits)
+    check_bits(model, tmp_path, SMALL_VOCABULARY, stops=False)
+
+
+def check_bits(model: Path, folder: Path, vocabulary: int, *, stops: bool) -> None:
+    """Check that answers in company, on three threads, have the bits of lone ones on one thread."""
+    lone = SteppedEngine(model, folder / "profiles")
+    assert not lone.batched.abilities.why_not_exact
+    crowd = make_crowd(REQUESTS, random.Random(43), lone.alone, vocabulary=vocabulary, context=lone.max_length)
+    engine = SteppedEngine(model, folder / "profiles", threads=3)
     answers = engine.together(crowd.asked, seed=44)
     for asked, answer, alone in zip(crowd.asked, answers, crowd.alone, strict=True):
         assert departure(answer, alone) is None, asked
         assert not any(differences(answer, alone)), asked
-    check_all_was_met(engine, crowd, answers)
-    check_nothing_is_left(engine, crowd)
-
-
-def test_inexact_answer_departs_from_the_lone_one_at_near_ties(engine: SteppedEngine, crowd: Crowd) -> None:
-    """A choice depends on the logits and the request's own random numbers. So if a choice differs although the logits
-    differ only by rounding, two tokens were equally good within that rounding, after sampling.
-    """
-    rounding = MARGIN * engine.rounding()
-    answers = engine.together(crowd.asked, seed=22)
-    departed = 0
-    for asked, answer, alone in zip(crowd.asked, answers, crowd.alone, strict=True):
-        found = differences(answer, alone)
-        assert max(found, default=0.0) <= rounding, asked
-        if departure(answer, alone) is not None:
-            departed += 1
-            assert found[-1] > 0, asked
-    assert departed <= 1 + MAX_DEPARTED * REQUESTS
-    check_all_was_met(engine, crowd, answers)
+    check_all_was_met(engine, crowd, answers, stops=stops)
     check_nothing_is_left(engine, crowd)

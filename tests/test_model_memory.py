@@ -8,16 +8,13 @@ import pytest
 
 from genai_server.engine.model.graph import read_decoder_graph
 from genai_server.model_memory import LOADED, ModelMemory, advice_for_context, read_model_memory
-from tests.model_edits import edited_config
 from tests.running_server import DEMO, ROOT
 
 SIZE = sum(path.stat().st_size for path in DEMO.glob("model.onnx*"))
 
 
-def test_a_models_weights_copies_and_keys_are_estimated() -> None:
-    assert read_model_memory(DEMO) == ModelMemory(
-        int(LOADED * SIZE), 2 * SIZE, read_decoder_graph(DEMO).bytes_per_token, 2048
-    )
+def test_a_models_weights_and_keys_are_estimated() -> None:
+    assert read_model_memory(DEMO) == ModelMemory(int(LOADED * SIZE), read_decoder_graph(DEMO).bytes_per_token, 2048)
 
 
 def test_other_files_of_a_directory_do_not_count(tmp_path: Path) -> None:
@@ -30,26 +27,13 @@ def test_other_files_of_a_directory_do_not_count(tmp_path: Path) -> None:
 def test_a_model_for_embeddings_has_no_keys_and_values() -> None:
     found = read_model_memory(ROOT / "models" / "demo-embeddings")
     assert found.weights > 1_000_000
-    assert (found.int8, found.per_token, found.keys_and_values(100)) == (0, 0, 0)
+    assert (found.per_token, found.keys_and_values(100)) == (0, 0)
 
 
 def test_all_graphs_of_a_model_count() -> None:
     speech = ROOT / "models" / "demo-speech"
     size = sum(path.stat().st_size for path in speech.glob("*coder.onnx*"))
     assert read_model_memory(speech).weights == int(LOADED * size)
-
-
-def test_8_bit_graphs_of_images_count() -> None:
-    vision = ROOT / "models" / "demo-vision"
-    decoder, images = (sum(path.stat().st_size for path in vision.glob(f"{name}*")) for name in ("model", "vision"))
-    assert read_model_memory(vision).int8 == 2 * decoder + images // 2
-
-
-def test_graph_for_images_that_is_left_out_has_no_8_bit_copy(tmp_path: Path) -> None:
-    shutil.copytree(ROOT / "models" / "demo-vision", tmp_path, dirs_exist_ok=True)
-    with edited_config(tmp_path) as config:
-        config["model"]["type"] = "qwen3"
-    assert read_model_memory(tmp_path).int8 == 2 * sum(path.stat().st_size for path in tmp_path.glob("model*"))
 
 
 def test_output_matrix_of_a_head_for_drafts_counts() -> None:

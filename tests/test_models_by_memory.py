@@ -28,7 +28,7 @@ def read(directory: Path) -> ModelMemory:
     """Of a model whose path is its size in MiB; the demo model has its own."""
     if directory == DEMO:
         return read_model_memory(directory)
-    return ModelMemory(int(directory.name) * MIB, 0, MIB // 100, 8192)
+    return ModelMemory(int(directory.name) * MIB, MIB // 100, 8192)
 
 
 def with_memory(total: int) -> Callable[[Settings], Supervisor]:

@@ -655,6 +655,9 @@ void finish(int size, float top, float sum, const float* acc, const float* sink,
   for (int d = 0; d < size; ++d) out[d] = acc[d] * factor;
 }
 
+#include "low_rank_kernel.h"
+#include "state_kernels.h"
+
 }  // namespace
 
 #define JOIN(a, b) a##b
@@ -663,6 +666,7 @@ void finish(int size, float top, float sum, const float* acc, const float* sink,
 #define TEXT_OF(x) TEXT(x)
 extern const Kernels NAME(ISA);
 const Kernels NAME(ISA) = {TEXT_OF(ISA), quantize, product, product_of_floats, activate, attend, merge, finish,
+                           convolve, recur, low_rank,
 #if defined(__AVX512BF16__)
                            true
 #else

@@ -73,6 +73,45 @@ struct Attend {
   float *top, *sum, *acc;
 };
 
+// A causal convolution of some channels over the tokens of one row. Tokens, results, weights and states have `stride`
+// values between one and the next.
+struct Convolve {
+  const float *tokens, *weights, *bias;  // [num_tokens], [width], and one, or null
+  float *out, *state;                    // [num_tokens] and [width - 1]: the last inputs before the row's tokens
+  int64_t stride, channels, num_tokens;
+  int64_t committed;                     // the state becomes the one behind this many tokens; 0 leaves it
+  int width;
+  bool silu;
+};
+
+constexpr int kColumns = 32;  // columns of a state of linear attention that are computed at once
+
+// Linear attention over the tokens of one row, of one head and some columns of its state.
+struct Recur {
+  const float *queries, *keys, *values, *decays, *rates;  // of the first token; without decays or rates null
+  int64_t query_stride, key_stride, value_stride, decay_stride, rate_stride, out_stride;  // between tokens
+  float* out;                   // of the first token and query head; those of the next heads follow
+  float* state;                 // [size][value_size], from the first column on
+  float* scratch;               // recur_floats(size)
+  int size, value_size, columns, num_queries;
+  int64_t num_tokens, committed;  // as in Convolve
+  float scale;
+  bool decays_by_key;           // a decay for each of `size` rows of the state, in place of one
+};
+
+inline int64_t recur_floats(int64_t size) { return size * (kColumns + 1) + 64; }
+
+// A path of two small matrices next to a large one, for some tokens: out = x · aᵀ · b.
+struct LowRank {
+  const float *x, *a, *b;  // [tokens][inputs], [ranks][inputs], [ranks][outputs]
+  float* out;              // [tokens][outputs]
+  float* scratch;          // tokens * ranks
+  int64_t inputs, outputs;
+  int tokens, ranks;       // at most kLowRankTokens tokens
+};
+
+constexpr int kLowRankTokens = 32;
+
 struct Kernels {
   const char* name;
   // Round a row to 8 bits with a scale for each block; `size` values are padded to blocks * block.
@@ -88,6 +127,9 @@ struct Kernels {
   // The attention of one query: its weighted sum of values [head_size], divided by the sum of weights. A `sink` is the
   // score of a key without a value; null for none.
   void (*finish)(int head_size, float top, float sum, const float* acc, const float* sink, float* out);
+  void (*convolve)(const Convolve&);
+  void (*recur)(const Recur&);
+  void (*low_rank)(const LowRank&);
   bool has_bf16;
 };
 

@@ -1,7 +1,9 @@
 // The operators of the domain "genai_server.native" for ONNX Runtime. README.md describes their inputs and attributes.
+#include "low_rank.h"
 #include "operator.h"
 #include "processor.h"
 #include "products.h"
+#include "states.h"
 
 namespace native {
 
@@ -55,6 +57,7 @@ class RaggedAttention {
     scale_ = given.real("scale", 0), softcap_ = given.real("softcap", 0), epsilon_ = given.real("qk_norm_epsilon", 1e-6f);
     window_ = larger(0, given.integer("local_window_size", 0));
     interleaved_ = given.integer("rotary_interleaved", 0) != 0, bf16_ = given.integer("bf16", 0) != 0;
+    causal_ = given.integer("causal", 1) != 0;
     CHECK(heads_ > 0 && cache_heads_ > 0 && heads_ % cache_heads_ == 0 && heads_ < 65536,
           "RaggedAttention: num_heads %d is not a multiple of kv_num_heads %d", heads_, cache_heads_);
     return nullptr;
@@ -150,13 +153,14 @@ class RaggedAttention {
     CHECK(size >= 16 && size % 16 == 0 && size <= kMaxHeadSize, "RaggedAttention: head_size must be a multiple of 16 up to %d; given %lld", kMaxHeadSize, (long long)size);
     pass->tokens = tokens, pass->size = size, pass->length = length, pass->rows = rows, pass->group = heads_ / cache_heads_;
     pass->out_shape[0] = 1, pass->out_shape[1] = tokens, pass->out_shape[2] = heads_ * size;
-    const bool is_packed = !in[kKey].type;
+    const bool is_packed = causal_ && !in[kKey].type;
+    CHECK(causal_ || (!in[kKey].type && !in[kValue].type && length > 0), "RaggedAttention: without causal, tokens have no keys or values, and slots have some");
     const int64_t width = query.shape[2], key_width = cache_heads_ * size;
     CHECK(width == (heads_ + (is_packed ? 2 * cache_heads_ : 0)) * size, "RaggedAttention: a token has %lld values", (long long)width);
     pass->query = query.as<float>(), pass->query_stride = width;
     pass->key = pass->query + heads_ * size, pass->value = pass->key + key_width;
     pass->key_stride = pass->value_stride = width;
-    if (!is_packed) {
+    if (causal_ && !is_packed) {
       CHECK(in[kKey].count() == tokens * key_width && in[kValue].data && in[kValue].count() == tokens * key_width,
             "RaggedAttention: the tokens' keys or values have a wrong size");
       pass->key = in[kKey].as<float>(), pass->value = in[kValue].as<float>();
@@ -170,7 +174,7 @@ class RaggedAttention {
     for (int64_t r = 0; r < rows; ++r) {
       const int64_t start = pass->starts[r], end = pass->starts[r + 1], past = pass->pasts[r], slot = pass->slots[r];
       CHECK(start >= 0 && start <= end && end <= tokens, "RaggedAttention: the tokens of row %d are %lld to %lld of %lld", (int)r, (long long)start, (long long)end, (long long)tokens);
-      CHECK(past >= 0 && past + end - start <= length && slot >= 0 && slot < keys.shape[0],
+      CHECK(past >= 0 && (!causal_ || past + end - start <= length) && slot >= 0 && slot < keys.shape[0],
             "RaggedAttention: row %d of %lld tokens behind %lld does not fit slot %lld of %lld with %lld tokens", (int)r,
             (long long)(end - start), (long long)past, (long long)slot, (long long)keys.shape[0], (long long)length);
     }
@@ -224,6 +228,7 @@ class RaggedAttention {
     const int64_t place = pass.rope_places ? pass.rope_places[token] : position;
     for (int h = 0; h < heads_; ++h)
       turn(pass, pass.query + token * pass.query_stride + h * size, pass.query_norm, place, pass.scale, pass.rotated + (token * heads_ + h) * size);
+    if (!causal_) return;
     float turned[kMaxHeadSize];
     for (int h = 0; h < cache_heads_; ++h) {
       turn(pass, pass.key + token * pass.key_stride + h * size, pass.key_norm, place, 1, turned);
@@ -245,6 +250,11 @@ class RaggedAttention {
       }
   }
 
+  // The position of a token; without `causal` that of the slot's last key, so that the token reads all of them.
+  int64_t first_position(const Pass& pass, int64_t row, int64_t token) const {
+    return causal_ ? pass.pasts[row] + token - pass.starts[row] : pass.length - 1;
+  }
+
   // Divide a pass into parts: counts them, and writes them unless `parts` is null. Parts with many queries read all of
   // their keys; those with few share long ranges of keys.
   void plan(const Pass& pass, Part* parts, int64_t* num_parts, int64_t* num_shared) const {
@@ -256,7 +266,7 @@ class RaggedAttention {
     };
     for (int64_t r = 0; r < pass.rows; ++r)
       for (int64_t t = pass.starts[r]; t < pass.starts[r + 1]; t += most) {
-        const int64_t n = smaller(most, pass.starts[r + 1] - t), first = pass.pasts[r] + t - pass.starts[r], end = first + n;
+        const int64_t n = smaller(most, pass.starts[r + 1] - t), first = first_position(pass, r, t), end = causal_ ? first + n : pass.length;
         const int64_t begin = window_ ? larger(0, first + 1 - window_) / kKeyBlock * kKeyBlock : 0;
         const bool is_alone = n * pass.group > kMaxShared || end - begin <= kKeyChunk;
         for (int64_t h = 0; h < cache_heads_; ++h)
@@ -279,7 +289,7 @@ class RaggedAttention {
     a.queries = pass.rotated + (part.token * heads_ + part.head * pass.group) * pass.size;
     a.token_stride = heads_ * pass.size, a.group = (int)pass.group, a.head_size = (int)pass.size, a.tokens = (int)part.tokens;
     a.keys = pass.keys + at, a.values = pass.values + at, a.type = pass.type, a.bf16 = bf16_ && g_kernels->has_bf16;
-    a.softcap = softcap_, a.window = window_, a.first = pass.pasts[part.row] + part.token - pass.starts[part.row];
+    a.softcap = softcap_, a.window = window_, a.first = first_position(pass, part.row, part.token);
     a.scratch = memory;
     auto into = [&](float* to) { a.top = to, a.sum = to + n, a.acc = to + 2 * n; };
     float *total = shared ? shared : memory + room, *next = memory + room + sums;
@@ -303,7 +313,7 @@ class RaggedAttention {
   }
 
   int heads_, cache_heads_;
-  bool bf16_, interleaved_;
+  bool bf16_, interleaved_, causal_;
   float scale_, softcap_, epsilon_;
   int64_t window_;
 };
@@ -311,11 +321,14 @@ class RaggedAttention {
 ort::Status add_domain(ort::Opaque* options) {
   // One domain for the life of the process: sessions keep pointers into it.
   static ort::Opaque* domain = nullptr;
-  static ort::CustomOp operators[3];
+  static ort::CustomOp operators[6];
   if (!domain) {
     operators[0] = packed_matmul_operator();
     operators[1] = described<RaggedAttention>();
-    operators[2] = packed_experts_operator();
+    operators[2] = convolution_operator();
+    operators[3] = linear_attention_operator();
+    operators[4] = low_rank_operator();
+    operators[5] = packed_experts_operator();
     ort::Opaque* made = nullptr;
     TRY(call(ort::kCreateCustomOpDomain, "genai_server.native", &made));
     for (ort::CustomOp& op : operators) TRY(call(ort::kCustomOpDomainAdd, made, static_cast<const ort::CustomOp*>(&op)));

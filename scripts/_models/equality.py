@@ -236,10 +236,9 @@ def ragged(batch: Batch, longest: int) -> None:
 
 
 def alone(batch: Batch, longest: int) -> None:
-    """One row alone, and one whose passes are padded because it must be exact."""
-    for exact in (False, True):
-        batch.begin(0, prompt(longest), exact=exact)
-        batch.finish([0])
+    """One row alone."""
+    batch.begin(0, prompt(longest))
+    batch.finish([0])
 
 
 def joining_and_leaving(batch: Batch, longest: int) -> None:
@@ -299,20 +298,19 @@ def interrupted(batch: Batch, longest: int) -> None:
 
 def copied_past(batch: Batch, longest: int) -> None:
     """Prompts with the same beginning, concurrently and one after another."""
-    for exact in (False, True):
-        common = prompt(longest - 20, 10 + exact)
-        for number in range(4):
-            cached = batch.begin(number, [*common, *prompt(5 + 5 * number % 20, 20 + number)], exact=exact)
-            assert (cached > 0) == (number > 0)
-        batch.finish(range(4))
-        cached = batch.begin(4, [*common, *prompt(12, 30)], exact=exact)
-        assert cached == reusable(batch, len(common), exact=exact) or batch.has_states
-        batch.begin(5, prompt(9, 31), exact=exact)
-        batch.finish([4, 5])
-        shorter = common[: len(common) // 2]
-        cached = batch.begin(6, shorter, exact=exact)
-        assert cached == reusable(batch, len(shorter) - 2, exact=exact) or batch.has_states
-        batch.finish([6])
+    common = prompt(longest - 20, 10)
+    for number in range(4):
+        cached = batch.begin(number, [*common, *prompt(5 + 5 * number % 20, 20 + number)])
+        assert (cached > 0) == (number > 0)
+    batch.finish(range(4))
+    cached = batch.begin(4, [*common, *prompt(12, 30)])
+    assert cached == len(common) or batch.has_states
+    batch.begin(5, prompt(9, 31))
+    batch.finish([4, 5])
+    shorter = common[: len(common) // 2]
+    cached = batch.begin(6, shorter)
+    assert cached == len(shorter) - 2 or batch.has_states
+    batch.finish([6])
 
 
 def long_rows(batch: Batch, switches_at: int) -> None:
@@ -321,11 +319,6 @@ def long_rows(batch: Batch, switches_at: int) -> None:
     for number, length in enumerate(lengths):
         batch.begin(number, prompt(length), chunk=50)
     batch.finish(range(len(lengths)))
-
-
-def reusable(batch: Batch, num_tokens: int, *, exact: bool) -> int:
-    """How many of some cached tokens are reused; an exact sequence reuses complete groups."""
-    return num_tokens - num_tokens % (batch.runner.slots.row_group if exact else 1)
 
 
 def conversation(batch: Batch, longest: int) -> None:
@@ -337,8 +330,6 @@ def conversation(batch: Batch, longest: int) -> None:
     follow = [*first, *answer, *prompt(15, 42)]
     assert batch.begin(2, follow) > len(first)
     batch.finish([2])
-    assert batch.begin(3, follow, exact=True) <= len(first)
-    batch.finish([3])
 
 
 SITUATIONS = (ragged, alone, joining_and_leaving, reading_beside_decoding, interrupted, copied_past, conversation)

@@ -67,8 +67,8 @@ class TimedSession:
 class ProfiledSession:
     """A session that ONNX Runtime profiles, into a folder."""
 
-    def __init__(self, graph: DecoderGraph, folder: Path, *, optimized: bool = False) -> None:
-        self._session = open_session(graph, 0, optimized=optimized, profile_prefix=str(folder / "step"))
+    def __init__(self, graph: DecoderGraph, folder: Path) -> None:
+        self._session = open_session(graph, 0, profile_prefix=str(folder / "step"))
         self.timed = TimedSession(self._session)
 
     def operators(self, found: dict[int, list[Step]]) -> dict[int, Counter[str]]:

@@ -7,14 +7,9 @@ from typing import Any
 from genai_server.errors import GenaiServerError
 from genai_server.json_file import read_object
 from genai_server.pooling_model import GENAI_CONFIG, graph_of, task_of
-from genai_server.vision_model import Medium, medium_of
 
 # Memory of loaded weights, as a multiple of their size on disk: some are packed for the processor.
 LOADED = 1.2
-# Matrices of 8 bits take about twice the size of the 4-bit ones that they are made of, and half of that of 16-bit ones.
-_INT8, _INT8_OF_FLOATS = 2, 0.5
-# The sections of genai_config.json whose graphs encode images and sounds.
-_ENCODERS = {Medium.IMAGE: "vision", Medium.SOUND: "speech"}
 # That of a head for multi-token prediction.
 _HEAD = "mtp"
 _FOUR_BITS = b"MatMulNBits"
@@ -32,8 +27,6 @@ class ModelMemory:
 
     # The loaded weights.
     weights: int = 0
-    # Matrices of 8 bits that are made of those of 4 bits, and of larger ones in graphs for images and sounds.
-    int8: int = 0
     # Keys and values of one token in 32 bits.
     per_token: int = 0
     # The model's context, in tokens.
@@ -44,7 +37,6 @@ class ModelMemory:
         return replace(
             self,
             weights=self.weights + other.weights,
-            int8=self.int8 + other.int8,
             per_token=self.per_token + other.per_token,
         )
 
@@ -70,16 +62,13 @@ def read_model_memory(directory: Path) -> ModelMemory:
         pools = task_of(directory).pools
         model = config.get("model") or {}
         names = [graph_of(directory)] if pools else sorted(set(_graphs(model)))
-        medium = None if pools else medium_of(directory)
-        encoders = [directory / name for name in _graphs(model.get(_ENCODERS[medium]))] if medium else []
         shared = _shared_with_head(directory, model)
     except (GenaiServerError, LookupError, TypeError, ValueError, AttributeError, OSError):
         return ModelMemory()
     graphs = [directory / name for name in names]
     size = sum(map(_size_with_weights, graphs)) + shared
-    int8 = 0 if pools else sum(_int8_size(graph, is_encoder=graph in encoders) for graph in graphs)
     per_token, context = (0, 0) if pools else _keys_and_values(config)
-    return ModelMemory(int(LOADED * size), int8, per_token, context)
+    return ModelMemory(int(LOADED * size), per_token, context)
 
 
 def _graphs(config: Any) -> list[str]:
@@ -99,13 +88,6 @@ def _size_with_weights(graph: Path) -> int:
         return sum(path.stat().st_size for path in graph.parent.glob(f"{graph.name}*") if "adapter" not in path.suffix)
     except OSError:
         return 0
-
-
-def _int8_size(graph: Path, *, is_encoder: bool) -> int:
-    """The size of the matrices of 8 bits that are made of a graph's."""
-    if _mentions(graph, _FOUR_BITS):
-        return _INT8 * _size_with_weights(graph)
-    return int(_INT8_OF_FLOATS * _size_with_weights(graph)) if is_encoder else 0
 
 
 def _shared_with_head(directory: Path, model: dict[str, Any]) -> int:

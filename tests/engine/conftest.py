@@ -10,7 +10,8 @@ from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.sampling.grammar import Guidance, model_guidance
 from genai_server.engine.scheduling.step_time import StepTimeModel
 from scripts._models.driven import Driven
-from tests.engine.hybrids import Hybrid
+from tests.engine.hybrids import BUILT, Hybrid
+from tests.engine.quantized_models import write_halved, write_quantized
 from tests.running_server import DEMO
 
 
@@ -21,7 +22,7 @@ def generator() -> OgGeneratorRunner:
 
 @pytest.fixture(scope="module")
 def session() -> Any:
-    return open_session(read_decoder_graph(DEMO), 1, optimized=False)
+    return open_session(read_decoder_graph(DEMO), 1)
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +32,16 @@ def guidance(generator: OgGeneratorRunner) -> Guidance:
 
 @pytest.fixture(scope="module", params=["lfm2", "qwen-3.5"])
 def hybrid(request: pytest.FixtureRequest) -> Hybrid:
-    return Hybrid(request.param)
+    return Hybrid(BUILT / request.param)
+
+
+@pytest.fixture(scope="module", params=[("lfm2", 4), ("lfm2", 16), ("qwen-3.5", 8), ("qwen-3.5", 16)])
+def packed_hybrid(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Hybrid:
+    """A model whose weights have this number of bits."""
+    (name, bits), folder = request.param, tmp_path_factory.mktemp("hybrid") / "model"
+    if bits == 16:
+        return Hybrid(write_halved(BUILT / name, folder))
+    return Hybrid(write_quantized(BUILT / name, folder, bits))
 
 
 @pytest.fixture

@@ -1,5 +1,7 @@
 """Models with layers that keep states of fixed size, and the answers of their Generators."""
 
+from pathlib import Path
+
 import msgspec
 import numpy as np
 
@@ -20,8 +22,8 @@ PADDING = 0  # the token for padding, which stands in no `text`
 class Hybrid:
     """A model in the batch, and its Generator."""
 
-    def __init__(self, name: str, **settings: object) -> None:
-        self.path = BUILT / name
+    def __init__(self, path: Path, **settings: object) -> None:
+        self.path = path
         self.generator = Driven(OgGeneratorRunner(self.path, "cpu", threads=1))
         self.settings = msgspec.structs.replace(
             engine_settings(Settings.model_validate({})),

@@ -31,8 +31,8 @@ def batched_runner(
     **how: Any,
 ) -> BatchedRunner:
     """A batch of a model, in a new session with one thread unless one is given."""
-    graph = graph or read_decoder_graph(model_dir)
-    session = session or open_session(graph, 1, optimized=False)
+    graph = graph or read_decoder_graph(model_dir).in_32_bits()
+    session = session or open_session(graph, 1)
     return BatchedRunner(graph, session, check_model_directory(model_dir), BatchLimits(num_slots, max_length), **how)
 
 
@@ -54,8 +54,17 @@ def greedy(runner: Runner | Driven, prompt: list[int], steps: int) -> list[int]:
     return found
 
 
-def library_answer(model_dir: Path, prompt: list[int], steps: int, adapter: Path | None = None) -> list[int]:
-    """The tokens of the library's greedy loop, as in its documentation; it ends with the answer."""
+# Tokens whose logits differ by less are a tie: the library's kernels round far enough to choose the other one.
+TIE = 0.2
+
+
+def library_answer(
+    model_dir: Path, prompt: list[int], steps: int, adapter: Path | None = None, *, tie: float = 0.0
+) -> list[int]:
+    """The tokens of the library's greedy loop, as in its documentation.
+
+    It ends with the answer, or before the first token whose logit is not larger by more than `tie` than the next one.
+    """
     import onnxruntime_genai as og
 
     model = og.Model(str(model_dir))
@@ -68,12 +77,26 @@ def library_answer(model_dir: Path, prompt: list[int], steps: int, adapter: Path
         generator.set_active_adapter(adapters, "any")
     generator.append_tokens(np.array(prompt, np.int32))
     while not generator.is_done():
+        second, first = np.partition(
+            generator.get_logits().reshape(-1)[-check_model_directory(model_dir).vocab_size :], -2
+        )[-2:]
+        if first - second <= tie:
+            break
         generator.generate_next_token()
     return [int(token) for token in generator.get_sequence(0)[len(prompt) :]]
 
 
 def answers(runner: Runner, sequences: Several[Sequence], steps: int, chunk: int) -> list[list[int]]:
     """Greedy answers of `steps` tokens. Each pass reads up to `chunk` tokens of every incomplete one."""
+    logits_of_answers(runner, sequences, steps, chunk)
+    return [sequence.tokens[len(sequence.prompt) :] for sequence in sequences]
+
+
+def logits_of_answers(
+    runner: Runner, sequences: Several[Sequence], steps: int, chunk: int
+) -> list[NDArray[np.float32]]:
+    """The logits [steps, vocab_size] of greedy answers, which are read as `answers` says."""
+    found: list[list[NDArray[np.float32]]] = [[] for _ in sequences]
     for sequence in sequences:
         sequence.batched = True
         sequence.num_read = sequence.num_cached = runner.open(sequence)
@@ -86,10 +109,11 @@ def answers(runner: Runner, sequences: Several[Sequence], steps: int, chunk: int
         ]
         for read, scores in zip(reads, run_pass(runner, reads), strict=True):
             if not read.sequence.num_unread:
+                found[sequences.index(read.sequence)].append(scores.last.copy())
                 read.sequence.append(int(scores.last.argmax()))
     for sequence in sequences:
         runner.close(sequence.id)
-    return [sequence.tokens[len(sequence.prompt) :] for sequence in sequences]
+    return [np.stack(logits) for logits in found]
 
 
 def generator_answer(generator: Runner, sequence: Sequence, steps: int) -> list[int]:
@@ -125,15 +149,3 @@ def profiled_answer(
     batch.close(sequence.id)
     assert num_profiled >= last - first
     return sequence.tokens[len(sequence.prompt) :]
-
-
-def first_logits(batch: BatchedRunner, sequences: Several[Sequence]) -> NDArray[np.float32]:
-    """The logits after the first sequence's prompt, which is read in one pass with those of the others."""
-    batch.forget()
-    for sequence in sequences:
-        sequence.num_read = batch.open(sequence)
-    found = run_pass(batch, [Read.next(sequence, sequence.num_unread) for sequence in sequences])
-    first = found[0].last.copy()
-    for sequence in sequences:
-        batch.close(sequence.id)
-    return first

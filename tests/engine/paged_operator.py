@@ -133,7 +133,7 @@ def open_expanded(graph: DecoderGraph, *, offers_best: bool = False) -> Any:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(session, "make_ragged", make)
-        return open_session(graph, 1, optimized=False, offers_best=offers_best)
+        return open_session(graph, 1, offers_best=offers_best)
 
 
 def on_blocks(

@@ -315,7 +315,7 @@ class ImageBench(Bench):
         self.encoded = 0
         super().__init__(folder, max_running=2, max_waiting=1, encoder=ImageWorker(lambda: self._encode, 7, 1000))
 
-    def _encode(self, tensors: Mapping[str, NDArray[Any]], *, exact: bool) -> NDArray[Any]:
+    def _encode(self, tensors: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
         assert self.gate.wait(60)
         self.encoded += 1
         return tensors["pixel_values"]

@@ -172,10 +172,10 @@ def test_concurrent_answers_are_drafted_in_the_same_passes(
     assert all(drafting.end(key).num_accepted for key in range(len(texts)))
 
 
-@pytest.mark.parametrize("fields", [{"exact": True}, {"sampling": Sampling(seed=1)}])
-def test_seeded_and_exact_answers_have_no_drafts(drafting: DemoDevice, fields: dict[str, Any]) -> None:
-    drafting.answer(1, ASKED, **fields)
-    assert drafting.end(1).num_drafted == 0
+def test_seeded_answers_have_drafts_that_change_no_token(plain: DemoDevice, drafting: DemoDevice) -> None:
+    sampling = Sampling(temperature=1.0, seed=1)
+    assert drafting.answer(1, ASKED, sampling=sampling) == plain.answer(1, ASKED, sampling=sampling)
+    assert drafting.end(1).num_drafted > 0
 
 
 def test_right_prediction_is_used_before_the_draft_model(
@@ -246,7 +246,7 @@ def test_answer_goes_on_without_a_draft_model_that_fails(
     def fail(*given: Any) -> None:
         raise RunnerFailed("no memory")
 
-    monkeypatch.setattr(model.runner.sessions.own, "run", fail)
+    monkeypatch.setattr(model.runner.session, "run", fail)
     assert drafting.answer(1, ASKED) == wanted
     assert drafting.end(1).num_drafted == 0
     assert model.runner.slots.num_running == 0

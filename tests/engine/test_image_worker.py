@@ -30,23 +30,23 @@ class Bench:
         self.encoded: list[float] = []
         self.worker = ImageWorker(lambda: self._encode, TOKEN, max_bytes)
 
-    def _encode(self, tensors: Mapping[str, NDArray[Any]], *, exact: bool) -> NDArray[Any]:
+    def _encode(self, tensors: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
         pixels = tensors["pixel_values"]
         if pixels[0, 0] < -1:
             raise KeyError("unexpected")
         if pixels[0, 0] < 0:
             raise RunnerFailed("an image cannot be encoded")
         self.encoded.append(float(pixels[0, 0]))
-        return pixels + 0.5 * exact
+        return pixels
 
-    def sequence(self, *values: float, exact: bool = False) -> Sequence:
+    def sequence(self, *values: float) -> Sequence:
         """A request with an image for each value."""
         images = []
         for place, value in enumerate(values):
             path = self.folder / f"{value}.npz"
             np.savez(path, pixel_values=np.full((2, WIDTH), value, np.float32))
             images.append(Image(str(value), str(path), 2 * place, 2))
-        request = GenerationRequest("id", [TOKEN] * 2 * len(values), 4, 100, images=images, exact=exact)
+        request = GenerationRequest("id", [TOKEN] * 2 * len(values), 4, 100, images=images)
         return Sequence(0, (0, 0), request, lambda: 0.0)
 
     def submit(self, sequence: Sequence) -> Encoded:
@@ -74,18 +74,6 @@ def test_an_image_is_encoded_once(bench: Bench) -> None:
     assert bench.prompt(1, 1, 3)[:4] == first[:2] * 2
     assert bench.encoded == [1, 2, 3]
     assert bench.worker.num_encoded == 3
-
-
-def test_exact_requests_have_features_of_their_own(bench: Bench) -> None:
-    plain, exact, again = (bench.submit(bench.sequence(1, exact=exact)) for exact in (False, True, True))
-    assert isinstance(plain, PromptImages)
-    assert isinstance(exact, PromptImages)
-    assert isinstance(again, PromptImages)
-    assert exact.prompt == again.prompt != plain.prompt
-    for found, value in ((plain, 1), (exact, 1.5)):
-        features = found.features(found.prompt)
-        assert features is not None
-        assert features.tolist() == [[value, value]] * 2
 
 
 def test_the_least_recently_used_image_is_dropped(tmp_path: Path) -> None:

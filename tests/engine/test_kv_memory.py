@@ -151,12 +151,12 @@ def test_answers_without_a_limit_are_not_changed_by_pauses(tmp_path: Path) -> No
         then(sequence)
 
     device.scheduler.on_pause = pause
-    alone = device.submit(20, MAX_LENGTH - 20, exact=True, prompt=1)
+    alone = device.submit(20, MAX_LENGTH - 20, prompt=1)
     device.run_all()
     assert paused == []
     for _ in range(9):  # the next answers are expected to be short
         device.scheduler._step_times.answered(50)
-    keys = [device.submit(20, MAX_LENGTH - 20, exact=True, prompt=number) for number in (2, 1)]
+    keys = [device.submit(20, MAX_LENGTH - 20, prompt=number) for number in (2, 1)]
     device.run_all()
     assert [sequence.origin[1] for sequence in paused] == keys[1:]
     assert device.max_running == 2

@@ -28,7 +28,7 @@ from genai_server.profile_plan import ProfilePlan, SlowTokens
 from genai_server.profiles.manifest import find_manifests
 from scripts._models.driven import Driven
 from tests.demo_device import MAX_LENGTH, DemoDevice, prompt
-from tests.engine.model_runners import batched_runner
+from tests.engine.model_runners import TIE, batched_runner
 from tests.hand_clock import HandClock
 from tests.stepped_loop import API
 
@@ -263,14 +263,18 @@ def test_prompt_logprobs_do_not_depend_on_chunks(device: DemoDevice, generator: 
     if others:
         device.submit(2, "Count from 1 to 200.", max_tokens=200)
         device.run_to(2, 1)
+    tokens = prompt(text)
+    expected = positions(generator, tokens)
+    wanted = [row[token] for row, token in zip(expected, tokens[1:], strict=False)]
     for key, max_tokens in ((1, 0), (3, 2)):  # the second must not take it from the cache
         device.answer(key, text, prompt_logprobs=True, top_logprobs=1, max_tokens=max_tokens)
-        tokens, found = prompt(text), device.prompt_logprobs(key)
-        expected = positions(generator, tokens)
+        found = device.prompt_logprobs(key)
         assert [logprob.token for logprob in found] == tokens[1:]
-        wanted = [row[token] for row, token in zip(expected, tokens[1:], strict=False)]
-        assert [logprob.logprob for logprob in found] == pytest.approx(wanted, abs=0.02)
-        assert [logprob.top[0][0] for logprob in found] == expected[:-1].argmax(axis=-1).tolist()
+        # The library's kernels round otherwise than those of a batch.
+        assert [logprob.logprob for logprob in found] == pytest.approx(wanted, abs=0.2)
+        for logprob, row in zip(found, expected, strict=False):
+            assert row[logprob.top[0][0]] >= row.max() - TIE
+    assert device.prompt_logprobs(1) == device.prompt_logprobs(3)
     chunks = [len(m.logprobs) for m in device.messages(PromptLogprobs, 1)]
     assert len(chunks) > 2
     assert device.reason(1) == FinishReason.LENGTH
@@ -355,6 +359,9 @@ def test_paused_answer_continues_as_if_nothing_had_happened(device: DemoDevice, 
     assert device.tokens(2) == device.tokens(1)
     assert [each.token for each in device.logprobs(2)] == [each.token for each in device.logprobs(1)]
     assert [each.token for each in device.prompt_logprobs(2)] == [each.token for each in device.prompt_logprobs(1)]
+    if sequence.batched:  # its tokens are read again in other passes, with the same bits
+        assert device.logprobs(2) == device.logprobs(1)
+        assert device.prompt_logprobs(2) == device.prompt_logprobs(1)
     assert device.reason(2) == device.reason(1)
 
 
@@ -363,7 +370,7 @@ def test_paused_sequence_reads_nothing_again_in_its_old_slot(
 ) -> None:
     batched.forget()
     device = DemoDevice(LoadedModel(batched, batched), guidance, tmp_path)
-    device.submit(1, "Count from 1 to 12.", background=True, exact=True)
+    device.submit(1, "Count from 1 to 12.", background=True)
     device.run_to(1, 5)
     (sequence,) = device.scheduler.running
     num_read = sequence.num_read
@@ -371,7 +378,7 @@ def test_paused_sequence_reads_nothing_again_in_its_old_slot(
     device.steps(1)
     assert (sequence.num_pauses, sequence.num_read) == (1, num_read + 1)
     device.run(1)
-    assert device.tokens(1) == device.answer(2, "Count from 1 to 12.", exact=True)
+    assert device.tokens(1) == device.answer(2, "Count from 1 to 12.")
 
 
 @pytest.mark.parametrize("num_others", [0, 2], ids=["one prompt", "decoding and a prompt"])
@@ -397,14 +404,14 @@ def test_request_interrupts_passes_of_the_background(
         device.put(Submit(2, request))
         device.loop.interrupts.ask(API, Submit(2, request))
 
-    run = runner.sessions.own.run
+    run = runner.session.run
 
     def run_late(*arguments: Any) -> Any:
         arrive()
         return run(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(runner.sessions.own, "run", run_late)
+        patch.setattr(runner.session, "run", run_late)
         device.steps(1)
     assert device.loop.inbox.qsize() == 1
     # Nothing was read, and the next passes are those of the request.
@@ -432,7 +439,7 @@ def test_each_end_interrupts_the_chunk_of_its_prompt_every_time(
         interrupted.set()
 
     monkeypatch.setattr(runner, "interrupt", interrupt_and_tell)
-    run, is_awaited = runner.sessions.own.run, False
+    run, is_awaited = runner.session.run, False
 
     def run_late(*arguments: Any) -> Any:
         if is_awaited:
@@ -443,7 +450,7 @@ def test_each_end_interrupts_the_chunk_of_its_prompt_every_time(
             clock.wait(1.0)  # past the deadline
         return run(*arguments)
 
-    monkeypatch.setattr(runner.sessions.own, "run", run_late)
+    monkeypatch.setattr(runner.session, "run", run_late)
     for key in range(1, 5):
         name, unique_id = f"r{key}", f"u{key}"
         message = {

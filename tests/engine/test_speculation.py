@@ -191,11 +191,15 @@ def test_only_accepted_tokens_are_cached(loaded: LoadedModel, drafting: DemoDevi
     drafting.run(1)
 
 
-@pytest.mark.parametrize("fields", [{"exact": True}, {"sampling": Sampling(seed=1)}])
-def test_seeded_and_exact_answers_have_no_drafts(remembering: DemoDevice, fields: dict[str, Any]) -> None:
-    wanted = answer(remembering, 1, **fields, answer_memory="alice")
-    assert answer(remembering, 2, **fields, prediction=wanted, answer_memory="alice") == wanted
-    assert remembering.end(2).num_drafted == 0
+@pytest.mark.parametrize("fields", [{"exact": True}, {"sampling": Sampling(temperature=1.0, seed=1)}])
+def test_seeded_and_exact_answers_have_the_same_bits_with_drafts(
+    remembering: DemoDevice, fields: dict[str, Any]
+) -> None:
+    fields |= {"answer_memory": "alice", "top_logprobs": 1}
+    wanted = answer(remembering, 1, **fields)
+    assert answer(remembering, 2, **fields, prediction=wanted) == wanted
+    assert remembering.end(2).num_accepted > 0
+    assert remembering.logprobs(1) == remembering.logprobs(2)
 
 
 def test_concurrent_answers_have_drafts(drafting: DemoDevice) -> None:

@@ -43,7 +43,7 @@ def wanted(name: str, device: str = "cpu") -> Model:
 
 
 def read(directory: Path) -> ModelMemory:
-    return ModelMemory(int(directory.name[1:]) * MIB, 0, PER_TOKEN, 100_000)
+    return ModelMemory(int(directory.name[1:]) * MIB, PER_TOKEN, 100_000)
 
 
 def budget(free: int, **settings: str) -> MemoryBudget:
@@ -132,7 +132,7 @@ def test_a_set_length_or_size_is_needed_in_full() -> None:
 
 def test_a_draft_model_counts_with_its_model() -> None:
     def read(directory: Path) -> ModelMemory:
-        return ModelMemory(100 * MIB if directory.name == "draft" else 300 * MIB, 0, PER_TOKEN, 2048)
+        return ModelMemory(100 * MIB if directory.name == "draft" else 300 * MIB, PER_TOKEN, 2048)
 
     def fits(free: int, draft_model: str) -> bool:
         model = wanted("a")
@@ -147,22 +147,6 @@ def test_a_draft_model_counts_with_its_model() -> None:
 
 def test_a_model_on_another_device_needs_its_process_only() -> None:
     assert budget(RUNTIME // MIB + 1).decide(wanted("a9000", "cuda"), []) is Decision.LOAD
-
-
-def test_eight_bit_weights_count_if_they_are_made() -> None:
-    def with_int8(directory: Path) -> ModelMemory:
-        return ModelMemory(300 * MIB, 600 * MIB, PER_TOKEN, 2048)
-
-    def fits(free: int, **settings: str) -> bool:
-        settings = {"cache_dir": "/tmp", **settings}
-        return MemoryBudget(given(**settings), free=lambda: free * MIB, read=with_int8).fits_well(wanted("a"), [])
-
-    assert fits(needed(300, 205) + 1, prefill_weights="int4")
-    # Without a cache none are made.
-    assert fits(needed(300, 205) + 1, prefill_weights="int8", cache_dir="none")
-    assert not fits(needed(300, 205) + 599, prefill_weights="int8")
-    assert fits(needed(300, 205) + 601, prefill_weights="int8")
-    assert fits(needed(300, 205) + 1)  # more than a quarter of what is free
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,6 @@ GROUPS: dict[str, tuple[str, ...]] = {
             "draft_memory_bytes",
             "draft_model",
             "prefill_chunk",
-            "cpu_operators",
-            "prefill_weights",
         ),
         *("itl_target", "cache_dir", "prefix_cache_bytes", "prefix_cache_dir", "prefix_cache_type"),
     ),
@@ -37,7 +35,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         *("max_header_bytes", "idle_timeout", "body_timeout", "upload_timeout", "stall_timeout"),
     ),
     "Images and recordings": (
-        *("image_hosts", "max_media", "max_media_bytes", "max_image_pixels", "max_request_pixels"),
+        *("encoder_weights", "image_hosts", "max_media", "max_media_bytes", "max_image_pixels", "max_request_pixels"),
         *("max_waiting_pixels", "max_media_tokens", "media_timeout"),
         *("max_media_body_bytes", "encoder_cache_bytes", "max_audio_seconds", "audio_timeout"),
         *("max_audio_body_bytes", "max_audio_bodies_bytes", "max_waiting_audio_seconds", "max_prepared_bytes"),

@@ -103,7 +103,7 @@ class Settings(ServerSettings, MediaSettings):
     """
 
     exact: bool = False
-    """Make answers bitwise reproducible, independent of other requests, at some cost in speed."""
+    """Make all answers bitwise independent of other requests; devices where a batch is not have none."""
 
     tool_parser: str = "auto"
     """Format of tool calls, such as `hermes`; `auto` detects it from the chat template, `none` disables tools."""
@@ -142,14 +142,9 @@ class Settings(ServerSettings, MediaSettings):
     prefill_chunk: int = Field(0, ge=0)
     """Maximum number of prompt tokens in a step that also decodes; 0 means 128 on CPUs, 2048 on other devices."""
 
-    cpu_operators: Literal["auto", "native", "onnxruntime"] = "auto"
-    """Operators of the batch on CPUs: `native` (those of genai-server-native, with which no answer depends on other
-    requests), `onnxruntime`, or `auto`: `native` where it is installed and runs the model.
-    """
-
-    prefill_weights: Literal["auto", "int4", "int8"] = "auto"
-    """Weights for CPU steps of many tokens with ONNX Runtime's operators: `int4` (the model's own), `int8` (made from
-    them, where that is faster), or `auto`: `int8` if 1.2 times as fast and a quarter of the free memory holds them.
+    encoder_weights: Literal["auto", "own"] = "auto"
+    """Weights of the graphs for images and sounds on CPUs: the model's `own`, or `auto`: 8 bits in place of 16 and 32
+    where the processor multiplies these faster.
     """
 
     itl_target: float = Field(0.0, ge=0, le=3600)
@@ -187,8 +182,8 @@ class Settings(ServerSettings, MediaSettings):
     """
 
     prefix_cache_type: Literal["same", "fp16"] = "same"
-    """Numbers in the prefix cache on disk: the `same` as in memory, or `fp16`, which halves the files but rounds; exact
-    requests do not use them.
+    """Numbers in the prefix cache on disk: the `same` as in memory, or `fp16`, which halves the files but rounds, so
+    that `exact` is refused.
     """
 
     models_dir: str = ""

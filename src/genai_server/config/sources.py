@@ -54,6 +54,11 @@ _FORMS = {
 }
 # All names by which a setting can be given.
 NAMES = (*Settings.model_fields, *FORMER_NAMES.values())
+# Settings of earlier versions, and what to do instead.
+_REMOVED = {
+    "prefill_weights": "it was removed: decoders on CPUs have one copy of their weights, which prompts are read with, "
+    "too; GENAI_ENCODER_WEIGHTS chooses those of graphs for images and sounds",
+}
 # Maximum characters of a wrong value in a message; a list of models may be long.
 _MAX_VALUE = 1000
 
@@ -81,6 +86,9 @@ def load_settings(
         )
         return next(((key, value) for key, value in candidates if value), None)
 
+    for name, why in _REMOVED.items():
+        if found := given(name, {}):
+            raise ConfigurationError(f"{found[0]}={quoted(found[1], limit=_MAX_VALUE)}: {why}")
     path = (given("config", {}) or ("", ""))[1]
     in_file = config_file.file_settings(config_file.read_file(path), NAMES, path)
     values: dict[str, Any] = {}

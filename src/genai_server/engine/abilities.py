@@ -34,10 +34,8 @@ class Abilities:
     interrupts: bool = False
     # Whether its passes run on the cores that the processes of the server need, too.
     uses_host_cores: bool = True
-    # Whether a token's result is bitwise the same in any pass, for sequences without adapters.
-    is_exact: bool = False
-    # Passes of at least this many tokens may have 8-bit weights; None if no pass has.
-    int8_from: int | None = None
+    # Why a token's result may differ between passes in the last bits; "" if it is bitwise the same in any.
+    why_not_exact: str = ""
     # The seconds of decoding passes at the start, by their number of tokens, and those for a token of a prompt; 0 if
     # none was read.
     tried_passes: Mapping[int, float] = field(default_factory=dict)

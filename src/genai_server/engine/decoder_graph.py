@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -108,8 +108,6 @@ class DecoderGraph:
     vision: VisionFiles | None = None
     # Maximum number of tokens that some layers keep in a Generator; 0 if all keep everything.
     window: int = 0
-    # The layers whose attention reads only the last tokens: how many, by the names of their past keys and values.
-    windows: Mapping[str, int] = field(default_factory=dict, hash=False)
     # Longest row of a batch; None for no limit. A longer row would change the rope of all rows.
     switches_at: int | None = None
     # Whether it returns only the logits of the last token, however many it reads.
@@ -131,12 +129,22 @@ class DecoderGraph:
     hidden_size: int = 0
     # Tokens of a block of keys and values on a device with memory of its own; 0 where each row has a slot.
     block_tokens: int = 0
-    # Whether its attention is genai-server-native's, which takes flat tokens, and so are its products with quantized
-    # weights.
-    is_native: bool = False
     # Whether genai-server-native computes all products with the model's weights. With its attention, a token's result
     # is then bitwise the same in any pass.
     has_packed_products_only: bool = False
+
+    @property
+    def is_native(self) -> bool:
+        """Whether it runs in the memory of a CPU, with the operators of genai-server-native."""
+        return not self.block_tokens
+
+    def in_32_bits(self) -> "DecoderGraph":
+        """The graph as it computes in the memory of a CPU (engine/graph_rewriting/widening.py)."""
+        wide: dict[str, Any] = {
+            kind: tuple(replace(state, type=np.float32) for state in getattr(self, kind))
+            for kind in ("conv_states", "recurrent_states", "cross_states")
+        }
+        return replace(self, cache_type=np.float32, logits_type=np.float32, **wide)
 
     @cached_property
     def has_states(self) -> bool:
@@ -144,19 +152,9 @@ class DecoderGraph:
         return bool(self.conv_states or self.recurrent_states)
 
     @cached_property
-    def conv_width(self) -> int:
-        """How many inputs the convolutions read for each token; 0 without convolutions."""
-        return self.conv_states[0].shape[0] + 1 if self.conv_states else 0
-
-    @cached_property
     def bytes_per_row(self) -> int:
         """The size of what one sequence has of fixed size, however long it is."""
         return sum(state.num_bytes for state in (*self.conv_states, *self.recurrent_states, *self.cross_states))
-
-    @cached_property
-    def widest_window(self) -> int:
-        """The most tokens that attention with a window reads; 0 if no layer has one."""
-        return max(self.windows.values(), default=0)
 
     @property
     def bytes_per_token(self) -> int:

@@ -18,13 +18,13 @@ _MAX_SERIALS = 100_000
 
 
 class ImageWorker(EncoderWorker[EncodedImage]):
-    """The encoder computes the features [features, hidden_size] of one image's tensors, `exact` ones if asked to."""
+    """The encoder computes the features [features, hidden_size] of one image's tensors."""
 
     noun = "an image"
 
     def __init__(
         self,
-        open_encoder: Callable[[], Callable[..., NDArray[Any]]],
+        open_encoder: Callable[[], Callable[[Tensors], NDArray[Any]]],
         image_token: int,
         max_bytes: int,
         *,
@@ -66,13 +66,11 @@ class ImageWorker(EncoderWorker[EncodedImage]):
 
     def _encode_all(self, sequence: Sequence) -> PromptImages:
         request = sequence.request
-        # Exact requests have features of their own.
-        kind = "-exact" if request.exact else ""
-        encoded = [self._encoded(sequence, image.digest + kind, image.path) for image in request.images]
+        encoded = [self._encoded(sequence, image.digest, image.path) for image in request.images]
         return PromptImages(request.prompt, request.images, encoded, self.image_token)
 
     def _made(self, digest: str, tensors: Tensors, request: GenerationRequest) -> EncodedImage:
-        return EncodedImage(self._serial(digest), self._encode(tensors, exact=request.exact))
+        return EncodedImage(self._serial(digest), self._encode(tensors))
 
     def _serial(self, digest: str) -> int:
         """The number of an image, which no other image has had."""

@@ -14,10 +14,9 @@ from genai_server.messages.status_file import ModelStatus
 
 # Settings that can affect answers, if only by rounding.
 _SETTINGS = (
-    "cpu_operators",
     "exact",
     "max_length",
-    "prefill_weights",
+    "encoder_weights",
     "scheduler",
     "speculation",
     "threads",

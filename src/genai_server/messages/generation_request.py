@@ -236,10 +236,8 @@ class Batching(Struct, frozen=True):
     nodes: dict[str, int | None] = {}
     # Whether a pass can read any number of tokens of any sequences.
     mixes: bool = False
-    # Whether answers without adapters are bitwise the same in any company.
+    # Whether answers are bitwise the same in any company.
     exact: bool = False
-    # Minimum number of tokens of a step that uses 8-bit weights; None if no step does.
-    int8_from: int | None = None
     # Whether the next tokens of sequences are drafted and verified together.
     speculates: bool = False
     # The name of the directory of the model that drafts them; None if only their own text does.

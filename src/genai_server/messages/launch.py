@@ -26,8 +26,7 @@ class EngineSettings(Struct, frozen=True):
     exact: bool
     kv_cache_bytes: int
     kv_cache_type: str
-    cpu_operators: str
-    prefill_weights: str
+    encoder_weights: str
     # Bytes of encoded images and sounds that no present request has.
     encoder_cache_bytes: int
     # A path; "" for no cache.

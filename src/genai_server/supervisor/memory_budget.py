@@ -22,8 +22,6 @@ from genai_server.system_memory import free_memory
 WANTED_TOKENS, REQUIRED_TOKENS = 8192, 2048
 # Share of the memory left by weights that keys and values may take.
 _KV_SHARE = 0.5
-# Matrices of 8 bits are made if they fit into this share of the free memory, or if the settings require them.
-_INT8_SHARE = 0.25
 _MIB = 1024 * 1024
 
 
@@ -134,18 +132,13 @@ class MemoryBudget:
         for (_, engine), share in zip(engines, divided(total, ranges), strict=True):
             engine.resize(share)
 
-    def weights(self, about: ModelStatus, *, int8: bool = True) -> int:
-        """The memory of a model's engines without keys and values; without matrices of 8 bits if `int8` is false."""
-        found, wanted = self._memory(about), self._settings.prefill_weights
-        each = found.weights
-        fits = wanted == "int8" or (wanted == "auto" and found.int8 <= _INT8_SHARE * self._free())
-        if int8 and fits and self._settings.cache_path is not None:
-            each += found.int8
-        return len(about.devices) * RUNTIME + self._num_host_engines(about) * each
+    def weights(self, about: ModelStatus) -> int:
+        """The memory of a model's engines without keys and values."""
+        return len(about.devices) * RUNTIME + self._num_host_engines(about) * self._memory(about).weights
 
     def _figures(self, about: ModelStatus, loaded: Collection[MemoryModel]) -> str:
         """What a model needs, and what there is."""
-        weights, engines = self.weights(about, int8=False), self._num_host_engines(about)
+        weights, engines = self.weights(about), self._num_host_engines(about)
         needed = engines * self._kv_needed(about, REQUIRED_TOKENS)
         next_to = ""
         if loaded:
@@ -182,7 +175,7 @@ class MemoryBudget:
     def _can_run(self, about: ModelStatus, num_bytes: int) -> bool:
         """Whether a model runs at all where it has this memory for itself, with nothing to spare."""
         needed = self._num_host_engines(about) * self._kv_needed(about, REQUIRED_TOKENS)
-        return self.weights(about, int8=False) + needed <= num_bytes
+        return self.weights(about) + needed <= num_bytes
 
     def _available(self, loaded: Collection[MemoryModel]) -> int:
         """The memory that the weights of the loaded models leave: what is free, and what keys and values take."""

@@ -39,7 +39,7 @@ def write(folder: SegmentFolder, tokens: list[int]) -> None:
             part = tokens[start : start + TOKENS]
             segment = Segment(parent, TOKENS, segment_key(parent, part))
             if not folder.has(segment):
-                folder.write(segment, part, TOKENS, [values(part)])
+                folder.write(segment, part, [values(part)])
             written.append(segment)
             parent = segment.key
     folder.touch(written, states=False)
@@ -55,7 +55,7 @@ def check(root: Path) -> None:
                 part = tokens[start : start + TOKENS]
                 found = folder.read(segment, part, LAYOUT)
                 assert found is not None, "a file is damaged"
-                assert (found[1][0] == values(part)).all(), "a file has other values"
+                assert (found[0] == values(part)).all(), "a file has other values"
                 start += TOKENS
     size = sum(path.stat().st_size for path in (root / "model").glob("*.kv"))
     assert size <= MAX_BYTES, size

@@ -29,13 +29,12 @@ def arrays() -> list[np.ndarray]:
 @pytest.fixture
 def path(tmp_path: Path, arrays: list[np.ndarray]) -> Path:
     written = tmp_path / "segment.kv"
-    write_segment(written, PARENT, TOKENS, 3, arrays)
+    write_segment(written, PARENT, TOKENS, arrays)
     return written
 
 
 def test_a_segment_is_read_bit_for_bit(path: Path, arrays: list[np.ndarray]) -> None:
-    num_prefilled, found = read_segment(path, PARENT, TOKENS, LAYOUT)
-    assert num_prefilled == 3
+    found = read_segment(path, PARENT, TOKENS, LAYOUT)
     assert [one.tobytes() for one in found] == [one.tobytes() for one in arrays]
     assert [one.dtype for one in found] == [one.dtype for one in arrays]
 
@@ -46,7 +45,7 @@ def test_only_its_user_may_read_a_segment(path: Path) -> None:
 
 def test_an_existing_file_is_not_overwritten(path: Path, arrays: list[np.ndarray]) -> None:
     with pytest.raises(FileExistsError):
-        write_segment(path, PARENT, TOKENS, 3, arrays)
+        write_segment(path, PARENT, TOKENS, arrays)
 
 
 @pytest.mark.parametrize(

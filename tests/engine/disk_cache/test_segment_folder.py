@@ -45,7 +45,7 @@ def store(folder: SegmentFolder, tokens: list[int], lengths: list[int]) -> list[
     with folder.writing(sum(lengths) * BYTES):
         for segment in stored:
             part = tokens[start : start + segment.num_tokens]
-            folder.write(segment, part, 0, [np.repeat(np.array(part, np.uint8)[:, None], BYTES, axis=1)])
+            folder.write(segment, part, [np.repeat(np.array(part, np.uint8)[:, None], BYTES, axis=1)])
             start += segment.num_tokens
     folder.touch(stored, states=False)
     return stored
@@ -94,7 +94,7 @@ def test_another_engine_finds_what_one_stores(folder: SegmentFolder, tmp_path: P
     assert foreign.longest(ROOT, PROMPT, states=False) == []
     found = other.read(stored[0], PROMPT[:FULL], layout(FULL))
     assert found is not None
-    assert found[1][0][:, 0].tolist() == PROMPT[:FULL]
+    assert found[0][:, 0].tolist() == PROMPT[:FULL]
 
 
 def test_the_least_recently_used_is_removed_first(tmp_path: Path, clock: Clock) -> None:

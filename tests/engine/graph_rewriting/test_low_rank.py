@@ -10,7 +10,10 @@ from numpy.typing import NDArray
 from onnx import GraphProto, TensorProto, helper
 
 from genai_server.engine.decoder_graph import LowRankPath
-from genai_server.engine.graph_rewriting.low_rank import RANKS, find_paths, stack_ranks
+from genai_server.engine.graph_rewriting.low_rank import NUM_RANKS, RANKS, find_paths, stack_ranks
+from genai_server.engine.graph_rewriting.native_attention import STARTS
+from genai_server.engine.graph_rewriting.packed_products import DOMAIN
+from genai_server.engine.model.native_library import native_library
 
 INPUTS, OUTPUTS = 8, 4
 PATH = LowRankPath("a", "b", INPUTS, OUTPUTS)
@@ -80,40 +83,55 @@ def test_graph_with_anything_else_has_no_paths(change: Callable[[GraphProto], No
 
 
 def run(graph: GraphProto, feed: dict[str, NDArray[Any]]) -> NDArray[np.float32]:
-    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
+    graph.input.append(value(STARTS, "bounds", kind=TensorProto.INT32))
+    opsets = [helper.make_opsetid("", 21), helper.make_opsetid(DOMAIN, 1)]
     model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
+    options.register_custom_ops_library(str(native_library()))
     session = onnxruntime.InferenceSession(model.SerializeToString(), options)
     found: NDArray[np.float32] = session.run(["y"], feed)[0]
     return found
 
 
-def test_each_token_keeps_the_ranks_of_its_adapter() -> None:
+def of_rows(*rows: tuple[int, int, int]) -> dict[str, NDArray[Any]]:
+    """The inputs of a pass over rows: of each the number of its tokens, and the first and number of its ranks."""
+    lengths, firsts, numbers = zip(*rows, strict=True)
+    starts = np.cumsum([0, *lengths])
+    inputs = {STARTS: starts, RANKS: np.array(firsts), NUM_RANKS: np.array(numbers)}
+    return {name: array.astype(np.int32) for name, array in inputs.items()}
+
+
+def test_each_row_has_the_ranks_of_its_adapter() -> None:
     chance = np.random.default_rng(0)
     ranks = (1, 3, 2)
     adapters = [(chance.normal(size=(INPUTS, rank)), chance.normal(size=(rank, OUTPUTS))) for rank in ranks]
-    x = chance.normal(size=(1, 5, INPUTS)).astype(np.float32)
-    # Of each token; the third adapter has none.
-    chosen = [0, 1, None, 1, 0]
-    kept = np.zeros((1, 5, sum(ranks)), np.bool_)
-    for token, number in enumerate(chosen):
-        if number is not None:
-            kept[0, token, sum(ranks[:number]) : sum(ranks[: number + 1])] = True
+    x = chance.normal(size=(1, 7, INPUTS)).astype(np.float32)
+    chosen = [0, 1, 1, None, 2, 2, 0]  # of each token; the fourth has none
+    rows = of_rows((1, 0, 1), (2, 1, 3), (1, 0, 0), (2, 4, 2), (1, 0, 1))
     graph = path_graph()
     stack_ranks(graph, [PATH])
     a = np.concatenate([a.T for a, _ in adapters]).astype(np.float32)
     b = np.concatenate([b for _, b in adapters]).astype(np.float32)
-    found = run(graph, {"x": x, "a": a, "b": b, RANKS: kept})
+    found = run(graph, {"x": x, "a": a, "b": b, **rows})
     for token, number in enumerate(chosen):
         expected = 0 if number is None else x[0, token] @ adapters[number][0] @ adapters[number][1]
         np.testing.assert_allclose(found[0, token], np.broadcast_to(expected, OUTPUTS), rtol=1e-5, atol=1e-5)
 
 
+def test_values_of_other_adapters_reach_no_row() -> None:
+    a, b = np.ones((3, INPUTS), np.float32), np.ones((3, OUTPUTS), np.float32)
+    a[1:], b[1:] = np.inf, np.nan
+    graph = path_graph()
+    stack_ranks(graph, [PATH])
+    found = run(graph, {"x": np.ones((1, 3, INPUTS), np.float32), "a": a, "b": b, **of_rows((2, 0, 1), (1, 0, 0))})
+    assert found[0, :, 0].tolist() == [INPUTS, INPUTS, 0]
+
+
 def test_stacked_graph_without_adapters_adds_nothing() -> None:
     graph = path_graph()
     stack_ranks(graph, [PATH])
-    found = run(graph, {"x": np.ones((1, 3, INPUTS), np.float32), RANKS: np.zeros((1, 3, 0), np.bool_)})
+    found = run(graph, {"x": np.ones((1, 3, INPUTS), np.float32), **of_rows((3, 0, 0))})
     assert (found == 0).all()
 
 

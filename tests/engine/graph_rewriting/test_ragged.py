@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
+from onnx import helper
 
 from genai_server.engine.decoder_graph import ATTENTION, DoesNotFit
-from genai_server.engine.graph_rewriting.groups import LAST, NARROW, NEW, PADDED, PLACES, WIDE
+from genai_server.engine.graph_rewriting.native_attention import NATIVE, OPERATOR, PASTS, SLOTS, STARTS
 from genai_server.engine.graph_rewriting.ragged import WANTED, make_ragged
 from genai_server.engine.model.graph import read_decoder_graph
 from tests.running_server import DEMO
@@ -24,17 +24,17 @@ def _attentions(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
     return [node for node in graph.node if node.op_type == ATTENTION]
 
 
-def test_ragged_graph_has_two_attentions_with_caches_for_each() -> None:
+def test_ragged_graph_has_the_operators_of_flat_tokens() -> None:
     before, graph = _graph(), _graph()
     make_ragged(graph, DECODER)
-    assert len(_attentions(graph)) == 2 * len(_attentions(before))
+    assert not _attentions(graph)
+    made = [node for node in graph.node if node.op_type == OPERATOR]
+    assert [node.output[0] for node in made] == [node.output[0] for node in _attentions(before)]
     inputs = {value.name for value in graph.input}
-    assert {DECODER.input_ids, WANTED} <= inputs
-    assert DECODER.attention_mask not in inputs
-    for group in (NARROW, WIDE):
-        assert {group + name for name in (PADDED, PLACES, LAST, NEW, *DECODER.past_names)} <= inputs
-    made = {value.name for value in graph.output}
-    assert made == {DECODER.logits, *(group + name for group in (NARROW, WIDE) for name in DECODER.present_names)}
+    caches = {NATIVE + name for name in DECODER.past_names}
+    assert inputs == {DECODER.input_ids, WANTED, STARTS, PASTS, SLOTS, *caches}
+    # The operators write to the slots.
+    assert [value.name for value in graph.output] == [DECODER.logits]
 
 
 def test_ragged_graph_has_no_unused_nodes() -> None:
@@ -81,16 +81,6 @@ def test_graph_whose_mask_is_read_elsewhere_does_not_fit() -> None:
         make_ragged(graph, DECODER)
 
 
-def test_positions_of_attention_are_padded_like_its_queries() -> None:
-    graph = _graph()
-    for node in _attentions(graph):
-        node.input[:] = [*node.input, *[""] * 10][:9] + ["positions"]
-    make_ragged(graph, DECODER)
-    makers = {output: node for node in graph.node for output in node.output}
-    for node in _attentions(graph):
-        assert list(makers[node.input[9]].input) == ["positions", makers[node.input[0]].input[1]]
-
-
 def test_attention_with_a_bias_does_not_fit() -> None:
     graph = _graph()
     first = _attentions(graph)[0]
@@ -108,15 +98,12 @@ def test_logits_that_come_from_no_product_are_selected() -> None:
     assert list(selection.output) == ["chances"]
 
 
-def test_keys_and_values_of_16_bits_have_casts_around_attention() -> None:
+@pytest.mark.parametrize("kind", [np.float16, np.float32])
+def test_slots_have_the_type_of_the_cache(kind: type) -> None:
     graph = _graph()
-    make_ragged(graph, replace(DECODER, cache_type=np.float16))
-    kinds = {value.name: value.type.tensor_type.elem_type for value in [*graph.input, *graph.output]}
-    for group in (NARROW, WIDE):
-        for name in (*DECODER.past_names, *DECODER.present_names):
-            assert kinds[group + name] == TensorProto.FLOAT16
-    assert kinds[DECODER.logits] == TensorProto.FLOAT
-    casts = [node for node in graph.node if node.op_type == "Cast"]
-    made = [output for node in casts for output in node.output]
-    assert len(set(made)) == len(made)
-    assert sum("cos" in name or "sin" in name for name in made) == 2  # once for all layers
+    make_ragged(graph, replace(DECODER, cache_type=kind))
+    inputs = {value.name: value.type.tensor_type for value in graph.input}
+    for name in DECODER.past_names:
+        assert inputs[NATIVE + name].elem_type == helper.np_dtype_to_tensor_dtype(np.dtype(kind))
+        sizes = [dim.dim_param or dim.dim_value for dim in inputs[NATIVE + name].shape.dim]
+        assert sizes == ["slots", DECODER.num_kv_heads, "slot_length", DECODER.head_size]

@@ -51,14 +51,14 @@ class NoBuffers:
 class Bench:
     """Slots with states, and the actions of a runner on them."""
 
-    def __init__(self, num_slots: int = 3, num_pages: int = 1000, row_group: int = 1) -> None:
+    def __init__(self, num_slots: int = 3, num_pages: int = 1000) -> None:
         self.states, self.buffers = TokenStates(num_slots), NoBuffers()
         self.memory = KvMemory(PAGE, num_pages, CHECKPOINT_PAGES)
         states = cast(RowStates, self.states)
-        self.slots = KvSlots(num_slots, self.buffers, row_group=row_group, memory=self.memory, states=states)
+        self.slots = KvSlots(num_slots, self.buffers, memory=self.memory, states=states)
 
-    def open(self, sequence: int, prompt: list[int], *, exact: bool = False) -> int:
-        length = self.slots.acquire(sequence, prompt, prefilled_only=exact)
+    def open(self, sequence: int, prompt: list[int]) -> int:
+        length = self.slots.acquire(sequence, prompt)
         self.check(sequence, prompt[:length])
         return length
 
@@ -68,12 +68,12 @@ class Bench:
         for slot in self.slots.slots:
             assert all(saved == slot.tokens[:length] for length, saved in slot.checkpoints.items())
 
-    def read(self, sequence: int, tokens: list[int], *, checkpoint: int | None = None, decoded: bool = False) -> None:
+    def read(self, sequence: int, tokens: list[int], *, checkpoint: int | None = None) -> None:
         """Read tokens, with a checkpoint behind them if a spacing is given."""
         self.slots.reserve(sequence, len(tokens))
         slot = self.slots.of(sequence)
         self.states.rows[slot.index] += tokens
-        self.slots.append(sequence, tokens, prefilled=not decoded)
+        self.slots.append(sequence, tokens)
         if checkpoint is not None:
             self.slots.checkpoint(sequence, spacing=checkpoint)
         self.check(sequence, slot.tokens)
@@ -158,18 +158,6 @@ def test_a_failed_copy_leaves_an_empty_slot() -> None:
     bench.check(1, [])
 
 
-def test_exact_sequence_reuses_checkpoints_of_whole_groups() -> None:
-    bench = Bench(row_group=4)
-    bench.open(0, tokens(60))
-    bench.read(0, tokens(8), checkpoint=1)
-    bench.read(0, tokens(4, 8), checkpoint=1)
-    bench.read(0, tokens(2, 12), checkpoint=1)
-    bench.read(0, tokens(20, 14), decoded=True)
-    bench.slots.release(0)
-    assert bench.open(1, tokens(60), exact=True) == 12
-    assert bench.open(2, tokens(60)) == 34
-
-
 def test_close_checkpoints_are_thinned_out() -> None:
     bench = Bench()
     bench.open(0, tokens(100))
@@ -245,4 +233,4 @@ def test_sequences_have_the_states_of_their_tokens() -> None:
                 bench.slots.release(sequence)
                 del running[sequence]
             else:
-                bench.read(sequence, [2000 + number], decoded=True)
+                bench.read(sequence, [2000 + number])

@@ -5,7 +5,6 @@ import sys
 import pytest
 
 from genai_server.engine.decoder_graph import DecoderGraph
-from genai_server.engine.graph_rewriting.ragged import slot_length
 from genai_server.engine.kv_cache.cpu_buffers import CpuBuffers, page_tokens
 from genai_server.engine.model.graph import read_decoder_graph
 from tests.resident import resident_bytes
@@ -43,11 +42,11 @@ def test_memory_is_taken_as_it_is_written(buffers: CpuBuffers, graph: DecoderGra
 def test_rows_are_whole_pages_only_where_memory_is_reserved(
     graph: DecoderGraph, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    length, tokens = slot_length(MAX_LENGTH), page_tokens(graph)
-    assert length % tokens
-    assert CpuBuffers(graph, ROWS, MAX_LENGTH).arrays[0].shape[2] == length + -length % tokens
+    tokens = page_tokens(graph)
+    assert MAX_LENGTH % tokens
+    assert CpuBuffers(graph, ROWS, MAX_LENGTH).arrays[0].shape[2] == MAX_LENGTH + -MAX_LENGTH % tokens
     monkeypatch.setattr(sys, "platform", "win32")
-    assert CpuBuffers(graph, ROWS, MAX_LENGTH).arrays[0].shape[2] == length
+    assert CpuBuffers(graph, ROWS, MAX_LENGTH).arrays[0].shape[2] == MAX_LENGTH
 
 
 def test_memory_of_a_slot_is_freed_from_a_token_on(buffers: CpuBuffers, graph: DecoderGraph) -> None:

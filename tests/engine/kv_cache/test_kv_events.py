@@ -95,12 +95,12 @@ def test_prompt_blocks_are_stored_as_read_and_removed_on_forget() -> None:
     blocks = CachedBlocks(slots.slots)
     slots.acquire(1, LONG)
     assert blocks.changes() == []
-    slots.append(1, LONG[:40], prefilled=True)
+    slots.append(1, LONG[:40])
     (first,) = blocks.changes()
     assert isinstance(first, BlockStored)
     assert (first.parent_block_hash, first.token_ids, len(first.block_hashes)) == (None, LONG[:32], 2)
     assert blocks.changes() == []
-    slots.append(1, LONG[40:50], prefilled=True)
+    slots.append(1, LONG[40:50])
     (second,) = blocks.changes()
     assert isinstance(second, BlockStored)
     assert (second.parent_block_hash, second.token_ids) == (first.block_hashes[-1], LONG[32:48])
@@ -115,7 +115,7 @@ def test_a_block_in_several_slots_is_stored_and_removed_once() -> None:
     blocks, router = CachedBlocks(slots.slots), Subscriber()
     for sequence, end in ((1, 1000), (2, 2000)):
         slots.acquire(sequence, [*LONG, end])
-        slots.append(sequence, [*LONG, end][len(slots.of(sequence).tokens) :], prefilled=True)
+        slots.append(sequence, [*LONG, end][len(slots.of(sequence).tokens) :])
         router.receive(blocks.changes())
     assert set(router.prefixes.values()) == cached(slots)
     slots.release(1)
@@ -129,7 +129,7 @@ def test_the_same_tokens_of_other_salts_are_other_blocks() -> None:
     blocks = CachedBlocks(slots.slots)
     for sequence, salt in ((1, "a"), (2, "b")):
         slots.acquire(sequence, LONG, salt=salt)
-        slots.append(sequence, LONG, prefilled=True)
+        slots.append(sequence, LONG)
     one, other = blocks.changes()
     assert isinstance(one, BlockStored)
     assert isinstance(other, BlockStored)
@@ -142,7 +142,7 @@ def test_blocks_of_an_adapter_have_its_name() -> None:
     for sequence, salt, adapter in ((1, None, None), (2, ":digest", "lively")):
         slots.acquire(sequence, LONG, salt=salt)
         slots.of(sequence).adapter = adapter
-        slots.append(sequence, LONG, prefilled=True)
+        slots.append(sequence, LONG)
     names = [event.lora_name for event in blocks.changes() if isinstance(event, BlockStored)]
     assert names == [None, "demo:lively"]
 
@@ -169,7 +169,7 @@ def test_router_state_always_matches_the_slots(seed: int) -> None:
             else:
                 more = running[sequence][len(have) :][: chance.randrange(1, 30)] or [chance.randrange(9)]
                 slots.reserve(sequence, len(more))
-                slots.append(sequence, more, prefilled=len(more) > 1)
+                slots.append(sequence, more)
         if chance.random() < 0.02:
             slots.forget()
         if chance.random() < 0.7:
@@ -188,7 +188,7 @@ def test_events_are_published_as_vllm_does() -> None:
     parts: list[bytes] = []
     for number in range(100):  # a new subscriber misses messages that are sent before its subscription arrives
         slots.acquire(number, [number] * (BLOCK_TOKENS + 2))
-        slots.append(number, [number] * BLOCK_TOKENS, prefilled=True)
+        slots.append(number, [number] * BLOCK_TOKENS)
         publisher.publish()
         slots.release(number)
         try:

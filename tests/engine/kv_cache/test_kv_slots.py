@@ -44,12 +44,10 @@ class TokenBuffers:
 class Bench:
     """Slots, their buffers, and the actions of a runner on both."""
 
-    def __init__(
-        self, num_slots: int = 4, *, row_group: int = 1, memory: KvMemory = UNSHARED, min_copied: int = 1
-    ) -> None:
+    def __init__(self, num_slots: int = 4, *, memory: KvMemory = UNSHARED, min_copied: int = 1) -> None:
         self.buffers = TokenBuffers(num_slots)
         self.memory = memory
-        self.slots = KvSlots(num_slots, self.buffers, row_group=row_group, memory=memory, min_copied=min_copied)
+        self.slots = KvSlots(num_slots, self.buffers, memory=memory, min_copied=min_copied)
 
     def acquire(
         self,
@@ -57,25 +55,24 @@ class Bench:
         prompt: list[int],
         *,
         reuse: bool = True,
-        exact: bool = False,
         salt: str | None = None,
     ) -> int:
-        length = self.slots.acquire(sequence, prompt, reuse=reuse, prefilled_only=exact, salt=salt)
+        length = self.slots.acquire(sequence, prompt, reuse=reuse, salt=salt)
         self.check()
         return length
 
-    def match_again(self, sequence: int, prompt: list[int], *, exact: bool = False) -> int:
-        length = self.slots.match_again(sequence, prompt, prefilled_only=exact)
+    def match_again(self, sequence: int, prompt: list[int]) -> int:
+        length = self.slots.match_again(sequence, prompt)
         self.check()
         return length
 
-    def read(self, sequence: int, tokens: list[int], *, prefilled: bool = True) -> None:
+    def read(self, sequence: int, tokens: list[int]) -> None:
         """A pass: keys and values are appended, then noted."""
         self.slots.reserve(sequence, len(tokens))
         index = self.slots.of(sequence).index
         start = len(self.slots.slots[index].tokens)
         self.buffers.rows[index][start : start + len(tokens)] = tokens
-        self.slots.append(sequence, tokens, prefilled=prefilled)
+        self.slots.append(sequence, tokens)
         self.check()
 
     def release(self, sequence: int) -> None:
@@ -91,7 +88,7 @@ class Bench:
     def leave_behind(self, sequence: int, prompt: list[int], answer: list[int] | None = None) -> None:
         """Run a sequence with its answer and release it, without reuse."""
         self.prefill(sequence, prompt, reuse=False)
-        self.read(sequence, answer or [], prefilled=False)
+        self.read(sequence, answer or [])
         self.release(sequence)
 
     def pasts(self) -> list[list[int]]:
@@ -113,7 +110,6 @@ class Bench:
         assert all(slots.has(sequence) for sequence in running)
         for slot, row in zip(slots.slots, self.buffers.rows, strict=True):
             assert row[: len(slot.tokens)] == slot.tokens
-            assert 0 <= slot.num_prefilled <= len(slot.tokens)
         assert sum(map(self.written_pages, self.buffers.rows)) <= self.memory.num_pages
 
     def written_pages(self, row: list[int]) -> int:
@@ -218,9 +214,9 @@ def test_idle_past_is_preferred_among_equal_matches(bench: Bench) -> None:
 
 def test_past_of_a_running_sequence_is_copied_undisturbed(bench: Bench) -> None:
     bench.prefill(1, [1, 2, 3, 4])
-    bench.read(1, [5], prefilled=False)
+    bench.read(1, [5])
     assert bench.prefill(2, [1, 2, 3, 4, 7, 8]) == 4
-    bench.read(1, [6], prefilled=False)
+    bench.read(1, [6])
     assert bench.tokens(1) == [1, 2, 3, 4, 5, 6]
     assert bench.tokens(2) == [1, 2, 3, 4, 7, 8]
 
@@ -339,62 +335,22 @@ def test_second_match_copies_longer_prefixes_from_idle_slots(bench: Bench) -> No
     assert bench.tokens(2) == [1, 2, 3, 4, 5, 6, 7, 8]
 
 
-def test_second_match_needs_the_same_salt_and_prefilled_tokens(bench: Bench) -> None:
+def test_second_match_needs_the_same_salt(bench: Bench) -> None:
     prompt = [1, 2, 3, 4, 5, 6]
     bench.acquire(1, prompt, salt="a")
-    bench.acquire(2, prompt, exact=True)
-    bench.prefill(3, prompt, salt="b")
+    bench.prefill(2, prompt, salt="b")
     assert bench.match_again(1, prompt) == 0
-    bench.acquire(4, prompt)
-    bench.read(4, prompt, prefilled=False)
-    assert bench.match_again(2, prompt, exact=True) == 0
+    bench.acquire(3, prompt, salt="a")
+    bench.read(3, prompt)
+    assert bench.match_again(1, prompt) == 4
 
 
-def test_an_exact_sequence_gets_only_what_was_prefilled(bench: Bench) -> None:
-    bench.leave_behind(1, [1, 2, 3, 4], [5, 6])
-    prompt = [1, 2, 3, 4, 5, 6, 7, 8]
-    assert bench.acquire(2, prompt, exact=True) == 4
-    bench.read(2, prompt[4:])
-    bench.release(2)
-    # If recomputed, the tokens of the answer also count as prefilled.
-    assert bench.acquire(3, [*prompt, 9, 9], exact=True) == 8
-
-
-def test_inexact_sequence_reuses_decoded_tokens_and_marks_them(bench: Bench) -> None:
+def test_tokens_of_an_answer_are_reused_like_those_of_a_prompt(bench: Bench) -> None:
     bench.leave_behind(1, [1, 2, 3, 4], [5, 6])
     prompt = [1, 2, 3, 4, 5, 6, 7, 8]
     assert bench.prefill(2, prompt) == 6
-    bench.release(2)
-    # 7 and 8 were prefilled behind decoded tokens, from whose keys and values theirs are derived.
-    assert bench.acquire(3, [*prompt, 9, 9], exact=True) == 4
-
-
-def test_exact_sequence_reuses_complete_row_groups_only() -> None:
-    bench = Bench(row_group=2)
-    bench.leave_behind(1, [1, 2, 3, 4, 5, 6, 7])
-    assert bench.acquire(2, [1, 2, 3, 4, 5, 6, 7, 8, 9], exact=True) == 6
-    bench.release(2)
-    assert bench.acquire(3, [1, 2, 3, 4, 5, 9, 9, 9], exact=True) == 4
-    bench.release(3)
-    # For the others the rounding does not matter.
-    assert bench.acquire(4, [1, 2, 3, 8, 8, 8]) == 3
-    # Tokens read behind an incomplete group depend on it.
-    bench.read(4, [8, 8])
-    bench.release(4)
-    assert bench.acquire(5, [1, 2, 3, 8, 8, 8], exact=True) == 4
-    bench.read(5, [8])
-    bench.read(5, [8, 9])
-    bench.release(5)
-    assert bench.acquire(6, [1, 2, 3, 8, 8, 8, 9, 9, 9], exact=True) == 4
-
-
-def test_a_copied_past_knows_what_of_it_was_prefilled(bench: Bench) -> None:
-    bench.prefill(1, [1, 2, 3, 4])
-    bench.read(1, [5, 6], prefilled=False)
-    assert bench.prefill(2, [1, 2, 3, 4, 5, 6, 7, 8]) == 6
-    bench.release(1)
-    bench.slots.forget()
-    assert bench.acquire(3, [1, 2, 3, 4, 5, 6, 7, 8], exact=True) == 4
+    bench.read(2, [9])
+    assert bench.prefill(3, [*prompt, 9, 9, 9]) == 9
 
 
 # memory that slots share
@@ -435,7 +391,7 @@ def test_only_one_of_equal_cached_prefixes_is_kept() -> None:
     assert sorted(bench.pasts()) == [[1] * 8, [2] * 8]
 
 
-def test_prefix_of_another_salt_or_prefill_is_not_a_duplicate() -> None:
+def test_prefix_of_another_salt_or_length_is_not_a_duplicate() -> None:
     bench = shared_bench(6)
     bench.leave_behind(1, [1] * 8)
     bench.prefill(2, [2] * 8, salt="a")
@@ -550,13 +506,11 @@ class Crowd:
             return
         self.num_come += 1
         prompt = [self.chance.randrange(2) for _ in range(self.chance.randint(1, 40))]
-        exact = self.chance.random() < 0.2
         salt = self.chance.choices([None, "a", "b"], [8, 1, 1])[0]
-        found = self.bench.acquire(self.num_come, prompt, reuse=self.chance.random() < 0.9, exact=exact, salt=salt)
+        found = self.bench.acquire(self.num_come, prompt, reuse=self.chance.random() < 0.9, salt=salt)
         slot = self.bench.slots.of(self.num_come)
         assert found <= max(0, len(prompt) - 2)
         assert slot.tokens == prompt[:found]
-        assert slot.num_prefilled == found or not exact
         assert not found or any(text[:found] == prompt[:found] for text in self.had[salt])
         self.had[salt].append(prompt)
         self.texts[self.num_come] = prompt
@@ -579,7 +533,7 @@ class Crowd:
         for sequence in sorted(self.decoding):
             if len(self.texts[sequence]) < LONGEST:
                 self.texts[sequence].append(self.chance.randrange(2))
-                self.bench.read(sequence, self.texts[sequence][-1:], prefilled=False)
+                self.bench.read(sequence, self.texts[sequence][-1:])
 
     def leave(self) -> None:
         if self.texts:
@@ -629,14 +583,14 @@ def live(crowd: Crowd) -> None:
 def test_sequence_gets_its_slot_back_until_another_takes_it() -> None:
     slots = KvSlots(2, TokenBuffers(4))
     slots.acquire(1, [1, 2, 3, 4])
-    slots.append(1, [1, 2, 3, 4, 5], prefilled=True)
+    slots.append(1, [1, 2, 3, 4, 5])
     slots.release(1)
     assert slots.resume(1) == 5
     assert slots.of(1).tokens == [1, 2, 3, 4, 5]
     slots.release(1)
     for other in (2, 3):
         slots.acquire(other, [other] * 9)
-        slots.append(other, [other] * 9, prefilled=True)
+        slots.append(other, [other] * 9)
     assert slots.resume(1) is None
     slots.release(2)
     assert slots.forget() == 1
@@ -646,7 +600,7 @@ def test_sequence_gets_its_slot_back_until_another_takes_it() -> None:
 def test_slot_of_a_short_sequence_is_none_of_the_long_one() -> None:
     slots = KvSlots(1, TokenBuffers(4))
     slots.acquire(1, [1, 2, 3])
-    slots.append(1, [1, 2, 3], prefilled=True)
+    slots.append(1, [1, 2, 3])
     slots.release(1)
     assert slots.resume(1, is_long=True) is None
 
@@ -655,7 +609,7 @@ def test_prefixes_of_the_background_are_evicted_first() -> None:
     slots = KvSlots(2, TokenBuffers(4))
     for number, background in ((1, False), (2, True)):
         slots.acquire(number, [number] * 9, tenant=None if background else "")
-        slots.append(number, [number] * 9, prefilled=True)
+        slots.append(number, [number] * 9)
         slots.release(number)
     slots.acquire(3, [3] * 9)
     assert sorted(slot.tokens for slot in slots.slots) == [[], [1] * 9]
@@ -665,7 +619,7 @@ def test_recent_prefixes_of_others_are_kept_from_the_background(clock: HandClock
     slots = KvSlots(4, TokenBuffers(4), memory=KvMemory(4, 100), clock=clock)
     for number in (1, 2, 3, 4):
         slots.acquire(number, [number] * 9, tenant=None if number == 4 else "")
-        slots.append(number, [number] * 9, prefilled=True)
+        slots.append(number, [number] * 9)
     for number in (1, 3, 4):
         slots.release(number)
     assert slots.kept(9) == KvRoom(2, 4)
@@ -680,18 +634,17 @@ def test_recent_prefixes_of_others_are_kept_from_the_background(clock: HandClock
 def test_a_running_slot_is_cut_to_its_first_tokens() -> None:
     slots = KvSlots(2, TokenBuffers(16))
     slots.acquire(1, [5, 6, 7])
-    slots.append(1, [5, 6, 7], prefilled=True)
+    slots.append(1, [5, 6, 7])
     before = slots.of(1).tokens
     slots.cut(1, 2)
     assert slots.of(1).tokens == [5, 6]
-    assert slots.of(1).num_prefilled == 2
     assert before == [5, 6, 7]  # others may still compare them
 
 
 def test_cached_tokens_are_found_without_a_slot() -> None:
     slots = KvSlots(2, TokenBuffers(16))
     slots.acquire(1, [5, 6, 7, 8], salt="a")
-    slots.append(1, [5, 6, 7, 8], prefilled=True)
+    slots.append(1, [5, 6, 7, 8])
     assert slots.find([5, 6, 7, 9, 9], "a") == 3
     assert slots.find([5, 6, 7, 9, 9], "b") == 0
     assert slots.num_running == 1
@@ -722,7 +675,7 @@ class Shared:
         number = next(self._numbers)
         self.slots.acquire(number, [number] * length, tenant=tenant)
         self.slots.reserve(number, length)
-        self.slots.append(number, [number] * length, prefilled=True)
+        self.slots.append(number, [number] * length)
         return number
 
     def leave(self, tenant: str, length: int = 4, times: int = 1) -> None:

@@ -137,7 +137,9 @@ def test_blocks_are_taken_as_tokens_come_and_given_back(graph: DecoderGraph) -> 
 
 def test_an_exact_request_is_refused(paged: Any, graph: DecoderGraph) -> None:
     request = GenerationRequest("r", [11], 4, 128, sampling=Sampling(), exact=True)
-    with pytest.raises(InvalidField, match="exact is not supported on this device"):
+    with pytest.raises(
+        InvalidField, match="exact is not supported with this model here: its kernels round differently"
+    ):
         on_blocks(paged, graph).check(request)
 
 
@@ -399,7 +401,7 @@ def test_the_cpus_buffers_are_its_own() -> None:
 def on_cuda_blocks(graph: DecoderGraph, *, offers_best: bool) -> BatchedRunner:
     options = on_providers(DEFAULT_OPTIONS, "cuda")
     on_gpu = replace(graph, block_tokens=BLOCK_TOKENS, cache_type=np.float16)
-    session = open_session(on_gpu, 1, optimized=False, offers_best=offers_best, options=options)
+    session = open_session(on_gpu, 1, offers_best=offers_best, options=options)
     return batched_runner(graph=on_gpu, session=session, max_length=512, make_buffers=buffers_on("cuda", options, 9))
 
 
@@ -427,7 +429,7 @@ def test_batch_on_cuda_answers_as_on_the_cpu() -> None:
     graph = replace(read_decoder_graph(model_dir), cache_type=np.float16, block_tokens=BLOCK_TOKENS)
     options = on_providers(DEFAULT_OPTIONS, "cuda")
     make = buffers_on("cuda", options, 9)
-    session = open_session(graph, 1, optimized=False, options=options)
+    session = open_session(graph, 1, options=options)
     on_gpu = batched_runner(model_dir, graph=graph, session=session, max_length=512, make_buffers=make)
     of_blocks = replace(graph, cache_type=np.float32, block_tokens=BLOCK)
     expected = greedy_logits(

@@ -99,9 +99,9 @@ class Batch:
 
     def _pass(self) -> None:
         for number, (new, num_drafted) in self._reserve().items():
-            self._slots.append(number, new, prefilled=len(new) > 1)
+            self._slots.append(number, new)
             if num_drafted:
-                self._slots.append(number, [0] * self._chance.randint(0, num_drafted), prefilled=False)
+                self._slots.append(number, [0] * self._chance.randint(0, num_drafted))
             read = self._slots.of(number).tokens
             if len(read) > len(self._running[number]):
                 self._running[number] = read[:]

@@ -5,20 +5,12 @@ import logging
 from pathlib import Path
 
 import genai_server_native
-import msgspec
 import pytest
 
-from genai_server.config.settings import Settings
-from genai_server.config.sources import engine_settings
 from genai_server.engine.model import native_library, native_trial
-from genai_server.messages.launch import EngineSettings
-from genai_server.options.device import DEFAULT_OPTIONS
+from genai_server.options.device import DEFAULT_OPTIONS, DeviceOptions, ProviderOptions
 
 FASTEST = genai_server_native.instruction_sets()[0]
-
-
-def settings(**given: str) -> EngineSettings:
-    return msgspec.structs.replace(engine_settings(Settings.model_validate({})), **{"cache_dir": "", **given})
 
 
 @pytest.fixture(autouse=True)
@@ -63,21 +55,22 @@ def test_wrong_results_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
         native_trial.main(FASTEST)
 
 
-@pytest.mark.parametrize(
-    ("given", "reason"),
-    [
-        ({"cpu_operators": "onnxruntime"}, "GENAI_CPU_OPERATORS is onnxruntime"),
-        ({"prefill_weights": "int8"}, "GENAI_PREFILL_WEIGHTS is int8"),
-    ],
-)
-def test_a_setting_that_excludes_them_is_named(given: dict[str, str], reason: str) -> None:
-    assert native_library.why_not_native(settings(**given), DEFAULT_OPTIONS) == reason
-
-
 def test_without_the_package_the_reason_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native_library, "_PACKAGE", "genai_server_natively")
-    reason = native_library.why_not_native(settings(cpu_operators="native"), DEFAULT_OPTIONS)
-    assert reason == "genai-server-native is not installed"
+    reason = native_library.why_not_native(DEFAULT_OPTIONS, None)
+    assert reason == "genai-server-native, which has the operators of a batch on CPUs, is not installed"
+
+
+def test_without_kernels_that_work_the_reason_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(native_library, "_works", lambda name: False)
+    reason = native_library.why_not_native(DEFAULT_OPTIONS, tmp_path)
+    assert reason == "none of the kernels of genai-server-native computes rightly on this processor"
+
+
+def test_a_provider_that_runs_the_graph_excludes_them() -> None:
+    options = DeviceOptions(providers=[ProviderOptions("openvino")])
+    assert "the provider openvino runs the graph" in (native_library.why_not_native(options, None) or "")
+    assert native_library.why_not_native(DEFAULT_OPTIONS, None) is None
 
 
 def test_an_unknown_instruction_set_is_refused() -> None:

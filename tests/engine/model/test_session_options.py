@@ -195,7 +195,7 @@ def test_option_is_added_to_the_overlay_of_onnxruntime_genai(given: dict[str, An
 
 @pytest.mark.parametrize("overflow", [True, False])
 def test_weights_are_unsigned_only_where_products_overflow(overflow: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "products_overflow", lambda: overflow)
+    monkeypatch.setattr(module, "has_vnni", lambda: not overflow)
     assert config_entries(checked(), 0).get(UNSIGNED_WEIGHTS) == ("1" if overflow else None)
 
 

@@ -1,4 +1,4 @@
-"""The graph that encodes images: with matrices of 8 bits where these are faster, and close to the model's own."""
+"""The graph that encodes images, with the model's own weights or packed ones of 8 bits."""
 
 from pathlib import Path
 from typing import Any
@@ -7,20 +7,16 @@ import numpy as np
 import onnx
 import pytest
 from numpy.typing import NDArray
-from onnx import helper, numpy_helper
 
 from genai_server.engine.decoder_graph import VisionFiles
-from genai_server.engine.graph_rewriting import matrices
-from genai_server.engine.model.vision import MAX_ERROR, ImageEncoder, relative_error
+from genai_server.engine.model.vision import ImageEncoder
 from genai_server.engine.model.vision_files import read_vision_files
-from genai_server.engine.model.weights import int8_model
+from genai_server.engine.model.weights import packed_encoder
 from genai_server.errors import RunnerFailed
 from genai_server.options.device import DEFAULT_OPTIONS
 from tests.running_server import ROOT
 
 DEMO_VISION = ROOT / "models" / "demo-vision"
-# Gains that any graph has, and none.
-ALWAYS, NEVER = 0.0, 1e9
 ROWS, COLUMNS = 6, 8
 
 
@@ -32,13 +28,11 @@ def files() -> VisionFiles:
 
 
 @pytest.fixture(scope="module")
-def int8(files: VisionFiles, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The graph with matrices of 8 bits. The model's own, in 16 bits behind casts, are small."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(matrices, "_MIN_VALUES", 64 * 1024)
-        found = int8_model(DEMO_VISION, tmp_path_factory.mktemp("cache"), part=files.part, floats=True)
+def packed(files: VisionFiles, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The graph with packed products. The model's own weights are in 16 bits behind casts."""
+    found = packed_encoder(DEMO_VISION, tmp_path_factory.mktemp("cache"), DEFAULT_OPTIONS, files.part)
     assert found is not None
-    return found / files.vision.name
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -53,82 +47,30 @@ def own(files: VisionFiles, picture: dict[str, NDArray[Any]]) -> NDArray[Any]:
     return ImageEncoder(files, 1).encode(picture)
 
 
-def encoder(files: VisionFiles, int8: Path, min_gain: float) -> ImageEncoder:
-    return ImageEncoder(files, 1, DEFAULT_OPTIONS, int8, min_gain)
-
-
-def test_matrices_of_8_bits_stay_close(
-    files: VisionFiles, int8: Path, picture: dict[str, NDArray[Any]], own: NDArray[Any]
+def test_weights_of_8_bits_stay_close(
+    files: VisionFiles, packed: Path, picture: dict[str, NDArray[Any]], own: NDArray[Any]
 ) -> None:
-    assert "MatMulIntegerToFloat" in {node.op_type for node in onnx.load(int8, load_external_data=False).graph.node}
-    chosen = encoder(files, int8, ALWAYS)
-    first = chosen.encode(picture)
-    assert 0 < relative_error(first, own) <= MAX_ERROR
-    assert np.array_equal(chosen.encode(picture), first)
+    operators = {node.op_type for node in onnx.load(packed, load_external_data=False).graph.node}
+    assert "PackedMatMul" in operators
+    found = ImageEncoder(files, 1, packed=packed).encode(picture)
+    error = np.linalg.norm(found - own) / np.linalg.norm(own)
+    assert 0 < error <= 0.03
 
 
-def test_exact_features_are_those_of_the_models_own_graph(
-    files: VisionFiles, int8: Path, picture: dict[str, NDArray[Any]], own: NDArray[Any]
+def test_features_are_bitwise_the_same_each_time_and_with_any_number_of_threads(
+    files: VisionFiles, packed: Path, picture: dict[str, NDArray[Any]]
 ) -> None:
-    chosen = encoder(files, int8, ALWAYS)
-    for _ in range(2):  # before and after the choice
-        assert np.array_equal(chosen.encode(picture, exact=True), own)
-        assert not np.array_equal(chosen.encode(picture), own)
+    encoders = [ImageEncoder(files, threads, packed=packed) for threads in (1, 3)]
+    first, *others = (encoder.encode(picture) for encoder in encoders for _ in range(2))
+    assert all(np.array_equal(found, first) for found in others)
 
 
-def test_a_graph_that_is_no_faster_is_dropped(
-    files: VisionFiles, int8: Path, picture: dict[str, NDArray[Any]], own: NDArray[Any]
+@pytest.mark.parametrize("is_packed", [False, True])
+def test_wrong_tensors_are_an_error_of_the_request(
+    files: VisionFiles, packed: Path, picture: dict[str, NDArray[Any]], is_packed: bool
 ) -> None:
-    kept = encoder(files, int8, NEVER)
-    assert np.array_equal(kept.encode(picture), own)
-    assert np.array_equal(kept.encode(picture), own)
-
-
-def test_a_graph_with_other_features_is_dropped(
-    files: VisionFiles, tmp_path: Path, picture: dict[str, NDArray[Any]], own: NDArray[Any]
-) -> None:
-    wrong = _with_larger(files.vision, "out_weight_16", tmp_path / "wrong.onnx")
-    kept = encoder(files, wrong, ALWAYS)
-    assert np.array_equal(kept.encode(picture), own)
-
-
-@pytest.mark.parametrize("is_graph", [True, False], ids=["in its first pass", "when it is opened"])
-def test_a_graph_that_fails_is_dropped(
-    is_graph: bool, files: VisionFiles, tmp_path: Path, picture: dict[str, NDArray[Any]], own: NDArray[Any]
-) -> None:
-    failing = _with_another_output(files.vision, tmp_path / "failing.onnx") if is_graph else tmp_path / "none.onnx"
-    kept = encoder(files, failing, ALWAYS)
-    for _ in range(2):
-        assert np.array_equal(kept.encode(picture), own)
-
-
-def test_wrong_tensors_do_not_decide(files: VisionFiles, int8: Path, picture: dict[str, NDArray[Any]]) -> None:
-    chosen = encoder(files, int8, ALWAYS)
-    expected = encoder(files, int8, ALWAYS).encode(picture)
-    with pytest.raises(RunnerFailed):
-        chosen.encode({"pixel_values": np.zeros((3, 3), np.float32)})
-    assert np.array_equal(chosen.encode(picture), expected)
-
-
-def test_wrong_tensors_are_an_error_of_the_request(files: VisionFiles, int8: Path) -> None:
+    encoder = ImageEncoder(files, 1, packed=packed if is_packed else None)
+    before = encoder.encode(picture)
     with pytest.raises(RunnerFailed, match="an image cannot be encoded"):
-        encoder(files, int8, ALWAYS).encode({"pixel_values": np.zeros((3, 3), np.float32)})
-
-
-def _with_larger(graph: Path, name: str, target: Path) -> Path:
-    """The graph with a larger weight."""
-    model = onnx.load(graph)
-    (tensor,) = (tensor for tensor in model.graph.initializer if tensor.name == name)
-    tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor) * np.float16(1.2), name))
-    onnx.save(model, target)
-    return target
-
-
-def _with_another_output(graph: Path, target: Path) -> Path:
-    """The graph with its features under another name."""
-    model = onnx.load(graph)
-    (output,) = model.graph.output
-    model.graph.node.append(helper.make_node("Identity", [output.name], ["others"]))
-    output.name = "others"
-    onnx.save(model, target)
-    return target
+        encoder.encode({"pixel_values": np.zeros((3, 3), np.float32)})
+    assert np.array_equal(encoder.encode(picture), before)

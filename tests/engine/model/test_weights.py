@@ -1,26 +1,27 @@
-"""Pre-packed weights: written once, reused while complete, and optional."""
+"""Packed weights: written once, reused while complete, and optional."""
 
+import errno
 import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import onnxruntime
 import pytest
+from onnx import helper
 from onnxruntime.capi.onnxruntime_pybind11_state import Fail
 
+from genai_server.engine.model import weights
 from genai_server.engine.model.files import check_model_directory
 from genai_server.engine.model.graph import read_decoder_graph
-from genai_server.engine.model.session import open_session
-from genai_server.engine.model.weights import int8_model, prepacked_model
-from genai_server.options.device import DeviceOptions, ProviderOptions
-from scripts._models.requantized import write_requantized
+from genai_server.engine.model.weights import native_model, packed_encoder, prepacked_model
+from genai_server.engine.runners.og_generator import OgGeneratorRunner
+from genai_server.options.device import DEFAULT_OPTIONS, DeviceOptions, ProviderOptions
 from tests.engine.hybrids import BUILT
 from tests.engine.model_runners import batched_runner, greedy_logits
-from tests.model_edits import edited_config, model_in_folders
+from tests.model_edits import edited_config, edited_graph, model_in_folders
 from tests.running_server import DEMO
 from tests.tokens import text
 
@@ -40,15 +41,16 @@ def written(folder: Path) -> dict[str, int]:
     return {file.name: file.stat().st_mtime_ns for file in folder.iterdir()}
 
 
-def logits(model_dir: Path, *, optimized: bool) -> Any:
-    session = open_session(read_decoder_graph(model_dir), 1, optimized=optimized)
-    return greedy_logits(batched_runner(model_dir, session=session, num_slots=2, max_length=64), text(40), 1)
+def logits(model_dir: Path) -> Any:
+    prompt = [token % 290 for token in text(40)]
+    return greedy_logits(batched_runner(model_dir, num_slots=2, max_length=64), prompt, 1)
 
 
 def test_packed_model_is_complete_and_gives_the_same_logits(packed: Path) -> None:
     assert packed != DEMO
     assert check_model_directory(packed) == check_model_directory(DEMO)
-    assert np.array_equal(logits(packed, optimized=True), logits(DEMO, optimized=False))
+    given, own = (greedy_logits(OgGeneratorRunner(path, "cpu", threads=1), text(40), 1) for path in (packed, DEMO))
+    assert np.array_equal(given, own)
 
 
 def test_packed_model_is_written_once(packed: Path) -> None:
@@ -159,37 +161,65 @@ def test_leftovers_of_a_killed_process_are_removed(packed: Path, tmp_path: Path)
     assert (left.exists(), others.exists()) == (False, True)
 
 
-def test_int8_model_has_its_own_folder_that_is_written_once(tmp_path: Path) -> None:
-    model, cache = write_requantized(DEMO, tmp_path / "model"), tmp_path / "cache"
-    own, eight = prepacked_model(model, cache), int8_model(model, cache)
-    assert eight is not None
-    assert len({own, eight, model}) == 3
-    before = written(eight)
-    assert int8_model(model, cache) == eight
-    assert written(eight) == before
-    four, rounded = logits(own, optimized=True), logits(eight, optimized=True)
-    assert 0 < np.sqrt(np.square(four - rounded).mean()) < 0.15 * four.std()
+@pytest.mark.parametrize("name", ["demo", "lfm2"])
+def test_packed_products_give_the_same_bits_from_a_folder_and_from_memory(tmp_path: Path, name: str) -> None:
+    model_dir = DEMO if name == "demo" else BUILT / name
+    packed = native_model(model_dir, tmp_path)
+    assert packed != model_dir
+    assert check_model_directory(packed) == check_model_directory(model_dir)
+    assert read_decoder_graph(packed).has_packed_products_only
+    assert np.array_equal(logits(packed), logits(model_dir))
+    before = written(packed)
+    assert native_model(model_dir, tmp_path) == packed
+    assert written(packed) == before
+
+
+def test_packed_products_have_a_folder_of_their_own(packed: Path) -> None:
+    assert native_model(DEMO, packed.parent) != packed
+
+
+def test_model_with_other_products_is_used_directly(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    model_dir = Path(shutil.copytree(DEMO, tmp_path / "model"))
+    with edited_graph(model_dir) as graph:
+        product = next(node for node in graph.node if node.op_type == "MatMulNBits")
+        product.attribute.append(helper.make_attribute("weight_prepacked", 1))
+    assert native_model(model_dir, tmp_path / "cache") == model_dir
+    assert "ONNX Runtime's operators multiply with the weights of" in caplog.text
+    assert not (tmp_path / "cache").exists()
 
 
 @pytest.mark.parametrize("link", [os.link, os.symlink])
-def test_int8_model_is_made_of_linked_files(tmp_path: Path, link: Callable[[Path, Path], None]) -> None:
+def test_packed_model_is_made_of_linked_files(tmp_path: Path, link: Callable[[Path, Path], None]) -> None:
     """Caches of model hubs consist of links."""
-    model, linked = write_requantized(DEMO, tmp_path / "model"), tmp_path / "linked"
+    linked = tmp_path / "linked"
     linked.mkdir()
-    for file in model.iterdir():
-        link(file, linked / file.name)
-    eight, plain = (int8_model(folder, tmp_path / "cache") for folder in (linked, model))
-    assert eight is not None
-    assert plain is not None
-    assert (eight / "model.onnx.data").read_bytes() == (plain / "model.onnx.data").read_bytes()
+    for file in DEMO.iterdir():
+        link(Path(shutil.copy(file, tmp_path)), linked / file.name)
+    found, plain = (native_model(folder, tmp_path / "cache") for folder in (linked, DEMO))
+    assert linked != found != plain != DEMO
+    assert (found / "model.onnx.data").read_bytes() == (plain / "model.onnx.data").read_bytes()
 
 
-def test_int8_model_is_not_written_on_a_full_disk(
+def test_packed_encoder_is_written_once_and_alone(tmp_path: Path) -> None:
+    found = packed_encoder(BUILT / "whisper", tmp_path, DEFAULT_OPTIONS, "encoder")
+    assert found is not None
+    assert sorted(written(found.parent)) == ["encoder.onnx", "encoder.onnx.data", "manifest.json"]
+    before = written(found.parent)
+    assert packed_encoder(BUILT / "whisper", tmp_path, DEFAULT_OPTIONS, "encoder") == found
+    assert written(found.parent) == before
+    decoder = native_model(BUILT / "whisper", tmp_path)
+    assert decoder != found.parent
+
+
+def test_encoder_that_cannot_be_stored_runs_as_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    model = write_requantized(DEMO, tmp_path / "model")
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
-    assert int8_model(model, tmp_path / "cache") is None
-    assert "weights of 8 bits are not used" in caplog.text
-    assert "1000 bytes are free there" in caplog.text
-    assert not [path for path in (tmp_path / "cache").iterdir() if path.is_dir()]
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(weights, "write_packed_model", full)
+    assert packed_encoder(BUILT / "whisper", tmp_path, DEFAULT_OPTIONS, "encoder") is None
+    assert "packed weights are not kept" in caplog.text
+    assert "No space left on device" in caplog.text
+    assert not [path for path in tmp_path.iterdir() if path.is_dir()]

@@ -170,7 +170,68 @@ def valid_attention(rng: np.random.Generator) -> Pass:
     return found
 
 
+def rows_of(rng: np.random.Generator, slots: int) -> tuple[Arrays, int]:
+    """Rows with states, and the number of all flat tokens."""
+    used = rng.permutation(slots)[: rng.integers(1, slots + 1)]
+    numbers = rng.integers(0, int(pick(rng, 2, 5, 40)), len(used))
+    found = {"starts": np.cumsum([0, *numbers]), "slots": used, "committed": rng.integers(0, numbers + 1)}
+    arrays = {name: values.astype(np.int32) for name, values in found.items()}
+    return arrays, int(numbers.sum()) + int(pick(rng, 0, 0, 3))
+
+
+def valid_convolution(rng: np.random.Generator) -> Pass:
+    found = Pass("RaggedConvolution", ("tokens", "weights", "state", "starts", "slots", "committed", "bias"))
+    slots, width, channels = int(rng.integers(1, 5)), int(rng.integers(1, 7)), int(pick(rng, 1, 15, 16, 100, 600))
+    rows, tokens = rows_of(rng, slots)
+    found.attributes = {"silu": int(rng.integers(2))}
+    found.inputs = {"tokens": floats(rng, 1, tokens, channels), "weights": floats(rng, width, channels)}
+    found.inputs |= {"state": floats(rng, slots, width - 1, channels), **rows}
+    if rng.random() < 0.5:
+        found.inputs["bias"] = floats(rng, channels)
+    return found
+
+
+def valid_linear_attention(rng: np.random.Generator) -> Pass:
+    order = ("query", "key", "value", "state", "starts", "slots", "committed", "decay", "rate")
+    found = Pass("RaggedLinearAttention", order)
+    slots, size, value_size = int(rng.integers(1, 4)), int(pick(rng, 2, 16, 30, 64)), int(pick(rng, 4, 20, 64, 100))
+    query_heads, heads, key_heads = pick(rng, (1, 1, 1), (4, 2, 2), (1, 4, 2), (2, 4, 4), (6, 2, 1))
+    rows, tokens = rows_of(rng, slots)
+    delta = int(rng.integers(2))
+    found.attributes = {"q_num_heads": query_heads, "kv_num_heads": heads, "delta": delta, "scale": 0.5}
+    keys = floats(rng, 1, tokens, key_heads, size)
+    keys /= np.sqrt((keys**2).sum(-1, keepdims=True))
+    found.inputs = {
+        "query": floats(rng, 1, tokens, query_heads * size),
+        "key": keys.reshape(1, tokens, key_heads * size),
+    }
+    found.inputs |= {"value": floats(rng, 1, tokens, heads * value_size)}
+    found.inputs |= {"state": floats(rng, slots, heads, size, value_size), **rows}
+    if rng.random() < 0.7:
+        found.inputs["decay"] = -rng.random((1, tokens, heads * int(pick(rng, 1, size))), np.float32)
+    if delta:
+        found.inputs["rate"] = rng.random((1, tokens, int(pick(rng, 1, heads))), np.float32)
+    return found
+
+
+def valid_low_rank(rng: np.random.Generator) -> Pass:
+    found = Pass("RaggedLowRank", ("x", "a", "b", "starts", "ranks", "num_ranks"))
+    inputs, outputs, ranks = int(rng.integers(1, 200)), int(rng.integers(1, 200)), int(pick(rng, 0, 1, 8, 70))
+    numbers = rng.integers(0, int(pick(rng, 2, 70)), int(rng.integers(1, 5)))
+    found.inputs = {"x": floats(rng, 1, int(numbers.sum()) + int(pick(rng, 0, 2)), inputs)}
+    found.inputs |= {"a": floats(rng, ranks, inputs), "b": floats(rng, ranks, outputs)}
+    first = rng.integers(0, ranks + 1, len(numbers))
+    places = {"starts": np.cumsum([0, *numbers]), "ranks": first, "num_ranks": rng.integers(0, ranks - first + 1)}
+    found.inputs |= {name: values.astype(np.int32) for name, values in places.items()}
+    return found
+
+
+VALID = (valid_product, valid_experts, valid_attention, valid_convolution, valid_linear_attention, valid_low_rank)
+
+
 def change_attribute(rng: np.random.Generator, given: Pass) -> None:
+    if not given.attributes:
+        return
     name = pick(rng, *given.attributes, *(["scale", "qk_norm_epsilon"] if "num_heads" in given.attributes else []))
     is_float = name in ("softcap", "scale", "qk_norm_epsilon")
     given.attributes[name] = float(pick(rng, *ODD_FLOATS)) if is_float else int(pick(rng, *HUGE, 2, 3, 16, 24, 128))
@@ -245,7 +306,7 @@ def main(first: int, count: int) -> tuple[int, int]:
     refused = computed = 0
     for number in range(first, first + count):
         rng = np.random.default_rng(number)
-        given = pick(rng, valid_product, valid_experts, valid_attention)(rng)
+        given = pick(rng, *VALID)(rng)
         changes = [pick(rng, *CHANGES) for _ in range(int(pick(rng, 0, 1, 1, 2, 3)))]
         instruction_set, threads = str(pick(rng, *sets)), int(pick(rng, 1, 2))
         names = [change.__name__ for change in changes]

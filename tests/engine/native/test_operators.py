@@ -399,3 +399,32 @@ def test_tokens_behind_the_last_row_are_zero() -> None:
     (out,) = run.run(None, feed | caches | constants)
     assert (out[0, 1:] == 0).all()
     assert (out[0, 0] != 0).any()
+
+
+@pytest.mark.parametrize("length", [1, 60, 64, 1500])
+def test_attention_that_is_not_causal_reads_all_keys_of_a_slot(length: int) -> None:
+    """As decoders of speech read what an encoder made of a sound."""
+    heads, size, slots = 6, 64, 3
+    rng = np.random.default_rng(length)
+    keys, values = (rng.standard_normal((slots, heads, length, size), np.float32) for _ in range(2))
+    queries = rng.standard_normal((1, 140, heads * size), np.float32)
+    names = ["query", "", "", "key_cache", "value_cache", "starts", "pasts", "slots"]
+    node = helper.make_node(
+        "RaggedAttention", names, ["y"], domain=DOMAIN, num_heads=heads, kv_num_heads=heads, causal=0
+    )
+    kinds = dict.fromkeys(("starts", "pasts", "slots"), TensorProto.INT32)
+    run = session([node], [_value(name, kinds.get(name, FLOAT), None) for name in names if name])
+    rows = [(2, 0, 1), (0, 1, 130), (1, 131, 9)]
+    feed = {"query": queries, "key_cache": keys, "value_cache": values}
+    given = {"starts": [0, 1, 131, 140], "pasts": [7, 0, 0], "slots": [2, 0, 1]}
+    (out,) = run.run(None, feed | {name: np.array(numbers, np.int32) for name, numbers in given.items()})
+    for slot, start, number in rows:
+        own = queries[0, start : start + number].reshape(number, heads, size).astype(np.float64)
+        scores = np.einsum("thd,hsd->hts", own, keys[slot]) / np.sqrt(size)
+        weights = np.exp(scores - scores.max(-1, keepdims=True))
+        wanted = np.einsum("hts,hsd->thd", weights / weights.sum(-1, keepdims=True), values[slot])
+        assert np.abs(out[0, start : start + number] - wanted.reshape(number, -1)).max() < 3e-6
+    alone = {"starts": [0, 9], "pasts": [0], "slots": [1]}
+    feed["query"] = queries[:, 131:]
+    (again,) = run.run(None, feed | {name: np.array(numbers, np.int32) for name, numbers in alone.items()})
+    assert np.array_equal(again[0], out[0, 131:])

@@ -489,13 +489,6 @@ def test_profile_ends_in_a_pass_with_others(tmp_path: Path) -> None:
     assert len(device.files()) == 1
 
 
-def test_exact_request_is_profiled_as_any_other(batched: BatchedDevice) -> None:
-    exact = batched.arrive(exact=True)
-    batched.profile("1", exact)
-    batched.run(exact)
-    assert batched.alone() == [exact.id]
-
-
 def test_named_request_is_profiled_alone(batched: BatchedDevice) -> None:
     batched.profile("1", batched.sequences[2])
     batched.run(*batched.sequences)

@@ -26,7 +26,7 @@ from genai_server.images.sound_processor import SoundProcessor
 from genai_server.messages.generation_request import GenerationRequest, Image
 from genai_server.vision_model import Medium, read_vision_model
 from tests.audio.sounds import encoded, sentence, tone
-from tests.engine.model_runners import answers, generator_answer, profiled_answer
+from tests.engine.model_runners import answers, generator_answer, logits_of_answers, profiled_answer
 from tests.running_server import ROOT
 
 PATH = ROOT / "tests" / "built_models" / "lfm2-audio"
@@ -57,7 +57,7 @@ class Hearing:
         self.generator = OgGeneratorRunner(PATH, "cpu", threads=1)
         graph = read_decoder_graph(PATH)
         limits = BatchLimits(12, LENGTH, replace(UNSHARED, num_pages=40, checkpoint_pages=1))
-        self.batch = BatchedRunner(graph, open_session(graph, 1, optimized=False), self.generator.model, limits)
+        self.batch = BatchedRunner(graph, open_session(graph, 1), self.generator.model, limits)
 
     def _words(self, number: int) -> list[int]:
         return [int(token) for token in self._random.integers(20, 250, number)]
@@ -126,6 +126,20 @@ def test_answers_depend_on_the_sound(hearing: Hearing) -> None:
 def test_a_batch_answers_as_the_library_does(hearing: Hearing, chunk: int) -> None:
     hearing.batch.forget()
     assert answers(hearing.batch, hearing.sequences(), STEPS, chunk) == hearing.answers
+
+
+def test_answers_are_bitwise_equal_alone_and_in_company_in_any_chunks(hearing: Hearing) -> None:
+    assert not hearing.batch.abilities.why_not_exact
+    hearing.batch.forget()
+    together = logits_of_answers(hearing.batch, hearing.sequences(), STEPS, 1000)
+    for chunk in (7, 1):
+        hearing.batch.forget()
+        found = logits_of_answers(hearing.batch, hearing.sequences(), STEPS, chunk)
+        assert all(np.array_equal(one, other) for one, other in zip(found, together, strict=True))
+    for number, expected in enumerate(together):
+        hearing.batch.forget()
+        (alone,) = logits_of_answers(hearing.batch, [hearing.sequences()[number]], STEPS, 1000)
+        assert np.array_equal(alone, expected)
 
 
 def test_a_generator_answers_as_the_library_does(hearing: Hearing) -> None:

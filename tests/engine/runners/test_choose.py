@@ -16,21 +16,19 @@ from genai_server.config.settings import Settings
 from genai_server.config.sources import engine_settings
 from genai_server.engine import process
 from genai_server.engine.decoder_graph import DecoderGraph, DoesNotFit
-from genai_server.engine.graph_rewriting import matrices
 from genai_server.engine.graph_rewriting.paged_attention import BLOCK_TOKENS
-from genai_server.engine.graph_rewriting.ragged import slot_length
 from genai_server.engine.kv_cache import buffers, cpu_buffers
 from genai_server.engine.kv_cache.cpu_buffers import CpuBuffers, page_tokens
 from genai_server.engine.kv_cache.paged_buffers import Place
 from genai_server.engine.model import graph as graph_module
-from genai_server.engine.model import session, session_options
+from genai_server.engine.model import native_library, processor, session, session_options
 from genai_server.engine.model.files import check_model_directory
 from genai_server.engine.model.graph import read_decoder_graph
 from genai_server.engine.runners import batched as batched_module
 from genai_server.engine.runners import choose
 from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.runners.decoder_session import DecoderSession
-from genai_server.engine.runners.load_batched import int8_graph, load_batched
+from genai_server.engine.runners.load_batched import load_batched
 from genai_server.engine.runners.loaded_model import LoadedModel
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.runners.runner_rules import runs_by_library
@@ -98,12 +96,12 @@ def test_unshared_slots_are_bounded_by_memory_and_named(
 ) -> None:
     monkeypatch.setattr(cpu_buffers, "can_reserve", lambda *_: False)
     graph = read_decoder_graph(DEMO)
-    given = spec(128, max_queue=0, kv_cache_bytes=slots * graph.bytes_per_token * slot_length(128))
+    given = spec(128, max_queue=0, kv_cache_bytes=slots * graph.bytes_per_token * 128)
     batched = batch(given)
     assert len(batched.slots.slots) == batched.abilities.max_rows == fits
     memory = batched.abilities.memory
     assert (memory.pages(10**9), memory.num_pages) == (0, 0)
-    assert memory.min_bytes == memory.max_bytes == fits * graph.bytes_per_token * slot_length(128)
+    assert memory.min_bytes == memory.max_bytes == fits * graph.bytes_per_token * 128
     assert [record.levelname for record in caplog.records] == ["WARNING"] * (fits < 4)
     check_full(given, LoadedModel(ScriptedRunner(), batched), fits, named)
 
@@ -511,50 +509,39 @@ def test_profiles_are_refused_where_passes_have_none(monkeypatch: pytest.MonkeyP
     assert loaded.why_no_profile.endswith("cannot do it: onnxruntime 1.24.0 has no version 25 of the C API")
 
 
-def write_in_four_bits(path: Path) -> None:
-    """Write a graph's matrices in 4 bits, with blocks of 16 weights."""
-    model = onnx.load(str(path))
-    arrays = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
-    for node in model.graph.node:
-        if node.op_type == "MatMul" and (weights := arrays.get(node.input[1])) is not None:
-            rows, columns = weights.shape
-            blocks = weights.T.reshape(columns, rows // 16, 16)
-            scales = np.abs(blocks).max(axis=2, keepdims=True) / 7
-            quantized = np.rint(blocks / scales + 8).astype(np.uint8)
-            names = [f"{node.input[1]}.{part}" for part in ("packed", "scales")]
-            values = (quantized[..., ::2] | quantized[..., 1::2] << 4, scales[..., 0].astype(np.float32))
-            model.graph.initializer.extend(map(onnx.numpy_helper.from_array, values, names))
-            sizes = {"K": rows, "N": columns, "bits": 4, "block_size": 16}
-            inputs = [node.input[0], *names]
-            made = onnx.helper.make_node("MatMulNBits", inputs, list(node.output), domain="com.microsoft", **sizes)
-            node.CopyFrom(made)
-    onnx.save(model, str(path))
+SPEECH = ROOT / "tests" / "built_models" / "whisper"
 
 
-def test_the_encoder_of_speech_gets_8_bit_matrices(tmp_path: Path) -> None:
-    model = shutil.copytree(ROOT / "tests" / "built_models" / "whisper", tmp_path / "model")
-    write_in_four_bits(model / "encoder.onnx")
-    made = choose._sound_encoder(spec(100, model_dir=model, cache_dir=str(tmp_path / "cache")), model)
-    plain = choose._sound_encoder(spec(100, model_dir=model), model)
+@pytest.mark.parametrize(
+    ("weights", "has_vnni", "is_packed"), [("auto", True, True), ("auto", False, False), ("own", True, False)]
+)
+def test_the_encoder_of_speech_gets_8_bit_weights_where_these_are_faster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weights: str, has_vnni: bool, is_packed: bool
+) -> None:
+    monkeypatch.setattr(processor, "has_vnni", lambda: has_vnni)
+    given = spec(100, model_dir=SPEECH, cache_dir=str(tmp_path / "cache"), encoder_weights=weights)
+    found, plain = (choose._sound_encoder(each, SPEECH) for each in (given, spec(100, model_dir=SPEECH)))
     features = {FEATURES: np.random.default_rng(1).standard_normal((1, 80, 3000)).astype(np.float32)}
-    for eight, four in zip(made(features).states, plain(features).states, strict=True):
-        difference = np.abs(eight - four).max() / np.abs(four).max()
-        assert 0 < difference < 0.05
+    for one, own in zip(found(features).states, plain(features).states, strict=True):
+        difference = np.abs(one - own).max() / np.abs(own).max()
+        assert 0 < difference < 0.05 if is_packed else difference == 0
 
 
-def test_speech_encoder_survives_an_8_bit_graph_that_fails(
+def test_the_encoder_runs_as_it_is_without_the_native_operators(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(choose, "int8_graph", lambda *_, **__: tmp_path / "none.onnx")
-    encode = choose._sound_encoder(spec(100), ROOT / "tests" / "built_models" / "whisper")
+    caplog.set_level("INFO")
+    monkeypatch.setattr(processor, "has_vnni", lambda: True)
+    monkeypatch.setattr(native_library, "why_not_native", lambda *_: "its kernels are wrong here")
+    encode = choose._sound_encoder(spec(100, cache_dir=str(tmp_path)), SPEECH)
     assert encode({FEATURES: np.zeros((1, 80, 3000), np.float32)}).states
-    assert "weights of 8 bits are not used for a sound: " in caplog.text
+    assert "the encoder has the model's own weights: its kernels are wrong here" in caplog.text
 
 
-def test_8_bit_graph_is_found_in_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(matrices, "_MIN_VALUES", 64 * 1024)
+def test_packed_encoder_is_found_in_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processor, "has_vnni", lambda: True)
     model = model_in_folders(tmp_path / "model")
-    given = spec(100, model_dir=model, cache_dir=str(tmp_path / "cache"), prefill_weights="int8")
-    found = int8_graph(given, model / "vision" / "vision.onnx", "vision", floats=True)
+    found = choose._packed_encoder(spec(100, model_dir=model, cache_dir=str(tmp_path / "cache")), "vision")
     assert found is not None
-    assert "MatMulIntegerToFloat" in {node.op_type for node in onnx.load(found, load_external_data=False).graph.node}
+    assert found.parent.name == "vision"
+    assert "PackedMatMul" in {node.op_type for node in onnx.load(found, load_external_data=False).graph.node}

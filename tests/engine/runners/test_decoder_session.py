@@ -1,20 +1,14 @@
-"""Passes over several rows and with 8-bit weights, compared with separate passes with the model's own weights."""
+"""Passes over several rows, which give the bits of separate passes."""
 
-from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from genai_server.engine.graph_rewriting.int8_matrices import write_int8_model
 from genai_server.engine.model.graph import read_decoder_graph
 from genai_server.engine.model.session import open_session
-from genai_server.engine.runners.batch_sessions import Int8Session
-from genai_server.engine.runners.decoder_session import DecoderSession
 from genai_server.engine.scores import Logits
-from genai_server.errors import RunnerFailed
 from scripts._models.driven import Driven, Tokens
 from scripts._models.requantized import write_requantized
 from tests.engine.model_runners import batched_runner
@@ -25,36 +19,22 @@ MAX_LENGTH, SLOTS = 256, 6
 
 
 class Sessions:
-    """Sessions of one model directory, and the runners that share them."""
+    """A session of a model directory, and the runners that share it."""
 
-    def __init__(self, model_dir: Path, int8_dir: Path | None = None) -> None:
+    def __init__(self, model_dir: Path, threads: int) -> None:
         self._model_dir = model_dir
-        self.own = open_session(read_decoder_graph(model_dir), 2, optimized=False)
-        self.int8 = None
-        if int8_dir is not None:
-            self.int8 = Int8Session(open_session(read_decoder_graph(int8_dir), 2, optimized=False))
+        self._session = open_session(read_decoder_graph(model_dir), threads)
 
-    def runner(self, int8: Int8Session | None = None) -> Driven:
-        return Driven(
-            batched_runner(self._model_dir, session=self.own, num_slots=SLOTS, max_length=MAX_LENGTH, int8=int8)
-        )
+    def runner(self) -> Driven:
+        return Driven(batched_runner(self._model_dir, session=self._session, num_slots=SLOTS, max_length=MAX_LENGTH))
 
 
-@pytest.fixture(scope="module")
-def demo_sessions() -> Sessions:
-    return Sessions(DEMO)
-
-
-@pytest.fixture(scope="module")
-def four_bits(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sessions]:
-    folder = tmp_path_factory.mktemp("int8")
-    own, eight = write_requantized(DEMO, folder / "own"), write_requantized(DEMO, folder / "eight")
-    write_int8_model(own / "model.onnx", eight / "model.onnx")
-    yield Sessions(own, eight)
-
-
-def has_int8_from(runner: Driven, num_tokens: int) -> None:
-    runner.runner.abilities = replace(runner.abilities, int8_from=num_tokens)
+@pytest.fixture(scope="module", params=[(8, 1), (8, 3), (4, 2)])
+def sessions(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Sessions:
+    """The demo model with weights of some bits, on some threads."""
+    bits, threads = request.param
+    folder = tmp_path_factory.mktemp("models") / "four"
+    return Sessions(DEMO if bits == 8 else write_requantized(DEMO, folder), threads)
 
 
 def begin(runner: Driven, sequence: int, prompt: list[int], **how: Any) -> Logits:
@@ -75,10 +55,10 @@ def logits_of(runner: Driven, step: list[Tokens]) -> list[Logits]:
 
 
 @pytest.mark.parametrize("num_rows", [1, 2, 5])
-def test_a_pass_gives_the_bits_of_separate_passes(demo_sessions: Sessions, num_rows: int) -> None:
+def test_a_pass_gives_the_bits_of_separate_passes(sessions: Sessions, num_rows: int) -> None:
     prompt, found = text(80, 9), []
     for is_mixed in (False, True):
-        runner = demo_sessions.runner()
+        runner = sessions.runner()
         for sequence in range(num_rows):
             begin(runner, sequence, text(20 + 7 * sequence), reuse=False)
         decoding = rows({sequence: 100 + sequence for sequence in range(num_rows)})
@@ -93,10 +73,10 @@ def test_a_pass_gives_the_bits_of_separate_passes(demo_sessions: Sessions, num_r
     assert all(np.array_equal(one, other) for one, other in zip(*found, strict=True))
 
 
-def test_prompts_of_any_length_share_a_pass(demo_sessions: Sessions) -> None:
+def test_prompts_of_any_length_share_a_pass(sessions: Sessions) -> None:
     lengths, found = (3, 16, 17, 40, 200), []
     for is_shared in (False, True):
-        runner = demo_sessions.runner()
+        runner = sessions.runner()
         chunks = [chunk(sequence, text(length)) for sequence, length in enumerate(lengths)]
         for sequence, tokens, *_ in chunks:
             runner.open(sequence, tokens, MAX_LENGTH, reuse=False)
@@ -107,10 +87,10 @@ def test_prompts_of_any_length_share_a_pass(demo_sessions: Sessions) -> None:
     assert all(np.array_equal(one, other) for one, other in zip(*found, strict=True))
 
 
-def test_chunk_in_a_slot_between_decoding_rows_is_preserved(demo_sessions: Sessions) -> None:
+def test_chunk_in_a_slot_between_decoding_rows_is_preserved(sessions: Sessions) -> None:
     prompt, found = text(MAX_LENGTH, 9), []
     for is_mixed in (False, True):
-        runner = demo_sessions.runner()
+        runner = sessions.runner()
         begin(runner, 1, text(20), reuse=False)
         runner.open(9, prompt, MAX_LENGTH, reuse=False)
         begin(runner, 2, text(30), reuse=False)
@@ -124,8 +104,8 @@ def test_chunk_in_a_slot_between_decoding_rows_is_preserved(demo_sessions: Sessi
     assert all(np.array_equal(one, other) for one, other in zip(*found, strict=True))
 
 
-def test_row_outside_a_pass_continues_unchanged(demo_sessions: Sessions) -> None:
-    runner, alone = demo_sessions.runner(), demo_sessions.runner()
+def test_row_outside_a_pass_continues_unchanged(sessions: Sessions) -> None:
+    runner, alone = sessions.runner(), sessions.runner()
     for each in (runner, alone):
         begin(each, 1, text(30))
         each.decode([1], [5])
@@ -137,78 +117,26 @@ def test_row_outside_a_pass_continues_unchanged(demo_sessions: Sessions) -> None
     assert np.array_equal(runner.decode([1], [7]), alone.decode([1], [7]))
 
 
-def test_weights_of_eight_bits_answer_nearly_as_those_of_four(four_bits: Sessions) -> None:
-    own, runner = four_bits.runner(), four_bits.runner(four_bits.int8)
-    has_int8_from(runner, 1)
-    for each in (own, runner):
-        begin(each, 2, text(30, 2), reuse=False)
-        each.open(3, text(60, 3), MAX_LENGTH, reuse=False)
-    given = []
-    for each in (own, runner):
-        decoded = logits_of(each, rows({2: 5}))
-        reading = chunk(3, text(60, 3)[:40])
-        given.append([*decoded, *logits_of(each, [*rows({2: 6}), reading])])
-    for one, other in zip(*given, strict=True):
-        assert not np.array_equal(one, other)
-        assert np.sqrt(np.square(one - other).mean()) < 0.15 * one.std()
+def test_drafts_of_several_rows_give_the_bits_of_single_tokens(sessions: Sessions) -> None:
+    runner, alone = sessions.runner(), sessions.runner()
+    drafts = {1: [5, 6, 7], 2: [], 3: [8], 4: [9] * 15}
+    for each in (runner, alone):
+        for sequence in drafts:
+            begin(each, sequence, text(12 * sequence, sequence), reuse=False)
+    reading = text(40, 9)
+    runner.open(9, reading, MAX_LENGTH, reuse=False)
+    *found, _ = runner.read(*((sequence, [4], True, draft) for sequence, draft in drafts.items()), chunk(9, reading))
+    for scores, (sequence, draft) in zip(found, drafts.items(), strict=True):
+        for logits, token in zip(scores.logits, [4, *draft], strict=True):
+            assert np.array_equal(logits, alone.decode([sequence], [token])[0])
 
 
-def test_steps_of_few_tokens_have_the_models_own_weights(four_bits: Sessions) -> None:
-    own, runner = four_bits.runner(), four_bits.runner(four_bits.int8)
-    has_int8_from(runner, 16)
-    prompt = text(64, 4)
-    for tokens, is_own in ((prompt[:15], True), (prompt[:16], False)):
-        first, second = (begin(each, 1, tokens, reuse=False) for each in (own, runner))
-        assert np.array_equal(first, second) is is_own
-        own.close(1)
-        runner.close(1)
-
-
-def test_exact_sequence_never_uses_requantized_weights(
-    four_bits: Sessions,
-) -> None:
-    own, runner = four_bits.runner(), four_bits.runner(four_bits.int8)
-    has_int8_from(runner, 1)
-    prompt = text(64, 5)
-    begin(runner, 1, prompt)
-    assert runner.open(2, prompt, MAX_LENGTH, exact=True) == 0
-    expected = begin(own, 2, prompt, exact=True)
-    assert np.array_equal(runner.prefill(2, prompt), expected)
-    assert np.array_equal(runner.decode([2], [5]), own.decode([2], [5]))
-    assert runner.open(3, prompt, MAX_LENGTH) > 0
-
-
-def test_weights_of_eight_bits_are_tried_at_the_start(
-    four_bits: Sessions, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    assert four_bits.int8 is not None
-    caplog.set_level("INFO")
-    assert four_bits.runner(replace(four_bits.int8, min_gain=0.0)).abilities.int8_from in (4, 8, 16, 64)
-    assert "weights of 8 bits are used from" in caplog.text
-    assert four_bits.runner(replace(four_bits.int8, min_gain=1000.0)).abilities.int8_from is None
-    assert "weights of 8 bits are not used" in caplog.text
-    monkeypatch.setattr("genai_server.engine.runners.trials._MAX_DIFFERENCE", 0.0)
-    assert four_bits.runner(replace(four_bits.int8, min_gain=0.0)).abilities.int8_from is None
-
-
-def test_weights_of_eight_bits_that_fail_are_left_out(
-    four_bits: Sessions, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    assert four_bits.int8 is not None
-    eight, read = four_bits.int8.session, DecoderSession.read_prompt
-
-    def fail(self: DecoderSession) -> None:
-        if self.session is eight:
-            raise RunnerFailed("last two dimensions of skip needs to be same as input")
-        read(self)
-
-    monkeypatch.setattr(DecoderSession, "read_prompt", fail)
-    runner = four_bits.runner(replace(four_bits.int8, min_gain=0.0))
-    assert runner.abilities.int8_from is None
-    assert "weights of 8 bits are not used: last two dimensions" in caplog.text
-    runner.open(0, [1, 2, 3], MAX_LENGTH)
-    runner.prefill(0, [1, 2, 3])
-
-
-def test_runner_without_such_weights_has_no_int8(demo_sessions: Sessions) -> None:
-    assert demo_sessions.runner().abilities.int8_from is None
+def test_a_pass_with_drafts_leaves_nothing_to_the_next(sessions: Sessions) -> None:
+    runner, alone = sessions.runner(), sessions.runner()
+    for each in (runner, alone):
+        begin(each, 1, text(30, 1), reuse=False)
+    runner.read((1, [4], True, [5, 6, 7]))
+    runner.accept(1, [5])
+    alone.decode([1], [4])
+    alone.decode([1], [5])
+    assert np.array_equal(runner.decode([1], [8]), alone.decode([1], [8]))

@@ -27,7 +27,7 @@ from genai_server.errors import RunnerFailed
 from genai_server.messages.generation_request import GenerationRequest
 from genai_server.messages.launch import EngineSpec
 from scripts._models.driven import Driven
-from tests.engine.hybrids import LENGTH, PADDING, SLOTS, STEPS, VOCAB, Hybrid, best, finish, text
+from tests.engine.hybrids import BUILT, LENGTH, PADDING, SLOTS, STEPS, VOCAB, Hybrid, best, finish, text
 from tests.engine.model_runners import profiled_answer
 from tests.stepped_loop import SteppedLoop
 
@@ -102,22 +102,26 @@ def test_a_slot_that_was_cancelled_gives_nothing_to_the_next(hybrid: Hybrid, run
             assert finish(runner, number, first) == hybrid.answer(prompt)
 
 
-@pytest.mark.parametrize("threads", [1, 2, 4, 8])
-def test_exact_rows_are_bitwise_equal_in_any_company(hybrid: Hybrid, threads: int) -> None:
-    runner = hybrid.load(threads=threads)
+def test_rows_are_bitwise_equal_in_any_company_in_any_chunks(packed_hybrid: Hybrid) -> None:
     prompt, found = text(40, 7), []
-    for others in (0, 1, 3):
-        for number in range(1, others + 1):
-            runner.open(number, text(10 * number, 8), LENGTH, reuse=False)
-            runner.prefill(number, text(10 * number, 8))
-        runner.open(0, prompt, LENGTH, reuse=False, exact=True)
-        rows = [runner.prefill(0, prompt).copy()]
-        for _ in range(3):
-            running = range(others + 1)
-            rows.append(runner.decode(running, [5] * len(running))[0].copy())
-        for number in range(others + 1):
-            runner.close(number)
-        found.append(np.stack(rows))
+    for threads in (1, 3):
+        runner = packed_hybrid.load(threads=threads)
+        for others, chunk in ((0, 40), (1, 1), (3, 7), (4, 17)):
+            for number in range(1, others + 1):
+                runner.open(number, text(10 * number, 8), LENGTH, reuse=False)
+                runner.prefill(number, text(10 * number, 8))
+            runner.open(0, prompt, LENGTH, reuse=False)
+            rows = []
+            for start in range(0, len(prompt), chunk):
+                company = [(number, [6], True) for number in range(1, others + 1)]
+                *_, last = runner.read(*company, (0, prompt[start : start + chunk], False))
+            rows.append(last.logits[-1].copy())
+            for _ in range(3):
+                running = range(others + 1)
+                rows.append(runner.decode(running, [5] * len(running))[0].copy())
+            for number in range(others + 1):
+                runner.close(number)
+            found.append(np.stack(rows))
     assert all(np.array_equal(rows, found[0]) for rows in found)
 
 
@@ -209,10 +213,10 @@ class Scheduled:
         self._chunk = chunk
         self._numbers = iter(range(1000))
 
-    def ask(self, prompt: list[int], num_tokens: int = STEPS, *, exact: bool = False) -> list[int]:
+    def ask(self, prompt: list[int], num_tokens: int = STEPS) -> list[int]:
         """The greedy answer."""
         number = next(self._numbers)
-        sequence = open_bare(self._runner, prompt, LENGTH, id=number, reuses_past=True, exact=exact)
+        sequence = open_bare(self._runner, prompt, LENGTH, id=number, reuses_past=True)
         while len(sequence.tokens) - len(prompt) < num_tokens:
             decodes = sequence.is_decoding
             chunk = 1 if decodes else self._runner.fit_chunk(sequence, self._chunk)
@@ -289,20 +293,26 @@ def test_a_common_beginning_is_read_twice_and_then_copied(hybrid: Hybrid, schedu
         assert scheduled.num_read - before == len(prompt) - (120 if number > 1 else 0)
 
 
-def test_an_exact_sequence_reuses_only_what_was_read_as_a_prompt(hybrid: Hybrid, scheduled: Scheduled) -> None:
-    prompt = text(100, 50)
-    answer = scheduled.ask(prompt, exact=True)
-    before = scheduled.num_read
-    assert scheduled.ask(prompt, exact=True) == answer
-    assert 0 < scheduled.num_read - before < 20
-    follow = [*prompt, *answer, *text(5, 51)]
-    before = scheduled.num_read
-    assert scheduled.ask(follow, exact=True) == hybrid.answer(follow)
-    assert scheduled.num_read - before > len(answer)
+def test_a_reused_prefix_leaves_every_bit_as_it_was(packed_hybrid: Hybrid) -> None:
+    """States are those behind a checkpoint, or behind an answer."""
+    runner = packed_hybrid.load()
+    scheduled, prompt = Scheduled(runner), text(100, 50)
+    answer = scheduled.ask(prompt)
+    for follow in ([*prompt, *answer, *text(5, 51)], [*prompt[:-3], *text(8, 52)]):
+        found = []
+        for reuses in (True, False):
+            cached = runner.open(500, follow, LENGTH, reuse=reuses)
+            assert (cached > 80) == reuses
+            found.append(runner.prefill(500, follow[cached:]).copy())
+            found.append(runner.decode([500], [5])[0].copy())
+            runner.close(500)
+        runner.forget()
+        assert scheduled.ask(prompt) == answer
+        assert np.array_equal(found[:2], found[2:])
 
 
 def test_checkpoints_make_way_for_running_sequences() -> None:
-    hybrid = Hybrid("qwen-3.5")
+    hybrid = Hybrid(BUILT / "qwen-3.5")
     graph = read_decoder_graph(hybrid.path)
     least = LENGTH * graph.bytes_per_token + 3 * (graph.bytes_per_row + 32 * graph.bytes_per_token)
     hybrid.settings = msgspec.structs.replace(hybrid.settings, kv_cache_bytes=least)

@@ -30,7 +30,7 @@ from genai_server.engine.sequence import Sequence
 from genai_server.errors import AdapterLoadFailed
 from genai_server.messages.generation_request import Adapter, GenerationRequest, Image
 from scripts._models.adapter_graph import random_weights, save_adapter, write_adapted
-from tests.engine.model_runners import answers, first_logits, generator_answer, profiled_answer
+from tests.engine.model_runners import answers, generator_answer, logits_of_answers, profiled_answer
 from tests.running_server import ROOT
 
 STEPS, LENGTH = 12, 250
@@ -74,7 +74,7 @@ class Vision:
         graph = read_decoder_graph(path)
         # Memory for the checkpoints of a hybrid.
         limits = BatchLimits(12, LENGTH, replace(UNSHARED, num_pages=40, checkpoint_pages=1))
-        self.batch = BatchedRunner(graph, open_session(graph, 1, optimized=False), self.generator.model, limits)
+        self.batch = BatchedRunner(graph, open_session(graph, 1), self.generator.model, limits)
 
     def words(self, number: int) -> list[int]:
         return [int(token) for token in self._random.integers(20, 250, number)]
@@ -174,12 +174,18 @@ def test_image_tokens_are_never_chosen(vision: Vision) -> None:
         runner.close(sequence.id)
 
 
-def test_exact_rows_are_bitwise_equal_alone_and_in_company(vision: Vision) -> None:
-    def logits(*numbers: int) -> NDArray[np.float32]:
-        sequences = vision.sequences(exact=True)
-        return first_logits(vision.batch, [sequences[number] for number in numbers])
-
-    np.testing.assert_array_equal(logits(0), logits(0, 1, 2, 3))
+def test_answers_are_bitwise_equal_alone_and_in_company_in_any_chunks(vision: Vision) -> None:
+    assert not vision.batch.abilities.why_not_exact
+    vision.batch.forget()
+    together = logits_of_answers(vision.batch, vision.sequences(), STEPS, 1000)
+    for chunk in (7, 1):
+        vision.batch.forget()
+        found = logits_of_answers(vision.batch, vision.sequences(), STEPS, chunk)
+        assert all(np.array_equal(one, other) for one, other in zip(found, together, strict=True))
+    for number, expected in enumerate(together):
+        vision.batch.forget()
+        (alone,) = logits_of_answers(vision.batch, [vision.sequences()[number]], STEPS, 1000)
+        assert np.array_equal(alone, expected)
 
 
 @pytest.mark.parametrize("first", [0, 4])
@@ -211,11 +217,13 @@ def test_rows_with_images_and_adapters_are_as_alone(adapted_vision: tuple[Vision
             sequence.adapter = adapter
         return found
 
-    alone = [answers(vision.batch, [sequence], STEPS, 64)[0] for sequence in sequences()]
+    bits = [logits_of_answers(vision.batch, [sequence], STEPS, 64)[0] for sequence in sequences()]
+    alone = [logits.argmax(axis=-1).tolist() for logits in bits]
     assert [own == plain for own, plain in zip(alone, vision.answers, strict=True)] == [False, True, False, False]
     for chunk in (64, 8):
         vision.batch.forget()
-        assert answers(vision.batch, sequences(), STEPS, chunk) == alone
+        together = logits_of_answers(vision.batch, sequences(), STEPS, chunk)
+        assert all(np.array_equal(one, other) for one, other in zip(together, bits, strict=True))
     found = [profiled_answer(vision.batch, sequence, STEPS, tmp_path) for sequence in sequences()]
     assert found == alone
 

@@ -16,8 +16,9 @@ from genai_server.engine.sampling.grammar import Guidance, model_guidance
 from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.engine.scheduling.scheduler_output import StepPolicy
 from genai_server.messages.admin import SetRuntimeOption
+from genai_server.messages.generation_request import TokenLogprob
 from genai_server.messages.launch import EngineSpec
-from genai_server.messages.protocol import Finished
+from genai_server.messages.protocol import Finished, Tokens
 from tests.engine.model_runners import greedy
 from tests.running_server import ROOT
 from tests.stepped_loop import SteppedLoop
@@ -47,6 +48,7 @@ class Device(SteppedLoop):
             "max_tokens": STEPS,
             "max_length": LENGTH,
             "ignore_eos": True,
+            "top_logprobs": 1,
             "cache_prompt": True,
         } | fields
         self.put_request(key, prompt, **asked)
@@ -56,6 +58,9 @@ class Device(SteppedLoop):
         num_short = min(STEPS, max(0, ORIGINAL_CONTEXT + 1 - len(prompt)))
         answer = greedy(self.generator, prompt, num_short) if num_short else []
         return answer + (greedy(self.generator, prompt + answer, STEPS - num_short) if num_short < STEPS else [])
+
+    def logprobs(self, key: int) -> list[TokenLogprob]:
+        return [logprob for message in self.messages(Tokens, key) for logprob in message.logprobs]
 
     def num_cached(self, key: int) -> int:
         (end,) = self.messages(Finished, key)
@@ -91,14 +96,18 @@ def test_a_long_prompt_reuses_long_prefixes_only(device: Device) -> None:
     assert [device.num_cached(key) for key in range(4)] == [0, 0, 178, 100]
 
 
-def test_an_exact_sequence_that_becomes_long_is_the_same_alone(device: Device) -> None:
+def test_a_sequence_that_becomes_long_has_the_same_bits_alone_in_company_and_with_drafts(device: Device) -> None:
+    assert not device.batch.abilities.why_not_exact
     prompt = text(120)
-    device.submit(0, prompt, exact=True)
+    device.submit(0, prompt, cache_prompt=False)
     device.run(0)
     for key in (1, 2, 3):
-        device.submit(key, prompt if key == 2 else text(90 + 20 * key), exact=True)
+        device.submit(key, prompt if key == 2 else text(90 + 20 * key))
     device.run(1, 2, 3)
-    assert device.tokens(0) == device.tokens(2)
+    device.submit(4, prompt, prediction=[*device.tokens(0)[:15], 5, *device.tokens(0)[16:]])
+    device.run(4)
+    assert device.end(4).num_accepted
+    assert device.logprobs(0) == device.logprobs(2) == device.logprobs(4)
 
 
 def test_a_generator_reads_a_long_prompt_in_one_pass(device: Device, tmp_path: Path) -> None:

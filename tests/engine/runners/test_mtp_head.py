@@ -5,6 +5,7 @@ What the head drafts is compared with its graph, run by ONNX Runtime alone over 
 
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from genai_server.engine.sequence import Sequence
 from genai_server.messages.admin import SetRuntimeOption
 from genai_server.messages.generation_request import Sampling
 from genai_server.messages.launch import EngineSpec
-from tests.engine.hybrids import LENGTH, SLOTS, STEPS, VOCAB, Hybrid, text
+from tests.engine.hybrids import BUILT, LENGTH, SLOTS, STEPS, VOCAB, Hybrid, text
 from tests.model_edits import edited_config
 from tests.stepped_loop import SteppedLoop
 
@@ -37,7 +38,7 @@ NUM_LAYERS_WITH_KEYS = 1
 
 @pytest.fixture(scope="module")
 def hybrid() -> Hybrid:
-    return Hybrid("qwen-3.5")
+    return Hybrid(BUILT / "qwen-3.5")
 
 
 @pytest.fixture(scope="module")
@@ -197,12 +198,15 @@ def test_a_cached_prefix_is_not_needed_for_drafts(hybrid: Hybrid, device: Steppe
     assert device.end(1).num_cached > 80
 
 
-def test_seeded_and_exact_answers_have_no_drafts(device: SteppedLoop) -> None:
-    ask(device, 0, text(20, 87), exact=True)
-    ask(device, 1, text(20, 88), sampling=Sampling(seed=1))
-    device.run(0, 1)
-    assert not device.end(0).num_drafted
-    assert not device.end(1).num_drafted
+def test_seeded_answers_have_drafts_where_these_change_no_bit(
+    loaded: LoadedModel, device: SteppedLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for key, why in enumerate(("", "it rounds")):
+        monkeypatch.setattr(loaded.main, "abilities", replace(loaded.main.abilities, why_not_exact=why))
+        ask(device, key, text(20, 88), sampling=Sampling(seed=1))
+        device.run(key)
+        assert bool(device.end(key).num_drafted) == (not why)
+    assert device.tokens(0) == device.tokens(1)
 
 
 def test_ended_sequences_leave_nothing(head: MtpHead, device: SteppedLoop) -> None:
@@ -218,13 +222,15 @@ def test_warm_up_leaves_no_states(loaded: LoadedModel, head: MtpHead) -> None:
     assert not head._states
 
 
-def test_states_are_kept_only_where_drafts_may_follow(head: MtpHead, device: SteppedLoop) -> None:
-    ask(device, 0, text(20, 90), exact=True)
-    ask(device, 1, text(20, 91), sampling=Sampling(seed=1))
-    ask(device, 2, text(20, 92))
-    device.step_until(lambda: all(device.tokens(key) for key in range(3)))
+def test_states_are_kept_only_where_drafts_may_follow(
+    loaded: LoadedModel, head: MtpHead, device: SteppedLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loaded.main, "abilities", replace(loaded.main.abilities, why_not_exact="it rounds"))
+    ask(device, 0, text(20, 91), sampling=Sampling(seed=1))
+    ask(device, 1, text(20, 92))
+    device.step_until(lambda: all(device.tokens(key) for key in range(2)))
     assert len(head._states) == 1
-    device.run(0, 1, 2)
+    device.run(0, 1)
 
 
 def test_kept_states_do_not_keep_those_of_other_rows(head: MtpHead, device: SteppedLoop) -> None:

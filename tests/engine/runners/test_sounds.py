@@ -17,6 +17,7 @@ from genai_server.engine.encoded_sound import EncodedSound
 from genai_server.engine.model.session import open_session
 from genai_server.engine.model.sound_encoder import SoundEncoder
 from genai_server.engine.model.speech_files import read_cross_decoder, read_encoder_files
+from genai_server.engine.runners.base import run_pass
 from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.runners.lengths import BatchLimits
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
@@ -26,7 +27,7 @@ from genai_server.engine.sequence import Sequence
 from genai_server.errors import RunnerFailed
 from genai_server.messages.generation_request import GenerationRequest, Sound
 from genai_server.speech_model import FEATURES, read_speech_model
-from tests.engine.model_runners import answers, first_logits, generator_answer, profiled_answer
+from tests.engine.model_runners import answers, generator_answer, logits_of_answers, profiled_answer
 from tests.running_server import ROOT
 
 PATH = ROOT / "tests" / "built_models" / "whisper"
@@ -41,9 +42,7 @@ class Speech:
         assert model is not None
         self.generator = OgGeneratorRunner(PATH, "cpu", threads=1)
         graph = read_cross_decoder(PATH)
-        self.batch = BatchedRunner(
-            graph, open_session(graph, 1, optimized=False), self.generator.model, BatchLimits(6, LENGTH)
-        )
+        self.batch = BatchedRunner(graph, open_session(graph, 1), self.generator.model, BatchLimits(6, LENGTH))
         self.encoder = SoundEncoder(read_encoder_files(PATH), threads=1)
         random = np.random.default_rng(1)
         start = [model.start_of_transcript, model.languages["en"], model.transcribe]
@@ -130,12 +129,41 @@ def test_a_cached_prefix_is_used_for_the_same_sound_only(speech: Speech) -> None
     assert again.num_cached > 0
 
 
-def test_exact_rows_are_bitwise_equal_alone_and_in_company(speech: Speech) -> None:
-    def logits(*numbers: int) -> NDArray[np.float32]:
-        sequences = speech.sequences(exact=True)
-        return first_logits(speech.batch, [sequences[number] for number in numbers])
+def test_answers_are_bitwise_equal_alone_and_in_company_in_any_chunks(speech: Speech) -> None:
+    assert not speech.batch.abilities.why_not_exact
+    graph, found = speech.batch.graph, []
+    on_threads = BatchedRunner(graph, open_session(graph, 3), speech.batch.model, BatchLimits(6, LENGTH))
+    for batch in (speech.batch, on_threads):
+        for chunk in (1000, 7, 1):
+            batch.forget()
+            found.append(logits_of_answers(batch, speech.sequences(), STEPS, chunk))
+        for number in range(len(speech.prompts)):
+            batch.forget()
+            (alone,) = logits_of_answers(batch, [speech.sequences()[number]], STEPS, 1000)
+            assert np.array_equal(alone, found[0][number])
+    for together in found:
+        assert all(np.array_equal(one, other) for one, other in zip(together, found[0], strict=True))
 
-    np.testing.assert_array_equal(logits(1), logits(1, 0, 2, 3))
+
+def test_drafts_have_the_bits_of_single_tokens(speech: Speech) -> None:
+    speech.batch.forget()
+    expected = logits_of_answers(speech.batch, speech.sequences(), STEPS, 1000)
+    speech.batch.forget()
+    sequences = speech.sequences()
+    for sequence in sequences:
+        sequence.batched = True
+        sequence.num_read = speech.batch.open(sequence)
+    run_pass(speech.batch, [Read.next(sequence, sequence.num_unread) for sequence in sequences])
+    drafts = [logits.argmax(axis=-1).tolist()[: 2 + number] for number, logits in enumerate(expected)]
+    for sequence, draft in zip(sequences, drafts, strict=True):
+        sequence.append(draft.pop(0))
+    found = run_pass(
+        speech.batch, [Read.next(sequence, draft=draft) for sequence, draft in zip(sequences, drafts, strict=True)]
+    )
+    for sequence in sequences:
+        speech.batch.close(sequence.id)
+    for scores, logits in zip(found, expected, strict=True):
+        assert np.array_equal(scores.logits, logits[1 : 1 + len(scores.logits)])
 
 
 @pytest.mark.parametrize("first", [0, 4])
@@ -148,7 +176,7 @@ def test_profiled_answers_are_equal_with_a_file_for_each_pass(speech: Speech, tm
     assert any("cross_attn" in event["name"] for event in events)
 
 
-def test_an_exact_answer_is_bitwise_the_same_when_it_is_profiled(
+def test_an_answer_is_bitwise_the_same_when_it_is_profiled(
     speech: Speech, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     forward, logits = speech.batch.forward, list[NDArray[np.float32]]()
@@ -161,7 +189,7 @@ def test_an_exact_answer_is_bitwise_the_same_when_it_is_profiled(
     monkeypatch.setattr(speech.batch, "forward", note)
     for is_profiled in (False, True):
         speech.batch.forget()
-        sequence = speech.sequences(exact=True)[1]
+        sequence = speech.sequences()[1]
         profiled_answer(speech.batch, sequence, STEPS, tmp_path, last=8 if is_profiled else 4)
     usual, profiled = np.split(np.concatenate(logits), 2)
     np.testing.assert_array_equal(profiled, usual)

@@ -165,7 +165,7 @@ def test_chunk_next_to_a_stream_is_limited_by_measured_time() -> None:
         scheduler.observe(step, step.num_tokens * per_token)
         found.append(step.num_tokens)
     # The first is small, because nothing is known of prompts; then 3 times the decoding time, within the limits.
-    assert found == [16, 24, 88, 16, 96]
+    assert found == [16, 30, 90, 16, 100]
 
 
 def test_other_prompts_that_wait_do_not_shorten_a_chunk() -> None:
@@ -187,23 +187,14 @@ def test_prompt_is_read_once_without_chunks_of_one_token(num_prompt: int, batche
     assert min(chunks) > 1 or num_prompt == 1
 
 
-@pytest.mark.parametrize("num_prompt", [17, 33, 65, 66, 97, 129, 257, 258, 385])
-@pytest.mark.parametrize("most", [32, 33, 64, 256])
-def test_no_chunk_has_one_token_beyond_the_attentions_blocks(num_prompt: int, most: int) -> None:
-    prompt = a_sequence("p", num_prompt)
-    chunks = chunks_of(admitted(prompt, prefill_chunk=most, idle_chunk=0), prompt)
-    assert sum(chunks) == num_prompt
-    assert not [chunk for chunk in chunks if chunk % 16 == 1]
-    assert all(most - 8 < chunk <= most for chunk in chunks[:-2])
-
-
-@pytest.mark.parametrize(("most", "group"), [(2, 2), (3, 2), (4, 4), (7, 4), (8, 8), (21, 8), (100, 8)])
-def test_chunks_except_the_last_are_complete_row_groups(most: int, group: int) -> None:
+@pytest.mark.parametrize("most", [1, 2, 7, 32, 33, 100])
+def test_chunks_are_as_long_as_they_may_be(most: int) -> None:
     for num_prompt in range(1, 140):
         prompt = a_sequence("p", num_prompt)
         *chunks, last = chunks_of(admitted(prompt, prefill_chunk=most, idle_chunk=0), prompt)
-        assert not [chunk for chunk in chunks if chunk % group or chunk > most]
-        assert last <= most + 1
+        assert chunks == [most] * len(chunks)
+        assert last <= most + 1  # no token of a prompt is left alone
+        assert sum(chunks) + last == num_prompt
 
 
 def test_reading_begins_behind_what_came_from_the_cache() -> None:
@@ -212,21 +203,12 @@ def test_reading_begins_behind_what_came_from_the_cache() -> None:
     assert chunks_of(admitted(prompt), prompt) == [9]
 
 
-def _read_anew(*, exact: bool) -> list[int]:
-    sequence = a_sequence("p", num_prompt=10, exact=exact)
+def test_produced_tokens_are_read_again_like_a_prompt() -> None:
+    sequence = a_sequence("p", num_prompt=10)
     for _ in range(7):
         sequence.append(5)
-    return chunks_of(admitted(sequence), sequence)
-
-
-def test_produced_tokens_are_recomputed_in_chunks() -> None:
-    assert sum(_read_anew(exact=False)) in (16, 17)
-    assert len(_read_anew(exact=False)) < 4
-
-
-def test_exact_sequence_recomputes_its_answer_token_by_token() -> None:
-    # The last of the seven tokens is read by a decoding pass, as usual.
-    assert _read_anew(exact=True) == [8, 2, 1, 1, 1, 1, 1, 1]
+    # The last of the seven tokens is left to a decoding pass, as usual.
+    assert chunks_of(admitted(sequence), sequence) == [8, 8]
 
 
 # mixed steps
@@ -277,7 +259,7 @@ def test_short_prompts_share_a_pass_of_a_usual_chunk() -> None:
 
 
 def test_part_of_a_further_prompt_fills_the_pass() -> None:
-    assert _read(_mixing(_batched("p", num_prompt=20), _batched("q", num_prompt=90))) == [("p", 20), ("q", 40)]
+    assert _read(_mixing(_batched("p", num_prompt=20), _batched("q", num_prompt=90))) == [("p", 20), ("q", 44)]
 
 
 def test_prompt_beside_a_large_chunk_waits() -> None:
@@ -313,9 +295,9 @@ def _observed(scheduler: Scheduler, decoding: float, per_token: float) -> list[i
 @pytest.mark.parametrize(
     ("num_prompts", "itl_target", "chunks"),
     [
-        (1, 0.0, [16, 24, 24, 24]),  # four times what decoding takes
-        (2, 0.0, [16, 56, 56, 56]),  # more while more prompts wait
-        (3, 0.06, [16, 48, 48, 48]),
+        (1, 0.0, [16, 30, 30, 30]),  # four times what decoding takes
+        (2, 0.0, [16, 60, 60, 60]),  # more while more prompts wait
+        (3, 0.06, [16, 49, 49, 49]),
         (1, 0.005, [16, 16, 16, 16]),  # the smallest chunk, for the target cannot be kept
     ],
 )
@@ -334,7 +316,7 @@ def test_times_of_the_start_size_the_first_chunks() -> None:
     runner = able_runner()
     runner.abilities = replace(runner.abilities, tried_passes={1: 0.01, 16: 0.03}, tried_prompt_token=0.001)
     scheduler = admitted(_batched("a", decoding=True), _batched("p", num_prompt=500), runner=runner, prefill_chunk=64)
-    assert _observed(scheduler, 0.01, 0.001) == [24, 24, 24, 24]
+    assert _observed(scheduler, 0.01, 0.001) == [30, 30, 30, 30]
 
 
 # choice of the prompt
@@ -468,8 +450,7 @@ def test_step_that_reads_a_prompt_has_no_drafts() -> None:
     assert [len(read.draft) for read in step.reads] == [0, 0]
 
 
-def test_exact_and_unbatched_sequences_have_no_drafts() -> None:
-    assert _drafted(_speculating(_repeating("a", exact=True))) == [0]
+def test_unbatched_sequences_have_no_drafts() -> None:
     for runner in ({"batched": False}, {"by_library": True}):
         sequence = _repeating("a")
         for name, value in runner.items():
@@ -653,14 +634,6 @@ def test_background_prompt_is_read_beside_others_where_free() -> None:
     assert step.num_tokens > next_step(scheduler).num_tokens
 
 
-def test_exact_sequence_decodes_beside_exact_ones_only() -> None:
-    for is_exact, names in ((False, ["x"]), (True, ["x", "a"])):
-        x = _batched("x", decoding=True, exact=is_exact)
-        scheduler = _on_a_gpu(_background("a", decoding=True, exact=True), x)
-        _timed(scheduler, {1: 0.010, 4: 0.010})
-        assert names_of(next_step(scheduler).sequences) == names
-
-
 def test_background_reads_nothing_beside_others_on_host_cores() -> None:
     scheduler = _mixing(_background("a", decoding=True), _batched("x", decoding=True))
     _timed(scheduler, {1: 0.010, 4: 0.010})
@@ -672,12 +645,12 @@ def test_pass_of_the_background_is_short() -> None:
     step = next_step(scheduler)
     assert step.num_tokens == 64  # nothing was measured
     scheduler.observe(step, 0.064 * 4)
-    assert next_step(scheduler).num_tokens == 24  # 0.1 s
+    assert next_step(scheduler).num_tokens == 25  # 0.1 s
     runner = able_runner()
     runner.abilities = replace(runner.abilities, interrupts=True)
     scheduler = admitted(_background("p", 500), runner=runner, prefill_chunk=64, idle_chunk=128)
     scheduler.observe(step, 0.064 * 4)
-    assert next_step(scheduler).num_tokens == 56  # 0.25 s
+    assert next_step(scheduler).num_tokens == 62  # 0.25 s
 
 
 def test_pass_that_others_must_wait_for_decodes_few_sequences() -> None:

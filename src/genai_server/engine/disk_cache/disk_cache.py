@@ -95,8 +95,7 @@ def open_disk_cache(spec: EngineSpec, runner: Runner, clock: Clock = time.perf_c
         "server": __version__,
         "stored": f"{arrays[0].dtype} as {np.dtype(stored_type)}, {memory.segment_tokens} tokens",
         "threads": str(num_threads(spec.options, settings.threads)),
-        "int8": str(runner.abilities.int8_from is not None),
-        "operators": library_key() if runner.graph.is_native else "onnxruntime",
+        "operators": library_key(),
     }
     try:
         root = Path(settings.prefix_cache_dir)

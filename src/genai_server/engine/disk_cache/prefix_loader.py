@@ -49,8 +49,6 @@ class _Load:
     lock: threading.Lock = field(default_factory=threading.Lock)
     is_over: bool = False
     num_loaded: int = 0
-    # How many of the loaded tokens are bitwise repeatable.
-    num_prefilled: int = 0
     states: Saved | None = None
 
 
@@ -79,14 +77,11 @@ class PrefixLoader:
         `done` is called in another thread when `take` has all there is. `seconds_per_token` is what the model takes to
         read one, 0 if unknown.
         """
-        slot, exact = self._slots.of(sequence.id), sequence.request.exact
-        wanted = sequence.prompt if exact else sequence.tokens
-        tokens = list(storable(wanted))
+        slot = self._slots.of(sequence.id)
+        tokens = list(storable(sequence.tokens))
         # At least two tokens are left to read, as in KvSlots.acquire.
-        first, end = len(slot.tokens), min(len(tokens), len(wanted) - 2)
-        if exact:
-            end -= end % self._slots.row_group
-        if end - first < self._memory.segment_tokens or (exact and not self._memory.is_lossless):
+        first, end = len(slot.tokens), min(len(tokens), len(sequence.tokens) - 2)
+        if end - first < self._memory.segment_tokens:
             return False
         sequence.is_loading = True
         for load in self._loads.values():
@@ -108,7 +103,7 @@ class PrefixLoader:
         if load is None:
             return 0
         loaded = load.tokens[load.first : load.first + load.num_loaded]
-        self._slots.add_loaded(sequence.id, loaded, load.num_prefilled, load.states)
+        self._slots.add_loaded(sequence.id, loaded, load.states)
         self.num_prefixes += bool(loaded)
         self.num_tokens += len(loaded)
         return len(loaded)
@@ -171,32 +166,27 @@ class PrefixLoader:
 
     def _load_segments(self, load: _Load, segments: list[Segment]) -> int:
         num_bytes = end = 0
-        loaded, prefilled = load.first, load.first
+        loaded = load.first
         for segment in segments:
             start, end = end, end + segment.num_tokens
             if end <= loaded or loaded == load.end:
                 continue
-            found = self._folder.read(segment, load.tokens[start:end], self._memory.layout(segment.num_tokens))
-            if found is None:
+            values = self._folder.read(segment, load.tokens[start:end], self._memory.layout(segment.num_tokens))
+            if values is None:
                 return num_bytes
-            repeatable, values = start + found[0], found[1]
             num_bytes += sum(part.nbytes for part in values)
-            stop = min(end, load.end, repeatable if load.sequence.request.exact else end)
+            stop = min(end, load.end)
             with load.lock:
                 if load.is_over or stop <= loaded:
                     return num_bytes
                 self._memory.write(load.slot.index, loaded, stop, values, loaded - start)
-                if prefilled == loaded:
-                    prefilled = max(prefilled, min(stop, repeatable))
                 loaded = stop
                 if not self._memory.has_states:
-                    load.num_loaded, load.num_prefilled = loaded - load.first, prefilled - load.first
-            if stop < min(end, load.end):
-                return num_bytes
+                    load.num_loaded = loaded - load.first
         if self._memory.has_states:
             states = self._folder.read_states(segments[-1].key, self._memory.state_layout)
             with load.lock:
                 if states is not None and not load.is_over:
-                    load.num_loaded, load.num_prefilled = loaded - load.first, prefilled - load.first
+                    load.num_loaded = loaded - load.first
                     load.states = states
         return num_bytes

@@ -47,7 +47,6 @@ class _Prefix:
     # copy of the memory is valid if the slot has the same list after it was made.
     tokens: list[int]
     length: int
-    num_prefilled: int
     root: str
     checkpoints: dict[int, Saved]
     num_clears: int
@@ -87,8 +86,7 @@ class PrefixStorer:
             if num_unstored >= self._memory.segment_tokens and is_worth and now >= self._paused_until:
                 seen.num_stored, seen.since = length, now
                 root, checkpoints = root_key(slot.salt, is_long=slot.is_long), dict(slot.checkpoints)
-                num_prefilled = slot.num_prefilled if self._memory.is_lossless else 0
-                found = _Prefix(slot, slot.tokens, length, num_prefilled, root, checkpoints, self._num_clears)
+                found = _Prefix(slot, slot.tokens, length, root, checkpoints, self._num_clears)
                 self._thread.submit(self._run, found)
 
     def clear(self) -> bool:
@@ -135,8 +133,7 @@ class PrefixStorer:
                 arrays = self._memory.read(prefix.slot.index, start, end)
                 if prefix.slot.tokens is not prefix.tokens or prefix.num_clears != self._num_clears:
                     return
-                num_prefilled = max(0, min(prefix.num_prefilled, end) - start)
-                self._folder.write(segment, prefix.tokens[start:end], num_prefilled, arrays)
+                self._folder.write(segment, prefix.tokens[start:end], arrays)
                 self.num_tokens += segment.num_tokens
             for key, saved in states.items():
                 self._folder.write_states(key, saved)

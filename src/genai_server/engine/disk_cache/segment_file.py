@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-_MAGIC = b"GENAIKV1"
+_MAGIC = b"GENAIKV2"
 _LENGTH_BYTES = 4
 # No header of a segment is nearly as long.
 _MAX_HEADER = 1024 * 1024
@@ -46,8 +46,6 @@ class _Header(msgspec.Struct, frozen=True, array_like=True):
     parent: str
     # Four bytes each, little-endian.
     tokens: bytes
-    # How many of the tokens were read in passes that are bitwise repeatable.
-    num_prefilled: int
     # CRC-32 of everything before it and of the arrays.
     checksum: int
 
@@ -78,14 +76,12 @@ def _packed(tokens: Sequence[int]) -> bytes:
     return np.array(tokens, "<i4").tobytes()
 
 
-def write_segment(
-    path: Path, parent: str, tokens: Sequence[int], num_prefilled: int, arrays: Sequence[NDArray[Any]]
-) -> None:
+def write_segment(path: Path, parent: str, tokens: Sequence[int], arrays: Sequence[NDArray[Any]]) -> None:
     """Write a new file, which only the process's user may read. Raises OSError."""
     blocks = [np.ascontiguousarray(values).reshape(-1).view(np.uint8).data for values in arrays]
     packed = _packed(tokens)
-    checksum = _checksum(parent, packed, num_prefilled, blocks)
-    header = msgspec.msgpack.encode(_Header(parent, packed, num_prefilled, checksum))
+    checksum = _checksum(parent, packed, blocks)
+    header = msgspec.msgpack.encode(_Header(parent, packed, checksum))
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
     with os.fdopen(os.open(path, flags, 0o600), "wb") as file:
         file.write(_MAGIC + len(header).to_bytes(_LENGTH_BYTES, "little") + header)
@@ -93,10 +89,8 @@ def write_segment(
             file.write(block)
 
 
-def read_segment(
-    path: Path, parent: str, tokens: Sequence[int], layout: Sequence[ArrayLayout]
-) -> tuple[int, list[NDArray[Any]]]:
-    """The arrays of a file, and how many of its tokens are bitwise repeatable.
+def read_segment(path: Path, parent: str, tokens: Sequence[int], layout: Sequence[ArrayLayout]) -> list[NDArray[Any]]:
+    """The arrays of a file.
 
     The file is read, not mapped into memory: a mapped page that the disk cannot give would end the process.
     Raises OSError, and UnusableSegment if the file is not that of these tokens, is damaged, or is another user's.
@@ -120,17 +114,17 @@ def read_segment(
         if file.readinto(content) != num_bytes:
             raise UnusableSegment("it has another length")
     block = memoryview(content)[:num_bytes]
-    if _checksum(header.parent, header.tokens, header.num_prefilled, [block]) != header.checksum:
+    if _checksum(header.parent, header.tokens, [block]) != header.checksum:
         raise UnusableSegment("its checksum is wrong")
     arrays, first = [], 0
     for one in layout:
         arrays.append(np.frombuffer(block[first : first + one.num_bytes], one.type).reshape(one.shape))
         first += one.num_bytes
-    return header.num_prefilled, arrays
+    return arrays
 
 
-def _checksum(parent: str, tokens: bytes, num_prefilled: int, blocks: Sequence[memoryview]) -> int:
-    found = zlib.crc32(f"{parent} {num_prefilled} ".encode() + tokens)
+def _checksum(parent: str, tokens: bytes, blocks: Sequence[memoryview]) -> int:
+    found = zlib.crc32(f"{parent} ".encode() + tokens)
     for block in blocks:
         found = zlib.crc32(block, found)
     return found

@@ -125,20 +125,17 @@ class SegmentFolder:
         """Whether the states behind a prefix are stored, as far as is known."""
         return key in self._with_states
 
-    def read(
-        self, segment: Segment, tokens: Sequence[int], layout: Sequence[ArrayLayout]
-    ) -> tuple[int, list[NDArray[Any]]] | None:
-        """A segment's keys and values, and how many of its tokens are bitwise repeatable; None if it is unusable."""
+    def read(self, segment: Segment, tokens: Sequence[int], layout: Sequence[ArrayLayout]) -> list[NDArray[Any]] | None:
+        """A segment's keys and values; None if it is unusable."""
         return self._read(segment.name, segment.parent, tokens, layout)
 
     def read_states(self, key: str, layout: Sequence[ArrayLayout]) -> list[NDArray[Any]] | None:
         """The states behind a prefix; None if they are unusable."""
-        found = self._read(f"{key}{_STATES}", key, (), layout)
-        return None if found is None else found[1]
+        return self._read(f"{key}{_STATES}", key, (), layout)
 
     def _read(
         self, name: str, parent: str, tokens: Sequence[int], layout: Sequence[ArrayLayout]
-    ) -> tuple[int, list[NDArray[Any]]] | None:
+    ) -> list[NDArray[Any]] | None:
         path = self._path / name
         try:
             return read_segment(path, parent, tokens, layout)
@@ -163,21 +160,17 @@ class SegmentFolder:
         except Timeout:
             raise OSError(f"another process has {self._lock.lock_file} for {_PATIENCE:.0f} s") from None
 
-    def write(
-        self, segment: Segment, tokens: Sequence[int], num_prefilled: int, arrays: Sequence[NDArray[Any]]
-    ) -> None:
+    def write(self, segment: Segment, tokens: Sequence[int], arrays: Sequence[NDArray[Any]]) -> None:
         """Store a segment, in a block of `writing`. Raises OSError."""
-        self._write(segment.name, segment.parent, tokens, num_prefilled, arrays)
+        self._write(segment.name, segment.parent, tokens, arrays)
 
     def write_states(self, key: str, arrays: Sequence[NDArray[Any]]) -> None:
         """Store the states behind a prefix, in a block of `writing`. Raises OSError."""
-        self._write(f"{key}{_STATES}", key, (), 0, arrays)
+        self._write(f"{key}{_STATES}", key, (), arrays)
 
-    def _write(
-        self, name: str, parent: str, tokens: Sequence[int], num_prefilled: int, arrays: Sequence[NDArray[Any]]
-    ) -> None:
+    def _write(self, name: str, parent: str, tokens: Sequence[int], arrays: Sequence[NDArray[Any]]) -> None:
         try:
-            write_segment(self._temporary, parent, tokens, num_prefilled, arrays)
+            write_segment(self._temporary, parent, tokens, arrays)
             self.num_bytes += self._temporary.stat().st_size
             os.replace(self._temporary, self._path / name)
         finally:

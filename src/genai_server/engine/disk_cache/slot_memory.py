@@ -29,8 +29,6 @@ class SlotMemory:
     ) -> None:
         self._arrays = arrays
         self._type = np.dtype(stored_type)
-        # Whether the tokens read from a file are bitwise those that were stored.
-        self.is_lossless = all(array.dtype == self._type for array in arrays)
         self.bytes_per_token: int = sum(array.shape[1] * array.shape[3] * self._type.itemsize for array in arrays)
         fitting = max(1, segment_bytes // self.bytes_per_token)
         # A power of two: whole groups of tokens, and whole blocks of KV events.

@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from genai_server.engine.decoder_graph import DecoderGraph, DoesNotFit
 from genai_server.engine.graph_rewriting.cross_attention import CROSS_ATTENTION
-from genai_server.engine.graph_rewriting.groups import replace
+from genai_server.engine.graph_rewriting.nodes import replace
 from genai_server.engine.graph_rewriting.ragged import drop_unread
 
 _PREFIX = "genai_server.scores."

@@ -7,7 +7,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from genai_server.engine.graph_rewriting.matrices import Weights
+from genai_server.engine.graph_rewriting.stored_weights import Weights
 
 # Values of a smaller constant are left to ONNX Runtime, which makes them when a model is loaded.
 _MIN_LAYOUT = 1024

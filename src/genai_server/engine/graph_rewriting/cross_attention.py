@@ -10,11 +10,10 @@ import onnx
 from onnx import TensorProto, helper
 
 from genai_server.engine.decoder_graph import ATTENTION, DecoderGraph, DoesNotFit
-from genai_server.engine.graph_rewriting.groups import PADDED, replace, split
 
 CROSS_ATTENTION = "MultiHeadAttention"
 # Inputs of a MultiHeadAttention.
-_QUERIES, _SOUND, _PAST = 0, slice(1, 3), slice(6, 8)
+_SOUND, _PAST = slice(1, 3), slice(6, 8)
 _FORMS = {"num_heads", "scale", "unidirectional", "mask_filter_value"}
 # The input of a rewritten graph, int64 [1, tokens].
 POSITIONS = "genai_server.positions"
@@ -64,15 +63,3 @@ def find_positions(graph: onnx.GraphProto) -> onnx.NodeProto:
         raise DoesNotFit("its graph has no table of positions")
     node: onnx.NodeProto = found[0]
     return node
-
-
-def split_cross_attention(node: onnx.NodeProto) -> list[onnx.NodeProto]:
-    """The nodes that replace an attention to sounds: one for each group of a ragged graph."""
-    replace(node.output, node.output[:1])  # others are unread, and may have empty names
-
-    def inputs(group: str, made: list[onnx.NodeProto]) -> list[str]:
-        queries = f"{group}{node.output[0]}.queries"
-        made.append(helper.make_node("GatherND", [node.input[_QUERIES], group + PADDED], [queries]))
-        return [queries, *(group + name for name in node.input[_SOUND])]
-
-    return split(node, inputs)

@@ -4,7 +4,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from genai_server.engine.graph_rewriting.groups import replace
+from genai_server.engine.graph_rewriting.nodes import replace
 from genai_server.engine.graph_rewriting.output_head import EIGHT_BITS
 
 _EXPERTS, _PRODUCT, _ACCURACY = "QMoE", "MatMulNBits", "accuracy_level"

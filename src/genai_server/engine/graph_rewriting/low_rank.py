@@ -2,7 +2,7 @@
 
 Next to some large matrices such a graph has a path of two small ones, A and B, which are inputs. Their defaults are of
 rank 0, which means no adapter. Here the path x·A·B of each matrix takes several adapters at once, one behind the other
-along the rank. Between A and B, a token keeps only the ranks of its own adapter; the others are set to 0.
+along the rank. The operator RaggedLowRank (native/README.md) multiplies each row with the ranks of its own adapter.
 """
 
 from collections.abc import Collection, Sequence
@@ -11,11 +11,12 @@ import onnx
 from onnx import TensorProto, helper
 
 from genai_server.engine.decoder_graph import LowRankPath
-from genai_server.engine.graph_rewriting.groups import replace
+from genai_server.engine.graph_rewriting.native_attention import STARTS
+from genai_server.engine.graph_rewriting.nodes import replace
+from genai_server.engine.graph_rewriting.packed_products import DOMAIN
 
-# bool [1, T, R]: which of the ranks each flat token keeps.
-RANKS = "genai_server.ranks"
-_NOTHING = "genai_server.no_rank"
+# int32 [R]: the first rank of each row's adapter, and the number of its ranks, 0 for none.
+RANKS, NUM_RANKS = "genai_server.ranks", "genai_server.num_ranks"
 
 
 def find_paths(graph: onnx.GraphProto, optional: Collection[str]) -> tuple[LowRankPath, ...]:
@@ -65,21 +66,25 @@ def stack_ranks(graph: onnx.GraphProto, paths: Sequence[LowRankPath]) -> None:
     """
     if not paths:
         return
-    first = {path.a for path in paths}
+    first = {path.a: path.b for path in paths}
+    second = set(first.values())
     for value in graph.input:
         if value.name in first:
             value.type.tensor_type.shape.dim.reverse()
     for tensor in graph.initializer:
         if tensor.name in first:
             tensor.dims[:] = tensor.dims[::-1]
+    # What a path reads, by its first product.
+    read: dict[str, tuple[str, str]] = {}
     nodes = []
     for node in graph.node:
-        nodes.append(node)
         if node.op_type == "MatMul" and node.input[1] in first:
-            reduced = node.output[0]
-            node.op_type, node.domain, node.output[0] = "FusedMatMul", "com.microsoft", f"{reduced}.all"
-            node.attribute.append(helper.make_attribute("transB", 1))
-            nodes.append(helper.make_node("Where", [RANKS, node.output[0], _NOTHING], [reduced]))
+            read[node.output[0]] = node.input[0], node.input[1]
+        elif node.op_type == "MatMul" and node.input[1] in second:
+            tokens, a = read[node.input[0]]
+            inputs = [tokens, a, node.input[1], STARTS, RANKS, NUM_RANKS]
+            nodes.append(helper.make_node("RaggedLowRank", inputs, node.output, node.name, domain=DOMAIN))
+        else:
+            nodes.append(node)
     replace(graph.node, nodes)
-    graph.initializer.append(helper.make_tensor(_NOTHING, TensorProto.FLOAT, [], [0.0]))
-    graph.input.append(helper.make_tensor_value_info(RANKS, TensorProto.BOOL, [1, "tokens", "ranks"]))
+    graph.input.extend(helper.make_tensor_value_info(name, TensorProto.INT32, ["rows"]) for name in (RANKS, NUM_RANKS))

@@ -4,7 +4,12 @@ The operator RaggedAttention (native/README.md) reads the flat tokens of any row
 and values into the rows' slots, and attends. It needs neither padding nor groups of rows, and a token's result is
 bitwise the same next to any others, however its text is cut into passes. The slots are inputs of the graph to which the
 operator writes: the memory that is bound is the cache.
+
+A decoder of speech also attends to the keys and values that an encoder made of a sound. The operator reads all of
+those in a slot, and writes none.
 """
+
+from typing import Any
 
 import onnx
 from onnx import TensorProto, helper
@@ -14,11 +19,13 @@ from genai_server.engine.graph_rewriting.packed_products import DOMAIN
 from genai_server.engine.graph_rewriting.paged_attention import shared_attributes
 
 OPERATOR = "RaggedAttention"
-# Begins the names of inputs: those of keys and values of all slots have the graph's names behind it.
+# Begins the names of inputs: those of keys, values and states of all slots have the graph's names behind it.
 NATIVE = "genai_server.native."
 # Inputs of a pass over R rows, int32: [R + 1] where each row's flat tokens begin, and where the last ones end; [R] the
-# lengths of their pasts; [R] their slots.
-STARTS, PASTS, SLOTS = (f"{NATIVE}{name}" for name in ("starts", "pasts", "slots"))
+# lengths of their pasts; [R] their slots; [R] how many of their tokens change the states of the slots.
+STARTS, PASTS, SLOTS, COMMITTED = (f"{NATIVE}{name}" for name in ("starts", "pasts", "slots", "committed"))
+# Head sizes are multiples of this, up to the largest.
+_HEAD_STEP, _MAX_HEAD = 16, 1024
 # The operator's own attributes: ONNX Runtime's that say the same.
 _ATTRIBUTES = {
     *("num_heads", "kv_num_heads", "scale", "softcap", "local_window_size", "rotary_interleaved", "qk_norm_epsilon"),
@@ -26,14 +33,15 @@ _ATTRIBUTES = {
 # Inputs of a GroupQueryAttention that the operator has at other places.
 _COS, _SIN, _POSITIONS, _SINKS, _QUERY_NORM, _KEY_NORM = 7, 8, 9, 11, 14, 15
 _QUANTIZED = (12, 13)
+# Inputs of a MultiHeadAttention.
+_QUERIES, _SOUND = 0, slice(1, 3)
 
 
 def native_inputs() -> list[onnx.ValueInfoProto]:
     """What a pass needs besides the slots."""
     return [
         helper.make_tensor_value_info(STARTS, TensorProto.INT32, ["bounds_of_rows"]),
-        helper.make_tensor_value_info(PASTS, TensorProto.INT32, ["rows"]),
-        helper.make_tensor_value_info(SLOTS, TensorProto.INT32, ["rows"]),
+        *(helper.make_tensor_value_info(name, TensorProto.INT32, ["rows"]) for name in (PASTS, SLOTS, COMMITTED)),
     ]
 
 
@@ -43,12 +51,13 @@ def cache(value: onnx.ValueInfoProto, kind: int, decoder: DecoderGraph) -> onnx.
     return helper.make_tensor_value_info(NATIVE + value.name, kind, shape)
 
 
-def to_native(node: onnx.NodeProto) -> onnx.NodeProto:
+def to_native(node: onnx.NodeProto, decoder: DecoderGraph) -> onnx.NodeProto:
     """The node that replaces a GroupQueryAttention over the flat tokens [1, T, …]. Raises DoesNotFit."""
     attributes = {attribute.name: attribute for attribute in shared_attributes(node)}
     given = [*node.input, *[""] * (_KEY_NORM + 1 - len(node.input))]
     if any(given[place] for place in _QUANTIZED):
         raise DoesNotFit("its keys and values are quantized")
+    _check_head_size(decoder.head_size)
     rotates = bool(attributes["do_rotary"].i) if "do_rotary" in attributes else False
     ropes = [given[place] if rotates else "" for place in (_COS, _SIN, _POSITIONS)]
     rest = [given[place] for place in (_SINKS, _QUERY_NORM, _KEY_NORM)]
@@ -56,3 +65,24 @@ def to_native(node: onnx.NodeProto) -> onnx.NodeProto:
     found = helper.make_node(OPERATOR, inputs, node.output[:1], node.name, domain=DOMAIN)
     found.attribute.extend(attribute for name, attribute in attributes.items() if name in _ATTRIBUTES)
     return found
+
+
+def to_native_sound(node: onnx.NodeProto, decoder: DecoderGraph) -> onnx.NodeProto:
+    """The node that replaces a MultiHeadAttention to what an encoder made of a sound. Raises DoesNotFit."""
+    given = {place for place, name in enumerate(node.input) if name}
+    sounds = {state.past: state for state in decoder.cross_states}
+    attributes: dict[str, Any] = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+    if given != {0, 1, 2} or not sounds.keys() >= set(node.input[_SOUND]) or attributes.get("unidirectional"):
+        raise DoesNotFit("its attention to sounds has a form that the runner does not know")
+    _check_head_size(sounds[node.input[1]].shape[2])
+    given_heads: dict[str, Any] = {"num_heads": attributes["num_heads"], "kv_num_heads": attributes["num_heads"]}
+    scale = {"scale": attributes["scale"]} if "scale" in attributes else {}
+    inputs = [node.input[_QUERIES], "", "", *(NATIVE + name for name in node.input[_SOUND]), STARTS, PASTS, SLOTS]
+    return helper.make_node(
+        OPERATOR, inputs, node.output[:1], node.name, domain=DOMAIN, causal=0, **given_heads, **scale
+    )
+
+
+def _check_head_size(size: int) -> None:
+    if size % _HEAD_STEP or size > _MAX_HEAD:
+        raise DoesNotFit(f"its attention has heads of {size} values, and not of a multiple of 16 up to {_MAX_HEAD}")

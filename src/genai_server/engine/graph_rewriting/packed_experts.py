@@ -10,7 +10,6 @@ from onnx import TensorProto, helper
 
 from genai_server.engine.graph_rewriting.constants import FLOATS, Constants
 from genai_server.engine.graph_rewriting.data_file import DataFile, InlineData
-from genai_server.engine.graph_rewriting.matrices import Weights
 from genai_server.engine.graph_rewriting.packed_weights import (
     FloatMatrix,
     Matrix,
@@ -23,6 +22,7 @@ from genai_server.engine.graph_rewriting.packed_weights import (
     unpacked,
     with_whole_panels,
 )
+from genai_server.engine.graph_rewriting.stored_weights import Weights
 
 _FLOATS, _QUANTIZED = "MoE", "QMoE"
 EXPERTS = (_FLOATS, _QUANTIZED)

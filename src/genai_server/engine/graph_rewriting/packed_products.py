@@ -19,8 +19,7 @@ from genai_server.engine.decoder_graph import DoesNotFit
 from genai_server.engine.graph_rewriting.constants import FLOATS, Constants
 from genai_server.engine.graph_rewriting.data_file import DataFile, InlineData
 from genai_server.engine.graph_rewriting.fast_operators import use_fast_operators
-from genai_server.engine.graph_rewriting.groups import replace
-from genai_server.engine.graph_rewriting.matrices import Weights
+from genai_server.engine.graph_rewriting.nodes import replace
 from genai_server.engine.graph_rewriting.packed_experts import EXPERTS, pack_experts, why_not_experts
 from genai_server.engine.graph_rewriting.packed_weights import (
     PANEL,
@@ -31,7 +30,9 @@ from genai_server.engine.graph_rewriting.packed_weights import (
     is_like,
     pack,
     quantized_matrix,
+    rounded,
 )
+from genai_server.engine.graph_rewriting.stored_weights import Weights
 from genai_server.engine.graph_rewriting.widening import widen
 
 PACKED, PACKED_EXPERTS = "PackedMatMul", "PackedExperts"
@@ -127,9 +128,15 @@ def _padded(node: onnx.NodeProto, number: int) -> list[str]:
 
 
 class PackedProducts:
-    """Replaces the products of a graph. Their weights go to `data`, one matrix at a time."""
+    """Replaces the products of a graph. Their weights go to `data`, one matrix at a time.
 
-    def __init__(self, graph: onnx.GraphProto, weights: Weights, data: DataFile | InlineData) -> None:
+    With `rounds_floats`, weights in 16 and 32 bits are rounded to 8.
+    """
+
+    def __init__(
+        self, graph: onnx.GraphProto, weights: Weights, data: DataFile | InlineData, *, rounds_floats: bool = False
+    ) -> None:
+        self._rounds_floats = rounds_floats
         self._constants = Constants(graph)
         self._weights = weights
         self._data = data
@@ -186,6 +193,8 @@ class PackedProducts:
         values = self._constants.values(node.input[1], self._weights)
         by_output = values if given.get("transB", 0) else values.T
         bias = node.input[2] if len(node.input) > 2 else ""
+        if self._rounds_floats:
+            return _Product(node.input[0], rounded(by_output), 8, bias, None)
         return _Product(node.input[0], FloatMatrix(by_output), 32, bias, None)
 
     def _quantized_product(self, node: onnx.NodeProto) -> _Product:
@@ -282,17 +291,18 @@ class _Gated(NamedTuple):
     values: onnx.NodeProto
 
 
-def write_packed_model(source: Path, target: Path) -> None:
+def write_packed_model(source: Path, target: Path, *, rounds_floats: bool = False) -> None:
     """Write the graph at `source` with packed products. The weights' file lies next to `target`.
 
-    Memory is needed for one matrix before and after. Raises OSError, and DoesNotFit if a product cannot be packed.
+    With `rounds_floats`, weights in 16 and 32 bits are rounded to 8. Memory is needed for one matrix before and after.
+    Raises OSError, and DoesNotFit if a product cannot be packed.
     """
     model = onnx.load(str(source), load_external_data=False)
     weights = Weights(model.graph, source.parent)
     data_path = target.with_name(target.name + ".data")
     with data_path.open("wb") as file:
         data = DataFile(file, data_path.name)
-        for tensor in _pack_products(model, weights, data):
+        for tensor in _pack_products(model, weights, data, rounds_floats=rounds_floats):
             weights.load(tensor)
             data.move(tensor)
     target.write_bytes(model.SerializeToString())
@@ -316,12 +326,14 @@ def pack_products(model: onnx.ModelProto, folder: Path) -> None:
     _pack_products(model, weights, data)
 
 
-def _pack_products(model: onnx.ModelProto, weights: Weights, data: DataFile | InlineData) -> list[TensorProto]:
+def _pack_products(
+    model: onnx.ModelProto, weights: Weights, data: DataFile | InlineData, *, rounds_floats: bool = False
+) -> list[TensorProto]:
     """Replace a model's products; returns the tensors that it keeps."""
     graph = model.graph
     use_fast_operators(graph)
     widen(graph, weights)
-    nodes = PackedProducts(graph, weights, data).replaced(graph.node)
+    nodes = PackedProducts(graph, weights, data, rounds_floats=rounds_floats).replaced(graph.node)
     nodes = _without_constant_layouts(graph, nodes, weights, data)
     read = {name for node in nodes for name in _reads(node)} | {value.name for value in graph.output}
     inputs = {value.name for value in graph.input}

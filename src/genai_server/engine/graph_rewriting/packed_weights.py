@@ -9,6 +9,8 @@ from numpy.typing import NDArray
 
 # Outputs of a panel.
 PANEL = 64
+# Inputs that have a scale in common where floats are rounded.
+_ROUNDED_BLOCK = 32
 # Panels that a thread packs at once.
 _PANELS_AT_ONCE = 8
 
@@ -108,6 +110,16 @@ def quantized_matrix(
     if bits == 2:
         weights, bits = weights + np.uint8(8 - middle), 4
     return QuantizedMatrix(weights, scales, offsets, bits, num_inputs, block)
+
+
+def rounded(weights: NDArray[Any]) -> QuantizedMatrix:
+    """Weights [outputs, inputs] in 8 bits, with a scale for each block of inputs."""
+    num_outputs, num_inputs = weights.shape
+    padded = np.pad(weights.astype(np.float32, copy=False), ((0, 0), (0, -num_inputs % _ROUNDED_BLOCK)))
+    blocks = padded.reshape(num_outputs, -1, _ROUNDED_BLOCK)
+    scales = np.maximum(np.abs(blocks).max(2) / 127, np.finfo(np.float32).tiny)
+    steps = np.rint(blocks / scales[:, :, np.newaxis]) + 128
+    return QuantizedMatrix(steps.astype(np.uint8).reshape(padded.shape), scales, None, 8, num_inputs, _ROUNDED_BLOCK)
 
 
 def unpacked(rows: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:

@@ -1,16 +1,12 @@
 """A decoder's graph for passes over any number of tokens of any rows.
 
-All tokens of a pass lie in one flat row [1, T], so each matrix is read once for them. Only attention needs rows: it is
-split into two groups, for rows of few tokens and of many. A group is a range of B slots, padded to S tokens, the number
-of its longest row. GatherND makes [B, S, …] of the flat row before attention, and flat tokens after it. The operator's
-input `query_seqlens` (ONNX Runtime 1.32) says how many of the S tokens each row has. With none, the row is idle and
-stays unchanged. The attention of genai-server-native (native_attention.py) takes the flat row as it is, and so does
-paged attention (paged_attention.py) on a device with memory of its own.
-
-Each group has at least one row, idle or not: ONNX Runtime 1.32 ends the process with SIGFPE for a group without rows.
+All tokens of a pass lie in one flat row [1, T], so each matrix is read once for them. Only attention, and layers with
+states, need to know the rows: on CPUs the operators of genai-server-native do, which are told where each row's flat
+tokens begin and which slot it has (native_attention.py, ragged_states.py, low_rank.py), and on a device with memory of
+its own paged attention (paged_attention.py).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -19,55 +15,35 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from genai_server.engine.decoder_graph import ATTENTION, PAST, DecoderGraph, DoesNotFit, local_window
-from genai_server.engine.graph_rewriting.cross_attention import CROSS_ATTENTION, split_cross_attention
-from genai_server.engine.graph_rewriting.groups import (
-    BOUND,
-    GROUPS,
-    LAST,
-    NEW,
-    PADDED,
-    PLACES,
-    replace,
-    split,
-    value_in_group,
-)
+from genai_server.engine.decoder_graph import ATTENTION, DecoderGraph, DoesNotFit
+from genai_server.engine.graph_rewriting.cross_attention import CROSS_ATTENTION
 from genai_server.engine.graph_rewriting.low_rank import stack_ranks
-from genai_server.engine.graph_rewriting.native_attention import cache, native_inputs, to_native
+from genai_server.engine.graph_rewriting.native_attention import (
+    NATIVE,
+    cache,
+    native_inputs,
+    to_native,
+    to_native_sound,
+)
+from genai_server.engine.graph_rewriting.nodes import replace
 from genai_server.engine.graph_rewriting.output_head import find_head
 from genai_server.engine.graph_rewriting.paged_attention import paged_inputs, pool, to_paged
 from genai_server.engine.graph_rewriting.ragged_states import StateLayers
 
-ValueInfos = list[onnx.ValueInfoProto]
 _value = helper.make_tensor_value_info
 # int64 [K]: the flat positions whose logits are computed.
 WANTED = "genai_server.wanted"
-# int64 [1, T]: where each flat token's cosines and sines are. Those for long rows (`DecoderGraph.switches_at`) lie
-# behind those for short ones.
+# int64 [1, T]: where each flat token's cosines and sines are, of a graph with other ones for long rows
+# (`DecoderGraph.switches_at`), which lie behind those for short ones.
 ROPE_PLACES = "genai_server.rope_places"
-# The same as LAST and BOUND for layers with a window, whose buffers may begin at a later token of each row.
-WINDOW_LAST, WINDOW_BOUND = "window_last", "window_bound"
-# Maximum number of tokens of a row in the narrow group.
-NARROW_WIDTH = 16
 _STATES = "genai_server.wanted_states"
 # Ends the names of values in 16 bits.
 _HALF = ".half"
 # Inputs of a GroupQueryAttention.
-_QUERIES, _LENGTHS, _ROPE, _POSITIONS = slice(0, 3), slice(5, 7), slice(7, 9), 9
-_BIAS, _QUERY_SEQLENS = 10, 16
+_ROPE, _POSITIONS = slice(7, 9), 9
 _PRESENT = slice(1, 3)
 # Inputs of the type of the queries: these, keys, values, cosines, sines, a sink for each head, and norms.
 _FLOATS = (0, 1, 2, 7, 8, 11, 14, 15)
-# With this attribute, the operator keeps only a window of a short buffer. A slot is never that short.
-_WINDOW_CACHE = "sliding_window_cache"
-
-
-def slot_length(max_length: int) -> int:
-    """The length of a slot for sequences of at most `max_length` tokens.
-
-    A row is padded to the longest of its group; the padding has to fit behind its tokens, but is never written.
-    """
-    return max_length + NARROW_WIDTH
 
 
 def make_ragged(graph: onnx.GraphProto, decoder: DecoderGraph) -> None:
@@ -75,40 +51,32 @@ def make_ragged(graph: onnx.GraphProto, decoder: DecoderGraph) -> None:
 
     Raises DoesNotFit, with the graph half changed.
     """
-    if decoder.is_native and _computes_in_half(graph, decoder):
-        raise DoesNotFit("it computes attention in 16 bits")
-    _choose_positions(graph, decoder)
-    stack_ranks(graph, decoder.low_rank_paths)
-    _place_ropes(graph, decoder)
     inputs = {value.name: value for value in graph.input}
     outputs = {value.name: value for value in graph.output}
-    kind = helper.np_dtype_to_tensor_dtype(np.dtype(decoder.cache_type))
-    is_narrowed = inputs[decoder.past_names[0]].type.tensor_type.elem_type != kind
-    nodes: list[onnx.NodeProto] = []
-    halved: dict[str, str] = {}
-    new_inputs = [_value(WANTED, TensorProto.INT64, ["wanted"]), _value(ROPE_PLACES, TensorProto.INT64, [1, "tokens"])]
+    cache_type = helper.np_dtype_to_tensor_dtype(np.dtype(decoder.cache_type))
+    graph_type = inputs[decoder.past_names[0]].type.tensor_type.elem_type
+    _choose_positions(graph, decoder)
+    _join_ropes(graph, decoder)
     new_outputs = [outputs[name] for name in (decoder.logits, decoder.hidden_output) if name]
-    states = StateLayers(graph, decoder)
-    new_inputs += states.inputs
-    new_outputs += states.outputs
-    if decoder.is_native:
-        new_inputs += native_inputs()
-    elif decoder.block_tokens:
+    new_inputs = [_value(WANTED, TensorProto.INT64, ["wanted"]), _value(ROPE_PLACES, TensorProto.INT64, [1, "tokens"])]
+    if decoder.block_tokens:
         new_inputs += paged_inputs()
+        nodes = _paged_nodes(graph, halves=graph_type != cache_type)
+        new_inputs += [
+            pool(inputs[name], cache_type, decoder.num_kv_heads, decoder.head_size) for name in decoder.past_names
+        ]
+        new_outputs += [
+            pool(outputs[name], cache_type, decoder.num_kv_heads, decoder.head_size) for name in decoder.present_names
+        ]
     else:
-        new_inputs += [value for group in GROUPS for value in _group_inputs(group, decoder, inputs)]
-    for node in graph.node:
-        if node.op_type == CROSS_ATTENTION:
-            nodes += split_cross_attention(node)
-        elif node.op_type != ATTENTION:
-            nodes += states.replaced(node)
-        elif decoder.is_native:
-            nodes.append(to_native(node))
-            new_inputs += [cache(inputs[name], kind, decoder) for name in node.input[PAST]]
-        else:
-            nodes += _attention(node, decoder, halved if is_narrowed else None)
-            new_inputs += _caches([inputs[name] for name in node.input[PAST]], decoder, kind)
-            new_outputs += _caches([outputs[name] for name in node.output[_PRESENT]], decoder, kind)
+        stack_ranks(graph, decoder.low_rank_paths)
+        if graph_type != TensorProto.FLOAT:
+            raise DoesNotFit("it computes in 16 bits")
+        states = StateLayers(graph, decoder)
+        nodes = _native_nodes(graph, decoder, states)
+        new_inputs += [*native_inputs(), *states.inputs, *_sounds(inputs[state.past] for state in decoder.cross_states)]
+        new_inputs += [cache(inputs[name], cache_type, decoder) for name in decoder.past_names]
+        new_outputs += [onnx.ValueInfoProto(name=name) for name in states.read]  # ONNX Runtime finds their types
     replace(graph.node, nodes)
     replace(graph.value_info, [])
     replace(graph.output, new_outputs)
@@ -119,9 +87,45 @@ def make_ragged(graph: onnx.GraphProto, decoder: DecoderGraph) -> None:
     replace(graph.input, [value for value in [*graph.input, *new_inputs] if value.name in read])
 
 
-def _computes_in_half(graph: onnx.GraphProto, decoder: DecoderGraph) -> bool:
-    kinds = {value.name: value.type.tensor_type.elem_type for value in graph.input}
-    return any(kinds[name] != TensorProto.FLOAT for name in decoder.past_names)
+def _paged_nodes(graph: onnx.GraphProto, *, halves: bool) -> list[onnx.NodeProto]:
+    """A graph's nodes with paged attention, which computes in 16 bits between casts if `halves` is set."""
+    nodes: list[onnx.NodeProto] = []
+    casts: dict[str, str] = {}
+    for node in graph.node:
+        if node.op_type != ATTENTION:
+            nodes.append(node)
+            continue
+        half = node.output[0]
+        nodes += _in_half(node, casts) if halves else []
+        nodes += to_paged(node)
+        if halves:
+            nodes.append(helper.make_node("Cast", [f"{half}{_HALF}"], [half], to=TensorProto.FLOAT))
+    return nodes
+
+
+def _native_nodes(graph: onnx.GraphProto, decoder: DecoderGraph, states: StateLayers) -> list[onnx.NodeProto]:
+    """A graph's nodes with genai-server-native's operators."""
+    nodes: list[onnx.NodeProto] = []
+    for node in graph.node:
+        if node.op_type == ATTENTION:
+            nodes.append(to_native(node, decoder))
+        elif node.op_type == CROSS_ATTENTION:
+            nodes.append(to_native_sound(node, decoder))
+        else:
+            nodes += states.replaced(node)
+    return nodes
+
+
+def _sounds(values: Iterable[onnx.ValueInfoProto]) -> list[onnx.ValueInfoProto]:
+    """What an encoder made of sounds, of all slots: [slots, heads, frames, size]."""
+    found = []
+    for value in values:
+        of_slots = onnx.ValueInfoProto()
+        of_slots.CopyFrom(value)
+        of_slots.name = NATIVE + value.name
+        of_slots.type.tensor_type.shape.dim[0].dim_param = "slots"
+        found.append(of_slots)
+    return found
 
 
 def _choose_positions(graph: onnx.GraphProto, decoder: DecoderGraph) -> None:
@@ -158,24 +162,16 @@ def _all_states(graph: onnx.GraphProto, last: str) -> str:
     return states
 
 
-def _place_ropes(graph: onnx.GraphProto, decoder: DecoderGraph) -> None:
-    """Give attention the places of cosines and sines where the lengths of its buffers do not tell them."""
-    if decoder.switches_at is not None:
-        _join_ropes(graph, decoder)
-    elif not decoder.block_tokens and not decoder.is_native:
-        for node in graph.node:
-            if local_window(node):
-                _place_rope(node)
-
-
 def _join_ropes(graph: onnx.GraphProto, decoder: DecoderGraph) -> None:
     """Replace a branch by its constants for both cases, so that a pass may have short and long rows.
 
     Raises DoesNotFit if attention does not look them up.
     """
+    if decoder.switches_at is None:
+        return
     if decoder.block_tokens:
         raise DoesNotFit("its rope has other factors for long rows, which paged attention does not take")
-    switches_at, folder = decoder.switches_at or 0, decoder.path.parent  # which may have the constants in files
+    switches_at, folder = decoder.switches_at, decoder.path.parent  # which may have the constants in files
     attentions = [node for node in graph.node if node.op_type == ATTENTION]
     looked_up = {name for node in attentions for name in node.input[_ROPE]}
     for branch in [node for node in graph.node if node.op_type == "If"]:
@@ -203,20 +199,6 @@ def _constants(graph: onnx.GraphProto, folder: Path) -> list[NDArray[Any]]:
     return [numpy_helper.to_array(found[value.name], str(folder)) for value in graph.output]
 
 
-def _attention(node: onnx.NodeProto, decoder: DecoderGraph, halved: dict[str, str] | None) -> list[onnx.NodeProto]:
-    """The nodes that replace an attention, by ONNX Runtime's operators.
-
-    It computes in 16 bits unless `halved` is None; this has the casts of its inputs that exist already.
-    """
-    before = [] if halved is None else _in_half(node, halved)
-    nodes = to_paged(node) if decoder.block_tokens else _split(node)
-    half = node.output[0]
-    after = (
-        [] if halved is None else [helper.make_node("Cast", [half], [half.removesuffix(_HALF)], to=TensorProto.FLOAT)]
-    )
-    return [*before, *nodes, *after]
-
-
 def _in_half(node: onnx.NodeProto, halved: dict[str, str]) -> list[onnx.NodeProto]:
     """Let an attention compute in 16 bits: returns the casts of its inputs. Those in `halved` exist already."""
     made = []
@@ -230,29 +212,6 @@ def _in_half(node: onnx.NodeProto, halved: dict[str, str]) -> list[onnx.NodeProt
     return made
 
 
-def _split(node: onnx.NodeProto) -> list[onnx.NodeProto]:
-    """The nodes that replace an attention: one for each group, and those that pad, flatten and join."""
-    if len(node.input) > _BIAS and node.input[_BIAS]:
-        raise DoesNotFit("its attention has a bias")
-    lengths = (WINDOW_LAST, WINDOW_BOUND) if local_window(node) else (LAST, BOUND)
-    replace(node.attribute, [attribute for attribute in node.attribute if attribute.name != _WINDOW_CACHE])
-    replace(node.output, node.output[: _PRESENT.stop])
-
-    def inputs(group: str, made: list[onnx.NodeProto]) -> list[str]:
-        found = [*node.input, *[""] * (_QUERY_SEQLENS + 1 - len(node.input))]
-        for position in (*range(_QUERIES.stop), _POSITIONS):
-            if found[position]:
-                padded = f"{group}{node.output[0]}.{position}"
-                made.append(helper.make_node("GatherND", [found[position], group + PADDED], [padded]))
-                found[position] = padded
-        found[PAST] = [group + name for name in node.input[PAST]]
-        found[_LENGTHS] = [group + name for name in lengths]
-        found[_QUERY_SEQLENS] = group + NEW
-        return found
-
-    return split(node, inputs)
-
-
 def drop_unread(graph: onnx.GraphProto) -> None:
     """Remove nodes without read outputs, such as those that took lengths from the attention mask."""
     wanted = {value.name for value in graph.output}
@@ -263,29 +222,3 @@ def drop_unread(graph: onnx.GraphProto) -> None:
             wanted.update(node.input)
             wanted.update(name for a in node.attribute for inner in a.g.node for name in inner.input)
     replace(graph.node, kept[::-1])
-
-
-def _group_inputs(group: str, decoder: DecoderGraph, inputs: Mapping[str, onnx.ValueInfoProto]) -> ValueInfos:
-    """What a pass needs for a group besides the slots."""
-    rows = group + "rows"
-    return [
-        _value(group + PADDED, TensorProto.INT64, [rows, group + "width", 2]),
-        _value(group + PLACES, TensorProto.INT64, [1, group + "tokens", 2]),
-        _value(group + LAST, TensorProto.INT32, [rows]),
-        _value(group + BOUND, TensorProto.INT32, []),
-        _value(group + NEW, TensorProto.INT32, [rows]),
-        _value(group + WINDOW_LAST, TensorProto.INT32, [rows]),
-        _value(group + WINDOW_BOUND, TensorProto.INT32, []),
-        # A group without tokens has a sound of any length.
-        *(value_in_group(inputs[state.past], group, group + "frames") for state in decoder.cross_states),
-    ]
-
-
-def _caches(values: Sequence[onnx.ValueInfoProto], decoder: DecoderGraph, kind: int) -> ValueInfos:
-    """The pools or the groups' buffers for keys and values, of an element type."""
-    if decoder.block_tokens:
-        return [pool(value, kind, decoder.num_kv_heads, decoder.head_size) for value in values]
-    found = [value_in_group(value, group, "slot_length") for group in GROUPS for value in values]
-    for value in found:
-        value.type.tensor_type.elem_type = kind
-    return found

@@ -7,8 +7,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from genai_server.engine.graph_rewriting.groups import replace
-from genai_server.engine.graph_rewriting.matrices import Weights
+from genai_server.engine.graph_rewriting.nodes import replace
+from genai_server.engine.graph_rewriting.stored_weights import Weights
 
 _HALVES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 # Places of inputs that are matrices, which are packed or looked up as they are.
@@ -22,12 +22,19 @@ _MATRICES = {
     "Transpose": (0,),
 }
 # Operators whose inputs are kept between passes: keys, values and states.
-_KEEPING = {"GroupQueryAttention", "LinearAttention", "CausalConvWithState"}
+_KEEPING = {"GroupQueryAttention", "MultiHeadAttention", "LinearAttention", "CausalConvWithState"}
 _WIDE, _HALF = ".wide", ".half"
+
+
+def computes_in_half(graph: onnx.GraphProto) -> bool:
+    """Whether a graph's logits, keys, values or states have 16 bits."""
+    return any(value.type.tensor_type.elem_type in _HALVES for value in graph.output)
 
 
 def widen(graph: onnx.GraphProto, weights: Weights) -> None:
     """Change a graph; one that computes in 32 bits stays as it is."""
+    if not computes_in_half(graph):
+        return
     kept = _matrices(graph)
     for tensor in graph.initializer:
         if tensor.data_type in _HALVES and tensor.name not in kept:

@@ -8,8 +8,7 @@ _MIN_UNREAD = 32
 # Tokens behind that checkpoint, at least. The next prompt of a conversation often differs in the last ones, which begin
 # the answer.
 _BEHIND = 6
-# Checkpoints lie at multiples of this behind cached tokens, so that chunks have whole groups of tokens
-# (engine/runners/base.py).
+# Checkpoints lie at multiples of this behind cached tokens, so that prompts that differ a little have the same ones.
 _GROUP = 8
 
 

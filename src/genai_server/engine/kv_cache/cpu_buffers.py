@@ -4,17 +4,13 @@ import contextlib
 import math
 import mmap
 import sys
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from genai_server.engine.decoder_graph import DecoderGraph
-from genai_server.engine.graph_rewriting.groups import GROUPS
 from genai_server.engine.graph_rewriting.native_attention import NATIVE
-from genai_server.engine.graph_rewriting.ragged import slot_length
-from genai_server.engine.kv_cache.row import SlotSpan
 
 # Linux would otherwise refuse more than there is memory for, written or not. Python before 3.13 has no name for it.
 _NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
@@ -58,29 +54,22 @@ def can_reserve(graph: DecoderGraph, num_rows: int, max_length: int) -> bool:
 class CpuBuffers:
     """Keys and values of all layers in CPU memory: one array [rows, kv_heads, length, head_size] each.
 
-    Each row is longer than a sequence may have. On Linux the memory is reserved, and allocated
-    page by page when written.
+    On Linux the memory is reserved, and allocated page by page when written.
     """
 
     def __init__(self, graph: DecoderGraph, num_rows: int, max_length: int) -> None:
-        length = slot_length(max_length)
+        length = max_length
         if sys.platform == "linux":
             length += -length % page_tokens(graph)  # so that the heads of a row share no page
         shape = (num_rows, graph.num_kv_heads, length, graph.head_size)
-        self._names = list(zip(graph.past_names, graph.present_names, strict=True))
-        self._windows = {} if graph.is_native else graph.windows
-        num_values = math.prod(shape)
-        # Buffers that begin at a later token also end later.
-        spare = length * graph.head_size if self._windows else 0
-        size = (num_values + spare) * np.dtype(graph.cache_type).itemsize
+        self._names = graph.past_names
+        size = math.prod(shape) * np.dtype(graph.cache_type).itemsize
         self._memories = [_reserve(size) for _ in self._names]
         # Of each layer's keys and values.
         self.arrays: list[NDArray[Any]] = [
-            (
-                np.zeros(num_values + spare, graph.cache_type)
-                if memory is None
-                else np.frombuffer(memory, graph.cache_type)
-            )[:num_values].reshape(shape)
+            (np.zeros(shape, graph.cache_type) if memory is None else np.frombuffer(memory, graph.cache_type)).reshape(
+                shape
+            )
             for memory in self._memories
         ]
 
@@ -98,21 +87,10 @@ class CpuBuffers:
         for array in self.arrays:
             array[target, :, :length] = array[source, :, :length]
 
-    def bind(self, binding: Any, spans: Sequence[SlotSpan]) -> None:
-        """Bind the slots of the narrow and of the wide group as past and as present; without groups, all slots.
-
-        A buffer that begins at a later token has the same shape: what was each head's token of this number comes first.
-        """
-        if not spans:
-            for (past, _), array in zip(self._names, self.arrays, strict=True):
-                binding.bind_input(NATIVE + past, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
-            return
-        for group, (first, rows, start) in zip(GROUPS, spans, strict=True):
-            for (past, present), array in zip(self._names, self.arrays, strict=True):
-                view = array[first : first + rows]
-                address = view.ctypes.data + (start * array.strides[2] if past in self._windows else 0)
-                binding.bind_input(group + past, "cpu", 0, array.dtype, view.shape, address)
-                binding.bind_output(group + present, "cpu", 0, array.dtype, view.shape, address)
+    def bind(self, binding: Any) -> None:
+        """Bind all slots as inputs, to which the operators write."""
+        for past, array in zip(self._names, self.arrays, strict=True):
+            binding.bind_input(NATIVE + past, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
 
     def keep(self, binding: Any, output: str) -> None:
         """Leave an output of a pass in CPU memory."""

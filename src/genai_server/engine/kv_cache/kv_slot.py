@@ -14,8 +14,6 @@ class Slot:
     # The tokens whose keys and values lie in the slot. A list is only appended to. Every other change makes a new one,
     # before the keys and values change.
     tokens: list[int] = field(default_factory=list)
-    # How many of the first tokens came from prefill.
-    num_prefilled: int = 0
     # Only prompts of the same salt may reuse the tokens.
     salt: str | None = None
     # The name of the adapter with which the tokens were read. Its content is in the salt.
@@ -46,10 +44,10 @@ class Slot:
 
     def empty(self) -> None:
         """Forget the tokens."""
-        self.tokens, self.num_prefilled, self.used, self.owner = [], 0, 0, None
+        self.tokens, self.used, self.owner = [], 0, None
         self.checkpoints = {}
 
     def begins_with(self, other: "Slot") -> bool:
         """Whether the slot can serve every prompt that the other can."""
         same = (self.salt, self.is_long) == (other.salt, other.is_long)
-        return same and self.num_prefilled >= other.num_prefilled and self.tokens[: len(other.tokens)] == other.tokens
+        return same and self.tokens[: len(other.tokens)] == other.tokens

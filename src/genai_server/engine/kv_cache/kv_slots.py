@@ -45,15 +45,12 @@ class KvSlots:
         num_slots: int,
         buffers: Buffers,
         *,
-        row_group: int = 1,
         min_copied: int = 1,
         memory: KvMemory = UNSHARED,
         states: RowStates | None = None,
         clock: Clock = time.monotonic,
     ) -> None:
         self.slots = [Slot(index) for index in range(num_slots)]
-        # Kernels process tokens in groups of this size. Those left over at a pass's end are not bitwise equal.
-        self.row_group = row_group
         # Prefixes of fewer tokens are not copied to another slot: reading these tokens takes less time.
         self._min_copied = min_copied
         self._buffers = buffers
@@ -87,7 +84,6 @@ class KvSlots:
         prompt: list[int],
         *,
         reuse: bool = True,
-        prefilled_only: bool = False,
         salt: str | None = None,
         is_long: bool = False,
         tenant: str | None = "",
@@ -98,18 +94,15 @@ class KvSlots:
 
         A cached prefix is reused only if its sequence had the same `salt`, or if both have none, and if it was as long.
 
-        At least two tokens are always left to read. A single token runs another kernel, which is not bitwise equal, so
-        asking twice would give two answers.
-
-        With `prefilled_only`, only keys and values from prefill are reused; those from decoding are not bitwise equal.
-        They are reused in whole groups, so that the rest of the prompt is grouped as if all of it were read.
+        At least two tokens are always left to read. On a device, a single token runs another kernel, which rounds
+        differently, so asking twice would give two answers.
 
         An idle slot with few tokens beyond the common prefix is taken over. If no slot is empty, so is one of which the
         common prefix is at least half, and if memory is short, any. Otherwise the prefix is copied to an empty slot, or
         to the first one to be evicted, and stays cached in both.
         """
         past = prompt if reuse else []
-        source, length, common = self._longest_past(past, salt, prefilled_only=prefilled_only, is_long=is_long)
+        source, length, common = self._longest_past(past, salt, is_long=is_long)
         idle = [slot for slot in self.slots if slot.sequence is None and not slot.tokens] or self._pages.cached(tenant)
         taken = next((slot for slot in idle if slot is not source), idle[0])
         if source is not None:
@@ -148,15 +141,13 @@ class KvSlots:
         kept = sorted(filter(self._pages.is_recent, self.slots), key=lambda slot: -slot.used)[:most]
         return KvRoom(len(kept), self._pages.num_taken(kept))
 
-    def match_again(self, sequence: int, prompt: list[int], *, prefilled_only: bool = False) -> int:
+    def match_again(self, sequence: int, prompt: list[int]) -> int:
         """Copy a longer prefix of the prompt, if another slot has one by now; returns how many tokens lie in the slot.
 
         Must be called before any token of the prompt beyond the prefix from `acquire` is read.
         """
         slot = self._running[sequence]
-        source, length, slot.num_common = self._longest_past(
-            prompt, slot.salt, prefilled_only=prefilled_only, is_long=slot.is_long
-        )
+        source, length, slot.num_common = self._longest_past(prompt, slot.salt, is_long=slot.is_long)
         least = len(slot.tokens) + self._min_copied
         if source is None or source is slot or length < least or not self._pages.can_copy(source, length):
             return len(slot.tokens)
@@ -165,7 +156,7 @@ class KvSlots:
 
     def find(self, prompt: list[int], salt: str | None) -> int:
         """How many tokens of a prompt `acquire` would find, if it were called now for a short sequence."""
-        _, length, _ = self._longest_past(prompt, salt, prefilled_only=False, is_long=False)
+        _, length, _ = self._longest_past(prompt, salt, is_long=False)
         return length
 
     def has_room(self, sequence: int, num_tokens: int) -> bool:
@@ -205,25 +196,19 @@ class KvSlots:
         slot.num_coming = num_tokens
         self._pages.take(slot)
 
-    def append(self, sequence: int, tokens: list[int], *, prefilled: bool) -> None:
-        """Record that the keys and values of these tokens were added to the sequence's slot.
-
-        Tokens beyond the last whole group of a prompt pass do not count as prefilled.
-        """
+    def append(self, sequence: int, tokens: list[int]) -> None:
+        """Record that the keys and values of these tokens were added to the sequence's slot."""
         slot = self._running[sequence]
-        if prefilled and slot.num_prefilled == len(slot.tokens):
-            slot.num_prefilled += len(tokens) - len(tokens) % self.row_group
         slot.tokens += tokens
         slot.num_coming = 0
         self._pages.take(slot)
 
-    def add_loaded(self, sequence: int, tokens: list[int], num_prefilled: int, saved: Saved | None) -> None:
+    def add_loaded(self, sequence: int, tokens: list[int], saved: Saved | None) -> None:
         """Record that keys and values of these tokens were copied into the sequence's slot from elsewhere.
 
-        The first `num_prefilled` came from prefill. `saved` are the states behind the last one, if the model has any.
+        `saved` are the states behind the last one, if the model has any.
         """
-        self.append(sequence, tokens[:num_prefilled], prefilled=True)
-        self.append(sequence, tokens[num_prefilled:], prefilled=False)
+        self.append(sequence, tokens)
         if self._states is not None and saved is not None:
             slot = self._running[sequence]
             self._states.load(slot.index, saved)
@@ -263,7 +248,6 @@ class KvSlots:
             elif length < len(slot.tokens):
                 self._states.load(slot.index, slot.checkpoints[length])
         slot.tokens = slot.tokens[:length]
-        slot.num_prefilled = min(slot.num_prefilled, length)
         slot.checkpoints = {kept: saved for kept, saved in slot.checkpoints.items() if kept <= length}
 
     def _copy(self, source: Slot, target: Slot, length: int) -> None:
@@ -278,7 +262,7 @@ class KvSlots:
             self._states.copy(source.index, target.index)
         elif self._states is not None and saved is not None:
             self._states.load(target.index, saved)
-        target.tokens, target.num_prefilled = source.tokens[:length], min(source.num_prefilled, length)
+        target.tokens = source.tokens[:length]
         target.num_coming = 0
         self._copy_checkpoint(target, length, saved)
 
@@ -288,31 +272,27 @@ class KvSlots:
         if saved is not None and self._pages.take_checkpoint():
             slot.checkpoints[length] = saved
 
-    def _longest_past(
-        self, prompt: list[int], salt: str | None, *, prefilled_only: bool, is_long: bool
-    ) -> tuple[Slot | None, int, int]:
+    def _longest_past(self, prompt: list[int], salt: str | None, *, is_long: bool) -> tuple[Slot | None, int, int]:
         """The slot of this salt with the longest prefix that can be reused, how many tokens it has, and how many some
         slot begins with.
 
         Idle slots win ties, because they can be taken over.
         """
         most = max(0, len(prompt) - 2)
-        group = self.row_group if prefilled_only else 1
         best: tuple[Slot | None, int] = (None, 0)
         longest = 0
         for slot in sorted(self.slots, key=lambda slot: slot.sequence is not None):
             if (slot.salt, slot.is_long) != (salt, is_long):
                 continue
-            usable = slot.tokens[: slot.num_prefilled] if prefilled_only else slot.tokens
-            common = min(most, common_length(prompt, usable))
-            length, longest = self._usable(slot, common, group), max(longest, common)
+            common = min(most, common_length(prompt, slot.tokens))
+            length, longest = self._usable(slot, common), max(longest, common)
             if length > best[1]:
                 best = (slot, length)
         return *best, longest
 
-    def _usable(self, slot: Slot, num_tokens: int, group: int) -> int:
-        """How many of a slot's first `num_tokens` tokens can be reused, in whole groups of tokens."""
+    def _usable(self, slot: Slot, num_tokens: int) -> int:
+        """How many of a slot's first `num_tokens` tokens can be reused."""
         if self._states is None:
-            return num_tokens - num_tokens % group
+            return num_tokens
         lengths = (*slot.checkpoints, len(slot.tokens))
-        return max((length for length in lengths if length <= num_tokens and length % group == 0), default=0)
+        return max((length for length in lengths if length <= num_tokens), default=0)

@@ -77,7 +77,7 @@ class PagedBuffers:
         self._free += self._blocks[slot][kept:]
         del self._blocks[slot][kept:]
 
-    def bind(self, binding: Any, spans: Sequence[object]) -> None:
+    def bind(self, binding: Any) -> None:
         """Bind the pools as past and as present."""
         for (past, present), pool in zip(self._names, self._pools, strict=True):
             where = (self._place.device_type, self._place.device_id, self._dtype.type, pool.shape(), pool.data_ptr())

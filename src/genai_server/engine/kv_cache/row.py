@@ -2,23 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-
-# The first slot and the number of slots.
-Span = tuple[int, int]
-
-
-class SlotSpan(NamedTuple):
-    """The slots of a group of attention."""
-
-    first: int
-    number: int
-    # The token of each row at which the buffers of layers with a window begin.
-    window_start: int = 0
-
 
 # The first rank of an adapter and the number of its ranks.
 Ranks = tuple[int, int]

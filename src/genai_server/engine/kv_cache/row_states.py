@@ -1,47 +1,58 @@
-"""Memory for the states of fixed size that some layers keep of each sequence, in place of keys and values."""
+"""Memory for the states of fixed size that some layers keep of each sequence, in place of keys and values.
+
+The operators of a pass write them into the slots (engine/graph_rewriting/ragged_states.py), except for drafted tokens:
+it is not known yet which of these are accepted. The operators alone read the accepted ones again, from what the pass
+gave. That is cheaper than the copies of the states that would otherwise be needed to go back, and than reading the
+tokens again.
+"""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from genai_server.engine.decoder_graph import DecoderGraph, LayerState
-from genai_server.engine.graph_rewriting.groups import NARROW, WIDE
-from genai_server.engine.graph_rewriting.ragged_states import STATES
+from genai_server.engine.decoder_graph import DecoderGraph
+from genai_server.engine.graph_rewriting.native_attention import COMMITTED, NATIVE, SLOTS, STARTS
 from genai_server.engine.kv_cache.layout import Layout
-from genai_server.engine.kv_cache.row import Row, Span
-from genai_server.engine.kv_cache.unverified_states import UnverifiedStates, unverified_outputs
 
 # A copy of one row's states.
 Saved = list[NDArray[Any]]
 
 
+class _Drafted(NamedTuple):
+    """The drafted tokens of a row, whose states are those before them."""
+
+    # The first one's place among the flat tokens of the pass.
+    first: int
+    # What the pass gave, as OrtValues [1, T, …] by their names.
+    values: Mapping[str, Any]
+
+
 class RowStates:
     """The states of all layers in CPU memory: one array [rows, …] each.
 
-    `recurrences` is a session of the graph's linear attentions alone (engine/model/session.py), for drafts.
+    `operators` is a session of the graph's operators with states alone (engine/model/session.py), for drafts.
     """
 
-    def __init__(self, graph: DecoderGraph, num_rows: int, recurrences: Any = None) -> None:
-        self._convolutions = _arrays(graph.conv_states, num_rows)
-        self._recurrences = _arrays(graph.recurrent_states, num_rows)
-        self._sounds = _arrays(graph.cross_states, num_rows)
-        # What a group without tokens reads.
-        silence = [replace(state, shape=(state.shape[0], 1, state.shape[2])) for state in graph.cross_states]
-        self._silence = _arrays(silence, 1)
+    def __init__(self, graph: DecoderGraph, num_rows: int, operators: Any = None) -> None:
+        states = (*graph.conv_states, *graph.recurrent_states)
+        self._states = {NATIVE + state.past: np.zeros((num_rows, *state.shape), np.float32) for state in states}
+        self._sounds = {
+            NATIVE + state.past: np.zeros((num_rows, *state.shape), state.type) for state in graph.cross_states
+        }
         # Tokens whose keys and values take as much memory as a row's states.
         self.tokens_worth = graph.bytes_per_row // graph.bytes_per_token
         # What is saved of each row.
-        self.arrays = [array for _, array in (*self._convolutions, *self._recurrences)]
-        self._session = recurrences
-        # Outputs of a pass with drafts, and where its linear attentions write states that nothing reads.
-        self.unverified = unverified_outputs(self._convolutions, self._recurrences)
-        most = max((state.num_bytes for state in graph.recurrent_states), default=0)
-        self._unread = np.empty((num_rows, 0 if recurrences is None else most), np.uint8)
-        # By their slots, the rows of the last pass with drafts whose states are those before it.
-        self._waiting: dict[int, tuple[Row, UnverifiedStates]] = {}
+        self.arrays = list(self._states.values())
+        self._operators = operators
+        # Outputs of a pass with drafts that are kept.
+        self.read: list[str] = []
+        if operators is not None:
+            known = {STARTS, SLOTS, COMMITTED, *self._states}
+            self.read = [name for value in operators.get_inputs() if (name := value.name) not in known]
+        # By their slots, the rows of the last pass that have drafted tokens.
+        self._waiting: dict[int, _Drafted] = {}
 
     def clear(self, row: int) -> None:
         """Set a row's states to those before the first token."""
@@ -51,7 +62,7 @@ class RowStates:
 
     def save(self, row: int) -> Saved:
         """Copies of a row's states."""
-        self.accept(row, 0)
+        self._waiting.pop(row, None)
         return [array[row].copy() for array in self.arrays]
 
     def load(self, row: int, saved: Saved) -> None:
@@ -62,61 +73,44 @@ class RowStates:
 
     def copy(self, source: int, target: int) -> None:
         """Copy the states of one row to another."""
-        self.accept(source, 0)
         self._waiting.pop(target, None)
         for array in self.arrays:
             array[target] = array[source]
 
     def set_sound(self, row: int, sound: Sequence[NDArray[Any]]) -> None:
         """Set the sound of a row: keys and values [1, heads, frames, head_size] of all layers."""
-        for (_, array), values in zip(self._sounds, sound, strict=True):
+        for array, values in zip(self._sounds.values(), sound, strict=True):
             array[row] = values[0]
 
     def passed(self, layout: Layout, values: Mapping[str, Any]) -> None:
-        """Take what a pass with drafts gave, by the names in `unverified`. Rows with a draft wait for `accept`."""
-        found = UnverifiedStates(values, layout)
-        for row in layout.rows:
-            self._waiting[row.slot] = row, found
-            if not row.num_drafted:
-                self.accept(row.slot, 0)
+        """Take what a pass with drafts gave, by the names in `read`. Rows with a draft wait for `accept`."""
+        for row, places in zip(layout.rows, layout.tokens, strict=True):
+            if row.num_drafted:
+                self._waiting[row.slot] = _Drafted(places.stop - row.num_drafted, values)
 
     def accept(self, row: int, num_tokens: int) -> None:
-        """Set a row's states to those behind the first tokens of its draft, if it waits for that."""
-        if (waiting := self._waiting.pop(row, None)) is not None:
-            read, found = waiting
-            num_rejected = read.num_drafted - num_tokens
-            found.write_convolutions(read, num_rejected, self._convolutions)
-            found.write_recurrences(read, num_rejected, self._recurrences, self._session)
+        """Set a row's states to those behind the first tokens of its draft, if it has one."""
+        drafted = self._waiting.pop(row, None)
+        if drafted is None or not num_tokens:
+            return
+        binding = self._operators.io_binding()
+        for name, value in drafted.values.items():
+            channels, size = value.shape()[-1], np.dtype(np.float32).itemsize
+            start = value.data_ptr() + drafted.first * channels * size
+            binding.bind_input(name, "cpu", 0, np.float32, (1, num_tokens, channels), start)
+        inputs = {STARTS: [0, num_tokens], SLOTS: [row], COMMITTED: [num_tokens]}
+        arrays = {name: np.array(numbers, np.int32) for name, numbers in inputs.items()}  # a binding owns nothing
+        for name, array in (self._states | arrays).items():
+            binding.bind_input(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
+        for value in self._operators.get_outputs():
+            binding.bind_output(value.name, "cpu")
+        self._operators.run_with_iobinding(binding)
 
     def accept_nothing(self) -> None:
-        """Set the states of all waiting rows to those before their drafts."""
-        for row in list(self._waiting):
-            self.accept(row, 0)
+        """Leave the states of all rows as they are before their drafts."""
+        self._waiting.clear()
 
-    def bind(self, binding: Any, spans: tuple[Span, Span, Span], *, drafted: bool) -> None:
-        """Bind the rows of both groups and of all rows, as past and, if the graph changes them, as present.
-
-        A pass that has `drafted` tokens changes only recurrent states of the wide group. Its outputs `unverified` are
-        bound before each such pass.
-        """
-        narrow, wide, everything = spans
-        for group, (first, num_rows) in ((NARROW, narrow), (WIDE, wide)):
-            sounds = self._sounds if num_rows else self._silence
-            for state, array in sounds:
-                view = array[first : first + num_rows] if num_rows else array
-                binding.bind_input(group + state.past, "cpu", 0, array.dtype, view.shape, view.ctypes.data)
-        for prefix, arrays, (first, num_rows), changes in (
-            (NARROW, self._recurrences, narrow, not drafted),
-            (WIDE, self._recurrences, wide, True),
-            (STATES, self._convolutions, everything, not drafted),
-        ):
-            for state, array in arrays:
-                view = array[first : first + num_rows]
-                binding.bind_input(prefix + state.past, "cpu", 0, array.dtype, view.shape, view.ctypes.data)
-                if changes or prefix is NARROW:
-                    written = view if changes else self._unread
-                    binding.bind_output(prefix + state.present, "cpu", 0, array.dtype, view.shape, written.ctypes.data)
-
-
-def _arrays(states: Sequence[LayerState], num_rows: int) -> list[tuple[LayerState, NDArray[Any]]]:
-    return [(state, np.zeros((num_rows, *state.shape), state.type)) for state in states]
+    def bind(self, binding: Any) -> None:
+        """Bind the states and the sounds of all rows."""
+        for name, array in (self._states | self._sounds).items():
+            binding.bind_input(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)

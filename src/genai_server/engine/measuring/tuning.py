@@ -13,7 +13,7 @@ from genai_server.engine.model.files import check_model_directory, read_config
 from genai_server.engine.model.graph import read_decoder_graph
 from genai_server.engine.model.session import open_session
 from genai_server.engine.model.session_options import with_found_libraries
-from genai_server.engine.model.weights import prepacked_model
+from genai_server.engine.model.weights import native_model
 from genai_server.engine.runners.bare_sequences import open_bare, read_all
 from genai_server.engine.runners.base import Runner
 from genai_server.engine.runners.batched import BatchedRunner
@@ -47,14 +47,14 @@ class Tuned:
         """
         model = check_model_directory(self.model_dir)
         options = with_found_libraries(self.options, self.model_dir)
-        directory = prepacked_model(self.model_dir, self.cache_dir, options)
+        directory = native_model(self.model_dir, self.cache_dir, options)
         try:
             if not self.batched:
                 raise DoesNotFit
             graph = read_decoder_graph(directory)
         except DoesNotFit:
             return OgGeneratorRunner(directory, "cpu", threads, options)
-        session = open_session(graph, threads, optimized=directory != self.model_dir, options=options)
+        session = open_session(graph, threads, options=options)
         limits = BatchLimits(rows, min(self.max_length, model.context_length))
         return BatchedRunner(graph, session, model, limits, run_entries=options.run)
 

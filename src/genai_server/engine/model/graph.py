@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from genai_server.engine.decoder_graph import ATTENTION, PAST, DecoderGraph, DoesNotFit, LayerState, local_window
+from genai_server.engine.decoder_graph import ATTENTION, DecoderGraph, DoesNotFit, LayerState, local_window
 from genai_server.engine.graph_rewriting.low_rank import find_paths
 from genai_server.engine.graph_rewriting.packed_products import why_not_packed
 from genai_server.engine.model.adapter_file import optional_inputs
@@ -84,9 +84,6 @@ def read_decoder_graph(model_dir: Path, part: str = "decoder") -> DecoderGraph:
         logits_type=float_type("logits", outputs[logits].elem_type),
         vision=vision,
         window=max((local_window(node) for node in graph.node if _keeps_window(node)), default=0),
-        windows={
-            name: window for node in graph.node if (window := local_window(node)) for name in node.input[PAST] if name
-        },
         switches_at=_switch(graph, mask),
         gives_last_logits_only=outputs[logits].shape.dim[1].dim_value == 1,
         low_rank_paths=find_paths(graph, optional),

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from genai_server.engine.model.processor import processor
-from genai_server.messages.launch import EngineSettings
 from genai_server.options.device import DeviceOptions
+from genai_server.options.providers import CPU
 
 log = logging.getLogger(__name__)
 _PACKAGE = "genai_server_native"
@@ -37,23 +37,17 @@ def library_key() -> str:
     return hashlib.sha256(native_library().read_bytes() + processor().encode()).hexdigest()[:16]
 
 
-def why_not_native(settings: EngineSettings, options: DeviceOptions) -> str | None:
-    """Why a device's batch does not have the library's operators; None if it may.
+def why_not_native(options: DeviceOptions, cache_dir: Path | None) -> str | None:
+    """Why a device cannot have a batch with the library's operators; None if it can.
 
-    The first time on a processor, the kernels are tried in a process of their own.
+    The first time on a processor, the kernels are tried in a process of their own. What is found is kept in
+    `cache_dir`.
     """
-    wanted = settings.cpu_operators
-    if wanted == "onnxruntime":
-        return "GENAI_CPU_OPERATORS is onnxruntime"
-    if wanted == "auto" and settings.prefill_weights == "int8":
-        return "GENAI_PREFILL_WEIGHTS is int8"
-    if options.providers:
-        return f"the provider {options.providers[0].name} runs the graph"
-    if importlib.util.find_spec(_PACKAGE) is None:
-        return "genai-server-native is not installed"
-    if not native_library().is_file():
-        return f"{native_library()} does not exist"
-    chosen = choose_instruction_set(Path(settings.cache_dir) if settings.cache_dir else None)
+    if others := [provider.name for provider in options.providers if provider.name != CPU]:
+        return f"a batch on a CPU has operators of its own, and the provider {others[0]} runs the graph"
+    if importlib.util.find_spec(_PACKAGE) is None or not native_library().is_file():
+        return "genai-server-native, which has the operators of a batch on CPUs, is not installed"
+    chosen = choose_instruction_set(cache_dir)
     if chosen is None:
         return "none of the kernels of genai-server-native computes rightly on this processor"
     _package().use(chosen)

@@ -1,7 +1,7 @@
 """Tries the kernels of genai-server-native for an instruction set: `python -m … INSTRUCTION_SET`.
 
-Ends with status 0 if products, experts and an attention are what they should be. Run in a process of its own, because
-wrong kernels may end it.
+Ends with status 0 if products, experts, attention, layers with states and adapters are what they should be. Run in a
+process of its own, because wrong kernels may end it.
 """
 
 import sys
@@ -51,6 +51,9 @@ def main(instruction_set: str) -> None:
     for activation in range(_ACTIVATIONS):
         _check(f"the activation {activation} of experts", *_experts(activation), _MAX_FLOAT_ERROR)
     _check("attention", *_attention(), _MAX_ATTENTION_ERROR)
+    _check("a convolution", *_convolution(), _MAX_FLOAT_ERROR)
+    _check("linear attention", *_linear_attention(), _MAX_FLOAT_ERROR)
+    _check("the matrices of an adapter", *_low_rank(), _MAX_FLOAT_ERROR)
 
 
 def _check(what: str, found: NDArray[Any], expected: NDArray[Any], most: float) -> None:
@@ -148,6 +151,50 @@ def _attention() -> tuple[NDArray[Any], NDArray[Any]]:
     weights = np.exp(scores - scores.max(-1, keepdims=True))
     expected = np.einsum("hts,hsd->thd", weights / weights.sum(-1, keepdims=True), values)
     return _run(node, feed)[0], expected.reshape(_TOKENS, -1)
+
+
+def _rows(slots: int = 1) -> dict[str, NDArray[Any]]:
+    """The inputs of one row with all tokens in the last of some slots."""
+    given = {"starts": [0, _TOKENS], "slots": [slots - 1], "committed": [_TOKENS]}
+    return {name: np.array(numbers, np.int32) for name, numbers in given.items()}
+
+
+def _convolution() -> tuple[NDArray[Any], NDArray[Any]]:
+    rng = np.random.default_rng(3)
+    x, state = (rng.standard_normal((1, tokens, _OUTPUTS), np.float32) for tokens in (_TOKENS, 3))
+    weights, bias = rng.standard_normal((4, _OUTPUTS), np.float32), rng.standard_normal(_OUTPUTS, np.float32)
+    feed = {"x": x, "weights": weights, "state": state.copy(), **_rows(), "bias": bias}
+    node = helper.make_node("RaggedConvolution", list(feed), ["y"], domain=DOMAIN, silu=1)
+    inputs = np.concatenate([state[0], x[0]]).astype(np.float64)
+    sums = bias + sum(inputs[tap : tap + _TOKENS] * weights[tap] for tap in range(len(weights)))
+    return _run(node, feed)[0], sums / (1 + np.exp(-sums))
+
+
+def _linear_attention() -> tuple[NDArray[Any], NDArray[Any]]:
+    rng = np.random.default_rng(4)
+    query, key = (rng.standard_normal((1, _TOKENS, _SIZE), np.float32) / _SIZE for _ in range(2))
+    value, state = rng.standard_normal((1, _TOKENS, 72), np.float32), rng.standard_normal((1, 1, _SIZE, 72), np.float32)
+    decay, rate = -rng.random((1, _TOKENS, 1), np.float32), rng.random((1, _TOKENS, 1), np.float32)
+    feed: dict[str, NDArray[Any]] = {"query": query, "key": key, "value": value, "state": state.copy(), **_rows()}
+    feed |= {"decay": decay, "rate": rate}
+    heads: dict[str, Any] = {"q_num_heads": 1, "kv_num_heads": 1, "scale": 1.0}
+    node = helper.make_node("RaggedLinearAttention", list(feed), ["y"], domain=DOMAIN, **heads)
+    expected, known = np.empty((_TOKENS, 72)), state[0, 0].astype(np.float64)
+    for t in range(_TOKENS):
+        known *= np.exp(decay[0, t])
+        known += np.outer(key[0, t], rate[0, t] * (value[0, t] - key[0, t] @ known))
+        expected[t] = query[0, t] @ known
+    return _run(node, feed)[0], expected
+
+
+def _low_rank() -> tuple[NDArray[Any], NDArray[Any]]:
+    rng = np.random.default_rng(5)
+    x, a = rng.standard_normal((1, _TOKENS, _INPUTS), np.float32), rng.standard_normal((20, _INPUTS), np.float32)
+    b, starts = rng.standard_normal((20, _OUTPUTS), np.float32), np.array([0, _TOKENS], np.int32)
+    feed: dict[str, NDArray[Any]] = {"x": x, "a": a, "b": b, "starts": starts}
+    feed |= {"ranks": np.array([3], np.int32), "num_ranks": np.array([17], np.int32)}
+    node = helper.make_node("RaggedLowRank", list(feed), ["y"], domain=DOMAIN)
+    return _run(node, feed)[0], x[0].astype(np.float64) @ a[3:].T @ b[3:]
 
 
 def _run(node: onnx.NodeProto, feed: dict[str, NDArray[Any]], tensors: list[TensorProto] | None = None) -> NDArray[Any]:

@@ -14,3 +14,9 @@ def processor() -> str:
         return f"{platform.machine()} {platform.processor()}"
     keys = ("model name", "flags", "Features", "CPU part")
     return " ".join(sorted({line for line in lines if line.startswith(keys)}))
+
+
+def has_vnni() -> bool:
+    """Whether the processor is known to add products of 8 bits in 32 bits: VNNI of x86, or dot products of ARM."""
+    flags = processor().split()
+    return not {"avx512_vnni", "avx_vnni", "amx_int8", "asimddp"}.isdisjoint(flags)

@@ -9,9 +9,11 @@ from genai_server.engine.decoder_graph import DecoderGraph, DoesNotFit
 from genai_server.engine.graph_rewriting.cross_attention import use_known_operators
 from genai_server.engine.graph_rewriting.fast_operators import use_fast_operators
 from genai_server.engine.graph_rewriting.output_head import offer_best
-from genai_server.engine.graph_rewriting.packed_products import pack_products
+from genai_server.engine.graph_rewriting.packed_products import DOMAIN, pack_products, why_not_packed
 from genai_server.engine.graph_rewriting.ragged import make_ragged
-from genai_server.engine.graph_rewriting.ragged_states import recurrences
+from genai_server.engine.graph_rewriting.ragged_states import state_operators
+from genai_server.engine.graph_rewriting.stored_weights import Weights
+from genai_server.engine.graph_rewriting.widening import computes_in_half, widen
 from genai_server.engine.model.native_library import native_library
 from genai_server.engine.model.session_options import EXTERNAL_DATA, open_with, session_options
 from genai_server.options.device import DEFAULT_OPTIONS, DeviceOptions
@@ -25,7 +27,6 @@ def open_session(
     graph: DecoderGraph,
     threads: int,
     *,
-    optimized: bool,
     offers_best: bool = False,
     options: DeviceOptions = DEFAULT_OPTIONS,
     profile_prefix: str = "",
@@ -33,15 +34,15 @@ def open_session(
     """An ONNX Runtime session with a device's options.
 
     Its graph is ragged (engine/graph_rewriting/ragged.py), and with `offers_best` selects the best logits
-    (engine/graph_rewriting/output_head.py). `threads` 0 uses the physical cores that the process may use. `optimized`
-    says that the graph has been optimized already. With a `profile_prefix`, ONNX Runtime profiles the session from load
-    to end. Raises DoesNotFit, and ConfigurationError for options that name something missing.
+    (engine/graph_rewriting/output_head.py). `threads` 0 uses the physical cores that the process may use. With a
+    `profile_prefix`, ONNX Runtime profiles the session from load to end. Raises DoesNotFit, and ConfigurationError for
+    options that name something missing.
     """
     least = _MIN_PAGED if graph.block_tokens else _MIN_VERSION
     if tuple(map(int, onnxruntime.__version__.split(".")[:2])) < least:
         needed = ".".join(map(str, least))
         raise DoesNotFit(f"a batch needs onnxruntime {needed}, and {onnxruntime.__version__} is installed")
-    found = session_options(options, threads, optimized=optimized, profile_prefix=profile_prefix)
+    found = session_options(options, threads, profile_prefix=profile_prefix)
     if graph.has_states and found.execution_mode == onnxruntime.ExecutionMode.ORT_PARALLEL:
         raise DoesNotFit("its states are updated in place, which parallel execution_mode would do in any order")
     found.log_severity_level = _ERRORS  # it would warn about each input for adapters, and about changed shapes
@@ -49,26 +50,39 @@ def open_session(
     model = onnx.load(str(graph.path), load_external_data=False)
     if graph.is_native:
         found.register_custom_ops_library(str(native_library()))
-        pack_products(model, graph.path.parent)
-    use_fast_operators(model.graph)
-    if graph.cross_states:
-        use_known_operators(model.graph, graph)
-    make_ragged(model.graph, graph)
+        if (why := why_not_packed(model.graph)) is None:
+            pack_products(model, graph.path.parent)
+        elif computes_in_half(model.graph):
+            raise DoesNotFit(f"it computes in 16 bits, and {why}")
+    _make_ragged(model, graph)
     if offers_best:
         offer_best(model.graph, graph.logits, None if graph.vision is None else graph.vision.image_token)
     return open_with(model.SerializeToString(), found, options)
 
 
-def open_recurrences(graph: DecoderGraph, complete: Any) -> Any:
-    """A session of a decoder's linear attentions alone, next to the complete one; None if it has none.
+def _make_ragged(model: onnx.ModelProto, graph: DecoderGraph) -> None:
+    use_fast_operators(model.graph)
+    if graph.cross_states:
+        use_known_operators(model.graph, graph)
+    make_ragged(model.graph, graph)
+    if graph.is_native:
+        model.opset_import.append(onnx.helper.make_opsetid(DOMAIN, 1))
+
+
+def open_state_operators(graph: DecoderGraph, complete: Any) -> Any:
+    """A session of a decoder's operators with states alone, next to the complete one; None if it has none.
 
     Its threads do not spin: they would take the cores from those of the model.
     """
-    if not graph.recurrent_states:
+    if not graph.has_states:
         return None
     given = complete.get_session_options()
     found = session_options(DEFAULT_OPTIONS, given.intra_op_num_threads)
     found.use_per_session_threads = given.use_per_session_threads
     found.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    model = recurrences(onnx.load(str(graph.path), load_external_data=False), graph)
-    return open_with(model.SerializeToString(), found, DEFAULT_OPTIONS)
+    found.add_session_config_entry(EXTERNAL_DATA, str(graph.path.parent))
+    found.register_custom_ops_library(str(native_library()))
+    model = onnx.load(str(graph.path), load_external_data=False)
+    widen(model.graph, Weights(model.graph, graph.path.parent))
+    _make_ragged(model, graph)
+    return open_with(state_operators(model, graph).SerializeToString(), found, DEFAULT_OPTIONS)

@@ -16,7 +16,8 @@ import numpy as np
 import onnxruntime
 
 from genai_server.engine.host.cores import usable_cores, usable_cpus
-from genai_server.engine.model.overflow import products_overflow
+from genai_server.engine.model.native_library import native_library
+from genai_server.engine.model.processor import has_vnni
 from genai_server.engine.model.provider_advice import how_to_get
 from genai_server.errors import ConfigurationError
 from genai_server.options import session
@@ -48,14 +49,14 @@ _ON_CUDA = {"cuda", "tensorrt", "nv_tensorrt_rtx"}
 _DEFAULTS = {"cuda": {"arena_extend_strategy": "kSameAsRequested"}}
 _RECORD_ASSIGNMENT = "session.record_ep_graph_assignment_info"
 # With this entry ONNX Runtime makes 8-bit weights unsigned on x86 processors, from optimization level "extended" on.
-# Products with signed ones would overflow on processors without VNNI. On those with VNNI or AMX, they are two to four
-# times as fast.
+# Products with signed ones would overflow on processors without VNNI, which add pairs of products in 16 bits. On those
+# with VNNI or AMX, they are two to four times as fast.
 _UNSIGNED_WEIGHTS = "session.x64quantprecision"
 
 
 def config_entries(options: DeviceOptions, threads: int) -> dict[str, str]:
     """The session's entries by name: a device's own, and the server's defaults for the others."""
-    defaults = {_UNSIGNED_WEIGHTS: "1"} if products_overflow() else {}
+    defaults = {} if has_vnni() else {_UNSIGNED_WEIGHTS: "1"}
     if num_threads(options, threads) >= usable_cpus():
         # Threads that spin between passes would keep the API process from sending tokens.
         defaults[session.SPINNING_STOP] = "1"
@@ -163,15 +164,14 @@ def _devices_of(given: ProviderOptions) -> list[Any]:
     return [device for device in onnxruntime.get_ep_devices() if device.ep_name == name]
 
 
-def session_options(options: DeviceOptions, threads: int, *, optimized: bool = False, profile_prefix: str = "") -> Any:
-    """ONNX Runtime's SessionOptions; `optimized` says that the graph has been optimized already.
+def session_options(options: DeviceOptions, threads: int, *, profile_prefix: str = "") -> Any:
+    """ONNX Runtime's SessionOptions.
 
-    With a `profile_prefix`, the session is profiled from load to end into files whose names begin with it.
-
-    Raises ConfigurationError for a library of operators that does not load.
+    With a `profile_prefix`, the session is profiled from load to end into files whose names begin with it. Raises
+    ConfigurationError for a library of operators that does not load.
     """
     found, given = onnxruntime.SessionOptions(), options.session
-    level = "disabled" if optimized else given.get(session.LEVEL, "all")
+    level = given.get(session.LEVEL, "all")
     found.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, _LEVELS[level])
     inter_op = int(given.get("inter_op_num_threads", "0"))
     if given.get(session.POOL) == "1":
@@ -248,13 +248,16 @@ def open_with(model: Path | bytes, found: Any, options: DeviceOptions) -> Any:
 
 
 def open_encoder(
-    model: Path | bytes, threads: int, options: DeviceOptions, *, optimized: bool = False, folder: Path | None = None
+    model: Path | bytes, threads: int, options: DeviceOptions, *, is_packed: bool = False, folder: Path | None = None
 ) -> Any:
     """A session whose threads do not wait actively, because a decoder's passes run at the same time.
 
-    `folder` has the weights of a serialized model. Raises as `open_with` does.
+    `is_packed` says that its products are genai-server-native's. `folder` has the weights of a serialized model. Raises
+    as `open_with` does.
     """
-    found = session_options(options, threads, optimized=optimized)
+    found = session_options(options, threads)
+    if is_packed:
+        found.register_custom_ops_library(str(native_library()))
     found.add_session_config_entry(session.SPINNING, "0")
     if folder is not None:
         found.add_session_config_entry(EXTERNAL_DATA, str(folder))

@@ -1,6 +1,7 @@
 """Runs the encoder of a model for speech."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from numpy.typing import NDArray
@@ -21,13 +22,17 @@ def unencoded(tensors: Mapping[str, NDArray[Any]]) -> EncodedSound:
 
 
 class SoundEncoder:
-    """Runs the encoder's graph."""
+    """Runs the encoder's graph, or the one with packed products at `packed`."""
 
     def __init__(
-        self, files: EncoderFiles, threads: int, options: DeviceOptions = DEFAULT_OPTIONS, *, optimized: bool = False
+        self,
+        files: EncoderFiles,
+        threads: int,
+        options: DeviceOptions = DEFAULT_OPTIONS,
+        packed: Path | None = None,
     ) -> None:
         self._files = files
-        self._session: Any = open_encoder(files.path, threads, options, optimized=optimized)
+        self._session: Any = open_encoder(packed or files.path, threads, options, is_packed=packed is not None)
         (features,) = self._session.get_inputs()
         self._type = NUMPY_TYPES[features.type]
         # Mels and frames.

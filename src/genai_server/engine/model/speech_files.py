@@ -11,6 +11,7 @@ import onnx
 
 from genai_server.engine.decoder_graph import DecoderGraph, DoesNotFit
 from genai_server.engine.graph_rewriting.cross_attention import POSITIONS, find_positions
+from genai_server.engine.graph_rewriting.packed_products import why_not_packed
 from genai_server.engine.model.files import read_config
 from genai_server.engine.model.graph import float_type, layer_states
 
@@ -75,4 +76,5 @@ def read_cross_decoder(model_dir: Path) -> DecoderGraph:
         cache_type=float_type("cache", kind),
         logits_type=float_type("logits", outputs[logits].elem_type),
         cross_states=cross_states,
+        has_packed_products_only=why_not_packed(graph) is None,
     )

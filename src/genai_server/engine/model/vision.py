@@ -1,9 +1,6 @@
 """Runs the graphs next to the decoder's of a model that reads images: images to features, and tokens to embeddings."""
 
-import logging
-import time
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +14,7 @@ from genai_server.engine.model.session_options import NUMPY_TYPES, open_encoder,
 from genai_server.errors import RunnerFailed, in_one_line
 from genai_server.options.device import DEFAULT_OPTIONS, DeviceOptions
 
-log = logging.getLogger(__name__)
 Features = NDArray[Any]
-# How much the features of a graph with matrices of 8 bits may differ, as a share of their norm.
-MAX_ERROR = 0.1
 # Inputs of vision graphs whose values the decoder's configuration does not name.
 _IDS, _EMBEDDINGS, _LENGTHS = "input_ids", "inputs_embeds", "audio_lengths"
 
@@ -55,93 +49,33 @@ def features_graph(files: VisionFiles) -> bytes:
 
 
 class ImageEncoder:
-    """Runs the vision graph.
-
-    `int8` is the graph with matrices of 8 bits. Both graphs encode the first image that is not for an exact request,
-    which decides: the other one is dropped. That of 8 bits must be `min_gain` times as fast, with features that differ
-    by `MAX_ERROR` at most. If it fails, the model's own stays. Exact requests always have the model's own, which is
-    opened again for the first of them.
-    """
+    """Runs the vision graph, or the one with packed products at `packed`, which gives the same features but rounded."""
 
     def __init__(
         self,
         files: VisionFiles,
         threads: int,
         options: DeviceOptions = DEFAULT_OPTIONS,
-        int8: Path | None = None,
-        min_gain: float = 1.0,
+        packed: Path | None = None,
     ) -> None:
-        self._files = files
+        self._features = files.features
+        self._name = files.name
         self.noun = "a sound" if files.hears else "an image"
-        self._open_own = partial(open_encoder, files.vision, threads, options)
-        self._own: Any = self._open_own()
-        self._int8: Any = None
-        self._min_gain = min_gain
-        self._inputs = {value.name: NUMPY_TYPES[value.type] for value in self._own.get_inputs()}
-        if int8 is not None:
-            try:
-                self._int8 = open_encoder(int8, threads, options, optimized=True)
-            except Exception as error:  # ONNX Runtime's errors have no base of their own
-                self._tell_failure(error)
-        self._is_decided = self._int8 is None
+        self._session: Any = open_encoder(packed or files.vision, threads, options, is_packed=packed is not None)
+        self._inputs = {value.name: NUMPY_TYPES[value.type] for value in self._session.get_inputs()}
 
-    def encode(self, tensors: Mapping[str, NDArray[Any]], *, exact: bool = False) -> Features:
+    def encode(self, tensors: Mapping[str, NDArray[Any]]) -> Features:
         """The features [features, hidden_size] of one image, from its tensors by the library's names.
 
-        With `exact` they do not depend on which graph is faster. Raises RunnerFailed.
+        Raises RunnerFailed.
         """
-        given = {self._files.name(name): values for name, values in tensors.items()}
+        given = {self._name(name): values for name, values in tensors.items()}
         given = {name: given[name].astype(kind, copy=False) for name, kind in self._inputs.items() if name in given}
         try:
-            if exact or self._int8 is None:
-                self._own = self._own or self._open_own()
-                features = self._run(self._own, given)
-            else:
-                features = self._run(self._int8, given) if self._is_decided else self._choose(given)
-        except Exception as error:  # as above
+            features: Features = self._session.run([self._features], given)[0]
+        except Exception as error:  # ONNX Runtime's errors have no base of their own
             raise RunnerFailed(f"{self.noun} cannot be encoded: {in_one_line(error)}") from error
         return features.reshape(-1, features.shape[-1])
-
-    def _run(self, session: Any, given: Mapping[str, NDArray[Any]]) -> Features:
-        features: Features = session.run([self._files.features], given)[0]
-        return features
-
-    def _choose(self, given: Mapping[str, NDArray[Any]]) -> Features:
-        """The features by the graph that stays."""
-        own, seconds = self._timed(self._own, given)
-        int8, self._int8, self._is_decided = self._int8, None, True
-        try:
-            rounded, int8_seconds = self._timed(int8, given)
-            gain, error = seconds / int8_seconds, relative_error(rounded, own)
-        except Exception as failure:  # as above
-            self._tell_failure(failure)
-            return own
-        is_chosen = gain >= self._min_gain and error <= MAX_ERROR
-        log.info(
-            "weights of 8 bits are %s for %s: %.2f times as fast as the model's own, and features differ by %.2g",
-            "used" if is_chosen else "not used",
-            self.noun,
-            gain,
-            error,
-        )
-        if not is_chosen:
-            return own
-        self._own, self._int8 = None, int8
-        return rounded
-
-    def _timed(self, session: Any, given: Mapping[str, NDArray[Any]]) -> tuple[Features, float]:
-        began = time.perf_counter()
-        features = self._run(session, given)
-        return features, time.perf_counter() - began
-
-    def _tell_failure(self, error: Exception) -> None:
-        log.warning("weights of 8 bits are not used for %s: %s", self.noun, in_one_line(error))
-
-
-def relative_error(found: Features, expected: Features) -> float:
-    """The norm of the difference, as a share of the norm of the expected features."""
-    wide = expected.astype(np.float32)
-    return float(np.linalg.norm(found.astype(np.float32) - wide) / np.linalg.norm(wide))
 
 
 class TokenEmbedder:

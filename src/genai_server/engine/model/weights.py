@@ -11,23 +11,21 @@ import json
 import logging
 import shutil
 import tempfile
+from enum import Enum
 from pathlib import Path
-from typing import NamedTuple
 
 import onnx
 import onnxruntime
 from filelock import FileLock
 
-from genai_server.engine.decoder_graph import DoesNotFit
 from genai_server.engine.graph_rewriting.fast_operators import use_fast_operators
-from genai_server.engine.graph_rewriting.int8_matrices import int8_bytes, write_int8_model
 from genai_server.engine.graph_rewriting.packed_products import why_not_packed, write_packed_model
 from genai_server.engine.model.adapter_file import ADAPTER_SUFFIX
 from genai_server.engine.model.external_files import external_files
 from genai_server.engine.model.files import CONFIG, named_files, read_config
 from genai_server.engine.model.graph import MTP
 from genai_server.engine.model.processor import processor
-from genai_server.engine.model.session_options import EXTERNAL_DATA, config_entries, num_threads, session_options
+from genai_server.engine.model.session_options import EXTERNAL_DATA, config_entries, session_options
 from genai_server.options.device import DEFAULT_OPTIONS, DeviceOptions
 from genai_server.options.session import LEVEL
 
@@ -37,10 +35,6 @@ _MANIFEST = "manifest.json"
 DECODER = "decoder"
 _OF_THREADS = ("session.intra_op", "session.inter_op", "session.force_spinning_stop")
 _ERRORS = 3  # ONNX Runtime's level of severity
-# Weights are written once unpacked and once packed, and the disk has other users.
-_DISK_SHARE = 4
-# Matrices in 32 bits are written once more, and take four times as much as those of 8 bits.
-_FLOAT_SHARE = 4
 _SAMPLES, _SAMPLE_BYTES = 64, 4096
 # Part of a folder's name; another one for each change of what is written into it.
 _FORMAT = 5
@@ -51,87 +45,70 @@ def prepacked_model(model_dir: Path, cache_dir: Path | None, options: DeviceOpti
 
     They fit the CPU's kernels and the device's session options. The model directory is never written to.
     """
-    return _packed(model_dir, cache_dir, options) or model_dir
-
-
-def int8_model(
-    model_dir: Path,
-    cache_dir: Path,
-    options: DeviceOptions = DEFAULT_OPTIONS,
-    threads: int = 0,
-    *,
-    part: str = DECODER,
-    floats: bool = False,
-) -> Path | None:
-    """A directory like `model_dir` in which a part's matrices have 8 bits and are packed; None if that is impossible.
-
-    These are its 4-bit ones, and with `floats` also those in 16 and 32 bits. `threads` 0 means the usable cores; a
-    number in the options takes precedence.
-    """
-    made = _Int8(num_threads(options, threads), floats)
-    return _packed(model_dir, cache_dir, options, int8=made, part=part)
+    return _packed(model_dir, cache_dir, options, _Products.LIBRARY) or model_dir
 
 
 def native_model(model_dir: Path, cache_dir: Path | None, options: DeviceOptions = DEFAULT_OPTIONS) -> Path:
     """A directory like `model_dir` in which the decoder's products with its weights are genai-server-native's.
 
-    It is `model_dir` itself if packed weights cannot be stored. Raises DoesNotFit if some products would remain ONNX
-    Runtime's.
+    It is `model_dir` itself if some would remain ONNX Runtime's, or if packed weights cannot be stored.
     """
     path = model_dir / read_config(model_dir)["model"][DECODER]["filename"]
-    graph = onnx.load(str(path), load_external_data=False).graph
-    if why := why_not_packed(graph):
-        raise DoesNotFit(why)
-    return _packed(model_dir, cache_dir, options, native=True) or model_dir
+    if why := why_not_packed(onnx.load(str(path), load_external_data=False).graph):
+        log.info("ONNX Runtime's operators multiply with the weights of %s: %s", path, why)
+        return model_dir
+    return _packed(model_dir, cache_dir, options, _Products.NATIVE) or model_dir
 
 
-class _Int8(NamedTuple):
-    """How matrices of 8 bits are made."""
+def packed_encoder(model_dir: Path, cache_dir: Path, options: DeviceOptions, part: str) -> Path | None:
+    """The graph of a part that encodes images or sounds, with the products of genai-server-native.
 
-    threads: int
-    # Of those in 16 and 32 bits, too.
-    floats: bool
+    Weights in 16 and 32 bits are rounded to 8. None if some products would remain ONNX Runtime's, or if packed weights
+    cannot be stored.
+    """
+    name = str(read_config(model_dir)["model"][part]["filename"])
+    if why := why_not_packed(onnx.load(str(model_dir / name), load_external_data=False).graph):
+        log.info("the graph %s has the model's own weights: %s", name, why)
+        return None
+    packed = _packed(model_dir, cache_dir, options, _Products.ROUNDED, part)
+    return None if packed is None else packed / name
+
+
+class _Products(Enum):
+    """What multiplies with the weights of a packed graph."""
+
+    # ONNX Runtime, with the weights that its kernels pack.
+    LIBRARY = ""
+    NATIVE = "native"
+    # The same, with weights in 16 and 32 bits rounded to 8.
+    ROUNDED = "rounded"
 
 
 def _packed(
-    model_dir: Path,
-    cache_dir: Path | None,
-    options: DeviceOptions,
-    *,
-    int8: _Int8 | None = None,
-    part: str = DECODER,
-    native: bool = False,
+    model_dir: Path, cache_dir: Path | None, options: DeviceOptions, products: _Products, part: str = DECODER
 ) -> Path | None:
-    """Like `int8_model`, or with `native` like `native_model`; with neither, the matrices stay as they are."""
+    """A directory like `model_dir` with packed weights of a part; None if that is impossible."""
     if cache_dir is None or options.providers or options.custom_op_libraries:
         return None
-    matrices = "native" if native else "int8" if int8 else ""
-    what_else = ({"matrices": matrices} if matrices else {}) | ({"part": part} if part != DECODER else {})
+    what_else = {"matrices": products.value, "part": part, "format": str(_FORMAT)}
     try:
-        target = cache_dir / model_key(model_dir, options, what_else | {"format": str(_FORMAT)})
+        target = cache_dir / model_key(model_dir, options, what_else)
         cache_dir.mkdir(parents=True, exist_ok=True)
         with FileLock(str(target) + ".lock"):
             if not _is_whole(target):
                 shutil.rmtree(target, ignore_errors=True)
-                _write(model_dir, target, options, int8, part, native=native)
+                _write(model_dir, target, options, products, part)
     except Exception as error:  # ONNX Runtime's errors have no base of their own
-        what = (
-            "weights of 8 bits are not used"
-            if int8
-            else "weights are not packed"
-            if native
-            else "weights are not shared"
-        )
-        log.warning("%s, because they cannot be stored in %s: %s", what, cache_dir, error)
+        log.warning("packed weights are not kept, because they cannot be stored in %s: %s", cache_dir, error)
         return None
     return target
 
 
-def _write(model_dir: Path, target: Path, given: DeviceOptions, int8: _Int8 | None, part: str, *, native: bool) -> None:
+def _write(model_dir: Path, target: Path, given: DeviceOptions, products: _Products, part: str) -> None:
     """Pack into a folder next to the target, and rename it when it is complete."""
     config = read_config(model_dir)
     graph = str(config["model"][part]["filename"])
-    log.info("packing the weights of %s once%s, into %s", model_dir / graph, " in 8 bits" if int8 else "", target)
+    log.info("packing the weights of %s once, into %s", model_dir / graph, target)
     # A head for multi-token prediction is read from the model directory.
     head = config["model"].pop(MTP, None) or {}
     left_out = {model_dir / CONFIG, *_with_weights(model_dir, graph), *_with_weights(model_dir, head.get("filename"))}
@@ -149,29 +126,14 @@ def _write(model_dir: Path, target: Path, given: DeviceOptions, int8: _Int8 | No
                     copy.parent.mkdir(parents=True, exist_ok=True)
                     shutil.copy(file, copy)
             (fresh / CONFIG).write_text(json.dumps(config), encoding="utf-8")
-        source = model_dir / graph
-        if native:
-            write_packed_model(source, fresh / graph)
+        packed = fresh / graph
+        packed.parent.mkdir(parents=True, exist_ok=True)
+        if products is _Products.LIBRARY:
+            _optimize(model_dir / graph, packed, given)
         else:
-            if int8:
-                source = _rounded(source, Path(making), given, int8)
-            _optimize(source, fresh / graph, given, packed=True)
+            write_packed_model(model_dir / graph, packed, rounds_floats=products is _Products.ROUNDED)
         (fresh / _MANIFEST).write_text(json.dumps(_fingerprints(fresh)), encoding="utf-8")
         fresh.replace(target)
-
-
-def _rounded(source: Path, making: Path, given: DeviceOptions, int8: _Int8) -> Path:
-    """Write a graph with matrices of 8 bits below a folder; returns its path. Raises OSError without enough space."""
-    needed = (_DISK_SHARE + (_FLOAT_SHARE if int8.floats else 0)) * int8_bytes(source, floats=int8.floats)
-    if (free := shutil.disk_usage(making).free) < needed:
-        raise OSError(f"{free} bytes are free there, at least {needed} must be")
-    if int8.floats:
-        # Matrices behind casts and transpositions become constants in 32 bits.
-        source = _optimize(source, making / "constants" / source.name, given, packed=False)
-    made = making / "int8" / source.name
-    made.parent.mkdir(parents=True)
-    write_int8_model(source, made, int8.threads, floats=int8.floats)
-    return made
 
 
 def _with_weights(model_dir: Path, graph: str | None) -> set[Path]:
@@ -182,23 +144,21 @@ def _with_weights(model_dir: Path, graph: str | None) -> set[Path]:
     return {path, *(path.parent / name for name in external_files(path))}
 
 
-def _optimize(source: Path, target: Path, given: DeviceOptions, *, packed: bool) -> Path:
-    """Write a graph as ONNX Runtime optimizes it for this processor, `packed` with its weights; returns `target`."""
-    target.parent.mkdir(parents=True, exist_ok=True)
+def _optimize(source: Path, target: Path, given: DeviceOptions) -> None:
+    """Write a graph as ONNX Runtime optimizes it for this processor, with packed weights."""
     options = session_options(given, 0)
     options.log_severity_level = _ERRORS  # it would warn that the graph is for this processor only, which is intended
     options.optimized_model_filepath = str(target)
     for name, value in (
         ("session.optimized_model_external_initializers_file_name", f"{target.name}.data"),
         ("session.optimized_model_external_initializers_min_size_in_bytes", "1024"),
-        ("session.save_external_prepacked_constant_initializers", str(int(packed))),
+        ("session.save_external_prepacked_constant_initializers", "1"),
         (EXTERNAL_DATA, str(source.parent)),
     ):
         options.add_session_config_entry(name, value)
     model = onnx.load(str(source), load_external_data=False)
     use_fast_operators(model.graph)
     onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    return target
 
 
 def _is_whole(target: Path) -> bool:

@@ -1,7 +1,7 @@
 """The weights of adapters that rows of the batch use, one behind the other (engine/graph_rewriting/low_rank.py).
 
-An adapter has the same range of ranks in all matrices. A pass takes the ranks from its first adapter to its last one.
-Adapters without a row stay until their place is needed. An adapter of rank 0 adds nothing, and has no place.
+An adapter has the same range of ranks in all matrices. Adapters without a row stay until their place is needed. An
+adapter of rank 0 adds nothing, and has no place.
 """
 
 import weakref
@@ -17,9 +17,6 @@ from genai_server.engine.decoder_graph import LowRankPath
 from genai_server.engine.kv_cache.row import Ranks
 from genai_server.engine.model.adapter_file import read_adapter_file
 from genai_server.errors import AdapterLoadFailed, RunnerFailed
-
-# Adapters are moved together if a pass over all that rows use would take more than this many times their ranks.
-_MAX_SPREAD = 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +34,7 @@ def load_weights(path: Path, paths: Sequence[LowRankPath]) -> AdapterWeights:
         raise AdapterLoadFailed("the model takes no adapters")
     matrices = read_adapter_file(path)
     for name, matrix in matrices.items():
-        if not np.isfinite(matrix).all():  # a product with 0 would change the rows of others
+        if not np.isfinite(matrix).all():
             raise AdapterLoadFailed(f"{path} has values in {name} that are not finite")
     rank = 0
     for one in paths:
@@ -92,18 +89,12 @@ class AdapterStack:
 
     def release(self, sequence: int) -> None:
         """A sequence has ended, with or without an adapter."""
-        if self._running.pop(sequence, None) is None:
-            return
-        used = self._used()
-        if used and used[-1].end - used[0].first > _MAX_SPREAD * sum(place.rank for place in used):
-            self._pack(used)
+        self._running.pop(sequence, None)
 
-    def bind(self, binding: Any, ranks: Ranks) -> None:
-        """Bind some ranks as the inputs of a pass."""
-        first, number = ranks
+    def bind(self, binding: Any) -> None:
+        """Bind the matrices as the inputs of passes, as long as `version` stays."""
         for name, matrix in self._matrices.items():
-            part = matrix[first : first + number]
-            binding.bind_input(name, "cpu", 0, part.dtype.type, part.shape, part.ctypes.data)
+            binding.bind_input(name, "cpu", 0, matrix.dtype.type, matrix.shape, matrix.ctypes.data)
 
     @property
     def num_bytes(self) -> int:

@@ -14,13 +14,6 @@ from genai_server.engine.sequence import Sequence
 from genai_server.errors import AdapterLoadFailed, InvalidField, RunnerFailed
 from genai_server.messages.generation_request import GenerationRequest, ModelInfo
 
-# ONNX Runtime's attention on CPUs processes a chunk in blocks. Measured: 64 tokens with a head size of 32, 128 with 64.
-# A block of one token is not bitwise equal. Block sizes are multiples of this.
-_QUERY_BLOCK = 16
-# Matrix kernels process the tokens of a chunk in groups. Tokens left over at its end are not bitwise equal. Group sizes
-# divide this.
-_ROW_GROUPS = 8
-
 # What ONNX Runtime says of a pass that was interrupted.
 INTERRUPTED_MESSAGE = "terminate flag"
 
@@ -81,51 +74,31 @@ class Runner(ABC):
         if self.abilities.pools != bool(request.texts):
             wanted = "texts to pool" if self.abilities.pools else "a prompt to continue"
             raise InvalidField(f"this model takes {wanted}", param="model")
+        if request.exact and (why := self.abilities.why_not_exact):
+            raise InvalidField(f"exact is not supported with this model here: {why}", param="exact")
 
     def fit_chunk(self, sequence: Sequence, most: int) -> int:
         """How many of a prompt's unread tokens to read in a pass of at most `most` tokens; one more in rare cases.
 
-        Other kernels of ONNX Runtime, which are not bitwise equal, would read the tokens left over. So a chunk has at
-        least two tokens, unless the prompt has one; it does not end one token beyond a block of the attention; and
-        every chunk but the last has whole groups of tokens.
-
-        When an exact sequence is read again, its own answer is read token by token, as it was decoded. A Generator
-        reads a long prompt in one pass: it would take the short rope for each chunk up to the original context. It also
-        reads a prompt with images or a sound in one pass, because it takes them with the first tokens only.
+        A Generator reads a long prompt in one pass: it would take the short rope for each chunk up to the original
+        context. It also reads a prompt with images or a sound in one pass, because it takes them with the first tokens
+        only. No chunk leaves a single token of a prompt to another pass, whose kernel may round differently.
         """
         # The last produced token is left to a pass of its own, from which the sequence decodes as before.
         left = sequence.num_unread - (1 if sequence.num_produced else 0)
-        if self.needs_same_passes(sequence) and sequence.num_produced:
-            left = len(sequence.request.prompt) - sequence.num_read
-            if left <= 0:
-                return 1
         has_inputs = sequence.images is not None or sequence.sound is not None
         if not sequence.batched and (self.is_long(sequence) or has_inputs):
             return max(1, left)
-        group = min(_ROW_GROUPS, 1 << (most.bit_length() - 1))
-
-        def is_read_alike(chunk: int) -> bool:
-            return (chunk == left or chunk % group == 0) and chunk % _QUERY_BLOCK != 1 and left - chunk != 1
-
-        return next(filter(is_read_alike, range(min(most, left), 1, -1)), left)
+        return left if left <= most + 1 else most
 
     def may_draft(self, sequence: Sequence) -> bool:
         """Whether a draft may follow a sequence's newest token.
 
-        A draft's length follows measured times. Where several tokens are not bitwise equal to single ones, exact
-        sequences have no drafts, and neither have those with a seed, which is given to have the same tokens again.
+        A draft's length follows measured times. Where several tokens are not bitwise equal to single ones, sequences
+        with a seed, which is given to have the same tokens again, have no drafts.
         """
-        request = sequence.request
-        is_repeated = request.exact or request.sampling.seed is not None
-        is_free = not is_repeated or self._is_exact(sequence)
+        is_free = not self.abilities.why_not_exact or sequence.request.sampling.seed is None
         return self.abilities.drafts and not sequence.by_library and is_free
-
-    def needs_same_passes(self, sequence: Sequence) -> bool:
-        """Whether a sequence is exact, and other passes over its tokens would round differently."""
-        return sequence.request.exact and not self._is_exact(sequence)
-
-    def _is_exact(self, sequence: Sequence) -> bool:
-        return self.abilities.is_exact and not sequence.adapter_name
 
     def may_pause(self, sequence: Sequence) -> bool:
         """Whether a sequence continues in the same way after it was closed and opened again."""

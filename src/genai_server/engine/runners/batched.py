@@ -1,8 +1,7 @@
 """Continuous batching on a decoder's ragged graph, through ONNX Runtime's IO binding.
 
-ONNX Runtime's contrib operator com.microsoft.GroupQueryAttention can have one buffer bound as both past and present,
-and writes new keys and values into it. So one pass reads any number of tokens of any slots
-(engine/graph_rewriting/ragged.py).
+One pass reads any number of tokens of any slots (engine/graph_rewriting/ragged.py). Its operators write new keys and
+values into the slots' memory, which is bound to the session.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -11,23 +10,25 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from genai_server.engine.abilities import Abilities
 from genai_server.engine.decoder_graph import DecoderGraph
-from genai_server.engine.graph_rewriting.ragged import slot_length
 from genai_server.engine.kv_cache.buffers import MakeBuffers
 from genai_server.engine.kv_cache.checkpoints import before_checkpoint, ends_at_checkpoint, is_common_end
 from genai_server.engine.kv_cache.cpu_buffers import CpuBuffers
 from genai_server.engine.kv_cache.kv_slots import KvSlots
-from genai_server.engine.kv_cache.layout import lay_out, split_passes
+from genai_server.engine.kv_cache.layout import lay_out
 from genai_server.engine.kv_cache.row import Row
+from genai_server.engine.kv_cache.row_states import RowStates
 from genai_server.engine.model.adapter_file import adapter_inputs, check_adapter_file
 from genai_server.engine.model.pass_profile import check_pass_profiles
+from genai_server.engine.model.session import open_state_operators
 from genai_server.engine.model.session_options import node_shares
-from genai_server.engine.runners.adapter_stack import AdapterWeights, load_weights
+from genai_server.engine.model.vision import TokenEmbedder
+from genai_server.engine.runners.adapter_stack import AdapterStack, AdapterWeights, load_weights
 from genai_server.engine.runners.base import Interrupted, Runner
-from genai_server.engine.runners.batch_sessions import BatchSessions, Int8Session
 from genai_server.engine.runners.decoder_session import DecoderSession
 from genai_server.engine.runners.lengths import BatchLimits
 from genai_server.engine.sampling.continuation import needs_all_logits
@@ -35,21 +36,29 @@ from genai_server.engine.scheduling.scheduler_output import KvRoom, Read, is_bac
 from genai_server.engine.scheduling.step_time import MAX_DRAFTED
 from genai_server.engine.scores import Scores
 from genai_server.engine.sequence import Sequence as Scheduled
-from genai_server.errors import InvalidField
-from genai_server.messages.generation_request import GenerationRequest, ModelInfo
+from genai_server.errors import RunnerFailed
+from genai_server.messages.generation_request import ModelInfo
 
 # Tokens of a chunk all of whose logits are computed on a device. With 150,000 tokens, they take 0.16 GB of its memory.
 MAX_POSITIONS = 256
+# Of the first pass. Most passes read more tokens than they give logits, too.
+_TRIED_TOKENS = 3
 TakeHidden = Callable[[Scheduled, int, NDArray[Any]], None]
 
 
-class BatchedRunner(Runner):
-    """A model's sessions, and KV cache slots in memory where these sessions run.
+def _why_not_exact(graph: DecoderGraph, *, rounds_prefixes: bool) -> str:
+    """Why a token's result may differ between passes; "" if it does not."""
+    if not graph.is_native:
+        return "its kernels round differently with the tokens of a pass"
+    if not graph.has_packed_products_only:
+        return "some of its operators round differently with the tokens of a pass"
+    if rounds_prefixes:
+        return "prefixes on disk are rounded to 16 bits (GENAI_PREFIX_CACHE_TYPE)"
+    return ""
 
-    Kernels process the tokens of a pass in groups, such as pairs. Tokens left over at the end are not bitwise equal to
-    those of a whole group. A trial at start finds the group's size. A pass with an exact sequence is filled up to whole
-    groups, and has the model's own weights; then a row is bitwise the same alone and next to any others.
-    """
+
+class BatchedRunner(Runner):
+    """A model's session, and KV cache slots in memory where it runs."""
 
     slots: KvSlots
 
@@ -60,76 +69,81 @@ class BatchedRunner(Runner):
         model: ModelInfo,
         limits: BatchLimits,
         *,
-        int8: Int8Session | None = None,
+        rounds_prefixes: bool = False,
         run_entries: Mapping[str, str] = MappingProxyType({}),
         make_buffers: MakeBuffers = CpuBuffers,
     ) -> None:
+        """`rounds_prefixes` says that the prefixes which are kept on disk are rounded.
+
+        Raises RunnerFailed without memory for the rows, or if the first pass fails.
+        """
         self.graph, self.model = graph, model
         self.switches_at = graph.switches_at
         self._has_states = graph.has_states
         # Path prefixes for the files of profiled sequences.
         self._profiles: dict[int, str] = {}
-        self.sessions = sessions = BatchSessions(
-            graph, session, limits, model.vocab_size, int8=int8, run_entries=run_entries, make_buffers=make_buffers
+        self.stack = AdapterStack(graph.low_rank_paths) if graph.low_rank_paths and graph.is_native else None
+        self.session = DecoderSession(
+            graph,
+            session,
+            adapters=self.stack,
+            embedder=None if graph.vision is None else TokenEmbedder(graph.vision),
+            run_entries=run_entries,
         )
-        self.buffers, self.states = sessions.buffers, sessions.states
+        try:
+            self._try_pass(make_buffers)
+            self.buffers = make_buffers(graph, limits.num_slots, limits.max_length)
+            self.states = RowStates(graph, limits.num_slots, open_state_operators(graph, session))
+        except (RuntimeError, OSError, MemoryError) as error:
+            raise RunnerFailed(f"no memory for keys and values: {error}") from error
+        logits = np.empty((max(limits.num_slots, MAX_DRAFTED), model.vocab_size), graph.logits_type)
+        self.session.use(self.buffers, self.states, logits)
         # Takes the states of a read's tokens for a head for multi-token prediction, after a pass and before its drafts
         # are verified: a sequence, its length before these tokens, and the states [tokens, hidden_size]. None without;
         # only for graphs with a `hidden_size`.
         self.take_hidden: TakeHidden | None = None
-        self._slot_length = slot_length(limits.max_length)
         self.slots = KvSlots(
             limits.num_slots,
             self.buffers,
-            row_group=sessions.row_group,
             min_copied=graph.block_tokens or 1,
             memory=limits.memory,
             states=self.states if self._has_states else None,
         )
-        on_host = isinstance(self.buffers, CpuBuffers)
         self.abilities = Abilities(
             "batched",
             limits.num_slots,
             mixes=True,
             drafts=True,
-            # Their weights lie in the memory of a CPU.
-            adapters=bool(graph.low_rank_paths) and on_host,
+            adapters=self.stack is not None,
             caches_prefixes=True,
             profiles=True,
             # The states of many rows would have to be copied before each pass.
             interrupts=not self._has_states,
-            uses_host_cores=on_host,
-            is_exact=graph.is_native and graph.has_packed_products_only,
-            int8_from=sessions.trial.first,
-            tried_passes=sessions.trial.seconds,
+            uses_host_cores=graph.is_native,
+            why_not_exact=_why_not_exact(graph, rounds_prefixes=rounds_prefixes),
             memory=limits.memory,
         )
 
+    def _try_pass(self, make_buffers: MakeBuffers) -> None:
+        """Read a few tokens in buffers of their own. Raises RunnerFailed."""
+        row = Row(0, 0, [1 % self.model.vocab_size] * _TRIED_TOKENS)
+        logits = np.empty((1, self.model.vocab_size), self.graph.logits_type)
+        self.session.use(make_buffers(self.graph, 1, _TRIED_TOKENS), RowStates(self.graph, 1), logits)
+        self.session.scores(lay_out([row], self.graph))
+        self.session.release()
+
     @property
     def nodes(self) -> Mapping[str, int | None]:
-        return node_shares(self.sessions.own.session)
-
-    def check(self, request: GenerationRequest) -> None:
-        super().check(request)
-        if request.exact and self.graph.block_tokens:
-            raise InvalidField(
-                "exact is not supported on this device: its kernels round differently with the tokens of a pass",
-                param="exact",
-            )
+        return node_shares(self.session.session)
 
     def open(self, sequence: Scheduled) -> int:
         is_long = self.is_long(sequence)
         num_read = self.slots.resume(sequence.id, is_long=is_long) if sequence.num_pauses else None
         if num_read is None:
-            # Decoded tokens of an exact sequence must not match another's prompt: decode and prefill are not bitwise
-            # equal.
-            is_sensitive = self.needs_same_passes(sequence)
-            past = sequence.prompt if is_sensitive else sequence.tokens
             num_read = self.slots.acquire(
                 sequence.id,
-                past,
+                sequence.tokens,
                 reuse=sequence.reuses_past,
-                prefilled_only=is_sensitive,
                 salt=sequence.cache_salt,
                 is_long=is_long,
                 tenant=None if sequence.background else sequence.tenant,
@@ -142,8 +156,8 @@ class BatchedRunner(Runner):
         self.slots.of(sequence.id).adapter = sequence.adapter_name
         if sequence.sound is not None:
             self.states.set_sound(self.slots.of(sequence.id).index, sequence.sound.states)
-        if self.sessions.stack is not None and (weights := self._adapter(sequence)) is not None:
-            self.sessions.stack.hold(sequence.id, weights)
+        if self.stack is not None and (weights := self._adapter(sequence)) is not None:
+            self.stack.hold(sequence.id, weights)
 
     def load_adapter(self, path: Path) -> AdapterWeights:
         check_adapter_file(path, adapter_inputs(self.graph.path.parent))
@@ -158,16 +172,16 @@ class BatchedRunner(Runner):
         if not super().may_draft(sequence) or (is_near and not self.slots.of(sequence.id).is_long):
             return False
         # All logits of each token of a draft would have to be copied.
-        return not (self.sessions.own.offers_best and needs_all_logits(sequence))
+        return not (self.session.offers_best and needs_all_logits(sequence))
 
     def kept(self, most: int) -> KvRoom:
         return self.slots.kept(most)
 
     def match_again(self, sequence: Scheduled) -> int:
-        return self.slots.match_again(sequence.id, sequence.prompt, prefilled_only=self.needs_same_passes(sequence))
+        return self.slots.match_again(sequence.id, sequence.prompt)
 
     def fit_chunk(self, sequence: Scheduled, most: int) -> int:
-        if self.sessions.own.offers_best and sequence.wants_positions:
+        if self.session.offers_best and sequence.wants_positions:
             most = min(most, MAX_POSITIONS)
         chunk = super().fit_chunk(sequence, most)
         if not self._has_states or not self.slots.has(sequence.id) or sequence.num_produced:
@@ -181,7 +195,7 @@ class BatchedRunner(Runner):
         index = self.slots.of(reads[0].sequence.id).index
         interrupts = self._interrupts(reads)
         prefix = self._profiles.get(reads[0].sequence.id, "") if len(reads) == 1 else ""
-        options = self.sessions.own.new_options(prefix) if interrupts or prefix else None
+        options = self.session.new_options(prefix) if interrupts or prefix else None
         if interrupts:
             self._allow_interrupts(options)
         saved = self.states.save(index) if self._has_states and interrupts else None
@@ -217,38 +231,25 @@ class BatchedRunner(Runner):
         return is_chunk or (self.abilities.interrupts and is_background(reads))
 
     def _forward(self, reads: Sequence[Read], options: Any) -> list[Scores]:
-        is_exact = any(self.needs_same_passes(read.sequence) for read in reads)
         rows = []
         for read in reads:
             self.slots.reserve(read.sequence.id, read.num_tokens)
             rows.append(self._row(read))
         found: dict[int, Scores] = {}
-        # Slots whose keys and values are bitwise the same as in any other pass. Sums along other ranks are rounded
-        # differently.
-        repeatable: set[int] = set()
         by_slot = {row.slot: read.sequence for read, row in zip(reads, rows, strict=True)}
-        passes = split_passes(rows, self.graph, self._slot_length)
+        together = [row for row in rows if not row.is_alone]
+        passes = [*([together] if together else []), *([row] for row in rows if row.is_alone)]
         for number, members in enumerate(passes):
-            layout = lay_out(members, self.graph, exact_group=self.slots.row_group if is_exact else None)
-            on = self.sessions.own if is_exact else self._session_for(layout.num_tokens)
-            slots = [row.slot for row in members]
-            is_whole = len(members) == 1 or layout.num_tokens % self.slots.row_group == 0
-            if on is self.sessions.own and is_whole and not any(span.window_start for span in layout.spans):
-                repeatable.update(row.slot for row in members if row.ranks is None)
-            scores = on.scores(layout, options, with_hidden=self.take_hidden is not None)
+            layout = lay_out(members, self.graph)
+            scores = self.session.scores(layout, options, with_hidden=self.take_hidden is not None)
             if self.take_hidden is not None:
                 for row, places in zip(members, layout.tokens, strict=True):
-                    self.take_hidden(by_slot[row.slot], row.num_cached, on.hidden[0, places])
+                    self.take_hidden(by_slot[row.slot], row.num_cached, self.session.hidden[0, places])
             # The next pass overwrites the logits.
+            slots = (row.slot for row in members)
             found |= zip(slots, scores if number + 1 == len(passes) else map(Scores.copy, scores), strict=True)
-        for read, row in zip(reads, rows, strict=True):
-            # With ONNX Runtime's operators, neither a single token nor one read as a draft is bitwise equal to one of a
-            # prompt.
-            prefilled = row.slot in repeatable and (
-                self.abilities.is_exact or (not read.decodes and read.num_tokens > 1)
-            )
-            num_read = read.num_tokens - len(read.draft)
-            self.slots.append(read.sequence.id, list(read.tokens[:num_read]), prefilled=prefilled)
+        for read in reads:
+            self.slots.append(read.sequence.id, list(read.tokens[: read.num_tokens - len(read.draft)]))
         return [found[row.slot] for row in rows]
 
     def _row(self, read: Read) -> Row:
@@ -256,17 +257,15 @@ class BatchedRunner(Runner):
         slot, images = self.slots.of(read.sequence.id), read.sequence.images
         num_cached = len(slot.tokens)
         num_logits = read.num_tokens if read.positions else 1 + len(read.draft)
-        own, stack = self.sessions.own, self.sessions.stack
-        ranks = None if stack is None else stack.ranks(read.sequence.id)
-        is_alone = (ranks is not None and read.sequence.request.exact) or (own.offers_best and read.positions)
         row = Row(
             slot.index,
             num_cached,
             read.tokens,
             num_logits,
             slot.is_long,
-            ranks=ranks,
-            is_alone=is_alone,
+            ranks=None if self.stack is None else self.stack.ranks(read.sequence.id),
+            # All logits of its tokens are copied from a device.
+            is_alone=self.session.offers_best and read.positions,
             num_drafted=len(read.draft),
             scale=read.sequence.sampler.scale,
         )
@@ -275,11 +274,6 @@ class BatchedRunner(Runner):
         positions = images.positions(num_cached, read.num_tokens) if self.graph.position_axes else None
         return replace(row, tokens=read.model_tokens, features=images.features(read.tokens), positions=positions)
 
-    def _session_for(self, num_tokens: int) -> DecoderSession:
-        """The session for a pass without exact sequences."""
-        int8, int8_from = self.sessions.int8, self.abilities.int8_from
-        return self.sessions.own if int8 is None or int8_from is None or num_tokens < int8_from else int8
-
     def accept(self, sequence: int, tokens: Sequence[int]) -> None:
         if self._has_states:
             try:
@@ -287,7 +281,7 @@ class BatchedRunner(Runner):
             except Exception:
                 self.slots.spoil(sequence)
                 raise
-        self.slots.append(sequence, list(tokens), prefilled=False)
+        self.slots.append(sequence, list(tokens))
 
     def forget(self) -> int:
         return self.slots.forget()
@@ -302,11 +296,11 @@ class BatchedRunner(Runner):
             self._profiles[sequence] = value
 
     def end_session(self) -> None:
-        self.sessions.own.session.end_profiling()
+        self.session.session.end_profiling()
 
     def close(self, sequence: int) -> None:
         self._profiles.pop(sequence, None)
-        if self.sessions.stack is not None:
-            self.sessions.stack.release(sequence)
+        if self.stack is not None:
+            self.stack.release(sequence)
         if self.slots.has(sequence):
             self.slots.release(sequence)

@@ -31,14 +31,7 @@ from genai_server.engine.runners.lengths import (
     with_kv_share,
     with_limit,
 )
-from genai_server.engine.runners.load_batched import (
-    cache_dir,
-    int8_graph,
-    load_batched,
-    log_nodes,
-    min_gain,
-    session_profile_prefix,
-)
+from genai_server.engine.runners.load_batched import cache_dir, load_batched, log_nodes, session_profile_prefix
 from genai_server.engine.runners.loaded_model import LoadedModel
 from genai_server.engine.runners.runner_rules import LIBRARY, check_reach, check_runner, never_batched, runs_by_library
 from genai_server.engine.runners.scripted import ScriptedPooledRunner, ScriptedRunner
@@ -182,7 +175,7 @@ def _load_head(spec: EngineSpec, share: float, loaded: LoadedModel) -> "DraftMod
         graph = with_cache_type(own, read_decoder_graph(model_dir, MTP), main.model.context_length)
         limits, model = batch_limits(own, graph, main.model)
         options = with_found_libraries(spec.options, model_dir)
-        session = open_session(graph, spec.settings.threads, optimized=False, options=options)
+        session = open_session(graph, spec.settings.threads, options=options)
         runner = HeadRunner(graph, session, model, limits, run_entries=spec.options.run)
     except Exception as error:  # ONNX Runtime's errors have no base of their own; answers need no drafts
         log.warning("the model's head for multi-token prediction is not used: %s", in_one_line(error))
@@ -243,12 +236,22 @@ def _sound_encoder(spec: EngineSpec, model_dir: Path) -> Callable[[Tensors], Enc
 
     files = read_encoder_files(model_dir)
     options = reaching(spec.options, Reach.BATCHED)
-    if on_cpu(spec) and (int8 := int8_graph(spec, files.path, part="encoder")) is not None:
-        try:
-            return SoundEncoder(replace(files, path=int8), spec.settings.threads, options, optimized=True).encode
-        except Exception as error:  # ONNX Runtime's errors have no base of their own
-            log.warning("weights of 8 bits are not used for a sound: %s", in_one_line(error))
-    return SoundEncoder(files, spec.settings.threads, options).encode
+    return SoundEncoder(files, spec.settings.threads, options, _packed_encoder(spec, "encoder")).encode
+
+
+def _packed_encoder(spec: EngineSpec, part: str) -> Path | None:
+    """A graph that encodes images or sounds, with packed products; None where it runs as it is."""
+    from genai_server.engine.model.native_library import why_not_native
+    from genai_server.engine.model.processor import has_vnni
+    from genai_server.engine.model.weights import packed_encoder
+
+    directory = cache_dir(spec)
+    if not on_cpu(spec) or spec.settings.encoder_weights == "own" or directory is None or not has_vnni():
+        return None
+    if (why := why_not_native(spec.options, directory)) is not None:
+        log.info("the encoder has the model's own weights: %s", why)
+        return None
+    return packed_encoder(Path(spec.model_dir), directory, spec.options, part)
 
 
 def _image_worker(spec: EngineSpec, model_dir: Path) -> ImageWorker | None:
@@ -261,9 +264,8 @@ def _image_worker(spec: EngineSpec, model_dir: Path) -> ImageWorker | None:
         return None
     options = reaching(spec.options, Reach.BATCHED)
 
-    def open_encoder() -> Callable[..., Any]:
-        int8 = int8_graph(spec, files.vision, files.part, floats=True) if on_cpu(spec) else None
-        return ImageEncoder(files, spec.settings.threads, options, int8, min_gain(spec)).encode
+    def open_encoder() -> Callable[[Tensors], Any]:
+        return ImageEncoder(files, spec.settings.threads, options, _packed_encoder(spec, files.part)).encode
 
     return ImageWorker(open_encoder, files.image_token, spec.settings.encoder_cache_bytes, hears=files.hears)
 

@@ -1,6 +1,5 @@
 """ONNX Runtime sessions of a decoder's ragged graph (engine/graph_rewriting/ragged.py), bound to KV cache slots."""
 
-from collections import OrderedDict
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -12,9 +11,8 @@ from numpy.typing import NDArray
 from genai_server.engine.decoder_graph import DecoderGraph
 from genai_server.engine.graph_rewriting.output_head import BEST_LOGITS, BEST_TOKENS, SCALES, SHARES
 from genai_server.engine.kv_cache.buffers import BatchBuffers
-from genai_server.engine.kv_cache.layout import Layout, lay_out
+from genai_server.engine.kv_cache.layout import Layout
 from genai_server.engine.kv_cache.paged_buffers import PagedBuffers
-from genai_server.engine.kv_cache.row import Ranks, Row, SlotSpan, Span
 from genai_server.engine.kv_cache.row_states import RowStates
 from genai_server.engine.model.pass_profile import profile_pass
 from genai_server.engine.model.vision import TokenEmbedder
@@ -23,16 +21,13 @@ from genai_server.engine.runners.base import INTERRUPTED_MESSAGE, Interrupted
 from genai_server.engine.scores import NUM_BEST, Best, Logits, Scores
 from genai_server.errors import RunnerFailed
 
-# Maximum number of kept bindings. Binding two names for each layer in every pass would cost 0.7 ms.
-_MAX_BINDINGS = 256
-
-# Of attention, of states, and of adapters with the version of their stack; with whether the states are kept, because
-# there are drafts.
-Spans = tuple[tuple[SlotSpan, ...], tuple[Span, Span, Span] | None, tuple[Ranks, int] | None, bool]
-
 
 class DecoderSession:
-    """Runs passes of a session, and keeps their bindings, by the ranges of slots of the two groups."""
+    """Runs passes of a session.
+
+    It keeps a binding for passes with drafts and one for those without: binding two names for each layer in every pass
+    would cost 0.7 ms.
+    """
 
     def __init__(
         self,
@@ -62,7 +57,9 @@ class DecoderSession:
         """Let go of the buffers; no pass until `use`."""
         vars(self).pop("_buffers", None)
         vars(self).pop("_states", None)
-        self._bindings: OrderedDict[Spans, Any] = OrderedDict()
+        # By whether there are drafts.
+        self._bindings: dict[bool, Any] = {}
+        self._bound_version = -1
 
     def use(self, buffers: BatchBuffers, states: RowStates, logits: NDArray[Any]) -> None:
         """Use the slots of these buffers, and these states, from now on. Those before must have been released.
@@ -131,40 +128,15 @@ class DecoderSession:
                 raise Interrupted from None
             raise RunnerFailed(f"onnxruntime: {error}") from error
         else:
-            if layout.num_drafted:
-                self._states.passed(layout, self._unverified(binding))
+            if self._keeps_read(layout):
+                self._states.passed(layout, self._read_of_states(binding))
             return binding.get_outputs_as_ortvaluevector()[0] if self.offers_best else None
         finally:
             self._keep_unread(binding, wanted)
 
-    def read_prompt(self) -> None:
-        """Run a pass that reads more tokens than it gives logits, as most passes do."""
-        self._logits(lay_out([Row(0, 0, [1 % self._step_logits.shape[1]] * 3)], self._graph), {}, None)
-
-    def try_rows(self, ids: NDArray[np.int64], lengths: NDArray[np.int64]) -> Logits:
-        """Run `ids` [rows, new] over the first slots; returns the logits [rows, new, vocab_size] of all positions."""
-        num_new = ids.shape[1]
-        rows = [Row(slot, int(lengths[slot]) - num_new, row.tolist(), num_new) for slot, row in enumerate(ids)]
-        for row in rows:
-            if not row.num_cached:
-                self._states.clear(row.slot)
-        before = [(row.slot, self._states.save(row.slot)) for row in rows if row.num_cached]
-        logits = self._logits(lay_out(rows, self._graph), {}, None)
-        for slot, saved in before:
-            self._states.load(slot, saved)
-        return logits.copy().reshape(*ids.shape, -1)
-
-    def copy_row(self, source: int, target: int, length: int) -> None:
-        """Copy the states of one slot, and the keys and values of its first tokens, to another."""
-        self._buffers.copy(source, target, length)
-        self._states.copy(source, target)
-
     def bind(self, layout: Layout, wanted: Mapping[str, NDArray[Any]]) -> Any:
         """The binding for a pass; `wanted` maps output names to the arrays that the pass writes."""
-        adapters = None
-        if self._adapters is not None and layout.ranks is not None:
-            adapters = layout.ranks, self._adapters.version
-        binding = self._binding((layout.spans, layout.state_spans, adapters, layout.num_drafted > 0))
+        binding = self._binding(keeps_read=self._keeps_read(layout))
         inputs, give = layout.inputs, binding.bind_cpu_input
         if isinstance(self._buffers, PagedBuffers):
             inputs, give = inputs | self._buffers.inputs(layout.rows), partial(self._buffers.give, binding)
@@ -178,7 +150,7 @@ class DecoderSession:
         if layout.hidden is not None:
             give(self._graph.hidden_input, layout.hidden)
         for name, values in inputs.items():
-            if name in self._inputs:  # a graph may have one kind of states only
+            if name in self._inputs:  # a graph need not have all of them
                 give(name, values)
         # Bound again each time: the binding would otherwise still write to the arrays of the last pass.
         for name, array in wanted.items():
@@ -186,10 +158,14 @@ class DecoderSession:
         self._keep_unread(binding, wanted)
         return binding
 
-    def _unverified(self, binding: Any) -> dict[str, Any]:
-        """What a pass with drafts gave of its states, as OrtValues by their names. The binding lets go of them."""
+    def _keeps_read(self, layout: Layout) -> bool:
+        """Whether what the operators with states read of a pass is kept, because some of it may be accepted later."""
+        return layout.has_drafts and bool(self._states.read)
+
+    def _read_of_states(self, binding: Any) -> dict[str, Any]:
+        """What the operators with states read in a pass, as OrtValues by their names. The binding lets go of them."""
         values = binding.get_outputs_as_ortvaluevector()
-        found = {name: values[number] for number, name in enumerate(self._states.unverified)}
+        found = {name: values[number] for number, name in enumerate(self._states.read)}
         for name in found:
             self._buffers.keep(binding, name)
         return found
@@ -206,22 +182,21 @@ class DecoderSession:
         for name in self._outputs - wanted.keys():
             self._buffers.keep(binding, name)
 
-    def _binding(self, spans: Spans) -> Any:
-        binding = self._bindings.get(spans)
+    def _binding(self, *, keeps_read: bool) -> Any:
+        version = 0 if self._adapters is None else self._adapters.version
+        if version != self._bound_version:  # the adapters' weights lie elsewhere
+            self._bindings.clear()
+            self._bound_version = version
+        binding = self._bindings.get(keeps_read)
         if binding is None:
-            if len(self._bindings) == _MAX_BINDINGS:
-                self._bindings.popitem(last=False)
-            binding = self._bindings[spans] = self.session.io_binding()
-            of_attention, of_states, of_adapters, has_drafts = spans
+            binding = self._bindings[keeps_read] = self.session.io_binding()
             if self.offers_best:  # first, so that its place among the outputs is known
                 self._buffers.keep(binding, self._graph.logits)
-            if has_drafts:  # first, so that their places among the outputs are known
-                for name in self._states.unverified:
+            if keeps_read:  # first, so that their places among the outputs are known
+                for name in self._states.read:
                     self._buffers.keep(binding, name)
-            self._buffers.bind(binding, of_attention)
-            if of_states is not None:
-                self._states.bind(binding, of_states, drafted=has_drafts)
-            if self._adapters is not None and of_adapters is not None:
-                self._adapters.bind(binding, of_adapters[0])
-        self._bindings.move_to_end(spans)
+            self._buffers.bind(binding)
+            self._states.bind(binding)
+            if self._adapters is not None:
+                self._adapters.bind(binding)
         return binding

@@ -170,7 +170,6 @@ def batch_limits(spec: EngineSpec, graph: DecoderGraph, model: ModelInfo) -> tup
 
     Raises DoesNotFit or ConfigurationError if there is too little memory for one.
     """
-    from genai_server.engine.graph_rewriting.ragged import slot_length
     from genai_server.engine.kv_cache.cpu_buffers import can_reserve, page_tokens
 
     settings, memory = spec.settings, allowed(spec)
@@ -182,16 +181,15 @@ def batch_limits(spec: EngineSpec, graph: DecoderGraph, model: ModelInfo) -> tup
         slot_bytes = tokens * graph.bytes_per_token + graph.bytes_per_row
         many, one = (_tokens_of(memory.bytes - rows * slot_bytes, graph) for rows in (most, 1))
     else:
-        spare = slot_length(0) * graph.bytes_per_token + graph.bytes_per_row
-        many, one = (_tokens_of(memory.bytes // rows - spare, graph) for rows in (min(most, _WHOLE), 1))
+        many, one = (_tokens_of(memory.bytes // rows - graph.bytes_per_row, graph) for rows in (min(most, _WHOLE), 1))
     affordable = max(many, min(SHORT, one))
     if affordable > _ROUND:
         affordable -= affordable % _ROUND
     model = with_limit(model, settings.max_length, max(affordable, _LEAST), memory.in_words)
     max_length = model.max_length
-    tokens = tokens if shares else slot_length(max_length)
+    tokens = tokens if shares else max_length
     page_bytes = graph.bytes_per_token * tokens
-    shared = max_length // tokens  # pages of the longest sequence, without its slot's own
+    shared = max_length // tokens if shares else 0  # pages of the longest sequence, without its slot's own
     slot_bytes = page_bytes + graph.bytes_per_row
     least = shared * page_bytes + slot_bytes
     num_slots = min(most, (memory.bytes - shared * page_bytes) // slot_bytes)

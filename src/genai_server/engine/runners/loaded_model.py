@@ -49,9 +49,7 @@ class LoadedModel:
         if self.batch is None:
             return Batching(can.name, self.reason, nodes=nodes)
         draft_model = None if self.draft_model is None else self.draft_model.name
-        return Batching(
-            can.name, None, can.max_rows, nodes, can.mixes, can.is_exact, can.int8_from, draft_model=draft_model
-        )
+        return Batching(can.name, None, can.max_rows, nodes, can.mixes, not can.why_not_exact, draft_model=draft_model)
 
     @property
     def kv_capacity(self) -> int:

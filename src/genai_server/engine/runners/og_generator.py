@@ -52,6 +52,8 @@ _LACKING = {
 # An adapter's name in its own container.
 _ADAPTER = "adapter"
 _TRIED_TOKENS = 2
+# Of the chunks in which an exact prompt is read.
+_EXACT_CHUNK = 64
 # No token has this id.
 _NO_PADDING = -1
 
@@ -120,6 +122,13 @@ class OgGeneratorRunner(Runner):
     def nodes(self) -> Mapping[str, int | None]:
         """The providers in order. The library does not tell how many nodes of the graph each of them runs."""
         return dict.fromkeys([*(provider.name for provider in self._options.providers), CPU])
+
+    def fit_chunk(self, sequence: Scheduled, most: int) -> int:
+        """Like `Runner.fit_chunk`. An exact prompt is cut at the same tokens whatever else runs."""
+        chunk = super().fit_chunk(sequence, most)
+        if not sequence.request.exact or chunk > most:
+            return chunk
+        return min(sequence.num_unread, _EXACT_CHUNK - sequence.num_read % _EXACT_CHUNK)
 
     def open(self, sequence: Scheduled) -> int:
         with self._translated():

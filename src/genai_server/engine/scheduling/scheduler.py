@@ -168,9 +168,7 @@ class Scheduler(Places):
         """
         if not self.has_foreground or self._runner.abilities.uses_host_cores:
             return []
-        # An exact sequence would have the pass run by other kernels.
-        is_exact = any(read.sequence.request.exact for read in reads)
-        others = [s for s in self.running if s.background and self._mixes(s) and (is_exact or not s.request.exact)]
+        others = [s for s in self.running if s.background and self._mixes(s)]
         if not others:
             return []
         others.sort(key=self._turn)

@@ -154,7 +154,7 @@ def memory(settings: Settings, root: Path = Path("/")) -> Iterator[Finding]:
     if models:
         of = f" of {len(models)} models" if len(models) > 1 else ""
         shown += f"; weights{of} need about {needed / MIB:.0f}"
-    if sum(budget.weights(about, int8=False) for about in models) > free:
+    if needed > free:
         yield Finding(FAIL, "memory", shown, "use a smaller or further quantized model, or free some memory")
         return
     yield Finding(OK, "memory", shown)
