@@ -18,8 +18,8 @@ _ROOT = Path(__file__).resolve().parents[1]
 _TARGET = _ROOT / "deploy" / "constraints.txt"
 # `export` is omitted: a server does not need PyTorch. Linux has these devices.
 _EXTRAS = ("cpu", "cuda", "audio", "hub", "otel", "kv-events", "bench")
-# What builds the package itself.
-_BACKEND = "hatchling"
+# What builds the packages themselves: the image has no compiler for the operators.
+_BACKENDS = ("hatchling", "ziglang")
 _OURS = "genai-server"
 
 
@@ -32,7 +32,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
         command = [sys.executable, "-m", "pip", "install", "--quiet", "--dry-run", "--ignore-installed"]
-        subprocess.run([*command, "--report", report, f"{_ROOT}[{','.join(_EXTRAS)}]", _BACKEND], check=True)
+        subprocess.run([*command, "--report", report, f"{_ROOT}[{','.join(_EXTRAS)}]", *_BACKENDS], check=True)
         _TARGET.write_text(constraints(json.loads(report.read_text(encoding="utf-8"))), encoding="utf-8")
     print(f"written: {_TARGET.relative_to(_ROOT)}")
 
