@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ from genai_server.errors import ExportFailed
 # The file in a built directory.
 QUALITY = "quality.json"
 _PROGRAM = Path(__file__).with_name("measure_export.py")
+# A graph that the program writes next to the weights.
+_FULL = ".measured.onnx"
 # Within which the measurement ends, and how much longer its process may take.
 _SECONDS, _GRACE = 100, 20
 _LOAD = """
@@ -44,12 +47,14 @@ def measure(folder: Path, source: Path, python: Path, environment: dict[str, str
     A model that cannot be measured is none that fails.
     """
     try:
-        command = [str(python), str(_PROGRAM), str(folder), str(source), str(_SECONDS)]
+        command = [str(python), str(_PROGRAM), str(folder), str(source), str(time.time() + _SECONDS)]
         done = _run(command, environment, _SECONDS + _GRACE)
     except subprocess.TimeoutExpired:
         return "its quality was not measured: that takes more than two minutes here"
     except OSError as error:
         return f"its quality was not measured: {error.strerror}"
+    finally:
+        (folder / _FULL).unlink(missing_ok=True)  # a program that was ended leaves it
     lines = done.stdout.split("\n")
     if done.returncode or len(lines) < 2:
         reason = next((line for line in reversed(done.stderr.splitlines()) if line.strip()), "no result")
