@@ -17,9 +17,12 @@ from genai_server.engine.model import native_trial
 from tests.engine.native.native_builds import build
 from tests.engine.native.test_operators import FLOAT, activations, matrix, session
 
-pytestmark = pytest.mark.skipif(
-    "avx512bf16" not in genai_server_native.instruction_sets(), reason="the emulation needs AVX-512 with BF16"
-)
+pytestmark = [
+    pytest.mark.skipif(
+        "avx512bf16" not in genai_server_native.instruction_sets(), reason="the emulation needs AVX-512 with BF16"
+    ),
+    pytest.mark.timeout(600),  # the first test compiles the library, which takes minutes on a busy machine
+]
 # Of the emulated library.
 AMX, REFERENCE = "amx", "avx512vnni"
 # The AVX-512 kernels compute up to so many rows, and larger blocks.
