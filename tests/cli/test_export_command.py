@@ -122,6 +122,7 @@ def test_the_users_options_come_before_ours(tmp_path: Path, libraries: Path, sou
     log = (tmp_path / "out" / "export.log").read_text(encoding="utf-8")
     assert "'block_size=64'" in log
     assert "'block_size=32'" not in log
+    assert "k_quant_mixed" not in log
 
 
 def test_another_device_has_the_builders_own_blocks(tmp_path: Path, libraries: Path, source: Path) -> None:

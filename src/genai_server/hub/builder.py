@@ -101,6 +101,14 @@ class Build:
         return not (is_quantized or self.task is Task.TRANSCRIBE or self.is_encoder or has_draft_head(config))
 
     @property
+    def is_mixed(self) -> bool:
+        """Whether 4 bits are chosen with least loss, and sensitive layers get 8. That needs rows of whole blocks, which
+        models have for blocks of 32, but not always for those of the user.
+        """
+        given = {option.split("=", 1)[0] for option in self.extra}
+        return self.precision == "int4" and self.has_eight_bit_ends and not given & {"block_size", "algo_config"}
+
+    @property
     def options(self) -> list[str]:
         """The options for the builder.
 
@@ -120,7 +128,7 @@ class Build:
             chosen |= {"accuracy_level": "4"}
         elif self.device == "cpu" and self.precision in ("int4", "int8"):
             chosen |= {"block_size": str(self.block_size), "accuracy_level": "4"}
-        if self.precision == "int4" and self.has_eight_bit_ends:
+        if self.is_mixed:
             chosen |= {"algo_config": "k_quant_mixed"}
         if has_head and self.task is Task.GENERATE:
             chosen["prune_lm_head"] = "false"  # the head reads the states of all tokens
