@@ -333,6 +333,48 @@ def test_a_process_started_in_advance_takes_the_first_task() -> None:
     _run(work)
 
 
+def test_another_keys_task_finds_a_process_while_those_of_one_key_wait() -> None:
+    async def work(pool: WorkerPool, script: Script) -> None:
+        many = pool.submit([task(f"a{number}") for number in range(4)])
+        await script.until_asked("a0", "a1")
+        await asyncio.to_thread(wait_until, lambda: len(script.processes) == 3)
+        script.is_broken = True  # whoever needs another process now fails
+        (other,) = pool.submit([task("b", tenant="b")])
+        await script.tell("b")
+        await other
+        for number in range(4):
+            await script.tell(f"a{number}")
+        await asyncio.gather(*many)
+        assert len(script.processes) == 3
+
+    _run(work, processes=2)
+
+
+def test_no_process_is_kept_ready_where_nothing_waits() -> None:
+    async def work(pool: WorkerPool, script: Script) -> None:
+        both = pool.submit([task("one"), task("two")])
+        for name in ("one", "two"):
+            await script.tell(name)
+        await asyncio.gather(*both)
+        assert not pool._starting
+        assert len(script.processes) == 2
+
+    _run(work, processes=2)
+
+
+def test_tasks_run_although_no_other_process_can_be_kept_ready() -> None:
+    async def work(pool: WorkerPool, script: Script) -> None:
+        await pool.start_process(CHECK_GRAMMAR, {})
+        script.is_broken = True
+        both = pool.submit([task("one"), task("two")])
+        for name in ("one", "two"):
+            await script.tell(name)
+        await asyncio.gather(*both)
+        assert len(script.processes) == 1
+
+    _run(work, processes=1)
+
+
 def test_close_ends_what_runs_and_waits() -> None:
     async def main() -> None:
         async with scripted_pool(processes=1) as (pool, script):

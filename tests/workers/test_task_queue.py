@@ -159,7 +159,7 @@ def test_tasks_that_have_ended_can_be_abandoned() -> None:
     assert seen.run() == "a1.0"
     seen.abandon("a1.0")
     assert seen.all() == "a1.1"
-    assert seen.queue.num_running == 0
+    assert not list(seen.queue.running)
 
 
 def test_nothing_is_remembered_of_what_has_ended() -> None:

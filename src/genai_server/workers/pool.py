@@ -45,6 +45,8 @@ class _Entry:
 
     task: Task
     kind: TaskKind
+    # Of the processes that can do it.
+    sort: str
     answer: "asyncio.Future[Answer]"
     # The disk space that it writes into, if it does.
     space: "TakenSpace | None" = None
@@ -67,6 +69,9 @@ class _Idle:
 
 class WorkerPool:
     """Runs tasks in processes, which it starts when they are first needed, and replaces those that have died.
+
+    While tasks wait for a slot, one more process is kept ready for a tenant of which nothing runs: it does not wait for
+    a slot (see TaskQueue), and starting a process takes a second.
 
     Belongs to the event loop; must be closed. `clock` is in seconds. A running task has `grace` seconds even if nobody
     waits for its answer any more.
@@ -92,7 +97,8 @@ class WorkerPool:
         self._idle: list[_Idle] = []
         self._processes: set[AnyWorkerProcess] = set()
         self._running: set[asyncio.Task[None]] = set()
-        self._starting: set[asyncio.Task[Answer]] = set()
+        # Starts in advance, by the sort of process.
+        self._starting: dict[str, asyncio.Task[Answer]] = {}
         self._space = SpaceBudget(limits.space)
         self._is_closed = False
 
@@ -104,7 +110,7 @@ class WorkerPool:
 
     def _submit(self, tasks: Sequence[Task], space: "TakenSpace | None") -> "list[asyncio.Future[Answer]]":
         loop = asyncio.get_running_loop()
-        entries = [_Entry(task, TASK_KINDS[task.kind], loop.create_future(), space) for task in tasks]
+        entries = [_entry(task, loop.create_future(), space) for task in tasks]
         refusal = self._refusal(entries)
         for entry in entries:
             if refusal is not None:
@@ -119,10 +125,7 @@ class WorkerPool:
 
     def start_process(self, kind: TaskKind, spec: Mapping[str, Any]) -> "asyncio.Future[Answer]":
         """See Workers."""
-        starting = asyncio.create_task(self._start_in_advance(kind, spec))
-        self._starting.add(starting)
-        starting.add_done_callback(self._starting.discard)
-        return asyncio.shield(starting)
+        return asyncio.shield(self._start_in_advance(kind, spec))
 
     async def reserve_space(self, owner: TaskOwner, num_bytes: int, unavailable: type[Unavailable]) -> "TakenSpace":
         """See Workers."""
@@ -183,6 +186,8 @@ class WorkerPool:
                 running.add_done_callback(self._running.discard)
             for entry in queue.overdue():
                 self._end(entry)
+        # Afterwards, because the tasks that run now take idle processes first.
+        asyncio.get_running_loop().call_soon(self._start_spare)
 
     def _answer_done(self, entry: _Entry, answer: "asyncio.Future[Answer]") -> None:
         if answer.cancelled():
@@ -233,7 +238,7 @@ class WorkerPool:
         task, kind, loop = entry.task, entry.kind, asyncio.get_running_loop()
         attempt = 1
         while True:
-            process = await self._process(kind, task.spec)
+            process = await self._process(entry)
             entry.process = process
             try:
                 if entry.answer.cancelled():
@@ -257,17 +262,16 @@ class WorkerPool:
             finally:
                 entry.process = None
 
-    async def _process(self, kind: TaskKind, spec: Mapping[str, Any]) -> AnyWorkerProcess:
+    async def _process(self, entry: _Entry) -> AnyWorkerProcess:
         """An idle process, or a new one."""
-        sort = _sort(kind, spec)
         for idle in reversed(self._idle):
-            if idle.sort == sort:
+            if idle.sort == entry.sort:
                 self._idle.remove(idle)
                 if idle.process.is_alive:
                     return idle.process
                 self._processes.discard(idle.process)
                 idle.process.end()
-        return await self._new_process(kind, spec)
+        return await self._new_process(entry.kind, entry.task.spec)
 
     async def _new_process(self, kind: TaskKind, spec: Mapping[str, Any]) -> AnyWorkerProcess:
         while len(self._idle) >= _MAX_IDLE:
@@ -281,8 +285,26 @@ class WorkerPool:
             process.end()
         return process
 
-    async def _start_in_advance(self, kind: TaskKind, spec: Mapping[str, Any]) -> Answer:
+    def _start_spare(self) -> None:
+        """Start a process of the sort that tasks wait for, if none is idle and the queue may run one more task."""
+        queue = self._queues[False]  # a long task takes far longer than the start of its process
+        waiting = next(queue.waiting, None)
+        if waiting is None or self._starting or self._is_closed:
+            return
+        if sum(running.sort == waiting.sort for running in queue.running) <= self._limits.processes:
+            starting = self._start_in_advance(waiting.kind, waiting.task.spec)
+            # If it cannot be started, the tasks that need one say so.
+            starting.add_done_callback(lambda spare: spare.cancelled() or spare.exception())
+
+    def _start_in_advance(self, kind: TaskKind, spec: Mapping[str, Any]) -> "asyncio.Task[Answer]":
+        """Start a process, unless one of its sort is idle or is being started in advance already."""
         sort = _sort(kind, spec)
+        if sort not in self._starting:
+            self._starting[sort] = asyncio.create_task(self._start_idle(kind, spec, sort))
+            self._starting[sort].add_done_callback(lambda _: self._starting.pop(sort, None))
+        return self._starting[sort]
+
+    async def _start_idle(self, kind: TaskKind, spec: Mapping[str, Any], sort: str) -> Answer:
         if len(self._idle) < _MAX_IDLE and not any(idle.sort == sort for idle in self._idle):
             self._keep(kind, spec, await self._new_process(kind, spec))
         return {}
@@ -347,6 +369,11 @@ def remove(path: str) -> None:
     """Remove a file that a task was to write."""
     with contextlib.suppress(OSError):
         Path(path).unlink(missing_ok=True)
+
+
+def _entry(task: Task, answer: "asyncio.Future[Answer]", space: TakenSpace | None) -> _Entry:
+    kind = TASK_KINDS[task.kind]
+    return _Entry(task, kind, _sort(kind, task.spec), answer, space)
 
 
 def _sort(kind: TaskKind, spec: Mapping[str, Any]) -> str:

@@ -44,9 +44,9 @@ class TaskQueue(Generic[T]):
         self._requests: dict[tuple[bool, str], FairQueue] = {}
 
     @property
-    def num_running(self) -> int:
-        """Number of tasks that run."""
-        return len(self._running)
+    def running(self) -> Iterator[T]:
+        """The tasks that run."""
+        return iter(self._running)
 
     @property
     def waiting(self) -> Iterator[T]:
