@@ -25,7 +25,7 @@ set ASKED=%GENAI_EXTRA%
 for %%E in (%*) do call set "ASKED=%%ASKED%%,%%E"
 echo installing this copy of genai-server with %ASKED% ... 1>&2
 .venv\Scripts\python -m pip install --disable-pip-version-check --editable ".[%ASKED%]" || exit /b 2
-.venv\Scripts\python -m pip install --disable-pip-version-check .\native || echo not installed: genai-server-native. ONNX Runtime's own operators run models on CPUs 1>&2
+.venv\Scripts\python -m pip install --disable-pip-version-check .\native || echo not installed: genai-server-native. On CPUs requests run one by one 1>&2
 >.venv\installed echo done
 for %%E in (%*) do >".venv\installed-%%E" echo done
 echo installed; .venv\Scripts\activate puts genai-server on the PATH of a terminal 1>&2
