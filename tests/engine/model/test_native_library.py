@@ -48,6 +48,17 @@ def test_kernels_that_end_their_process_are_named_and_not_used(
     assert f"for {FASTEST} are not used: status -" in caplog.text
 
 
+def test_a_trial_that_could_not_run_is_repeated_at_the_next_start(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(native_library, "_TRIAL_SECONDS", 1e-6)
+    assert native_library.choose_instruction_set(tmp_path) is None
+    assert not list(tmp_path.iterdir())
+    monkeypatch.undo()
+    native_library._works.cache_clear()
+    assert native_library.choose_instruction_set(tmp_path) == FASTEST
+
+
 def test_wrong_results_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     run = native_trial._run
     monkeypatch.setattr(native_trial, "_run", lambda *given: 1.2 * run(*given))

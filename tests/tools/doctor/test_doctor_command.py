@@ -286,6 +286,15 @@ def test_checks_that_need_no_library_run_without_it(
     assert "ok    batching: the graph can run in a batch" in printed
 
 
+def test_requests_that_run_one_by_one_without_the_operators_are_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(models, "is_installed", lambda: False)
+    found = list(models.model(settings(model_name="demo"), "demo"))[-1]
+    assert (found.state, found.subject) == (WARN, "batching")
+    assert "genai-server-native" in found.found
+    on_gpu = list(models.model(settings(model_name="demo", device="cuda"), "demo"))[-1]
+    assert (on_gpu.state, on_gpu.subject) == (OK, "batching")
+
+
 def test_scripted_device_needs_no_onnx_runtime(tmp_path: Path) -> None:
     shadow = tmp_path / "shadow"
     for name in ("onnxruntime", "onnxruntime_genai"):

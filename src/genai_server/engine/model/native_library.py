@@ -21,6 +21,14 @@ _TRIAL = "genai_server.engine.model.native_trial"
 _TRIAL_SECONDS = 60.0
 
 
+NOT_INSTALLED = "genai-server-native, which has the operators of a batch on CPUs, is not installed"
+
+
+def is_installed() -> bool:
+    """Whether genai-server-native and its library are there."""
+    return importlib.util.find_spec(_PACKAGE) is not None and native_library().is_file()
+
+
 def _package() -> Any:
     return importlib.import_module(_PACKAGE)
 
@@ -45,8 +53,8 @@ def why_not_native(options: DeviceOptions, cache_dir: Path | None) -> str | None
     """
     if others := [provider.name for provider in options.providers if provider.name != CPU]:
         return f"a batch on a CPU has operators of its own, and the provider {others[0]} runs the graph"
-    if importlib.util.find_spec(_PACKAGE) is None or not native_library().is_file():
-        return "genai-server-native, which has the operators of a batch on CPUs, is not installed"
+    if not is_installed():
+        return NOT_INSTALLED
     chosen = choose_instruction_set(cache_dir)
     if chosen is None:
         return "none of the kernels of genai-server-native computes rightly on this processor"
@@ -57,19 +65,26 @@ def why_not_native(options: DeviceOptions, cache_dir: Path | None) -> str | None
 def choose_instruction_set(cache_dir: Path | None) -> str | None:
     """The fastest instruction set whose kernels work on this processor; None if none does.
 
-    What was found is kept in `cache_dir`, for this library and this processor.
+    What was found is kept in `cache_dir`, for this library and this processor, unless a trial could not run: a machine
+    that is short of time or memory may have both at the next start.
     """
     kept = None if cache_dir is None else cache_dir / f"native-{library_key()}.json"
     usable = _package().instruction_sets()
-    if kept is not None and kept.is_file():
+    if kept is not None:
         try:
             known: str | None = json.loads(kept.read_text(encoding="utf-8"))["instruction_set"]
         except (OSError, ValueError, KeyError, TypeError):
             known = ""
         if known is None or known in usable:
             return known
-    found = next((name for name in usable if _works(name)), None)
-    if kept is not None:
+    tried: list[bool | None] = []
+    found = None
+    for name in usable:
+        tried.append(_works(name))
+        if tried[-1]:
+            found = name
+            break
+    if kept is not None and None not in tried:
         try:
             kept.parent.mkdir(parents=True, exist_ok=True)
             kept.write_text(json.dumps({"instruction_set": found}), encoding="utf-8")
@@ -79,8 +94,11 @@ def choose_instruction_set(cache_dir: Path | None) -> str | None:
 
 
 @cache
-def _works(instruction_set: str) -> bool:
-    """Whether the kernels of an instruction set compute what they should. They may end their process."""
+def _works(instruction_set: str) -> bool | None:
+    """Whether the kernels of an instruction set compute what they should; None if their trial could not run.
+
+    They may end their process.
+    """
     command = [sys.executable, "-m", _TRIAL, instruction_set]
     try:
         ended = subprocess.run(
@@ -93,10 +111,10 @@ def _works(instruction_set: str) -> bool:
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        why = str(error)
+        works, why = None, str(error)
     else:
         if ended.returncode == 0:
             return True
-        why = ended.stderr.strip().rpartition("\n")[2] or f"status {ended.returncode}"
+        works, why = False, ended.stderr.strip().rpartition("\n")[2] or f"status {ended.returncode}"
     log.warning("the kernels of genai-server-native for %s are not used: %s", instruction_set, why)
-    return False
+    return works

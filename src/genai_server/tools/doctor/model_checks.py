@@ -1,7 +1,7 @@
 """`genai-server doctor`'s checks of settings and models. Each check yields findings and never raises."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from genai_server.audio import decoder_library
@@ -29,10 +29,12 @@ from genai_server.engine.model.files import (
 )
 from genai_server.engine.model.graph import read_decoder_graph
 from genai_server.engine.model.inventory import inventory
+from genai_server.engine.model.native_library import NOT_INSTALLED, is_installed
 from genai_server.engine.model.speech_files import read_cross_decoder
 from genai_server.errors import ChatTemplateError, ConfigurationError, GenaiServerError, ModelDirectoryError
 from genai_server.installation import this_installation
 from genai_server.messages.status_file import EngineState
+from genai_server.options.providers import CPU
 from genai_server.pooling_model import Task, task_of
 from genai_server.speech_model import transcribes
 from genai_server.supervisor.supervisor import Supervisor
@@ -124,7 +126,7 @@ def model(settings: Settings, name: str, *, with_text: bool = True) -> Iterator[
         return
     if task is Task.GENERATE and not all(codec.has_chat_template for codec in codecs.values()):
         yield Finding(WARN, subject, NO_CHAT_TEMPLATE, GIVE_A_TEMPLATE)
-    yield _batching(f"batching of {name}" if settings.models else "batching", directory)
+    yield _batching(f"batching of {name}" if settings.models else "batching", directory, settings.devices)
 
 
 def _draft_model(subject: str, settings: Settings, name: str) -> Iterator[Finding]:
@@ -139,7 +141,7 @@ def _draft_model(subject: str, settings: Settings, name: str) -> Iterator[Findin
         yield Finding(FAIL, subject, error.message, "name a smaller model of the same family, or none")
 
 
-def _batching(subject: str, directory: Path) -> Finding:
+def _batching(subject: str, directory: Path, devices: Iterable[str]) -> Finding:
     if is_paged(directory):
         return Finding(OK, subject, "its attention is paged: it runs in onnxruntime-genai's own batch, on a GPU")
     try:
@@ -148,6 +150,9 @@ def _batching(subject: str, directory: Path) -> Finding:
         return Finding(WARN, subject, f"requests run one by one: {reason}", "see docs/models.md for models that batch")
     except Exception as error:  # an unusual graph may break its reader in any way
         return Finding(FAIL, subject, f"the graph cannot be read: {error}", "build the model again")
+    if any(device.partition(":")[0] == CPU for device in devices) and not is_installed():
+        remedy = "install it: ./scripts/install in a clone, or pip install ./native"
+        return Finding(WARN, subject, f"requests run one by one on the CPU: {NOT_INSTALLED}", remedy)
     return Finding(OK, subject, "the graph can run in a batch")
 
 
