@@ -44,14 +44,6 @@ def test_experts_have_the_level_of_all_products(
     assert list(changed.node) == list(graph(products, expected).node)
 
 
-@pytest.mark.parametrize(("others", "expected"), [([], 4), ([4], 4), ([0], None)])
-def test_experts_next_to_8_bit_weights_have_8_bit_activations(others: list[int | None], expected: int | None) -> None:
-    changed = graph(others, None)
-    changed.node.append(helper.make_node("MatMulIntegerToFloat", ["x"], ["y"]))
-    use_fast_operators(changed)
-    assert [node for node in changed.node if node.op_type == "QMoE"] == list(graph([], expected).node)
-
-
 CHANNELS, GROUP = 12, 4
 SHAPE: list[str | int | None] = ["rows", "tokens", CHANNELS]
 

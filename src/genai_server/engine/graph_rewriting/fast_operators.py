@@ -5,7 +5,6 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from genai_server.engine.graph_rewriting.nodes import replace
-from genai_server.engine.graph_rewriting.output_head import EIGHT_BITS
 
 _EXPERTS, _PRODUCT, _ACCURACY = "QMoE", "MatMulNBits", "accuracy_level"
 _INT8_ACTIVATIONS = 4
@@ -27,7 +26,6 @@ def _match_experts(graph: onnx.GraphProto) -> None:
     step of LFM2-8B-A1B then takes half of the processor's time, for 1 row and for 16.
     """
     levels = {_level(node) for node in graph.node if node.op_type == _PRODUCT}
-    levels |= {_INT8_ACTIVATIONS for node in graph.node if node.op_type == EIGHT_BITS}
     if levels != {_INT8_ACTIVATIONS}:
         return
     for node in graph.node:

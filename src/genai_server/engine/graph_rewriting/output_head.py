@@ -19,7 +19,6 @@ from genai_server.engine.scores import NUM_BEST
 LAST_POSITIONS = "genai_server.last_positions"
 _STATES = "genai_server.read_states"
 _PRODUCTS = {"MatMul", "MatMulNBits", "PackedMatMul"}
-EIGHT_BITS = "MatMulIntegerToFloat"
 # Operators that the model builder puts between the product and the logits: casts, scales and Gemma's soft cap.
 _ELEMENTWISE = {"Cast", "Div", "Mul", "Tanh"}
 # Outputs for the NUM_BEST best tokens of each position: logits, float32 [rows, positions, NUM_BEST], and token ids,
@@ -35,16 +34,15 @@ class Head:
     """The part of a graph that computes logits from states [rows, positions, hidden_size]."""
 
     states: str
-    # The nodes that read the states, in the graph's order.
-    readers: list[onnx.NodeProto]
+    # The product that reads the states. Other nodes may read them, too.
+    reader: onnx.NodeProto
 
     def read_through(self, graph: onnx.GraphProto, selection: onnx.NodeProto) -> None:
-        """Insert a node between the states and their readers."""
+        """Insert a node between the states and their reader."""
         place = next(index for index, node in enumerate(graph.node) if self.states in node.input)
-        for reader in self.readers:
-            for position, name in enumerate(reader.input):
-                if name == self.states:
-                    reader.input[position] = selection.output[0]
+        for position, name in enumerate(self.reader.input):
+            if name == self.states:
+                self.reader.input[position] = selection.output[0]
         graph.node.insert(place, selection)
 
 
@@ -57,17 +55,9 @@ def find_head(graph: onnx.GraphProto, logits: str) -> Head | None:
         node = makers.get(node.input[0])
         if node is not None and reads.count(node.output[0]) > 1:
             return None
-    if node is None or node.input[0] not in makers:
+    if node is None or node.op_type not in _PRODUCTS or node.input[0] not in makers:
         return None
-    if node.op_type in _PRODUCTS:
-        return Head(node.input[0], [node])
-    if node.op_type != EIGHT_BITS:
-        return None
-    # Activations in 8 bits, and their scales, are made of the states (int8_matrices.py).
-    quantized = makers[node.input[0]]
-    states = makers[quantized.input[0]].input[0] if quantized.input[0] in makers else ""
-    readers = [node for node in graph.node if states in node.input]
-    return Head(states, readers) if [node.op_type for node in readers] == ["Abs", "Div"] else None
+    return Head(node.input[0], node)
 
 
 def read_last(graph: onnx.GraphProto, logits: str) -> bool:
