@@ -108,7 +108,8 @@ class DecoderGraph:
     vision: VisionFiles | None = None
     # Maximum number of tokens that some layers keep in a Generator; 0 if all keep everything.
     window: int = 0
-    # Longest row of a batch; None for no limit. A longer row would change the rope of all rows.
+    # The original context of a rope with short and long factors; None without such a rope. Longer rows have the long
+    # factors from their first token on.
     switches_at: int | None = None
     # Whether it returns only the logits of the last token, however many it reads.
     gives_last_logits_only: bool = False

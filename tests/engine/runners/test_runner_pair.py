@@ -157,7 +157,7 @@ def test_generators_run_everything_without_a_batched_runner() -> None:
     sequence = engine.begin(1, list(b"say hi\n\x04"))
     engine.profile(sequence, on=True)
     assert not sequence.batched
-    assert engine.runners.loaded.batching == Batching("generator", "because")
+    assert engine.runners.loaded.batching == Batching("generator", "because", exact=True)
     engine.run(sequence, 2)
     assert bytes(produced(sequence, 2)) == b"hi"
     assert engine.runners.main.forget() == 0

@@ -322,7 +322,7 @@ def pack_products(model: onnx.ModelProto, folder: Path) -> None:
         return
     constants = Constants(model.graph)
     if sum(constants.num_bytes(name) for name in read) > _MAX_INLINE:
-        raise DoesNotFit("GENAI_CACHE_DIR is empty, and packed weights of more than 1 GiB need a file")
+        raise DoesNotFit("packed weights of more than 1 GiB need a file, and none is kept (GENAI_CACHE_DIR)")
     _pack_products(model, weights, data)
 
 

@@ -27,6 +27,7 @@ from genai_server.engine.model.graph import MTP
 from genai_server.engine.model.processor import processor
 from genai_server.engine.model.session_options import EXTERNAL_DATA, config_entries, session_options
 from genai_server.options.device import DEFAULT_OPTIONS, DeviceOptions
+from genai_server.options.providers import CPU
 from genai_server.options.session import LEVEL
 
 log = logging.getLogger(__name__)
@@ -88,7 +89,8 @@ def _packed(
     model_dir: Path, cache_dir: Path | None, options: DeviceOptions, products: _Products, part: str = DECODER
 ) -> Path | None:
     """A directory like `model_dir` with packed weights of a part; None if that is impossible."""
-    if cache_dir is None or options.providers or options.custom_op_libraries:
+    has_others = any(provider.name != CPU for provider in options.providers)
+    if cache_dir is None or has_others or options.custom_op_libraries:
         return None
     what_else = {"matrices": products.value, "part": part, "format": str(_FORMAT)}
     try:

@@ -167,7 +167,7 @@ class BatchedRunner(Runner):
         return self.is_long(sequence) and not self.slots.of(sequence.id).is_long
 
     def may_draft(self, sequence: Scheduled) -> bool:
-        # All tokens of a pass have the same cosines and sines.
+        # All tokens of a row have either the cosines and sines for short rows or those for long ones.
         is_near = self.switches_at is not None and self.switches_at - MAX_DRAFTED < len(sequence.tokens)
         if not super().may_draft(sequence) or (is_near and not self.slots.of(sequence.id).is_long):
             return False

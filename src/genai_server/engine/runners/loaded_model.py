@@ -47,7 +47,8 @@ class LoadedModel:
         """How requests are batched, for the API processes."""
         can, nodes = self.main.abilities, dict(self.main.nodes)
         if self.batch is None:
-            return Batching(can.name, self.reason, nodes=nodes)
+            is_exact = not can.pools and not can.why_not_exact
+            return Batching(can.name, self.reason, nodes=nodes, exact=is_exact)
         draft_model = None if self.draft_model is None else self.draft_model.name
         return Batching(can.name, None, can.max_rows, nodes, can.mixes, not can.why_not_exact, draft_model=draft_model)
 
