@@ -12,7 +12,9 @@ import pytest
 from genai_server.engine.runners import og_generator as module
 from genai_server.engine.runners.base import Terminated
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
+from genai_server.engine.sequence import Sequence
 from genai_server.errors import ConfigurationError, RunnerFailed
+from genai_server.messages.generation_request import GenerationRequest
 from scripts._models.driven import Driven
 from tests.demo_device import prompt
 from tests.engine.model_runners import library_answer
@@ -65,6 +67,20 @@ def test_the_token_for_padding_is_read_like_any_other(generator: Driven, opened:
     for token in tokens[1:]:
         one_by_one = generator.decode([sequence], [token])[0]
     assert np.allclose(at_once, one_by_one, atol=0.2)
+
+
+@pytest.mark.parametrize("most", [1, 20, 100, 2048])
+def test_exact_prompts_are_cut_at_the_same_tokens(generator: Driven, most: int) -> None:
+    request = GenerationRequest("r", [5] * 101, 20, 700, exact=True)
+    sequence = Sequence(1, (0, 1), request, lambda: 0.0)
+    chunks = []
+    for num_produced in (0, 3):  # from the beginning, and again after a pause
+        sequence.tokens += [6] * num_produced
+        sequence.num_read = 0
+        while sequence.num_unread:
+            chunks.append(generator.fit_chunk(sequence, most))
+            sequence.num_read += chunks[-1]
+    assert chunks == [64, 37, 64, 37, 1, 1, 1]
 
 
 def test_our_sampling_over_the_logits_gives_the_librarys_tokens(generator: Driven, opened: Callable[[], int]) -> None:

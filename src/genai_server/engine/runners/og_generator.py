@@ -124,11 +124,19 @@ class OgGeneratorRunner(Runner):
         return dict.fromkeys([*(provider.name for provider in self._options.providers), CPU])
 
     def fit_chunk(self, sequence: Scheduled, most: int) -> int:
-        """Like `Runner.fit_chunk`. An exact prompt is cut at the same tokens whatever else runs."""
-        chunk = super().fit_chunk(sequence, most)
-        if not sequence.request.exact or chunk > most:
-            return chunk
-        return min(sequence.num_unread, _EXACT_CHUNK - sequence.num_read % _EXACT_CHUNK)
+        """Like `Runner.fit_chunk`. An exact prompt is cut at the same tokens whatever else runs.
+
+        After a pause, each token of an exact answer is read in a pass of its own, as when it was produced.
+        """
+        left = len(sequence.prompt) - sequence.num_read
+        has_inputs = sequence.images is not None or sequence.sound is not None
+        if not sequence.request.exact:
+            return super().fit_chunk(sequence, most)
+        if left <= 0:
+            return 1
+        if has_inputs or self.is_long(sequence):
+            return min(left, super().fit_chunk(sequence, most))
+        return min(left, _EXACT_CHUNK - sequence.num_read % _EXACT_CHUNK)
 
     def open(self, sequence: Scheduled) -> int:
         with self._translated():

@@ -150,7 +150,7 @@ class KvMemory:
             self.num_pages = max(self.min_pages, (num_bytes - self.own_bytes) // self.page_bytes)
 
     def pages(self, num_tokens: int) -> int:
-        """Shared pages of a slot with this number of tokens and one more, besides the page that each slot has of its own."""
+        """Shared pages of a slot with this number of tokens and one more, besides the slot's own page."""
         return num_tokens // self.page_tokens
 
     def num_tokens(self, num_slots: int) -> int:
