@@ -10,7 +10,7 @@ from genai_server.apis.chat_completions.schemas import ChatCompletionRequest
 from genai_server.apis.own_chat.routes import ChatRequest
 from genai_server.apis.shared.completion_body import CompletionRequest
 from genai_server.errors import InvalidField, PromptTooLong
-from genai_server.generation.generate import nth_choice, to_generation_request, to_sampling
+from genai_server.generation.generate import nth_choice, to_generation_request, to_sampling, with_default_limit
 from genai_server.messages.generation_request import GenerationRequest, ModelInfo, Sampling
 
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -36,6 +36,16 @@ def _request(num_prompt: int = 10, limit: int = 0, **fields: Any) -> GenerationR
 def test_default_max_tokens_fill_the_context() -> None:
     request = _request(10)
     assert (request.max_tokens, request.max_length) == (90, 100)
+
+
+@pytest.mark.parametrize(
+    ("given", "default", "expected"), [(None, 20, 20), (None, 200, 100), (30, 20, 30), (None, 0, 90)]
+)
+def test_a_default_bounds_answers_without_a_limit_of_their_own(given: int | None, default: int, expected: int) -> None:
+    body = ChatCompletionRequest.model_validate({"messages": HELLO, "max_tokens": given})
+    limited = with_default_limit(body, default, 100)
+    assert isinstance(limited, ChatCompletionRequest)
+    assert _made(limited, [5] * 10, MODEL).max_tokens == expected
 
 
 def test_the_engines_limit_holds_and_errors_say_what_sets_it() -> None:

@@ -31,7 +31,14 @@ GROUPS: dict[str, tuple[str, ...]] = {
         *("tls_cert", "tls_key", "forwarded_allow_ips"),
     ),
     "Requests and connections": (
-        *("strict", "cap_max_tokens", "allow_special_tokens", "max_body_bytes", "max_bodies_bytes"),
+        *(
+            "strict",
+            "default_max_tokens",
+            "cap_max_tokens",
+            "allow_special_tokens",
+            "max_body_bytes",
+            "max_bodies_bytes",
+        ),
         *("max_header_bytes", "idle_timeout", "body_timeout", "upload_timeout", "stall_timeout"),
     ),
     "Images and recordings": (

@@ -194,6 +194,11 @@ class Settings(ServerSettings, MediaSettings):
     `x-genai-ignored` names them.
     """
 
+    default_max_tokens: int = Field(0, ge=0)
+    """Maximum number of tokens of an answer whose request has no `max_tokens`; 0 means all that fit the context. A
+    small model that repeats itself would fill it.
+    """
+
     cap_max_tokens: bool = True
     """Reduce a `max_tokens` of /v1/messages, or a `num_predict` of Ollama's API, above the context to what fits;
     otherwise, and with GENAI_STRICT, it is a 400.

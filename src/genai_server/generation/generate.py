@@ -183,6 +183,7 @@ async def _prepare(
     limit = model.max_length
     if (body.max_tokens or 0) > limit and context.leniency.cap("max_tokens", limit - len(prompts[0])):
         body = body.model_copy(update={"max_tokens": None})
+    body = with_default_limit(body, services.settings.default_max_tokens, limit)
     requests = [
         to_generation_request(
             body,
@@ -322,6 +323,13 @@ def to_generation_request(
         prompt_logprobs=_prompt_logprobs(body, model),
         stop_token_ids=known_tokens(body.stop_token_ids or [], model, "stop_token_ids"),
     )
+
+
+def with_default_limit(body: Body, default: int, limit: int) -> Body:
+    """A body whose answers have at most `default` tokens, unless it has a limit of its own, or `default` is 0."""
+    if not default or _answer_limit(body)[1] is not None:
+        return body
+    return body.model_copy(update={"max_tokens": min(default, limit)})
 
 
 def _answer_limit(body: GenerationFields) -> tuple[str, int | None]:

@@ -82,3 +82,13 @@ def test_numbers_are_followed_exactly(schema: dict[str, Any], good: list[str], b
 def test_joined_multiples_are_limited_together() -> None:
     with pytest.raises(InvalidField, match="product of all multipleOf"):
         followed({"allOf": [{"type": "number", "multipleOf": 3e9}, {"type": "number", "multipleOf": 0.01}]})
+
+
+@pytest.mark.parametrize("kind", ["integer", ["integer", "null"]])
+def test_an_integer_without_any_bound_ends_within_64_bits(kind: Any) -> None:
+    built = followed({"type": kind})
+    assert_answers(built, map(str, (0, -7, LARGEST, LEAST + 1024)), map(str, (LARGEST + 1, 10**30)))
+
+
+def test_a_bound_leaves_the_other_side_free() -> None:
+    assert_answers(followed({"type": "integer", "minimum": 0}), [str(2**64 - 1)], ["-1"])

@@ -63,8 +63,9 @@ def model_entry(services: Services, about: ModelStatus) -> dict[str, Any]:
     `chat` is false without a chat template: such a model accepts raw prompts only. `capabilities` uses llama.cpp's and
     Ollama's terms; before the model is loaded it only has the task, `vision` and `audio`. `dimensions` is the length of
     an embedding. `max_model_len` and `context_length` limit the tokens of prompt and answer together, and `limited_by`
-    says what sets this limit. `loading_seconds` is how long the model has been loading, `error` why it failed to load,
-    and `shortage` why there was no memory for it when a request asked for it last.
+    says what sets this limit. `default_max_tokens` limits answers whose requests do not, where that is set.
+    `loading_seconds` is how long the model has been loading, `error` why it failed to load, and `shortage` why there
+    was no memory for it when a request asked for it last.
     """
     models = services.models
     engines = models.engine_statuses(about)
@@ -89,6 +90,8 @@ def model_entry(services: Services, about: ModelStatus) -> dict[str, Any]:
         entry |= {"dimensions": pooling.dimensions} if pooling.dimensions else {}
     if served is not None and (length := served.max_length) is not None:
         entry |= {"max_model_len": length, "context_length": length, "limited_by": served.limited_by}
+        if services.settings.default_max_tokens:
+            entry["default_max_tokens"] = services.settings.default_max_tokens
     errors = [engine.error for engine in engines if engine.error is not None]
     if served is not None and served.error is not None:
         errors.append(f"the text side {served.error}")

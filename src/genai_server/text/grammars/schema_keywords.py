@@ -11,7 +11,13 @@ from genai_server.errors import InvalidField
 from genai_server.quoted_values import quoted
 from genai_server.text.grammars.grammar_cost import target
 from genai_server.text.grammars.schema_formats import EQUAL_FORMATS, FORMATS, KNOWN_FORMATS
-from genai_server.text.grammars.schema_numbers import BOUNDS, check_value, multiple, with_bounds_held
+from genai_server.text.grammars.schema_numbers import (
+    BOUNDS,
+    check_value,
+    multiple,
+    with_bounds_held,
+    with_integers_that_end,
+)
 from genai_server.text.grammars.schema_patterns import has_property, translated
 
 Schema = dict[str, Any]
@@ -56,6 +62,7 @@ def keyword_steps(whole: Schema) -> Sequence[tuple[frozenset[str], Step]]:
         (("dependencies", "dependentRequired"), _dependencies),
         (("oneOf",), partial(_one_of, whole)),
         (BOUNDS, with_bounds_held),
+        (("type",), with_integers_that_end),
         (("patternProperties",), _pattern_properties),
         (("pattern",), lambda schema: {**schema, "pattern": _translated(schema["pattern"])}),
         (("format",), _format),

@@ -42,6 +42,18 @@ def with_bounds_held(schema: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in schema.items() if key not in bounds} | held
 
 
+def with_integers_that_end(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema in which an integer without any bound has those of 64 bits.
+
+    A model that repeats itself would write digits without end.
+    """
+    kinds = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
+    is_bounded = not {*BOUNDS, "enum", "const", "multipleOf"}.isdisjoint(schema)
+    if "integer" not in kinds or "number" in kinds or is_bounded:
+        return dict(schema)
+    return {**schema, "minimum": MIN_INTEGER, "maximum": MAX_INTEGER}
+
+
 def check_value(value: Any, key: str) -> None:
     """Raise InvalidField if "enum" or "const" contains a number that is not represented exactly."""
     for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
