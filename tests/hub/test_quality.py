@@ -52,6 +52,13 @@ def test_a_measurement_is_said_and_kept(built: Path, tmp_path: Path) -> None:
 
 
 @needs_a_shell
+def test_a_measurement_that_ends_early_counts_as_far_as_it_came(built: Path, tmp_path: Path) -> None:
+    first = RESULT | {"tokens": 50}
+    python = python_that(tmp_path, f"echo '{json.dumps(first)}'; echo '{json.dumps(RESULT)}'; echo killed >&2; exit 9")
+    assert quality.measure(built, tmp_path, python, {}).startswith("perplexity 14.05 on 100 tokens")
+
+
+@needs_a_shell
 def test_a_model_that_cannot_be_measured_is_built_nevertheless(built: Path, tmp_path: Path) -> None:
     python = python_that(tmp_path, "echo 'both models need 9 MiB, and 8 MiB are free' >&2; exit 1")
     said = quality.measure(built, tmp_path, python, {})

@@ -2,8 +2,8 @@
 
     python measure_export.py BUILT SOURCE DEADLINE
 
-The deadline is in seconds since 1970; at least one window of the text is compared. It prints the result as JSON in its
-last line. It imports nothing of this package, because that environment need not
+The deadline is in seconds since 1970; at least one window of the text is compared. It prints the result so far after
+each window, as a line of JSON. It imports nothing of this package, because that environment need not
 have it. Where the numbers would be misleading, or there is no time or memory for them, it ends with a reason.
 """
 
@@ -42,7 +42,7 @@ def main() -> None:
     run_built = load_built(built)
     model = _MODELS.from_pretrained(source, dtype=dtype).eval()
     losses, source_losses, agreements = [], [], []
-    for number, window in enumerate(windows):
+    for window in windows:
         begun = time.time()
         found = run_built(window)
         with torch.no_grad():
@@ -50,15 +50,15 @@ def main() -> None:
         losses.append(loss(found, window))
         source_losses.append(loss(expected, window))
         agreements.append(found[:-1].argmax(-1) == expected[:-1].argmax(-1))
-        if number + 1 < len(windows) and time.time() + (time.time() - begun) > deadline:
+        result = {
+            "tokens": int(sum(map(len, losses))),
+            "perplexity": round(float(np.exp(np.concatenate(losses).mean())), 4),
+            "perplexity_of_source": round(float(np.exp(np.concatenate(source_losses).mean())), 4),
+            "same_top_token": round(float(np.concatenate(agreements).mean()), 4),
+        }
+        print(json.dumps(result), flush=True)
+        if time.time() + (time.time() - begun) > deadline:
             break
-    result = {
-        "tokens": int(sum(map(len, losses))),
-        "perplexity": round(float(np.exp(np.concatenate(losses).mean())), 4),
-        "perplexity_of_source": round(float(np.exp(np.concatenate(source_losses).mean())), 4),
-        "same_top_token": round(float(np.concatenate(agreements).mean()), 4),
-    }
-    print(json.dumps(result), flush=True)
 
 
 def check_memory(built: Path, needed: int) -> None:

@@ -46,20 +46,22 @@ def measure(folder: Path, source: Path, python: Path, environment: dict[str, str
 
     A model that cannot be measured is none that fails.
     """
+    command = [str(python), str(_PROGRAM), str(folder), str(source), str(time.time() + _SECONDS)]
+    reason = "that takes more than two minutes here"
     try:
-        command = [str(python), str(_PROGRAM), str(folder), str(source), str(time.time() + _SECONDS)]
         done = _run(command, environment, _SECONDS + _GRACE)
-    except subprocess.TimeoutExpired:
-        return "its quality was not measured: that takes more than two minutes here"
+        output = done.stdout
+        reason = next((line for line in reversed(done.stderr.splitlines()) if line.strip()), "no result")
+    except subprocess.TimeoutExpired as error:
+        output = _text(error.stdout)
     except OSError as error:
-        return f"its quality was not measured: {error.strerror}"
+        output, reason = "", str(error.strerror)
     finally:
         (folder / _FULL).unlink(missing_ok=True)  # a program that was ended leaves it
-    lines = done.stdout.split("\n")
-    if done.returncode or len(lines) < 2:
-        reason = next((line for line in reversed(done.stderr.splitlines()) if line.strip()), "no result")
+    results = [line for line in output.splitlines() if line.startswith("{") and line.endswith("}")]
+    if not results:
         return f"its quality was not measured: {reason}"
-    result = json.loads(lines[-2])
+    result = json.loads(results[-1])
     (folder / QUALITY).write_text(json.dumps(result, indent=4) + "\n", encoding="utf-8")
     return summary(result)
 
@@ -70,6 +72,11 @@ def summary(result: dict[str, Any]) -> str:
         f"perplexity {result['perplexity']:.2f} on {result['tokens']} tokens, that of the source "
         f"{result['perplexity_of_source']:.2f}; both prefer the same token at {result['same_top_token']:.1%} of them"
     )
+
+
+def _text(output: str | bytes | None) -> str:
+    """What a process wrote before it was ended, which is text or bytes by the system."""
+    return output.decode(errors="replace") if isinstance(output, bytes) else output or ""
 
 
 def _run(
