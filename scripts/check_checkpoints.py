@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib
 import io
 import json
 import math
 import runpy
 import sys
 import tempfile
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -27,12 +29,14 @@ from _models.family import make
 
 DOCUMENT = REPOSITORY / "docs" / "evidence" / "models.md"
 UNPACK = REPOSITORY / "src" / "genai_server" / "hub" / "unpack_gguf.py"
+# Programs of the package, which import each other by their names.
+sys.path.append(str(UNPACK.parent))
 START, END = "<!-- checkpoints -->\n", "<!-- end of checkpoints -->\n"
 HEAD = "| checkpoint | model | largest difference of logits | export |\n|---|---|---:|---|\n"
 # Of the logits' standard deviation: ONNX Runtime sums in another order than PyTorch.
 EQUAL = 1e-4
-# Only the layers are quantized again, in the blocks of the file.
-KEPT_BLOCKS = ("block_size=32", "accuracy_level=0", "nodes_to_exclude=/model/embed_tokens/Gather,/lm_head/MatMul")
+# Activations are not rounded, so that graphs of GGUF files can equal PyTorch.
+EXACT = "accuracy_level=0"
 TEXT = "A window of 24 tokens isn't long.\n\nIt has digits (1 2 3), signs and <|im_end|> in it: naïve."
 TOKENS = [5, 77, 300, 4, 222, 9, 410, 33, 18, 250, 7, 91, 12, 160, 44, 6, 351, 80, 29, 140, 66, 3, 205, 58]
 # No layer may be as wide as the vocabulary, or the builder takes it for the head.
@@ -130,14 +134,31 @@ def check_gguf(form: Any, work: Path) -> tuple[float, str, bool]:
         return float("nan"), "**refused**", False
     finally:
         sys.argv = given
-    options = [*FAMILIES[form.family].options, *KEPT_BLOCKS] if form.keeps_blocks else FAMILIES[form.family].options
-    built = build(unpacked, fresh(work, "built"), "int4" if form.keeps_blocks else "fp32", list(options))
+    with keeping_blocks(folder / "model.gguf"):
+        built = build(unpacked, fresh(work, "built"), "fp32", [*FAMILIES[form.family].options, EXACT])
     difference = compare(built, reference)
     was, now = (AutoTokenizer.from_pretrained(path) for path in (reference, unpacked))
     is_same = was.encode(TEXT) == now.encode(TEXT) and was.chat_template == now.chat_template
     is_equal = difference < EQUAL
     verdict = "equal" if is_equal and is_same else "**differs**"
     return difference, verdict, is_equal and is_same
+
+
+@contextlib.contextmanager
+def keeping_blocks(path: Path) -> Iterator[None]:
+    """Let the builder, in this process, write the blocks of a GGUF file."""
+    import build_graph
+    from onnxruntime_genai.models import builder  # noqa: F401  it lets its parts be imported without their package
+
+    model = importlib.import_module("builders.base").Model
+    originals = dict(vars(model))
+    build_graph.write_blocks(build_graph.GgufWeights(path))
+    try:
+        yield
+    finally:
+        for name, value in originals.items():
+            if vars(model).get(name) is not value:
+                setattr(model, name, value)
 
 
 def source_of(family: str, work: Path) -> Path:

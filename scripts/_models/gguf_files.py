@@ -44,8 +44,6 @@ class GgufFormat:
     title: str
     family: str
     type: Type = Type.F32
-    # The model is built in int4, whose blocks have the same values.
-    keeps_blocks: bool = False
     # With a tokenizer like SentencePiece's.
     pieces: bool = False
 
@@ -55,7 +53,6 @@ def write_gguf(source: Path, form: GgufFormat, path: Path, reference: Path) -> N
 
     The reference has the file's tokenizer, too.
 
-    Unless the file has 32 bits, the values are rounded to 16 as `export` does.
     """
     kind, config = form.type, json.loads((source / "config.json").read_text())
     architecture = ARCHITECTURES[config["model_type"]]
@@ -88,9 +85,7 @@ def write_gguf(source: Path, form: GgufFormat, path: Path, reference: Path) -> N
             array = array.astype(np.float16).astype(np.float32)
         else:
             writer.add_tensor(target, stored)
-        weight = torch.from_numpy(np.ascontiguousarray(array))
-        is_exact = kind is Type.F32 or (form.keeps_blocks and name.endswith("_proj.weight"))
-        same[name] = weight if is_exact else weight.half().float()  # as `export` keeps them
+        same[name] = torch.from_numpy(np.ascontiguousarray(array))
     save_file(same, reference / "model.safetensors", {"format": "pt"})
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -210,13 +205,12 @@ FILES = (
     GgufFormat("F32", "llama-2", pieces=True),
     GgufFormat("F16", "llama-3", Type.F16),
     GgufFormat("Q4_0", "llama-3", Type.Q4_0),
-    GgufFormat("Q4_0, built in int4", "llama-3", Type.Q4_0, keeps_blocks=True),
     GgufFormat("Q4_1", "mistral", Type.Q4_1),
     GgufFormat("Q8_0", "qwen-2.5", Type.Q8_0),
-    GgufFormat("Q5_1", "qwen-3", Type.Q5_1),
+    GgufFormat("Q5_0", "qwen-3", Type.Q5_0),
     GgufFormat("Q4_K", "qwen-3", Type.Q4_K),
     GgufFormat("Q6_K", "qwen-2.5", Type.Q6_K),
-    GgufFormat("F32", "phi-3-4k"),
-    GgufFormat("F32", "gemma-2-mask", pieces=True),
-    GgufFormat("F32", "lfm2"),
+    GgufFormat("Q4_1", "phi-3-4k", Type.Q4_1),
+    GgufFormat("Q8_0", "gemma-2-mask", Type.Q8_0, pieces=True),
+    GgufFormat("Q4_0", "lfm2", Type.Q4_0),
 )

@@ -12,7 +12,7 @@ from genai_server.hub.gguf_blocks import Blocks
 # Where the numbers in 16 bits of a block are; the other bytes may have any value.
 HALVES = {
     **dict.fromkeys(("Q4_0", "Q5_0", "Q8_0", "IQ4_NL", "IQ4_XS"), (0,)),
-    **dict.fromkeys(("Q4_1", "Q5_1", "Q4_K", "Q5_K"), (0, 2)),
+    **dict.fromkeys(("Q4_1", "Q4_K"), (0, 2)),
     "Q2_K": (80, 82),
     "Q3_K": (108,),
     "Q6_K": (208,),
@@ -68,7 +68,7 @@ def test_a_block_without_a_scale_keeps_its_minimum() -> None:
 
 
 def test_types_without_blocks_have_no_form() -> None:
-    assert [gguf_blocks.form(kind) for kind in ("F32", "BF16", "IQ2_XXS", "TQ1_0")] == [None] * 4
+    assert [gguf_blocks.form(kind) for kind in ("F32", "BF16", "Q5_1", "Q5_K", "IQ2_XXS")] == [None] * 5
 
 
 def test_rounding_to_8_bits_errs_by_half_a_step() -> None:

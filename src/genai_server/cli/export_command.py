@@ -253,7 +253,7 @@ def _default_precision(order: Build) -> str:
 def _why(arguments: argparse.Namespace, order: Build) -> str | None:
     """Why a build has its precision, for the user; None where the user or the source chose it."""
     if order.gguf is not None:
-        return "the numbers of the file are kept; types that ONNX Runtime cannot hold get 8 bits"
+        return "the numbers of the file are kept; those of types that ONNX Runtime cannot hold are rounded to 8 bits"
     if order.is_mixed:
         return "4 bits by k_quant_mixed in blocks of 32, with embedding and head in 8 bits: the least loss at this size"
     if order.precision == "int8" and arguments.precision is None and order.has_eight_bit_ends:

@@ -124,11 +124,16 @@ class GgufWeights:
             tensor = self._tensors.get(f"{found}.{suffix}")
             if tensor is None:
                 continue
+            is_wide = tensor.tensor_type.name == "F32" and parameter.dtype != torch.float32
             if parameter.ndim == 2:
                 order = self._order(tensor, parameter, heads)
+                if is_wide:
+                    values = np.ascontiguousarray(self._rows(tensor, order, slice(None)), np.float32)
+                    self._widen(parameter, torch.from_numpy(values))
                 self._found[parameter.untyped_storage().data_ptr()] = tensor, order, parameter
-            elif parameter.ndim == 1 and tensor.tensor_type.name == "F32" and parameter.dtype != torch.float32:
-                self._widen(parameter, torch.from_numpy(np.array(tensor.data, np.float32)))
+            elif is_wide:
+                values = np.array(tensor.data, np.float32)
+                self._widen(parameter, torch.from_numpy(values).reshape(parameter.shape))
 
     def _order(self, tensor: Any, parameter: Any, heads: tuple[int, int]) -> Any:
         """The order of the file's rows in a matrix: llama.cpp turns those of queries and keys. None for the same."""

@@ -1,7 +1,8 @@
 """Reads the blocks of a GGUF file's tensors as MatMulNBits holds them, so that no number changes.
 
 A weight of a block is `scale * (code - middle) + offset`, where the middle is half of the codes' range: 8 with 4 bits,
-128 with 8. Types of 2, 3 and 4 bits get codes of 4 bits, and all others codes of 8. This module imports nothing but
+128 with 8. Types of 2, 3 and 4 bits get codes of 4 bits, and others codes of 8. Offsets become fractions of zero
+points, which ONNX Runtime takes with 4 bits only, so Q5_1 and Q5_K have no form here. This module imports nothing but
 numpy, because build_graph.py uses it in an environment that need not have this package.
 """
 
@@ -14,8 +15,6 @@ from numpy.typing import NDArray
 # numpy's types make other integers of operations with bytes.
 Bytes = NDArray[Any]
 Floats = NDArray[Any]
-# What moves codes of 5 bits to the middle of 8.
-_CENTER = np.uint8(128 - 16)
 # The numbers that codes of IQ4_NL and IQ4_XS stand for, and those of MXFP4 in halves.
 _NON_LINEAR = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8)
 _HALVES = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8)
@@ -133,7 +132,7 @@ def _q4_0(blocks: Bytes) -> tuple[Bytes, Floats, None]:
 
 
 def _q4_1(blocks: Bytes) -> tuple[Bytes, Floats, Floats]:
-    return _with_minimum(_fields(blocks[:, 4:], 16, 4), _halves(blocks, 0), _halves(blocks, 2), 4)
+    return _with_minimum(_fields(blocks[:, 4:], 16, 4), _halves(blocks, 0), _halves(blocks, 2))
 
 
 def _q5_0(blocks: Bytes) -> tuple[Bytes, Floats, None]:
@@ -141,23 +140,18 @@ def _q5_0(blocks: Bytes) -> tuple[Bytes, Floats, None]:
     return codes + np.uint8(128 - 16), _halves(blocks, 0), None
 
 
-def _q5_1(blocks: Bytes) -> tuple[Bytes, Floats, Floats]:
-    codes = _fields(blocks[:, 8:], 16, 4) | _bits_of_words(blocks[:, 4:8]) << 4
-    return _with_minimum(codes + _CENTER, _halves(blocks, 0), _halves(blocks, 2), 8)
-
-
 def _q8_0(blocks: Bytes) -> tuple[Bytes, Floats, None]:
     return blocks[:, 2:] + np.uint8(128), _halves(blocks, 0), None
 
 
-def _with_minimum(codes: Bytes, scales: Floats, minima: Floats, bits: int) -> tuple[Bytes, Floats, Floats]:
-    """Weights that are `scale * code + minimum`, where codes of 5 bits are moved to the middle of 8 bits."""
-    return codes, scales, minima + scales * (8 if bits == 4 else 16)
+def _with_minimum(codes: Bytes, scales: Floats, minima: Floats) -> tuple[Bytes, Floats, Floats]:
+    """Weights of 4 bits that are `scale * code + minimum`."""
+    return codes, scales, minima + scales * 8
 
 
 def _q2_k(blocks: Bytes) -> tuple[Bytes, Floats, Floats]:
     packed, scale, least = blocks[:, :16], _halves(blocks, 80), _halves(blocks, 82)
-    return _with_minimum(_fields(blocks[:, 16:80], 32, 2), scale * (packed & 15), -least * (packed >> 4), 4)
+    return _with_minimum(_fields(blocks[:, 16:80], 32, 2), scale * (packed & 15), -least * (packed >> 4))
 
 
 def _q3_k(blocks: Bytes) -> tuple[Bytes, Floats, None]:
@@ -168,7 +162,7 @@ def _q3_k(blocks: Bytes) -> tuple[Bytes, Floats, None]:
 
 
 def _scales_and_minima(blocks: Bytes) -> tuple[Floats, Floats]:
-    """Those of Q4_K and Q5_K, whose blocks begin alike."""
+    """Those of Q4_K."""
     first, second, both = (blocks[:, 4 + 4 * n : 8 + 4 * n] for n in range(3))
     scales = np.concatenate([first & 63, both & 15 | first >> 2 & 48], axis=1)
     minima = np.concatenate([second & 63, both >> 4 | second >> 2 & 48], axis=1)
@@ -176,12 +170,7 @@ def _scales_and_minima(blocks: Bytes) -> tuple[Floats, Floats]:
 
 
 def _q4_k(blocks: Bytes) -> tuple[Bytes, Floats, Floats]:
-    return _with_minimum(_fields(blocks[:, 16:], 32, 4), *_scales_and_minima(blocks), 4)
-
-
-def _q5_k(blocks: Bytes) -> tuple[Bytes, Floats, Floats]:
-    codes = _fields(blocks[:, 48:], 32, 4) | _fields(blocks[:, 16:48], 32, 1) << 4
-    return _with_minimum(codes + _CENTER, *_scales_and_minima(blocks), 8)
+    return _with_minimum(_fields(blocks[:, 16:], 32, 4), *_scales_and_minima(blocks))
 
 
 def _q6_k(blocks: Bytes) -> tuple[Bytes, Floats, None]:
@@ -215,12 +204,10 @@ _READERS = {
     "Q4_0": _Reader(18, (4, 32), _q4_0),
     "Q4_1": _Reader(20, (4, 32), _q4_1),
     "Q5_0": _Reader(22, (8, 32), _q5_0),
-    "Q5_1": _Reader(24, (8, 32), _q5_1),
     "Q8_0": _Reader(34, (8, 32), _q8_0),
     "Q2_K": _Reader(84, (4, 16), _q2_k),
     "Q3_K": _Reader(110, (4, 16), _q3_k),
     "Q4_K": _Reader(144, (4, 32), _q4_k),
-    "Q5_K": _Reader(176, (8, 32), _q5_k),
     "Q6_K": _Reader(210, (8, 16), _q6_k),
     "IQ4_NL": _Reader(18, (8, 32), _iq4_nl),
     "IQ4_XS": _Reader(136, (8, 32), _iq4_xs),
