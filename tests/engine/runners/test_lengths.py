@@ -11,6 +11,7 @@ import pytest
 from genai_server.engine.kv_cache.cpu_buffers import page_tokens
 from genai_server.engine.model.files import check_model_directory
 from genai_server.engine.model.graph import read_decoder_graph
+from genai_server.engine.model.speech_files import read_cross_decoder
 from genai_server.engine.runners import lengths
 from genai_server.engine.runners.lengths import (
     allowed,
@@ -21,6 +22,7 @@ from genai_server.engine.runners.lengths import (
     with_limit,
 )
 from genai_server.messages.generation_request import ModelInfo, Sampling
+from tests.engine.hybrids import BUILT
 from tests.engine.runners.test_choose import spec
 from tests.running_server import DEMO
 
@@ -76,6 +78,15 @@ def test_little_memory_runs_fewer_requests_of_short_length() -> None:
     assert 500 < limit < 600
     assert words.startswith("memory")
     assert 1 <= slots < 32
+
+
+@needs_linux
+def test_sounds_take_no_memory_for_checkpoints() -> None:
+    graph = read_cross_decoder(BUILT / "whisper")
+    limits, _ = batch_limits(spec(0), graph, check_model_directory(BUILT / "whisper"))
+    assert graph.bytes_per_row
+    assert limits.memory.checkpoint_pages == 0
+    assert limits.memory.max_pages == limits.num_slots * limits.memory.min_pages
 
 
 def test_whole_slots_leave_memory_for_several_sequences(monkeypatch: pytest.MonkeyPatch) -> None:

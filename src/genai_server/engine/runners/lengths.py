@@ -100,7 +100,7 @@ def head_share(spec: EngineSpec) -> float:
         return 0.0
     model = check_model_directory(model_dir)
     try:
-        own, head = (read_decoder_graph(model_dir, part) for part in ("decoder", MTP))
+        own, head = (read_decoder_graph(model_dir, part).in_32_bits() for part in ("decoder", MTP))
         share = head.bytes_per_token / (own.bytes_per_token + head.bytes_per_token)
         left = with_kv_share(spec, 1 - share)
         batch_limits(left, with_cache_type(left, own, model.context_length), model)
@@ -212,7 +212,7 @@ def batch_limits(spec: EngineSpec, graph: DecoderGraph, model: ModelInfo) -> tup
         own += num_checkpoints * graph.bytes_per_row
         checkpoints = KvMemory(UNSHARED.page_tokens, num_checkpoints, checkpoint_pages=1, own_bytes=own)
         return BatchLimits(num_slots, max_length, checkpoints), model
-    checkpoint_pages = -(-graph.bytes_per_row // page_bytes)
+    checkpoint_pages = -(-graph.bytes_per_row // page_bytes) if graph.has_states else 0
     pages = KvMemory(
         tokens,
         (memory.bytes - num_slots * slot_bytes) // page_bytes,
