@@ -61,13 +61,14 @@ def _quantized(matrix: NDArray[np.float32], bits: int) -> tuple[NDArray[np.uint8
     return packed, scales[:, :, 0]
 
 
-def write_halved(source: Path, target: Path) -> Path:
-    """A model directory like `source` whose decoder computes, and keeps its states, in 16 bits."""
+def write_halved(source: Path, target: Path, *parts: str) -> Path:
+    """A model directory like `source` whose decoder, and other parts, compute and keep their states in 16 bits."""
     shutil.copytree(source, target)
-    name = json.loads((source / "genai_config.json").read_text())["model"]["decoder"]["filename"]
-    model = onnx.load(str(source / name))
-    in_float = [*DEFAULT_OP_BLOCK_LIST, "LinearAttentionGate"]
-    halved = convert_float_to_float16(model, keep_io_types=False, disable_shape_infer=True, op_block_list=in_float)
-    OnnxModel(halved).topological_sort()  # casts were added behind the nodes that read them
-    onnx.save(halved, str(target / name))
+    config = json.loads((source / "genai_config.json").read_text())["model"]
+    for name in (config[part]["filename"] for part in ("decoder", *parts)):
+        model = onnx.load(str(source / name))
+        in_float = [*DEFAULT_OP_BLOCK_LIST, "LinearAttentionGate"]
+        halved = convert_float_to_float16(model, keep_io_types=False, disable_shape_infer=True, op_block_list=in_float)
+        OnnxModel(halved).topological_sort()  # casts were added behind the nodes that read them
+        onnx.save(halved, str(target / name))
     return target

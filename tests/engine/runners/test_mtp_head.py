@@ -29,6 +29,7 @@ from genai_server.messages.admin import SetRuntimeOption
 from genai_server.messages.generation_request import Sampling
 from genai_server.messages.launch import EngineSpec
 from tests.engine.hybrids import BUILT, LENGTH, SLOTS, STEPS, VOCAB, Hybrid, text
+from tests.engine.quantized_models import write_halved
 from tests.model_edits import edited_config
 from tests.stepped_loop import SteppedLoop
 
@@ -45,6 +46,13 @@ def hybrid() -> Hybrid:
 def loaded(hybrid: Hybrid) -> LoadedModel:
     settings = structs.replace(hybrid.settings, speculation="auto")
     return load_model(EngineSpec("cpu", str(hybrid.path), settings))
+
+
+@pytest.fixture(scope="module")
+def halved(hybrid: Hybrid, tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
+    path = write_halved(hybrid.path, tmp_path_factory.mktemp("models") / "halved", "mtp")
+    settings = structs.replace(hybrid.settings, speculation="auto")
+    return load_model(EngineSpec("cpu", str(path), settings))
 
 
 @pytest.fixture
@@ -145,6 +153,29 @@ def test_drafts_are_those_of_the_heads_graph(
     assert any(len(draft) > 1 for _, draft in made)
     for tokens, draft in made:
         assert draft == reference.draft(tokens, len(draft))
+
+
+def test_a_head_in_16_bits_drafts_as_well(
+    hybrid: Hybrid,
+    halved: LoadedModel,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    passes_of_any_length_take_the_same_time: None,
+) -> None:
+    head = halved.draft_model
+    assert isinstance(head, MtpHead)
+    monkeypatch.setattr(head, "times", Free())
+    monkeypatch.setattr(Drafter, "draft", lambda *_: NO_DRAFT)
+    drafts, reference = noted_drafts(head, monkeypatch), Reference(hybrid.path)
+    policy = StepPolicy(speculates=True)
+    scheduler = Scheduler(halved.main, max_running=SLOTS, max_waiting=SLOTS, prefill_chunk=32, policy=policy)
+    device = SteppedLoop(halved, scheduler, Guidance(None, VOCAB), tmp_path)
+    ask(device, 1, text(50, 82), cache_prompt=False)
+    device.run(1)
+    made = [(tokens, draft[0]) for tokens, draft in drafts if draft]
+    assert len(made) > 3
+    # Its weights are rounded, so single tokens may differ from those of the graph in 32 bits.
+    assert sum(token == reference.draft(tokens, 1)[0] for tokens, token in made) > 0.7 * len(made)
 
 
 def test_drafts_after_a_profile_are_those_of_the_heads_graph(

@@ -72,6 +72,8 @@ def make_ragged(graph: onnx.GraphProto, decoder: DecoderGraph) -> None:
         stack_ranks(graph, decoder.low_rank_paths)
         if graph_type != TensorProto.FLOAT:
             raise DoesNotFit("it computes in 16 bits")
+        if decoder.hidden_input:  # the model gives its states in 32 bits, whatever its files have
+            inputs[decoder.hidden_input].type.tensor_type.elem_type = TensorProto.FLOAT
         states = StateLayers(graph, decoder)
         nodes = _native_nodes(graph, decoder, states)
         new_inputs += [*native_inputs(), *states.inputs, *_sounds(inputs[state.past] for state in decoder.cross_states)]

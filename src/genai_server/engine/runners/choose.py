@@ -172,7 +172,7 @@ def _load_head(spec: EngineSpec, share: float, loaded: LoadedModel) -> "DraftMod
         if not isinstance(main, BatchedRunner) or not main.abilities.drafts or not main.graph.hidden_size:
             raise DoesNotFit(loaded.batching.reason or "the model's graph does not give it what it reads")
         own = with_kv_share(spec, share)
-        graph = with_cache_type(own, read_decoder_graph(model_dir, MTP), main.model.context_length)
+        graph = with_cache_type(own, read_decoder_graph(model_dir, MTP).in_32_bits(), main.model.context_length)
         limits, model = batch_limits(own, graph, main.model)
         options = with_found_libraries(spec.options, model_dir)
         session = open_session(graph, spec.settings.threads, options=options)

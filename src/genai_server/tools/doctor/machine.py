@@ -184,7 +184,7 @@ def _context(subject: str, settings: Settings, about: ModelStatus, kv_bytes: int
     spec = EngineSpec("cpu", directory, given, kv_bytes=max(1, kv_bytes), draft_model=about.draft_model)
     try:
         read = read_cross_decoder if transcribes(Path(directory)) else read_decoder_graph
-        graph = read(Path(directory))
+        graph = read(Path(directory)).in_32_bits()
         limits, model = batch_limits(spec, graph, check_model_directory(Path(directory)))
     except (DoesNotFit, ConfigurationError) as error:
         if isinstance(error, ConfigurationError) or "tokens" in str(error):
