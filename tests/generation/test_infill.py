@@ -9,6 +9,7 @@ import pytest
 from genai_server.apis.shared.completion_body import CompletionRequest
 from genai_server.errors import InvalidField
 from genai_server.generation.infill import infill_tokens, with_suffix
+from genai_server.messages.worker_tasks import TaskOwner
 from genai_server.text.codec import TextCodec, load_text_codec
 from tests.running_server import DEMO
 
@@ -23,7 +24,7 @@ def codec() -> Iterator[TextCodec]:
 
 def prompts(codec: TextCodec, **fields: Any) -> CompletionRequest:
     body = CompletionRequest.model_validate({"prompt": "ab", "suffix": "c", **fields})
-    return asyncio.run(with_suffix(body, codec))
+    return asyncio.run(with_suffix(body, codec, TaskOwner()))
 
 
 @pytest.mark.parametrize(

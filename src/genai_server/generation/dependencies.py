@@ -179,9 +179,14 @@ class RequestContext:
             return None
         return _digest(given, own_cache, b"prefix cache")
 
+    @property
+    def owner(self) -> TaskOwner:
+        """What the request's tasks belong to."""
+        return TaskOwner(self.tenant, self.record.unique_id, self.background)
+
     def requester(self, salt: str | None = None) -> Requester:
         """For whom something is prepared, for a body's `cache_salt`."""
-        return Requester(TaskOwner(self.tenant, self.record.unique_id, self.background), self.cache_salt(salt))
+        return Requester(self.owner, self.cache_salt(salt))
 
     def answer_memory(self, salt: str | None) -> str:
         """The name of the engine's memory of answers, for a body's `cache_salt`. No two keys ever have the same."""

@@ -171,14 +171,14 @@ async def _prepare(
 
     # Render and encode the prompts; resolve all defaults.
     if isinstance(body, CompletionRequest) and body.suffix:
-        body = await with_suffix(body, codec)
+        body = await with_suffix(body, codec, context.owner)
     encoded = await encode_prompts(services, body, codec, context)
     if isinstance(body, ChatParameters) and not keeps_media:
         for message in body.messages:
             message.drop_media()
         context.release_body()
     prompts = [prompt.tokens for prompt in encoded]
-    prediction = await encode_prediction(body, codec, model)
+    prediction = await encode_prediction(body, codec, model, context.owner)
     sampling = await with_exclusions(to_sampling(body, model), body, codec.tokenizer, model)
     limit = model.max_length
     if (body.max_tokens or 0) > limit and context.leniency.cap("max_tokens", limit - len(prompts[0])):

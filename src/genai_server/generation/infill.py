@@ -2,6 +2,7 @@
 
 from genai_server.apis.shared.completion_body import CompletionRequest
 from genai_server.errors import InvalidField
+from genai_server.messages.worker_tasks import TaskOwner
 from genai_server.text.codec import TextCodec
 
 # The tokens that precede prefix, suffix and middle.
@@ -32,8 +33,8 @@ def infill_tokens(codec: TextCodec) -> list[int]:
     return next(([known[name] for name in names] for names in _FAMILIES if known.keys() >= set(names)), [])
 
 
-async def with_suffix(body: CompletionRequest, codec: TextCodec) -> CompletionRequest:
-    """The request with fill-in-the-middle prompts, in the order prefix, suffix, middle.
+async def with_suffix(body: CompletionRequest, codec: TextCodec, owner: TaskOwner) -> CompletionRequest:
+    """The request with fill-in-the-middle prompts, in the order prefix, suffix, middle. `owner` is the request's.
 
     Raises InvalidField if the tokenizer has no tokens for it.
     """
@@ -43,10 +44,12 @@ async def with_suffix(body: CompletionRequest, codec: TextCodec) -> CompletionRe
             "suffix is not supported by this model: its tokenizer has no tokens such as <|fim_prefix|>", param="suffix"
         )
     before, between, after = marks
-    suffix = await codec.encode_text(body.suffix or "", add_special=False, param="suffix")
+    suffix = await codec.encode_text(body.suffix or "", add_special=False, param="suffix", owner=owner)
     prompts = []
     for given in body.prompts:
-        prefix = await codec.encode_text(given, add_special=False) if isinstance(given, str) else given
+        prefix = given
+        if isinstance(given, str):
+            prefix = await codec.encode_text(given, add_special=False, owner=owner)
         tokens = [before, *prefix, between, *suffix, after]
         is_framed = isinstance(given, str) and body.add_special_tokens is not False
         prompts.append(codec.tokenizer.framed(tokens) if is_framed else tokens)

@@ -19,6 +19,7 @@ from genai_server.http.leniency import Leniency
 from genai_server.images.image_files import ReadImage
 from genai_server.images.reader import ImageSource
 from genai_server.messages.generation_request import Image, ModelInfo
+from genai_server.messages.worker_tasks import TaskOwner
 from genai_server.quoted_values import quoted
 from genai_server.text.codec import FEW_MESSAGES, TextCodec
 from genai_server.text.prompts.template_traits import THINKING_NAMES
@@ -72,7 +73,8 @@ async def encode_prompts(
     encoded = []
     for given in body.prompts:
         if isinstance(given, str):
-            given = await codec.encode_text(given, add_special=body.add_special_tokens is not False)
+            add_special = body.add_special_tokens is not False
+            given = await codec.encode_text(given, add_special=add_special, owner=context.owner)
             await asyncio.sleep(0)  # many short prompts together take long
         if codec.vision is not None:
             _check_that_no_token_is_of_images(given, codec.vision, codec.placeholder)
@@ -128,7 +130,7 @@ async def encode_messages(
     for medium, given in sources.items():
         if given and medium is not taken:
             _leave_out(plain, medium, codec, context.leniency, services.models.taking(medium))
-    tokens, written = await codec.encode_chat(plain, tools, variables)
+    tokens, written = await codec.encode_chat(plain, tools, variables, owner=context.owner)
     context.leniency.convert(written.converted)
     context.leniency.note(written.left_out)
     if taken is None or codec.vision is None or not sources[taken]:
@@ -202,15 +204,18 @@ def engine_images(prompt: EncodedPrompt, cache_salt: str | None) -> list[Image]:
     ]
 
 
-async def encode_prediction(body: ChatParameters | CompletionRequest, codec: TextCodec, model: ModelInfo) -> list[int]:
-    """The token ids of the prediction, at most as many as a sequence may have; empty without a prediction.
+async def encode_prediction(
+    body: ChatParameters | CompletionRequest, codec: TextCodec, model: ModelInfo, owner: TaskOwner
+) -> list[int]:
+    """The token ids of the prediction, at most as many as a sequence may have; empty without one. `owner` is
+    the request's.
 
     Raises InvalidField.
     """
     if not isinstance(body, ChatParameters) or body.prediction is None:
         return []
     text = body.prediction.text
-    tokens = await codec.encode_text(text, add_special=False, parse_special=False, param="prediction")
+    tokens = await codec.encode_text(text, add_special=False, parse_special=False, param="prediction", owner=owner)
     if len(tokens) > model.max_length:
         raise InvalidField(
             f"prediction may have at most {model.max_length} tokens ({model.limited_by}), given {len(tokens)}",

@@ -1,14 +1,13 @@
 """The text side of a model: converts messages and text to token ids, and token ids to text."""
 
-import asyncio
 from collections.abc import Callable, Mapping, Sequence, Set
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from genai_server.config.environment import limit_tokenizer_threads
 from genai_server.errors import InvalidField
 from genai_server.json_file import read_object
+from genai_server.messages.worker_tasks import TaskOwner
 from genai_server.pooling_model import PoolingModel, Task, read_pooling_model
 from genai_server.speech_model import SpeechModel, read_speech_model
 from genai_server.text.answers.dialect import AUTOMATIC, PLAIN, Dialect, read_dialect
@@ -25,6 +24,7 @@ from genai_server.text.prompts.template_files import (
     load_special_tokens,
 )
 from genai_server.text.prompts.template_rendering import Tool
+from genai_server.text.text_threads import TextThreads
 from genai_server.text.tokenizer import FILE, ByteTokenizer, ModelTokenizer, Tokenizer
 from genai_server.vision_model import VisionModel, read_vision_model
 
@@ -34,6 +34,9 @@ FEW_MESSAGES = 50
 # Number of longer prompts processed at a time; others wait.
 _THREADS = 2
 _SLICE = 20_000
+
+# Of requests whose API key is of no interest.
+_NOBODY = TaskOwner()
 
 T = TypeVar("T")
 
@@ -47,6 +50,8 @@ class EncodedChat(NamedTuple):
 
 class TextCodec:
     """Chat template, if any, and tokenizer of one model. Owned by the event loop; must be closed.
+
+    Long prompts are encoded in threads, in which the `owner`s of requests take turns (see TextThreads).
 
     Messages and tools are objects in OpenAI's format. A content is a text, a list of parts of type text or image, or
     None.
@@ -85,13 +90,15 @@ class TextCodec:
         # Excludes the token for unknown text, which has no structural meaning.
         self._structural = frozenset(tokenizer.special_tokens.values()) - tokenizer.unknown
         self._pooled_texts = None if pooling is None else PooledTexts(tokenizer, self.writer, pooling)
-        self._threads = ThreadPoolExecutor(_THREADS, "text")
+        self._threads = TextThreads(_THREADS)
 
     async def encode_chat(
         self,
         messages: Sequence[Message],
         tools: Sequence[Tool] | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
+        *,
+        owner: TaskOwner = _NOBODY,
     ) -> EncodedChat:
         """The prompt's token ids. `template_kwargs` are additional variables for the template.
 
@@ -105,7 +112,8 @@ class TextCodec:
             self._check_images(messages, tokens)
             return EncodedChat(tokens, written)
 
-        return await self._run(encode, is_short=not tools and _are_short([*messages, template_kwargs or {}]))
+        is_short = not tools and _are_short([*messages, template_kwargs or {}])
+        return await self._run(encode, owner, is_short=is_short)
 
     def render_chat(
         self,
@@ -117,7 +125,13 @@ class TextCodec:
         return self.writer.write(messages, tools, template_kwargs)
 
     async def encode_text(
-        self, text: str, add_special: bool = True, *, parse_special: bool = True, param: str = "prompt"
+        self,
+        text: str,
+        add_special: bool = True,
+        *,
+        parse_special: bool = True,
+        param: str = "prompt",
+        owner: TaskOwner = _NOBODY,
     ) -> list[int]:
         """The token ids of a raw text.
 
@@ -132,7 +146,7 @@ class TextCodec:
             prompt = Prompt([text], 0) if parse_special else self._guard.plain(text)
             return self._encode(prompt, param, check=not parse_special, add_special=add_special)
 
-        return await self._run(encode, is_short=len(text) <= SHORT_TEXT)
+        return await self._run(encode, owner, is_short=len(text) <= SHORT_TEXT)
 
     def decode(self, tokens: Sequence[int], *, param: str = "tokens") -> str:
         """The text of token ids, including special tokens. Invalid UTF-8 is decoded to U+FFFD.
@@ -148,11 +162,11 @@ class TextCodec:
             )
         return self.tokenizer.decode(tokens)
 
-    async def encode_pooled(self, encode: Callable[[PooledTexts], T]) -> T:
+    async def encode_pooled(self, encode: Callable[[PooledTexts], T], owner: TaskOwner = _NOBODY) -> T:
         """Run `encode` in a thread. Only for embedding and reranking models."""
         assert self._pooled_texts is not None
         texts = self._pooled_texts
-        return await self._run(lambda: encode(texts), is_short=False)
+        return await self._run(lambda: encode(texts), owner, is_short=False)
 
     @property
     def placeholder(self) -> int:
@@ -173,7 +187,7 @@ class TextCodec:
 
     def close(self) -> None:
         """Stop the threads."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._threads.close()
 
     def _check_images(self, messages: Sequence[Message], tokens: list[int]) -> None:
         """Check that the template has written one placeholder for each image or sound. Raises InvalidField."""
@@ -195,11 +209,11 @@ class TextCodec:
             raise InvalidField(f"{param} has a special token in a form that cannot be encoded as text", param=param)
         return self.tokenizer.framed(tokens) if add_special else tokens
 
-    async def _run(self, job: Callable[[], T], *, is_short: bool) -> T:
+    async def _run(self, job: Callable[[], T], owner: TaskOwner, *, is_short: bool) -> T:
         """Run a short job directly, and a long one in a thread so that it does not block the event loop."""
         if is_short:
             return job()
-        return await asyncio.get_running_loop().run_in_executor(self._threads, job)
+        return await self._threads.run(job, owner)
 
 
 def load_text_codec(

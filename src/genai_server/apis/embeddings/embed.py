@@ -160,7 +160,7 @@ class _PooledRequest:
         limit = self._limit(info)
         async with within(self.context.deadline):
             order, texts, prompt = await codec.encode_pooled(
-                lambda pooled: self._in_order(encode(pooled, about, limit), info.vocab_size)
+                lambda pooled: self._in_order(encode(pooled, about, limit), info.vocab_size), self.context.owner
             )
         require_capacity([len(prompt)])
         data = await self._read(engine, prompt, texts)

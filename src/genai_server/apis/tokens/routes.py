@@ -90,10 +90,12 @@ async def _tokens(services: Services, body: TokenizeRequest, codec: TextCodec, c
         )
         return prompt.tokens
     if body.prompt is not None:
-        return await codec.encode_text(body.prompt, body.add_special_tokens is not False)
+        return await codec.encode_text(body.prompt, body.add_special_tokens is not False, owner=context.owner)
     assert body.content is not None
     parse_special = body.parse_special is not False
-    return await codec.encode_text(body.content, body.add_special is True, parse_special=parse_special, param="content")
+    return await codec.encode_text(
+        body.content, body.add_special is True, parse_special=parse_special, param="content", owner=context.owner
+    )
 
 
 def _piece(data: bytes) -> str | list[int]:

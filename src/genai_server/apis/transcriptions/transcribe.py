@@ -26,6 +26,7 @@ from genai_server.engine_client.client import EngineClient
 from genai_server.errors import InvalidField
 from genai_server.generation.dependencies import RequestContext, Services, choose_engine, within
 from genai_server.messages.generation_request import GenerationRequest
+from genai_server.messages.worker_tasks import TaskOwner
 from genai_server.pooling_model import Task
 from genai_server.quoted_values import quoted
 from genai_server.speech_model import SpeechModel
@@ -213,7 +214,7 @@ async def begin(services: Services, form: AudioForm, context: RequestContext, *,
         raise InvalidField(f"model {chosen.id} has been replaced by one that does not transcribe", param="model")
     if translates and not model.languages:
         raise InvalidField(f"model {chosen.id} only knows English, so it does not translate", param="model")
-    options = await _options(form, model, codec, translates=translates)
+    options = await _options(form, model, codec, context.owner, translates=translates)
     if options.has_words and not info.aligns:
         raise InvalidField(f"timestamp_granularities cannot be word with model {chosen.id}: {_NO_WORDS}", param=_WORDS)
     require_decoder("file")
@@ -246,7 +247,9 @@ async def begin(services: Services, form: AudioForm, context: RequestContext, *,
     return Transcription(model, recording, requests, WindowTranscriber(model, codec, requests, base), options)
 
 
-async def _options(form: AudioForm, model: SpeechModel, codec: TextCodec, *, translates: bool) -> TranscriptionOptions:
+async def _options(
+    form: AudioForm, model: SpeechModel, codec: TextCodec, owner: TaskOwner, *, translates: bool
+) -> TranscriptionOptions:
     candidates = [] if not isinstance(form, TranscriptionForm) else form.languages or []
     candidates = [_known(code, model, "languages") for code in candidates]
     language = None
@@ -256,7 +259,9 @@ async def _options(form: AudioForm, model: SpeechModel, codec: TextCodec, *, tra
         language = ENGLISH
     prompt: list[int] = []
     if form.prompt is not None and (text := form.prompt.strip()):
-        prompt = await codec.encode_text(f" {text}", add_special=False, parse_special=False, param="prompt")
+        prompt = await codec.encode_text(
+            f" {text}", add_special=False, parse_special=False, param="prompt", owner=owner
+        )
     return TranscriptionOptions(
         language,
         candidates,
