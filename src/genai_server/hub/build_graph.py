@@ -128,7 +128,7 @@ class GgufWeights:
             if parameter.ndim == 2:
                 order = self._order(tensor, parameter, heads)
                 if is_wide:
-                    values = np.ascontiguousarray(self._rows(tensor, order, slice(None)), np.float32)
+                    values = np.array(self._rows(tensor, order, slice(None)), np.float32)
                     self._widen(parameter, torch.from_numpy(values))
                 self._found[parameter.untyped_storage().data_ptr()] = tensor, order, parameter
             elif is_wide:

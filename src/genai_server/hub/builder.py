@@ -261,7 +261,7 @@ def _add_sampling(build: Build) -> None:
     try:
         config = read_object(path)
         kind = str(read_source_config(build.source).get("model_type"))
-        config["search"] |= {"do_sample": True, "top_k": 0} | _SAMPLING.get(kind, _OTHER_SAMPLING)
+        config["search"] |= {"do_sample": True} | _SAMPLING.get(kind, _OTHER_SAMPLING)
     except (ModelDirectoryError, LookupError, TypeError):
         return  # the check reports it
     path.write_text(json.dumps(config, indent=4), encoding="utf-8")

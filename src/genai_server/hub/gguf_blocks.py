@@ -36,11 +36,6 @@ class Blocks(NamedTuple):
         """The weights of a block."""
         return int(self.codes.shape[1] // self.scales.shape[1])
 
-    def rows(self, chosen: Any) -> "Blocks":
-        """The blocks of some rows, which a slice or an array of indices names."""
-        offsets = None if self.offsets is None else self.offsets[chosen]
-        return Blocks(self.codes[chosen], self.scales[chosen], offsets, self.bits)
-
     def values(self) -> Floats:
         """The weights."""
         codes = self.codes.reshape(*self.scales.shape, -1).astype(np.float32) - (1 << (self.bits - 1))
