@@ -20,7 +20,7 @@ RANKS, NUM_RANKS = "genai_server.ranks", "genai_server.num_ranks"
 
 
 def find_paths(graph: onnx.GraphProto, optional: Collection[str]) -> tuple[LowRankPath, ...]:
-    """The paths of the inputs with defaults; none if some of these inputs are anything else."""
+    """The paths whose matrices are the inputs with defaults; none if some of these inputs belong to no such path."""
     if not optional:
         return ()
     inputs = {value.name: value.type.tensor_type for value in graph.input if value.name in optional}

@@ -66,7 +66,9 @@ class StateLayers:
         self.read: dict[str, None] = {}
 
     def replaced(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
-        """The nodes that a node becomes. Raises DoesNotFit."""
+        """The nodes that replace a node: itself if it has no state, none if an operator's node does its work. Raises
+        DoesNotFit.
+        """
         if node.op_type == CONVOLUTION:
             return self._convolution(node)
         if node.op_type == RECURRENCE:

@@ -32,7 +32,7 @@ def computes_in_half(graph: onnx.GraphProto) -> bool:
 
 
 def widen(graph: onnx.GraphProto, weights: Weights) -> None:
-    """Change a graph; one that computes in 32 bits stays as it is."""
+    """Let a graph compute in 32 bits. `weights` loads the constants that are converted."""
     if not computes_in_half(graph):
         return
     kept = _matrices(graph)

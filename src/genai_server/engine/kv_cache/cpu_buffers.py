@@ -93,5 +93,5 @@ class CpuBuffers:
             binding.bind_input(NATIVE + past, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
 
     def keep(self, binding: Any, output: str) -> None:
-        """Leave an output of a pass in CPU memory."""
+        """Let ONNX Runtime allocate an output of a pass, in CPU memory."""
         binding.bind_output(output, "cpu")

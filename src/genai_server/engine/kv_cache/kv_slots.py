@@ -186,7 +186,10 @@ class KvSlots:
             slot.checkpoints[length] = self._states.save(slot.index)
 
     def spoil(self, sequence: int) -> None:
-        """Forget a running sequence's tokens, because a failed pass may have changed its states."""
+        """Forget a running sequence's tokens, because a failed pass may have changed its states.
+
+        Without states, the tokens from before the pass remain.
+        """
         if self._states is not None:
             self._running[sequence].empty()
 

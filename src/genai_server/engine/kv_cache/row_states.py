@@ -21,7 +21,7 @@ Saved = list[NDArray[Any]]
 
 
 class _Drafted(NamedTuple):
-    """The drafted tokens of a row, whose states are those before them."""
+    """The drafted tokens of a row. Until some are accepted, its states are those before the draft."""
 
     # The first one's place among the flat tokens of the pass.
     first: int
@@ -46,7 +46,7 @@ class RowStates:
         # What is saved of each row.
         self.arrays = list(self._states.values())
         self._operators = operators
-        # Outputs of a pass with drafts that are kept.
+        # Names of the outputs that a pass with drafts must give: what the operators have read of its tokens.
         self.read: list[str] = []
         if operators is not None:
             known = {STARTS, SLOTS, COMMITTED, *self._states}
@@ -83,13 +83,13 @@ class RowStates:
             array[row] = values[0]
 
     def passed(self, layout: Layout, values: Mapping[str, Any]) -> None:
-        """Take what a pass with drafts gave, by the names in `read`. Rows with a draft wait for `accept`."""
+        """Keep the outputs of a pass with drafts, by the names in `read`, until these are accepted or forgotten."""
         for row, places in zip(layout.rows, layout.tokens, strict=True):
             if row.num_drafted:
                 self._waiting[row.slot] = _Drafted(places.stop - row.num_drafted, values)
 
     def accept(self, row: int, num_tokens: int) -> None:
-        """Set a row's states to those behind the first tokens of its draft, if it has one."""
+        """Advance a row's states over the first `num_tokens` tokens of its draft. Without a draft nothing changes."""
         drafted = self._waiting.pop(row, None)
         if drafted is None or not num_tokens:
             return
@@ -107,7 +107,7 @@ class RowStates:
         self._operators.run_with_iobinding(binding)
 
     def accept_nothing(self) -> None:
-        """Leave the states of all rows as they are before their drafts."""
+        """Forget the drafts of all rows. Their states remain those before the drafts."""
         self._waiting.clear()
 
     def bind(self, binding: Any) -> None:

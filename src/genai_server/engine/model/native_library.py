@@ -1,4 +1,4 @@
-"""The library of operators for CPUs, genai-server-native, where it is installed and of use."""
+"""Finds genai-server-native, the library of operators for CPUs, and chooses its kernels for this processor."""
 
 import hashlib
 import importlib

@@ -18,7 +18,7 @@ from genai_server.engine.model.native_library import native_library
 from genai_server.engine.model.session_options import EXTERNAL_DATA, open_with, session_options
 from genai_server.options.device import DEFAULT_OPTIONS, DeviceOptions
 
-# The first whose GroupQueryAttention takes several tokens of several rows, and whose PagedAttention takes bounds.
+# The one that the batch with genai-server-native is tested with, and the first whose PagedAttention takes bounds.
 _MIN_VERSION, _MIN_PAGED = (1, 32), (1, 31)
 _ERRORS = 3  # ONNX Runtime's level of severity
 

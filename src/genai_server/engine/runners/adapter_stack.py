@@ -59,7 +59,7 @@ class _Place:
 
 
 class AdapterStack:
-    """The matrices of all paths, and which sequence has which ranks of them."""
+    """The matrices A and B of the adapters in use, one adapter behind the other, and the ranks of each sequence."""
 
     def __init__(self, paths: Sequence[LowRankPath]) -> None:
         self._paths = paths
@@ -133,6 +133,7 @@ class AdapterStack:
         part[rows:] = 0
 
     def _gap(self, rank: int, places: list[_Place]) -> int | None:
+        """The first of `rank` consecutive ranks that none of these adapters has; None if there are not so many."""
         first = 0
         for place in [place for place in places if place.weights() is not None]:
             if place.first - first >= rank:

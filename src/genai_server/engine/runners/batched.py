@@ -253,7 +253,7 @@ class BatchedRunner(Runner):
         return [found[row.slot] for row in rows]
 
     def _row(self, read: Read) -> Row:
-        """Where a read lies in the pass, with the features of images among its tokens."""
+        """What the pass reads of a sequence: the tokens of `read`, with the features of images among them."""
         slot, images = self.slots.of(read.sequence.id), read.sequence.images
         num_cached = len(slot.tokens)
         num_logits = read.num_tokens if read.positions else 1 + len(read.draft)

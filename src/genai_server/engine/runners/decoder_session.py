@@ -159,11 +159,11 @@ class DecoderSession:
         return binding
 
     def _keeps_read(self, layout: Layout) -> bool:
-        """Whether what the operators with states read of a pass is kept, because some of it may be accepted later."""
+        """Whether the inputs of the operators with states are kept: with them, accepted tokens are read again."""
         return layout.has_drafts and bool(self._states.read)
 
     def _read_of_states(self, binding: Any) -> dict[str, Any]:
-        """What the operators with states read in a pass, as OrtValues by their names. The binding lets go of them."""
+        """The inputs of the operators with states, as OrtValues by their names. The binding lets go of them."""
         values = binding.get_outputs_as_ortvaluevector()
         found = {name: values[number] for number, name in enumerate(self._states.read)}
         for name in found:
@@ -175,7 +175,7 @@ class DecoderSession:
         return np.broadcast_to(layout.positions, (axes, *layout.ids.shape)).copy() if axes else layout.positions
 
     def _keep_unread(self, binding: Any, wanted: Mapping[str, NDArray[Any]]) -> None:
-        """Leave unwanted outputs in the memory where they are computed.
+        """Let ONNX Runtime allocate the outputs that are not in `wanted`, in the memory where they are computed.
 
         Called before a pass, and again after it: a binding otherwise keeps its outputs as long as it lives.
         """
