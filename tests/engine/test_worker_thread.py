@@ -1,7 +1,9 @@
 """Jobs of a thread: in order, tenants in turns, and those of the background after all others."""
 
 import threading
+from collections.abc import Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -33,6 +35,41 @@ def test_tenants_take_turns() -> None:
     for future in futures:
         future.result(30)
     assert done == ["a1", "b1", "c1", "a2", "b2", "a3", "A1", "B1", "C1", "A2", "B2", "A3"]
+
+
+def test_a_second_thread_runs_the_jobs_of_another_tenant() -> None:
+    worker, go_on, done = WorkerThread("test", has_second=True), threading.Event(), list[str]()
+    futures: list[Future[Any]] = [worker.submit(go_on.wait, tenant="a")]
+    futures.append(worker.submit(partial(done.append, "a"), tenant="a"))
+    futures.append(worker.submit(partial(done.append, "c of the background"), tenant="c", background=True))
+    for number in range(3):
+        futures.append(worker.submit(partial(done.append, f"b{number}"), tenant="b"))
+        futures[-1].result(30)
+    assert done == ["b0", "b1", "b2"]
+    go_on.set()
+    for future in futures:
+        future.result(30)
+    assert done[3:] == ["a", "c of the background"]
+
+
+def test_both_threads_start_within_the_given_context() -> None:
+    number, go_on = [0], threading.Event()
+
+    def num_threads() -> int:
+        return sum(thread.name.startswith("started") for thread in threading.enumerate())
+
+    @contextmanager
+    def starting() -> Iterator[None]:
+        before = num_threads()
+        yield
+        number[0] += num_threads() - before
+
+    worker = WorkerThread("started", has_second=True, starting=starting)
+    futures = [worker.submit(go_on.wait, tenant=tenant) for tenant in "aabb"]
+    go_on.set()
+    for future in futures:
+        future.result(30)
+    assert number == [2]
 
 
 def test_a_failed_job_fails_its_future_only() -> None:

@@ -1,9 +1,10 @@
-"""A thread that prepares things for requests: tenants take turns, and the background comes last."""
+"""Threads that prepare things for requests: tenants take turns, and the background comes last."""
 
 import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -13,13 +14,26 @@ class WorkerThread:
     """Runs one job at a time: tenants take turns, and those of the background come after all others. Those of a tenant
     run in the order in which they came.
 
-    `initializer` is called in the thread, which starts with its first job.
+    With `has_second`, a job of one more tenant, which is not of the background, runs in a second thread, so that it
+    need not wait for a long one. A thread starts with its first job, within `starting`, and calls `initializer`.
     """
 
-    def __init__(self, name: str, initializer: Callable[[], object] | None = None) -> None:
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix=name, initializer=initializer)
+    def __init__(
+        self,
+        name: str,
+        initializer: Callable[[], object] | None = None,
+        *,
+        has_second: bool = False,
+        starting: Callable[[], AbstractContextManager[object]] = nullcontext,
+    ) -> None:
+        self._num_threads = 2 if has_second else 1
+        self._threads = ThreadPoolExecutor(self._num_threads, thread_name_prefix=name, initializer=initializer)
+        self._starting = starting
         # By tenant, the one with the next turn first; of the background, and all others.
         self._jobs: dict[bool, dict[str, deque[Callable[[], None]]]] = {True: {}, False: {}}
+        # The tenants of the jobs that run.
+        self._running: set[str] = set()
+        # Guards the last two.
         self._lock = threading.Lock()
 
     def submit(self, job: Callable[[], T], *, tenant: str = "", background: bool = False) -> Future[T]:
@@ -27,18 +41,31 @@ class WorkerThread:
         future: Future[T] = Future()
         with self._lock:
             self._jobs[background].setdefault(tenant, deque()).append(lambda: _run(job, future))
-        self._thread.submit(self._run_next)
+            self._begin_next()
         return future
 
-    def _run_next(self) -> None:
-        with self._lock:
-            tenants = self._jobs[False] or self._jobs[True]
-            tenant = next(iter(tenants))
-            jobs = tenants.pop(tenant)
+    def _begin_next(self) -> None:
+        """Begin the jobs whose turn it is. The caller holds the lock."""
+        while len(self._running) < self._num_threads:
+            waiting = self._jobs[False]
+            if not waiting and not self._running:
+                waiting = self._jobs[True]
+            tenant = next((tenant for tenant in waiting if tenant not in self._running), None)
+            if tenant is None:
+                return
+            jobs = waiting.pop(tenant)
             job = jobs.popleft()
             if jobs:
-                tenants[tenant] = jobs  # behind all others
+                waiting[tenant] = jobs  # behind all others
+            self._running.add(tenant)
+            with self._starting():
+                self._threads.submit(self._run_turn, tenant, job)
+
+    def _run_turn(self, tenant: str, job: Callable[[], None]) -> None:
         job()
+        with self._lock:
+            self._running.remove(tenant)
+            self._begin_next()
 
 
 def _run(job: Callable[[], Any], future: Future[Any]) -> None:

@@ -268,6 +268,24 @@ def test_a_tenant_does_not_join_the_compilation_of_another_one(
     assert done.get(timeout=10) is not done.get(timeout=10)
 
 
+def test_a_tenant_does_not_wait_for_a_grammar_of_another_one(
+    guidance: Guidance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = Event()
+    compile_one = guidance._compile
+
+    def slow(grammar: str) -> Compiled:
+        assert grammar != 'start: "large"' or gate.wait(30)
+        return compile_one(grammar)
+
+    monkeypatch.setattr(guidance, "_compile", slow)
+    large: SimpleQueue[Compiled] = SimpleQueue()
+    guidance.compile('start: "large"', large.put, tenant="alice")
+    assert guide(guidance, 'start: "small"', "bob").forced() != []
+    gate.set()
+    large.get(timeout=30)
+
+
 def test_new_grammars_evict_those_of_the_tenant_that_has_most(
     guidance: Guidance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
