@@ -3,9 +3,11 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+import onnx
 import pytest
 
 from genai_server.engine.decoder_graph import DoesNotFit
+from genai_server.engine.graph_rewriting.packed_products import DOMAIN
 from genai_server.engine.measuring import tuning
 from genai_server.engine.measuring.tuning import Tuned, decode_rate, prefill_rate, quantized_blocks
 from genai_server.engine.runners.batched import BatchedRunner
@@ -60,6 +62,13 @@ def test_tuning_measures_the_runner_that_would_serve(tmp_path: Path, monkeypatch
     alone = tuned.open(1, 4)
     assert isinstance(alone, OgGeneratorRunner)
     assert prefill_rate(alone, 8, 128, 0.01) > 0
+
+
+def test_without_a_batch_the_library_runs_the_model_that_it_knows(tmp_path: Path) -> None:
+    alone = Tuned(DEMO, tmp_path, DeviceOptions(), 128, batched=False).open(1, 4)
+    assert isinstance(alone, OgGeneratorRunner)
+    graph = onnx.load(str(alone.model_dir / "model.onnx"), load_external_data=False).graph
+    assert DOMAIN not in {node.domain for node in graph.node}
 
 
 def test_bits_and_block_sizes_are_read_from_the_graph() -> None:

@@ -11,9 +11,10 @@ import onnx
 from genai_server.engine.decoder_graph import DoesNotFit
 from genai_server.engine.model.files import check_model_directory, read_config
 from genai_server.engine.model.graph import read_decoder_graph
+from genai_server.engine.model.native_library import why_not_native
 from genai_server.engine.model.session import open_session
 from genai_server.engine.model.session_options import with_found_libraries
-from genai_server.engine.model.weights import native_model
+from genai_server.engine.model.weights import native_model, prepacked_model
 from genai_server.engine.runners.bare_sequences import open_bare, read_all
 from genai_server.engine.runners.base import Runner
 from genai_server.engine.runners.batched import BatchedRunner
@@ -47,14 +48,13 @@ class Tuned:
         """
         model = check_model_directory(self.model_dir)
         options = with_found_libraries(self.options, self.model_dir)
-        directory = native_model(self.model_dir, self.cache_dir, options)
         try:
-            if not self.batched:
+            if not self.batched or why_not_native(options, self.cache_dir) is not None:
                 raise DoesNotFit
-            graph = read_decoder_graph(directory)
+            graph = read_decoder_graph(native_model(self.model_dir, self.cache_dir, options)).in_32_bits()
+            session = open_session(graph, threads, options=options)
         except DoesNotFit:
-            return OgGeneratorRunner(directory, "cpu", threads, options)
-        session = open_session(graph, threads, options=options)
+            return OgGeneratorRunner(prepacked_model(self.model_dir, self.cache_dir, options), "cpu", threads, options)
         limits = BatchLimits(rows, min(self.max_length, model.context_length))
         return BatchedRunner(graph, session, model, limits, run_entries=options.run)
 

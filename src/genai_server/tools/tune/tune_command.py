@@ -46,9 +46,8 @@ _BATCHES, _CHUNKS = (1, 2, 4, 8, 16, 32), (32, 64, 128, 256, 512)
 _THREADS_CHUNK = 128
 # Tokens of a measured sequence, unless the settings or the model allow fewer.
 _LENGTH = 2048
-# Entries of a session whose best value depends on the machine: how long idle threads spin, in microseconds, and whether
-# 4-bit matrices are multiplied with 32-bit activations.
-_ENTRIES = ((SPINNING, "0"), ("session.intra_op.spin_duration_us", "1000"), ("mlas.qnbit.force_fp32", "1"))
+# Entries of a session whose best value depends on the machine: how long idle threads spin, in microseconds.
+_ENTRIES = ((SPINNING, "0"), ("session.intra_op.spin_duration_us", "1000"))
 # Maximum share of the cores that other programs may use during the measurement.
 _MAX_BUSY = 0.1
 
