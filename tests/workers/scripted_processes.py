@@ -65,9 +65,15 @@ class Script:
     def __init__(self) -> None:
         self.processes: list[ScriptedProcess] = []
         self.is_broken = False
+        # How many starts have begun, and whether they may end.
+        self.num_starts = 0
+        self.may_start = threading.Event()
+        self.may_start.set()
 
     def start(self, kind: TaskKind, spec: Mapping[str, Any]) -> ScriptedProcess:
         """Start a process."""
+        self.num_starts += 1
+        assert self.may_start.wait(60)
         if self.is_broken:
             raise CheckerUnavailable("no process")
         self.processes.append(ScriptedProcess(kind, spec))

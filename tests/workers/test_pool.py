@@ -350,6 +350,27 @@ def test_another_keys_task_finds_a_process_while_those_of_one_key_wait() -> None
     _run(work, processes=2)
 
 
+def test_another_keys_task_takes_the_process_that_is_being_started() -> None:
+    async def work(pool: WorkerPool, script: Script) -> None:
+        (first,) = pool.submit([task("a0")])
+        await script.until_asked("a0")
+        script.may_start.clear()
+        (second,) = pool.submit([task("a1")])
+        await asyncio.to_thread(wait_until, lambda: script.num_starts == 2)
+        (other,) = pool.submit([task("b", tenant="b")])
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        script.may_start.set()
+        await script.tell("b")
+        await other
+        for name in ("a0", "a1"):
+            await script.tell(name)
+        await asyncio.gather(first, second)
+        assert script.num_starts == 2
+
+    _run(work, processes=1)
+
+
 def test_no_process_is_kept_ready_where_nothing_waits() -> None:
     async def work(pool: WorkerPool, script: Script) -> None:
         both = pool.submit([task("one"), task("two")])

@@ -263,15 +263,22 @@ class WorkerPool:
                 entry.process = None
 
     async def _process(self, entry: _Entry) -> AnyWorkerProcess:
-        """An idle process, or a new one."""
+        """An idle process, the one that is being started in advance, or a new one."""
+        process = self._take_idle(entry.sort)
+        if process is None and (starting := self._starting.get(entry.sort)) is not None:
+            await asyncio.wait([starting])
+            process = self._take_idle(entry.sort)
+        return process or await self._new_process(entry.kind, entry.task.spec)
+
+    def _take_idle(self, sort: str) -> AnyWorkerProcess | None:
         for idle in reversed(self._idle):
-            if idle.sort == entry.sort:
+            if idle.sort == sort:
                 self._idle.remove(idle)
                 if idle.process.is_alive:
                     return idle.process
                 self._processes.discard(idle.process)
                 idle.process.end()
-        return await self._new_process(entry.kind, entry.task.spec)
+        return None
 
     async def _new_process(self, kind: TaskKind, spec: Mapping[str, Any]) -> AnyWorkerProcess:
         while len(self._idle) >= _MAX_IDLE:
