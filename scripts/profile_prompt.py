@@ -39,7 +39,7 @@ def main() -> None:
     parser.add_argument("--markdown", action="store_true", help="print the table as a document has it")
     arguments = parser.parse_args()
     try:
-        graph = read_decoder_graph(arguments.model_dir)
+        graph = read_decoder_graph(arguments.model_dir).in_32_bits()
     except DoesNotFit as reason:
         parser.exit(1, f"{arguments.model_dir} does not run in a batch: {reason}\n")
     model = check_model_directory(arguments.model_dir)

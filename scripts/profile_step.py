@@ -1,9 +1,8 @@
 """Take a batched engine's decode steps apart: what the engine does around ONNX Runtime's pass, and what the pass does.
 
-The steps run as in the engine's main thread, with sampling and messages to a socket, but without an API process, first
-with the model's own weights and then with those of 8 bits, of which a server takes the faster ones; ONNX Runtime's own
-profile gives the operators' shares. Run it with the interpreter of `.venv`; a model of 0.4 billion parameters takes two
-minutes.
+The steps run as in the engine's main thread, with sampling and messages to a socket, but without an API process. ONNX
+Runtime's own profile gives the operators' shares. Run it with the interpreter of `.venv`; a model of 0.4 billion
+parameters takes two minutes.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ def main() -> None:
     arguments = parser.parse_args()
     directory, rows = arguments.model_dir, arguments.rows
     try:
-        graph = read_decoder_graph(directory)
+        graph = read_decoder_graph(directory).in_32_bits()
     except DoesNotFit as reason:
         parser.exit(1, f"{directory} does not run in a batch: {reason}\n")
     sampling = Sampling(arguments.temperature, top_p=arguments.top_p)

@@ -103,7 +103,7 @@ class Settings(ServerSettings, MediaSettings):
     """
 
     exact: bool = False
-    """Make all answers bitwise independent of other requests; devices where a batch is not have none."""
+    """Make all answers bitwise independent of other requests. Where a batch cannot, requests run one by one."""
 
     tool_parser: str = "auto"
     """Format of tool calls, such as `hermes`; `auto` detects it from the chat template, `none` disables tools."""

@@ -153,8 +153,8 @@ class GenerationRequest(Struct, frozen=True):
     unique_id: str = ""
     # The name of the client's API key, for operators; "" without one.
     key_name: str = ""
-    # Tokens that the answer may contain, for drafts. Near a tie they may change the chosen token. They have no effect
-    # with `exact` or a seed.
+    # Tokens that the answer may contain, for drafts. Where tokens do not have the same result in any pass, drafts may
+    # change the chosen token near a tie, and have no effect with a seed.
     prediction: list[int] = []
     # Stands for the clients that may share answers, as drafts. Drafts come from earlier answers with the same, unless
     # `cache_prompt` is off, and this answer is kept for later ones; "" for neither.
