@@ -115,6 +115,19 @@ def test_shared_slots_always_fit_one_request_of_full_length(bytes_: float, num_s
     assert loaded.main.abilities.memory.pages(128) <= loaded.main.abilities.memory.num_pages
 
 
+def test_a_draft_model_need_not_be_exact(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    draft = tmp_path / "draft"
+    shutil.copytree(DEMO, draft)
+    monkeypatch.setattr(
+        batched_module, "_why_not_exact", lambda graph, **_: "it rounds" if graph.path.parent == draft else ""
+    )
+    given = spec(256, exact=True, kv_cache_bytes=64 * 1024 * 1024)
+    loaded = choose.load_model(msgspec.structs.replace(given, draft_model=str(draft)))
+    assert loaded.draft_model is not None
+    assert loaded.draft_model.runner.abilities.why_not_exact == "it rounds"
+    assert loaded.batching.exact
+
+
 def test_draft_model_shares_the_memory_for_keys_and_values(monkeypatch: pytest.MonkeyPatch) -> None:
     entries: list[dict[str, str]] = []
     original = session_options.config_entries

@@ -150,6 +150,8 @@ def _load_draft_model(spec: EngineSpec, loaded: LoadedModel) -> "DraftModel":
     model = structs.replace(model, context_length=min(model.context_length, main.model.max_length))
     share, options = draft_share(spec), with_found_libraries(spec.options, path)
     own = structs.replace(with_kv_share(spec, share), model_dir=spec.draft_model, draft_model="", options=options)
+    # How it rounds changes how many drafts are accepted, and no answer.
+    own = structs.replace(own, settings=structs.replace(own.settings, exact=False))
     try:
         runner = load_batched(own, path, model)
         if runner.slots.keeps_states:
