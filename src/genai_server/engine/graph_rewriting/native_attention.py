@@ -1,9 +1,9 @@
 """Attention of genai-server-native over flat tokens, for a decoder's ragged graph on a CPU.
 
 The operator RaggedAttention (native/README.md) reads the flat tokens of any rows, rotates queries and keys, writes keys
-and values into the rows' slots, and attends. It needs neither padding nor groups of rows, and a token's result is
-bitwise the same next to any others, however its text is cut into passes. The slots are inputs of the graph to which the
-operator writes: the memory that is bound is the cache.
+and values into the rows' slots, and attends. A token's result is bitwise the same next to any others, however its text
+is cut into passes. The slots are inputs of the graph to which the operator writes: the memory that is bound is the
+cache.
 
 A decoder of speech also attends to the keys and values that an encoder made of a sound. The operator reads all of
 those in a slot, and writes none.

@@ -1,8 +1,8 @@
 """Attention over blocks of keys and values, for a decoder's ragged graph on a device with memory of its own.
 
-ONNX Runtime's contrib operator com.microsoft.PagedAttention takes flat tokens, so its passes need neither padding nor
-groups of rows. The keys and values of all rows lie in one pool of blocks, and a table names the blocks of each row. The
-operator has kernels for CUDA only, and takes keys and values of 16 bits.
+ONNX Runtime's contrib operator com.microsoft.PagedAttention takes the flat tokens of any rows. The keys and values of
+all rows lie in one pool of blocks, and a table names the blocks of each row. The operator has kernels for CUDA only,
+and takes keys and values of 16 bits.
 """
 
 import onnx
