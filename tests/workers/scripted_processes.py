@@ -64,7 +64,9 @@ class Script:
 
     def __init__(self) -> None:
         self.processes: list[ScriptedProcess] = []
+        # Whether no process can be started, and how many of the next ones cannot.
         self.is_broken = False
+        self.num_broken = 0
         # How many starts have begun, and whether they may end.
         self.num_starts = 0
         self.may_start = threading.Event()
@@ -74,7 +76,8 @@ class Script:
         """Start a process."""
         self.num_starts += 1
         assert self.may_start.wait(60)
-        if self.is_broken:
+        self.num_broken -= 1
+        if self.is_broken or self.num_broken >= 0:
             raise CheckerUnavailable("no process")
         self.processes.append(ScriptedProcess(kind, spec))
         return self.processes[-1]

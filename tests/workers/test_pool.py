@@ -371,13 +371,49 @@ def test_another_keys_task_takes_the_process_that_is_being_started() -> None:
     _run(work, processes=1)
 
 
+def test_a_task_takes_a_process_that_is_free_before_its_own_has_started() -> None:
+    async def work(pool: WorkerPool, script: Script) -> None:
+        (first,) = pool.submit([task("a0")])
+        await script.until_asked("a0")
+        script.may_start.clear()
+        more = pool.submit([task("a1"), task("a2")])
+        (other,) = pool.submit([task("b", tenant="b")])
+        await asyncio.to_thread(wait_until, lambda: script.num_starts == 2)
+        await script.tell("a0")
+        await script.tell("b")
+        assert [process.asked for process in script.processes] == [["a0", "b"]]
+        script.may_start.set()
+        for name in ("a1", "a2"):
+            await script.tell(name)
+        await asyncio.gather(first, other, *more)
+
+    _run(work, processes=1)
+
+
+def test_a_start_that_fails_is_the_error_of_one_task_only() -> None:
+    async def work(pool: WorkerPool, script: Script) -> None:
+        script.may_start.clear()
+        both = pool.submit([task("a0"), task("b", tenant="b")])
+        await asyncio.to_thread(wait_until, lambda: script.num_starts == 2)
+        script.num_broken = 1
+        script.may_start.set()
+        done, _ = await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        with pytest.raises(CheckerUnavailable):
+            await done.pop()
+        await asyncio.to_thread(wait_until, lambda: len(script.asked) == 1)
+        await script.tell(script.asked[0])
+        assert len(await asyncio.gather(*both, return_exceptions=True)) == 2
+
+    _run(work, processes=2)
+
+
 def test_no_process_is_kept_ready_where_nothing_waits() -> None:
     async def work(pool: WorkerPool, script: Script) -> None:
         both = pool.submit([task("one"), task("two")])
         for name in ("one", "two"):
             await script.tell(name)
         await asyncio.gather(*both)
-        assert not pool._starting
+        assert not any(pool._starting.values())
         assert len(script.processes) == 2
 
     _run(work, processes=2)

@@ -5,7 +5,7 @@ import contextlib
 import json
 import logging
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -97,8 +97,9 @@ class WorkerPool:
         self._idle: list[_Idle] = []
         self._processes: set[AnyWorkerProcess] = set()
         self._running: set[asyncio.Task[None]] = set()
-        # Starts in advance, by the sort of process.
-        self._starting: dict[str, asyncio.Task[Answer]] = {}
+        # Processes that are being started, and tasks without a process, by the sort of process.
+        self._starting: defaultdict[str, list[asyncio.Task[Answer]]] = defaultdict(list)
+        self._wanted: defaultdict[str, list[asyncio.Future[AnyWorkerProcess]]] = defaultdict(list)
         self._space = SpaceBudget(limits.space)
         self._is_closed = False
 
@@ -125,7 +126,12 @@ class WorkerPool:
 
     def start_process(self, kind: TaskKind, spec: Mapping[str, Any]) -> "asyncio.Future[Answer]":
         """See Workers."""
-        return asyncio.shield(self._start_in_advance(kind, spec))
+        sort = _sort(kind, spec)
+        if self._may_keep(sort):
+            return asyncio.shield(next(iter(self._starting[sort]), None) or self._start_one(kind, spec, sort))
+        nothing: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        nothing.set_result({})
+        return nothing
 
     async def reserve_space(self, owner: TaskOwner, num_bytes: int, unavailable: type[Unavailable]) -> "TakenSpace":
         """See Workers."""
@@ -263,12 +269,19 @@ class WorkerPool:
                 entry.process = None
 
     async def _process(self, entry: _Entry) -> AnyWorkerProcess:
-        """An idle process, the one that is being started in advance, or a new one."""
-        process = self._take_idle(entry.sort)
-        if process is None and (starting := self._starting.get(entry.sort)) is not None:
-            await asyncio.wait([starting])
-            process = self._take_idle(entry.sort)
-        return process or await self._new_process(entry.kind, entry.task.spec)
+        """The first one that is free: an idle one, a new one, or one whose task has ended in the meantime."""
+        if (process := self._take_idle(entry.sort)) is not None:
+            return process
+        wanted: asyncio.Future[AnyWorkerProcess] = asyncio.get_running_loop().create_future()
+        waiting = self._wanted[entry.sort]
+        waiting.append(wanted)
+        try:
+            if len(self._starting[entry.sort]) < len(waiting):
+                self._start_one(entry.kind, entry.task.spec, entry.sort)
+            return await wanted
+        finally:
+            if wanted in waiting:
+                waiting.remove(wanted)
 
     def _take_idle(self, sort: str) -> AnyWorkerProcess | None:
         for idle in reversed(self._idle):
@@ -293,32 +306,51 @@ class WorkerPool:
         return process
 
     def _start_spare(self) -> None:
-        """Start a process of the sort that tasks wait for, if none is idle and the queue may run one more task."""
+        """Start a process of the sort that tasks wait for, if none is free and the queue may run one more task."""
         queue = self._queues[False]  # a long task takes far longer than the start of its process
         waiting = next(queue.waiting, None)
-        if waiting is None or self._starting or self._is_closed:
+        if waiting is None or self._is_closed or not self._may_keep(waiting.sort):
             return
-        if sum(running.sort == waiting.sort for running in queue.running) <= self._limits.processes:
-            starting = self._start_in_advance(waiting.kind, waiting.task.spec)
-            # If it cannot be started, the tasks that need one say so.
-            starting.add_done_callback(lambda spare: spare.cancelled() or spare.exception())
+        has_spare = len(self._starting[waiting.sort]) > len(self._wanted[waiting.sort])
+        num_running = sum(running.sort == waiting.sort for running in queue.running)
+        if not has_spare and num_running <= self._limits.processes:
+            self._start_one(waiting.kind, waiting.task.spec, waiting.sort)
 
-    def _start_in_advance(self, kind: TaskKind, spec: Mapping[str, Any]) -> "asyncio.Task[Answer]":
-        """Start a process, unless one of its sort is idle or is being started in advance already."""
-        sort = _sort(kind, spec)
-        if sort not in self._starting:
-            self._starting[sort] = asyncio.create_task(self._start_idle(kind, spec, sort))
-            self._starting[sort].add_done_callback(lambda _: self._starting.pop(sort, None))
-        return self._starting[sort]
+    def _may_keep(self, sort: str) -> bool:
+        """Whether a process may be started that no task needs yet."""
+        return len(self._idle) < _MAX_IDLE and not any(idle.sort == sort for idle in self._idle)
 
-    async def _start_idle(self, kind: TaskKind, spec: Mapping[str, Any], sort: str) -> Answer:
-        if len(self._idle) < _MAX_IDLE and not any(idle.sort == sort for idle in self._idle):
-            self._keep(kind, spec, await self._new_process(kind, spec))
+    def _start_one(self, kind: TaskKind, spec: Mapping[str, Any], sort: str) -> "asyncio.Task[Answer]":
+        """Start a process for the first task that then has none, or to be kept."""
+        starting = asyncio.create_task(self._start_and_keep(kind, spec, sort))
+        starting.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # a task may report it
+        self._starting[sort].append(starting)
+        return starting
+
+    async def _start_and_keep(self, kind: TaskKind, spec: Mapping[str, Any], sort: str) -> Answer:
+        this = asyncio.current_task()
+        assert this is not None
+        try:
+            process = await self._new_process(kind, spec)
+        except BaseException as error:
+            self._starting[sort].remove(this)
+            waiting = self._wanted[sort]
+            if len(waiting) > len(self._starting[sort]) and (wanted := _first(waiting)) is not None:
+                wanted.set_exception(error)
+            raise
+        self._starting[sort].remove(this)
+        self._keep(kind, spec, process)
         return {}
 
     def _keep(self, kind: TaskKind, spec: Mapping[str, Any], process: AnyWorkerProcess) -> None:
-        """Keep a process for the next task. The least recently used one ends if there are too many."""
-        idle = _Idle(process, _sort(kind, spec))
+        """Give a process to the first task that has none, or keep it for the next one. The least recently used process
+        ends if there are too many.
+        """
+        sort = _sort(kind, spec)
+        if (wanted := _first(self._wanted[sort])) is not None:
+            wanted.set_result(process)
+            return
+        idle = _Idle(process, sort)
         self._idle.append(idle)
         same = [other for other in self._idle if other.sort == idle.sort]
         if len(same) > self._limits.processes + 1:
@@ -376,6 +408,14 @@ def remove(path: str) -> None:
     """Remove a file that a task was to write."""
     with contextlib.suppress(OSError):
         Path(path).unlink(missing_ok=True)
+
+
+def _first(waiting: "list[asyncio.Future[AnyWorkerProcess]]") -> "asyncio.Future[AnyWorkerProcess] | None":
+    """Take out the first future whose task still waits; None if there is none."""
+    while waiting:
+        if not (wanted := waiting.pop(0)).done():
+            return wanted
+    return None
 
 
 def _entry(task: Task, answer: "asyncio.Future[Answer]", space: TakenSpace | None) -> _Entry:
