@@ -27,6 +27,7 @@ def run(script: str, *arguments: str) -> str:
 @pytest.mark.parametrize(
     ("command", "expected"),
     [
+        (["check_repeats", "--questions", "4", "--tokens", "6"], ["of 4 answers differ: again 0", "exact 0"]),
         (["profile_step", str(DEMO), "--rows", "1,2", "--steps", "1"], ["in ONNX Runtime", "PackedMatMul"]),
         (["profile_prompt", str(DEMO), "--tokens", "64", "--chunk", "32", "--rounds", "1"], ["the whole prompt"]),
         (["profile_prompt", str(DEMO), "--tokens", "1", "--behind", "40"], ["the whole prompt"]),
