@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from genai_server.engine.runners.lengths import IDLE_CHUNK
 from tests.apis.admin.test_running_requests import listed
 from tests.running_server import DEMO, RunningServer, last_event, wait_until
 from tests.server_here import run_here
@@ -130,16 +131,15 @@ def test_profiling_mid_answer_writes_one_file_per_pass(
 
 
 def test_each_pass_of_a_profiled_request_has_its_own_file(own_folder: Path) -> None:
-    with run_here(own_folder, "--model-dir", str(DEMO), "--prefill-chunk", "8") as server:
+    with run_here(own_folder, "--model-dir", str(DEMO)) as server:
         server.options(enable_profiling="1")
-        metrics = server.chat("Count from 1 to 20.", max_tokens=25).json()["metrics"]
+        metrics = server.chat("Count from 1 to 20. " * 40, max_tokens=25).json()["metrics"]
         server.options(enable_profiling="0")
-        chunks = -(-metrics["input_tokens"] // 8)
         files = list((own_folder / "profiles" / "cpu").glob("onnxruntime_run_profile_*.json"))
         # The last chunk of the prompt yields the first token, and each later pass one more. No chunk has a single
         # token: where one is left, the chunk before includes it.
-        if metrics["input_tokens"] % 8 == 1:
-            chunks -= 1
+        chunks = -(-(metrics["input_tokens"] - 1) // IDLE_CHUNK)
+        assert chunks > 1
         assert len(files) - (metrics["output_tokens"] - 1) == chunks
 
 

@@ -114,6 +114,7 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         "GENAI_MAX_QUEUE": str(NUM_REQUESTS),
         "GENAI_SCHEDULER": scheduler,
         "GENAI_SPECULATION": "off",
+        "GENAI_ENCODER_WEIGHTS": "own",  # as the library computes
     }
     folder = tmp_path_factory.mktemp(name)
     path = renamed(*ALSO[name], folder / name) if name in ALSO else BUILT / name

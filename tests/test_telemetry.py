@@ -146,13 +146,17 @@ def test_chat_with_a_server_of_its_own_starts_none(home: Home) -> None:
     home.check("serve", ENGINE)
 
 
-def test_the_builder_of_export_starts_none(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("precision", "program"),
+    [("int4", str(ROOT / "src/genai_server/hub/build_graph.py")), ("fp32", "onnxruntime_genai.models.builder")],
+)
+def test_the_builder_of_export_starts_none(precision: str, program: str, tmp_path: Path) -> None:
     home = Home(tmp_path, fake_builder(tmp_path / "libraries"))
     source = tmp_path / "tiny"
     source.mkdir()
     (source / "config.json").write_text("{}", encoding="utf-8")
-    home.run("-m", "genai_server", "export", str(source))
-    home.check("onnxruntime_genai.models.builder")
+    home.run("-m", "genai_server", "export", str(source), "--precision", precision)
+    home.check(program)
 
 
 def test_pull_starts_none(home: Home) -> None:

@@ -124,8 +124,7 @@ def _describe(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_rope_freq_base(rope.get("rope_theta", 10_000.0))
     writer.add_rope_dimension_count(int(head * rope.get("partial_rotary_factor", 1.0)))
     writer.add_vocab_size(config["vocab_size"])
-    epsilon = config.get("rms_norm_eps") or config.get("norm_eps")
-    writer.add_layer_norm_rms_eps(epsilon)
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"] if "rms_norm_eps" in config else config["norm_eps"])
     if config["model_type"] == "gemma2":
         writer.add_attn_logit_softcapping(config["attn_logit_softcapping"])
         writer.add_final_logit_softcapping(config["final_logit_softcapping"])
