@@ -259,6 +259,27 @@ def test_a_blocked_standard_error_holds_up_nobody_and_dropped_lines_are_counted(
     assert logging.getLogger().handlers[0].stream is stream  # type: ignore[attr-defined]
 
 
+def test_several_apps_of_one_process_log_in_any_order_of_their_ends(
+    pipe: tuple[int, TextIO], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads, stream = pipe
+    monkeypatch.setattr("genai_server.logs._END_SECONDS", 20.0)
+    monkeypatch.setattr("sys.stderr", stream)
+    configure_logging("info")
+    log = logging.getLogger("genai_server.anything")
+    first, second = written_in_thread(), written_in_thread()
+    first.__enter__()
+    second.__enter__()
+    log.info("of both")
+    first.__exit__(None, None, None)
+    log.info("of the second")
+    second.__exit__(None, None, None)
+    log.info("of none")
+    stream.flush()
+    written = os.read(reads, 1 << 16).decode().splitlines()
+    assert [line.rpartition(": ")[2] for line in written] == ["of both", "of the second", "of none"]
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="pipes always block there")
 def test_a_blocked_standard_error_delays_the_end_by_a_short_time_only(
     pipe: tuple[int, TextIO], monkeypatch: pytest.MonkeyPatch

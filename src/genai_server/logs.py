@@ -79,9 +79,13 @@ def written_in_thread() -> Iterator[None]:
     """Within the context a thread writes the lines, so that nothing else waits for a standard error that is blocked,
     such as a pipe that nobody reads.
 
-    Lines that do not fit into the queue are dropped, and the next line says how many.
+    Lines that do not fit into the queue are dropped, and the next line says how many. Of several apps in one process,
+    the first one's thread writes the lines of all until that app ends; then they are written without a thread.
     """
     handler = next((one for one in logging.getLogger().handlers if type(one) is logging.StreamHandler), None)
+    if handler is not None and isinstance(handler.stream, WaitingLines):
+        yield
+        return
     try:
         descriptor = -1 if handler is None else handler.stream.fileno()
     except (OSError, ValueError):  # it is no file
