@@ -271,7 +271,9 @@ def run_server(
             assert process.poll() is None, f"exit status {process.returncode}: {server.log()}"
         yield server
     finally:
-        children = family.children(recursive=True) if process.poll() is None else []
+        children: list[psutil.Process] = []
+        with suppress(psutil.NoSuchProcess):  # a test has killed it
+            children = family.children(recursive=True)
         process.send_signal(signal.SIGTERM)
         try:
             process.wait(seconds / 2)
