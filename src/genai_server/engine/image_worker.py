@@ -18,7 +18,7 @@ _MAX_SERIALS = 100_000
 
 
 class ImageWorker(EncoderWorker[EncodedImage]):
-    """The encoder computes the features [features, hidden_size] of one image's tensors."""
+    """Encodes images, one at a time, into the features [features, hidden_size] that the decoder reads."""
 
     noun = "an image"
 

@@ -88,7 +88,7 @@ class KeyTurns:
         self._waiting: dict[Hashable, deque[asyncio.Future[None]]] = {}
 
     async def take(self, key: Hashable) -> None:
-        """Wait for the turn of a request of `key`. The caller must pass it on."""
+        """Wait until it is the turn of a request of this key. The caller ends the turn with `pass_on`."""
         if not self._is_taken:
             self._is_taken = True
             return

@@ -136,7 +136,11 @@ class GgufWeights:
                 self._widen(parameter, torch.from_numpy(values).reshape(parameter.shape))
 
     def _order(self, tensor: Any, parameter: Any, heads: tuple[int, int]) -> Any:
-        """The order of the file's rows in a matrix: llama.cpp turns those of queries and keys. None for the same."""
+        """The rows of a file's tensor in the order of Transformers' matrix, or None if both have the same order.
+
+        llama.cpp interleaves the halves of each head of queries and keys. Raises SystemExit if no order makes the two
+        equal.
+        """
         num_rows = len(parameter)
         orders: list[Any] = [None]
         for number in heads if num_rows > 1 else ():

@@ -186,7 +186,8 @@ def _iq4_xs(blocks: Bytes) -> tuple[Bytes, Floats, None]:
 
 
 def _mxfp4(blocks: Bytes) -> tuple[Bytes, Floats, None]:
-    # A byte is an exponent of two. The codes are twice the weights, so the scales are halved.
+    # A block's scale is a power of two, whose exponent is its first byte minus 127. The table has the doubled weights,
+    # which are integers, so the scales are halved.
     scales = np.ldexp(np.float32(1), blocks[:, :1].astype(np.int32) - 128).astype(np.float32)
     return _looked_up(_HALVES, _fields(blocks[:, 1:], 16, 4)), scales, None
 

@@ -62,7 +62,10 @@ def main() -> None:
 
 
 def check_memory(built: Path, needed: int) -> None:
-    """End if both models do not fit into the memory together, where the system says how much is free."""
+    """Raise SystemExit if the built model and its source (`needed` bytes) do not fit into free memory together.
+
+    Nothing is checked where the system does not say how much memory is free.
+    """
     needed += sum(path.stat().st_size for path in built.iterdir() if path.is_file())
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()

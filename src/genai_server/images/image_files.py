@@ -158,7 +158,7 @@ class ImageFiles:
 
     def _image_ended(self, digest: str) -> None:
         self._ended.append(digest)
-        with contextlib.suppress(RuntimeError):  # the event loop has ended, and the folder with it
+        with contextlib.suppress(RuntimeError):  # the event loop has ended, and the folder was removed
             self._run_soon(self._tidy)
 
     def _tidy(self) -> None:

@@ -133,7 +133,7 @@ class MemoryBudget:
             engine.resize(share)
 
     def weights(self, about: ModelStatus) -> int:
-        """The memory of a model's engines without keys and values."""
+        """The bytes of memory that all engines of a model need besides their KV caches."""
         return len(about.devices) * RUNTIME + self._num_host_engines(about) * self._memory(about).weights
 
     def _figures(self, about: ModelStatus, loaded: Collection[MemoryModel]) -> str:

@@ -73,7 +73,7 @@ def pack(matrix: Matrix) -> PackedWeights:
 
 
 def by_panel(values: NDArray[Any]) -> NDArray[Any]:
-    """Values [outputs, blocks] as [panels, blocks, 64]."""
+    """The values [outputs, blocks] in the order of panels of 64 outputs: [panels, blocks, 64], filled up with zeros."""
     num_outputs, blocks = values.shape
     panels = -(-num_outputs // PANEL)
     packed = np.empty((panels, blocks, PANEL), values.dtype)

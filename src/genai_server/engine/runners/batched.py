@@ -58,7 +58,7 @@ def _why_not_exact(graph: DecoderGraph, *, rounds_prefixes: bool) -> str:
 
 
 class BatchedRunner(Runner):
-    """A model's session, and KV cache slots in memory where it runs."""
+    """Runs a decoder on several sequences in one pass, with a session and KV cache slots on its device."""
 
     slots: KvSlots
 
