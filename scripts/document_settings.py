@@ -1,14 +1,33 @@
-"""Regenerate the tables of docs/settings.md and .env.example from the code (run it with .venv/bin/python)."""
+"""Regenerate the tables of docs/settings.md, docs/evidence/options.md and .env.example from the code.
 
+Run it with .venv/bin/python.
+"""
+
+from collections.abc import Iterable
 from pathlib import Path
 
 from genai_server.config.setting_form import environment_variable
 from genai_server.config.setting_groups import GROUPS
 from genai_server.config.settings import Settings
+from genai_server.options.providers import PROVIDERS
+from genai_server.options.session import ENTRIES, RUN, SESSION
+from genai_server.options.table import Reach, Row
 
 ROOT = Path(__file__).parent.parent
+OPTIONS = ROOT / "docs" / "evidence" / "options.md"
 BEGIN, END = "<!-- settings -->\n", "<!-- end of settings -->\n"
 EXAMPLE_HEAD = "# Copy to .env and change what you need. An empty value counts as not given.\n"
+OPTIONS_HEAD = """# All options of sessions and providers
+
+The values of each option, and which runner it reaches ([from Triton](../from-triton.md), [where options
+stand](../settings.md#session-options)). No accelerator was at hand, so tests show that names are known, values are
+checked, and what is passed on, but not what a provider makes of an option.
+
+## Session options
+
+In `[session]`.
+"""
+REACHES = {Reach.BOTH: "both", Reach.GENERATOR: "onnxruntime-genai's model", Reach.BATCHED: "the batched session"}
 
 
 def shown(default: object) -> str:
@@ -42,11 +61,43 @@ def example() -> str:
     return "\n".join(lines)
 
 
+def options() -> str:
+    """docs/evidence/options.md."""
+    lines = [OPTIONS_HEAD, *options_table(row for row in (*SESSION, *RUN, *ENTRIES) if not row.impossible)]
+    for known in PROVIDERS.values():
+        if known.rows:
+            lines += ["", f"## {known.name}", "", f"In `[provider.{known.name}]`.", "", *options_table(known.rows)]
+    return "\n".join(lines) + "\n"
+
+
+def options_table(rows: Iterable[Row]) -> list[str]:
+    """A table of options; those with the same values and reach share a row."""
+    groups: dict[str, list[str]] = {}
+    for row in rows:
+        others = ", ".join(f"`{name}`" for name in row.also)
+        name = f"`{row.name}`" + (f" (also {others})" if others else "")
+        groups.setdefault(f"{_values(row)} | {REACHES[row.reach]}", []).append(name)
+    lines = ["| options | values | reaches |", "|---|---|---|"]
+    return [*lines, *(f"| {', '.join(names)} | {rest} |" for rest, names in groups.items())]
+
+
+def _values(row: Row) -> str:
+    """The values of an option."""
+    if row.impossible:
+        return f"cannot be set: {row.impossible}"
+    if row.name == "level":
+        (name,) = {option for options in row.means.values() for option in options}
+        values = ", ".join(f"{key}: {options[name]}" for key, options in row.means.items())
+        return f"`{name}` in Triton's numbers, {values}, any other number: all"
+    return row.kind.expected
+
+
 def main() -> None:
     page = ROOT / "docs" / "settings.md"
     before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
     page.write_text(before + BEGIN + tables() + END + rest.partition(END)[2], encoding="utf-8")
     (ROOT / ".env.example").write_text(example(), encoding="utf-8")
+    OPTIONS.write_text(options(), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,4 @@
-"""A disconnected client's request is cancelled in every phase, streamed or not, over real sockets.
-
-scripts/measure_cancellation.py measures the time that this takes with a real model.
-"""
+"""A disconnected client's request is cancelled in every phase, streamed or not, over real sockets."""
 
 import http.client
 import json

@@ -54,7 +54,7 @@ OTHERS_OPTIONS = (
         "--resolve",
         "--spec",
     ),
-    *("--stop-timeout", "--wheel", "--wheel-dir"),
+    *("--stop-timeout", "--tools", "--wheel", "--wheel-dir"),
 )
 
 

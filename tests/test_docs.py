@@ -2,6 +2,7 @@
 
 import json
 import re
+import runpy
 import subprocess
 import sys
 import tomllib
@@ -54,6 +55,26 @@ def test_settings_page_has_a_row_for_each_setting_and_no_more() -> None:
         for name in names
     ]
     assert re.findall(r"^## (.*)$", SETTINGS, re.MULTILINE)[: len(GROUPS)] == list(GROUPS)
+
+
+def test_the_page_of_options_matches_the_tables() -> None:
+    """If it fails, run scripts/document_settings.py."""
+    script = runpy.run_path(str(ROOT / "scripts" / "document_settings.py"))
+    assert script["options"]() == (ROOT / "docs" / "evidence" / "options.md").read_text(encoding="utf-8")
+
+
+def test_tests_that_documents_name_exist() -> None:
+    missing = []
+    for path in (ROOT / "docs").rglob("*.md"):
+        file = ""
+        for named, function in re.findall(r"`(tests/[\w/]+\.py)?(?:::(\w+))?`", path.read_text(encoding="utf-8")):
+            file = named or file  # a function without a file belongs to the last file
+            source = ROOT / file
+            if (named or function) and not (
+                source.is_file() and f"def {function}" in source.read_text(encoding="utf-8")
+            ):
+                missing.append(f"{path.name}: {file}::{function}")
+    assert missing == []
 
 
 def test_example_environment_has_all_settings_with_defaults() -> None:

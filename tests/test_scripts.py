@@ -1,10 +1,9 @@
-"""Each script named in the documentation runs with the current server, on the demo model and with short arguments.
+"""Each script that documents name runs with the current server, on the demo model and with short arguments.
 
 Tested elsewhere: make_adapter_model.py (the fixture `adapted`), pin_dependencies.py (test_deploy.py),
-document_options.py (test_from_triton.py), check_gpu.py (test_check_gpu.py), and the load scripts (tests/load). Not
-tested: scripts that build models with PyTorch, for minutes; test_commands.py tests their arguments. Nor
-check_harmony.py, which needs a library and its vocabulary, check_routers.py, which installs the routers from PyPI,
-measure_scale_out.py, which starts a Ray cluster, and make_pictures.py, whose results a person looks at.
+document_settings.py (test_docs.py), check_gpu.py (test_check_gpu.py), and the load scripts (tests/load). Not tested:
+scripts that build models with PyTorch, for minutes, of which test_commands.py tests the arguments, and
+make_pictures.py, whose results a person looks at.
 """
 
 import json
@@ -13,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.running_server import DEMO, ROOT, RunningServer, run_python
+from tests.running_server import DEMO, ROOT, run_python
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's /proc")
 
@@ -31,21 +30,7 @@ def run(script: str, *arguments: str) -> str:
         (["profile_step", str(DEMO), "--rows", "1,2", "--steps", "1"], ["in ONNX Runtime", "PackedMatMul"]),
         (["profile_prompt", str(DEMO), "--tokens", "64", "--chunk", "32", "--rounds", "1"], ["the whole prompt"]),
         (["profile_prompt", str(DEMO), "--tokens", "1", "--behind", "40"], ["the whole prompt"]),
-        (
-            ["profile_embeddings", str(ROOT / "models" / "demo-embeddings"), "--rounds", "1", "--texts", "2"],
-            ["the whole pass", "MatMul"],
-        ),
         (["measure_delivery", "--streams", "1,2", "--tokens", "20", "--rounds", "1"], ["core-ms a token"]),
-        (
-            [
-                *("measure_background", "--rounds", "1", "--requests", "3", "--pause", "0.1", "--alone", "0.5"),
-                *("--tokens", "8", "--prompt-words", "20", "--batch", "300", "--batch-tokens", "100"),
-            ],
-            ["time to first token", "time between tokens", "next to interactive requests"],
-        ),
-        (["measure_batches", "--lines", "300", "--seconds", "0.5"], ["validation", "cancellation"]),
-        (["measure_tools", "--tools", "2", "--rounds", "1"], ["grammar made each time", "then kept"]),
-        (["measure_sampler", "--rows", "1", "--steps", "1", "--vocabulary", "2000"], ["greedy", "top_k 50"]),
         (
             ["measure_speculation", "--tokens=16", "--rounds=1", "--clients=1,2", "--draft-model", str(DEMO)],
             [
@@ -56,11 +41,6 @@ def run(script: str, *arguments: str) -> str:
                 "random, of 16 tokens",
             ],
         ),
-        (
-            ["measure_adapters", "--tokens", "8", "--clients", "2", "--rounds", "1", "--adapters", "1,2"],
-            ["shared passes", "one by one"],
-        ),
-        (["measure_conversations", "--turns", "3", "--answers", "25"], ["complete answers", "its opening", "1.000"]),
         (["check_templates", str(DEMO)], ["hermes", "2 read"]),
         (
             ["simulate_routing", "--replicas", "3,6", "--requests", "30"],
@@ -70,7 +50,6 @@ def run(script: str, *arguments: str) -> str:
         pytest.param(
             ["measure_memory", str(DEMO), "--requests", "3"], ["packed once, mapped", "by the session"], marks=LINUX
         ),
-        pytest.param(["measure_unloading", str(DEMO), "--rounds", "1"], ["one model", "unloaded, 1"], marks=LINUX),
     ],
     ids=lambda value: value[0],
 )
@@ -98,12 +77,6 @@ def test_third_party_client_works(tmp_path: Path) -> None:
     printed = run("check_clients", "--quick", "--clients", "openai (Python)", "--work", str(tmp_path))
     assert "`openai` (Python)" in printed
     assert "not run" not in printed
-
-
-@pytest.mark.timeout(180)
-def test_measure_cancellation_reports_every_phase(demo: RunningServer) -> None:
-    printed = run("measure_cancellation", demo.url, "--times", "2")
-    assert [phase for phase in ("queued", "prefill", "decode, streamed") if phase not in printed] == []
 
 
 @pytest.mark.parametrize("name", ["embeddings", "reranker"])

@@ -324,7 +324,7 @@ def test_monitor_names_the_keys_of_requests(browser: Browser, locked: RunningSer
 
 
 def test_a_part_of_an_answer_that_is_written_stays_as_it_is(scripted_page: Page) -> None:
-    """Otherwise a long answer would not scroll smoothly; scripts/measure_page.py counts its frames."""
+    """Otherwise a long answer would not scroll smoothly."""
     scripted_page.evaluate("""() => {
         window.framesSeen = 0;
         const count = () => { window.framesSeen += 1; requestAnimationFrame(count); };

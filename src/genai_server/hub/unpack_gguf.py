@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 else:
     import gguf_tokenizers
 
-# Architectures of which scripts/check_checkpoints.py compares the logits.
+# Architectures whose logits were compared with PyTorch's (docs/evidence/models.md).
 _ARCHITECTURES = ("llama", "qwen2", "qwen3", "phi3", "gemma2", "gemma3", "lfm2")
 _MODELS: Any = AutoModelForCausalLM
 _CLASSES: Any = MODEL_FOR_CAUSAL_LM_MAPPING

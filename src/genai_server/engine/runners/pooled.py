@@ -45,7 +45,7 @@ _PASS_TOKENS = 2048
 # A text is in a pass with a shorter one if that is filled up by at most this share of it, or by so few tokens.
 _FILLED, _FEW = 0.125, 8
 _TRIED = (2, 7)
-# On a CPU the fused operator takes twice the time of the two that it replaces (scripts/profile_embeddings.py).
+# On a CPU the fused operator takes twice the time of the two that it replaces (docs/evidence/benchmarks.md).
 DISABLED_FUSIONS = {"optimization.disable_specified_optimizers": "SkipLayerNormFusion"}
 
 
