@@ -23,7 +23,7 @@ RATIO = 3.0
 _CALM = 120.0
 # Seconds after which the process of an attack is killed.
 _LEAVE = 2.0
-_BUCKET = re.compile(r'^genai:(?:prefill|decode)_step_time_seconds_bucket\{.*le="([^"]+)"\} (\S+)$', re.MULTILINE)
+_BUCKET = re.compile(r'^genai:prefill_step_time_seconds_bucket\{[^}]*\ble="([^"]+)"[^}]*\} (\S+)$', re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Place:
         return cls(port, Client(port, ATTACKER), Client(port, VICTIM), Client(port, ADMIN))
 
     async def passes(self) -> dict[float, float]:
-        """The numbers of forward passes up to now that took at most these seconds."""
+        """The numbers of forward passes up to now that read prompts and took at most these seconds."""
         response = await ask(self.port, "GET", "/metrics", headers=self.operator.headers())
         found: dict[float, float] = {}
         for limit, number in _BUCKET.findall(response.body.decode()):
@@ -232,15 +232,19 @@ async def _settled(place: Place, before: Mapping[float, float]) -> dict[float, f
 
 
 def longest_pass(number: Mapping[float, float]) -> float:
-    """The 95th percentile of forward passes, by the cumulative numbers of a histogram's buckets."""
+    """The 95th percentile of forward passes in seconds, by the cumulative numbers of a histogram's buckets: between the
+    bounds of its bucket it is interpolated, as Prometheus does.
+
+    Raises ValueError if no pass was counted, for every attack here has some.
+    """
     limits = sorted(number)
     if not limits or not number[limits[-1]]:
-        return 0.0
-    rank, low = 0.95 * number[limits[-1]], 0.0
-    for limit in limits:
+        raise ValueError("the server has counted no forward pass that reads a prompt")
+    rank, low, below = 0.95 * number[limits[-1]], 0.0, 0.0
+    for limit in limits[:-1]:
         if number[limit] >= rank:
-            return low if limit == float("inf") else limit
-        low = limit
+            return low + (limit - low) * (rank - below) / (number[limit] - below)
+        low, below = limit, number[limit]
     return low
 
 

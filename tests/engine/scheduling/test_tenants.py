@@ -324,6 +324,23 @@ def read(scheduler: Scheduler, number: int) -> list[str]:
     return found
 
 
+def test_no_chunk_of_a_long_prompt_delays_the_first_token_of_another_tenant() -> None:
+    scheduler = with_places(of("a0", 96), of("b0", 5), of("a1", 96), of("c0", 6), prefill_chunk=24)
+    scheduler.admit()
+    assert read(scheduler, 3) == ["b0:5 c0:6", "a0:24", "a0:24"]
+    # A short prompt of the same tenant begins the pass, and its longer one stays out for the other tenant.
+    scheduler = with_places(of("a0", 4), of("b0", 5), of("a1", 96), prefill_chunk=24)
+    scheduler.admit()
+    assert read(scheduler, 2) == ["a0:4 b0:5", "a1:24"]
+
+
+def test_a_tenant_alone_fills_its_passes() -> None:
+    scheduler = with_places(of("a0", 4), of("a1", 96), prefill_chunk=24)
+    scheduler.admit()
+    (first,) = read(scheduler, 1)
+    assert first.startswith("a0:4 a1:")
+
+
 def test_long_prompts_of_tenants_are_read_in_turns() -> None:
     scheduler = with_places(of("a", 96), of("b", 96))
     scheduler.admit()

@@ -7,7 +7,8 @@ many prompts wait. The chunk's size is derived from the measured times of passes
 
 The tenant whose turn it is (fair_queue.py) has its prompts read first. Of these, the one with the
 fewest tokens left comes first, so that short prompts do not wait for long ones. Waiting counts like tokens that have
-been read, so no prompt waits forever. Short prompts are read together.
+been read, so no prompt waits forever. Short prompts are read together. A pass that completes a tenant's prompt has no
+chunk of another tenant's longer prompt: the first token would wait for all of it.
 
 While other sequences are present, those of the background read nothing, except, on a device of its own, tokens that do
 not make a pass noticeably slower. Passes of the background alone are short, or can be interrupted.
@@ -236,7 +237,10 @@ class Scheduler(Places):
         return self._turns[sequence.background].turn(sequence.tenant)
 
     def _next_chunks(self, batch: list[Sequence]) -> list[Read]:
-        """Chunks of prompts for the batch's next pass: of the first prompt, and of others that fit into it, too."""
+        """Chunks of prompts for the batch's next pass: of the first prompt, and of others that fit into it, too.
+
+        Others of the same tenant may begin in it; those of other tenants must end in it.
+        """
         chunks: list[Read] = []
         budget = 0
         for sequence in filter(self._mixes, self._prompts()):
@@ -246,6 +250,8 @@ class Scheduler(Places):
                 continue  # it reuses what is read now
             elif budget < min(sequence.num_unread, MIN_CHUNK):
                 break
+            elif sequence.num_unread > budget and any(read.sequence.tenant != sequence.tenant for read in chunks):
+                continue
             chunks.append(self._next_chunk(sequence, budget))
             # A pass of several prompts cannot be interrupted, so it is short.
             budget = min(budget, self._prefill_chunk) - chunks[-1].num_tokens
