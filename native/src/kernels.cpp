@@ -68,20 +68,18 @@ INLINE B narrow(I v) {  // GCC 12 takes __builtin_convertvector apart
 #endif
 }
 
-// The same for weights of 8 bits.
+// The same for weights of 8 bits, from which AVX2 subtracts the middle, 128: the weights' signs move to the activations,
+// and the sum of two products, at most 2 * 128 * 127, fits into 16 bits.
+#if defined(__AVX2__) && !defined(__AVX512VNNI__)
+constexpr bool kSubtractsMiddle = true;
 INLINE I dot4_wide(I acc, I w, int32_t a) {
-#if defined(__AVX512VNNI__)
-  return dot4(acc, w, a);
-#elif defined(__AVX2__)  // even and odd bytes apart, in 16 bits
-  __m256i low = _mm256_set1_epi16(255), v = (__m256i)w, b = _mm256_set1_epi32(a);
-  __m256i even = _mm256_madd_epi16(_mm256_and_si256(v, low), _mm256_srai_epi16(_mm256_slli_epi16(b, 8), 8));
-  return acc + (I)even + (I)_mm256_madd_epi16(_mm256_srli_epi16(v, 8), _mm256_srai_epi16(b, 8));
-#else
-  for (int i = 0; i < W; ++i)
-    for (int j = 0; j < 4; ++j) acc[i] += ((uint32_t)w[i] >> 8 * j & 255) * (int8_t)((uint32_t)a >> 8 * j);
-  return acc;
-#endif
+  const __m256i weights = (__m256i)(w ^ all((int32_t)0x80808080)), signs = _mm256_sign_epi8(_mm256_set1_epi32(a), weights);
+  return acc + (I)_mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_abs_epi8(weights), signs), _mm256_set1_epi16(1));
 }
+#else
+constexpr bool kSubtractsMiddle = false;
+INLINE I dot4_wide(I acc, I w, int32_t a) { return dot4(acc, w, a); }
+#endif
 
 // 8 inputs of 4 bits.
 INLINE I dot8(I acc, I w, int32_t low, int32_t high) {
@@ -98,6 +96,7 @@ INLINE I dot8(I acc, I w, int32_t low, int32_t high) {
 template <int BITS, int ROWS, int VECS>
 void tile(const Product& p, int64_t panel, int64_t row, int vec) {
   constexpr int kInputs = 32 / BITS;  // of a step
+  constexpr int32_t kMiddle = BITS == 8 && kSubtractsMiddle ? 0 : 1 << (BITS - 1);
   const int64_t depth = p.block * p.blocks, outputs = p.outputs;
   const uint8_t* w = p.weights + panel * kPanel * depth * BITS / 8 + vec * W * 4;
   const int64_t first_scale = panel * p.blocks * kPanel + vec * W;
@@ -108,7 +107,7 @@ void tile(const Product& p, int64_t panel, int64_t row, int vec) {
   for (int64_t b = 0; b < p.blocks; ++b) {
     I acc[ROWS][VECS];
     for (int r = 0; r < ROWS; ++r)
-      for (int v = 0; v < VECS; ++v) acc[r][v] = all(-(1 << (BITS - 1)) * p.activation_sums[(row + r) * p.blocks + b]);
+      for (int v = 0; v < VECS; ++v) acc[r][v] = all(-kMiddle * p.activation_sums[(row + r) * p.blocks + b]);
     for (int64_t k = 0; k < p.block; k += kInputs, w += 4 * kPanel) {
 #pragma GCC unroll 8
       for (int v = 0; v < VECS; ++v) {
