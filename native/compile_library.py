@@ -37,6 +37,8 @@ _COMMON = [
     "-fno-rtti",
     "-fno-threadsafe-statics",
     "-Wall",
+    "-Wextra",
+    "-Wshadow",
     "-Wno-psabi",
     "-Wno-maybe-uninitialized",
     "-Wno-unknown-warning-option",

@@ -13,9 +13,9 @@
 namespace native {
 namespace {
 
-constexpr int kSide = 16;                // rows and outputs of a tile of sums
-constexpr int kTiles = kPanel / kSide;   // of a panel
-constexpr int kMaxGroups = 4;            // of kSide rows, for which the weights of a block are unpacked once
+constexpr int kSide = 16;               // rows and outputs of a tile of sums
+constexpr int kTiles = kPanel / kSide;  // of a panel
+constexpr int kMaxGroups = 4;           // of kSide rows, for which the weights of a block are unpacked once
 constexpr int64_t kMaxBlock = 256;
 // For so few rows the AVX-512 kernels read the weights once, and need not unpack them.
 constexpr int64_t kFewRows = 4;
@@ -42,7 +42,8 @@ void unpack(const uint8_t* from, int bits, int64_t block, int8_t* to) {
 }
 
 template <int TILE>
-inline void sum_tile(const int8_t* activations, int64_t depth, const int8_t* weights, int64_t block, int64_t step, Sums sums) {
+inline void sum_tile(const int8_t* activations, int64_t depth, const int8_t* weights, int64_t block, int64_t step,
+                     Sums sums) {
   zero_tile<TILE>();
   for (int64_t k = 0; k < block; k += step) {
     load_tile<4>(activations + k, depth);
@@ -53,7 +54,8 @@ inline void sum_tile(const int8_t* activations, int64_t depth, const int8_t* wei
 }
 
 // The sums of a block for a group of rows.
-void sum_group(const int8_t* activations, int64_t depth, const int8_t* weights, int64_t block, int64_t step, Sums sums) {
+void sum_group(const int8_t* activations, int64_t depth, const int8_t* weights, int64_t block, int64_t step,
+               Sums sums) {
   sum_tile<0>(activations, depth, weights, block, step, sums);
   sum_tile<1>(activations, depth, weights, block, step, sums);
   sum_tile<2>(activations, depth, weights, block, step, sums);

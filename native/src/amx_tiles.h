@@ -1,8 +1,8 @@
 // The tiles of AMX: matrices of up to 16 rows of 64 bytes in eight registers, whose sizes a configuration sets.
 //
-// Each instruction is written out, because GCC 12 loses the sizes of tiles that it allocates itself. The clobbered memory
-// orders tile instructions among each other and with the loads and stores around them. EMULATED_AMX replaces them by plain
-// C++, for tests on other processors: it ends the process where a processor would raise an exception.
+// Each instruction is written out, because GCC 12 loses the sizes of tiles that it allocates itself. The clobbered
+// memory orders tile instructions among each other and with the loads and stores around them. EMULATED_AMX replaces
+// them by plain C++, for tests on other processors: it ends the process where a processor would raise an exception.
 #pragma once
 #include <stdint.h>
 #include <stdlib.h>

@@ -1,9 +1,9 @@
 // Kernels for one instruction set, which the compiler's options choose and ISA names. Nothing of a standard library is
 // instantiated here: the linker could take its copy for a processor without these instructions.
 //
-// The results for one row, token or query depend on nothing else that is computed at the same time: not on the number of
-// rows of a tile, nor on how a sequence is cut into parts, nor on threads. So every sum is made in an order that depends
-// on the inputs' or the keys' own position only.
+// The results for one row, token or query depend on nothing else that is computed at the same time: not on the number
+// of rows of a tile, nor on how a sequence is cut into parts, nor on threads. So every sum is made in an order that
+// depends on the inputs' or the keys' own position only.
 #include "kernels.h"
 
 #include <math.h>
@@ -32,14 +32,36 @@ typedef uint16_t H __attribute__((vector_size(2 * W)));
 typedef _Float16 H16 __attribute__((vector_size(2 * W)));
 #define INLINE static inline __attribute__((always_inline))
 
-template <class T> INLINE T load(const void* p) { T v; memcpy(&v, p, sizeof v); return v; }
-template <class T> INLINE void store(void* p, T v) { memcpy(p, &v, sizeof v); }
+template <class T>
+INLINE T load(const void* p) {
+  T v;
+  memcpy(&v, p, sizeof v);
+  return v;
+}
+template <class T>
+INLINE void store(void* p, T v) {
+  memcpy(p, &v, sizeof v);
+}
 INLINE F all(float x) { return x - F{}; }
 INLINE I all(int32_t x) { return x - I{}; }
 INLINE F max(F a, F b) { return a > b ? a : b; }
-INLINE float reduce_max(F v) { float m = v[0]; for (int i = 1; i < W; ++i) m = v[i] > m ? v[i] : m; return m; }
-INLINE float reduce_add(F v) { float s[W]; store(s, v); for (int n = W / 2; n; n /= 2) for (int i = 0; i < n; ++i) s[i] += s[i + n]; return s[0]; }
-INLINE int32_t word(const int8_t* p) { int32_t x; memcpy(&x, p, 4); return x; }
+INLINE float reduce_max(F v) {
+  float m = v[0];
+  for (int i = 1; i < W; ++i) m = v[i] > m ? v[i] : m;
+  return m;
+}
+INLINE float reduce_add(F v) {
+  float s[W];
+  store(s, v);
+  for (int n = W / 2; n; n /= 2)
+    for (int i = 0; i < n; ++i) s[i] += s[i + n];
+  return s[0];
+}
+INLINE int32_t word(const int8_t* p) {
+  int32_t x;
+  memcpy(&x, p, 4);
+  return x;
+}
 
 INLINE B narrow(I v) {  // GCC 12 takes __builtin_convertvector apart
 #if defined(__AVX512F__)
@@ -68,12 +90,13 @@ INLINE B narrow(I v) {  // GCC 12 takes __builtin_convertvector apart
 #endif
 }
 
-// The same for weights of 8 bits, from which AVX2 subtracts the middle, 128: the weights' signs move to the activations,
-// and the sum of two products, at most 2 * 128 * 127, fits into 16 bits.
+// The same for weights of 8 bits, from which AVX2 subtracts the middle, 128: the weights' signs move to the
+// activations, and the sum of two products, at most 2 * 128 * 127, fits into 16 bits.
 #if defined(__AVX2__) && !defined(__AVX512VNNI__)
 constexpr bool kSubtractsMiddle = true;
 INLINE I dot4_wide(I acc, I w, int32_t a) {
-  const __m256i weights = (__m256i)(w ^ all((int32_t)0x80808080)), signs = _mm256_sign_epi8(_mm256_set1_epi32(a), weights);
+  const __m256i weights = (__m256i)(w ^ all((int32_t)0x80808080)),
+                signs = _mm256_sign_epi8(_mm256_set1_epi32(a), weights);
   return acc + (I)_mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_abs_epi8(weights), signs), _mm256_set1_epi16(1));
 }
 #else
@@ -240,7 +263,8 @@ void multiply_tile(const float* a, const int64_t* at, const float* b, int64_t ld
 #if defined(__AVX512BF16__)
 // The same for pairs of 16-bit values: a [ROWS][depth][2], b [depth][VECS * W][2].
 template <int ROWS, int VECS>
-void multiply_tile(const uint32_t* a, const int64_t* at, const uint32_t* b, int64_t ldb, float* c, int64_t ldc, int depth) {
+void multiply_tile(const uint32_t* a, const int64_t* at, const uint32_t* b, int64_t ldb, float* c, int64_t ldc,
+                   int depth) {
   F acc[ROWS][VECS];
   for (int r = 0; r < ROWS; ++r)
     for (int v = 0; v < VECS; ++v) acc[r][v] = load<F>(c + r * ldc + v * W);
@@ -260,15 +284,14 @@ void multiply_tile(const uint32_t* a, const int64_t* at, const uint32_t* b, int6
 
 template <int ROWS, int VECS, class T>
 void multiply_rest(const T* a, const int64_t* at, const T* b, int64_t ldb, float* c, int64_t ldc, int depth, int rows) {
-  if (rows == ROWS)
-    multiply_tile<ROWS, VECS>(a, at, b, ldb, c, ldc, depth);
-  else if constexpr (ROWS > 1)
-    multiply_rest<ROWS - 1, VECS>(a, at, b, ldb, c, ldc, depth, rows);
+  if (rows == ROWS) multiply_tile<ROWS, VECS>(a, at, b, ldb, c, ldc, depth);
+  else if constexpr (ROWS > 1) multiply_rest<ROWS - 1, VECS>(a, at, b, ldb, c, ldc, depth, rows);
 }
 
 // c [rows][columns] += a * b, row r of a at a + at[r]. `columns` is a multiple of 16.
 template <class T>
-void multiply(const T* a, const int64_t* at, const T* b, int64_t ldb, float* c, int64_t ldc, int64_t rows, int columns, int depth) {
+void multiply(const T* a, const int64_t* at, const T* b, int64_t ldb, float* c, int64_t ldc, int64_t rows, int columns,
+              int depth) {
   for (int64_t r = 0; r < rows; r += kRowsOfF) {
     int n = (int)(rows - r < kRowsOfF ? rows - r : kRowsOfF), j = 0;
     float* to = c + r * ldc;
@@ -315,29 +338,34 @@ void transpose(const uint32_t* from, int64_t size, uint32_t* to) {
 }
 
 [[maybe_unused]] INLINE uint16_t bfloat_of(float x) {
-  uint32_t bits; memcpy(&bits, &x, 4);
+  uint32_t bits;
+  memcpy(&bits, &x, 4);
   return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
 void to_float(const void* from, CacheType type, int64_t size, float* to) {
   if (type == kCacheFloat) memcpy(to, from, size * 4);
-  else for (int64_t i = 0; i < size; i += W) {
-    H half = load<H>((const uint16_t*)from + i);
-    F wide;
-    if (type == kCacheBfloat) wide = (F)(__builtin_convertvector(half, I) << 16);
+  else
+    for (int64_t i = 0; i < size; i += W) {
+      H half = load<H>((const uint16_t*)from + i);
+      F wide;
+      if (type == kCacheBfloat) wide = (F)(__builtin_convertvector(half, I) << 16);
 #if defined(__AVX512F__)
-    else wide = (F)_mm512_cvtph_ps((__m256i)half);
+      else wide = (F)_mm512_cvtph_ps((__m256i)half);
 #elif defined(__F16C__)
-    else wide = (F)_mm256_cvtph_ps((__m128i)half);
+      else wide = (F)_mm256_cvtph_ps((__m128i)half);
 #else
-    else wide = __builtin_convertvector((H16)half, F);
+      else wide = __builtin_convertvector((H16)half, F);
 #endif
-    store(to + i, wide);
-  }
+      store(to + i, wide);
+    }
 }
 
 void to_bfloat(const void* from, CacheType type, int64_t size, uint16_t* to) {
-  if (type == kCacheBfloat) { memcpy(to, from, size * 2); return; }
+  if (type == kCacheBfloat) {
+    memcpy(to, from, size * 2);
+    return;
+  }
   float wide[W];
   for (int64_t i = 0; i < size; i += W) {
     to_float((const char*)from + i * (type == kCacheFloat ? 4 : 2), type, W, wide);
@@ -374,10 +402,17 @@ void activate(const Activation& p, const float* gates, const float* values, floa
         x = x * (value + p.beta);
         break;
       }
-      case kRelu: x = x > 0.0f ? x : F{}; break;
-      case kGelu: x = x * 0.5f * (tanh_of((x + x * x * x * 0.044715f) * 0.7978845608f) + 1.0f); break;
-      case kSilu: x = x * sigmoid_of(x); break;
-      case kIdentity: break;
+      case kRelu:
+        x = x > 0.0f ? x : F{};
+        break;
+      case kGelu:
+        x = x * 0.5f * (tanh_of((x + x * x * x * 0.044715f) * 0.7978845608f) + 1.0f);
+        break;
+      case kSilu:
+        x = x * sigmoid_of(x);
+        break;
+      case kIdentity:
+        break;
     }
     store(out + i, x);
   }
@@ -385,8 +420,8 @@ void activate(const Activation& p, const float* gates, const float* values, floa
 
 // ---- Products in floats --------------------------------------------------------------------------------------------
 
-// Inputs whose products are summed apart before they are added to those before them. Their weights, 64 outputs as floats,
-// stay in the first-level cache.
+// Inputs whose products are summed apart before they are added to those before them. Their weights, 64 outputs as
+// floats, stay in the first-level cache.
 constexpr int kInputBlock = 128;
 
 // A quantized weight that lies at `shift` of its word, of 4 or 8 bits. The offset contains that of the middle.
@@ -397,7 +432,9 @@ INLINE F weight_of(I word, int shift, F scale, F offset) {
 
 // The bits by which a word's input `j` is shifted.
 template <int BITS>
-constexpr int shift_of(int j) { return BITS == 8 ? 8 * j : j < 4 ? 8 * j : 8 * (j - 4) + 4; }
+constexpr int shift_of(int j) {
+  return BITS == 8 ? 8 * j : j < 4 ? 8 * j : 8 * (j - 4) + 4;
+}
 
 template <int BITS>
 INLINE F offset_of(const FloatProduct& p, int64_t at, F scale) {
@@ -424,13 +461,13 @@ void widen_integers(const FloatProduct& p, int64_t panel, int64_t first, int inp
 void widen(const FloatProduct& p, int64_t panel, int64_t first, int inputs, float* to) {
   if (p.bits == 16)
     to_float((const uint16_t*)p.weights + (panel * p.depth + first) * kPanel, p.type, (int64_t)inputs * kPanel, to);
-  else
-    p.bits == 4 ? widen_integers<4>(p, panel, first, inputs, to) : widen_integers<8>(p, panel, first, inputs, to);
+  else p.bits == 4 ? widen_integers<4>(p, panel, first, inputs, to) : widen_integers<8>(p, panel, first, inputs, to);
 }
 
 // Add the sums of inputs from `first` to those before them.
 template <int ROWS, int VECS>
-INLINE void add_sums(const FloatProduct& p, const F (&acc)[ROWS][VECS], int64_t panel, int64_t row, int64_t first, int inputs, int vec) {
+INLINE void add_sums(const FloatProduct& p, const F (&acc)[ROWS][VECS], int64_t panel, int64_t row, int64_t first,
+                     int inputs, int vec) {
   const bool is_last = p.bias && first + inputs == p.depth;
   for (int r = 0; r < ROWS; ++r)
     for (int v = 0; v < VECS; ++v) {
@@ -452,7 +489,8 @@ INLINE void add_sums(const FloatProduct& p, const F (&acc)[ROWS][VECS], int64_t 
 
 // The products of inputs from `first`. x [ROWS][inputs], w [inputs][64].
 template <int ROWS, int VECS>
-void tile_of_floats(const FloatProduct& p, const float* x, const float* w, int64_t panel, int64_t row, int64_t first, int inputs, int vec) {
+void tile_of_floats(const FloatProduct& p, const float* x, const float* w, int64_t panel, int64_t row, int64_t first,
+                    int inputs, int vec) {
   F acc[ROWS][VECS] = {};
   w += vec * W;
   for (int k = 0; k < inputs; ++k) {
@@ -474,7 +512,8 @@ void row_of_integers(const FloatProduct& p, int64_t panel, int64_t row) {
   for (int64_t first = 0; first < p.depth; first += kInputBlock) {
     const int inputs = (int)(p.depth - first < kInputBlock ? p.depth - first : kInputBlock);
     for (int vec = 0; vec < kPanel / W; vec += kMost) {
-      const uint8_t* w = (const uint8_t*)p.weights + (panel * p.block * p.blocks + first) * kPanel * BITS / 8 + 4 * vec * W;
+      const uint8_t* w =
+          (const uint8_t*)p.weights + (panel * p.block * p.blocks + first) * kPanel * BITS / 8 + 4 * vec * W;
       F acc[1][kMost] = {};
       for (int k = 0; k < inputs; k += kInputs, w += 4 * kPanel) {
         const int64_t at = (panel * p.blocks + (first + k) / p.block) * kPanel + vec * W;
@@ -489,7 +528,8 @@ void row_of_integers(const FloatProduct& p, int64_t panel, int64_t row) {
         for (int j = 0; j < kInputs; ++j) {
           if (j >= left) break;
 #pragma GCC unroll 4
-          for (int v = 0; v < kMost; ++v) acc[0][v] += weight_of<BITS>(words[v], shift_of<BITS>(j), scales[v], offsets[v]) * x[first + k + j];
+          for (int v = 0; v < kMost; ++v)
+            acc[0][v] += weight_of<BITS>(words[v], shift_of<BITS>(j), scales[v], offsets[v]) * x[first + k + j];
         }
       }
       add_sums<1, kMost>(p, acc, panel, row, first, inputs, vec);
@@ -498,7 +538,8 @@ void row_of_integers(const FloatProduct& p, int64_t panel, int64_t row) {
 }
 
 template <int ROWS>
-void rows_of_floats(const FloatProduct& p, const float* x, const float* w, int64_t panel, int64_t row, int64_t rows, int64_t first, int inputs) {
+void rows_of_floats(const FloatProduct& p, const float* x, const float* w, int64_t panel, int64_t row, int64_t rows,
+                    int64_t first, int inputs) {
   // The registers hold the sums of ROWS * kMost vectors.
   constexpr int kMost = kVecsOfF * (ROWS == 1 ? 4 : ROWS <= 3 ? 2 : 1), kFit = kMost < kPanel / W ? kMost : kPanel / W;
   if (rows == ROWS) {
@@ -509,7 +550,8 @@ void rows_of_floats(const FloatProduct& p, const float* x, const float* w, int64
 }
 
 void product_of_floats(const FloatProduct& p, int64_t panel, int64_t row, int64_t end) {
-  if (p.bits <= 8 && end - row == 1) return p.bits == 4 ? row_of_integers<4>(p, panel, row) : row_of_integers<8>(p, panel, row);
+  if (p.bits <= 8 && end - row == 1)
+    return p.bits == 4 ? row_of_integers<4>(p, panel, row) : row_of_integers<8>(p, panel, row);
   alignas(64) float wide[kInputBlock * kPanel];
   for (int64_t first = 0; first < p.depth; first += kInputBlock) {
     const int inputs = (int)(p.depth - first < kInputBlock ? p.depth - first : kInputBlock);
@@ -585,7 +627,8 @@ void attend(const Attend& p) {
         }
     } else {
       transpose((const uint32_t*)as_floats(k, p.type, count, size, keys), size, (uint32_t*)turned);
-      multiply(p.queries, at + skipped, turned, kKeyBlock, scores + skipped * kKeyBlock, kKeyBlock, left, kKeyBlock, size);
+      multiply(p.queries, at + skipped, turned, kKeyBlock, scores + skipped * kKeyBlock, kKeyBlock, left, kKeyBlock,
+               size);
       if (p.type == kCacheFloat) values_at = (const float*)v;
       else to_float(v, p.type, (int64_t)count * size, values);
     }
@@ -624,8 +667,8 @@ void attend(const Attend& p) {
     }
 #if defined(__AVX512BF16__)
     if (p.bf16)
-      multiply((const uint32_t*)scores, at_scores + skipped, (const uint32_t*)values, size, p.acc + skipped * size, size,
-               left, size, kKeyBlock / 2);
+      multiply((const uint32_t*)scores, at_scores + skipped, (const uint32_t*)values, size, p.acc + skipped * size,
+               size, left, size, kKeyBlock / 2);
 #endif
     if (!p.bf16)
       multiply(scores, at_scores + skipped, values_at, size, p.acc + skipped * size, size, left, size, count);
@@ -664,8 +707,8 @@ void finish(int size, float top, float sum, const float* acc, const float* sink,
 #define TEXT(x) #x
 #define TEXT_OF(x) TEXT(x)
 extern const Kernels NAME(ISA);
-const Kernels NAME(ISA) = {TEXT_OF(ISA), quantize, product, product_of_floats, activate, attend, merge, finish,
-                           convolve, recur, low_rank,
+const Kernels NAME(ISA) = {TEXT_OF(ISA), quantize, product, product_of_floats, activate, attend, merge,
+                           finish,       convolve, recur,   low_rank,
 #if defined(__AVX512BF16__)
                            true
 #else

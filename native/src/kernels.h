@@ -1,32 +1,33 @@
 // The interface between the operators (operators.cpp) and the kernels (kernels.cpp), which are compiled once for each
-// instruction set. No header of the C++ standard library is used, so that any compiler can build the library without one.
+// instruction set. No header of the C++ standard library is used, so that any compiler can build the library without
+// one.
 #pragma once
 #include <stddef.h>
 #include <stdint.h>
 
 namespace native {
 
-constexpr int kPanel = 64;      // outputs of one panel of packed weights
-constexpr int kKeyBlock = 64;   // keys that attention reads at once; blocks begin at multiples of it
+constexpr int kPanel = 64;     // outputs of one panel of packed weights
+constexpr int kKeyBlock = 64;  // keys that attention reads at once; blocks begin at multiples of it
 // Keys whose sums are made apart and then merged. Chunks begin at multiples of it, so that the order of all sums of a
 // token depends on its position alone, whether or not threads share its keys.
 constexpr int kKeyChunk = 512;
 
 // A product of activations, rounded to 8 bits per row and block of inputs, with packed weights. Weights are unsigned
 // around the middle 8 (4 bits) or 128 (8 bits):
-//   4 bits: [panel][inputs / 8][64 outputs][4 bytes]; byte j has input 8g + j in its lower and 8g + 4 + j in its upper half;
-//   8 bits: [panel][inputs / 4][64 outputs][4 bytes].
+//   4 bits: [panel][inputs / 8][64 outputs][4 bytes]; byte j has input 8g + j in its lower and 8g + 4 + j in its upper
+//   half; 8 bits: [panel][inputs / 4][64 outputs][4 bytes].
 struct Product {
-  const int8_t* activations;        // [rows][blocks * block]
-  const float* activation_scales;   // [rows][blocks]
-  const int32_t* activation_sums;   // [rows][blocks]
+  const int8_t* activations;       // [rows][blocks * block]
+  const float* activation_scales;  // [rows][blocks]
+  const int32_t* activation_sums;  // [rows][blocks]
   const uint8_t* weights;
-  const float* scales;              // [panel][blocks][64]
-  // Added to each weight of a block, [panel][blocks][64], or null: a zero point z is scale * (middle - z), and a minimum
-  // of GGUF's formats is the minimum plus scale * middle.
+  const float* scales;  // [panel][blocks][64]
+  // Added to each weight of a block, [panel][blocks][64], or null: a zero point z is scale * (middle - z), and a
+  // minimum of GGUF's formats is the minimum plus scale * middle.
   const float* offsets;
-  const float* bias;                // [outputs] or null
-  float* out;                       // [rows][stride]
+  const float* bias;  // [outputs] or null
+  float* out;         // [rows][stride]
   int64_t outputs, stride, block, blocks;
   int bits;
 };
@@ -38,10 +39,10 @@ enum CacheType { kCacheFloat, kCacheHalf, kCacheBfloat };
 struct FloatProduct {
   const float* activations;  // [rows][depth]
   const void* weights;
-  int bits;                  // 4, 8, 16 or 32
-  CacheType type;            // of 16 bits
+  int bits;                              // 4, 8, 16 or 32
+  CacheType type;                        // of 16 bits
   const float *scales, *offsets, *bias;  // as in Product; scales and offsets with 4 and 8 bits only
-  float* out;                // [rows][stride]
+  float* out;                            // [rows][stride]
   int64_t outputs, stride, depth, block, blocks;
 };
 
@@ -57,17 +58,17 @@ struct Activation {
 
 // Consecutive tokens of one sequence, whose query heads share one head of keys and values.
 struct Attend {
-  const float* queries;    // rotated and scaled; head g of token t at queries + t * token_stride + g * head_size
+  const float* queries;  // rotated and scaled; head g of token t at queries + t * token_stride + g * head_size
   int64_t token_stride;
   int group, head_size, tokens;
   const void *keys, *values;  // [length][head_size]
   CacheType type;
-  bool bf16;               // multiply in bfloat16
-  float softcap;           // scores become softcap * tanh(score / softcap); 0 for none
-  int64_t window;          // a token reads this many of the last keys, itself included; 0 for all
-  int64_t first;           // the position of the first token
-  int64_t begin, end;      // the keys to read, within one chunk; `begin` is a multiple of kKeyBlock
-  float* scratch;          // scratch_floats(tokens * group, head_size)
+  bool bf16;           // multiply in bfloat16
+  float softcap;       // scores become softcap * tanh(score / softcap); 0 for none
+  int64_t window;      // a token reads this many of the last keys, itself included; 0 for all
+  int64_t first;       // the position of the first token
+  int64_t begin, end;  // the keys to read, within one chunk; `begin` is a multiple of kKeyBlock
+  float* scratch;      // scratch_floats(tokens * group, head_size)
   // The results, not yet divided: the largest score and the sum of the weights [tokens * group], and the weighted sum
   // of values [tokens * group][head_size]. A query that reads none of the keys has the largest score -infinity.
   float *top, *sum, *acc;
@@ -79,7 +80,7 @@ struct Convolve {
   const float *tokens, *weights, *bias;  // [num_tokens], [width], and one, or null
   float *out, *state;                    // [num_tokens] and [width - 1]: the last inputs before the row's tokens
   int64_t stride, channels, num_tokens;
-  int64_t committed;                     // the state becomes the one behind this many tokens; 0 leaves it
+  int64_t committed;  // the state becomes the one behind this many tokens; 0 leaves it
   int width;
   bool silu;
 };
@@ -90,13 +91,13 @@ constexpr int kColumns = 32;  // columns of a state of linear attention that are
 struct Recur {
   const float *queries, *keys, *values, *decays, *rates;  // of the first token; without decays or rates null
   int64_t query_stride, key_stride, value_stride, decay_stride, rate_stride, out_stride;  // between tokens
-  float* out;                   // of the first token and query head; those of the next heads follow
-  float* state;                 // [size][value_size], from the first column on
-  float* scratch;               // recur_floats(size)
+  float* out;      // of the first token and query head; those of the next heads follow
+  float* state;    // [size][value_size], from the first column on
+  float* scratch;  // recur_floats(size)
   int size, value_size, columns, num_queries;
   int64_t num_tokens, committed;  // as in Convolve
   float scale;
-  bool decays_by_key;           // a decay for each of `size` rows of the state, in place of one
+  bool decays_by_key;  // a decay for each of `size` rows of the state, in place of one
 };
 
 inline int64_t recur_floats(int64_t size) { return size * (kColumns + 1) + 64; }
@@ -107,7 +108,7 @@ struct LowRank {
   float* out;              // [tokens][outputs]
   float* scratch;          // tokens * ranks
   int64_t inputs, outputs;
-  int tokens, ranks;       // at most kLowRankTokens tokens
+  int tokens, ranks;  // at most kLowRankTokens tokens
 };
 
 constexpr int kLowRankTokens = 32;
@@ -115,7 +116,8 @@ constexpr int kLowRankTokens = 32;
 struct Kernels {
   const char* name;
   // Round a row to 8 bits with a scale for each block; `size` values are padded to blocks * block.
-  void (*quantize)(const float* x, int64_t size, int64_t block, int64_t blocks, int8_t* q, float* scales, int32_t* sums);
+  void (*quantize)(const float* x, int64_t size, int64_t block, int64_t blocks, int8_t* q, float* scales,
+                   int32_t* sums);
   void (*product)(const Product&, int64_t panel, int64_t first_row, int64_t end_row);
   void (*product_of_floats)(const FloatProduct&, int64_t panel, int64_t first_row, int64_t end_row);
   // For the outputs of one panel; `values` are read by kSwiglu only.

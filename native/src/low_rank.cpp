@@ -23,18 +23,21 @@ class RaggedLowRank {
     TRY(context.input(kStarts, &starts));
     TRY(context.input(kRanks, &ranks));
     TRY(context.input(kNumRanks, &num_ranks));
-    CHECK(x.rank == 3 && x.shape[0] == 1 && a.rank == 2 && b.rank == 2 && a.shape[1] == x.shape[2] && a.shape[0] == b.shape[0],
+    CHECK(x.rank == 3 && x.shape[0] == 1 && a.rank == 2 && b.rank == 2 && a.shape[1] == x.shape[2] &&
+              a.shape[0] == b.shape[0],
           "%s: the tokens must be [1, tokens, inputs], and the matrices [ranks, inputs] and [ranks, outputs]", kName);
     const int64_t tokens = x.shape[1], inputs = x.shape[2], outputs = b.shape[1], rows = ranks.count();
-    CHECK(starts.count() == rows + 1 && num_ranks.count() == rows, "%s: starts, ranks and num_ranks are of other rows", kName);
+    CHECK(starts.count() == rows + 1 && num_ranks.count() == rows, "%s: starts, ranks and num_ranks are of other rows",
+          kName);
     int64_t num_parts = 0;
     for (int64_t r = 0; r < rows; ++r) {
       const int64_t start = starts.as<int32_t>()[r], end = starts.as<int32_t>()[r + 1];
       const int64_t first = ranks.as<int32_t>()[r], number = num_ranks.as<int32_t>()[r];
-      CHECK(start >= 0 && start <= end && end <= tokens, "%s: the tokens of row %d are %lld to %lld of %lld", kName, (int)r,
-            (long long)start, (long long)end, (long long)tokens);
-      CHECK(first >= 0 && number >= 0 && first + number <= a.shape[0], "%s: the ranks of row %d are %lld to %lld of %lld", kName,
-            (int)r, (long long)first, (long long)(first + number), (long long)a.shape[0]);
+      CHECK(start >= 0 && start <= end && end <= tokens, "%s: the tokens of row %d are %lld to %lld of %lld", kName,
+            (int)r, (long long)start, (long long)end, (long long)tokens);
+      CHECK(first >= 0 && number >= 0 && first + number <= a.shape[0],
+            "%s: the ranks of row %d are %lld to %lld of %lld", kName, (int)r, (long long)first,
+            (long long)(first + number), (long long)a.shape[0]);
       num_parts += divided_up(end - start, kLowRankTokens);
     }
     const int64_t shape[3] = {1, tokens, outputs};
@@ -48,7 +51,8 @@ class RaggedLowRank {
     num_parts = 0;
     for (int64_t r = 0; r < rows; ++r)
       for (int64_t t = starts.as<int32_t>()[r]; t < starts.as<int32_t>()[r + 1]; t += kLowRankTokens)
-        if (num_ranks.as<int32_t>()[r]) parts[num_parts++] = {r, t, smaller(kLowRankTokens, starts.as<int32_t>()[r + 1] - t)};
+        if (num_ranks.as<int32_t>()[r])
+          parts[num_parts++] = {r, t, smaller(kLowRankTokens, starts.as<int32_t>()[r + 1] - t)};
     bool has_failed = false;  // written by threads, only ever to true
     TRY(context.parallel(num_parts, [&](int64_t i) {
       const Part& part = parts[i];

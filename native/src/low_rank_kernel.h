@@ -1,5 +1,5 @@
-// The kernel of an adapter's small matrices, which kernels.cpp includes. A token's sums are made in the order of the inputs,
-// vector by vector, and of the ranks, next to any other tokens.
+// The kernel of an adapter's small matrices, which kernels.cpp includes. A token's sums are made in the order of the
+// inputs, vector by vector, and of the ranks, next to any other tokens.
 
 // The products of some tokens with some ranks, [TOKENS][ranks].
 template <int TOKENS, int RANKS>

@@ -9,7 +9,7 @@
 
 namespace ort {
 
-struct Opaque;  // session options, domains, values, kernel contexts and statuses
+struct Opaque;           // session options, domains, values, kernel contexts and statuses
 using Status = Opaque*;  // null is success
 
 // Indexes of the used entries in OrtApi.

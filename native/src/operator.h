@@ -73,7 +73,9 @@ struct Tensor {
   size_t rank = 0;
   int64_t shape[kMaxDimensions] = {};
   template <class T>
-  T* as() const { return reinterpret_cast<T*>(data); }
+  T* as() const {
+    return reinterpret_cast<T*>(data);
+  }
   int64_t count() const {
     int64_t n = 1;
     for (size_t i = 0; i < rank; ++i) n *= shape[i];
@@ -114,7 +116,9 @@ class Context {
   ort::Status parallel(int64_t count, const Work& work) const {
     if (count < 1) return nullptr;
     if (count == 1) return work(0), nullptr;
-    void (*one)(void*, size_t) = [](void* data, size_t i) { (*static_cast<const Work*>(data))(static_cast<int64_t>(i)); };
+    void (*one)(void*, size_t) = [](void* data, size_t i) {
+      (*static_cast<const Work*>(data))(static_cast<int64_t>(i));
+    };
     return call(ort::kKernelContextParallelFor, constant(), one, static_cast<size_t>(count), size_t{0},
                 const_cast<void*>(static_cast<const void*>(&work)));
   }
@@ -135,7 +139,9 @@ class Context {
 class Attributes {
  public:
   explicit Attributes(const ort::Opaque* info) : info_(info) {}
-  int64_t integer(const char* name, int64_t missing) const { return get(ort::kKernelInfoGetAttributeInt, name, missing); }
+  int64_t integer(const char* name, int64_t missing) const {
+    return get(ort::kKernelInfoGetAttributeInt, name, missing);
+  }
   float real(const char* name, float missing) const { return get(ort::kKernelInfoGetAttributeFloat, name, missing); }
 
  private:
@@ -162,7 +168,9 @@ ort::CustomOp described() {
   op.num_inputs = [](const ort::CustomOp*) { return Op::kInputs; };
   op.output_type = [](const ort::CustomOp*, size_t) -> int { return ort::kFloat; };
   op.num_outputs = [](const ort::CustomOp*) { return size_t{1}; };
-  op.input_characteristic = [](const ort::CustomOp*, size_t i) -> int { return Op::is_optional(i) ? ort::kOptional : ort::kRequired; };
+  op.input_characteristic = [](const ort::CustomOp*, size_t i) -> int {
+    return Op::is_optional(i) ? ort::kOptional : ort::kRequired;
+  };
   op.output_characteristic = [](const ort::CustomOp*, size_t) -> int { return ort::kRequired; };
   op.input_memory = [](const ort::CustomOp*, size_t) { return 0; };
   op.create_kernel_v2 = [](const ort::CustomOp*, void* const*, const ort::Opaque* info, void** kernel) -> ort::Status {
@@ -174,7 +182,9 @@ ort::CustomOp described() {
     else *kernel = made;
     return status;
   };
-  op.compute_v2 = [](void* kernel, ort::Opaque* context) { return static_cast<const Op*>(kernel)->compute(Context(context)); };
+  op.compute_v2 = [](void* kernel, ort::Opaque* context) {
+    return static_cast<const Op*>(kernel)->compute(Context(context));
+  };
   op.destroy = [](void* kernel) { free(kernel); };
   return op;
 }

@@ -43,7 +43,22 @@ bool use_kernels(const char* name) {
 class RaggedAttention {
  public:
   static constexpr const char* kName = "RaggedAttention";
-  enum Input { kQuery, kKey, kValue, kKeyCache, kValueCache, kStarts, kPasts, kSlots, kCos, kSin, kRopePlaces, kSinks, kQueryNorm, kKeyNorm };
+  enum Input {
+    kQuery,
+    kKey,
+    kValue,
+    kKeyCache,
+    kValueCache,
+    kStarts,
+    kPasts,
+    kSlots,
+    kCos,
+    kSin,
+    kRopePlaces,
+    kSinks,
+    kQueryNorm,
+    kKeyNorm
+  };
   static constexpr size_t kInputs = 14;
   static int type(size_t index) {
     if (index == kKeyCache || index == kValueCache) return ort::kAny;
@@ -54,7 +69,8 @@ class RaggedAttention {
 
   ort::Status open(const Attributes& given) {
     heads_ = (int)given.integer("num_heads", 0), cache_heads_ = (int)given.integer("kv_num_heads", 0);
-    scale_ = given.real("scale", 0), softcap_ = given.real("softcap", 0), epsilon_ = given.real("qk_norm_epsilon", 1e-6f);
+    scale_ = given.real("scale", 0), softcap_ = given.real("softcap", 0),
+    epsilon_ = given.real("qk_norm_epsilon", 1e-6f);
     window_ = larger(0, given.integer("local_window_size", 0));
     interleaved_ = given.integer("rotary_interleaved", 0) != 0, bf16_ = given.integer("bf16", 0) != 0;
     causal_ = given.integer("causal", 1) != 0;
@@ -93,7 +109,8 @@ class RaggedAttention {
     bool has_failed = false;  // written by threads, only ever to true
     TRY(context.parallel(num_parts, [&](int64_t i) {
       const Part& part = parts[num_parts - 1 - i];  // the longest ones are last, and begin first
-      if (!attend(pass, part, part.slot < 0 ? nullptr : shared + part.slot * kept)) __atomic_store_n(&has_failed, true, __ATOMIC_RELAXED);
+      if (!attend(pass, part, part.slot < 0 ? nullptr : shared + part.slot * kept))
+        __atomic_store_n(&has_failed, true, __ATOMIC_RELAXED);
     }));
     if (has_failed) return out_of_memory();
     for (int64_t i = 0; i < num_parts; ++i) {  // merge what threads have shared, in the order of the keys
@@ -125,7 +142,7 @@ class RaggedAttention {
     int64_t tokens, rows, size, length, group, rotary;  // `rotary`: values of a head that are rotated
     int64_t out_shape[3];
     float* out;
-    const float *query, *key, *value;        // of the first token
+    const float *query, *key, *value;  // of the first token
     int64_t query_stride, key_stride, value_stride;
     char *keys, *values;
     CacheType type;
@@ -150,13 +167,17 @@ class RaggedAttention {
     CHECK(keys.type == ort::kFloat || keys.type == ort::kFloat16 || keys.type == ort::kBfloat16,
           "RaggedAttention: keys and values must be of type float, float16 or bfloat16");
     const int64_t tokens = query.shape[1], size = keys.shape[3], length = keys.shape[2], rows = in[kPasts].count();
-    CHECK(size >= 16 && size % 16 == 0 && size <= kMaxHeadSize, "RaggedAttention: head_size must be a multiple of 16 up to %d; given %lld", kMaxHeadSize, (long long)size);
-    pass->tokens = tokens, pass->size = size, pass->length = length, pass->rows = rows, pass->group = heads_ / cache_heads_;
+    CHECK(size >= 16 && size % 16 == 0 && size <= kMaxHeadSize,
+          "RaggedAttention: head_size must be a multiple of 16 up to %d; given %lld", kMaxHeadSize, (long long)size);
+    pass->tokens = tokens, pass->size = size, pass->length = length, pass->rows = rows,
+    pass->group = heads_ / cache_heads_;
     pass->out_shape[0] = 1, pass->out_shape[1] = tokens, pass->out_shape[2] = heads_ * size;
     const bool is_packed = causal_ && !in[kKey].type;
-    CHECK(causal_ || (!in[kKey].type && !in[kValue].type && length > 0), "RaggedAttention: without causal, tokens have no keys or values, and slots have some");
+    CHECK(causal_ || (!in[kKey].type && !in[kValue].type && length > 0),
+          "RaggedAttention: without causal, tokens have no keys or values, and slots have some");
     const int64_t width = query.shape[2], key_width = cache_heads_ * size;
-    CHECK(width == (heads_ + (is_packed ? 2 * cache_heads_ : 0)) * size, "RaggedAttention: a token has %lld values", (long long)width);
+    CHECK(width == (heads_ + (is_packed ? 2 * cache_heads_ : 0)) * size, "RaggedAttention: a token has %lld values",
+          (long long)width);
     pass->query = query.as<float>(), pass->query_stride = width;
     pass->key = pass->query + heads_ * size, pass->value = pass->key + key_width;
     pass->key_stride = pass->value_stride = width;
@@ -169,33 +190,47 @@ class RaggedAttention {
     pass->keys = keys.data, pass->values = values.data;
     pass->type = keys.type == ort::kFloat ? kCacheFloat : keys.type == ort::kFloat16 ? kCacheHalf : kCacheBfloat;
     pass->plane = length * size * (pass->type == kCacheFloat ? 4 : 2);
-    pass->starts = in[kStarts].as<int32_t>(), pass->pasts = in[kPasts].as<int32_t>(), pass->slots = in[kSlots].as<int32_t>();
-    CHECK(in[kStarts].count() == rows + 1 && in[kSlots].count() == rows, "RaggedAttention: starts, pasts and slots are of other rows");
+    pass->starts = in[kStarts].as<int32_t>(), pass->pasts = in[kPasts].as<int32_t>(),
+    pass->slots = in[kSlots].as<int32_t>();
+    CHECK(in[kStarts].count() == rows + 1 && in[kSlots].count() == rows,
+          "RaggedAttention: starts, pasts and slots are of other rows");
     for (int64_t r = 0; r < rows; ++r) {
       const int64_t start = pass->starts[r], end = pass->starts[r + 1], past = pass->pasts[r], slot = pass->slots[r];
-      CHECK(start >= 0 && start <= end && end <= tokens, "RaggedAttention: the tokens of row %d are %lld to %lld of %lld", (int)r, (long long)start, (long long)end, (long long)tokens);
+      CHECK(start >= 0 && start <= end && end <= tokens,
+            "RaggedAttention: the tokens of row %d are %lld to %lld of %lld", (int)r, (long long)start, (long long)end,
+            (long long)tokens);
       CHECK(past >= 0 && (!causal_ || past + end - start <= length) && slot >= 0 && slot < keys.shape[0],
-            "RaggedAttention: row %d of %lld tokens behind %lld does not fit slot %lld of %lld with %lld tokens", (int)r,
-            (long long)(end - start), (long long)past, (long long)slot, (long long)keys.shape[0], (long long)length);
+            "RaggedAttention: row %d of %lld tokens behind %lld does not fit slot %lld of %lld with %lld tokens",
+            (int)r, (long long)(end - start), (long long)past, (long long)slot, (long long)keys.shape[0],
+            (long long)length);
     }
-    pass->cos = in[kCos].as<float>(), pass->sin = in[kSin].as<float>(), pass->rope_places = in[kRopePlaces].as<int64_t>();
+    pass->cos = in[kCos].as<float>(), pass->sin = in[kSin].as<float>(),
+    pass->rope_places = in[kRopePlaces].as<int64_t>();
     pass->rotary = in[kCos].data ? 2 * in[kCos].last() : 0;
-    CHECK(!pass->rope_places || in[kRopePlaces].count() == tokens, "RaggedAttention: there are rope places for %lld of %lld tokens", (long long)in[kRopePlaces].count(), (long long)tokens);
+    CHECK(!pass->rope_places || in[kRopePlaces].count() == tokens,
+          "RaggedAttention: there are rope places for %lld of %lld tokens", (long long)in[kRopePlaces].count(),
+          (long long)tokens);
     if (pass->cos) TRY(check_ropes(in[kCos], in[kSin], in[kRopePlaces], *pass));
-    pass->sinks = in[kSinks].as<float>(), pass->query_norm = in[kQueryNorm].as<float>(), pass->key_norm = in[kKeyNorm].as<float>();
-    CHECK(!pass->sinks || in[kSinks].count() == heads_, "RaggedAttention: there must be a sink for each of %d heads", heads_);
-    CHECK((!pass->query_norm || in[kQueryNorm].count() == size) && (!pass->key_norm || in[kKeyNorm].count() == size), "RaggedAttention: a norm must have %lld weights", (long long)size);
+    pass->sinks = in[kSinks].as<float>(), pass->query_norm = in[kQueryNorm].as<float>(),
+    pass->key_norm = in[kKeyNorm].as<float>();
+    CHECK(!pass->sinks || in[kSinks].count() == heads_, "RaggedAttention: there must be a sink for each of %d heads",
+          heads_);
+    CHECK((!pass->query_norm || in[kQueryNorm].count() == size) && (!pass->key_norm || in[kKeyNorm].count() == size),
+          "RaggedAttention: a norm must have %lld weights", (long long)size);
     pass->scale = scale_ > 0 ? scale_ : 1 / sqrtf((float)size);
     return nullptr;
   }
 
   static ort::Status check_ropes(const Tensor& cos, const Tensor& sin, const Tensor& places, const Pass& pass) {
-    CHECK(cos.rank == 2 && sin.rank == 2 && cos.shape[0] == sin.shape[0] && cos.shape[1] == sin.shape[1] && pass.rotary <= pass.size,
+    CHECK(cos.rank == 2 && sin.rank == 2 && cos.shape[0] == sin.shape[0] && cos.shape[1] == sin.shape[1] &&
+              pass.rotary <= pass.size,
           "RaggedAttention: cosines and sines must be [positions, up to head_size / 2]");
     for (int64_t r = 0; r < pass.rows; ++r)
       for (int64_t t = pass.starts[r]; t < pass.starts[r + 1]; ++t) {
         const int64_t place = places.data ? places.as<int64_t>()[t] : pass.pasts[r] + t - pass.starts[r];
-        CHECK(place >= 0 && place < cos.shape[0], "RaggedAttention: position %lld has no cosines, which are for %lld positions", (long long)place, (long long)cos.shape[0]);
+        CHECK(place >= 0 && place < cos.shape[0],
+              "RaggedAttention: position %lld has no cosines, which are for %lld positions", (long long)place,
+              (long long)cos.shape[0]);
       }
     return nullptr;
   }
@@ -227,12 +262,14 @@ class RaggedAttention {
     const int64_t size = pass.size, position = pass.pasts[row] + token - pass.starts[row];
     const int64_t place = pass.rope_places ? pass.rope_places[token] : position;
     for (int h = 0; h < heads_; ++h)
-      turn(pass, pass.query + token * pass.query_stride + h * size, pass.query_norm, place, pass.scale, pass.rotated + (token * heads_ + h) * size);
+      turn(pass, pass.query + token * pass.query_stride + h * size, pass.query_norm, place, pass.scale,
+           pass.rotated + (token * heads_ + h) * size);
     if (!causal_) return;
     float turned[kMaxHeadSize];
     for (int h = 0; h < cache_heads_; ++h) {
       turn(pass, pass.key + token * pass.key_stride + h * size, pass.key_norm, place, 1, turned);
-      const int64_t at = (pass.slots[row] * (int64_t)cache_heads_ + h) * pass.plane + position * (pass.plane / pass.length);
+      const int64_t at =
+          (pass.slots[row] * (int64_t)cache_heads_ + h) * pass.plane + position * (pass.plane / pass.length);
       put(turned, pass.keys + at, size, pass.type);
       put(pass.value + token * pass.value_stride + h * size, pass.values + at, size, pass.type);
     }
@@ -266,12 +303,14 @@ class RaggedAttention {
     };
     for (int64_t r = 0; r < pass.rows; ++r)
       for (int64_t t = pass.starts[r]; t < pass.starts[r + 1]; t += most) {
-        const int64_t n = smaller(most, pass.starts[r + 1] - t), first = first_position(pass, r, t), end = causal_ ? first + n : pass.length;
+        const int64_t n = smaller(most, pass.starts[r + 1] - t), first = first_position(pass, r, t),
+                      end = causal_ ? first + n : pass.length;
         const int64_t begin = window_ ? larger(0, first + 1 - window_) / kKeyBlock * kKeyBlock : 0;
         const bool is_alone = n * pass.group > kMaxShared || end - begin <= kKeyChunk;
         for (int64_t h = 0; h < cache_heads_; ++h)
           if (is_alone) add({r, h, t, n, begin, end, -1, true});
-          else for (int64_t key = begin; key < end; key = key / kKeyChunk * kKeyChunk + kKeyChunk)
+          else
+            for (int64_t key = begin; key < end; key = key / kKeyChunk * kKeyChunk + kKeyChunk)
               add({r, h, t, n, key, smaller(end, key / kKeyChunk * kKeyChunk + kKeyChunk), shared++, key == begin});
       }
     *num_parts = count, *num_shared = shared;
@@ -287,7 +326,8 @@ class RaggedAttention {
     const int64_t at = (pass.slots[part.row] * (int64_t)cache_heads_ + part.head) * pass.plane;
     Attend a{};
     a.queries = pass.rotated + (part.token * heads_ + part.head * pass.group) * pass.size;
-    a.token_stride = heads_ * pass.size, a.group = (int)pass.group, a.head_size = (int)pass.size, a.tokens = (int)part.tokens;
+    a.token_stride = heads_ * pass.size, a.group = (int)pass.group, a.head_size = (int)pass.size,
+    a.tokens = (int)part.tokens;
     a.keys = pass.keys + at, a.values = pass.values + at, a.type = pass.type, a.bf16 = bf16_ && g_kernels->has_bf16;
     a.softcap = softcap_, a.window = window_, a.first = first_position(pass, part.row, part.token);
     a.scratch = memory;
@@ -297,7 +337,8 @@ class RaggedAttention {
       into(key == part.begin ? total : next);
       a.begin = key, a.end = smaller(part.end, key / kKeyChunk * kKeyChunk + kKeyChunk);
       g_kernels->attend(a);
-      if (key != part.begin) g_kernels->merge(n, a.head_size, total, total + n, total + 2 * n, next, next + n, next + 2 * n);
+      if (key != part.begin)
+        g_kernels->merge(n, a.head_size, total, total + n, total + 2 * n, next, next + n, next + 2 * n);
     }
     if (!shared) finish(pass, part, total);
     return true;
@@ -308,7 +349,8 @@ class RaggedAttention {
     for (int64_t m = 0; m < n; ++m) {
       const int64_t head = part.head * pass.group + m % pass.group;
       float* to = pass.out + ((part.token + m / pass.group) * heads_ + head) * size;
-      g_kernels->finish((int)size, sums[m], sums[n + m], sums + 2 * n + m * size, pass.sinks ? pass.sinks + head : nullptr, to);
+      g_kernels->finish((int)size, sums[m], sums[n + m], sums + 2 * n + m * size,
+                        pass.sinks ? pass.sinks + head : nullptr, to);
     }
   }
 
@@ -331,7 +373,8 @@ ort::Status add_domain(ort::Opaque* options) {
     operators[5] = packed_experts_operator();
     ort::Opaque* made = nullptr;
     TRY(call(ort::kCreateCustomOpDomain, "genai_server.native", &made));
-    for (ort::CustomOp& op : operators) TRY(call(ort::kCustomOpDomainAdd, made, static_cast<const ort::CustomOp*>(&op)));
+    for (ort::CustomOp& op : operators)
+      TRY(call(ort::kCustomOpDomainAdd, made, static_cast<const ort::CustomOp*>(&op)));
     domain = made;
   }
   return call(ort::kAddCustomOpDomain, options, domain);

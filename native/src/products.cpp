@@ -9,15 +9,19 @@ struct MatrixSize {
   int64_t outputs, depth, block, blocks, panels, bits;
   bool rounds;  // activations are rounded to 8 bits
 
-  ort::Status open(const char* name, int64_t num_outputs, int64_t num_inputs, int64_t given_block, int64_t given_bits, int64_t activation_bits) {
+  ort::Status open(const char* name, int64_t num_outputs, int64_t num_inputs, int64_t given_block, int64_t given_bits,
+                   int64_t activation_bits) {
     outputs = num_outputs, depth = num_inputs, block = given_block, bits = given_bits, rounds = activation_bits == 8;
     const int64_t most = int64_t{1} << 31;
     CHECK(outputs > 0 && depth > 0 && outputs < most && depth < most, "%s: N and K must be positive", name);
-    CHECK(bits == 4 || bits == 8 || bits == 16 || bits == 32, "%s: bits must be 4, 8, 16 or 32; given %d", name, (int)bits);
-    CHECK(activation_bits == 32 || (rounds && bits <= 8), "%s: activation_bits must be 32, or 8 with weights of 4 or 8 bits", name);
+    CHECK(bits == 4 || bits == 8 || bits == 16 || bits == 32, "%s: bits must be 4, 8, 16 or 32; given %d", name,
+          (int)bits);
+    CHECK(activation_bits == 32 || (rounds && bits <= 8),
+          "%s: activation_bits must be 32, or 8 with weights of 4 or 8 bits", name);
     if (bits > 8) block = depth;
     // The sums of a block are integers of 32 bits.
-    CHECK(bits > 8 || (block >= 16 && block % 16 == 0 && block <= 32768), "%s: block must be a multiple of 16 up to 32768; given %lld", name, (long long)block);
+    CHECK(bits > 8 || (block >= 16 && block % 16 == 0 && block <= 32768),
+          "%s: block must be a multiple of 16 up to 32768; given %lld", name, (long long)block);
     blocks = divided_up(depth, block), panels = divided_up(outputs, kPanel);
     CHECK(panels <= (int64_t{1} << 48) / padded(), "%s: N times K is too large", name);
     return nullptr;
@@ -40,14 +44,16 @@ struct Rows {
   static int64_t bytes(const MatrixSize& size, int64_t rows) {
     return size.rounds ? divided_up(rows * size.padded(), 64) * 64 + rows * size.blocks * 8 : 0;
   }
-  Rows(const MatrixSize& size, int64_t rows, const float* unrounded, char* memory) : floats(unrounded), values(), scales(), sums() {
+  Rows(const MatrixSize& size, int64_t rows, const float* unrounded, char* memory)
+      : floats(unrounded), values(), scales(), sums() {
     if (!size.rounds) return;
     values = reinterpret_cast<int8_t*>(memory);
     scales = reinterpret_cast<float*>(memory + divided_up(rows * size.padded(), 64) * 64);
     sums = reinterpret_cast<int32_t*>(scales + rows * size.blocks);
   }
   void round(const MatrixSize& size, int64_t row, const float* x) const {
-    g_kernels->quantize(x, size.depth, size.block, size.blocks, values + row * size.padded(), scales + row * size.blocks, sums + row * size.blocks);
+    g_kernels->quantize(x, size.depth, size.block, size.blocks, values + row * size.padded(),
+                        scales + row * size.blocks, sums + row * size.blocks);
   }
 };
 
@@ -62,12 +68,15 @@ struct Matrix {
   ort::Status read(const Context& context, const char* name, size_t first, const MatrixSize& given, int64_t number) {
     Tensor in[4];
     for (size_t i = 0; i < 4; ++i) TRY(context.input(first + i, in + i));
-    size = given, weights = in[0].data, scales = in[1].as<float>(), offsets = in[2].as<float>(), bias = in[3].as<float>();
+    size = given, weights = in[0].data, scales = in[1].as<float>(), offsets = in[2].as<float>(),
+    bias = in[3].as<float>();
     type = in[0].type == ort::kFloat16 ? kCacheHalf : in[0].type == ort::kBfloat16 ? kCacheBfloat : kCacheFloat;
     const int bits = in[0].type == ort::kFloat ? 32 : type != kCacheFloat ? 16 : 8;
-    CHECK(size.bits > 8 ? bits == size.bits : in[0].type == ort::kUint8, "%s: the weights have another type than %d bits need", name, (int)size.bits);
+    CHECK(size.bits > 8 ? bits == size.bits : in[0].type == ort::kUint8,
+          "%s: the weights have another type than %d bits need", name, (int)size.bits);
     const int64_t count = number * size.num_scales();
-    CHECK(in[0].count() == number * size.num_weights() * size.bits / larger(8, bits) && (count ? in[1].data && in[1].count() == count : !scales && !offsets) &&
+    CHECK(in[0].count() == number * size.num_weights() * size.bits / larger(8, bits) &&
+              (count ? in[1].data && in[1].count() == count : !scales && !offsets) &&
               (!offsets || in[2].count() == count) && (!bias || in[3].count() == number * size.outputs),
           "%s: weights, scales, offsets or bias have a wrong size", name);
     return nullptr;
@@ -87,20 +96,24 @@ struct Matrix {
   // Outputs of a panel for rows from `first` to `end`. Row r goes to out + r * stride.
   void multiply(const Rows& rows, int64_t panel, int64_t first, int64_t end, float* out, int64_t stride) const {
     if (size.rounds)
-      g_kernels->product({rows.values, rows.scales, rows.sums, reinterpret_cast<const uint8_t*>(weights), scales, offsets, bias, out,
-                          size.outputs, stride, size.block, size.blocks, (int)size.bits}, panel, first, end);
+      g_kernels->product({rows.values, rows.scales, rows.sums, reinterpret_cast<const uint8_t*>(weights), scales,
+                          offsets, bias, out, size.outputs, stride, size.block, size.blocks, (int)size.bits},
+                         panel, first, end);
     else
-      g_kernels->product_of_floats({rows.floats, weights, (int)size.bits, type, scales, offsets, bias, out, size.outputs, stride,
-                                    size.depth, size.block, size.blocks}, panel, first, end);
+      g_kernels->product_of_floats({rows.floats, weights, (int)size.bits, type, scales, offsets, bias, out,
+                                    size.outputs, stride, size.depth, size.block, size.blocks},
+                                   panel, first, end);
   }
 
   // An activation of a panel's outputs, or with kSwiglu of those of two panels: of gates, and of values behind them.
   // The results are `width` columns; those of panel or pair `index` begin at index * kPanel.
-  void multiply_activated(const Activation& activation, const Rows& rows, int64_t index, int64_t first, int64_t end, float* out, int64_t stride, int64_t width) const {
+  void multiply_activated(const Activation& activation, const Rows& rows, int64_t index, int64_t first, int64_t end,
+                          float* out, int64_t stride, int64_t width) const {
     constexpr int64_t kRowsAtOnce = 64;
     alignas(64) float both[kRowsAtOnce * 2 * kPanel];
     alignas(64) float result[kPanel];
-    const int64_t panels = activation.kind == kSwiglu ? 2 : 1, wide = panels * kPanel, columns = smaller(kPanel, width - index * kPanel);
+    const int64_t panels = activation.kind == kSwiglu ? 2 : 1, wide = panels * kPanel,
+                  columns = smaller(kPanel, width - index * kPanel);
     for (int64_t row = first; row < end; row += kRowsAtOnce) {
       const int64_t next = smaller(end, row + kRowsAtOnce);
       for (int64_t j = 0; j < panels; ++j)
@@ -129,8 +142,10 @@ class PackedMatMul {
   ort::Status open(const Attributes& given) {
     const int64_t bits = given.integer("bits", 4);
     gated_ = given.integer("gated", 0) != 0;
-    TRY(size_.open(kName, given.integer("N", 0), given.integer("K", 0), given.integer("block", 0), bits, given.integer("activation_bits", bits <= 8 ? 8 : 32)));
-    CHECK(!gated_ || size_.outputs % (2 * kPanel) == 0, "PackedMatMul: N must be a multiple of %d with gated", 2 * kPanel);
+    TRY(size_.open(kName, given.integer("N", 0), given.integer("K", 0), given.integer("block", 0), bits,
+                   given.integer("activation_bits", bits <= 8 ? 8 : 32)));
+    CHECK(!gated_ || size_.outputs % (2 * kPanel) == 0, "PackedMatMul: N must be a multiple of %d with gated",
+          2 * kPanel);
     return nullptr;
   }
 
@@ -140,7 +155,8 @@ class PackedMatMul {
     TRY(context.input(0, &x));
     TRY(matrix.read(context, kName, 1, size_, 1));
     const int64_t depth = size_.depth, width = gated_ ? size_.outputs / 2 : size_.outputs;
-    CHECK(x.last() == depth, "PackedMatMul: the activations have %lld inputs, not %lld", (long long)x.last(), (long long)depth);
+    CHECK(x.last() == depth, "PackedMatMul: the activations have %lld inputs, not %lld", (long long)x.last(),
+          (long long)depth);
     const int64_t rows = x.count() / depth;
     x.shape[x.rank - 1] = width;
     float* out = nullptr;
@@ -153,14 +169,17 @@ class PackedMatMul {
     if (size_.rounds) {
       const int64_t part = larger(1, 16384 / depth);  // rows that are worth a task of their own
       TRY(context.parallel(divided_up(rows, part), [&](int64_t i) {
-        for (int64_t row = i * part; row < smaller(rows, (i + 1) * part); ++row) activations.round(size_, row, x.as<float>() + row * depth);
+        for (int64_t row = i * part; row < smaller(rows, (i + 1) * part); ++row)
+          activations.round(size_, row, x.as<float>() + row * depth);
       }));
     }
     // A task has one panel, or two with `gated`.
-    const int64_t most = size_.rows_of_a_task(), groups = size_.panels / (gated_ ? 2 : 1), tasks = divided_up(rows, most) * groups;
+    const int64_t most = size_.rows_of_a_task(), groups = size_.panels / (gated_ ? 2 : 1),
+                  tasks = divided_up(rows, most) * groups;
     auto task = [&](int64_t i) {
       const int64_t first = i / groups * most, end = smaller(rows, first + most), index = i % groups;
-      if (gated_) matrix.multiply_activated({kSwiglu, 1, 0, INFINITY, false}, activations, index, first, end, out, width, width);
+      if (gated_)
+        matrix.multiply_activated({kSwiglu, 1, 0, INFINITY, false}, activations, index, first, end, out, width, width);
       else matrix.multiply(activations, index, first, end, out, width);
     };
     if (rows * depth * size_.outputs > kSmallWork) return context.parallel(tasks, task);
@@ -185,11 +204,15 @@ class PackedExperts {
   ort::Status open(const Attributes& given) {
     experts_ = given.integer("experts", 0), chosen_ = given.integer("k", 1), width_ = given.integer("inner", 0);
     is_normalized_ = given.integer("normalize_routing_weights", 0) != 0;
-    const int64_t bits = given.integer("bits", 4), activation_bits = given.integer("activation_bits", bits <= 8 ? 8 : 32), most = int64_t{1} << 20;
+    const int64_t bits = given.integer("bits", 4),
+                  activation_bits = given.integer("activation_bits", bits <= 8 ? 8 : 32), most = int64_t{1} << 20;
     const int64_t kind = given.integer("activation", kSwiglu), depth = given.integer("K", 0);
-    CHECK(experts_ > 0 && experts_ < most && chosen_ > 0 && chosen_ <= experts_ && width_ > 0 && width_ < most, "PackedExperts: experts, k or inner is wrong");
-    CHECK(kind >= kSwiglu && kind <= kIdentity, "PackedExperts: activation must be from 0 to %d; given %lld", kIdentity, (long long)kind);
-    activation_ = {static_cast<ActivationKind>(kind), given.real("alpha", 1), given.real("beta", 0), given.real("limit", INFINITY), given.integer("limits_result", 0) != 0};
+    CHECK(experts_ > 0 && experts_ < most && chosen_ > 0 && chosen_ <= experts_ && width_ > 0 && width_ < most,
+          "PackedExperts: experts, k or inner is wrong");
+    CHECK(kind >= kSwiglu && kind <= kIdentity, "PackedExperts: activation must be from 0 to %d; given %lld", kIdentity,
+          (long long)kind);
+    activation_ = {static_cast<ActivationKind>(kind), given.real("alpha", 1), given.real("beta", 0),
+                   given.real("limit", INFINITY), given.integer("limits_result", 0) != 0};
     // The panels of gates and of values alternate.
     const int64_t panels = divided_up(width_, kPanel) * (kind == kSwiglu ? 2 : 1);
     TRY(first_.open(kName, panels * kPanel, depth, given.integer("block", 0), bits, activation_bits));
@@ -208,10 +231,12 @@ class PackedExperts {
     TRY(first.read(context, kName, kFirst, first_, experts_));
     TRY(second.read(context, kName, kSecond, second_, experts_));
     const int64_t depth = first_.depth;
-    CHECK(x.last() == depth, "PackedExperts: the tokens have %lld values, not %lld", (long long)x.last(), (long long)depth);
+    CHECK(x.last() == depth, "PackedExperts: the tokens have %lld values, not %lld", (long long)x.last(),
+          (long long)depth);
     const int64_t tokens = x.count() / depth, routes = tokens * chosen_;
     CHECK(router.count() == tokens * experts_ && (!router_weights.data || router_weights.count() == router.count()),
-          "PackedExperts: the router's values are not those of %lld tokens and %lld experts", (long long)tokens, (long long)experts_);
+          "PackedExperts: the router's values are not those of %lld tokens and %lld experts", (long long)tokens,
+          (long long)experts_);
     float* out = nullptr;
     TRY(context.output(x.shape, x.rank, &out));
     if (!tokens) return nullptr;
@@ -230,9 +255,11 @@ class PackedExperts {
     auto lay_out = [&] {
       needed = 0;
       experts = reinterpret_cast<int64_t*>(take(routes * 8)), rows = reinterpret_cast<int64_t*>(take(routes * 8));
-      starts = reinterpret_cast<int64_t*>(take((experts_ + 1) * 8)), weights = reinterpret_cast<float*>(take(routes * 4));
+      starts = reinterpret_cast<int64_t*>(take((experts_ + 1) * 8)),
+      weights = reinterpret_cast<float*>(take(routes * 4));
       taken = reinterpret_cast<float*>(take(first_.rounds ? 0 : routes * depth * 4));
-      inner = reinterpret_cast<float*>(take(routes * width_ * 4)), results = reinterpret_cast<float*>(take(routes * depth * 4));
+      inner = reinterpret_cast<float*>(take(routes * width_ * 4)),
+      results = reinterpret_cast<float*>(take(routes * depth * 4));
       rounded = take(Rows::bytes(first_, routes)), rounded_inner = take(Rows::bytes(second_, routes));
     };
     lay_out();
@@ -241,7 +268,9 @@ class PackedExperts {
     lay_out();
     memset(starts, 0, (experts_ + 1) * 8);
     for (int64_t token = 0; token < tokens; ++token)
-      route(router.as<float>() + token * experts_, router_weights.data ? router_weights.as<float>() + token * experts_ : nullptr, experts + token * chosen_, weights + token * chosen_);
+      route(router.as<float>() + token * experts_,
+            router_weights.data ? router_weights.as<float>() + token * experts_ : nullptr, experts + token * chosen_,
+            weights + token * chosen_);
     for (int64_t i = 0; i < routes; ++i) ++starts[experts[i] + 1];
     for (int64_t e = 0; e < experts_; ++e) starts[e + 1] += starts[e];
     for (int64_t i = 0; i < routes; ++i) rows[i] = starts[experts[i]]++;
@@ -256,26 +285,32 @@ class PackedExperts {
         else memcpy(taken + rows[at] * depth, token, depth * 4);
       }
     }));
-    TRY(each_panel(context, starts, divided_up(width_, kPanel), first_.rows_of_a_task(), [&](int64_t e, int64_t index, int64_t begin, int64_t end) {
-      first.of(e).multiply_activated(activation_, tokens_of_experts, index, begin, end, inner, width_, width_);
-    }));
+    TRY(each_panel(context, starts, divided_up(width_, kPanel), first_.rows_of_a_task(),
+                   [&](int64_t e, int64_t index, int64_t begin, int64_t end) {
+                     first.of(e).multiply_activated(activation_, tokens_of_experts, index, begin, end, inner, width_,
+                                                    width_);
+                   }));
     if (second_.rounds) {
       const int64_t few = larger(1, 16384 / width_);
       TRY(context.parallel(divided_up(routes, few), [&](int64_t i) {
-        for (int64_t row = i * few; row < smaller(routes, (i + 1) * few); ++row) values.round(second_, row, inner + row * width_);
+        for (int64_t row = i * few; row < smaller(routes, (i + 1) * few); ++row)
+          values.round(second_, row, inner + row * width_);
       }));
     }
-    TRY(each_panel(context, starts, second_.panels, second_.rows_of_a_task(), [&](int64_t e, int64_t panel, int64_t begin, int64_t end) {
-      second.of(e).multiply(values, panel, begin, end, results, depth);
-    }));
+    TRY(each_panel(context, starts, second_.panels, second_.rows_of_a_task(),
+                   [&](int64_t e, int64_t panel, int64_t begin, int64_t end) {
+                     second.of(e).multiply(values, panel, begin, end, results, depth);
+                   }));
     // A token's experts are added up in the order of their rank.
     return context.parallel(divided_up(tokens, part), [&](int64_t i) {
       for (int64_t token = i * part; token < smaller(tokens, (i + 1) * part); ++token) {
         float* to = out + token * depth;
         for (int64_t j = 0; j < chosen_; ++j) {
           const float weight = weights[token * chosen_ + j], *result = results + rows[token * chosen_ + j] * depth;
-          if (j) for (int64_t d = 0; d < depth; ++d) to[d] += weight * result[d];
-          else for (int64_t d = 0; d < depth; ++d) to[d] = weight * result[d];
+          if (j)
+            for (int64_t d = 0; d < depth; ++d) to[d] += weight * result[d];
+          else
+            for (int64_t d = 0; d < depth; ++d) to[d] = weight * result[d];
         }
       }
     });
@@ -310,7 +345,8 @@ class PackedExperts {
 
   // Call work(expert, panel, first row, end) for all rows of each expert that has some.
   template <class Work>
-  ort::Status each_panel(const Context& context, const int64_t* starts, int64_t panels, int64_t most, const Work& work) const {
+  ort::Status each_panel(const Context& context, const int64_t* starts, int64_t panels, int64_t most,
+                         const Work& work) const {
     int64_t parts = 0;
     for (int64_t e = 0; e < experts_; ++e) parts += divided_up(starts[e + 1] - starts[e], most);
     return context.parallel(parts * panels, [&](int64_t i) {

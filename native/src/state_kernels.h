@@ -1,5 +1,5 @@
-// Kernels of layers with states, which kernels.cpp includes. A token's result depends on the tokens before it in its row
-// only, and its sums are made in the order of the state's rows.
+// Kernels of layers with states, which kernels.cpp includes. A token's result depends on the tokens before it in its
+// row only, and its sums are made in the order of the state's rows.
 
 constexpr int kFewTokens = 4;
 
@@ -49,13 +49,14 @@ void convolve(const Convolve& p) {
 //   S = decay * S + key ⊗ (rate * (value - (decay * S)ᵀ key)),   out = scale * Sᵀ query
 // where there is no rate, the second factor is the value itself.
 //
-// Sums are made apart over the even and the odd rows of the state. With BY_KEY, each row of the state has a decay of its
-// own. Where all tokens are committed and there are few, the state is changed in place; otherwise a copy is, which lies
-// together in the first-level cache.
+// Sums are made apart over the even and the odd rows of the state. With BY_KEY, each row of the state has a decay of
+// its own. Where all tokens are committed and there are few, the state is changed in place; otherwise a copy is, which
+// lies together in the first-level cache.
 template <int VECS, bool BY_KEY>
 void recur_columns(const Recur& p) {
   const int size = p.size;
-  const bool is_whole = p.columns == VECS * W, in_place = is_whole && p.committed == p.num_tokens && p.num_tokens <= kFewTokens;
+  const bool is_whole = p.columns == VECS * W,
+             in_place = is_whole && p.committed == p.num_tokens && p.num_tokens <= kFewTokens;
   const int64_t stride = in_place ? p.value_size : VECS * W;
   float *state = in_place ? p.state : p.scratch, *decays = p.scratch + size * kColumns;
   float pad[kColumns] = {};
@@ -88,7 +89,8 @@ void recur_columns(const Recur& p) {
       for (int i = 0; i < size; i += 2)
         for (int n = 0; n < 2; ++n)
           for (int v = 0; v < VECS; ++v)
-            sums[n][v] += load<F>(state + (i + n) * stride + v * W) * (BY_KEY ? decays[i + n] * key[i + n] : key[i + n]);
+            sums[n][v] +=
+                load<F>(state + (i + n) * stride + v * W) * (BY_KEY ? decays[i + n] * key[i + n] : key[i + n]);
       const float rate = p.rates[t * p.rate_stride];
       for (int v = 0; v < VECS; ++v) change[v] = (change[v] - (sums[0][v] + sums[1][v]) * decay) * rate;
       for (int v = 0; v < VECS; ++v) sums[0][v] = sums[1][v] = F{};
@@ -120,7 +122,9 @@ void recur_columns(const Recur& p) {
 }
 
 template <int VECS>
-void recur_columns(const Recur& p) { p.decays_by_key ? recur_columns<VECS, true>(p) : recur_columns<VECS, false>(p); }
+void recur_columns(const Recur& p) {
+  p.decays_by_key ? recur_columns<VECS, true>(p) : recur_columns<VECS, false>(p);
+}
 
 void recur(const Recur& p) {
   if (p.columns <= W) recur_columns<1>(p);

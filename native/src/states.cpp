@@ -18,14 +18,16 @@ struct Rows {
     for (size_t i = 0; i < 3; ++i) TRY(context.input(first + i, in + i));
     starts = in[0].as<int32_t>(), slots = in[1].as<int32_t>(), committed = in[2].as<int32_t>();
     count = in[1].count(), tokens = num_tokens, num_slots = slots_of_state;
-    CHECK(in[0].count() == count + 1 && in[2].count() == count, "%s: starts, slots and committed are of other rows", op);
+    CHECK(in[0].count() == count + 1 && in[2].count() == count, "%s: starts, slots and committed are of other rows",
+          op);
     for (int64_t r = 0; r < count; ++r) {
       const int64_t start = starts[r], end = starts[r + 1];
-      CHECK(start >= 0 && start <= end && end <= tokens, "%s: the tokens of row %d are %lld to %lld of %lld", op, (int)r,
-            (long long)start, (long long)end, (long long)tokens);
-      CHECK(slots[r] >= 0 && slots[r] < num_slots, "%s: row %d has slot %d of %lld", op, (int)r, (int)slots[r], (long long)num_slots);
-      CHECK(committed[r] >= 0 && committed[r] <= end - start, "%s: %d of %lld tokens of row %d would change its state", op,
-            (int)committed[r], (long long)(end - start), (int)r);
+      CHECK(start >= 0 && start <= end && end <= tokens, "%s: the tokens of row %d are %lld to %lld of %lld", op,
+            (int)r, (long long)start, (long long)end, (long long)tokens);
+      CHECK(slots[r] >= 0 && slots[r] < num_slots, "%s: row %d has slot %d of %lld", op, (int)r, (int)slots[r],
+            (long long)num_slots);
+      CHECK(committed[r] >= 0 && committed[r] <= end - start, "%s: %d of %lld tokens of row %d would change its state",
+            op, (int)committed[r], (long long)(end - start), (int)r);
     }
     return nullptr;
   }
@@ -63,8 +65,10 @@ class RaggedConvolution {
     TRY(context.input(kBias, &bias));
     CHECK(x.rank == 3 && x.shape[0] == 1, "%s: the tokens must be [1, tokens, channels]", kName);
     CHECK(weights.rank == 2 && state.rank == 3 && weights.shape[1] == x.shape[2] && state.shape[2] == x.shape[2] &&
-              state.shape[1] == weights.shape[0] - 1 && weights.shape[0] <= kMaxWidth && (!bias.data || bias.count() == x.shape[2]),
-          "%s: weights must be [width, channels], the states [slots, width - 1, channels], and the bias [channels]", kName);
+              state.shape[1] == weights.shape[0] - 1 && weights.shape[0] <= kMaxWidth &&
+              (!bias.data || bias.count() == x.shape[2]),
+          "%s: weights must be [width, channels], the states [slots, width - 1, channels], and the bias [channels]",
+          kName);
     Rows rows;
     TRY(rows.read(context, kName, kStarts, x.shape[1], state.shape[0]));
     float* out = nullptr;
@@ -101,11 +105,12 @@ class RaggedLinearAttention {
   static bool is_optional(size_t index) { return index >= kDecay; }
 
   ort::Status open(const Attributes& given) {
-    query_heads_ = given.integer("q_num_heads", 0), heads_ = given.integer("kv_num_heads", 0), scale_ = given.real("scale", 0);
+    query_heads_ = given.integer("q_num_heads", 0), heads_ = given.integer("kv_num_heads", 0),
+    scale_ = given.real("scale", 0);
     is_delta_ = given.integer("delta", 1) != 0;
     const int64_t most = larger(query_heads_, heads_), least = smaller(query_heads_, heads_);
-    CHECK(least > 0 && most < 65536 && most % least == 0, "%s: q_num_heads %lld and kv_num_heads %lld do not fit", kName,
-          (long long)query_heads_, (long long)heads_);
+    CHECK(least > 0 && most < 65536 && most % least == 0, "%s: q_num_heads %lld and kv_num_heads %lld do not fit",
+          kName, (long long)query_heads_, (long long)heads_);
     return nullptr;
   }
 
@@ -119,17 +124,23 @@ class RaggedLinearAttention {
     TRY(context.input(kRate, &rate));
     CHECK(query.rank == 3 && query.shape[0] == 1, "%s: the tokens must be [1, tokens, values]", kName);
     const int64_t tokens = query.shape[1], size = query.shape[2] / query_heads_;
-    CHECK(state.rank == 4 && state.shape[1] == heads_ && state.shape[2] == size && size > 0 && size * query_heads_ == query.shape[2],
+    CHECK(state.rank == 4 && state.shape[1] == heads_ && state.shape[2] == size && size > 0 &&
+              size * query_heads_ == query.shape[2],
           "%s: the states must be [slots, %lld, %lld, value_size]", kName, (long long)heads_, (long long)size);
     const int64_t value_size = state.shape[3];
     const int64_t key_heads = key.last() / size;
-    auto fits = [&](const Tensor& given, int64_t last) { return given.rank == 3 && given.shape[0] == 1 && given.shape[1] == tokens && given.shape[2] == last; };
+    auto fits = [&](const Tensor& given, int64_t last) {
+      return given.rank == 3 && given.shape[0] == 1 && given.shape[1] == tokens && given.shape[2] == last;
+    };
     CHECK(key_heads > 0 && heads_ % key_heads == 0 && fits(key, key_heads * size) && fits(value, heads_ * value_size),
           "%s: the tokens' keys or values have a wrong size", kName);
     const bool by_key = decay.data && decay.last() == heads_ * size && size > 1;
-    CHECK(!decay.data || fits(decay, by_key ? heads_ * size : heads_), "%s: the tokens' decays have a wrong size", kName);
-    CHECK((rate.data != nullptr) == is_delta_ && (!rate.data || fits(rate, heads_) || fits(rate, 1)), "%s: the tokens' rates have a wrong size", kName);
-    CHECK(value_size % 4 == 0, "%s: a value must have a multiple of 4 numbers; given %lld", kName, (long long)value_size);
+    CHECK(!decay.data || fits(decay, by_key ? heads_ * size : heads_), "%s: the tokens' decays have a wrong size",
+          kName);
+    CHECK((rate.data != nullptr) == is_delta_ && (!rate.data || fits(rate, heads_) || fits(rate, 1)),
+          "%s: the tokens' rates have a wrong size", kName);
+    CHECK(value_size % 4 == 0, "%s: a value must have a multiple of 4 numbers; given %lld", kName,
+          (long long)value_size);
     CHECK(size % 2 == 0, "%s: a key must have an even number of values; given %lld", kName, (long long)size);
     Rows rows;
     TRY(rows.read(context, kName, kStarts, tokens, state.shape[0]));
@@ -143,7 +154,8 @@ class RaggedLinearAttention {
     const int64_t parts = divided_up(value_size, kColumns), num_shared = out_heads / heads_;
     bool has_failed = false;  // written by threads, only ever to true
     TRY(context.parallel(rows.count * heads_ * parts, [&](int64_t i) {
-      const int64_t row = i / (heads_ * parts), head = i / parts % heads_, column = i % parts * kColumns, start = rows.starts[row];
+      const int64_t row = i / (heads_ * parts), head = i / parts % heads_, column = i % parts * kColumns,
+                    start = rows.starts[row];
       static thread_local Scratch scratch;
       Recur c{};
       c.scratch = scratch.get<float>(recur_floats(size) * 4);
@@ -151,10 +163,16 @@ class RaggedLinearAttention {
       const int64_t query_head = query_heads_ >= heads_ ? head * num_shared : head / (heads_ / query_heads_);
       c.queries = query.as<float>() + start * query.shape[2] + query_head * size, c.query_stride = query.shape[2];
       c.keys = key.as<float>() + start * key.shape[2] + head / (heads_ / key_heads) * size, c.key_stride = key.shape[2];
-      c.values = value.as<float>() + start * value.shape[2] + head * value_size + column, c.value_stride = value.shape[2];
-      if (decay.data) c.decays = decay.as<float>() + start * decay.shape[2] + head * (by_key ? size : 1), c.decay_stride = decay.shape[2], c.decays_by_key = by_key;
-      if (rate.data) c.rates = rate.as<float>() + start * rate.shape[2] + (rate.shape[2] == 1 ? 0 : head), c.rate_stride = rate.shape[2];
-      c.out = out + start * width + (query_heads_ >= heads_ ? head * num_shared : head) * value_size + column, c.out_stride = width;
+      c.values = value.as<float>() + start * value.shape[2] + head * value_size + column,
+      c.value_stride = value.shape[2];
+      if (decay.data)
+        c.decays = decay.as<float>() + start * decay.shape[2] + head * (by_key ? size : 1),
+        c.decay_stride = decay.shape[2], c.decays_by_key = by_key;
+      if (rate.data)
+        c.rates = rate.as<float>() + start * rate.shape[2] + (rate.shape[2] == 1 ? 0 : head),
+        c.rate_stride = rate.shape[2];
+      c.out = out + start * width + (query_heads_ >= heads_ ? head * num_shared : head) * value_size + column,
+      c.out_stride = width;
       c.state = state.as<float>() + (rows.slots[row] * heads_ + head) * size * value_size + column;
       c.size = (int)size, c.value_size = (int)value_size, c.columns = (int)smaller(kColumns, value_size - column);
       c.num_queries = query_heads_ >= heads_ ? (int)num_shared : 1;
