@@ -54,7 +54,9 @@ async def send(fuzzer: FileFuzzer, numbers: range, folder: Path) -> None:
                         at, count = window.end, count + 1
                         del window
             except InvalidField as error:
-                return fuzzer.refused(number, error.param, error.message, _FIELD, f"{_FIELD}: the recording ")
+                return fuzzer.refused(
+                    number, error.param, error.message, _FIELD, f"{_FIELD} cannot be used: the recording "
+                )
             return f"decoded, windows: {count}"
 
         await fuzzer.send(numbers, read)

@@ -80,7 +80,7 @@ async def send(longest_pulse: float, fuzzer: FileFuzzer, numbers: range, folder:
             message, param = (error, field) if isinstance(error, str) else (error["message"], error.get("param", field))
             if status != 400 or _CRASHES in message:
                 fuzzer.broken.append(f"{number}: {status}: {message}")
-            return fuzzer.refused(number, param, message, field, f"{field}: the image ")
+            return fuzzer.refused(number, param, message, field, f"{field} cannot be used: the image ")
 
         await fuzzer.send(numbers, read)
         await asyncio.to_thread(beats.look)

@@ -231,7 +231,7 @@ def test_invalid_or_excessive_timeout_is_refused(server: RunningServer, path: st
     assert response.status_code == 400
     assert "timeout" in response.text
     if timeout == 60.5:
-        assert "at most 60 seconds (GENAI_REQUEST_TIMEOUT), given 60.5" in response.text
+        assert "at most 60 seconds (GENAI_REQUEST_TIMEOUT); given 60.5" in response.text
 
 
 @pytest.mark.parametrize("given", ["soon", "-1", "61", "nan", ""])

@@ -102,7 +102,7 @@ def test_more_references_than_allowed_are_refused(large: Large) -> None:
     refused = large.refer(large.ids)
     assert refused.status_code == 400
     assert error(refused)["param"] == "input"
-    assert "at most 1024 items of type item_reference, given 3000" in error(refused)["message"]
+    assert "at most 1024 items of type item_reference; given 3000" in error(refused)["message"]
 
 
 def test_repeated_references_count_with_their_size(large: Large) -> None:

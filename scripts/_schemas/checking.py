@@ -107,7 +107,7 @@ def _compiled(schema: dict[str, Any]) -> str:
     built = grammar.json_schema(schema)
     grammar.check_size(built, param="response_format")
     if (words := complaint(built)) is not None:
-        raise InvalidField(words, param="response_format")
+        raise InvalidField("response_format", words)
     return built
 
 

@@ -22,13 +22,14 @@ from genai_server.apis.ollama import routes as ollama
 from genai_server.apis.ollama.translate import Translation as OllamaTranslation
 from genai_server.apis.responses import routes as responses
 from genai_server.apis.responses.items import given_items
-from genai_server.apis.responses.translate import outer_names, to_chat
+from genai_server.apis.responses.translate import field_names, to_chat
 from genai_server.apis.shared.chat_messages import ChatParameters
 from genai_server.errors import RequestError
 from genai_server.generation.dependencies import Deadline, RequestContext, Services
 from genai_server.generation.prompts import encode_chat
 from genai_server.http.body_route import BodyRoute
-from genai_server.http.error_responses import from_findings
+from genai_server.http.dialect import FieldNames
+from genai_server.http.error_responses import from_findings, named
 from genai_server.http.leniency import CONVERTED_HEADER, IGNORED_HEADER, Leniency
 from genai_server.http.telemetry.request_record import RequestRecord
 from genai_server.text.answers.dialect import read_dialect
@@ -90,14 +91,14 @@ class RenderedBodies:
             found = [{**finding, "loc": ("body", *finding["loc"])} for finding in error.errors(include_url=False)]
             return Rendered(refusal=from_findings(found, body).message)
         except RequestError as error:
-            return Rendered(refusal=error.message)
+            return Rendered(refusal=named(error, leniency.names)[0])
         headers = leniency.report()
         prompt = bytes(tokens).decode()
         return Rendered(prompt, headers.get(CONVERTED_HEADER, ""), headers.get(IGNORED_HEADER, ""))
 
     async def _encode(self, path: str, body: Any, leniency: Leniency) -> list[int]:
-        chat, outer_name = _chat(path, body, leniency)
-        with leniency.in_words(outer_name):
+        chat, names = _chat(path, body, leniency)
+        with leniency.with_names(names):
             return (await encode_chat(_SERVICES, chat, self.codec, _context(leniency))).tokens
 
     def close(self) -> None:
@@ -116,21 +117,21 @@ async def _receive() -> Message:
     raise AssertionError("no message is read")
 
 
-def _chat(path: str, body: Any, leniency: Leniency) -> tuple[ChatParameters, Any]:
+def _chat(path: str, body: Any, leniency: Leniency) -> tuple[ChatParameters, FieldNames]:
     """The chat that a body becomes, and the body's names for its fields."""
     if path == "/v1/responses":
         items = given_items(body.input, {})
         chat = to_chat(body, items)
-        return chat, outer_names(chat, items, items, "input")
+        return chat, field_names(chat, items, items, "input")
     if path == "/v1/messages":
         translation = MessagesTranslation(body)
         translation.report(leniency)
-        return translation.chat, translation.outer_name
+        return translation.chat, translation.names
     if path == "/api/chat":
         own = OllamaTranslation(body, "model")
         assert isinstance(own.body, ChatParameters)
-        return own.body, own.outer_name
-    return body, str
+        return own.body, own.names
+    return body, FieldNames()
 
 
 def usable(folder: Path) -> Sequence[Path]:

@@ -8,8 +8,10 @@ Below GenaiServerError there are four branches and the errors of single commands
 - GenerationFailed: the request was accepted, then failed.
 """
 
-from copy import copy
+from collections.abc import Mapping
 from typing import Any, ClassVar, Self
+
+from genai_server.quoted_values import quoted
 
 # Characters of an exception's text that are shown in one line.
 _MAX_REASON = 2000
@@ -31,16 +33,27 @@ class GenaiServerError(Exception):
         cls.code = code
 
     def __init__(self, message: str = "", *, param: str | None = None, retry_after: int | None = None) -> None:
-        self.message = _encodable(message or self.default_message)
+        self._message = _encodable(message or self.default_message)
         self.param = None if param is None else _encodable(param)
         self.retry_after = self.default_retry_after if retry_after is None else retry_after
-        super().__init__(self.message)
+        super().__init__(self._message)
 
-    def reworded(self, message: str, *, param: str | None) -> Self:
-        """The same error with another message and parameter."""
-        found = copy(self)
-        GenaiServerError.__init__(found, message, param=param, retry_after=self.retry_after)
-        return found
+    def __str__(self) -> str:
+        return self.message
+
+    @property
+    def message(self) -> str:
+        """What is wrong, in a sentence."""
+        return self._message
+
+    @property
+    def facts(self) -> Mapping[str, object]:
+        """What an API that has words of its own for this error needs for them; empty if it has to show the message."""
+        return {}
+
+    def at(self, path: str) -> Self:
+        """The same error as one of the field at a path, which its message begins with."""
+        return type(self)(f"{path}: {self.message}", param=path, retry_after=self.retry_after)
 
 
 def _encodable(text: str) -> str:
@@ -90,8 +103,60 @@ class RequestError(GenaiServerError, code="invalid_request"):
     """The request is at fault; no work was done for it."""
 
 
+# Stands for a value that is not shown.
+_NOT_SHOWN = object()
+
+
+class AsIs(str):
+    """A value that an error shows as this text, not as JSON, such as `512x512`."""
+
+
 class InvalidField(RequestError, code="invalid_value"):
-    """A field has a value that cannot be used; `param` names it."""
+    """A field has a value that cannot be used.
+
+    `path` is the field's place in the body, such as `messages[0].content`; None if only the caller knows it, who names
+    it by `at`. The message is made of parts, so that an API can give the field the name that its clients know:
+    PATH RULE LIMIT (LIMITED_BY); given VALUE. Only path and rule are always there. `other` is the path of a second
+    field, with which the rule ends. `limited_by` is the setting, or what else sets the limit. Of a long value, only the
+    beginning is kept.
+    """
+
+    def __init__(
+        self,
+        path: str | None,
+        rule: str,
+        *,
+        limit: int | str | None = None,
+        limited_by: str = "",
+        other: str | None = None,
+        given: object = _NOT_SHOWN,
+    ) -> None:
+        super().__init__(rule, param=path)
+        self.limit = limit
+        self.limited_by = limited_by
+        self.other = other
+        # As text.
+        self.given = None if given is _NOT_SHOWN else given if isinstance(given, AsIs) else quoted(given)
+
+    @property
+    def rule(self) -> str:
+        """What the message says of the field, behind its name."""
+        return self._message
+
+    @property
+    def message(self) -> str:
+        """The sentence with the field's own names."""
+        return self.sentence(self.param, self.other, self.given)
+
+    def sentence(self, name: str | None, other: str | None, given: str | None) -> str:
+        """The message with these names of both fields, and this value as JSON."""
+        parts = (name, self.rule, other, self.limit, f"({self.limited_by})" if self.limited_by else None)
+        sentence = " ".join(str(part) for part in parts if part is not None)
+        return sentence if given is None else f"{sentence}; given {given}"
+
+    def at(self, path: str, rule: str = "cannot be used") -> Self:
+        """The error of the field at a path which breaks `rule` for the reason that this error states."""
+        return type(self)(path, f"{rule}: {self.message}")
 
 
 class UnknownField(InvalidField, code="unknown_parameter"):
@@ -115,16 +180,20 @@ class NoChatTemplate(InvalidField, code="no_chat_template"):
 
 
 class PromptTooLong(InvalidField, code="context_length_exceeded"):
-    """The prompt leaves no token for the answer; http/error_responses.py says so in the words of each API."""
+    """A prompt leaves no token for the answer, or a text is too long.
 
-    def __init__(self, message: str, *, tokens: int = 0, limit: int = 0, limited_by: str = "", **about: Any) -> None:
-        super().__init__(message, **about)
-        # Length of the prompt; 0 if unknown.
+    Clients that then shorten the conversation recognize the words of their API, which has them if `tokens`, the length,
+    is given: `limit` is then the maximum of prompt and answer together.
+    """
+
+    def __init__(self, path: str | None, rule: str, *, tokens: int = 0, **parts: Any) -> None:
+        super().__init__(path, rule, **parts)
         self.tokens = tokens
-        # Maximum number of tokens of prompt and answer together.
-        self.limit = limit
-        # The setting, or what else sets this limit.
-        self.limited_by = limited_by
+
+    @property
+    def facts(self) -> Mapping[str, object]:
+        about = {"tokens": self.tokens, "limit": self.limit, "limited_by": self.limited_by}
+        return about if self.tokens else {}
 
 
 class TaskUnsupported(InvalidField, code="unsupported_task"):
@@ -156,7 +225,15 @@ class BodyTooLarge(RequestError, code="body_too_large"):
 
 
 class ModelNotFound(RequestError, code="model_not_found"):
-    """No such model is served."""
+    """No such model is served. `name` is the one that the request has; None if the request names none."""
+
+    def __init__(self, message: str = "", *, name: str | None = None, **about: Any) -> None:
+        super().__init__(message, **about)
+        self.name = name
+
+    @property
+    def facts(self) -> Mapping[str, object]:
+        return {} if self.name is None else {"name": quoted(self.name)}
 
 
 class UnsupportedEndpoint(RequestError, code="unsupported_endpoint"):
@@ -348,3 +425,47 @@ def _tree(root: type[GenaiServerError]) -> list[type[GenaiServerError]]:
 
 
 ALL_ERRORS = tuple(_tree(GenaiServerError))
+
+
+# What pydantic's types of errors mean; for others its own message is used.
+_RULES = {
+    "bool_parsing": "must be true or false",
+    "bool_type": "must be true or false",
+    "dict_type": "must be an object",
+    "finite_number": "must be a finite number",
+    "float_parsing": "must be a number",
+    "float_type": "must be a number",
+    "greater_than": "must be greater than {gt}",
+    "greater_than_equal": "must be at least {ge}",
+    "int_from_float": "must be an integer",
+    "int_parsing": "must be an integer",
+    "int_parsing_size": "must be a smaller number",
+    "int_type": "must be an integer",
+    "less_than_equal": "must be at most {le}",
+    "list_type": "must be a list",
+    "literal_error": "must be {expected}",
+    "model_attributes_type": "must be an object",
+    "model_type": "must be an object",
+    "string_pattern_mismatch": "must match {pattern}",
+    "string_too_long": "must have at most {max_length} characters",
+    "string_too_short": "must have at least {min_length} characters",
+    "string_type": "must be a string",
+    "string_unicode": "must be valid Unicode",
+    "too_long": "must have at most {max_length} elements, not {actual_length}",
+    "too_short": "must have at least {min_length} elements",
+}
+# Python's notation of values, and JSON's.
+_JSON = {"'": '"', "True": "true", "False": "false", "None": "null"}
+
+
+def rule_of(finding: Mapping[str, Any]) -> str:
+    """What a value must be according to one of pydantic's errors, as an InvalidField has it."""
+    about = finding.get("ctx", {})
+    if finding["type"] not in _RULES:
+        return str(finding["msg"]).removeprefix("Value error, ")
+    if finding["type"].endswith("too_short") and about["min_length"] == 1:
+        return "must not be empty"
+    if finding["type"] == "literal_error":
+        for python, json in _JSON.items():
+            about = {**about, "expected": about["expected"].replace(python, json)}
+    return _RULES[finding["type"]].format_map(about)

@@ -158,7 +158,7 @@ def test_usage_names_the_tokens_of_images(server: RunningServer) -> None:
 def test_a_broken_image_is_refused_by_the_clients_field(server: RunningServer, path: str, place: str) -> None:
     response = server.client.post(path, json=asked(path, URL, BROKEN))
     assert response.status_code == 400
-    assert error_of(response).startswith(f"{place}: the image ")
+    assert error_of(response).startswith(f"{place} cannot be used: the image ")
 
 
 @pytest.mark.parametrize("path", FORMS)
@@ -302,7 +302,7 @@ def test_a_conversation_keeps_images(server: RunningServer) -> None:
     made = answered(server, "/v1/conversations", {"items": broken})
     response = server.client.post("/v1/responses", json={**asking, "conversation": made["id"]})
     assert (response.status_code, response.json()["error"]["param"]) == (400, "conversation")
-    assert ").content[0].image_url: the image " in error_of(response)
+    assert ").content[0].image_url cannot be used: the image " in error_of(response)
 
 
 def test_a_placeholder_that_a_user_types_is_text(server: RunningServer) -> None:

@@ -224,7 +224,7 @@ def _forced(*, strict: bool, **schema: Any) -> dict[str, Any]:
         (_format({"uniqueItems": True}, strict=True), "response_format.json_schema.schema", "uniqueItems"),
         ({**_format({"type": "strin"}), "tools": [TOOL]}, "response_format.json_schema.schema", "strin"),
         (_forced(strict=True, properties={"a": {"type": "text"}}), "tools", 'given "text"'),
-        (_forced(strict=True, type="string"), "tools", "the parameters of tool wrong must be an object"),
+        (_forced(strict=True, type="string"), "tools", "must have objects as their parameters"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

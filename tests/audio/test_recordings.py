@@ -211,9 +211,12 @@ def test_files_exist_as_long_as_they_are_used(own_folder: Path) -> None:
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        (b"", "file: the recording is an empty file"),
-        (b"text" * 100, "file: the recording is not a flac, mp3, "),
-        (encoded(tone(61)), r"file: the recording may be at most 60 s long \(GENAI_MAX_AUDIO_SECONDS\), given 61 s"),
+        (b"", "file cannot be used: the recording is an empty file"),
+        (b"text" * 100, "file cannot be used: the recording is not a flac, mp3, "),
+        (
+            encoded(tone(61)),
+            r"file cannot be used: the recording may be at most 60 s long \(GENAI_MAX_AUDIO_SECONDS\), given 61 s",
+        ),
     ],
 )
 def test_unusable_recording_costs_no_process(own_folder: Path, data: bytes, words: str) -> None:
@@ -255,7 +258,7 @@ def test_recording_that_ends_its_decoder_is_refused_alone(
 ) -> None:
     async def work(seen: Seen) -> None:
         monkeypatch.setattr(WorkerProcess, "ask", ask)
-        with pytest.raises(InvalidField, match=f"file: the recording {words}") as refused:
+        with pytest.raises(InvalidField, match=f"file cannot be used: the recording {words}") as refused:
             await seen.open(sentence())
         assert refused.value.param == "file"
         assert seen.files() == []
@@ -273,7 +276,9 @@ def test_window_that_ends_its_reader_is_refused_alone(
     async def work(seen: Seen) -> None:
         with await seen.open(sentence()) as recording:
             monkeypatch.setattr(WorkerProcess, "ask", ask)
-            with pytest.raises(InvalidField, match=rf"file: the recording {words}.*, from 1\.50 s on") as refused:
+            with pytest.raises(
+                InvalidField, match=rf"file cannot be used: the recording {words}.*, from 1\.50 s on"
+            ) as refused:
                 await recording.window(1.5)
             assert refused.value.param == "file"
             assert seen.files() == [".pcm"]

@@ -86,7 +86,7 @@ def test_a_sequence_takes_the_times_of_its_tokens(tmp_path: Path) -> None:
 
 def test_times_are_refused_without_an_aligner(bench: Bench) -> None:
     request = bench.sequence(3.0, alignment=Alignment([7, 8], 1, 1.0)).request
-    with pytest.raises(InvalidField, match="does not tell when tokens are spoken"):
+    with pytest.raises(InvalidField, match="does not report when tokens are spoken"):
         bench.worker.check(request)
 
 
@@ -173,6 +173,6 @@ def test_a_request_that_ends_waits_no_longer(tmp_path: Path) -> None:
 def test_a_request_needs_a_sound_and_nothing_else(bench: Bench) -> None:
     with pytest.raises(InvalidField, match="transcribes speech only"):
         bench.worker.check(GenerationRequest("id", [1], 4, 100))
-    with pytest.raises(InvalidField, match="takes no images"):
+    with pytest.raises(InvalidField, match="images cannot be read by this model"):
         bench.worker.check(GenerationRequest("id", [1], 4, 100, images=[Image("digest", "file", 0, 1)]))
     bench.worker.check(bench.sequence(1.0).request)

@@ -90,7 +90,7 @@ def test_ignored_keywords_are_reported_each_time(codec: TextCodec, made: Made) -
     schema = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
     body = _body(response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": schema}})
     first, second = _specs(codec, body, body)
-    assert first.left_out == second.left_out == ("response_format.json_schema.schema: uniqueItems",)
+    assert first.left_out == second.left_out == (("response_format.json_schema.schema", ": uniqueItems"),)
     assert len(made) == 1
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
+from genai_server.http.dialect import FieldNames
 from genai_server.http.leniency import IGNORED_HEADER, Leniency, objects_at, remove, replace_media
 from tests.running_server import SCRIPTED, RunningServer
 from tests.server_here import run_here
@@ -138,16 +139,12 @@ def test_limit_above_the_context_is_capped(scripted: RunningServer) -> None:
 
 
 def test_a_request_that_has_ended_does_not_hold_its_body() -> None:
-    class Translated:
-        def name(self, field: str) -> str:
-            return f"outer {field}"
-
     leniency = Leniency(lambda body: [])
-    translated = Translated()
-    with leniency.in_words(translated.name):
+    names = FieldNames({"field": "outer field"})
+    with leniency.with_names(names):
         assert leniency.leave_out("field")
-    held = weakref.ref(translated)
-    del translated
+    held = weakref.ref(names)
+    del names
     assert (held(), leniency.report()) == (None, {IGNORED_HEADER: "outer field"})
 
 

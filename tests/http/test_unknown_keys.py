@@ -7,6 +7,7 @@ import pytest
 
 from genai_server.apis.shared.base import ByType, Wire
 from genai_server.apis.shared.chat_messages import ChatMessage
+from genai_server.http.dialect import FieldNames
 from genai_server.http.leniency import CONVERTED_HEADER, IGNORED_HEADER, Leniency
 from genai_server.http.unknown_keys import remove_unknown_keys
 from tests.running_server import RunningServer
@@ -72,11 +73,11 @@ def test_the_number_of_named_keys_has_a_limit() -> None:
 
 def test_what_is_converted_is_named_apart_from_what_is_left_out() -> None:
     leniency = Leniency()
-    with leniency.in_words(lambda field: field.replace("messages", "input")):
-        leniency.note(["messages[1].content"])
-        leniency.convert(["messages[2] (as text of the user)"])
+    with leniency.with_names(FieldNames({"messages": "input"})):
+        leniency.note([("messages[1].content", ""), "messages"])
+        leniency.convert([("messages[2]", " (as text of the user)")])
     assert leniency.report() == {
-        IGNORED_HEADER: "input[1].content",
+        IGNORED_HEADER: "input[1].content, messages",
         CONVERTED_HEADER: "input[2] (as text of the user)",
     }
 

@@ -142,7 +142,7 @@ def test_detail_and_model_are_part_of_the_digest(own_folder: Path) -> None:
 
 def test_too_many_images_are_refused_before_any_work(own_folder: Path) -> None:
     async def work(seen: Seen) -> None:
-        with pytest.raises(InvalidField, match=r"at most 2 images \(GENAI_MAX_MEDIA\), given 3") as refused:
+        with pytest.raises(InvalidField, match=r"at most 2 images \(GENAI_MAX_MEDIA\); given 3") as refused:
             await seen.read("x", "y", "z")
         assert refused.value.param == "input[2]"
 
@@ -153,7 +153,7 @@ def test_too_many_tokens_together_are_refused(own_folder: Path) -> None:
     async def work(seen: Seen) -> None:
         one = encoded(picture(640, 480))
         assert len(await seen.read(one)) == 1
-        with pytest.raises(InvalidField, match=r"at most 599 tokens together \(GENAI_MAX_MEDIA_TOKENS\), given 600"):
+        with pytest.raises(InvalidField, match=r"at most 599 tokens together \(GENAI_MAX_MEDIA_TOKENS\); given 600"):
             await seen.read(one, one)
 
     _run(own_folder, work, max_media_tokens=599)
@@ -171,7 +171,9 @@ def test_too_many_tokens_of_one_image_leave_no_file(own_folder: Path) -> None:
 
 def test_too_many_pixels_are_refused(own_folder: Path) -> None:
     async def work(seen: Seen) -> None:
-        words = r"input\[0\]: the image may have at most 100 pixels \(GENAI_MAX_IMAGE_PIXELS\), given 11x10"
+        words = (
+            r"input\[0\] cannot be used: the image may have at most 100 pixels \(GENAI_MAX_IMAGE_PIXELS\); given 11x10"
+        )
         with pytest.raises(InvalidField, match=words):
             await seen.read(png_header(11, 10))
 
@@ -182,7 +184,7 @@ def test_image_that_cannot_be_decoded_costs_no_process(own_folder: Path) -> None
     async def work(seen: Seen) -> None:
         good, *bad = encoded(), b"text", encoded()[:60], encoded(format="TIFF")
         for data in bad:
-            with pytest.raises(InvalidField, match=r"input\[1\]: the image is"):
+            with pytest.raises(InvalidField, match=r"input\[1\] cannot be used: the image is"):
                 await seen.read(good, data)
         assert len(await seen.read(good)) == 1
 
@@ -315,7 +317,7 @@ def test_keys_share_no_images(own_folder: Path) -> None:
 
 def test_too_many_pixels_together_are_refused_before_any_work(own_folder: Path) -> None:
     async def work(seen: Seen) -> None:
-        words = r"at most 149 pixels together \(GENAI_MAX_REQUEST_PIXELS\), given 150"
+        words = r"at most 149 pixels together \(GENAI_MAX_REQUEST_PIXELS\); given 150"
         with pytest.raises(InvalidField, match=words) as refused:
             await seen.read(png_header(10, 10), png_header(5, 10))
         assert refused.value.param == "input[1]"
@@ -338,7 +340,7 @@ def test_an_image_with_more_pixels_than_its_head_says_waits_for_its_turn_again(
         (image,) = await seen.read(encoded(picture(640, 480)))
         assert image.grid == (1, 15, 20)
         assert len(list(image.path.parent.iterdir())) == 1
-        with pytest.raises(InvalidField, match=r"GENAI_MAX_REQUEST_PIXELS\), given 307681"):
+        with pytest.raises(InvalidField, match=r"GENAI_MAX_REQUEST_PIXELS\); given 307681"):
             await seen.read(encoded(picture(641, 480)), png_header(1, 1))
 
     _run(own_folder, work, max_request_pixels=307_200)
@@ -380,8 +382,8 @@ def test_an_image_has_space_for_its_file_while_it_is_used(own_folder: Path) -> N
 def test_a_request_that_does_not_fit_is_refused_with_the_limit(own_folder: Path) -> None:
     async def work(seen: Seen) -> None:
         words = (
-            r"images of a request may take at most 10000000 bytes of disk space when they are prepared, a quarter of "
-            r"GENAI_MAX_PREPARED_BYTES, given 125\d{5}$"
+            r"images of a request are prepared, they may take at most 10000000 bytes of disk space \(a quarter of "
+            r"GENAI_MAX_PREPARED_BYTES\); given 125\d{5}$"
         )
         with pytest.raises(InvalidField, match=words) as refused:
             await seen.read(tiles(512, 512, 0), tiles(512, 512, 1))
@@ -625,7 +627,7 @@ def test_few_images_are_fetched_at_a_time(own_folder: Path, monkeypatch: pytest.
         most = max(most, running)
         await asyncio.sleep(0.01)
         running -= 1
-        raise InvalidField("gone", param="p")
+        raise InvalidField("p", "gone")
 
     monkeypatch.setattr("genai_server.images.reader.load_image", load)
 

@@ -59,7 +59,7 @@ def test_long_data_url_is_decoded() -> None:
 def test_data_over_the_limit_is_refused_undecoded(size: int) -> None:
     assert _load(_data(bytes(1000))) == bytes(1000)
     words = _refused("data:image/png;base64," + "*" * (-(-size // 3) * 4 + 4))
-    assert "may have at most 1000 bytes (GENAI_MAX_MEDIA_BYTES), given about" in words
+    assert "may have at most 1000 bytes (GENAI_MAX_MEDIA_BYTES); given about" in words
 
 
 @pytest.mark.parametrize(
@@ -339,9 +339,9 @@ def test_host_without_the_image_is_named_with_advice(resolved: list[str], answer
     [
         (
             b"HTTP/1.1 200 OK\r\nContent-Length: 1001\r\n\r\n",
-            r"at most 1000 bytes \(GENAI_MAX_MEDIA_BYTES\), given 1001",
+            r"at most 1000 bytes \(GENAI_MAX_MEDIA_BYTES\); given 1001",
         ),
-        (b"HTTP/1.0 200 OK\r\n\r\n" + bytes(1001), r"\(GENAI_MAX_MEDIA_BYTES\), given more than 1000"),
+        (b"HTTP/1.0 200 OK\r\n\r\n" + bytes(1001), r"\(GENAI_MAX_MEDIA_BYTES\); given more than 1000"),
     ],
 )
 def test_fetched_file_over_the_limit_is_refused(resolved: list[str], answer: bytes, words: str) -> None:

@@ -21,7 +21,7 @@ def validate(built: str, *, param: str) -> None:
     """Check a grammar like the server, with the compiler in this process."""
     grammar.check_size(built, param=param)
     if (words := complaint(built)) is not None:
-        raise InvalidField(f"{param} cannot be used: {words}", param=param)
+        raise InvalidField(param, f"cannot be used: {words}")
 
 
 def followed(schema: dict[str, Any]) -> str:

@@ -197,14 +197,14 @@ def test_a_prompt_has_one_placeholder_for_each_image(source: str, marker: str) -
 
 def test_template_that_leaves_out_an_image_is_refused() -> None:
     codec = _vision_codec(EACH_PART.replace("'<|image_pad|>' if", "'' if"))
-    with pytest.raises(InvalidField, match="writes 0 images for these messages, which have 1") as caught:
+    with pytest.raises(InvalidField, match="have 1 images, for which the model's chat template writes 0") as caught:
         _encode(codec.encode_chat(_looking("a")))
     assert caught.value.param == "messages"
 
 
 def test_a_typed_placeholder_that_is_a_token_is_refused() -> None:
     codec = _vision_codec(EACH_PART, allow_special_tokens=True)
-    with pytest.raises(InvalidField, match="writes 2 images for these messages, which have 1"):
+    with pytest.raises(InvalidField, match="have 1 images, for which the model's chat template writes 2"):
         _encode(codec.encode_chat(_looking("<|image_pad|>")))
 
 
@@ -276,7 +276,7 @@ def test_a_prompt_has_the_same_tokens_wherever_it_is_encoded(demo: TextCodec, me
 def test_unknown_token_id_is_refused_by_its_place(demo: TextCodec, token: int) -> None:
     with pytest.raises(InvalidField) as caught:
         demo.decode([5, token])
-    assert caught.value.message == f"tokens[1] must be a token of this model, which has 1920; given {token}"
+    assert caught.value.message == f"tokens must have tokens of this model, which has 1920; given {token}"
     assert caught.value.param == "tokens"
 
 

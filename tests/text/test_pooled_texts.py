@@ -60,8 +60,8 @@ def test_a_long_text_is_refused_with_the_limit(words: PooledTexts) -> None:
         words.encode(["one", "one two one two one"], LIMIT)
     assert refused.value.param == "input[1]"
     assert refused.value.message == (
-        "input[1] encodes to 7 tokens; the limit is 6 (the model's limit); "
-        "truncate_prompt_tokens: -1 truncates texts to this length"
+        "input[1] has too many tokens (truncate_prompt_tokens: -1 truncates texts): it may have at most 6 "
+        "(the model's limit); given 7"
     )
 
 
@@ -184,7 +184,7 @@ def test_total_of_queries_and_documents_is_limited_early(
     monkeypatch.setattr(PromptWriter, "write", counted(PromptWriter.write))
     texts = decoder_texts() if is_decoder else words
     assert len(texts.encode_pairs([Pair("one " * 5, "two")] * 10, TextLimit(100, ""))) == 10
-    with pytest.raises(InvalidField, match="documents may have at most 600 tokens in total, counting a query"):
+    with pytest.raises(InvalidField, match=r"documents may have at most 600 tokens in total \(counting a query"):
         texts.encode_pairs([Pair("one " * 20, "two")] * 2000, TextLimit(100, ""))
     assert num_made < 50
 

@@ -83,7 +83,7 @@ class Decoder:
         assert outcome is not None, "a decoder refuses what is longer than it may be"
         self._count(outcome.result)
         if outcome.decoded is None:
-            raise InvalidField(f"{param}: the recording {outcome.reason}", param=param)
+            raise InvalidField(param, f"cannot be used: the recording {outcome.reason}")
         return outcome.decoded
 
     async def _decode(

@@ -18,6 +18,6 @@ def require_decoder(param: str) -> None:
     """Raises TaskUnsupported, which names `param`, if no recording can be decoded."""
     if not is_installed():
         raise TaskUnsupported(
-            f"{param}: this server cannot decode recordings, because it is installed without the extra {EXTRA}",
-            param=param,
+            param,
+            f"cannot be used: this server cannot decode recordings, because it is installed without the extra {EXTRA}",
         )

@@ -76,4 +76,4 @@ class WindowReader:
             if window is None:
                 remove(str(target))
         seconds = question["start"] / SAMPLE_RATE
-        raise InvalidField(f"{param}: the recording {reason}, from {seconds:.2f} s on", param=param)
+        raise InvalidField(param, f"cannot be used: the recording {reason}, from {seconds:.2f} s on")

@@ -16,7 +16,7 @@ from genai_server.config.environment import ATTACH_VARIABLE
 from genai_server.config.setting_form import FORMER_NAMES, environment_variable, option
 from genai_server.config.setting_groups import GROUPS
 from genai_server.config.settings import Settings
-from genai_server.errors import ConfigurationError
+from genai_server.errors import ConfigurationError, rule_of
 from genai_server.messages.launch import EngineSettings
 from genai_server.options import config_file
 from genai_server.options.device import DeviceOptions
@@ -30,20 +30,7 @@ BUNDLED_MODEL = _BUNDLED if _BUNDLED.is_dir() else _OF_CLONE
 # A variable of the scripts that start the server.
 _OF_SCRIPTS = "GENAI_EXTRA"
 _DEFAULT_MODEL = str(Settings.model_fields["model_dir"].default)
-# What pydantic's types of errors mean for a setting.
-_RULES = {
-    "bool_parsing": "must be true or false",
-    "int_parsing": "must be a whole number",
-    "int_from_float": "must be a whole number",
-    "int_parsing_size": "must be a smaller number",
-    "float_parsing": "must be a number",
-    "finite_number": "must be a finite number",
-    "greater_than": "must be greater than {gt}",
-    "greater_than_equal": "must be at least {ge}",
-    "less_than_equal": "must be at most {le}",
-    "string_too_long": "must have at most {max_length} characters",
-}
-# And what the pattern of a setting allows.
+# What the pattern of a setting allows.
 _FORMS = {
     "model_name": "must begin with a letter or digit, and have at most 128 letters, digits, dots, dashes, underscores "
     "and slashes",
@@ -116,8 +103,7 @@ def _reason(field: str, findings: Sequence[ErrorDetails]) -> str:
         known = [str(choice) for choice in get_args(Settings.model_fields[field].annotation)]
         one_of = f"{', '.join(known[:-1])} or {known[-1]}"
         return f"must be {one_of}{did_you_mean(str(first['input']), known)}"
-    form = _FORMS.get(field, "") if first["type"] == "string_pattern_mismatch" else _RULES.get(first["type"], "")
-    message = form.format_map(first.get("ctx", {})) or first["msg"].removeprefix("Value error, ")
+    message = _FORMS[field] if first["type"] == "string_pattern_mismatch" and field in _FORMS else rule_of(first)
     words = [each["ctx"]["expected"].strip("'") for each in others if each["type"] == "literal_error"]
     return ", or ".join([message, *words])
 

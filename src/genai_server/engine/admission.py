@@ -162,26 +162,26 @@ class Admission:
         if self._options.terminated:
             raise SessionTerminated('terminate_session is "1" on this device; set it to "0" to continue')
         if strange := [token for token in request.sampling.logit_bias if not 0 <= token < self._vocab_size]:
-            raise InvalidField(f"token {strange[0]} is not among the model's {self._vocab_size}", param="logit_bias")
+            raise InvalidField("logit_bias", "must have tokens below", limit=self._vocab_size, given=strange[0])
         words = request.sampling.bad_words
         if not all(words) or any(not 0 <= token < self._vocab_size for word in words for token in word):
-            raise InvalidField(f"bad_words must be tokens of the model's {self._vocab_size}", param="bad_words")
+            raise InvalidField("bad_words", "must have tokens below", limit=self._vocab_size)
         if len(allowed := request.sampling.allowed_tokens) not in (0, (self._vocab_size + 7) // 8):
             raise InvalidField(
-                f"allowed_tokens must have a bit for each of the model's {self._vocab_size} tokens, "
-                f"given {8 * len(allowed)}",
-                param="allowed_token_ids",
+                "allowed_token_ids", "must have as many bits as tokens:", limit=self._vocab_size, given=8 * len(allowed)
             )
         if (last := max(request.prompt)) >= self._vocab_size:
-            raise InvalidField(f"token {last} is not among the model's {self._vocab_size}", param="prompt")
+            raise InvalidField("prompt", "must have tokens below", limit=self._vocab_size, given=last)
         if (last := max(request.prediction, default=0)) >= self._vocab_size:
-            raise InvalidField(f"token {last} is not among the model's {self._vocab_size}", param="prediction")
+            raise InvalidField("prediction", "must have tokens below", limit=self._vocab_size, given=last)
         if self._encoder is not None:
             self._encoder.check(request)
         elif request.images or request.sound is not None:
-            raise InvalidField("this model reads text only", param="images" if request.images else "sound")
+            raise InvalidField(
+                "images" if request.images else "sound", "cannot be read by this model, which reads text only"
+            )
         if strange := [token for token in request.scored_tokens if not 0 <= token < self._vocab_size]:
-            raise InvalidField(f"token {strange[0]} is not among the model's {self._vocab_size}", param="scored_tokens")
+            raise InvalidField("scored_tokens", "must have tokens below", limit=self._vocab_size, given=strange[0])
         self._runners.for_request(request).check(request)
 
     def _fitted(self, submit: Submit) -> Submit:

@@ -45,24 +45,20 @@ class ImageWorker(EncoderWorker[EncodedImage]):
     def check(self, request: GenerationRequest) -> None:
         """Refuse sounds, and image tokens outside of images, because each one needs a feature. Raises InvalidField."""
         if request.sound is not None:
-            raise InvalidField("this model takes no sound", param="sound")
+            raise InvalidField("sound", "cannot be read by this model")
         token = self.image_token
         own = sum(request.prompt[image.start : image.start + image.num_tokens].count(token) for image in request.images)
         if (given := request.prompt.count(token)) != own:
             raise InvalidField(
-                f"{given - own} tokens stand for {self._nouns} (id {token}) and belong to none", param="prompt"
+                "prompt", f"has {given - own} tokens that stand for {self._nouns} (id {token}) and belong to none"
             )
         if token in request.prediction:
-            raise InvalidField(
-                f"prediction must not have the token {token}, which stands for {self._nouns}", param="prediction"
-            )
+            raise InvalidField("prediction", f"must not have the token {token}, which stands for {self._nouns}")
         if request.sampling.logit_bias.get(token, 0) > 0:
-            raise InvalidField(f"token {token} stands for {self._nouns}, so that no answer has it", param="logit_bias")
+            raise InvalidField("logit_bias", f"must not have the token {token}, which stands for {self._nouns}")
         allowed = request.sampling.allowed_tokens
         if allowed and allowed[token // 8] >> token % 8 & 1:
-            raise InvalidField(
-                f"token {token} stands for {self._nouns}, so that no answer has it", param="allowed_token_ids"
-            )
+            raise InvalidField("allowed_token_ids", f"must not have the token {token}, which stands for {self._nouns}")
 
     def _encode_all(self, sequence: Sequence) -> PromptImages:
         request = sequence.request

@@ -43,11 +43,11 @@ class SoundWorker(EncoderWorker[EncodedSound]):
     def check(self, request: GenerationRequest) -> None:
         """Every request needs a sound."""
         if request.images:
-            raise InvalidField("this model takes no images", param="images")
+            raise InvalidField("images", "cannot be read by this model")
         if request.sound is None:
-            raise InvalidField("this model transcribes speech only, and the request has no sound", param="sound")
+            raise InvalidField("sound", "is required: this model transcribes speech only")
         if request.alignment is not None and self._open_aligner is None:
-            raise InvalidField("this model does not tell when tokens are spoken", param="alignment")
+            raise InvalidField("alignment", "is not supported: this model does not report when tokens are spoken")
 
     def _encode_all(self, sequence: Sequence) -> EncodedSound:
         sound = sequence.request.sound

@@ -13,6 +13,7 @@ import msgspec
 from genai_server.engine_client.admin import EngineAdmin
 from genai_server.engine_client.in_flight import InFlight, error_of_loss
 from genai_server.errors import (
+    AsIs,
     GenerationFailed,
     InvalidField,
     NoEngineReady,
@@ -33,7 +34,6 @@ from genai_server.messages.protocol import (
     encode_frame,
 )
 from genai_server.messages.status_file import EngineState, EngineStatus, ServerStatus, StatusFileReader
-from genai_server.quoted_values import quoted
 
 log = logging.getLogger(__name__)
 RETRY_SECONDS = 0.05
@@ -216,7 +216,7 @@ class Router:
             return list(self.engines.values())
         if device not in self.engines:
             known = ", ".join(self.engines)
-            raise InvalidField(f"device must be one of: {known}; given {quoted(device)}", param="device")
+            raise InvalidField("device", f"must be one of: {known}", given=device)
         return [self.engines[device]]
 
     def pick(self, device: str | None, *, tenant: str = "", background: bool = False) -> tuple[EngineClient, ModelInfo]:
@@ -250,15 +250,18 @@ def _require_possible(capacity: Capacity, device: str, num_answers: int, lengths
     """Raise InvalidField if even an idle device could not take all answers."""
     if num_answers > capacity.requests:
         raise InvalidField(
-            f"{param} may make {capacity.requests} answers on device {device}, as many as may run and wait there "
-            f"({capacity.limited_by}, GENAI_MAX_QUEUE), given {num_answers}",
-            param=param,
+            param,
+            f"may make as many answers as may run and wait on device {device},",
+            limit=capacity.requests,
+            limited_by=f"{capacity.limited_by}, GENAI_MAX_QUEUE",
+            given=num_answers,
         )
     waiting = sum(lengths[capacity.running :])
     if capacity.waiting_tokens is not None and waiting > capacity.waiting_tokens:
         raise InvalidField(
-            f"{param} may make answers on device {device} of which those that cannot run at once, all beyond "
+            param,
+            f"may make answers on device {device} of which those that cannot run at once, all beyond "
             f"{capacity.running}, wait with prompts of at most {capacity.waiting_tokens} tokens together "
-            f"(GENAI_MAX_QUEUE_TOKENS), given {num_answers} answers, {waiting} tokens",
-            param=param,
+            "(GENAI_MAX_QUEUE_TOKENS)",
+            given=AsIs(f"{num_answers} answers, {waiting} tokens"),
         )

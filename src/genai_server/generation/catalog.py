@@ -63,7 +63,7 @@ def names_of(about: ModelStatus) -> list[str]:
 def task_unsupported(model: str, task: Task, able: Sequence[str]) -> TaskUnsupported:
     """The error of a request for what a model cannot do, which names the models that can."""
     which = f"{', '.join(map(quoted, able))} can" if able else "no model that is served can"
-    return TaskUnsupported(f"model {quoted(model)} {_CANNOT[task]}; {which}", param="model")
+    return TaskUnsupported("model", f"{quoted(model)} {_CANNOT[task]}; {which}")
 
 
 @dataclass(frozen=True)
@@ -170,10 +170,11 @@ class Catalog:
             if (found := _named(models, form)) is not None:
                 return found
         if not models:
-            raise ModelNotFound("no model is served now", param=param)
+            raise ModelNotFound("no model is served now", param=param, name=name)
         names = ", ".join(quoted(about.name) for about in models)
         shown = "the model" if name is None else f"model {quoted(name)}"
-        raise ModelNotFound(f"{shown} is not served; {names} {'is' if len(models) == 1 else 'are'}", param=param)
+        is_are = "is" if len(models) == 1 else "are"
+        raise ModelNotFound(f"{shown} is not served; {names} {is_are}", param=param, name=name)
 
     def choose(self, id: str | None) -> ChosenModel:
         """The model of an id: NAME or ALIAS, either with :ADAPTER, or any other name if a model has the alias `*`.
@@ -197,6 +198,7 @@ class Catalog:
         raise ModelNotFound(
             f"model {quoted(without_adapter.name)} has no adapter {quoted(adapter)}; its adapters: {names}",
             param="model",
+            name=id,
         )
 
     def choose_for(self, id: str | None, task: Task) -> ChosenModel:

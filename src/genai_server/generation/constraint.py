@@ -83,7 +83,7 @@ class Constraint:
 
     def refused(self, reason: str) -> InvalidField:
         """The error with this reason, naming the field."""
-        return InvalidField(f"{self.field} {self.rule}: {reason}", param=self.field)
+        return InvalidField(self.field, f"{self.rule}: {reason}")
 
 
 def structure(wanted: StructuredOutputs | None) -> Constraint | None:
@@ -111,7 +111,7 @@ class ChatConstraint:
     def __init__(self, body: ChatParameters, codec: TextCodec, *, best_effort: bool, loose: frozenset[str]) -> None:
         self._loose = loose
         # Schema keywords that are not enforced, with their fields.
-        self.left_out: list[str] = []
+        self.left_out: list[tuple[str, str]] = []
         self._body = body
         self._codec = codec
         self._best_effort = best_effort
@@ -154,7 +154,7 @@ class ChatConstraint:
         if form is None or form.type == "text":
             return wanted
         if wanted is not None:
-            raise InvalidField(f"{_FORMAT} and {_STRUCTURE} cannot be combined", param=_STRUCTURE)
+            raise InvalidField(_STRUCTURE, "cannot be combined with", other=_FORMAT)
         if (given := form.answer_schema) is None:
             return Constraint(grammar.json_object(), _FORMAT, "must be supported")
         schema: Mapping[str, Any]
@@ -185,7 +185,7 @@ class ChatConstraint:
         try:
             built = grammar.arguments(held.schema, param="tools")
         except InvalidField as error:
-            raise InvalidField(f"tools {rule}: {error.message.removeprefix('tools: ')}", param="tools") from None
+            raise error.at("tools", rule) from None
         return held, Constraint(
             built, "tools", rule, is_promised=is_promised or held.name in self._loose, name=held.name
         )
@@ -202,9 +202,9 @@ class ChatConstraint:
                 found, left_out = relaxed(schema)
         except InvalidField as error:
             if name == field:
-                raise InvalidField(f"{field}: {error.message}", param=field) from None
+                raise error.at(field) from None
         if field is not None:
-            self.left_out += [f"{field}: {word}" for word in left_out]
+            self.left_out += [(field, f": {word}") for word in left_out]
         return found
 
     @property
@@ -245,7 +245,7 @@ def _chosen(choice: object, tools: list[GivenTool]) -> list[GivenTool]:
         return tools
     name = choice.function.name
     if not (named := [tool for tool in tools if tool.function.name == name]):
-        raise InvalidField(f"tool_choice names the function {quoted(name)}, which is not in tools", param="tool_choice")
+        raise InvalidField("tool_choice", f"names the function {quoted(name)}, which is not in tools")
     return named
 
 
@@ -256,11 +256,11 @@ def _schema(given: Any) -> dict[str, Any]:
         try:
             given = json.loads(given)
         except ValueError as error:
-            raise InvalidField(f"{field} must be a JSON schema, and is not JSON: {error}", param=field) from None
+            raise InvalidField(field, f"must be a JSON schema, and is not JSON: {error}") from None
     if isinstance(given, bool):
         given = {} if given else {"not": {}}
     if not isinstance(given, dict):
-        raise InvalidField(f"{field} must be a JSON schema, an object", param=field)
+        raise InvalidField(field, "must be a JSON schema, an object")
     return given
 
 
@@ -272,4 +272,4 @@ def _naming(field: str) -> Iterator[None]:
     except InvalidField as error:
         if error.param is not None:
             raise
-        raise InvalidField(f"{field}: {error.message}", param=field) from None
+        raise error.at(field) from None

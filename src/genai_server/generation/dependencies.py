@@ -17,7 +17,7 @@ from starlette.types import Receive
 from genai_server.audio.recordings import Recordings
 from genai_server.config.settings import Settings
 from genai_server.engine_client.client import EngineClient
-from genai_server.errors import DeadlinePassed, InvalidField, RequestCancelled, ServerStopping, SessionTerminated
+from genai_server.errors import AsIs, DeadlinePassed, InvalidField, RequestCancelled, ServerStopping, SessionTerminated
 from genai_server.generation.catalog import Catalog, ChosenModel
 from genai_server.generation.output_spec import CheckedSpecs
 from genai_server.generation.pulling import ModelStore
@@ -34,7 +34,6 @@ from genai_server.images.reader import Images
 from genai_server.messages.generation_request import FinishReason, ModelInfo
 from genai_server.messages.worker_tasks import TaskOwner
 from genai_server.pooling_model import Task
-from genai_server.quoted_values import quoted
 from genai_server.text.codec import TextCodec
 from genai_server.timing import Clock
 from genai_server.workers.workers import Requester
@@ -106,9 +105,11 @@ class Deadline:
         """Bring the deadline forward to the value of a field or header. Raises InvalidField beyond the limit."""
         if not 0 < seconds <= self._limit:
             raise InvalidField(
-                f"{param} must be greater than 0 and at most {self._limit} seconds (GENAI_REQUEST_TIMEOUT), "
-                f"given {seconds:g}",
-                param=param,
+                param,
+                "must be greater than 0 and at most",
+                limit=f"{self._limit} seconds",
+                limited_by="GENAI_REQUEST_TIMEOUT",
+                given=AsIs(f"{seconds:g}"),
             )
         self.seconds = min(self.seconds, seconds)
 
@@ -265,7 +266,7 @@ async def context(request: Request, services: TheServices) -> RequestContext:
         try:
             seconds = float(given)
         except ValueError:
-            raise InvalidField(f"{HEADER} must be a number of seconds, given {quoted(given)}", param=HEADER) from None
+            raise InvalidField(HEADER, "must be a number of seconds", given=given) from None
         deadline.tighten(seconds, param=HEADER)
     return RequestContext(
         deadline,

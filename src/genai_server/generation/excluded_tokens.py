@@ -34,8 +34,7 @@ def known_tokens(tokens: Tokens, model: ModelInfo, param: str) -> Tokens:
     """The token ids. Raises InvalidField if one of them is not in the model's vocabulary."""
     if unknown := [token for token in tokens if token >= model.vocab_size]:
         raise InvalidField(
-            f"{param} must have token ids below {model.vocab_size}, the model's vocabulary size, given {unknown[0]}",
-            param=param,
+            param, f"must have token ids below {model.vocab_size}, the model's vocabulary size", given=unknown[0]
         )
     return tokens
 
@@ -58,7 +57,7 @@ def _encoded(words: Sequence[str], tokenizer: Tokenizer, model: ModelInfo) -> li
     encoded = tokenizer.encode_each([[form] for _, form in forms])
     for (param, _), tokens in zip(forms, encoded, strict=True):
         if not tokens:
-            raise InvalidField(f"{param} has no tokens", param=param)
+            raise InvalidField(param, "has no tokens")
     distinct = dict.fromkeys(map(tuple, encoded))
     return [list(tokens) for tokens in distinct if max(tokens) < model.vocab_size]
 

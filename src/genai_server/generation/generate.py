@@ -133,7 +133,7 @@ async def _generate(
         except InvalidField as error:
             # The engine does not know the body's fields.
             if error.param == "grammar" and prepared.constraint is not None:
-                raise prepared.constraint.refused(error.message) from None
+                raise prepared.constraint.refused(error.rule) from None
             raise
 
     # Read.
@@ -291,20 +291,20 @@ def to_generation_request(
     Raises InvalidField and PromptTooLong, which name the field, the limit and the given value.
     """
     source = "prompt" if isinstance(body, CompletionRequest) else "messages"
-    encoded = "the prompt encodes to" if source == "prompt" else "the messages encode to"
     limit, limited_by = model.max_length, model.limited_by
     field, max_tokens = _answer_limit(body)
     if max_tokens is not None and max_tokens > limit:
-        raise InvalidField(f"{field} must be at most {limit} ({limited_by}), given {max_tokens}", param=field)
+        raise InvalidField(field, "must be at most", limit=limit, limited_by=limited_by, given=max_tokens)
     if not prompt:
-        raise InvalidField(f"{encoded} zero tokens", param=source)
+        raise InvalidField(source, "must encode to at least one token")
     if len(prompt) >= limit + (max_tokens == 0):
         raise PromptTooLong(
-            f"{encoded} {len(prompt)} tokens; the limit for prompt and answer together is {limit} ({limited_by})",
-            param=source,
+            source,
+            "must leave a token for the answer: prompt and answer together may have at most",
             tokens=len(prompt),
             limit=limit,
             limited_by=limited_by,
+            given=len(prompt),
         )
     available = limit - len(prompt)
     return GenerationRequest(
@@ -336,7 +336,7 @@ def _answer_limit(body: GenerationFields) -> tuple[str, int | None]:
     """The name and value of the field that limits the answer's tokens."""
     if isinstance(body, ChatParameters) and body.max_completion_tokens is not None:
         if body.max_tokens is not None:
-            raise InvalidField("max_tokens and max_completion_tokens cannot be combined", param="max_tokens")
+            raise InvalidField("max_tokens", "cannot be combined with max_completion_tokens")
         return "max_completion_tokens", body.max_completion_tokens
     return "max_tokens", body.default_max_tokens if body.max_tokens is None else body.max_tokens
 
@@ -344,9 +344,7 @@ def _answer_limit(body: GenerationFields) -> tuple[str, int | None]:
 def _min_tokens(body: SamplingFields, available: int) -> int:
     min_tokens = body.min_tokens or 0
     if min_tokens > available:
-        raise InvalidField(
-            f"min_tokens must be at most {available}, the limit of the answer, given {min_tokens}", param="min_tokens"
-        )
+        raise InvalidField("min_tokens", f"must be at most {available}, the limit of the answer", given=min_tokens)
     return min_tokens
 
 
@@ -362,9 +360,9 @@ def _prompt_logprobs(body: GenerationFields, model: ModelInfo) -> bool:
     is_requested = isinstance(body, CompletionRequest) and bool(body.echo) and body.logprobs is not None
     if is_requested and not model.scores_prompts:
         raise InvalidField(
-            "logprobs cannot be combined with echo: this model does not compute them for prompts (it was built with "
+            "logprobs",
+            "cannot be combined with echo: this model does not compute them for prompts (it was built with "
             "prune_lm_head, for example)",
-            param="logprobs",
         )
     return is_requested
 

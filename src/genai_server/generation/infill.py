@@ -41,7 +41,7 @@ async def with_suffix(body: CompletionRequest, codec: TextCodec, owner: TaskOwne
     marks = infill_tokens(codec)
     if not marks:
         raise InvalidField(
-            "suffix is not supported by this model: its tokenizer has no tokens such as <|fim_prefix|>", param="suffix"
+            "suffix", "is not supported by this model: its tokenizer has no tokens such as <|fim_prefix|>"
         )
     before, between, after = marks
     suffix = await codec.encode_text(body.suffix or "", add_special=False, param="suffix", owner=owner)

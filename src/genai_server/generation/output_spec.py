@@ -46,7 +46,7 @@ class OutputSpec:
     # Whether the prompt ends in reasoning.
     starts_in_reasoning: bool = False
     # Schema keywords that are not enforced, with their fields.
-    left_out: tuple[str, ...] = ()
+    left_out: tuple[tuple[str, str], ...] = ()
     # Whether answers show only complete tool calls, as in AnswerParser.
     only_complete_calls: bool = False
 
@@ -187,11 +187,11 @@ def _supported(tools: list[AnyTool], codec: TextCodec) -> list[AnyTool]:
         return []
     if not codec.writer.takes_tools or codec.dialect.tool_format is None:
         raise InvalidField(
-            "tools are not supported by this model: its chat template has none, or uses a format unknown to this "
+            "tools",
+            "are not supported by this model: its chat template has none, or uses a format unknown to this "
             "server (set it by GENAI_TOOL_PARSER)",
-            param="tools",
         )
     names = Counter(tool.function.name for tool in tools)
     if twice := [name for name, times in names.items() if times > 1]:
-        raise InvalidField(f"tools must have unique function names, given {quoted(twice[0])} twice", param="tools")
+        raise InvalidField("tools", f"must have unique function names, given {quoted(twice[0])} twice")
     return tools

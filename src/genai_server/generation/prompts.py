@@ -86,9 +86,8 @@ def _check_that_no_token_is_of_images(prompt: Sequence[int], model: VisionModel,
     if found := [token for token in (model.image_token_id, placeholder) if token in prompt]:
         noun = f"{model.medium}s"
         raise InvalidField(
-            f"prompt must not have token {found[0]}, which stands for {noun}: send {noun} in messages to "
-            "/v1/chat/completions",
-            param="prompt",
+            "prompt",
+            f"must not have token {found[0]}, which stands for {noun}: send {noun} in messages to /v1/chat/completions",
         )
 
 
@@ -170,11 +169,9 @@ def _leave_out(
                 continue
             place = f"messages[{number}].content[{index}]"
             leave_out = leniency.leave_out if number == asked else leniency.leave_out_of_history
-            if not leave_out(f"{place} ({medium})"):
+            if not leave_out(place, f" ({medium})"):
                 which = f"{', '.join(map(quoted, able))} can" if able else "no model that is served can"
-                raise InvalidField(
-                    f"{place} is {_NOUNS[medium]}, and this model reads {reads}; {which} read it", param=place
-                )
+                raise InvalidField(place, f"is {_NOUNS[medium]}, and this model reads {reads}; {which} read it")
             part.update(type="text", text=f"[{medium} left out: this model reads {reads}]")
 
 
@@ -218,8 +215,11 @@ async def encode_prediction(
     tokens = await codec.encode_text(text, add_special=False, parse_special=False, param="prediction", owner=owner)
     if len(tokens) > model.max_length:
         raise InvalidField(
-            f"prediction may have at most {model.max_length} tokens ({model.limited_by}), given {len(tokens)}",
-            param="prediction",
+            "prediction",
+            "may have at most",
+            limit=f"{model.max_length} tokens",
+            limited_by=model.limited_by,
+            given=len(tokens),
         )
     return tokens
 
@@ -236,7 +236,7 @@ def echoed_prompts(
         unknown = next((token for token in tokens if token >= vocab_size), None)
         if unknown is not None:
             raise InvalidField(
-                f"prompt must have ids below {vocab_size}, the model's vocabulary size, given {unknown}", param="prompt"
+                "prompt", f"must have ids below {vocab_size}, the model's vocabulary size", given=unknown
             )
         text = given if isinstance(given, str) else codec.decode(tokens, param="prompt")
         found.append(
@@ -264,10 +264,9 @@ def template_variables(body: ChatParameters, codec: TextCodec, leniency: Lenienc
     if chosen is None:
         if effort != "none" and not leniency.leave_out("reasoning_effort"):
             raise InvalidField(
-                f"reasoning_effort {quoted(effort)} has no effect with this model: its chat template does not read it",
-                param="reasoning_effort",
+                "reasoning_effort", "has no effect with this model: its chat template does not read it", given=effort
             )
         return variables
     if chosen.effort not in (None, effort):
-        leniency.convert([f"reasoning_effort {quoted(effort)} (as {quoted(chosen.effort)})"])
+        leniency.convert_value("reasoning_effort", effort, f" (as {quoted(chosen.effort)})")
     return {**chosen.values, **variables}

@@ -9,6 +9,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
 from genai_server.errors import GenaiServerError
+from genai_server.http.dialect import ErrorParts
 from genai_server.http.error_responses import error_response, from_findings, malformed, plain_error_body
 from genai_server.http.request_state import request_state
 
@@ -41,7 +42,7 @@ def install_error_handlers(app: FastAPI) -> None:
         message = f"{reason.phrase}: {request.method} {request.scope['path'][:_MAX_PATH_SHOWN]}"
         kind, code = "invalid_request_error", reason.name.lower()
         request_state(request.scope).record.error_code = code
-        body = plain_error_body(request.scope, reason, kind, message, code)
+        body = plain_error_body(request.scope, ErrorParts(reason, kind, message, code))
         headers = {name.lower(): value for name, value in (error.headers or {}).items()}
         if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
             headers["allow"] = ", ".join(_methods(app, request))  # Starlette lists the methods of only one route

@@ -1,22 +1,22 @@
 """Maps errors to HTTP statuses and response bodies, which are the same before and after the response's headers.
 
-Errors of Anthropic's and Ollama's paths have these APIs' formats, all others OpenAI's.
+An error is rendered here, once: in the format and words of the request's dialect, with the client's names of fields
+(`http/dialect.py`).
 """
 
 import json
 import logging
-import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from starlette.responses import JSONResponse
 from starlette.types import Scope
 
 from genai_server import errors
-from genai_server.apis.shared.base import JsonObject
-from genai_server.errors import GenaiServerError
-from genai_server.http.request_state import request_state, speaks_anthropic
-from genai_server.quoted_values import quoted
+from genai_server.errors import GenaiServerError, InvalidField
+from genai_server.http.dialect import DEFAULT, ErrorParts, FieldNames
+from genai_server.http.request_state import request_state
 
 log = logging.getLogger(__name__)
 
@@ -46,14 +46,6 @@ TABLE: Mapping[type[GenaiServerError], tuple[int, str]] = {
     errors.GrammarFailed: (400, "invalid_request_error"),
     errors.ServerStopping: (503, "service_unavailable_error"),
 }
-# Clients recognize these messages of each API and then shorten the conversation.
-PROMPT_TOO_LONG = {
-    "anthropic": "prompt is too long: {tokens} tokens > {limit} maximum, answer included ({limited_by})",
-    "openai": "This model's maximum context length is {limit} tokens. However, your {param} resulted in {tokens} "
-    "tokens, and the answer needs at least one. Please reduce the length ({limited_by}).",
-    "ollama": "the input length exceeds the context length: it has {tokens} tokens, and prompt and answer together may "
-    "have {limit} ({limited_by})",
-}
 # Default headers of all responses: browsers do not guess the content type, do not cache possibly private answers, and
 # do not show the server in a frame of another site.
 FOR_BROWSERS = {
@@ -61,45 +53,8 @@ FOR_BROWSERS = {
     "cache-control": "no-store",
     "content-security-policy": "frame-ancestors 'none'",
 }
-_ANTHROPIC_TYPES = {
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    429: "rate_limit_error",
-    503: "overloaded_error",
-}
 # A value of the right type but wrong size identifies the union member that the client meant.
 _SIZES = {"string_too_long", "string_too_short", "too_long", "too_short"}
-# Excludes LM Studio's model lists, whose errors have OpenAI's format.
-_OLLAMA_PATH = re.compile(r"/api/(?!v[01]/).*", re.DOTALL)
-# Messages for pydantic's error types; others use pydantic's own message.
-_RULES = {
-    "bool_parsing": "must be true or false",
-    "bool_type": "must be true or false",
-    "dict_type": "must be an object",
-    "finite_number": "must be a finite number",
-    "float_parsing": "must be a number",
-    "float_type": "must be a number",
-    "greater_than": "must be greater than {gt}",
-    "greater_than_equal": "must be at least {ge}",
-    "int_parsing": "must be an integer",
-    "int_type": "must be an integer",
-    "less_than_equal": "must be at most {le}",
-    "list_type": "must be a list",
-    "literal_error": "must be {expected}",
-    "model_attributes_type": "must be an object",
-    "model_type": "must be an object",
-    "string_pattern_mismatch": "must match {pattern}",
-    "string_too_long": "must have at most {max_length} characters",
-    "string_too_short": "must have at least {min_length} characters",
-    "string_type": "must be a string",
-    "string_unicode": "must be valid Unicode",
-    "too_long": "must have at most {max_length} elements, not {actual_length}",
-    "too_short": "must have at least {min_length} elements",
-}
-# Python's notation of values, and JSON's.
-_JSON = {"'": '"', "True": "true", "False": "false", "None": "null"}
-_PYTHONS = re.compile("|".join(_JSON))
 
 
 def http_status(error: GenaiServerError) -> tuple[int, str]:
@@ -113,12 +68,23 @@ def internal_error() -> GenaiServerError:
 
 
 def error_body(error: GenaiServerError, scope: Scope | None = None) -> dict[str, Any]:
-    """The body of an error in the format of the request's API; OpenAI's without a scope."""
+    """The body of an error in the format and words of the request's API; OpenAI's without a scope."""
     status, kind = http_status(error)
-    message = error.message
-    if isinstance(error, errors.PromptTooLong) and error.tokens:
-        message = PROMPT_TOO_LONG[_api_of(scope)].format_map(vars(error))
-    return plain_error_body(scope, status, kind, message, error.code, error.param)
+    names = FieldNames() if scope is None else request_state(scope).leniency.names
+    dialect = DEFAULT if scope is None else request_state(scope).dialect
+    message, param = named(error, names)
+    if error.facts and error.code in dialect.words:
+        message = dialect.words[error.code].format_map({**error.facts, "param": param, "message": message})
+    return plain_error_body(scope, ErrorParts(status, kind, message, error.code, param))
+
+
+def named(error: GenaiServerError, names: FieldNames) -> tuple[str, str | None]:
+    """The message and the parameter of an error with a client's names of fields."""
+    if not isinstance(error, InvalidField) or error.param is None:
+        return error.message, error.param
+    other = None if error.other is None else names.name(error.other)
+    value = names.value(error.param, error.given)
+    return error.sentence(names.name(error.param), other, value), names.param(error.param)
 
 
 def error_response(error: GenaiServerError, scope: Scope) -> JSONResponse:
@@ -140,24 +106,12 @@ def _release_frames(error: BaseException | None) -> None:
         error = error.__cause__ or error.__context__
 
 
-def plain_error_body(
-    scope: Scope | None, status: int, kind: str, message: str, code: str, param: str | None = None
-) -> dict[str, Any]:
-    """The body of an error without an exception class, in the format of the scope's API."""
-    api = _api_of(scope)
-    if api == "ollama":
-        return {"error": message}  # https://docs.ollama.com/api/errors
-    if scope is not None and api == "anthropic":
-        return anthropic_error(status, message, code, request_state(scope).record.request_id)
-    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
-
-
-def _api_of(scope: Scope | None) -> str:
+def plain_error_body(scope: Scope | None, error: ErrorParts) -> dict[str, Any]:
+    """The body of an error without an exception class, in the format of the request's API."""
     if scope is None:
-        return "openai"
-    if _OLLAMA_PATH.fullmatch(scope["path"]) is not None:
-        return "ollama"
-    return "anthropic" if speaks_anthropic(scope) else "openai"
+        return DEFAULT.error_body(error)
+    state = request_state(scope)
+    return state.dialect.error_body(replace(error, request_id=state.record.request_id))
 
 
 def malformed(error: ValueError) -> GenaiServerError:
@@ -178,28 +132,24 @@ def from_findings(findings: Sequence[Mapping[str, Any]], body: Any) -> GenaiServ
     first = max(findings, key=lambda finding: (finding["type"] in _SIZES, len(_path(finding, body))))
     if first["type"] == "json_invalid":
         return errors.MalformedBody(f"the body is not JSON: {first['ctx']['error']} at character {first['loc'][-1]}")
-    field = _field_name(_path(first, body))
+    path = _field_name(_path(first, body))
     if first["type"] in ("field", "missing_field"):
-        field = f"{field}.{first['ctx']['field']}" if field else first["ctx"]["field"]
-        kind = errors.MissingField if first["type"] == "missing_field" else errors.InvalidField
-        return kind(f"{field} {first['ctx']['rule']}", param=field)
-    if first["type"] == "missing" or (field is None and first.get("input") is None):
-        return errors.MissingField(f"{field or 'a JSON body'} is required", param=field)
+        inner = first["ctx"]["field"]
+        kind = errors.MissingField if first["type"] == "missing_field" else InvalidField
+        return kind(f"{path}.{inner}" if path else inner, first["ctx"]["rule"])
+    if path is None and (first["type"] == "missing" or first.get("input") is None):
+        return errors.MissingField(None, "a JSON body is required")
+    if first["type"] == "missing":
+        return errors.MissingField(path, "is required")
     if first["type"] == "extra_forbidden":
-        return errors.UnknownField(f"{field} is not a field of this endpoint", param=field)
+        return errors.UnknownField(path, "is not a field of this endpoint")
     if first["type"] == "none_required":
-        return errors.UnsupportedField(f"{field} is not supported: omit it or set it to null", param=field)
+        return errors.UnsupportedField(path, "is not supported: omit it or set it to null")
     if isinstance(first["input"], bytes):
         return errors.MalformedBody("the body is not declared as JSON; send content-type: application/json")
-    rule = first["msg"].removeprefix("Value error, ")
-    if first["type"] in _RULES:
-        rule = _RULES[first["type"]].format_map(first.get("ctx", {}))
-        if first.get("ctx", {}).get("min_length") == 1 and first["type"].endswith("too_short"):
-            rule = "must not be empty"
-    if first["type"] == "literal_error":
-        rule = _PYTHONS.sub(lambda found: _JSON[found[0]], rule)
-    found = errors.WrongType if first["type"].endswith("_type") else errors.InvalidField
-    return found(f"{field or 'the body'} {rule}; given {quoted(first['input'])}", param=field)
+    error = errors.WrongType if first["type"].endswith("_type") else InvalidField
+    rule = errors.rule_of(first)
+    return error(path, rule if path else f"the body {rule}", given=first["input"])
 
 
 def _path(finding: Mapping[str, Any], body: Any) -> list[str | int]:
@@ -224,12 +174,3 @@ def _field_name(path: Sequence[str | int]) -> str | None:
     for part in path:
         name += f"[{part}]" if isinstance(part, int) else f".{part}"
     return name.removeprefix(".") or None
-
-
-def anthropic_error(status: int, message: str, code: str, request_id: str) -> JsonObject:
-    """The body of an error in the format of Anthropic's API, or the data of the event that ends a stream
-    (https://docs.anthropic.com/en/api/errors). `status` is the HTTP status.
-    """
-    kind = _ANTHROPIC_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
-    error = {"type": kind, "message": message, "details": {"error_code": code}}
-    return {"type": "error", "error": error, "request_id": request_id}

@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from genai_server.apis.shared.base import JsonObject
-from genai_server.errors import RequestError
+from genai_server.http.dialect import FieldNames
+from genai_server.quoted_values import quoted
 
 log = logging.getLogger(__name__)
 
@@ -19,6 +20,9 @@ IGNORED_HEADER = "x-genai-ignored"
 CONVERTED_HEADER = "x-genai-converted"
 # Takes fields out of a body, in place, and returns the names of their places.
 LeaveOut = Callable[[Any], list[str]]
+# A place of a request with what is said of it: the path of a field of the chat, which the client's name replaces, and a
+# remark; or a text with the client's own name.
+Place = str | tuple[str, str]
 
 # Of the header, in characters: proxies limit the size of all headers together.
 _MAX_CHARACTERS = 2000
@@ -51,21 +55,20 @@ class Leniency:
         self._convert = convert
         # Whether the answer's limit is reduced to what fits.
         self._caps = caps
-        # The client's name for a field of the chat that its body becomes.
-        self._outer_name: Callable[[str], str] = str
+        # The client's names for fields of the chat that its body has become.
+        self.names = FieldNames()
         self._left_out: list[str] = []
         self._converted: list[str] = []
 
     @contextmanager
-    def in_words(self, outer_name: Callable[[str], str]) -> Iterator[None]:
-        """Let errors, and what is left out, name the fields of the body, not those of the chat that it becomes."""
-        self._outer_name = outer_name
-        try:
-            yield
-        except RequestError as error:
-            raise outer_error(error, outer_name) from None
-        finally:
-            self._outer_name = str  # the function may have the complete body
+    def with_names(self, names: FieldNames) -> Iterator[None]:
+        """Let errors, and what is left out, name the fields of the body, not those of the chat that it becomes.
+
+        After an error the names stay, for the response.
+        """
+        self.names = names
+        yield
+        self.names = FieldNames()
 
     def apply(self, body: Any) -> None:
         """Convert a body's history, and take out of the body what has no effect."""
@@ -75,37 +78,48 @@ class Leniency:
             if leave_out is not None:
                 self._left_out += leave_out(body)
 
-    def leave_out(self, field: str) -> bool:
+    def leave_out(self, path: str, remark: str = "") -> bool:
         """Leave out a field of the chat that has no effect, and note it. Returns False where this is not allowed."""
         if self._leave_out is None:
             return False
-        self._left_out.append(self._outer_name(field))
+        self.note([(path, remark)])
         return True
 
-    def leave_out_of_history(self, field: str) -> bool:
+    def leave_out_of_history(self, path: str, remark: str = "") -> bool:
         """Leave out of a chat's history what the model cannot read, and note it. Returns False where this is not
         allowed: where nothing may be left out of a request.
         """
         if self._leave_out is None and self._history is None:
             return False
-        self._left_out.append(self._outer_name(field))
+        self.note([(path, remark)])
         return True
 
-    def note(self, fields: Iterable[str]) -> None:
-        """Note fields of the chat with what of them has no effect."""
-        self._left_out += map(self._outer_name, fields)
+    def note(self, places: Iterable[Place]) -> None:
+        """Note what of a request has no effect."""
+        self._left_out += map(self._named, places)
 
-    def convert(self, fields: Iterable[str]) -> None:
-        """Note fields of the chat's history, each with the form in which the prompt has it, as in
-        `messages[3] (as text of the user)`. Nothing of them is lost, so strict requests have them, too.
+    def convert(self, places: Iterable[Place]) -> None:
+        """Note what of the history the prompt has in another form, as in `messages[3] (as text of the user)`.
+
+        Nothing of it is lost, so strict requests have it, too.
         """
-        self._converted += map(self._outer_name, fields)
+        self._converted += map(self._named, places)
 
-    def cap(self, field: str, tokens: int) -> bool:
+    def convert_value(self, path: str, given: object, remark: str) -> None:
+        """Note a field of the chat whose value is another one in the prompt."""
+        self.convert([(path, f" {self.names.value(path, quoted(given))}{remark}")])
+
+    def cap(self, path: str, tokens: int) -> bool:
         """Reduce a limit of the answer to `tokens`, and note it. Returns False where this is not allowed."""
         if self._caps:
-            self._left_out.append(f"{self._outer_name(field)} (capped to {tokens})")
+            self.note([(path, f" (capped to {tokens})")])
         return self._caps
+
+    def _named(self, place: Place) -> str:
+        if isinstance(place, str):
+            return place
+        path, remark = place
+        return self.names.name(path) + remark
 
     def report(self) -> dict[str, str]:
         """The headers that name all of it; empty if there is nothing. Each name is logged once in a process."""
@@ -116,21 +130,6 @@ class Leniency:
                 log.info("left out of a request: %s (GENAI_STRICT=true refuses such requests)", name)
         named = {IGNORED_HEADER: self._left_out, CONVERTED_HEADER: self._converted}
         return {header: _as_header(names) for header, names in named.items() if names}
-
-
-def outer_error(error: RequestError, outer_name: Callable[[str], str]) -> RequestError:
-    """The error with the client's names of fields, to which `outer_name` may add a place in parentheses."""
-    param = error.param and outer_name(error.param).partition(" (")[0]
-    return error.reworded(outer_name(error.message), param=param)
-
-
-def renaming(names: Mapping[str, str]) -> Callable[[str], str]:
-    """A function that replaces these names of fields in a text."""
-    if not names:
-        return str
-    longest_first = sorted(names, key=len, reverse=True)
-    pattern = re.compile(rf"\b({'|'.join(map(re.escape, longest_first))})\b")
-    return lambda text: pattern.sub(lambda found: names[found[0]], text)
 
 
 def _as_header(names: Iterable[str]) -> str:

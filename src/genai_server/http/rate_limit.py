@@ -67,9 +67,11 @@ class RateLimits:
         limit = self._concurrent if key.concurrent is None else key.concurrent
         if limit and number > limit:
             raise InvalidField(
-                f"{param} may make {limit} answers, as many as this key may have at once "
-                f"(GENAI_MAX_CONCURRENT_PER_KEY, or its own limit), given {number}",
-                param=param,
+                param,
+                "may make as many answers as this key may have at once,",
+                limit=limit,
+                limited_by="GENAI_MAX_CONCURRENT_PER_KEY, or its own limit",
+                given=number,
             )
         more = number - 1
         self._check_concurrent(key, usage.running, usage, "answers", more)

@@ -5,7 +5,7 @@ import re
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
@@ -15,6 +15,7 @@ from starlette.types import Scope
 
 from genai_server.http.api_keys import Access
 from genai_server.http.body_budget import HeldBody
+from genai_server.http.dialect import DEFAULT, Dialect
 from genai_server.http.leniency import Leniency
 from genai_server.http.telemetry.request_record import RequestRecord
 from genai_server.http.upload import Upload
@@ -23,10 +24,6 @@ from genai_server.timing import Arrival, Clock, request_clock
 _KEY = "http_request"
 # Where the caller of the app leaves a Receipt.
 _RECEIPT = "receipt"
-_ANTHROPIC_PATH = re.compile(r"(/v1)?/messages(/.*)?")
-# Paths of both APIs, distinguished by the header that Anthropic's clients send.
-_SHARED_PATH = re.compile(r"(/v1)?/(models|files)(/.*)?")
-_ANTHROPIC_HEADER = b"anthropic-version"
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 # In bytes. Parsing a body of at most this size takes less time than handing it to a thread.
 _SHORT = 8_000
@@ -150,6 +147,8 @@ class HttpRequestState:
     receipt: Receipt
     # Has the request's ids.
     record: RequestRecord
+    # The format of its errors.
+    dialect: Dialect = DEFAULT
     # None until it is authenticated, and without a key at an open path.
     access: Access | None = None
     # What counts towards the limits of its key until the end. A response in the background takes it over.
@@ -190,10 +189,13 @@ def request_state(scope: Scope) -> HttpRequestState:
     return state
 
 
-def begin_request(scope: Scope, model: str = "", clock: Clock = request_clock) -> HttpRequestState:
+def begin_request(
+    scope: Scope, model: str = "", clock: Clock = request_clock, dialects: Sequence[Dialect] = ()
+) -> HttpRequestState:
     """Give a request its state, and leave nothing else in the scope's. `model` is recorded until one is chosen.
 
-    The request's id is the client's own if that is a short plain name, or a new one.
+    Of `dialects`, the first that covers the request is its own. The request's id is the client's if that is a short
+    plain name, or a new one.
     """
     receipt = receipt_of(scope.get("state", {}))
     given = Headers(scope=scope).get("x-request-id", "")
@@ -202,7 +204,8 @@ def begin_request(scope: Scope, model: str = "", clock: Clock = request_clock) -
     arrival = Arrival(clock, receipt.arrived)
     record = RequestRecord(scope, request_id, unique_id, model, arrival, time.time() - arrival.elapsed)
     record.is_background = receipt.on_behalf is not None
-    state = HttpRequestState(receipt, record, background=record.is_background)
+    dialect = next((dialect for dialect in dialects if dialect.covers(scope)), DEFAULT)
+    state = HttpRequestState(receipt, record, dialect, background=record.is_background)
     scope["state"] = {_KEY: state}
     return state
 
@@ -218,14 +221,9 @@ def receipt_of(state: Mapping[str, Any]) -> Receipt:
     return found
 
 
-def speaks_anthropic(scope: Scope) -> bool:
-    """Whether a request is for one of Anthropic's paths, or for a shared path with Anthropic's header."""
-    if _SHARED_PATH.fullmatch(scope["path"]) is not None:
-        return any(name == _ANTHROPIC_HEADER for name, _ in scope["headers"])
-    return _ANTHROPIC_PATH.fullmatch(scope["path"]) is not None
-
-
 def request_id_headers(scope: Scope) -> dict[str, str]:
     """The headers with the request's id that its API defines."""
-    name = request_state(scope).record.request_id
-    return {"x-request-id": name, "request-id": name} if speaks_anthropic(scope) else {"x-request-id": name}
+    state = request_state(scope)
+    id_header = state.dialect.id_header
+    headers = {"x-request-id": state.record.request_id}
+    return headers if id_header is None else {**headers, id_header: state.record.request_id}

@@ -110,11 +110,13 @@ class FormParser:
         self._name = name.decode(errors="backslashreplace")
         if self._name == FILE:
             if self.has_file:
-                raise InvalidField("file may be given once", param=FILE)
+                raise InvalidField(FILE, "may be given once")
             self.has_file = True
             self.file_name = options.get(b"filename", b"").decode(errors="replace")[:_MAX_NAME]
         elif len(self.fields) == MAX_FIELDS:
-            raise InvalidField(f"the form may have at most {MAX_FIELDS} fields besides file", param=self._name)
+            raise InvalidField(
+                self._name, "is one field too many: besides file, a form may have at most", limit=MAX_FIELDS
+            )
         else:
             self._count(len(name))
 
@@ -131,7 +133,7 @@ class FormParser:
         try:
             self.fields.append((self._name, self._value.decode()))
         except UnicodeDecodeError:
-            raise InvalidField(f"{self._name} must be valid UTF-8", param=self._name) from None
+            raise InvalidField(self._name, "must be valid UTF-8") from None
 
     def _complete(self) -> None:
         self._is_complete = True
@@ -140,9 +142,9 @@ class FormParser:
         self._num_bytes += num_bytes
         if self._num_bytes > MAX_FIELD_BYTES:
             raise InvalidField(
-                f"the fields besides file may have at most {MAX_FIELD_BYTES} bytes together, given more: "
-                f"{self._name[:_MAX_SHOWN]} is the first beyond",
-                param=self._name[:_MAX_SHOWN],
+                self._name[:_MAX_SHOWN],
+                "is the first beyond the limit of all fields besides file together,",
+                limit=f"{MAX_FIELD_BYTES} bytes",
             )
 
 
@@ -159,10 +161,7 @@ def form_object(upload: Upload) -> dict[str, Any]:
         if not value:
             continue
         if name == FILE and upload.file is None:
-            raise InvalidField(
-                f"{FILE} must be given as {FILE}, with the content of a file; given {quoted(given[:_MAX_SHOWN])}",
-                param=FILE,
-            )
+            raise InvalidField(FILE, f"must be given as {FILE}, with the content of a file", given=given[:_MAX_SHOWN])
         if given.endswith("[]"):
             values = found.setdefault(name, [])
             if isinstance(values, list):
@@ -175,6 +174,6 @@ def form_object(upload: Upload) -> dict[str, Any]:
                 continue
         if name in found:
             remedy = "" if bracket else f"; the values of a list are given as {name}[]"
-            raise InvalidField(f"{name} may be given once{remedy}", param=name)
+            raise InvalidField(name, f"may be given once{remedy}")
         found[name] = value
     return found

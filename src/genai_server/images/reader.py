@@ -139,8 +139,11 @@ class Images:
         limit = self._settings.max_media
         if len(sources) > limit:
             raise InvalidField(
-                f"a request may have at most {limit} {model.medium}s (GENAI_MAX_MEDIA), given {len(sources)}",
-                param=sources[limit].param,
+                sources[limit].param,
+                "is one too many: a request may have at most",
+                limit=f"{limit} {model.medium}s",
+                limited_by="GENAI_MAX_MEDIA",
+                given=len(sources),
             )
         if not sources:
             return []
@@ -244,9 +247,9 @@ class Images:
             if width * height > settings.max_image_pixels:
                 self._count("refused")
                 raise InvalidField(
-                    f"{source.param}: the image may have at most {settings.max_image_pixels} pixels "
+                    source.param,
+                    f"cannot be used: the image may have at most {settings.max_image_pixels} pixels "
                     f"(GENAI_MAX_IMAGE_PIXELS), given {width}x{height}",
-                    param=source.param,
                 )
             cost = width * height
         pixels.add(cost, source.param)
@@ -379,7 +382,7 @@ class Images:
         if outcome.num_bytes:
             return outcome.num_bytes
         if outcome.image is None:
-            raise InvalidField(f"{param}: the {medium} {outcome.reason}", param=param)
+            raise InvalidField(param, f"cannot be used: the {medium} {outcome.reason}")
         return outcome.image
 
     def _spec(self, model: VisionModel) -> dict[str, Any]:
@@ -402,18 +405,22 @@ class Images:
         limit, num_bytes = self._settings.prepared_bytes_per_request, sum(sizes.values())
         if num_bytes > limit:
             raise InvalidField(
-                f"the {medium}s of a request may take at most {limit} bytes of disk space when they are prepared, a "
-                f"quarter of GENAI_MAX_PREPARED_BYTES, given {num_bytes}",
-                param=sources[-1].param,
+                sources[-1].param,
+                f"is too large: when the {medium}s of a request are prepared, they may take at most",
+                limit=f"{limit} bytes of disk space",
+                limited_by="a quarter of GENAI_MAX_PREPARED_BYTES",
+                given=num_bytes,
             )
 
     def _check_tokens(self, medium: Medium, images: Sequence[ReadImage], sources: Sequence[ImageSource]) -> None:
         limit, num_tokens = self._settings.max_media_tokens, sum(len(image.expansion) for image in images)
         if num_tokens > limit:
             raise InvalidField(
-                f"the {medium}s of a request may have at most {limit} tokens together (GENAI_MAX_MEDIA_TOKENS), "
-                f"given {num_tokens}",
-                param=sources[-1].param,
+                sources[-1].param,
+                f"is too large: the {medium}s of a request may have at most",
+                limit=f"{limit} tokens together",
+                limited_by="GENAI_MAX_MEDIA_TOKENS",
+                given=num_tokens,
             )
 
 
@@ -430,9 +437,11 @@ class _PixelBudget:
         self._total += pixels
         if self._is_limited and self._total > self._limit:
             raise InvalidField(
-                f"the images of a request may have at most {self._limit} pixels together (GENAI_MAX_REQUEST_PIXELS), "
-                f"given {self._total}",
-                param=param,
+                param,
+                "is too large: the images of a request may have at most",
+                limit=f"{self._limit} pixels together",
+                limited_by="GENAI_MAX_REQUEST_PIXELS",
+                given=self._total,
             )
 
 

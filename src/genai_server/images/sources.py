@@ -19,7 +19,7 @@ from urllib.parse import urljoin, urlsplit
 
 import httptools
 
-from genai_server.errors import InvalidField
+from genai_server.errors import AsIs, InvalidField
 from genai_server.image_types import IMAGE_FORMATS, image_type
 from genai_server.quoted_values import quoted
 
@@ -78,39 +78,38 @@ async def load_image(
         decode = partial(_decode, url, limits.max_bytes, param)
         return decode() if len(url) < _LONG else await asyncio.to_thread(decode)
     if scheme not in _PORTS:
-        raise InvalidField(f"{param} must be a data URL, given {quoted(url)}; {_AS_DATA}", param=param)
+        raise InvalidField(param, f"must be a data URL; {_AS_DATA}", given=url)
     if not limits.hosts:
         raise InvalidField(
-            f"{param}: this server fetches no images (GENAI_IMAGE_HOSTS), given {quoted(url)}; {_AS_DATA}", param=param
+            param, f"cannot be used: this server fetches no images (GENAI_IMAGE_HOSTS); {_AS_DATA}", given=url
         )
     try:
         async with asyncio.timeout(limits.timeout):
             return await _fetch(url, limits, param, may_connect)
     except TimeoutError:
         raise InvalidField(
-            f"{param} takes longer than {limits.timeout:g} s to fetch (GENAI_MEDIA_TIMEOUT): {quoted(url)}; {_AS_DATA}",
-            param=param,
+            param, f"takes longer than {limits.timeout:g} s to fetch (GENAI_MEDIA_TIMEOUT); {_AS_DATA}", given=url
         ) from None
 
 
 def _decode(url: str, max_bytes: int, param: str) -> bytes:
     begin = _DATA_URL.match(url)
     if begin is None:
-        raise InvalidField(f"{param} must be a data URL in base64, given {quoted(url)}; {_AS_DATA}", param=param)
+        raise InvalidField(param, f"must be a data URL in base64; {_AS_DATA}", given=url)
     if (size := (len(url) - begin.end()) * 3 // 4 - 2) > max_bytes:
         raise _too_large(f"about {size}", max_bytes, param)
     try:
         data = binascii.a2b_base64(url[begin.end() :].translate(_BLANKS), strict_mode=True)
     except ValueError as error:  # also of characters that are not ASCII
-        raise InvalidField(f"{param} is not valid base64: {error}", param=param) from None
+        raise InvalidField(param, f"is not valid base64: {error}") from None
     if not data:
-        raise InvalidField(f"{param} has no bytes after {begin[0]}", param=param)
+        raise InvalidField(param, f"has no bytes after {begin[0]}")
     return data
 
 
 def _too_large(size: str, max_bytes: int, param: str) -> InvalidField:
     return InvalidField(
-        f"{param} may have at most {max_bytes} bytes (GENAI_MAX_MEDIA_BYTES), given {size}", param=param
+        param, "may have at most", limit=f"{max_bytes} bytes", limited_by="GENAI_MAX_MEDIA_BYTES", given=AsIs(size)
     )
 
 
@@ -127,21 +126,20 @@ class _Target(NamedTuple):
 def _target(url: str, hosts: Collection[str], param: str) -> _Target:
     """Check a URL against the allowed hosts. Raises InvalidField."""
     if len(url) > _MAX_URL:
-        raise InvalidField(f"{param}: a URL may have at most {_MAX_URL} characters, given {len(url)}", param=param)
-    if not re.fullmatch(r"[!-\[\]-~]+", url):
         raise InvalidField(
-            f"{param} must be a URL of ASCII characters, without blanks and backslashes, given {quoted(url)}",
-            param=param,
+            param, "cannot be used: a URL may have at most", limit=f"{_MAX_URL} characters", given=len(url)
         )
+    if not re.fullmatch(r"[!-\[\]-~]+", url):
+        raise InvalidField(param, "must be a URL of ASCII characters, without blanks and backslashes", given=url)
     try:
         parts = urlsplit(url)
         host, port = (parts.hostname or "").rstrip("."), parts.port
     except ValueError as error:
-        raise InvalidField(f"{param} is not a URL: {error}, given {quoted(url)}", param=param) from None
+        raise InvalidField(param, f"is not a URL: {error}", given=url) from None
     if parts.scheme not in _PORTS or not host:
-        raise InvalidField(f"{param} must be an http or https URL with a host, given {quoted(url)}", param=param)
+        raise InvalidField(param, "must be an http or https URL with a host", given=url)
     if "@" in parts.netloc:
-        raise InvalidField(f"{param} must have no user name or password in its URL", param=param)
+        raise InvalidField(param, "must have no user name or password in its URL")
     usual = _PORTS[parts.scheme]
     port = usual if port is None else port
     shown = f"[{host}]" if ":" in host else host
@@ -149,9 +147,10 @@ def _target(url: str, hosts: Collection[str], param: str) -> _Target:
         shown += f":{port}"
     if shown not in hosts:
         raise InvalidField(
-            f"{param}: this server fetches images from the hosts {', '.join(sorted(hosts))} only (GENAI_IMAGE_HOSTS), "
-            f"given {quoted(shown)}; {_AS_DATA}",
-            param=param,
+            param,
+            f"cannot be used: this server fetches images from the hosts {', '.join(sorted(hosts))} only "
+            f"(GENAI_IMAGE_HOSTS); {_AS_DATA}",
+            given=shown,
         )
     return _Target(parts.scheme, host, port, (parts.path or "/") + (f"?{parts.query}" if parts.query else ""))
 
@@ -164,13 +163,15 @@ async def _fetch(url: str, limits: SourceLimits, param: str, may_connect: Callab
             url = _redirected(url, response.headers[b"location"].decode("latin-1"), target.host, param)
             continue
         if response.status != 200:
-            raise InvalidField(f"{param}: {target.host} answers with status {response.status}; {_AS_DATA}", param=param)
+            raise InvalidField(
+                param, f"cannot be used: {target.host} answers with status {response.status}; {_AS_DATA}"
+            )
         if response.too_large:
             raise _too_large(response.too_large, limits.max_bytes, param)
         if image_type(response.body) is None:
-            raise InvalidField(f"{param}: {target.host} sends no {IMAGE_FORMATS} file; {_AS_DATA}", param=param)
+            raise InvalidField(param, f"cannot be used: {target.host} sends no {IMAGE_FORMATS} file; {_AS_DATA}")
         return bytes(response.body)
-    raise InvalidField(f"{param} is redirected more than {_MAX_REDIRECTS} times; {_AS_DATA}", param=param)
+    raise InvalidField(param, f"is redirected more than {_MAX_REDIRECTS} times; {_AS_DATA}")
 
 
 def _redirected(url: str, location: str, host: str, param: str) -> str:
@@ -179,7 +180,7 @@ def _redirected(url: str, location: str, host: str, param: str) -> str:
         return urljoin(url, location)
     except ValueError as error:
         raise InvalidField(
-            f"{param}: {host} redirects to {quoted(location)}, which is not a URL: {error}; {_AS_DATA}", param=param
+            param, f"cannot be used: {host} redirects to {quoted(location)}, which is not a URL: {error}; {_AS_DATA}"
         ) from None
 
 
@@ -236,7 +237,7 @@ async def _get(target: _Target, max_bytes: int, param: str, may_connect: Callabl
     except (OSError, EOFError, UnicodeError, httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
         # A name that no host can have, such as one with a part of more than 63 characters, is a UnicodeError.
         reason = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
-        raise InvalidField(f"{param} cannot be fetched from {target.host}: {reason}; {_AS_DATA}", param=param) from None
+        raise InvalidField(param, f"cannot be fetched from {target.host}: {reason}; {_AS_DATA}") from None
 
 
 async def _receive(reader: asyncio.StreamReader, max_bytes: int) -> _Response:
@@ -271,7 +272,7 @@ async def _connect(
     addresses = list(dict.fromkeys(str(address[0]) for *_, address in found))
     if refused := next((address for address in addresses if not may_connect(address)), None):
         raise InvalidField(
-            f"{param}: {target.host} resolves to {refused}, which is not a public address; {_AS_DATA}", param=param
+            param, f"cannot be used: {target.host} resolves to {refused}, which is not a public address; {_AS_DATA}"
         )
     secure = _secure() if target.scheme == "https" else None
     server_hostname = target.host if secure else None

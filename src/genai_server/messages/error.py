@@ -2,7 +2,7 @@
 
 from msgspec import Struct
 
-from genai_server.errors import ALL_ERRORS, GenaiServerError
+from genai_server.errors import ALL_ERRORS, GenaiServerError, InvalidField
 
 _BY_CODE = {error.code: error for error in ALL_ERRORS}
 
@@ -12,6 +12,7 @@ class ErrorInfo(Struct, frozen=True):
 
     # Names a class of errors.py.
     code: str
+    # The rule, for an InvalidField, whose sentence the receiver makes.
     message: str
     # The request's field at fault, if one is.
     param: str | None = None
@@ -21,9 +22,13 @@ class ErrorInfo(Struct, frozen=True):
     @classmethod
     def from_error(cls, error: GenaiServerError) -> "ErrorInfo":
         """The report of an error."""
+        if isinstance(error, InvalidField):
+            return cls(error.code, error.sentence(None, error.other, error.given), error.param)
         return cls(error.code, error.message, error.param, error.retry_after)
 
     def to_error(self) -> GenaiServerError:
         """The error, in the class that the code names; a GenaiServerError if none has it."""
         error = _BY_CODE.get(self.code, GenaiServerError)
+        if issubclass(error, InvalidField):
+            return error(self.param, self.message)
         return error(self.message, param=self.param, retry_after=self.retry_after)

@@ -24,6 +24,7 @@ from genai_server.apis.admin import model_loading as model_admin
 from genai_server.apis.admin import profile_sessions as profiles
 from genai_server.apis.admin import running_requests as requests
 from genai_server.apis.app import cors_options, open_paths
+from genai_server.apis.dialects import DIALECTS
 from genai_server.apis.models import lm_studio
 from genai_server.apis.models import routes as models
 from genai_server.apis.ollama import model_routes as ollama_models
@@ -48,7 +49,6 @@ from genai_server.http.middleware.request_lifetime import RequestLifetime
 from genai_server.http.rate_limit import RateLimits
 from genai_server.http.request_state import request_state
 from genai_server.logs import configure_logging
-from genai_server.quoted_values import quoted
 from genai_server.ray_serve.broadcast import ask_replicas
 from genai_server.ray_serve.forwarded import (
     FORWARDED,
@@ -136,7 +136,7 @@ class _IngressApp:
         )
         if settings.cors_origins:
             app = CORSMiddleware(app, **cors_options(settings))
-        return RequestLifetime(app)
+        return RequestLifetime(app, dialects=DIALECTS)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -184,8 +184,7 @@ class _IngressApp:
             await _send(merged_metrics(answers) if is_metrics else merged(answers), send)
         elif named is not None:
             raise InvalidField(
-                f"{REPLICA_HEADER} is for admin calls, /metrics and /healthz; the request router chooses otherwise",
-                param=REPLICA_HEADER,
+                REPLICA_HEADER, "is for admin calls, /metrics and /healthz; the request router chooses otherwise"
             )
         elif matches(_ABOUT_MODELS, scope):
             meant = self._replicas if path in _OF_MODELS else [self._model(scope, fields)]
@@ -265,7 +264,7 @@ class _IngressApp:
         """The answers that `ask_replicas` gives for all models. Raises NoEngineReady and InvalidField."""
         answers = await ask_replicas(self._replicas.values(), request, seconds, named=named, **options)
         if not answers and named is not None:
-            raise InvalidField(f"no replica {quoted(named)} is running", param=REPLICA_HEADER)
+            raise InvalidField(REPLICA_HEADER, "must be a running replica", given=named)
         if not answers:
             raise NoEngineReady("no replica is running")
         return answers

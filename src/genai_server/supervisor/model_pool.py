@@ -207,12 +207,12 @@ class ModelPool:
         name = model.about.name
         before = self._models.get(name)
         if before is not None and before.state == ModelState.UNLOADED and name in self._wanted:
-            raise InvalidField(f"name {quoted(name)} is to be loaded; unload it first", param="name")
+            raise InvalidField("name", f"{quoted(name)} is to be loaded; unload it first")
         if before is not None and before.state not in (ModelState.FAILED, ModelState.UNLOADED):
             advice = "try again once it is unloaded" if before.state == ModelState.UNLOADING else "unload it first"
-            raise InvalidField(f"name {quoted(name)} is {before.state}; {advice}", param="name")
+            raise InvalidField("name", f"{quoted(name)} is {before.state}; {advice}")
         if any(name in other.about.aliases for other in self):
-            raise InvalidField(f"name {quoted(name)} is an alias", param="name")
+            raise InvalidField("name", f"{quoted(name)} is an alias")
         if before is not None:
             model.change(aliases=before.about.aliases)
             if before.about.path == model.about.path:
@@ -223,7 +223,7 @@ class ModelPool:
     def set_alias(self, alias: str, name: str | None) -> None:
         """Give a model another name; None removes that name. Raises ModelNotFound and InvalidField."""
         if alias in self._models:
-            raise InvalidField(f"alias {quoted(alias)} is the name of a model", param="alias")
+            raise InvalidField("alias", f"{quoted(alias)} is the name of a model")
         target = None if name is None else self.find(name)
         if target is None and not any(alias in model.about.aliases for model in self):
             raise ModelNotFound(f"there is no alias {quoted(alias)}", param="alias")
@@ -236,8 +236,7 @@ class ModelPool:
         model = self.find(name, param="model")
         if any(other.name == adapter.name for other in model.about.adapters):
             raise InvalidField(
-                f"name {quoted(adapter.name)} is an adapter of model {quoted(model.about.name)}; unload it first",
-                param="name",
+                "name", f"{quoted(adapter.name)} is an adapter of model {quoted(model.about.name)}; unload it first"
             )
         model.change(adapters=[*model.about.adapters, adapter])
 

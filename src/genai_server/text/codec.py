@@ -156,9 +156,9 @@ class TextCodec:
         unknown = next((n for n, token in enumerate(tokens) if not self.tokenizer.knows(token)), None)
         if unknown is not None:
             raise InvalidField(
-                f"{param}[{unknown}] must be a token of this model, which has {self.tokenizer.vocab_size}; "
-                f"given {tokens[unknown]}",
-                param=param,
+                param,
+                f"must have tokens of this model, which has {self.tokenizer.vocab_size}",
+                given=tokens[unknown],
             )
         return self.tokenizer.decode(tokens)
 
@@ -198,15 +198,14 @@ class TextCodec:
         if num_written != num_given:
             noun = f"{self.vision.medium}s"
             raise InvalidField(
-                f"the model's chat template writes {num_written} {noun} for these messages, which have {num_given}",
-                param="messages",
+                "messages", f"have {num_given} {noun}, for which the model's chat template writes {num_written}"
             )
 
     def _encode(self, prompt: Prompt, param: str, *, check: bool, add_special: bool = False) -> list[int]:
         tokens = self.tokenizer.encode(*prompt.pieces)
         # A tokenizer may normalize other text, such as full-width letters, to a special token.
         if check and _num_in(self._structural, tokens) > prompt.num_special:
-            raise InvalidField(f"{param} has a special token in a form that cannot be encoded as text", param=param)
+            raise InvalidField(param, "has a special token in a form that cannot be encoded as text")
         return self.tokenizer.framed(tokens) if add_special else tokens
 
     async def _run(self, job: Callable[[], T], owner: TaskOwner, *, is_short: bool) -> T:

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from genai_server.errors import InvalidField, PromptTooLong
+from genai_server.errors import AsIs, InvalidField, PromptTooLong
 from genai_server.messages.generation_request import PooledText
 from genai_server.pooling_model import PoolingModel
 from genai_server.quoted_values import quoted
@@ -111,7 +111,7 @@ class PooledTexts:
         if self._model.true_token is not None:
             return self._written(pairs, queries, limit, instruction, param)
         if instruction is not None:
-            raise InvalidField("instruction is not supported by this model", param="instruction")
+            raise InvalidField("instruction", "is not supported by this model")
         pieces = [self._guard.plain(text).pieces for text in (*queries, *(pair.document for pair in pairs))]
         encoded = self._tokenizer.encode_each(pieces)
         of_query = dict(zip(queries, encoded, strict=False))
@@ -187,7 +187,7 @@ class PooledTexts:
             try:
                 return self._writer.write([*system, *pair], None, None).prompt.pieces
             except InvalidField as error:  # it names messages, which the request does not have
-                raise InvalidField(error.message, param=param) from None
+                raise error.at(param) from None
 
         return write
 
@@ -204,10 +204,7 @@ def named_prompt(model: PoolingModel, name: str | None) -> str:
         return ""
     if name not in model.prompts:
         known = ", ".join(map(quoted, model.prompts)) or "none"
-        raise InvalidField(
-            f"prompt_name must be the name of one of the model's prompts: {known}; given {quoted(name)}",
-            param="prompt_name",
-        )
+        raise InvalidField("prompt_name", f"must be the name of one of the model's prompts: {known}", given=name)
     return model.prompts[name]
 
 
@@ -231,8 +228,7 @@ def _check_room(limit: TextLimit, num_around: int, num_texts: int) -> None:
     required = num_around + num_texts
     if limit.most is not None and limit.most < required:
         raise InvalidField(
-            f"{CUT_BY} must be at least {required}, including {num_around} special tokens; given {limit.most}",
-            param=CUT_BY,
+            CUT_BY, f"must be at least {required}, including {num_around} special tokens", given=limit.most
         )
 
 
@@ -247,18 +243,22 @@ def _check_total(num_tokens: int, param: str) -> None:
     """Raises InvalidField if a request has too many tokens."""
     if num_tokens > MAX_TOKENS:
         raise InvalidField(
-            f"{param} may have at most {MAX_TOKENS} tokens in total, counting a query with each document; given "
-            f"at least {num_tokens}",
-            param=param,
+            param,
+            "may have at most",
+            limit=f"{MAX_TOKENS} tokens in total",
+            limited_by="counting a query with each document",
+            given=AsIs(f"at least {num_tokens}"),
         )
 
 
 def _check_length(num_tokens: int, limit: TextLimit, place: str) -> None:
     if not num_tokens:
-        raise InvalidField(f"{place} encodes to zero tokens", param=place)
+        raise InvalidField(place, "encodes to zero tokens")
     if num_tokens > limit.num_tokens:
         raise PromptTooLong(
-            f"{place} encodes to {num_tokens} tokens; the limit is {limit.num_tokens} ({limit.source}); "
-            f"{limit.remedy} truncates texts to this length",
-            param=place,
+            place,
+            f"has too many tokens ({limit.remedy} truncates texts): it may have at most",
+            limit=limit.num_tokens,
+            limited_by=limit.source,
+            given=num_tokens,
         )

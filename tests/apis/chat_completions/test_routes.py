@@ -200,7 +200,7 @@ def test_a_stop_token_does_not_end_an_answer_too_early(scripted: RunningServer) 
 @pytest.mark.parametrize(
     ("ids", "says"),
     [
-        ([257], "stop_token_ids must have token ids below 257, the model's vocabulary size, given 257"),
+        ([257], "stop_token_ids must have token ids below 257, the model's vocabulary size; given 257"),
         ([-1], "stop_token_ids[0] must be at least 0; given -1"),
         (["a"], "stop_token_ids[0] must be an integer"),
         ([1] * 129, "stop_token_ids must have at most 128 elements"),
@@ -367,4 +367,4 @@ def test_prediction_above_max_length_is_refused_with_the_limit(client: OpenAI) -
     with pytest.raises(openai.BadRequestError) as caught:
         _chat(client, "say hello", prediction={"type": "content", "content": "x" * 100_000})
     assert caught.value.param == "prediction"
-    assert "GENAI_MAX_LENGTH), given 100000" in caught.value.message
+    assert "GENAI_MAX_LENGTH); given 100000" in caught.value.message

@@ -148,9 +148,9 @@ def test_a_long_text_is_refused_with_the_limit_or_cut(server: RunningServer) -> 
     long = "rain " * 400
     refused = server.client.post("/v1/embeddings", json={"input": ["a", long]})
     assert refusal(refused) == (400, "context_length_exceeded", "input[1]")
-    assert "encodes to 402 tokens; the limit is 256 (the model's context)" in refused.text
+    assert "at most 256 (the model's context); given 402" in refused.text
     refused = server.client.post("/v1/embeddings", json={"input": "a", "truncate_prompt_tokens": 257})
-    assert "must be at most 256 (the model's context), given 257" in refused.text
+    assert "must be at most 256 (the model's context); given 257" in refused.text
     assert embed(server, long, truncate_prompt_tokens=-1) == embed(server, "rain " * 254)
     assert embed(server, long, truncate_prompt_tokens=12) == embed(server, "rain " * 10)
 

@@ -10,8 +10,8 @@ from genai_server.apis.messages.tools import OfferedTools
 from genai_server.apis.messages.translate import Translation
 from genai_server.apis.messages.turns import Turns
 from genai_server.apis.shared.chat_messages import ChatParameters, NamedTool
-from genai_server.errors import InvalidField, PromptTooLong, ThreadUnsupported
-from genai_server.http.leniency import outer_error
+from genai_server.errors import InvalidField, ThreadUnsupported
+from genai_server.http.error_responses import named
 
 HELLO = {"role": "user", "content": "x"}
 TOOL = {"name": "add", "description": "Adds.", "input_schema": {"type": "object"}, "strict": True}
@@ -102,54 +102,31 @@ def test_conversation_for_the_server_to_store_is_refused(thread: dict[str, str])
 
 
 @pytest.mark.parametrize(
-    ("fields", "param", "message", "outer_param", "outer_message"),
+    ("fields", "path", "name"),
     [
-        ({}, "response_format", "response_format is x", "output_config.format", "output_config.format is x"),
-        ({}, "response_format.json_schema.schema", "no", "output_config.format.schema", "no"),
-        (
-            {"output_format": {"type": "json_schema", "schema": {}}},
-            "response_format",
-            "response_format is x",
-            "output_format",
-            "output_format is x",
-        ),
-        (
-            {"thinking": {"type": "enabled"}},
-            "reasoning_effort",
-            'reasoning_effort "high" has no effect',
-            "thinking.type",
-            'thinking.type "enabled" has no effect',
-        ),
-        (
-            {"output_config": {"effort": "low"}},
-            "reasoning_effort",
-            'reasoning_effort "low" has no effect',
-            "output_config.effort",
-            'output_config.effort "low" has no effect',
-        ),
-        (
-            {"system": "s"},
-            "messages[1].content",
-            "messages[1].content is x; messages[0] is y",
-            "messages[0].content",
-            "messages[0].content is x; system is y",
-        ),
+        ({}, "response_format.json_schema.schema", "output_config.format.schema"),
+        ({"output_format": {"type": "json_schema", "schema": {}}}, "response_format", "output_format"),
+        ({"thinking": {"type": "enabled"}}, "reasoning_effort", "thinking.type"),
+        ({"output_config": {"effort": "low"}}, "reasoning_effort", "output_config.effort"),
+        ({"system": "s"}, "messages[1].content", "messages[0].content"),
+        ({"system": "s"}, "messages[0]", "system"),
         (
             {"messages": [HELLO, HELLO, {"role": "assistant", "content": "y"}]},
-            "chat_template_kwargs",
-            "chat_template_kwargs.continue_final_message: no",
-            "messages[2]",
-            "messages[2]: no",
+            "chat_template_kwargs.continue_final_message",
+            "messages[2].continue_final_message",
         ),
-        ({}, "max_tokens", "max_tokens must be at most 4", "max_tokens", "max_tokens must be at most 4"),
-        ({}, None, "the messages are x", None, "the messages are x"),
+        ({}, "chat_template_kwargs", "messages[0]"),
+        ({}, "max_tokens", "max_tokens"),
     ],
 )
-def test_an_error_names_the_field_of_the_body(
-    fields: dict[str, Any], param: str | None, message: str, outer_param: str | None, outer_message: str
-) -> None:
-    error = outer_error(InvalidField(message, param=param), _translation(**fields).outer_name)
-    assert (error.param, error.message) == (outer_param, outer_message)
+def test_a_field_of_the_chat_has_the_name_of_the_bodys(fields: dict[str, Any], path: str, name: str) -> None:
+    assert _translation(**fields).names.name(path) == name
+
+
+def test_the_effort_of_enabled_thinking_is_shown_as_the_client_wrote_it() -> None:
+    names = _translation(thinking={"type": "enabled"}).names
+    error = InvalidField("reasoning_effort", "has no effect", given="high")
+    assert named(error, names) == ('thinking.type has no effect; given "enabled"', "thinking.type")
 
 
 @pytest.mark.parametrize("results", [4094, 4095])
@@ -163,10 +140,6 @@ def test_conversation_is_limited_to_4096_turns_with_tool_results(results: int) -
     with pytest.raises(InvalidField, match="at most 4096 turns, .* given 4097") as caught:
         _chat(messages=messages)
     assert caught.value.param == "messages"
-
-
-def test_an_error_stays_of_its_class() -> None:
-    assert isinstance(outer_error(PromptTooLong("x"), _translation().outer_name), PromptTooLong)
 
 
 def _messages(*messages: dict[str, Any], **fields: Any) -> list[tuple[str, dict[str, Any]]]:
@@ -269,9 +242,9 @@ def test_result_without_its_call_is_text_of_the_user() -> None:
 
 
 def test_images_of_results_without_their_calls_are_named_by_the_clients_block() -> None:
-    name = _translation(messages=[_user(_text("a"), _result([_text("b"), REMOTE]), PNG)]).outer_name
-    assert name("messages[0].content[1] (image)") == "messages[0].content[1].content[1] (image)"
-    assert name("messages[0].content[2] (image)") == "messages[0].content[2] (image)"
+    name = _translation(messages=[_user(_text("a"), _result([_text("b"), REMOTE]), PNG)]).names.name
+    assert name("messages[0].content[1]") == "messages[0].content[1].content[1]"
+    assert name("messages[0].content[2]") == "messages[0].content[2]"
 
 
 def test_encrypted_thinking_is_left_out_and_named() -> None:
@@ -353,8 +326,8 @@ def test_errors_of_images_in_documents_name_the_clients_block() -> None:
     document = _document(_content_of(_text("a"), PNG), title="T")
     result = {"type": "tool_result", "tool_use_id": "t", "content": [_text("x"), document]}
     call = {"role": "assistant", "content": [LOOK]}
-    name = _translation(messages=[_user(document, REMOTE), call, _user(result)]).outer_name
-    assert name("messages[0].content[1] (image)") == "messages[0].content[0].source.content[1] (image)"
+    name = _translation(messages=[_user(document, REMOTE), call, _user(result)]).names.name
+    assert name("messages[0].content[1]") == "messages[0].content[0].source.content[1]"
     assert name("messages[0].content[2].image_url.url") == "messages[0].content[1].source.url"
     found = "messages[2].content[0].content[1].source.content[1].source.data"
     assert name("messages[2].content[1].image_url.url") == found
@@ -370,8 +343,8 @@ def test_errors_of_images_name_the_clients_block() -> None:
             {"role": "assistant", "content": [LOOK]},
             _user(result, PNG),
         ],
-    ).outer_name
-    assert name("messages[1].content[1].image_url.url: x") == "messages[1].content[2].source.data: x"
-    assert name("messages[1].content[1] (image)") == "messages[1].content[2] (image)"
+    ).names.name
+    assert name("messages[1].content[1].image_url.url") == "messages[1].content[2].source.data"
+    assert name("messages[1].content[1]") == "messages[1].content[2]"
     assert name("messages[3].content[2].image_url.url") == "messages[3].content[0].content[1].source.url"
     assert name("messages[4].content[0].image_url.url") == "messages[3].content[1].source.data"

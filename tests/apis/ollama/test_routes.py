@@ -221,9 +221,7 @@ def test_strict_refuses_the_ignored_fields(tmp_path: Path) -> None:
     ("path", "body", "status", "says"),
     [
         ("/api/chat", {"model": "gpt-9", "messages": []}, 404, 'model "gpt-9" not found, try pulling it first'),
-        ("/api/chat", {"messages": 1}, 400, "messages must be a list"),
         ("/api/generate", {"prompt": "x", "context": [1]}, 400, "context is not supported"),
-        ("/api/generate", {"prompt": "x" * 3000}, 400, "the input length exceeds the context length"),
         ("/api/embed", {"model": "demo", "input": "x"}, 400, 'model "demo" makes no embeddings'),
         ("/api/embed", {"model": "gpt-9", "input": "x"}, 404, "gpt-9"),
         ("/api/create", {"model": "x", "from": "y"}, 400, "/api/create is not supported"),

@@ -12,7 +12,7 @@ from genai_server.apis.ollama.schemas import OllamaChatRequest as ChatRequest
 from genai_server.apis.ollama.translate import Raw, Translation
 from genai_server.apis.shared.chat_messages import ChatParameters, NamedTool
 from genai_server.errors import InvalidField
-from genai_server.http.leniency import outer_error
+from genai_server.http.error_responses import named
 
 ADD = {"function": {"name": "add", "arguments": {"a": 1}}}
 
@@ -171,21 +171,26 @@ def test_given_ids_and_thoughts_are_kept() -> None:
 
 
 @pytest.mark.parametrize(
-    ("inner", "outer"),
+    ("path", "name"),
     [
-        ("max_tokens (capped to 7)", "options.num_predict (capped to 7)"),
-        ("response_format.json_schema.schema: not", "format: not"),
-        ('reasoning_effort "medium" has no effect', "think true has no effect"),
+        ("max_tokens", "options.num_predict"),
+        ("response_format.json_schema.schema", "format"),
         ("reasoning_effort", "think"),
-        ("messages[0].content has", "system has"),
-        ("messages[1] must be", "prompt must be"),
-        ("structured_outputs.json must be", "format must be"),
+        ("messages", "prompt"),
+        ("messages[0].content", "system"),
+        ("messages[1]", "prompt"),
+        ("structured_outputs.json", "format"),
     ],
 )
-def test_fields_are_named_as_in_the_body(inner: str, outer: str) -> None:
-    body = GenerateRequest.model_validate({"prompt": "x", "system": "y", "think": True})
-    error = outer_error(InvalidField(inner, param="max_tokens"), Translation(body, "m").outer_name)
-    assert (error.message, error.param) == (outer, "options.num_predict")
+def test_fields_are_named_as_in_the_body(path: str, name: str) -> None:
+    body = GenerateRequest.model_validate({"prompt": "x", "system": "y"})
+    assert Translation(body, "m").names.name(path) == name
+
+
+def test_thinking_is_shown_as_the_client_wrote_it() -> None:
+    body = GenerateRequest.model_validate({"prompt": "x", "think": True})
+    error = InvalidField("reasoning_effort", "has no effect", given="medium")
+    assert named(error, Translation(body, "m").names) == ("think has no effect; given true", "think")
 
 
 def _urls(*urls: str) -> list[dict[str, Any]]:
@@ -217,12 +222,12 @@ def test_a_tools_result_may_have_images() -> None:
 def test_errors_of_images_name_the_clients_list() -> None:
     images = ["AA==", "BB=="]
     body = ChatRequest.model_validate({"messages": [{"role": "user"}, {"role": "user", "images": images}]})
-    name = Translation(body, "m").outer_name
-    assert name("messages[1].content[1].image_url.url: x") == "messages[1].images[1]: x"
-    assert name("messages[1].content[0] (image)") == "messages[1].images[0] (image)"
-    name = Translation(GenerateRequest.model_validate({"system": "s", "prompt": "x", "images": images}), "m").outer_name
+    name = Translation(body, "m").names.name
+    assert name("messages[1].content[1].image_url.url") == "messages[1].images[1]"
+    assert name("messages[1].content[0]") == "messages[1].images[0]"
+    name = Translation(GenerateRequest.model_validate({"system": "s", "prompt": "x", "images": images}), "m").names.name
     assert name("messages[1].content[1].image_url.url") == "images[1]"
-    assert name("messages[1].content[2]") == "prompt"
+    assert name("messages[1].content") == "prompt"
 
 
 @pytest.mark.parametrize("field", [{"raw": True}, {"suffix": "x"}])

@@ -291,7 +291,7 @@ async def test_more_references_than_allowed_are_refused() -> None:
     store = ResponseStore(9, 9000)
     await store.put(_many(1))
     assert len(await store.find_items(["i0"] * response_store.MAX_REFERENCES)) == 1
-    with pytest.raises(InvalidField, match="at most 1024 items of type item_reference, given 1025"):
+    with pytest.raises(InvalidField, match="at most 1024 items of type item_reference; given 1025"):
         await store.find_items(["i0"] * (response_store.MAX_REFERENCES + 1))
 
 

@@ -255,7 +255,7 @@ def test_pages_have_the_requested_items(database: Make) -> None:
     assert page_ids(store, CONV, order="asc", limit=2, after="i1") == ["i2", "i3"]
     assert page_ids(store, CONV, limit=2, after="i3") == ["i2", "i1"]
     assert page_ids(store, CONV, after="i0") == []
-    with pytest.raises(InvalidField, match='after must be the id of an input item, given "x"'):
+    with pytest.raises(InvalidField, match='after must be the id of an input item; given "x"'):
         page_ids(store, CONV, after="x")
     for limit, has_more in ((4, True), (5, False)):
         page = store.page(CONV, query(limit=limit))
@@ -330,7 +330,7 @@ def test_a_value_is_changed_or_stays_as_it_was(database: Make) -> None:
     assert changed == {"id": "conv", "object": "conversation", "metadata": {"a": "b"}}
 
     def fails(old: JsonObject) -> JsonObject:
-        raise InvalidField("no")
+        raise InvalidField(None, "no")
 
     for change in (fails, lambda old: {**old, "metadata": {"a": "x" * 1000}}):
         with pytest.raises(InvalidField):

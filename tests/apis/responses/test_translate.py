@@ -8,11 +8,10 @@ from pydantic import ValidationError
 
 from genai_server.apis.responses.items import given_items, message, new_item, to_messages
 from genai_server.apis.responses.schemas import ResponsesRequest
-from genai_server.apis.responses.translate import new_response, outer_name, outer_names, shortened, to_chat
+from genai_server.apis.responses.translate import field_names, new_response, shortened, to_chat
 from genai_server.apis.shared.base import JsonObject
 from genai_server.apis.shared.chat_messages import ChatParameters
-from genai_server.errors import InvalidField, ModelNotFound, PromptTooLong
-from genai_server.http.leniency import outer_error
+from genai_server.errors import InvalidField
 from genai_server.messages.generation_request import Sampling
 
 TOOL = {"type": "function", "name": "add", "description": "Adds.", "parameters": {"type": "object"}, "strict": True}
@@ -124,30 +123,20 @@ def test_log_probabilities_are_asked_for_by_include() -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "param", "message"),
+    ("path", "param", "name"),
     [
-        (InvalidField("the messages x", param="messages"), "input", "the messages x"),
-        (PromptTooLong("x", param="messages"), "input", "x"),
-        (InvalidField("messages[2].content[0]: no", param="messages[2].content[0]"), "input", "input (content[0]): no"),
-        (InvalidField("messages[2] must be", param="messages[2]"), "input", "input must be"),
-        (InvalidField("max_tokens must be 5", param="max_tokens"), "max_output_tokens", "max_output_tokens must be 5"),
-        (InvalidField("x", param="response_format"), "text.format", "x"),
-        (
-            InvalidField("response_format.json_schema.schema x", param="response_format.json_schema.schema"),
-            "text.format.schema",
-            "text.format.schema x",
-        ),
-        (InvalidField("reasoning_effort 1", param="reasoning_effort"), "reasoning.effort", "reasoning.effort 1"),
-        (InvalidField("no response_format", param="structured_outputs"), "structured_outputs", "no text.format"),
-        (ModelNotFound("x", param="model"), "model", "x"),
-        (InvalidField("x"), None, "x"),
+        ("messages", "input", "input"),
+        ("messages[0].content[0]", "input", "input (message 1).content[0]"),
+        ("messages[0]", "input", "input (message 1)"),
+        ("max_tokens", "max_output_tokens", "max_output_tokens"),
+        ("response_format.json_schema.schema", "text.format.schema", "text.format.schema"),
+        ("reasoning_effort", "reasoning.effort", "reasoning.effort"),
+        ("structured_outputs", "structured_outputs", "structured_outputs"),
     ],
 )
-def test_errors_about_the_chat_name_the_field_that_was_given(
-    error: InvalidField, param: str | None, message: str
-) -> None:
-    found = outer_error(error, outer_name)
-    assert (type(found), found.param, found.message) == (type(error), param, message)
+def test_a_field_of_the_chat_has_the_name_of_the_requests(path: str, param: str, name: str) -> None:
+    names = field_names(_chat(), [], [], "conversation")
+    assert (names.param(path), names.name(path)) == (param, name)
 
 
 SHELL_ENVIRONMENT = ("tools", 0, "type=shell", "environment", "type")
@@ -368,13 +357,13 @@ def test_errors_of_images_name_the_item_and_the_part() -> None:
     body = _body(call, output, _message_of(IMAGE, IMAGE))
     given = given_items(body.input, {})
     conversation = [*earlier, *given]
-    name = outer_names(to_chat(body, conversation), conversation, given, "conversation")
+    name = field_names(to_chat(body, conversation), conversation, given, "conversation").name
     assert (
         name("messages[1].content[0].image_url.url") == f"conversation (item {earlier[0]['id']}).content[0].image_url"
     )
-    assert name("messages[3].content[1].image_url.url: x") == "input[1].output[1].image_url: x"
-    assert name("messages[4].content[1] (image)") == "input[2].content[1] (image)"
-    assert name("messages[4].name") == "input (name)"
+    assert name("messages[3].content[1].image_url.url") == "input[1].output[1].image_url"
+    assert name("messages[4].content[1]") == "input[2].content[1]"
+    assert name("messages[4].name") == "input (message 5).name"
 
 
 def test_an_image_counts_as_text_in_a_conversation_to_shorten() -> None:

@@ -111,7 +111,7 @@ async def test_a_job_without_an_end_is_stopped_at_its_deadline() -> None:
 
 async def test_exception_of_a_job_is_raised() -> None:
     def fails(database: RecordDatabase) -> None:
-        raise InvalidField("no")
+        raise InvalidField(None, "no")
 
     database = thread()
     with pytest.raises(InvalidField):

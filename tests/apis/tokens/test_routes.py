@@ -114,7 +114,7 @@ def test_a_text_comes_back_from_its_tokens(demo: RunningServer, path: str, text:
 def test_unknown_token_id_is_refused(demo: RunningServer, token: int) -> None:
     status, param, message = _refusal(demo, "/detokenize", tokens=[5, token])
     assert (status, param) == (400, "tokens")
-    assert message == f"tokens[1] must be a token of this model, which has 1920; given {token}"
+    assert message == f"tokens must have tokens of this model, which has 1920; given {token}"
 
 
 def test_tokens_are_whole_numbers(demo: RunningServer) -> None:

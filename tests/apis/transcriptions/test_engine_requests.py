@@ -204,5 +204,5 @@ async def test_an_error_between_requests_is_the_outcome(context: RequestContext)
     requests = requests_to(Engine(feed=fed()), context)
     await requests.run(REQUEST)
     with pytest.raises(InvalidField), requests.noting_errors():
-        raise InvalidField("file: the recording is wrong", param="file")
+        raise InvalidField("file", "is wrong")
     assert context.record.answers[0].outcome == "invalid_value"

@@ -90,7 +90,7 @@ async def test_a_window_that_cannot_be_read_is_noted(codec: TextCodec) -> None:
     class Broken(HeldRecording):
         async def window(self, start: float, **_: Any) -> Window | None:
             if start:
-                raise InvalidField("file: the recording crashes its reader", param="file")
+                raise InvalidField("file", "crashes its reader")
             return await super().window(start)
 
     requests = HeldRequests(answer([at(0), *codec.tokenizer.encode(" one"), at(30)]))

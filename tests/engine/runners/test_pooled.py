@@ -204,7 +204,7 @@ def test_slow_fusion_is_disabled_on_cpu_unless_configured(tmp_path: Path) -> Non
 
 
 def test_pooled_runner_continues_no_prompt(vectors: PooledRunner) -> None:
-    with pytest.raises(InvalidField, match="this model takes texts to pool"):
+    with pytest.raises(InvalidField, match="model takes texts to pool"):
         vectors.check(GenerationRequest("r", [1], 1, 2))
 
 

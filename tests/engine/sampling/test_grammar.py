@@ -369,7 +369,7 @@ def test_model_with_a_smaller_vocabulary_is_guided_within_it() -> None:
 def test_unusable_tokenizer_is_reported_when_a_grammar_is_used(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{}")
     guidance = model_guidance(tmp_path, BYTES)
-    with pytest.raises(InvalidField, match="cannot be guided by a grammar: .*tokenizer") as raised:
+    with pytest.raises(InvalidField, match="grammar cannot be followed by this model: .*tokenizer") as raised:
         guidance.guide('start: "a"')
     assert raised.value.param == "grammar"
 

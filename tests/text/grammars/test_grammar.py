@@ -139,7 +139,7 @@ def test_compilers_message_is_quoted(built: str, words: str) -> None:
 
 
 def test_a_grammar_that_is_too_long_is_refused_with_its_length() -> None:
-    with pytest.raises(InvalidField, match=r"300\d\d\d characters; at most 262144"):
+    with pytest.raises(InvalidField, match=r"at most 262144 characters; given 300\d\d\d"):
         validate(grammar.choice(["x" * 300_000]), param="choice")
 
 
@@ -152,7 +152,7 @@ def test_a_schema_that_is_nested_too_deeply_is_refused() -> None:
 
 
 def test_parameters_that_are_not_an_object_are_refused() -> None:
-    with pytest.raises(InvalidField, match="parameters of tool f must be an object; given type string"):
+    with pytest.raises(InvalidField, match="must have objects as their parameters, unlike .*f.*; given .string"):
         grammar.tool_calls(TOOL_FORMATS["hermes"], [Tool("f", {"type": "string"})], parallel=False, opaque_tokens={})
 
 
@@ -286,7 +286,7 @@ HOSTILE_SCHEMAS: dict[str, dict[str, Any]] = {
 def test_multiples_whose_compilation_would_not_end_are_refused(name: str, within: str) -> None:
     schema = HOSTILE_SCHEMAS[name]
     built = grammar.json_schema(schema) if within == "schema" else grammar.lark(f"start: %json {json.dumps(schema)}")
-    with pytest.raises(InvalidField, match="multipleOf may be at most 10000, .*; given [0-9]+"):
+    with pytest.raises(InvalidField, match="multipleOf may be, .* at most 10000; given [0-9]+"):
         validate(built, param="x")
 
 

@@ -116,7 +116,7 @@ def test_invalid_template_is_an_error_of_the_model_directory() -> None:
     ],
 )
 def test_value_without_what_is_read_is_a_refusal(source: str) -> None:
-    with pytest.raises(TemplateRefusal, match="the model's chat template refuses these messages: ."):
+    with pytest.raises(TemplateRefusal, match="messages are refused by the model's chat template: ."):
         _render(source, [{"content": None}])
 
 

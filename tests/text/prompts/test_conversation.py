@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -23,6 +24,11 @@ USER = {"role": "user", "content": "Hello"}
 IMAGE = {"type": "image"}
 # As the templates of Mistral's models are.
 STRICT: dict[str, Any] = {**TEXTS_BY_TURNS, "calls": CallForm.TOGETHER, "tool_results": True}
+
+
+def _joined(notes: Iterable[tuple[str, str]]) -> tuple[str, ...]:
+    """Each note as one text: the path, and what is said of it."""
+    return tuple(map("".join, notes))
 
 
 def _convert(*messages: Message, continues: bool = False, **traits: Any) -> Conversation:
@@ -62,7 +68,7 @@ def test_messages_that_a_template_writes_keep_all_their_fields() -> None:
     ]
     found = _convert(*messages)
     assert found.messages == messages
-    assert found.notes.converted == found.notes.left_out == ()
+    assert _joined(found.notes.converted) == _joined(found.notes.left_out) == ()
 
 
 def test_null_and_empty_fields_are_left_out_for_templates() -> None:
@@ -92,7 +98,7 @@ def _system(text: str, role: str = "system") -> Message:
 def test_instructions_at_the_beginning_are_one_message() -> None:
     found = _convert(_system("one"), _system("two", "developer"), USER)
     assert _short(found) == ["system 'one\\n\\ntwo'", "user 'Hello'"]
-    assert found.notes.converted == ()  # all of it is where it was
+    assert _joined(found.notes.converted) == ()  # all of it is where it was
 
 
 def test_developer_is_the_system_unless_the_template_knows_one() -> None:
@@ -113,7 +119,7 @@ def test_later_instructions_are_text_of_the_user_in_their_place() -> None:
         "user '[developer message]\\nthree'",
         "user 'Hello'",
     ]
-    assert found.notes.converted == (
+    assert _joined(found.notes.converted) == (
         "messages[3] (system message as text of the user)",
         "messages[4] (developer message as text of the user)",
     )
@@ -121,13 +127,13 @@ def test_later_instructions_are_text_of_the_user_in_their_place() -> None:
 
 def test_one_entry_stands_for_all_places_of_one_form() -> None:
     found = _convert(USER, *[_system("x")] * 3, later_instructions=False)
-    assert found.notes.converted == ("messages[1] and 2 more (system message as text of the user)",)
+    assert _joined(found.notes.converted) == ("messages[1] and 2 more (system message as text of the user)",)
 
 
 def test_instructions_are_text_of_the_first_user_for_templates_without_them() -> None:
     found = _convert(_system("one"), USER, _says("Hi"), leading_instructions=False)
     assert _short(found) == ["user 'one\\n\\nHello'", "assistant 'Hi'"]
-    assert found.notes.converted == ("messages[0] (system message as text of the user)",)
+    assert _joined(found.notes.converted) == ("messages[0] (system message as text of the user)",)
     assert _short(_convert(_system("one"), _says("Hi"), leading_instructions=False)) == ["user 'one'", "assistant 'Hi'"]
     assert _short(_convert(_system("one"), instructions_alone=False)) == ["user 'one'"]
 
@@ -145,7 +151,7 @@ def test_instructions_precede_the_last_question_where_they_would_be_lost_before_
 def test_neighbours_of_one_role_are_joined() -> None:
     found = _convert(USER, USER, _says("a"), _says("b"), user_after_user=False, assistant_after_assistant=False)
     assert _short(found) == ["user 'Hello\\n\\nHello'", "assistant 'a\\n\\nb'"]
-    assert found.notes.converted == ("messages[1] and 1 more (joined with the message before it)",)
+    assert _joined(found.notes.converted) == ("messages[1] and 1 more (joined with the message before it)",)
 
 
 def test_images_stay_where_they_are_in_joined_messages() -> None:
@@ -167,8 +173,8 @@ def test_answer_without_text_is_left_out_where_it_is_refused() -> None:
     empty = {**_says(""), "reasoning_content": "Hm."}
     found = _convert(USER, empty, USER, **STRICT)
     assert _short(found) == ["user 'Hello\\n\\nHello'"]
-    assert found.notes.converted[0] == "messages[1] (without text, therefore left out)"
-    assert found.notes.left_out == ("messages[1].reasoning_content (the message has no text)",)
+    assert _joined(found.notes.converted)[0] == "messages[1] (without text, therefore left out)"
+    assert _joined(found.notes.left_out) == ("messages[1].reasoning_content (the message has no text)",)
     assert _short(_convert(USER, empty, continues=True, **STRICT))[-1] == "assistant ''"
 
 
@@ -178,7 +184,7 @@ def test_text_after_a_result_is_at_its_end() -> None:
         "tool '4\\n\\n[user message]\\nHello\\n\\n[system message]\\nS'",
         "assistant 'Hi'",
     ]
-    assert "messages[3] and 1 more (at the end of the tool result before it)" in found.notes.converted
+    assert "messages[3] and 1 more (at the end of the tool result before it)" in _joined(found.notes.converted)
 
 
 def test_image_after_a_result_follows_an_added_answer() -> None:
@@ -211,11 +217,11 @@ def test_arguments_that_are_no_object_are_text_or_empty(broken: str) -> None:
     found = _convert(USER, _calls("c1", arguments=broken), broken_arguments=True)
     assert found.messages[1]["tool_calls"][0]["function"]["arguments"] == broken
     place = "messages[1].tool_calls[0].function.arguments (no JSON object and therefore"
-    assert found.notes.converted == (f"{place} as text)",)
+    assert _joined(found.notes.converted) == (f"{place} as text)",)
     for as_json, expected in ((False, {}), (True, "{}")):
         found = _convert(USER, _calls("c1", arguments=broken), arguments_as_json=as_json)
         assert found.messages[1]["tool_calls"][0]["function"]["arguments"] == expected
-        assert found.notes.left_out == (f"{place} {{}})",)
+        assert _joined(found.notes.left_out) == (f"{place} {{}})",)
 
 
 def test_calls_of_another_kind_stay_as_they_are() -> None:
@@ -240,7 +246,7 @@ def test_empty_content_next_to_calls_is_what_the_template_needs() -> None:
 def test_text_next_to_calls_is_where_the_template_writes_it(form: TextBesideCalls, expected: list[str]) -> None:
     found = _convert(USER, _calls("c1", content="I look."), text_beside_calls=form)
     assert _short(found)[1:] == expected
-    assert found.notes.left_out == (
+    assert _joined(found.notes.left_out) == (
         ("messages[1].content (the chat template writes none next to tool calls)",)
         if form is TextBesideCalls.LOST
         else ()
@@ -251,7 +257,7 @@ def test_parallel_calls_are_written_one_by_one_with_their_results() -> None:
     messages = [USER, _calls("c1", "c2"), _result("c2", "two"), _result("c1", "one")]
     found = _convert(*messages, calls=CallForm.ONE_BY_ONE)
     assert _short(found)[1:] == ["assistant c1 None", "tool 'one'", "assistant c2 None", "tool 'two'"]
-    assert found.notes.converted == ("messages[1].tool_calls (one by one)",)
+    assert _joined(found.notes.converted) == ("messages[1].tool_calls (one by one)",)
     assert found.sources == [0, 1, 3, 1, 2]
 
 
@@ -268,7 +274,7 @@ def test_conversation_may_have_no_text_at_all() -> None:
 def test_results_come_before_other_messages_of_their_turn() -> None:
     found = _convert(USER, _calls("c1", "c2"), _result("c1"), USER, _result("c2"))
     assert [message["role"] for message in found.messages] == ["user", "assistant", "tool", "tool", "user"]
-    assert found.notes.converted == ("messages[4] (before the messages that precede it)",)
+    assert _joined(found.notes.converted) == ("messages[4] (before the messages that precede it)",)
 
 
 def test_results_know_the_name_of_their_tool() -> None:
@@ -280,7 +286,7 @@ def test_call_without_a_result_gets_one_where_it_is_refused() -> None:
     assert len(_convert(*messages).messages) == 4
     found = _convert(*messages, open_calls=False)
     assert _short(found)[2:4] == ["tool '[no result]'", "tool '4'"]
-    assert found.notes.converted == ("messages[1].tool_calls[0] (with the result [no result])",)
+    assert _joined(found.notes.converted) == ("messages[1].tool_calls[0] (with the result [no result])",)
     assert _short(_convert(USER, _calls("c1"), open_calls=False))[-1] == "assistant c1 None"  # it may still come
 
 
@@ -289,7 +295,7 @@ def test_result_without_a_call_is_text_of_the_user_where_it_is_refused() -> None
     assert _short(_convert(*messages))[2:] == ["tool '4'", "tool '4'"]
     found = _convert(*messages, orphan_results=False)
     assert _short(found)[2:] == ["user '[result of the tool add]\\n4'", "user '[tool result]\\n4'"]
-    assert found.notes.converted == ("messages[2] and 1 more (as text of the user)",)
+    assert _joined(found.notes.converted) == ("messages[2] and 1 more (as text of the user)",)
 
 
 def test_calls_are_text_for_templates_without_them() -> None:
@@ -350,13 +356,13 @@ def test_reasoning_is_in_the_field_that_the_template_reads() -> None:
     assert _convert(USER, message, reasoning_field="thinking").messages[1] == {**_says("Hi"), "thinking": "Hm."}
     found = _convert(USER, message, reasoning_field="")
     assert found.messages[1] == _says("Hi")
-    assert found.notes.left_out == ("messages[1].reasoning_content (the chat template writes none)",)
+    assert _joined(found.notes.left_out) == ("messages[1].reasoning_content (the chat template writes none)",)
 
 
 def test_unwritten_names_are_noted() -> None:
     messages = [{**_system("S"), "name": "example"}, {**USER, "name": "Ann"}, {**_result("c1"), "name": "add"}]
     found = _convert(*messages, names=False)
-    assert found.notes.left_out == ("messages[0].name and 1 more (the chat template writes none)",)
+    assert _joined(found.notes.left_out) == ("messages[0].name and 1 more (the chat template writes none)",)
 
 
 # any conversation

@@ -1,5 +1,6 @@
 """The prompt of a conversation: its template, its variables, and refusals."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -19,6 +20,11 @@ TURNS = (
     "{% for m in messages %}{{ m.role }}: {{ m.content }}.{% endfor %}"
     "{% if add_generation_prompt %}assistant: {% endif %}"
 )
+
+
+def _joined(notes: Iterable[tuple[str, str]]) -> tuple[str, ...]:
+    """Each note as one text: the path, and what is said of it."""
+    return tuple(map("".join, notes))
 
 
 def _write(
@@ -163,15 +169,15 @@ def test_unread_template_variable_is_refused_with_the_known_ones() -> None:
     param, message = _refusal("{{ messages }}{{ enable_thinking }}{{ effort }}", thinking=True)
     assert param == "chat_template_kwargs"
     assert message == (
-        "chat_template_kwargs.thinking is not read by the model's chat template, "
-        "which reads continue_final_message, effort, enable_thinking"
+        "chat_template_kwargs has thinking, which the model's chat template does not read; it "
+        "reads continue_final_message, effort, enable_thinking"
     )
 
 
 @pytest.mark.parametrize("name", ["messages", "tools"])
 def test_a_variable_that_is_a_field_of_its_own_is_refused(name: str) -> None:
     writer = PromptWriter({"default": ChatTemplate("{{ messages }}{{ tools }}")})
-    with pytest.raises(InvalidField, match=f"chat_template_kwargs.{name} is a field of the request itself") as caught:
+    with pytest.raises(InvalidField, match=f"must not have {name}, a field of the request itself") as caught:
         writer.write(HELLO, None, {name: []})
     assert caught.value.param == "chat_template_kwargs"
 
@@ -208,7 +214,7 @@ def test_a_prompt_can_end_within_the_last_message() -> None:
 def test_only_assistant_content_can_be_continued() -> None:
     param, text = _refusal(_with_calls("m.content or ''", OBJECT), HELLO, continue_final_message=True)
     assert param == "messages"
-    assert "the last message must be from the assistant and have content" in text
+    assert "must end with a message of the assistant that has content" in text
 
 
 @pytest.mark.parametrize("content", [None, "I look"])
@@ -217,7 +223,7 @@ def test_a_message_with_calls_cannot_be_continued(template: str, content: str | 
     called = [*CALLED[:-1], {**CALLED[-1], "content": content}]
     param, text = _refusal(template, called, continue_final_message=True)
     assert param == "messages"
-    assert "the last message must have no tool calls: a prompt has them after the content" in text
+    assert "must not end with tool calls where continue_final_message is true: a prompt has them" in text
 
 
 @pytest.mark.parametrize(
@@ -227,8 +233,8 @@ def test_a_message_with_calls_cannot_be_continued(template: str, content: str | 
             {"continue_final_message": True, "add_generation_prompt": True},
             "continue_final_message and add_generation_prompt cannot be combined",
         ),
-        ({"continue_final_message": "yes"}, 'continue_final_message must be true or false; given "yes"'),
-        ({"add_generation_prompt": None}, "add_generation_prompt must be true or false; given null"),
+        ({"continue_final_message": "yes"}, 'must have true or false as continue_final_message; given "yes"'),
+        ({"add_generation_prompt": None}, "must have true or false as add_generation_prompt; given null"),
     ],
 )
 def test_end_of_the_prompt_is_chosen_in_one_way_only(template_kwargs: dict[str, Any], reason: str) -> None:
@@ -253,14 +259,14 @@ def test_template_with_a_fixed_end_offers_no_choice() -> None:
 def test_refusal_of_the_template_is_quoted() -> None:
     assert _refusal("{{ raise_exception('roles must alternate') }}") == (
         "messages",
-        "the model's chat template refuses these messages: roles must alternate",
+        "messages are refused by the model's chat template: roles must alternate",
     )
 
 
 def test_tools_are_refused_by_a_model_that_takes_none() -> None:
     assert _refusal("{{ messages }}", HELLO, [TOOL]) == (
         "tools",
-        "this model does not support tools: its chat template does not read them",
+        "tools are not supported by this model: its chat template does not read them",
     )
 
 
@@ -270,7 +276,7 @@ def test_history_of_calls_is_text_for_a_model_that_knows_none() -> None:
     assert written.text == (
         'user: Hello.assistant: [tool call: add {"a": 1}].user: [result of the tool add]\n1.assistant: '
     )
-    assert written.converted == ("messages[1].tool_calls (as text)", "messages[2] (as text of the user)")
+    assert _joined(written.converted) == ("messages[1].tool_calls (as text)", "messages[2] (as text of the user)")
 
 
 def test_conversation_that_the_template_still_refuses_becomes_texts_by_turns() -> None:
@@ -281,7 +287,7 @@ def test_conversation_that_the_template_still_refuses_becomes_texts_by_turns() -
     writer = PromptWriter({"default": ChatTemplate(source)})
     written = writer.write(CALLED, None, None)
     assert written.text == 'Hello;[tool call: add {"a": 1}];'
-    assert written.converted == ("messages[1].tool_calls (as text)",)
+    assert _joined(written.converted) == ("messages[1].tool_calls (as text)",)
 
 
 def test_reasoning_that_is_not_in_the_prompt_is_named() -> None:
@@ -290,7 +296,8 @@ def test_reasoning_that_is_not_in_the_prompt_is_named() -> None:
     said = [{"role": "assistant", "content": str(n), "reasoning_content": f"<s> I think {n}"} for n in range(300)]
     written = writer.write([*HELLO, *said], None, None)
     assert written.text.endswith(";298;<s> I think 299299;")
-    assert written.left_out == ("messages[1].reasoning_content and 298 more (the chat template writes none there)",)
+    (left_out,) = written.left_out
+    assert left_out == ("messages[1].reasoning_content", " and 298 more (the chat template writes none there)")
     kept = writer.write([*HELLO, *said], None, {"keep": True})
     assert kept.left_out == ()
     assert kept.text == "Hello;" + "".join(f"<s> I think {n}{n};" for n in range(300))
@@ -300,7 +307,10 @@ def test_refusal_for_a_variable_names_the_variables() -> None:
     source = TURNS + "{% if effort == 'vast' %}{{ raise_exception('no such effort') }}{% endif %}"
     param, message = _refusal(source, effort="vast")
     assert param == "chat_template_kwargs"
-    assert message == "chat_template_kwargs: the model's chat template refuses these messages: no such effort"
+    assert (
+        message
+        == "chat_template_kwargs cannot be used: messages are refused by the model's chat template: no such effort"
+    )
 
 
 @pytest.mark.parametrize(

@@ -162,7 +162,7 @@ def test_neighbours_of_one_role_are_joined_for_alternating_formats(tmp_path: Pat
     writer = _writer(tmp_path, name)
     written = writer.write([{"role": "user", "content": text} for text in ("one", "two")], None, None)
     assert written.text == writer.write([{"role": "user", "content": "one\n\ntwo"}], None, None).text
-    assert written.converted == ("messages[1] (joined with the message before it)",)
+    assert written.converted == (("messages[1]", " (joined with the message before it)"),)
 
 
 @pytest.mark.parametrize("name", NAMES)

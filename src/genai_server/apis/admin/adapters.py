@@ -29,9 +29,7 @@ async def load_adapter(body: LoadAdapterRequest, services: TheServices) -> dict[
     models = services.models
     about = models.find(body.model)
     if body.name in (adapter.name for adapter in about.adapters):
-        raise InvalidField(
-            f"name {quoted(body.name)} is an adapter of model {quoted(about.name)}; unload it first", param="name"
-        )
+        raise InvalidField("name", f"{quoted(body.name)} is an adapter of model {quoted(about.name)}; unload it first")
     await models.serving(ChosenModel(about), services.settings.load_timeout or math.inf)
     adapter = Adapter(body.name, body.path, secrets.token_hex(8))
     try:

@@ -88,7 +88,7 @@ async def begin_profile(
         field, known = ("device", [engine.device for engine in engines])
         if len(set(known)) < len(known):
             field, known = ("model", list(dict.fromkeys(engine.model_name for engine in engines)))
-        raise MissingField(f"{field} is required: there are several ({', '.join(known)})", param=field)
+        raise MissingField(field, f"is required: there are several ({', '.join(known)})")
     begun = await _begin(engines, body.plan())
     manifest = await asyncio.to_thread(find_session, root, begun.id)
     assert manifest is not None
@@ -175,12 +175,13 @@ async def delete_profile(manifest: FoundManifest, open_sessions: OpenSessions, s
         return {"id": about.id, "object": "profile", "deleted": False}
     if _is_open(manifest, open_sessions):
         raise InvalidField(
-            f'session {quoted(about.id)} is still being written: set enable_profiling to "0" first', param="session_id"
+            "session_id",
+            f'{quoted(about.id)} is of a session that is still being written: set enable_profiling to "0" first',
         )
     try:
         await asyncio.to_thread(remove, manifest)
     except OSError as error:
-        raise InvalidField(f"session {quoted(about.id)} cannot be removed: {error}", param="session_id") from None
+        raise InvalidField("session_id", f"{quoted(about.id)} cannot be removed: {error}") from None
     return {"id": about.id, "object": "profile", "deleted": True}
 
 

@@ -25,11 +25,11 @@ async def set_runtime_options(body: RuntimeOptionsRequest, services: TheServices
     """Set `terminate_session`, `enable_profiling` or both, on all devices, on one device, or for one request."""
     given = body.model_dump(include={"terminate_session", "enable_profiling"}, exclude_none=True)
     if not given:
-        raise InvalidField("terminate_session or enable_profiling is required", param="terminate_session")
+        raise InvalidField("terminate_session", "or enable_profiling is required")
     engines = services.models.engines(body.model, body.device)
     if body.terminate_session == "0" and body.request_id is not None:
         raise InvalidField(
-            'terminate_session "0" applies to devices only: a terminated request cannot be resumed', param="request_id"
+            "request_id", 'cannot be combined with terminate_session "0": a terminated request cannot be resumed'
         )
     # Profiling comes first: a terminated request can no longer be profiled.
     for option, value in sorted(given.items()):
@@ -40,7 +40,7 @@ async def set_runtime_options(body: RuntimeOptionsRequest, services: TheServices
             _, replies = await ask_about(engines, body.request_id, call)
         for _, reply in replies:
             if reply.refused is not None:
-                raise InvalidField(reply.refused, param=option)
+                raise InvalidField(option, f"cannot be set: {reply.refused}")
     return by_device(replies, _options)
 
 

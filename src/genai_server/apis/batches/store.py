@@ -120,7 +120,7 @@ class BatchStore:
             if value is None or value["status"] in ("cancelling", "cancelled"):
                 return value
             if value["status"] not in _CANCELLABLE:
-                raise InvalidField(f"{id} cannot be cancelled: it is {value['status']}", param="batch_id")
+                raise InvalidField("batch_id", f"{id} cannot be cancelled: it is {value['status']}")
             value |= {"status": "cancelling", "cancelling_at": int(time.time())}
             _set_value(rows, id, value)
             return value
@@ -195,17 +195,14 @@ class BatchStore:
     def _insert(self, rows: sqlite3.Connection, batch: StoredBatch) -> None:
         file = find(rows, batch.input, batch.owner)
         if file is None or file.purpose != "batch":
-            raise InvalidField(
-                f"input_file_id must be the id of a file with purpose batch, given {quoted(batch.input)}",
-                param="input_file_id",
-            )
+            raise InvalidField("input_file_id", "must be the id of a file with purpose batch", given=batch.input)
         (num_open,) = rows.execute(
             "SELECT COUNT(*) FROM batches WHERE is_open AND owner = ?", (batch.owner,)
         ).fetchone()
         if num_open >= MAX_OPEN:
             raise RateLimitExceeded(f"this key may have {MAX_OPEN} batches that have not ended, and has {num_open}")
         if limit := self._files.reached_limit(rows, batch.owner):
-            raise InvalidField(NO_SPACE % limit, param="input_file_id")
+            raise InvalidField("input_file_id", f"cannot be used: {NO_SPACE % limit}")
         for id, name in ((batch.output, f"{batch.id}_output.jsonl"), (batch.errors, f"{batch.id}_error.jsonl")):
             result = StoredFile(id, batch.owner, batch.value["created_at"], None, name, "batch_output", 0)
             insert(rows, result, writer=batch.id)

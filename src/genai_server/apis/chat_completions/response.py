@@ -31,8 +31,8 @@ from genai_server.apis.shared.usage import Usage
 from genai_server.generation.answers import Ending, Generation
 from genai_server.generation.dependencies import RequestContext, Services
 from genai_server.generation.generate import generate
+from genai_server.http.dialect import FieldNames
 from genai_server.http.json_response import built_response
-from genai_server.http.leniency import renaming
 from genai_server.http.sse import EventStream
 from genai_server.messages.generation_request import FinishReason
 
@@ -257,7 +257,7 @@ async def choices_response(
 
     Raises what `generate` does, naming the client's fields, and GenerationFailed.
     """
-    with context.leniency.in_words(renaming(body.other_names)):
+    with context.leniency.with_names(FieldNames(body.other_names)):
         generation = await generate(services, body, context, is_streamed=bool(body.stream))
     build = builder(
         context.answer_id(id_prefix),

@@ -94,9 +94,7 @@ async def embed(
     def encode(texts: PooledTexts, model: PoolingModel, limit: TextLimit) -> list[EncodedText]:
         prompt = named_prompt(model, prompt_name)
         if dimensions is not None and not model.takes_length(dimensions):
-            raise InvalidField(
-                f"dimensions must be supported by the model ({model.lengths()}); given {dimensions}", param="dimensions"
-            )
+            raise InvalidField("dimensions", f"must be supported by the model ({model.lengths()})", given=dimensions)
         return texts.encode(inputs, limit, prompt=prompt)
 
     request = _PooledRequest(services, context, body, Task.EMBED, "input", remedy)
@@ -156,7 +154,7 @@ class _PooledRequest:
         require_capacity()
         about = codec.pooling
         if about is None:
-            raise InvalidField(f"model {chosen.id} has been replaced by one that generates text", param="model")
+            raise InvalidField("model", f"{chosen.id} has been replaced by one that generates text")
         limit = self._limit(info)
         async with within(self.context.deadline):
             order, texts, prompt = await codec.encode_pooled(
@@ -174,7 +172,7 @@ class _PooledRequest:
         limit, source = info.max_length, info.limited_by
         cut_to = self.body.truncate_prompt_tokens
         if cut_to is not None and cut_to > limit:
-            raise InvalidField(f"{CUT_BY} must be at most {limit} ({source}), given {cut_to}", param=CUT_BY)
+            raise InvalidField(CUT_BY, "must be at most", limit=limit, limited_by=source, given=cut_to)
         return TextLimit(limit, source, limit if cut_to == -1 else cut_to, remedy=self.remedy)
 
     def _in_order(self, texts: Sequence[EncodedText], vocab_size: int) -> tuple[list[int], list[PooledText], list[int]]:
@@ -184,8 +182,7 @@ class _PooledRequest:
             if (largest := max(text.tokens)) >= vocab_size:
                 place = self.param if len(texts) == 1 else f"{self.param}[{number}]"
                 raise InvalidField(
-                    f"{place} must have token ids below {vocab_size}, the model's vocabulary size; given {largest}",
-                    param=place,
+                    place, f"must have token ids below {vocab_size}, the model's vocabulary size", given=largest
                 )
         prompt = [token for number in order for token in texts[number].tokens]
         return order, [texts[number].about for number in order], prompt

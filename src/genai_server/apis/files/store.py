@@ -151,8 +151,7 @@ class FileStore:
             reader = rows.execute("SELECT id FROM batches WHERE is_open AND input = ?", (id,)).fetchone()
             if reader is not None:
                 raise InvalidField(
-                    f"file {id} is the input of {reader[0]}, which has not ended: cancel the batch, or wait",
-                    param="file_id",
+                    "file_id", f"{id} is the input of {reader[0]}, which has not ended: cancel the batch, or wait"
                 )
             rows.execute("DELETE FROM files WHERE id = ?", (id,))
             return True
@@ -195,13 +194,16 @@ class FileStore:
         counted = max(file.size, MIN_COUNTED)
         if number >= self._limits.files:
             raise InvalidField(
-                f"an API key may have at most {self._limits.files} files, and has {number}; delete some", param="file"
+                "file",
+                f"cannot be stored: an API key may have at most {self._limits.files} files, and has {number}; delete "
+                "some",
             )
         if own + counted > self._limits.per_owner:
             raise InvalidField(
-                f"the files of an API key may have at most {self._limits.per_owner} bytes together "
-                f"(GENAI_FILES_BYTES_PER_KEY), and have {own}, given {counted} more; delete some",
-                param="file",
+                "file",
+                f"cannot be stored: the files of an API key may have at most {self._limits.per_owner} bytes together "
+                f"(GENAI_FILES_BYTES_PER_KEY), and have {own}; delete some",
+                given=counted,
             )
         if total + counted > self._limits.total:
             raise UploadUnavailable(
@@ -237,7 +239,7 @@ def start_of(rows: sqlite3.Connection, table: str, after: str | None, owner: str
         return 2**62 if order == "desc" else 0
     row = rows.execute(f"SELECT key FROM {table} WHERE id = ? AND owner = ?", (after, owner)).fetchone()
     if row is None:
-        raise InvalidField(f"after must be the id of one of the {table}, given {quoted(after)}", param="after")
+        raise InvalidField("after", f"must be the id of one of the {table}", given=after)
     key: int = row[0]
     return key
 

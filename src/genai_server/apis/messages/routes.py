@@ -31,7 +31,7 @@ async def create_message(body: MessagesRequest, services: TheServices, context: 
     translation = await asyncio.to_thread(Translation, body)
     body.messages.clear()  # the translation has them, and drops the data of their images
     translation.report(context.leniency)
-    with context.leniency.in_words(translation.outer_name):
+    with context.leniency.with_names(translation.names):
         generation = await generate(services, translation.chat, context, is_streamed=bool(body.stream))
     build = MessageBuilder(
         context.answer_id("msg_"),
@@ -52,7 +52,7 @@ async def count_tokens(body: CountTokensRequest, services: TheServices, context:
     codec = (await services.served(body.model, Task.GENERATE)).codec
     translation = await asyncio.to_thread(Translation, body)
     translation.report(context.leniency)
-    with context.leniency.in_words(translation.outer_name):
+    with context.leniency.with_names(translation.names):
         prompt = await context.run_in_time(encode_chat(services, translation.chat, codec, context))
     return {"input_tokens": len(prompt.tokens)}
 

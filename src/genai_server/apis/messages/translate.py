@@ -1,6 +1,6 @@
-"""Translates Anthropic's bodies to chat parameters, and the names of fields in errors back."""
+"""Translates Anthropic's bodies to chat parameters."""
 
-import re
+from collections.abc import Mapping, Sequence
 
 from genai_server.apis.messages.schemas import CountTokensRequest, MessagesRequest
 from genai_server.apis.messages.tools import OfferedTools
@@ -10,6 +10,7 @@ from genai_server.apis.shared.chat_messages import MAX_MESSAGES, MAX_TOOLS, Chat
 from genai_server.apis.shared.image_places import image_names
 from genai_server.apis.shared.sampling_parameters import SamplingFields
 from genai_server.errors import InvalidField, ThreadUnsupported
+from genai_server.http.dialect import FieldNames
 from genai_server.http.leniency import Leniency
 
 _CONTINUE = "continue_final_message"
@@ -17,11 +18,6 @@ _FORMAT = "response_format"
 _SCHEMA = f"{_FORMAT}.json_schema"
 _PARALLEL = "parallel_tool_calls"
 _EFFORT = "reasoning_effort"
-# Matches a field name, with its value if given, or a message.
-_INNER_NAME = re.compile(
-    rf"\b(?P<field>chat_template_kwargs\.{_CONTINUE}|chat_template_kwargs|{_CONTINUE}|{_SCHEMA}|{_FORMAT}|{_PARALLEL}|{_EFFORT})\b"
-    r'(?P<value> "\w+")?|\bmessages\[(?P<index>\d+)\](?P<part>\.content\[\d+\](\.image_url\.url)?)?'
-)
 
 
 class Translation:
@@ -35,15 +31,14 @@ class Translation:
             raise ThreadUnsupported(
                 "thread is not supported: this server does not store Anthropic conversations", param="thread"
             )
-        self._body = body
         tools = OfferedTools(body)
         turns = Turns(body, tools)
-        self._places = [place for place, _ in turns.messages]
-        if len(self._places) > MAX_MESSAGES:
+        places = [place for place, _ in turns.messages]
+        if len(places) > MAX_MESSAGES:
             raise InvalidField(
-                f"messages may have at most {MAX_MESSAGES} turns, counting system and each tool result; "
-                f"given {len(self._places)}",
-                param="messages",
+                "messages",
+                f"may have at most {MAX_MESSAGES} turns, counting system and each tool result",
+                given=len(places),
             )
         self.chat = ChatParameters.model_validate(
             {
@@ -57,39 +52,33 @@ class Translation:
         )
         if tools.listed != tools.callable:
             self.chat.list_tools([Tool.model_validate(tool) for tool in _as_tools(tools.listed)])
-        self._images = image_names(self.chat.messages, image_places(body))
+        # The body's names for fields of the chat.
+        self.names = _names(body, places, image_names(self.chat.messages, image_places(body)))
         self._converted = turns.converted
         self._left_out = turns.left_out
         if tools.are_all_deferred:
             self._left_out += [f"tools[{index}].defer_loading" for index, _ in enumerate(body.tools or [])]
-
-    @property
-    def _format_name(self) -> str:
-        return "output_format" if self._body.output_format is not None else "output_config.format"
 
     def report(self, leniency: Leniency) -> None:
         """Name what of the body the chat has in another form or not at all."""
         leniency.note(self._left_out)
         leniency.convert(self._converted)
 
-    def outer_name(self, field: str) -> str:
-        """The body's name for a field of the chat parameters."""
-        return _INNER_NAME.sub(self._outer_name, field)
 
-    def _outer_name(self, match: re.Match[str]) -> str:
-        field, value, index, part = match.group("field", "value", "index", "part")
-        if index is not None:
-            return self._images.get(match[0]) or self._places[int(index)] + (part or "")
-        config = self._body.output_config
-        if field == _EFFORT and (config is None or config.effort is None):
-            return 'thinking.type "enabled"' if value else "thinking.type"
-        outer = {
-            _EFFORT: "output_config.effort",
-            _FORMAT: self._format_name,
-            _SCHEMA: self._format_name,
-            _PARALLEL: "tool_choice.disable_parallel_tool_use",
-        }.get(field, self._places[-1])
-        return outer + (value or "")
+def _names(body: CountTokensRequest, places: Sequence[str], images: Mapping[str, str]) -> FieldNames:
+    """The body's names for fields of its chat, whose messages are at `places` of the body."""
+    effort_comes_from_thinking = body.output_config is None or body.output_config.effort is None
+    output_format = "output_format" if body.output_format is not None else "output_config.format"
+    table = {
+        "chat_template_kwargs": places[-1],
+        _EFFORT: "thinking.type" if effort_comes_from_thinking else "output_config.effort",
+        _FORMAT: output_format,
+        _SCHEMA: output_format,
+        _PARALLEL: "tool_choice.disable_parallel_tool_use",
+        **{f"messages[{index}]": place for index, place in enumerate(places)},
+        **images,
+    }
+    return FieldNames(table, {_EFFORT: "enabled"} if effort_comes_from_thinking else {})
 
 
 def _generation(body: MessagesRequest) -> JsonObject:
@@ -107,9 +96,7 @@ def _is_continued(body: CountTokensRequest) -> bool:
 def _tools(body: CountTokensRequest, tools: OfferedTools) -> JsonObject:
     functions = tools.callable
     if len(functions) > MAX_TOOLS:
-        raise InvalidField(
-            f"messages may define tools until there are {MAX_TOOLS}; given {len(functions)}", param="messages"
-        )
+        raise InvalidField("messages", f"may define tools until there are {MAX_TOOLS}", given=len(functions))
     found: JsonObject = {"tools": _as_tools(functions) or None}
     choice = body.tool_choice
     if choice is None:
@@ -119,9 +106,7 @@ def _tools(body: CountTokensRequest, tools: OfferedTools) -> JsonObject:
     if choice.name is not None:
         return {**found, "tool_choice": {"type": "function", "function": {"name": choice.name}}}
     if choice.type == "any" and not functions:
-        raise InvalidField(
-            "tool_choice of type any is only allowed with a tool that is loaded and not removed", param="tool_choice"
-        )
+        raise InvalidField("tool_choice", "of type any is only allowed with a tool that is loaded and not removed")
     return {**found, "tool_choice": {"any": "required"}.get(choice.type, choice.type)}
 
 

@@ -5,12 +5,12 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
+from genai_server.apis.messages.errors import speaks_anthropic
 from genai_server.apis.models.anthropic_entry import anthropic_entry
 from genai_server.apis.shared.router import error_responses
 from genai_server.generation.catalog import ChosenModel
 from genai_server.generation.dependencies import Services, TheServices
 from genai_server.generation.infill import infill_tokens
-from genai_server.http.request_state import speaks_anthropic
 from genai_server.messages.generation_request import Adapter
 from genai_server.messages.status_file import ANY_NAME, ModelState, ModelStatus
 from genai_server.pooling_model import Task

@@ -9,7 +9,7 @@ from genai_server.apis.embeddings.embed import Pooled, embed
 from genai_server.apis.embeddings.routes import FEW_NUMBERS
 from genai_server.apis.embeddings.schemas import PooledFields
 from genai_server.apis.ollama.keep_alive import keep, load, seconds_to_keep
-from genai_server.apis.ollama.model_routes import OPERATORS_ERRORS, find_model
+from genai_server.apis.ollama.model_routes import OPERATORS_ERRORS
 from genai_server.apis.ollama.schemas import EmbeddingsRequest, EmbedRequest, KeptFields, nanoseconds
 from genai_server.generation.dependencies import RequestContext, Services, TheRequestContext, TheServices
 from genai_server.http.body_route import lenient_route
@@ -68,7 +68,7 @@ async def _embeddings(
     dimensions: int | None = None,
 ) -> Pooled | None:
     """The texts' embeddings; None without texts."""
-    name = None if body.model is None else find_model(services.models, body.model).id
+    name = None if body.model is None else services.models.choose(body.model).id
     chosen = services.models.choose_for(name, Task.EMBED)
     kept = await seconds_to_keep(body, request, context, is_all=not texts and body.seconds_to_keep == 0)
     if not texts:

@@ -26,7 +26,7 @@ async def seconds_to_keep(body: KeptFields, request: Request, context: RequestCo
         await require_admin(request)
     except AdminForbidden as error:
         if is_all or not context.leniency.leave_out("keep_alive"):
-            raise error.reworded(f"keep_alive: {error.message}", param="keep_alive") from None
+            raise error.at("keep_alive") from None
         return None
     return body.seconds_to_keep
 

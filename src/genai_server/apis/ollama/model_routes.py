@@ -13,12 +13,11 @@ from genai_server.apis.ollama.response import timestamp
 from genai_server.apis.ollama.schemas import OllamaErrorResponse, ShowRequest
 from genai_server.apis.shared.base import JsonObject
 from genai_server.apis.shared.router import error_responses
-from genai_server.errors import MissingField, ModelNotFound
-from genai_server.generation.catalog import Catalog, ChosenModel, names_of
+from genai_server.errors import MissingField
+from genai_server.generation.catalog import names_of
 from genai_server.generation.dependencies import Services, TheServices
 from genai_server.http.body_route import lenient_route
 from genai_server.messages.status_file import ModelState, ModelStatus
-from genai_server.quoted_values import quoted
 
 _ERRORS = error_responses(400, 404, 500, 503, error=OllamaErrorResponse)
 # Responses of endpoints with features that require an admin key.
@@ -32,18 +31,6 @@ router = APIRouter(
 OLLAMA_VERSION = "0.19.0"
 # The expiry of a model that is never unloaded.
 _FOREVER = timedelta(days=100 * 365)
-
-
-def find_model(models: Catalog, name: str | None) -> ChosenModel:
-    """The model with this name, by default the first one. Raises ModelNotFound with Ollama's message."""
-    try:
-        return models.choose(name)
-    except ModelNotFound as error:
-        if name is None:
-            raise
-        # Clients look for these words.
-        message = f"model {quoted(name)} not found, try pulling it first: {error.message}"
-        raise error.reworded(message, param="model") from None
 
 
 @router.get("/api/version")
@@ -89,8 +76,8 @@ async def show_model(body: ShowRequest, services: TheServices) -> dict[str, Any]
     """Details of one model."""
     name = body.model or body.name
     if not name:
-        raise MissingField("model is required", param="model")
-    about = find_model(services.models, name).about
+        raise MissingField("model", "is required")
+    about = services.models.choose(name).about
     files = await asyncio.to_thread(read_files, about)
     length = _context_length(services, about)
     architecture = files.family or "unknown"

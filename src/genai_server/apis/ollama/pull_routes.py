@@ -33,7 +33,7 @@ async def pull_model(body: PullRequest, request: Request, services: TheServices)
     """
     name = plain_name(body.model or body.name or "")
     if not name:
-        raise MissingField("model is required", param="model")
+        raise MissingField("model", "is required")
     pull = _Pull(services, name)
     if body.stream is not False:
         return LineStream(pull, pull.lines())

@@ -8,7 +8,7 @@ from fastapi.responses import JSONResponse, Response
 
 from genai_server.apis.ollama.keep_alive import keep, load, seconds_to_keep
 from genai_server.apis.ollama.leniency import leave_out
-from genai_server.apis.ollama.model_routes import OPERATORS_ERRORS, find_model
+from genai_server.apis.ollama.model_routes import OPERATORS_ERRORS
 from genai_server.apis.ollama.response import AnswerBuilder, ending
 from genai_server.apis.ollama.schemas import GenerateRequest, OllamaChatRequest
 from genai_server.apis.ollama.translate import Translation
@@ -67,7 +67,7 @@ async def _response(
     *,
     is_empty: bool,
 ) -> Response:
-    chosen = find_model(services.models, body.model)
+    chosen = services.models.choose(body.model)
     build = AnswerBuilder(body.model or chosen.id, is_chat=isinstance(body, OllamaChatRequest))
     kept = await seconds_to_keep(body, request, context, is_all=is_empty and body.seconds_to_keep == 0)
     if is_empty:
@@ -81,7 +81,7 @@ async def _response(
         body.messages = None
     else:
         body.images = None
-    with context.leniency.in_words(translation.outer_name):
+    with context.leniency.with_names(translation.names):
         # Its arguments are an object, so an incomplete call would look like one to execute.
         generation = await generate(
             services, translation.body, context, is_streamed=is_streamed, only_complete_calls=True

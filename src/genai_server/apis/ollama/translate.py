@@ -1,8 +1,7 @@
 """Translates Ollama's bodies to chat or text completion parameters, and errors back."""
 
-import json
-import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import ClassVar
 
 from genai_server.apis.ollama.schemas import (
@@ -16,15 +15,20 @@ from genai_server.apis.shared.base import JsonObject
 from genai_server.apis.shared.chat_messages import ChatParameters, NamedFunction
 from genai_server.apis.shared.completion_body import CompletionRequest
 from genai_server.apis.shared.image_places import ImagePlace, image_names
+from genai_server.http.dialect import FieldNames
 
 _SCHEMA = "response_format.json_schema.schema"
 _EFFORT = "reasoning_effort"
-# Matches a field name, with its value if given, or a message.
-_INNER_NAME = re.compile(
-    rf"\b(?P<field>max_tokens|repeat_last_n|{_SCHEMA}|response_format|structured_outputs(\.json)?|{_EFFORT})\b"
-    r'(?P<value> "\w+")?|\bmessages\[(?P<index>\d+)\](\.content(\[\d+\](\.image_url\.url)?)?)?'
-)
-_OUTER_NAMES = {"max_tokens": "options.num_predict", "repeat_last_n": "options.repeat_last_n", _EFFORT: "think"}
+# Ollama's names for fields of chats and text completions.
+_NAMES = {
+    "max_tokens": "options.num_predict",
+    "repeat_last_n": "options.repeat_last_n",
+    _EFFORT: "think",
+    "response_format": "format",
+    _SCHEMA: "format",
+    "structured_outputs": "format",
+    "structured_outputs.json": "format",
+}
 # A counter, in the length that Mistral's templates require.
 _ID = "call{:05}"
 
@@ -40,9 +44,8 @@ class Translation:
 
     def __init__(self, body: OllamaChatRequest | GenerateRequest, model: str) -> None:
         self.body: ChatParameters | Raw
-        self._given = body
-        # The given body's names for the places of images, by the chat's.
-        self._images: dict[str, str] = {}
+        # The given body's names for fields of the translated one.
+        self.names = FieldNames(_NAMES, {} if body.think is None else {_EFFORT: body.think})
         # Options at the body's top level that have another value in `options`.
         sampling, self.overridden = body.all_options
         options = {"model": model, **_sampling(sampling)}
@@ -52,22 +55,17 @@ class Translation:
         messages = list(_messages(body.messages or ())) if isinstance(body, OllamaChatRequest) else _question(body)
         tools = _tools(body) if isinstance(body, OllamaChatRequest) else {}
         self.body = ChatParameters.model_validate({**options, "messages": messages, **tools, **_output(body)})
-        self._images = image_names(self.body.messages, _image_places(body))
+        images = image_names(self.body.messages, _image_places(body))
+        self.names = replace(self.names, table=_NAMES | _names_of_prompt(body) | images)
 
-    def outer_name(self, field: str) -> str:
-        """The given body's name for a field of the translated one."""
-        return _INNER_NAME.sub(self._outer_name, field)
 
-    def _outer_name(self, match: re.Match[str]) -> str:
-        field, value, index = match.group("field", "value", "index")
-        if index is not None:
-            if (image := self._images.get(match[0])) is not None:
-                return image
-            if isinstance(self._given, OllamaChatRequest):
-                return match[0]
-            return "system" if self._given.system and index == "0" else "prompt"
-        outer = _OUTER_NAMES.get(field, "format")
-        return f"{outer} {json.dumps(self._given.think)}" if value and field == _EFFORT else outer + (value or "")
+def _names_of_prompt(body: OllamaChatRequest | GenerateRequest) -> dict[str, str]:
+    """The names for the messages of a body that has none."""
+    if isinstance(body, OllamaChatRequest):
+        return {}
+    fields = ["system", "prompt"] if body.system else ["prompt"]
+    messages = {f"messages[{index}]{rest}": field for index, field in enumerate(fields) for rest in ("", ".content")}
+    return {"messages": "prompt", **messages}
 
 
 def _sampling(options: Options) -> JsonObject:

@@ -29,8 +29,8 @@ from genai_server.generation.dependencies import RequestContext, TheRequestConte
 from genai_server.generation.generate import generate
 from genai_server.http.body_route import history_route
 from genai_server.http.chat_history import convert_messages, leave_out_of_messages
+from genai_server.http.dialect import FieldNames
 from genai_server.http.json_response import built_response
-from genai_server.http.leniency import renaming
 from genai_server.http.sse import STREAMS, EventStream
 
 router = APIRouter(
@@ -125,8 +125,8 @@ def _reason(ending: Ending) -> str:
 async def chat(body: ChatRequest, services: TheServices, context: TheRequestContext) -> Response:
     """Generate an answer and return it complete."""
     if body.stream:
-        raise InvalidField("stream must be false; POST /v1/chat/stream streams the answer", param="stream")
-    with context.leniency.in_words(renaming(body.thinking_names)):
+        raise InvalidField("stream", "must be false; POST /v1/chat/stream streams the answer")
+    with context.leniency.with_names(FieldNames(body.thinking_names)):
         generation = await generate(services, body, context)
     build = _builder(body, context)
     (whole,) = await context.run_while_connected(generation.whole())
@@ -140,8 +140,8 @@ async def chat(body: ChatRequest, services: TheServices, context: TheRequestCont
 async def chat_stream(body: ChatRequest, services: TheServices, context: TheRequestContext) -> EventStream:
     """Generate an answer and stream it token by token."""
     if body.stream is False:
-        raise InvalidField("stream must be true; POST /v1/chat returns the complete answer", param="stream")
-    with context.leniency.in_words(renaming(body.thinking_names)):
+        raise InvalidField("stream", "must be true; POST /v1/chat returns the complete answer")
+    with context.leniency.with_names(FieldNames(body.thinking_names)):
         generation = await generate(services, body, context, is_streamed=True)
     build = _builder(body, context)
     return EventStream(generation, _events(generation, build, body))

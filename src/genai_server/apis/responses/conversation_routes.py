@@ -44,7 +44,7 @@ async def create_conversation(body: ConversationRequest, stored: TheStore, respo
     """Create a conversation with these items."""
     store = stored.store
     if not store.is_on:
-        raise InvalidField("this server does not store conversations (GENAI_RESPONSE_STORE_SIZE)", param=None)
+        raise InvalidField(None, "this server does not store conversations (GENAI_RESPONSE_STORE_SIZE)")
     items = await stored.given_items(body.items or [], "items")
     value = {
         "id": new_id("conv"),

@@ -133,7 +133,9 @@ def given_items(
     for index, item in enumerate(given):
         if isinstance(item, ItemReference):
             if item.id not in known:
-                raise InvalidField(f"no stored response has an item {quoted(item.id)}", param=f"{field}[{index}].id")
+                raise InvalidField(
+                    f"{field}[{index}].id", f"{quoted(item.id)} is the id of no item of a stored response"
+                )
             found.append(known[item.id])
         else:
             found.append(_given_item(item, f"{field}[{index}]"))
@@ -207,7 +209,7 @@ def _decrypted(text: str, place: str = "input") -> str:
         return base64.b64decode(text, validate=True).decode()
     except ValueError:
         field = f"{place}.encrypted_content"
-        raise InvalidField(f"{field} was not created by this server and cannot be decoded", param=field) from None
+        raise InvalidField(field, "was not created by this server and cannot be decoded") from None
 
 
 def is_call(item: JsonObject) -> bool:
@@ -289,7 +291,7 @@ def _with_orphans(conversation: Sequence[JsonObject]) -> Iterator[tuple[JsonObje
         is_orphan = is_output(item) and item.get("call_id") not in calls
         if is_orphan and number > asked:
             id = quoted(item.get("call_id"))
-            raise InvalidField(f"input has the output of call {id} but not the call itself", param="input")
+            raise InvalidField("input", f"has the output of call {id} but not the call itself")
         yield item, is_orphan
 
 

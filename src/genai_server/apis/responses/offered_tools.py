@@ -46,9 +46,7 @@ class OfferedTools:
         names = {tool.full_name for tool in self.callable}
         self.callable += [tool for name, tool in brought.items() if name not in names]
         if len(self.callable) > MAX_TOOLS:
-            raise InvalidField(
-                f"input may bring tools until there are {MAX_TOOLS}; given {len(self.callable)}", param="input"
-            )
+            raise InvalidField("input", f"may bring tools until there are {MAX_TOOLS}", given=len(self.callable))
         if not self.listed:  # a model that knows of no tool does not know how to call one
             self.listed = self.callable
         self._defined = {tool.full_name for tool in self.listed}

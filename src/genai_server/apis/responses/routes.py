@@ -26,9 +26,9 @@ from genai_server.apis.responses.store_records import RUNNING, KeptResponse
 from genai_server.apis.responses.translate import (
     compacted,
     compacting,
+    field_names,
     name_conversions,
     new_response,
-    outer_names,
     shortened,
     to_chat,
     tools_by_name,
@@ -92,7 +92,7 @@ async def count_input_tokens(
     conversation = [*earlier, *given]
     chat = await asyncio.to_thread(to_chat, body, conversation)
     name_conversions(context.leniency, conversation, given, _field_of_earlier(body))
-    with context.leniency.in_words(outer_names(chat, conversation, given, _field_of_earlier(body))):
+    with context.leniency.with_names(field_names(chat, conversation, given, _field_of_earlier(body))):
         prompt = await context.run_in_time(encode_chat(services, chat, codec, context))
     return InputTokens(input_tokens=len(prompt.tokens))
 
@@ -108,7 +108,7 @@ async def compact_response(
     async def begin(items: Sequence[JsonObject]) -> Generation:
         chat = await asyncio.to_thread(compacting, body, items)
         name_conversions(context.leniency, items, given, _field_of_earlier(body))
-        with context.leniency.in_words(outer_names(chat, items, given, _field_of_earlier(body))):
+        with context.leniency.with_names(field_names(chat, items, given, _field_of_earlier(body))):
             return await generate(services, chat, context, keeps_media=True)
 
     _, generation = await _begun(begin, conversation, is_shortened=True)
@@ -132,7 +132,7 @@ async def get_response(response_id: str, query: Annotated[RetrieveParameters, Qu
     if query.stream:
         return _followed(kept, query.starting_after)
     if query.starting_after is not None:
-        raise InvalidField("starting_after is only allowed with stream: true", param="starting_after")
+        raise InvalidField("starting_after", "is only allowed with stream: true")
     return await built_response(lambda: kept.response, is_long=True)
 
 
@@ -174,16 +174,16 @@ async def _start(
         for field in ("store", "background", "conversation"):
             if getattr(body, field):
                 raise InvalidField(
-                    f"{field} must not be {'given' if field == 'conversation' else 'true'}: this server does not store "
+                    field,
+                    f"must not be {'given' if field == 'conversation' else 'true'}: this server does not store "
                     "responses (GENAI_RESPONSE_STORE_SIZE)",
-                    param=field,
                 )
     earlier, given = await _items(body, stored)
 
     async def begin(items: Sequence[JsonObject]) -> Generation:
         chat: ChatParameters = await asyncio.to_thread(to_chat, body, items)
         name_conversions(context.leniency, items, given, _field_of_earlier(body))
-        with context.leniency.in_words(outer_names(chat, items, given, _field_of_earlier(body))):
+        with context.leniency.with_names(field_names(chat, items, given, _field_of_earlier(body))):
             return await generate(services, chat, context, is_streamed=bool(body.stream), keeps_media=True)
 
     items, generation = await _begun(begin, [*earlier, *given], is_shortened=body.truncation == "auto")
@@ -222,6 +222,7 @@ async def _begun(
         except PromptTooLong as error:
             if not is_shortened or not error.tokens:
                 raise
+            assert isinstance(error.limit, int)
             fewer = await asyncio.to_thread(shortened, items, _MARGIN * error.limit / error.tokens)
             if fewer is None:
                 raise
@@ -259,9 +260,9 @@ async def _earlier(body: ResponsesRequest | CompactRequest, stored: CallerStore)
         if latest is not None and latest.id == previous:
             return [*latest.items, *latest.value["output"]]
         if (await store.get(previous, stored.owner)).response["status"] in RUNNING:
-            raise InvalidField(f"{field} {quoted(previous)} is still in progress", param=field)
+            raise InvalidField(field, f"{quoted(previous)} is still in progress")
         return await store.history("response", previous, owner, is_shortened=is_shortened)
     except ResponseNotFound as error:
-        raise PreviousNotFound(error.message, param=field) from None
+        raise PreviousNotFound(field, f"cannot be continued: {error.message}") from None
     except (ConversationNotFound, InvalidField) as error:
-        raise error.reworded(error.message, param=field) from None
+        raise error.at(field) from None

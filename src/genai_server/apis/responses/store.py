@@ -226,8 +226,10 @@ class ResponseStore:
             return {}
         if wanted.total() > MAX_REFERENCES:
             raise InvalidField(
-                f"a request may have at most {MAX_REFERENCES} items of type item_reference, given {wanted.total()}",
-                param=None,
+                None,
+                "a request may have at most",
+                limit=f"{MAX_REFERENCES} items of type item_reference",
+                given=wanted.total(),
             )
         max_bytes = self._max_history
         rows = await self._records.find_all(owner, lambda database: database.find_items(wanted, owner, max_bytes))

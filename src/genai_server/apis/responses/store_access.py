@@ -50,7 +50,7 @@ class CallerStore:
         try:
             kept = await self.store.find_items(referenced_ids(given), self.owner)
         except InvalidField as error:
-            raise error.reworded(error.message, param=field) from None
+            raise error.at(field) from None
         return await asyncio.to_thread(given_items, given, kept, field=field)
 
 

@@ -120,9 +120,10 @@ class ItemDatabase(Database):
                 return History(items[::-1])
             if not is_shortened:
                 raise InvalidField(
-                    f"{quoted(key.id)} has more than {max_bytes} bytes of items, the limit for continuing it "
-                    f"({_HISTORY_LIMIT})",
-                    param=None,
+                    None,
+                    f"{quoted(key.id)} has more bytes of items than a conversation that is continued may have:",
+                    limit=max_bytes,
+                    limited_by=_HISTORY_LIMIT,
                 )
             (first,) = file.execute(f"{sql.format('')} LIMIT 1", (record, OUTPUT, ITEM)).fetchone()
             return History(items[:num_newest][::-1], first)
@@ -199,14 +200,15 @@ class ItemDatabase(Database):
     def _check(self, id: str, size: int, num_rows: int) -> None:
         if num_rows > MAX_ROWS:
             raise InvalidField(
-                f"{id} would have {num_rows} items and events, and may have at most {MAX_ROWS}; it is unchanged",
-                param=None,
+                None, f"{id} is unchanged: it may have at most", limit=f"{MAX_ROWS} items and events", given=num_rows
             )
         if size > self._max_bytes:
             raise InvalidField(
-                f"{id} would have {size} bytes, and may have at most {self._max_bytes} "
-                "(GENAI_RESPONSE_STORE_BYTES); it is unchanged",
-                param=None,
+                None,
+                f"{id} is unchanged: it may have at most",
+                limit=f"{self._max_bytes} bytes",
+                limited_by="GENAI_RESPONSE_STORE_BYTES",
+                given=size,
             )
 
     def _read(self, key: Key, read: Callable[[sqlite3.Connection, int], T]) -> T | None:
@@ -224,14 +226,16 @@ class ItemDatabase(Database):
 def references_too_large(max_bytes: int) -> InvalidField:
     """The error for a request that refers to too many bytes of items."""
     return InvalidField(
-        f"the items referred to by item_reference may have at most {max_bytes} bytes in total ({_HISTORY_LIMIT})",
-        param=None,
+        None,
+        "the items referred to by item_reference may have at most",
+        limit=f"{max_bytes} bytes in total",
+        limited_by=_HISTORY_LIMIT,
     )
 
 
 def no_such_item(after: str) -> InvalidField:
     """The error for a page after an unknown item."""
-    return InvalidField(f"after must be the id of an input item, given {quoted(after)}", param="after")
+    return InvalidField("after", "must be the id of an input item", given=after)
 
 
 def find_record(file: sqlite3.Connection, key: Key) -> int | None:

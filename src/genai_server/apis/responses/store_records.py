@@ -208,13 +208,10 @@ def to_json(part: JsonObject) -> bytes:
 def not_streamed(id: str) -> InvalidField:
     """The error for a stream that was not stored."""
     return InvalidField(
-        f"stream must be false: response {quoted(id)} was not created with background: true and stream: true",
-        param="stream",
+        "stream", f"must be false: response {quoted(id)} was not created with background: true and stream: true"
     )
 
 
 def not_cancelled(response: JsonObject) -> InvalidField:
     """The error for cancelling a response that has ended in another way."""
-    return InvalidField(
-        f"response {response['id']} is {response['status']} and cannot be cancelled", param="response_id"
-    )
+    return InvalidField("response_id", f"{response['id']} cannot be cancelled: it is {response['status']}")

@@ -3,10 +3,8 @@
 """
 
 import json
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
-from types import MappingProxyType
 from typing import Any
 
 from genai_server.apis.responses.items import (
@@ -38,7 +36,8 @@ from genai_server.apis.shared.chat_messages import MAX_MESSAGES, ChatMessage, Ch
 from genai_server.apis.shared.image_places import ImagePlace, image_names
 from genai_server.apis.shared.sampling_parameters import GenerationFields
 from genai_server.errors import InvalidField
-from genai_server.http.leniency import Leniency, renaming
+from genai_server.http.dialect import FieldNames
+from genai_server.http.leniency import Leniency
 from genai_server.messages.generation_request import Sampling
 
 # The instruction to the model for compacting a conversation.
@@ -50,15 +49,14 @@ _SAME = (set(GenerationFields.model_fields) - set(WithoutEffect.model_fields) - 
     "chat_template_kwargs",
     "parallel_tool_calls",
 }
-# Chat fields that have other names in the Responses API.
+# The Responses API's names for fields of chats.
 _NAMES = {
+    "messages": "input",
     "max_tokens": "max_output_tokens",
     "reasoning_effort": "reasoning.effort",
     "response_format.json_schema": "text.format",
     "response_format": "text.format",
 }
-_renamed = renaming(_NAMES)
-_MESSAGE = re.compile(r"\bmessages\[\d+\]\.?([\w.\[\]]*)")
 
 
 def to_chat(body: ResponsesRequest, conversation: Sequence[JsonObject]) -> ChatParameters:
@@ -69,14 +67,14 @@ def to_chat(body: ResponsesRequest, conversation: Sequence[JsonObject]) -> ChatP
     tools = OfferedTools(body, conversation)
     messages = to_messages(conversation, tools.introduce)
     if not messages:
-        raise InvalidField("input must have an item that the model can read", param="input")
+        raise InvalidField("input", "must have an item that the model can read")
     if body.instructions is not None:
         messages.insert(0, ChatMessage.model_validate({"role": "system", "content": body.instructions}))
     if len(messages) > MAX_MESSAGES:
         raise InvalidField(
-            f"input may have at most {MAX_MESSAGES} messages, counting instructions and earlier turns; "
-            f"given {len(messages)}",
-            param="input",
+            "input",
+            f"may have at most {MAX_MESSAGES} messages, counting instructions and earlier turns",
+            given=len(messages),
         )
     fields: dict[str, Any] = {name: getattr(body, name) for name in _SAME}
     fields |= {"tools": _tools(body, tools, tools.callable) or None, "tool_choice": _tool_choice(body)}
@@ -114,10 +112,10 @@ def _tool_choice(body: ResponsesRequest) -> Any:
     return choice
 
 
-def outer_names(
+def field_names(
     chat: ChatParameters, conversation: Sequence[JsonObject], given: Sequence[JsonObject], earlier: str
-) -> Callable[[str], str]:
-    """A function like `outer_name` that also names the images of a conversation which became `chat`.
+) -> FieldNames:
+    """The request's names for fields of the chat that a conversation became.
 
     `given` are the items of `input`. `earlier` is the field that refers to all others.
     """
@@ -132,22 +130,9 @@ def outer_names(
                     place = f"{base}.{field}[{index}]"
                     yield place, f"{place}.{data_of(part)[0]}"
 
-    names = image_names(chat.messages, image_places())
-    return lambda text: outer_name(text, names)
-
-
-def outer_name(text: str, images: Mapping[str, str] = MappingProxyType({})) -> str:
-    """The text, or name of a field, with the Responses API's names. A place in a message becomes `input (PLACE)`.
-
-    `images` are the names of places of images.
-    """
-    if text == "messages":
-        return "input"
-
-    def place(inner: re.Match[str]) -> str:
-        return images.get(inner[0]) or (f"input ({inner[1]})" if inner[1] else "input")
-
-    return _renamed(_MESSAGE.sub(place, text))
+    # Several items may be one message.
+    messages = {f"messages[{index}]": f"input (message {index + 1})" for index in range(len(chat.messages))}
+    return FieldNames({**_NAMES, **messages, **image_names(chat.messages, image_places())})
 
 
 def new_response(

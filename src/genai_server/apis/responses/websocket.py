@@ -17,7 +17,7 @@ from genai_server.apis.responses.store_records import LatestResponse
 from genai_server.apis.shared.base import JsonObject
 from genai_server.errors import InvalidField, OriginForbidden, RequestError
 from genai_server.http.body_budget import BODY_KEY
-from genai_server.http.error_responses import plain_error_body
+from genai_server.http.dialect import DEFAULT, ErrorParts
 from genai_server.http.inner_request import InnerResponse, disconnect_at
 from genai_server.http.leniency import CONVERTED_HEADER, IGNORED_HEADER
 from genai_server.http.middleware.authentication import is_own_origin
@@ -170,7 +170,7 @@ class _Turn:
         try:
             error = {"error": json.loads(self._answer.body)["error"]}
         except (ValueError, KeyError, TypeError):
-            error = plain_error_body(None, status, "server_error", "internal error", "server_error")
+            error = DEFAULT.error_body(ErrorParts(status, "server_error", "internal error", "server_error"))
         await _send_error(self._send, error, status)
 
     async def _send(self, message: Message) -> None:
@@ -192,14 +192,14 @@ def _body(text: bytes) -> tuple[bytes, object]:
     try:
         body = json.loads(text)
     except ValueError as error:
-        raise InvalidField(f"a message must be JSON: {error}") from None
+        raise InvalidField(None, f"a message must be JSON: {error}") from None
     if not isinstance(body, dict):
-        raise InvalidField("a message must be a JSON object")
+        raise InvalidField(None, "a message must be a JSON object")
     if body.pop("type", None) != "response.create":
-        raise InvalidField('type must be "response.create"', param="type")
+        raise InvalidField("type", 'must be "response.create"')
     for field in ("background", "stream_options"):
         if body.get(field):
-            raise InvalidField(f"{field} is not allowed on a WebSocket", param=field)
+            raise InvalidField(field, "is not allowed on a WebSocket")
     # Lone surrogates, which cannot be encoded, become JSON escapes.
     post = json.dumps({**body, "stream": True}, ensure_ascii=False).encode(errors="backslashreplace")
     return post, body.get("previous_response_id")
@@ -238,7 +238,7 @@ async def _refuse(answer: InnerResponse, scope: Scope, send: Send) -> None:
 
 
 def _error(message: str, code: str, param: str | None = None) -> JsonObject:
-    return plain_error_body(None, 400, "invalid_request_error", message, code, param)
+    return DEFAULT.error_body(ErrorParts(400, "invalid_request_error", message, code, param))
 
 
 async def _send_error(send: Send, error: JsonObject, status: int = 400) -> None:

@@ -28,7 +28,6 @@ from genai_server.generation.dependencies import RequestContext, Services, choos
 from genai_server.messages.generation_request import GenerationRequest
 from genai_server.messages.worker_tasks import TaskOwner
 from genai_server.pooling_model import Task
-from genai_server.quoted_values import quoted
 from genai_server.speech_model import SpeechModel
 from genai_server.text.codec import TextCodec
 
@@ -211,12 +210,12 @@ async def begin(services: Services, form: AudioForm, context: RequestContext, *,
     engine.require_capacity(1, param="file", tenant=context.tenant)
     model = codec.speech
     if model is None:
-        raise InvalidField(f"model {chosen.id} has been replaced by one that does not transcribe", param="model")
+        raise InvalidField("model", f"{chosen.id} has been replaced by one that does not transcribe")
     if translates and not model.languages:
-        raise InvalidField(f"model {chosen.id} only knows English, so it does not translate", param="model")
+        raise InvalidField("model", f"{chosen.id} only knows English, so it does not translate")
     options = await _options(form, model, codec, context.owner, translates=translates)
     if options.has_words and not info.aligns:
-        raise InvalidField(f"timestamp_granularities cannot be word with model {chosen.id}: {_NO_WORDS}", param=_WORDS)
+        raise InvalidField(_WORDS, f"cannot be word with model {chosen.id}: {_NO_WORDS}")
     require_decoder("file")
     async with within(context.deadline):
         recording = await services.recordings.open(
@@ -284,7 +283,5 @@ def _known(code: str, model: SpeechModel, param: str) -> str:
     known = sorted(model.languages) or [ENGLISH]
     found = _SUBTAGS.sub("", code.strip().lower())
     if found not in known:
-        raise InvalidField(
-            f"{param} must be one of the model's languages ({', '.join(known)}); given {quoted(code)}", param=param
-        )
+        raise InvalidField(param, f"must be one of the model's languages ({', '.join(known)})", given=code)
     return found

@@ -9,6 +9,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn import Config, Server
 
+from genai_server.apis.dialects import DIALECTS
 from genai_server.errors import ServerStarting
 from genai_server.http.error_responses import error_response
 from genai_server.http.middleware.request_lifetime import RequestLifetime
@@ -31,7 +32,7 @@ class StandIn:
         """Accept connections. Does nothing if it does so already."""
         if self._server is None:
             log.info("no API process is ready: requests get a 503")
-            config = self._config(RequestLifetime(_unready))
+            config = self._config(RequestLifetime(_unready, dialects=DIALECTS))
             config.lifespan = "off"
             config.ws = "none"
             self._server = Server(config)

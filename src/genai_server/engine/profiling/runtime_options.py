@@ -117,7 +117,7 @@ class RuntimeOptionState:
         if plan.request_id is not None and not named:
             raise RequestNotFound(f"no request {quoted(plan.request_id)} is running or waiting", param="request_id")
         if why := self._loaded.why_no_profile:
-            raise InvalidField(why, param="device" if plan.request_id is None else "request_id")
+            raise InvalidField("device" if plan.request_id is None else "request_id", f"cannot be profiled: {why}")
         self._folder.prepare()
         self._folder.remove_old()
         if reached := self._folder.make_room(self._manifest.open_sessions):

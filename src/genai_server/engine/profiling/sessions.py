@@ -32,9 +32,9 @@ class ProfileSessions:
     def start(self, plan: ProfilePlan, others: Collection[str]) -> ProfileSession:
         """Begin a session. `others` are prefixes in use outside sessions. Raises InvalidField and OSError."""
         if plan.prefix in self._open or plan.prefix in others:
-            raise InvalidField(f"prefix {quoted(plan.prefix)} is in use", param="prefix")
+            raise InvalidField("prefix", f"{quoted(plan.prefix)} is in use")
         if len(self._open) >= MAX_OPEN:
-            raise InvalidField(f"at most {MAX_OPEN} profile sessions may be open on a device; end one", param="device")
+            raise InvalidField("device", f"may have at most {MAX_OPEN} open profile sessions; end one")
         session = ProfileSession(self._manifest.begin(plan), plan, self._clock())
         self._open[plan.prefix] = session
         self._ended.discard(plan.prefix)

@@ -73,9 +73,9 @@ class Runner(ABC):
         """Raises InvalidField for a request that this runner cannot run."""
         if self.abilities.pools != bool(request.texts):
             wanted = "texts to pool" if self.abilities.pools else "a prompt to continue"
-            raise InvalidField(f"this model takes {wanted}", param="model")
+            raise InvalidField("model", f"takes {wanted}")
         if request.exact and (why := self.abilities.why_not_exact):
-            raise InvalidField(f"exact is not supported with this model here: {why}", param="exact")
+            raise InvalidField("exact", f"is not supported with this model here: {why}")
 
     def fit_chunk(self, sequence: Sequence, most: int) -> int:
         """How many of a prompt's unread tokens to read in a pass of at most `most` tokens; one more in rare cases.

@@ -109,9 +109,9 @@ class OgEngineRunner(Runner):
         for name, is_asked in asked.items():
             if is_asked:
                 raise InvalidField(
-                    f"{name} is not supported on this device: its answers come from onnxruntime-genai's own batch, "
-                    "which has none",
-                    param=name,
+                    name,
+                    "is not supported on this device: its answers come from onnxruntime-genai's own batch, which has "
+                    "none",
                 )
         if request.grammar is not None:
             _guidance(request.grammar)
@@ -132,7 +132,7 @@ class OgEngineRunner(Runner):
                 chosen = self._options(turn.request, sequence.request, most, num_produced)
                 turn.number = turn.request.begin_turn(np.array(prompt, np.int32), chosen)
             except RuntimeError as error:
-                raise InvalidField(f"onnxruntime-genai does not take the request: {error}") from None
+                raise InvalidField(None, f"onnxruntime-genai does not take the request: {error}") from None
         return len(prompt) - 1
 
     def forward(self, reads: Sequence[Read]) -> list[Scores]:
@@ -286,9 +286,9 @@ def _guidance(grammar: str) -> tuple[str, str]:
     first, *more = json.loads(grammar)["grammars"]
     if more:
         raise InvalidField(
-            "this answer's form (a schema or a tool call together with reasoning, say) takes several grammars, and "
-            "onnxruntime-genai's own batch, where this device's answers come from, takes one",
-            param="grammar",
+            "grammar",
+            "cannot be followed: this answer's form (a schema or a tool call together with reasoning, say) takes "
+            "several, and onnxruntime-genai's own batch, where this device's answers come from, takes one",
         )
     if first.get("json_schema") is not None:
         return "json_schema", _NEWER_OPTION.sub(r"\1", json.dumps(first["json_schema"]))

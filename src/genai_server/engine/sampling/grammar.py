@@ -195,13 +195,13 @@ class Guidance:
         Raises InvalidField if it cannot be compiled.
         """
         if self._consumer is None:
-            raise InvalidField(f"answers of this model cannot be guided by a grammar: {self._reason}", param="grammar")
+            raise InvalidField("grammar", f"cannot be followed by this model: {self._reason}")
         kept = self._kept.get((tenant, grammar))
         if kept is None or kept.followed >= _MAX_FOLLOWED:
             return None
         self._kept.move_to_end((tenant, grammar))
         if isinstance(kept.compiled, str):
-            raise InvalidField(f"the grammar is wrong: {kept.compiled}", param="grammar")
+            raise InvalidField("grammar", f"is wrong: {kept.compiled}")
         return Guide(kept, kept.compiled.deep_copy(), self._vocab_size, self._consumer, self._clock)
 
     def compile(

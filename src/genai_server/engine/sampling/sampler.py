@@ -155,10 +155,8 @@ class Sampler:
             self._bias.apply(logits, tokens)
         if self._excludes and tokens is None and logits.max() == -np.inf:
             fields = self._excluding_fields
-            raise InvalidField(
-                f"every possible next token is excluded by {' and '.join(fields)}, with grammar and min_tokens",
-                param=fields[0],
-            )
+            others = ", ".join([*fields[1:], "grammar and min_tokens"])
+            raise InvalidField(fields[0], f"excludes every possible next token, together with {others}")
         if self._penalties is not None:
             self._penalties.apply(logits, tokens)
         return logits

@@ -12,6 +12,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from genai_server.errors import GenaiServerError, MalformedHead, ServerDraining, ServerStopping, TooManyConnections
+from genai_server.http.dialect import Dialect
 from genai_server.http.error_responses import FOR_BROWSERS, error_response, internal_error
 from genai_server.http.request_state import HttpRequestState, begin_request, request_id_headers, request_state
 from genai_server.http.telemetry.request_record import Observer, RequestRecord
@@ -140,8 +141,11 @@ class RequestLifetime:
         clock: Clock = request_clock,
         observers: Sequence[Observer] = (),
         drain: Drain | None = None,
+        dialects: Sequence[Dialect] = (),
     ) -> None:
         self.app = app
+        # The formats of errors that the app has besides the default.
+        self._dialects = dialects
         # Recorded until a model is chosen.
         self._model = model
         self._clock = clock
@@ -153,7 +157,7 @@ class RequestLifetime:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        state = begin_request(scope, self._model, self._clock)
+        state = begin_request(scope, self._model, self._clock, self._dialects)
         record = state.record
         record.end = partial(self._end, record)
         is_head = scope["method"] == "HEAD"

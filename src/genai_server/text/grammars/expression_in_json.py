@@ -196,7 +196,7 @@ class Expression:
         return f"/{lexeme}/{self._flags}" if lexeme else '""'
 
     def _refused(self, what: str) -> InvalidField:
-        return InvalidField(f"{self._param}: the expression {quoted(self._text)} {what}", param=self._param)
+        return InvalidField(self._param, f"cannot be used: the expression {quoted(self._text)} {what}")
 
 
 def _has(inner: str, char: str) -> bool:

@@ -65,7 +65,7 @@ def json_schema(schema: Mapping[str, Any], *, param: str = "response_format") ->
     try:
         return _grammars({"json_schema": one_line(schema)})
     except InvalidField as error:
-        raise InvalidField(f"{param}: {error.message}", param=param) from None
+        raise error.at(param) from None
 
 
 def regex(pattern: str) -> str:
@@ -123,15 +123,13 @@ def lark_of_gbnf(source: str, *, param: str) -> str:
     from llguidance.gbnf_to_lark import gbnf_to_lark
 
     if len(source) > MAX_GBNF:
-        raise InvalidField(
-            f"{param} must have at most {MAX_GBNF} characters if it is GBNF, given {len(source)}", param=param
-        )
+        raise InvalidField(param, "must have at most", limit=f"{MAX_GBNF} characters if it is GBNF", given=len(source))
     try:
         return gbnf_to_lark(source)
     except RecursionError:
-        raise InvalidField(f"{param}: the groups of the grammar are nested too deeply", param=param) from None
+        raise InvalidField(param, "cannot be used: the groups of the grammar are nested too deeply") from None
     except Exception as error:  # the library raises Exception itself, and IndexError at an unexpected end
-        raise InvalidField(f"{param} is not a valid GBNF grammar:  {error}", param=param) from None
+        raise InvalidField(param, f"is not a valid GBNF grammar: {error}") from None
 
 
 def check_lark(source: str, *, param: str) -> None:
@@ -140,7 +138,7 @@ def check_lark(source: str, *, param: str) -> None:
         try:
             schema, _ = _SCHEMAS.raw_decode(source, place.end())
         except (ValueError, RecursionError):
-            raise InvalidField(f"{param}: the schemas in a grammar must be JSON without doubles", param=param) from None
+            raise InvalidField(param, "cannot be used: the schemas in a grammar must be JSON without doubles") from None
         check_schema(schema, param=param)
 
 
@@ -279,7 +277,7 @@ def check_size(grammar: str, *, param: str) -> None:
     """Raise InvalidField for `param` if a grammar is too long or too expensive to compile."""
     if len(grammar) > LONGEST_GRAMMAR:
         raise InvalidField(
-            f"{param} yields a grammar of {len(grammar)} characters; at most {LONGEST_GRAMMAR} are allowed", param=param
+            param, "may yield a grammar of at most", limit=f"{LONGEST_GRAMMAR} characters", given=len(grammar)
         )
     check_cost(grammar, param=param)
 
@@ -290,7 +288,9 @@ def _check_parameters(tools: Sequence[Tool]) -> None:
         if not is_object(tool.parameters):
             kinds = (tool.parameters or {})["type"]
             raise InvalidField(
-                f"the parameters of tool {tool.name} must be an object; given type {kinds}", param="tools"
+                "tools",
+                f"must have objects as their parameters, unlike {quoted(tool.name)}",
+                given=kinds,
             )
 
 

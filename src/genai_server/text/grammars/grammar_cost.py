@@ -6,7 +6,7 @@ from decimal import Decimal
 from typing import Any
 from urllib.parse import unquote
 
-from genai_server.errors import InvalidField
+from genai_server.errors import AsIs, InvalidField
 from genai_server.quoted_values import quoted
 
 # Compile time is quadratic in the properties of an object: 0.15 s for this number, 4.5 s for 5000.
@@ -33,14 +33,15 @@ def check_cost(grammar: str, *, param: str) -> None:
     Raises InvalidField.
     """
     if "%json" in grammar and "\\\\u" in grammar:
-        raise InvalidField("the schemas in a grammar must be written without \\u", param=param)
+        raise InvalidField(param, "must have its schemas written without \\u")
     multiples = {_digits(number) for number in _MULTIPLE.findall(grammar)}
     together = math.prod(multiples) if _JOINED.search(grammar) else max(multiples, default=1)
     if together > LARGEST_MULTIPLE:
         raise InvalidField(
-            f"multipleOf may be at most {LARGEST_MULTIPLE}, in total where schemas are combined; "
-            f"given {together if together < _LONGEST_SHOWN else 'more'}",
-            param=param,
+            param,
+            "cannot be used: multipleOf may be, in total where schemas are combined, at most",
+            limit=LARGEST_MULTIPLE,
+            given=together if together < _LONGEST_SHOWN else AsIs("more"),
         )
 
 
@@ -49,7 +50,7 @@ def check_schema(schema: Any, *, param: str) -> None:
     try:
         _Joins(schema, param=param)
     except RecursionError:
-        raise InvalidField("the schema is nested too deeply") from None
+        raise InvalidField(None, "the schema is nested too deeply") from None
     waiting = [schema]
     while waiting:
         value = waiting.pop()
@@ -57,8 +58,10 @@ def check_schema(schema: Any, *, param: str) -> None:
             given = value.get("properties")
             if isinstance(given, dict) and len(given) > MAX_PROPERTIES:
                 raise InvalidField(
-                    f"an object of a schema may have at most {MAX_PROPERTIES} properties; given {len(given)}",
-                    param=param,
+                    param,
+                    "cannot be used: an object of a schema may have at most",
+                    limit=f"{MAX_PROPERTIES} properties",
+                    given=len(given),
                 )
             waiting += value.values()
         elif isinstance(value, list):
@@ -118,7 +121,7 @@ class _Joins:
             return 0, frozenset()
         if len(self._open) >= _DEEPEST:
             raise InvalidField(
-                f"{self._param}: references ($ref) may lead to others {_DEEPEST} deep; given more", param=self._param
+                self._param, f"cannot be used: references ($ref) may lead to others {_DEEPEST} deep; given more"
             )
         self._open.append(reference)
         found = self._found[reference] = self._look(self._target(reference))
@@ -129,10 +132,10 @@ class _Joins:
         try:
             return target(self._schema, reference)
         except InvalidField as error:
-            raise InvalidField(f"{self._param}: {error.message}", param=self._param) from None
+            raise error.at(self._param) from None
 
     def _refusal(self, what: str) -> InvalidField:
-        return InvalidField(f"{self._param}: allOf and $ref of a schema may combine {what}", param=self._param)
+        return InvalidField(self._param, f"cannot be used: allOf and $ref of a schema may combine {what}")
 
 
 def target(schema: Any, reference: str) -> Any:
@@ -150,6 +153,6 @@ def target(schema: Any, reference: str) -> Any:
             value = value[int(name)] if isinstance(value, list) else value[name]
     except (KeyError, ValueError, IndexError, TypeError):
         raise InvalidField(
-            f"{quoted(reference)} is not a reference to a part of the schema, such as '#/$defs/NAME'"
+            None, f"{quoted(reference)} is not a reference to a part of the schema, such as '#/$defs/NAME'"
         ) from None
     return value

@@ -33,7 +33,7 @@ def to_text(value: Any, *, ensure_ascii: bool = True) -> str:
     try:
         return json.dumps(value, ensure_ascii=ensure_ascii)
     except RecursionError:
-        raise InvalidField("a schema is nested too deeply") from None
+        raise InvalidField(None, "a schema is nested too deeply") from None
 
 
 def unforced(source: str) -> str:

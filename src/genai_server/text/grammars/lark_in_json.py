@@ -55,7 +55,7 @@ def in_json(source: str, *, param: str) -> str:
         ignored = {part.text for one in statements if not one.head for part in one.parts if part.is_name}
         return "\n".join(line for one in statements for line in one.rewritten(with_escapes, ignored))
     except (RecursionError, OverflowError):
-        raise InvalidField(f"{param}: an expression of the grammar is nested too deeply", param=param) from None
+        raise InvalidField(param, "cannot be used: an expression of the grammar is nested too deeply") from None
 
 
 @dataclass(frozen=True)
@@ -108,9 +108,10 @@ def _statements(source: str, param: str) -> Iterator[_Statement]:
     for token in _TOKEN.finditer(source):
         if token["refused"] is not None:
             raise InvalidField(
-                f"{param}: the grammar of a custom tool may have literals, expressions, %import common and %ignore, "
-                f"given {quoted(token[0].strip())}",
-                param=param,
+                param,
+                "cannot be used: the grammar of a custom tool may have literals, expressions, %import common and "
+                "%ignore",
+                given=token[0].strip(),
             )
         if token["import"] is not None or token["ignore"] is not None or token["head"] is not None:
             if current is not None:
@@ -118,7 +119,7 @@ def _statements(source: str, param: str) -> Iterator[_Statement]:
             current = _begun(token, param)
         elif token["comment"] is None:
             if current is None and token[0].strip():
-                raise InvalidField(f"{param}: the grammar does not begin with a rule", param=param)
+                raise InvalidField(param, "cannot be used: the grammar does not begin with a rule")
             if current is not None:
                 current.parts.append(_part(token, param))
     if current is not None:
@@ -132,7 +133,7 @@ def _begun(token: re.Match[str], param: str) -> _Statement:
     if (known := _TOKEN.match(_COMMON.get(name, ""))) is not None:
         return _Statement(alias, [_part(known, param)])
     if name not in _PLAIN_COMMON:
-        raise InvalidField(f"{param}: common has no supported {quoted(name)}", param=param)
+        raise InvalidField(param, f"cannot be used: common has no supported {quoted(name)}")
     return _Statement(alias, [], imported=name)
 
 
@@ -161,7 +162,7 @@ def _literal(text: str, folded: str, param: str) -> _Part:
         value: str = json.loads(text)
     except ValueError:
         raise InvalidField(
-            f"{param}: the literal {quoted(text)} has an escape that is not JSON's", param=param
+            param, f"cannot be used: the literal {quoted(text)} has an escape that is not JSON's"
         ) from None
     written = json.dumps(value, ensure_ascii=False)[1:-1]
     if written == value and "\x7f" not in value:

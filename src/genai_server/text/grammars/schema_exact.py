@@ -34,7 +34,7 @@ def rewritten(schema: Schema, change: Callable[[Schema, Schema], Schema]) -> Sch
     try:
         return _rewritten(schema, change)
     except RecursionError:
-        raise InvalidField("the schema is nested too deeply") from None
+        raise InvalidField(None, "the schema is nested too deeply") from None
 
 
 def _rewritten(schema: Schema, change: Callable[[Schema, Schema], Schema]) -> Schema:
@@ -70,13 +70,14 @@ class _Exact:
         self.whole = rewritten(schema, self._change)
         for reference in self._references:
             if isinstance(found := target(schema, reference), dict) and id(found) not in self._visited:
-                raise InvalidField(f"{quoted(reference)} refers to no schema")
+                raise InvalidField(None, f"{quoted(reference)} refers to no schema")
         if self._joins:
             check_together(self._multiples)
         if self.has_controls and self._is_open:
             raise InvalidField(
-                "texts in enum and const may have no control characters but \\b, \\t, \\n, \\f and \\r where an object "
-                "may have keys other than those named in the schema; set additionalProperties to false"
+                None,
+                "texts in enum and const may have no control characters but \\b, \\t, \\n, \\f and \\r where an "
+                "object may have keys other than those named in the schema; set additionalProperties to false",
             )
 
     def _change(self, given: Schema, written: Schema) -> Schema:

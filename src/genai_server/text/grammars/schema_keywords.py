@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any
 
 from genai_server.errors import InvalidField
-from genai_server.quoted_values import quoted
 from genai_server.text.grammars.grammar_cost import target
 from genai_server.text.grammars.schema_formats import EQUAL_FORMATS, FORMATS, KNOWN_FORMATS
 from genai_server.text.grammars.schema_numbers import (
@@ -81,19 +80,19 @@ def without_effect(schema: Schema) -> Schema:
 
 
 def _refused(key: str, schema: Schema) -> Schema:
-    raise InvalidField(f"a schema must not use the keyword {key}, which is not supported")
+    raise InvalidField(None, f"a schema must not use the keyword {key}, which is not supported")
 
 
 def _type(schema: Schema) -> Schema:
     kinds = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
     if strange := [kind for kind in kinds if kind not in TYPES]:
-        raise InvalidField(f"type must be one of {', '.join(TYPES)}; given {quoted(str(strange[0]))}")
+        raise InvalidField(None, f"type must be one of {', '.join(TYPES)}", given=str(strange[0]))
     return schema
 
 
 def _required(schema: Schema) -> Schema:
     if not isinstance(schema["required"], list) or not all(isinstance(key, str) for key in schema["required"]):
-        raise InvalidField(f"required must be a list of keys; given {quoted(str(schema['required']))}")
+        raise InvalidField(None, "required must be a list of keys", given=str(schema["required"]))
     return schema
 
 
@@ -117,15 +116,17 @@ def _min_properties(schema: Schema) -> Schema:
     most = 1 + (len(set(map(str, required))) if isinstance(required, list) else 0)
     if least > most:
         raise InvalidField(
-            f"minProperties may be at most one more than the keys in required, unless additionalProperties is false: "
-            f"{most}; given {least}"
+            None,
+            "minProperties may be at most one more than the keys in required, unless additionalProperties is "
+            f"false: {most}",
+            given=least,
         )
     return schema
 
 
 def _additional_items(schema: Schema) -> Schema:
     if "prefixItems" in schema:
-        raise InvalidField("prefixItems and additionalItems belong to different drafts of JSON schema; use items")
+        raise InvalidField(None, "prefixItems and additionalItems belong to different drafts of JSON schema; use items")
     return schema
 
 
@@ -133,9 +134,11 @@ def _dependencies(schema: Schema) -> Schema:
     """Each key that requires others is absent, or the others are present."""
     found = [pair for word in ("dependencies", "dependentRequired") for pair in dict(schema.get(word, {})).items()]
     if any(not isinstance(needed, list) for _, needed in found):
-        raise InvalidField("dependencies may only have lists of keys; schemas are not supported")
+        raise InvalidField(None, "dependencies may only have lists of keys; schemas are not supported")
     if len(found) > _MAX_DEPENDENCIES:
-        raise InvalidField(f"at most {_MAX_DEPENDENCIES} keys may require others (dependencies); given {len(found)}")
+        raise InvalidField(
+            None, f"at most {_MAX_DEPENDENCIES} keys may require others (dependencies)", given=len(found)
+        )
     alternatives = [{"anyOf": [{"properties": {key: False}}, {"required": needed}]} for key, needed in found if needed]
     kept = {key: value for key, value in schema.items() if key not in ("dependencies", "dependentRequired")}
     return _and(kept, *alternatives)
@@ -146,8 +149,9 @@ def _one_of(whole: Schema, schema: Schema) -> Schema:
     branches = schema["oneOf"]
     if not isinstance(branches, list) or not are_disjoint(branches, whole):
         raise InvalidField(
-            "the schemas in oneOf must differ in their types, in their values, or in the values of a required property "
-            "(const or enum); give anyOf instead"
+            None,
+            "the schemas in oneOf must differ in their types, in their values, or in the values of a "
+            "required property (const or enum); give anyOf instead",
         )
     return any_of(schema)
 
@@ -164,9 +168,9 @@ def _pattern_properties(schema: Schema) -> Schema:
         return schema
     found = {translated(key): inner for key, inner in given.items()}
     if schema.get("additionalProperties") is not False and any(map(has_property, given)):
-        raise InvalidField("patternProperties may have \\p and \\P only if additionalProperties is false")
+        raise InvalidField(None, "patternProperties may have \\p and \\P only if additionalProperties is false")
     if len(found) < len(given):
-        raise InvalidField("patternProperties has the same pattern twice")
+        raise InvalidField(None, "patternProperties has the same pattern twice")
     return {**schema, "patternProperties": found}
 
 
@@ -184,7 +188,7 @@ def _format(schema: Schema) -> Schema:
     name = EQUAL_FORMATS.get(given, given) if isinstance(given, str) else given
     if not isinstance(name, str) or name not in KNOWN_FORMATS | FORMATS.keys():
         known = ", ".join(sorted(KNOWN_FORMATS | FORMATS.keys()))
-        raise InvalidField(f"format must be one of {known}; given {quoted(str(given))}")
+        raise InvalidField(None, f"format must be one of {known}", given=str(given))
     if (pattern := FORMATS.get(name)) is None:
         return {**kept, "format": name}
     return _and(kept, {"pattern": pattern}) if "pattern" in kept else {**kept, "pattern": pattern}

@@ -10,7 +10,7 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
-from genai_server.errors import InvalidField
+from genai_server.errors import AsIs, InvalidField
 
 # The bounds of an integer: the least double that it takes, and the largest integer of 64 bits, to which it rounds down.
 MIN_INTEGER, MAX_INTEGER = -(2**63) + 1024, 2**63 - 1
@@ -60,7 +60,7 @@ def check_value(value: Any, key: str) -> None:
         check_value(inner, key)
     if is_number(value) and not (value == MAX_INTEGER or (_is_held(value) and abs(value) < MAX_INTEGER)):
         raise InvalidField(
-            f"numbers in {key} must be exact as doubles and at most {MAX_INTEGER}; given {_shown(value)}"
+            None, f"numbers in {key} must be exact as doubles and at most", limit=MAX_INTEGER, given=_shown(value)
         )
 
 
@@ -75,8 +75,10 @@ def multiple(value: Any) -> tuple[int, int] | None:
     whole = Decimal(int(scaled)).scaleb(-places) == abs(_meant(value))
     if not is_held or not whole or places > _MAX_PLACES or scaled >= _MAX_DIGITS:
         raise InvalidField(
-            f"multipleOf must be below {_MAX_DIGITS}, without its point, too, and have at most {_MAX_PLACES} decimal "
-            f"places, which stay as many when its double is multiplied by 10; given {_shown(value)}"
+            None,
+            f"multipleOf must be below {_MAX_DIGITS}, without its point, too, and have at most {_MAX_PLACES} "
+            "decimal places, which stay as many when its double is multiplied by 10",
+            given=_shown(value),
         )
     return int(scaled), places
 
@@ -87,8 +89,10 @@ def check_together(multiples: set[tuple[int, int]]) -> None:
     if len(multiples) > 1 and math.prod(digits * 10 ** (most - places) for digits, places in multiples) >= _MAX_DIGITS:
         shown = ", ".join(str(Decimal(digits).scaleb(-places)) for digits, places in sorted(multiples))
         raise InvalidField(
-            f"the product of all multipleOf, without decimal places, must be below {_MAX_DIGITS} where schemas are "
-            f"joined; given {shown}"
+            None,
+            "the product of all multipleOf, without decimal places, must be below",
+            limit=f"{_MAX_DIGITS} where schemas are joined",
+            given=shown,
         )
 
 
@@ -200,13 +204,13 @@ def _is_held(value: Number) -> bool:
 
 
 def _refused(key: str, rule: str, value: Number) -> InvalidField:
-    return InvalidField(f"{key} must be {rule}; given {_shown(value)}")
+    return InvalidField(None, f"{key} must be {rule}", given=_shown(value))
 
 
-def _shown(value: Number) -> str:
+def _shown(value: Number) -> AsIs:
     """Truncated, because a number may have thousands of digits."""
     try:
         text = str(value)
     except ValueError:  # Python writes no longer ones
         text = hex(value)  # type: ignore[arg-type]
-    return text if len(text) <= 60 else f"{text[:50]}… ({len(text)} characters)"
+    return AsIs(text if len(text) <= 60 else f"{text[:50]}… ({len(text)} characters)")

@@ -146,7 +146,7 @@ class _Pattern:
         return chr(number)
 
     def _refused(self, what: str) -> InvalidField:
-        return InvalidField(f"the pattern {quoted(self._text)} {what}")
+        return InvalidField(None, f"the pattern {quoted(self._text)} {what}")
 
 
 def _class(inner: str) -> str:

@@ -111,14 +111,14 @@ class ChatTemplate:
                     if left < 0:
                         raise TooCostly(f"the prompt has more than {self._max_characters} characters")
         except TooCostly as error:
-            raise InvalidField(_refusal(error), param="messages") from None
+            raise InvalidField("messages", _refusal(error)) from None
         except Exception as error:  # a template is a program from elsewhere and may fail in any way
-            raise TemplateRefusal(_refusal(error), param="messages") from None
+            raise TemplateRefusal("messages", _refusal(error)) from None
         return "".join(pieces)
 
 
 def _refusal(error: Exception) -> str:
-    return f"the model's chat template refuses these messages: {str(error)[:_MAX_REASON]}"
+    return f"are refused by the model's chat template: {str(error)[:_MAX_REASON]}"
 
 
 class GenerationTag(Extension):

@@ -57,13 +57,13 @@ class Notes:
         self._left_out.setdefault(reason, []).append(place)
 
     @property
-    def converted(self) -> tuple[str, ...]:
-        """One entry for each form: the first place, how many more there are, and the form."""
+    def converted(self) -> tuple[tuple[str, str], ...]:
+        """One entry for each form: the path of the first place; how many more there are, and the form."""
         return _entries(self._converted)
 
     @property
-    def left_out(self) -> tuple[str, ...]:
-        """One entry for each reason: the first place, how many more there are, and the reason."""
+    def left_out(self) -> tuple[tuple[str, str], ...]:
+        """One entry for each reason: the path of the first place; how many more there are, and the reason."""
         return _entries(self._left_out)
 
 
@@ -515,10 +515,10 @@ def _call_as_text(call: Any) -> str:
     return f"[tool call: {function.get('name')} {arguments}]"
 
 
-def _entries(kinds: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
+def _entries(kinds: Mapping[str, Sequence[str]]) -> tuple[tuple[str, str], ...]:
     return tuple(_entry(places, kind) for kind, places in kinds.items())
 
 
-def _entry(places: Sequence[str], kind: str) -> str:
+def _entry(places: Sequence[str], kind: str) -> tuple[str, str]:
     more = len(dict.fromkeys(places)) - 1
-    return f"{places[0]}{f' and {more} more' if more else ''} ({kind})"
+    return places[0], f"{f' and {more} more' if more else ''} ({kind})"

@@ -83,5 +83,5 @@ def _parts(content: Content) -> Sequence[Any]:
 def _text_of(part: Any, place: str) -> str:
     text = part.get("text") if isinstance(part, Mapping) and part.get("type") == "text" else None
     if not isinstance(text, str):
-        raise InvalidField(f"{place} must be a part of type text; this model supports no other type", param=place)
+        raise InvalidField(place, "must be a part of type text; this model supports no other type")
     return text

@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from genai_server.errors import InvalidField, NoChatTemplate
-from genai_server.quoted_values import quoted
 from genai_server.text.prompts.chat_template import ChatTemplate, TemplateRefusal
 from genai_server.text.prompts.conversation import REASONING, Conversation, convert
 from genai_server.text.prompts.message_content import Message, is_medium
@@ -29,8 +28,8 @@ class WrittenPrompt(NamedTuple):
     """A prompt, what of the conversation has another form there, and what is not in it."""
 
     prompt: Prompt
-    converted: Sequence[str] = ()
-    left_out: Sequence[str] = ()
+    converted: Sequence[tuple[str, str]] = ()
+    left_out: Sequence[tuple[str, str]] = ()
     # For each image or sound of the prompt, which one of the messages it is.
     media: Sequence[int] = ()
 
@@ -84,10 +83,10 @@ class PromptWriter:
         """Raise NoChatTemplate if the model has no chat template."""
         if not self.has_template:
             raise NoChatTemplate(
-                "this model has no chat template and accepts no messages: send a raw prompt to /v1/completions; the "
+                "messages",
+                "are not accepted by this model, which has no chat template: send a raw prompt to /v1/completions; the "
                 "operator can give it a template, a file or a name such as chatml (GENAI_CHAT_TEMPLATE or "
                 "--chat-template)",
-                param="messages",
             )
 
     def prepare(self) -> None:
@@ -151,7 +150,7 @@ class PromptWriter:
             if plain.messages != conversation.messages and (written := _unless_refused(write, plain, variables)):
                 return written
             if given and _unless_refused(write, conversation, {}):
-                raise InvalidField(f"{_KWARGS}: {refusal.message}", param=_KWARGS) from None
+                raise InvalidField(_KWARGS, f"cannot be used: {refusal.message}") from None
             raise
 
     def _template(self, *, with_tools: bool) -> ChatTemplate:
@@ -198,12 +197,12 @@ def _check_that_no_medium_is_given(messages: Sequence[Message]) -> None:
                     f"messages[{number}].content[{index}]",
                     "an image" if part["type"] == "image" else "a sound",
                 )
-                raise InvalidField(f"{place} is {noun}, and this model reads text only", param=place)
+                raise InvalidField(place, f"is {noun}, and this model reads text only")
 
 
 def _check_tools(template: ChatTemplate, tools: Sequence[Tool]) -> None:
     if tools and not template.takes_tools:
-        raise InvalidField("this model does not support tools: its chat template does not read them", param="tools")
+        raise InvalidField("tools", "are not supported by this model: its chat template does not read them")
 
 
 def _options(template: ChatTemplate, given: Mapping[str, Any]) -> tuple[dict[str, Any], bool, bool]:
@@ -215,44 +214,42 @@ def _options(template: ChatTemplate, given: Mapping[str, Any]) -> tuple[dict[str
     else:
         add_prompt = _flag(variables, _GENERATION_PROMPT, default=not continues)
     if continues and add_prompt and _GENERATION_PROMPT in given:
-        raise InvalidField(f"{_KWARGS}: {CONTINUE} and {_GENERATION_PROMPT} cannot be combined", param=_KWARGS)
+        raise InvalidField(_KWARGS, f"cannot be used: {CONTINUE} and {_GENERATION_PROMPT} cannot be combined")
     known = template.variables - _RESERVED
     for name in variables:
         if name in _RESERVED:
-            raise InvalidField(f"{_KWARGS}.{name} is a field of the request itself", param=_KWARGS)
+            raise InvalidField(_KWARGS, f"must not have {name}, a field of the request itself")
         if name not in known:
             shown = ", ".join(sorted({*known, CONTINUE}))
-            raise InvalidField(
-                f"{_KWARGS}.{name} is not read by the model's chat template, which reads {shown}", param=_KWARGS
-            )
+            raise InvalidField(_KWARGS, f"has {name}, which the model's chat template does not read; it reads {shown}")
     return variables, add_prompt, continues
 
 
 def _flag(variables: dict[str, Any], name: str, *, default: bool) -> bool:
     value = variables.pop(name, default)
     if not isinstance(value, bool):
-        raise InvalidField(f"{_KWARGS}.{name} must be true or false; given {quoted(value)}", param=_KWARGS)
+        raise InvalidField(_KWARGS, f"must have true or false as {name}", given=value)
     return value
 
 
 def _check_that_no_call_follows(message: Message) -> None:
     if message.get("tool_calls"):
         raise InvalidField(
-            f"with {CONTINUE} the last message must have no tool calls: a prompt has them after the content that the "
+            "messages",
+            f"must not end with tool calls where {CONTINUE} is true: a prompt has them after the content that the "
             "answer would continue",
-            param="messages",
         )
 
 
 def _check_that_it_can_be_continued(message: Message) -> None:
     if message.get("role") != "assistant" or not isinstance(message.get("content"), str):
         raise InvalidField(
-            f"with {CONTINUE} the last message must be from the assistant and have content", param="messages"
+            "messages", f"must end with a message of the assistant that has content where {CONTINUE} is true"
         )
 
 
 def _up_to_end(rendered: str) -> str:
     text, end, _ = rendered.rpartition(END)
     if not end:
-        raise InvalidField(f"{_KWARGS}.{CONTINUE}: the chat template omits the last message", param=_KWARGS)
+        raise InvalidField(_KWARGS, f"must not have {CONTINUE}: the chat template omits the last message")
     return text

@@ -148,9 +148,9 @@ def blaming(param: str) -> Iterator[None]:
     try:
         yield
     except UnicodeEncodeError:
-        raise InvalidField(f"{param} must be valid Unicode; given a lone surrogate", param=param) from None
+        raise InvalidField(param, "must be valid Unicode; given a lone surrogate") from None
     except RecursionError:
-        raise InvalidField(f"{param} is nested too deeply", param=param) from None
+        raise InvalidField(param, "is nested too deeply") from None
 
 
 def _key_characters(tokens: Iterable[str], constants: str) -> list[str]:

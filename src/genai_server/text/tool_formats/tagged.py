@@ -191,7 +191,9 @@ class Tagged(ToolFormat):
         fits(schema)  # refuses most of what is no schema
         properties = schema.get("properties", {})
         if not isinstance(properties, dict) or not all(isinstance(part, dict | bool) for part in properties.values()):
-            raise InvalidField(f"the properties of tool {tool.name} must be an object of JSON schemas", param="tools")
+            raise InvalidField(
+                "tools", f"must have objects of JSON schemas as properties; those of {tool.name} are not"
+            )
         before, after = (
             spelled(text, opaque_tokens) for text in (f"\n{self.before_key}", f"{self.after_key}{self.before_value}")
         )
@@ -250,7 +252,7 @@ class Tagged(ToolFormat):
 def _refused(tool: Tool, reason: str) -> InvalidField:
     """The error for a tool that is strict, as one with a format is."""
     return InvalidField(
-        f"tool {tool.name} must be one that this model's format of calls can follow strictly: {reason}", param="tools"
+        "tools", f"must be ones that this model's format of calls can follow strictly; {tool.name} is not: {reason}"
     )
 
 

@@ -1,0 +1,83 @@
+"""What an API's package gives to `http`, so that errors and headers of its requests are in its format and its words.
+
+An error is raised with the path of a field (`errors.InvalidField`) and rendered once, by `http/error_responses.py`:
+with the Dialect of the request, and with its FieldNames where its body became another one.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.types import Scope
+
+from genai_server.quoted_values import quoted
+
+
+@dataclass(frozen=True)
+class ErrorParts:
+    """An error as every format of errors can show it."""
+
+    # HTTP status, and OpenAI's type of the error.
+    status: int
+    kind: str
+    message: str
+    code: str
+    # The client's name for the field at fault, if one is.
+    param: str | None = None
+    # The request's id; empty for an error without a request.
+    request_id: str = ""
+
+
+def _openai_body(error: ErrorParts) -> dict[str, Any]:
+    return {"error": {"message": error.message, "type": error.kind, "param": error.param, "code": error.code}}
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """How an API writes errors. The default is that of OpenAI's and this server's own endpoints."""
+
+    # Whether a request is one of this API.
+    covers: Callable[[Scope], bool] = lambda scope: True
+    # The body of an error, or the data of the event that ends a stream.
+    error_body: Callable[[ErrorParts], dict[str, Any]] = _openai_body
+    # Sentences that clients of the API recognize, keyed by the error's code. They are formatted with the error's facts,
+    # its `param` and its `message`.
+    words: Mapping[str, str] = field(default_factory=dict)
+    # The API's own header with the request's id, next to x-request-id.
+    id_header: str | None = None
+
+
+DEFAULT = Dialect(
+    words={
+        "context_length_exceeded": "This model's maximum context length is {limit} tokens. However, your {param} "
+        "resulted in {tokens} tokens, and the answer needs at least one. Please reduce the length ({limited_by})."
+    }
+)
+
+
+@dataclass(frozen=True)
+class FieldNames:
+    """The client's names for the fields of the chat that its body becomes; by default they are the same.
+
+    A path such as `messages[2].content[0]` gets the name of its longest part in `table`, followed by the rest. A name
+    may have a remark in parentheses, which `param` does not have: `input (message 3)`.
+    """
+
+    table: Mapping[str, str] = field(default_factory=dict)
+    # What the client gave for a field, by its path, where the chat has another value.
+    values: Mapping[str, object] = field(default_factory=dict)
+
+    def name(self, path: str) -> str:
+        """The client's name for the field at a path."""
+        known = path
+        while known and known not in self.table:
+            known = known[: max(known.rfind("."), known.rfind("["), 0)]
+        return self.table[known] + path[len(known) :] if known else path
+
+    def param(self, path: str) -> str:
+        """The name as the parameter of an error."""
+        return self.name(path).partition(" (")[0]
+
+    def value(self, path: str, given: str | None) -> str | None:
+        """The client's value as JSON, for `given`, which is the chat's; None if that is None."""
+        return quoted(self.values[path]) if given is not None and path in self.values else given
