@@ -18,7 +18,7 @@ import pytest
 PACKAGE = "genai_server"
 SOURCES = Path(__file__).parents[1] / "src" / PACKAGE
 
-# From the bottom up. A subpackage, such as apis.shared, may have its own place.
+# From the bottom up. A subpackage may have its own place.
 LAYERS: tuple[tuple[str, ...], ...] = (
     (
         "batch_input",
@@ -49,9 +49,10 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "system_memory",
         "vision_model",
     ),
-    ("config", "logs"),
+    # The file in which APIs, and the use of keys, are stored, and its thread.
+    ("config", "logs", "apis.shared.database"),
     ("workers",),
-    ("text", "profiles", "hub", "grammar_checker", "audio", "web", "apis.shared"),
+    ("text", "profiles", "hub", "grammar_checker", "audio", "web", "apis.shared.database_thread"),
     ("images",),
     ("engine", "engine_client", "supervisor", "http"),
     ("generation",),
@@ -89,6 +90,8 @@ FORBIDDEN: dict[str, tuple[str, ...]] = {
         )
         for api, known in KNOWN_APIS.items()
     },
+    # What APIs share knows none of them.
+    "apis.shared": ("apis.app", "apis.dialects", "apis.openapi", *(f"apis.{api}" for api in KNOWN_APIS)),
     # The HTTP side imports neither models nor runners.
     "apis": ("engine", "supervisor", "hub"),
     "generation": ("engine", "supervisor", "profiles", "hub", "web"),
@@ -243,8 +246,8 @@ def _covers(package: str, module: str) -> bool:
 def _package_of(module: str) -> str:
     """The package of a module that has a place in LAYERS."""
     parts = module.split(".")
-    pair = ".".join(parts[:2])
-    return pair if _layer(pair) is not None else parts[0]
+    starts = (".".join(parts[:length]) for length in (3, 2))
+    return next((start for start in starts if _layer(start) is not None), parts[0])
 
 
 def _layer(package: str) -> int | None:
@@ -312,12 +315,14 @@ def test_modules_have_no_import_cycles() -> None:
         ("text.codec", "from genai_server.apis.shared import base"),
         ("engine.loop", "from genai_server.supervisor.supervisor import Supervisor"),
         ("engine.loop", "from genai_server import text"),
-        ("engine_client.client", "if TYPE_CHECKING:\n    from genai_server.apis.shared.base import Wire"),
+        ("engine_client.client", "if TYPE_CHECKING:\n    from genai_server.generation.parameters.base import Wire"),
         ("apis.app", "from genai_server.engine.host.cores import usable_cores"),
         ("apis.admin.model_loading", "from genai_server.supervisor.command_listener import CommandListener"),
         ("generation.generate", "from genai_server.apis.own_chat.routes import router"),
         ("generation.generate", "from genai_server import apis"),
+        ("generation.generate", "from genai_server.apis.shared.router import VersionedRouter"),
         ("http.sse", "from genai_server.generation.answers import Generation"),
+        ("http.leniency", "from genai_server.apis.shared.router import VersionedRouter"),
         ("apis.shared.base", "from genai_server.apis.tokens import schemas"),
         ("apis.messages.routes", "from genai_server.apis.ollama.schemas import ChatRequest"),
         ("http.middleware.authentication", "from genai_server.apis.models.routes import model_entry"),

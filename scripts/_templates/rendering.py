@@ -23,9 +23,9 @@ from genai_server.apis.ollama.translate import Translation as OllamaTranslation
 from genai_server.apis.responses import routes as responses
 from genai_server.apis.responses.items import given_items
 from genai_server.apis.responses.translate import field_names, to_chat
-from genai_server.apis.shared.chat_messages import ChatParameters
 from genai_server.errors import RequestError
 from genai_server.generation.dependencies import Deadline, RequestContext, Services
+from genai_server.generation.parameters.chat_messages import ChatParameters
 from genai_server.generation.prompts import encode_chat
 from genai_server.http.body_route import BodyRoute
 from genai_server.http.dialect import FieldNames

@@ -7,7 +7,7 @@ import pytest
 from pydantic import Field, ValidationError
 
 from genai_server.apis import app
-from genai_server.apis.shared.base import Wire, elements, members
+from genai_server.generation.parameters.base import Wire, elements, members
 
 
 class Inner(Wire):

@@ -12,11 +12,11 @@ from genai_server.apis.embeddings.schemas import EmbeddingRequest, RerankRequest
 from genai_server.apis.messages.schemas import MessagesRequest
 from genai_server.apis.own_chat.routes import ChatRequest
 from genai_server.apis.responses.schemas import ResponsesRequest
-from genai_server.apis.shared.base import Wire, WithoutEffect
-from genai_server.apis.shared.chat_messages import ChatParameters, ImagePart, ImageUrl
-from genai_server.apis.shared.completion_body import CompletionRequest
-from genai_server.apis.shared.other_servers import OTHER_FIELDS
 from genai_server.apis.tokens.schemas import ApplyTemplateRequest, DetokenizeRequest, TokenizeRequest
+from genai_server.generation.parameters.base import Wire, WithoutEffect
+from genai_server.generation.parameters.chat_messages import ChatParameters, ImagePart, ImageUrl
+from genai_server.generation.parameters.completion_body import CompletionRequest
+from genai_server.generation.parameters.other_servers import OTHER_FIELDS
 
 HELLO = [{"role": "user", "content": "Hello"}]
 

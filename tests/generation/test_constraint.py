@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from genai_server.apis.shared.chat_messages import ChatParameters
-from genai_server.apis.shared.sampling_parameters import StructuredOutputs
 from genai_server.errors import InvalidField
 from genai_server.generation.constraint import structure
 from genai_server.generation.output_spec import OutputSpec, chat_output_spec
+from genai_server.generation.parameters.chat_messages import ChatParameters
+from genai_server.generation.parameters.sampling_parameters import StructuredOutputs
 from genai_server.grammar_checker.compiler import complaint
 from genai_server.text.codec import TextCodec, load_text_codec
 from tests.running_server import DEMO

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from genai_server.apis.shared.completion_body import CompletionRequest
 from genai_server.errors import InvalidField
 from genai_server.generation.infill import infill_tokens, with_suffix
+from genai_server.generation.parameters.completion_body import CompletionRequest
 from genai_server.messages.worker_tasks import TaskOwner
 from genai_server.text.codec import TextCodec, load_text_codec
 from tests.running_server import DEMO

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from genai_server.apis.shared.chat_messages import ChatParameters
 from genai_server.errors import InvalidField
 from genai_server.generation import output_spec
 from genai_server.generation.output_spec import CheckedSpecs, OutputSpec, chat_output_spec
+from genai_server.generation.parameters.chat_messages import ChatParameters
 from genai_server.grammar_checker.checker import GrammarChecker
 from genai_server.messages.worker_tasks import TaskOwner
 from genai_server.text.codec import TextCodec, load_text_codec

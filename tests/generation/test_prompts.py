@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from genai_server.apis.shared.chat_messages import ChatParameters
 from genai_server.errors import InvalidField
+from genai_server.generation.parameters.chat_messages import ChatParameters
 from genai_server.generation.prompts import template_variables
 from genai_server.http.leniency import CONVERTED_HEADER, IGNORED_HEADER, Leniency
 from genai_server.text.codec import TextCodec

@@ -10,8 +10,8 @@ import pytest
 from fastapi import APIRouter, FastAPI
 from pydantic import field_validator
 
-from genai_server.apis.shared.base import Wire
 from genai_server.errors import MalformedBody, TooManyValues
+from genai_server.generation.parameters.base import Wire
 from genai_server.http.body_budget import BodyBudget
 from genai_server.http.body_route import BodyRoute
 from genai_server.http.error_handlers import install_error_handlers

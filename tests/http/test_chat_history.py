@@ -5,7 +5,7 @@ from typing import Any
 import httpx
 import pytest
 
-from genai_server.http.chat_history import convert_messages, leave_out_of_messages
+from genai_server.apis.shared.chat_history import convert_messages, leave_out_of_messages
 from genai_server.http.leniency import CONVERTED_HEADER, IGNORED_HEADER, history_of
 from tests.http.test_leniency import strict  # noqa: F401 - a fixture
 from tests.running_server import RunningServer

@@ -12,8 +12,8 @@ from fastapi import FastAPI
 
 from genai_server.apis.responses.item_schemas import Status
 from genai_server.apis.responses.schemas import Include
-from genai_server.apis.shared.base import JsonObject
-from genai_server.apis.shared.chat_messages import ImageDetail, ReasoningEffort
+from genai_server.generation.parameters.chat_messages import ImageDetail, ReasoningEffort
+from genai_server.http.json_response import JsonObject
 
 # Enums that several fields have, with their names. Others are named after their model and field.
 _SHARED: dict[tuple[Any, ...], str] = {

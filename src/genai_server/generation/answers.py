@@ -10,11 +10,11 @@ import msgspec
 from msgspec import Struct
 
 from genai_server.answer_parts import Content, Part, ScoredToken, ToolCallEnd, WholeAnswer
-from genai_server.apis.shared.base import JsonObject
-from genai_server.apis.shared.usage import Usage
 from genai_server.engine_client.stream import TokenStream
 from genai_server.generation.prompts import EchoedPrompt
+from genai_server.http.json_response import JsonObject
 from genai_server.http.telemetry.request_record import ABORT, AnswerFigures, usage_of
+from genai_server.http.telemetry.usage import Usage
 from genai_server.messages.generation_request import FinishReason, Sampling
 from genai_server.messages.protocol import Progress, Tokens
 from genai_server.text.answers.answer_text import AnswerText
@@ -296,7 +296,7 @@ class Generation:
         return replace(found, sounds=tokens) if self.medium is Medium.SOUND else replace(found, images=tokens)
 
     def metrics(self) -> dict[str, Any]:
-        """The first answer's metrics with six digits, in the format of apis.shared.base.Metrics."""
+        """The first answer's metrics with six digits, in the format of generation.parameters.base.Metrics."""
         answer = self.answers[0]
         profiled = {"profiled_tokens": answer.num_profiled} if answer.num_profiled else {}
         return {**_rounded(msgspec.to_builtins(answer.timings())), "model": self.model, **profiled}

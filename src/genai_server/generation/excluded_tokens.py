@@ -7,8 +7,8 @@ from typing import TypeVar
 import numpy as np
 from msgspec import structs
 
-from genai_server.apis.shared.sampling_parameters import SamplingFields
 from genai_server.errors import InvalidField
+from genai_server.generation.parameters.sampling_parameters import SamplingFields
 from genai_server.messages.generation_request import ModelInfo, Sampling
 from genai_server.text.tokenizer import Tokenizer
 

@@ -9,9 +9,6 @@ from functools import partial
 
 from msgspec import structs
 
-from genai_server.apis.shared.chat_messages import ChatParameters
-from genai_server.apis.shared.completion_body import CompletionRequest
-from genai_server.apis.shared.sampling_parameters import GenerationFields, SamplingFields, StreamFields
 from genai_server.engine_client.stream import TokenStream
 from genai_server.errors import DeadlinePassed, InvalidField, PromptTooLong
 from genai_server.generation.answers import Generation, RunningAnswer
@@ -20,6 +17,9 @@ from genai_server.generation.dependencies import EngineChoice, RequestContext, S
 from genai_server.generation.excluded_tokens import known_tokens, with_exclusions
 from genai_server.generation.infill import with_suffix
 from genai_server.generation.output_spec import OutputSpec, plain_output_spec
+from genai_server.generation.parameters.chat_messages import ChatParameters
+from genai_server.generation.parameters.completion_body import CompletionRequest
+from genai_server.generation.parameters.sampling_parameters import GenerationFields, SamplingFields, StreamFields
 from genai_server.generation.prompts import (
     EchoedPrompt,
     echoed_prompts,

@@ -1,7 +1,7 @@
 """Fill-in-the-middle prompts: turns a prompt with a suffix into the tokens that code models were trained on."""
 
-from genai_server.apis.shared.completion_body import CompletionRequest
 from genai_server.errors import InvalidField
+from genai_server.generation.parameters.completion_body import CompletionRequest
 from genai_server.messages.worker_tasks import TaskOwner
 from genai_server.text.codec import TextCodec
 

@@ -9,12 +9,12 @@ from typing import Any
 from msgspec import structs
 
 from genai_server.answer_parts import ScoredToken
-from genai_server.apis.shared.chat_messages import AnyTool, ChatMessage, ChatParameters, tool_for_template
-from genai_server.apis.shared.completion_body import CompletionRequest
 from genai_server.audio.decoder_library import require_decoder
 from genai_server.errors import InvalidField
 from genai_server.generation.dependencies import RequestContext, Services
 from genai_server.generation.output_spec import listed_tools
+from genai_server.generation.parameters.chat_messages import AnyTool, ChatMessage, ChatParameters, tool_for_template
+from genai_server.generation.parameters.completion_body import CompletionRequest
 from genai_server.http.leniency import Leniency
 from genai_server.images.image_files import ReadImage
 from genai_server.images.reader import ImageSource

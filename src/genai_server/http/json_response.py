@@ -7,7 +7,8 @@ from typing import Any
 import msgspec
 from fastapi import Response
 
-from genai_server.apis.shared.base import JsonObject
+# An object of a body.
+JsonObject = dict[str, Any]
 
 
 def json_response(body: Any) -> Response:

@@ -8,8 +8,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from genai_server.apis.shared.base import JsonObject
 from genai_server.http.dialect import FieldNames
+from genai_server.http.json_response import JsonObject
 from genai_server.quoted_values import quoted
 
 log = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
-from genai_server.apis.shared.base import JsonObject
+from genai_server.http.json_response import JsonObject
 from genai_server.http.leniency import nameable, objects_at
 
 # Places named for one request. Clients add the same few keys to each message.

@@ -12,11 +12,11 @@ from genai_server.answer_parts import Content, ScoredToken, WholeAnswer
 from genai_server.apis.chat_completions.response import ChatCompletionBuilder, chunks, openai_reason
 from genai_server.apis.chat_completions.schemas import ChatCompletionRequest
 from genai_server.apis.completions.routes import CompletionBuilder
-from genai_server.apis.shared.completion_body import CompletionRequest
-from genai_server.apis.shared.usage import Usage
 from genai_server.engine_client.stream import TokenStream
 from genai_server.generation.answers import Ending, Generation, RunningAnswer
+from genai_server.generation.parameters.completion_body import CompletionRequest
 from genai_server.generation.prompts import EchoedPrompt
+from genai_server.http.telemetry.usage import Usage
 from genai_server.messages.generation_request import FinishReason, Phases, Sampling, TokenLogprob
 from genai_server.messages.protocol import Finished, Progress, PromptLogprobs, Tokens
 from genai_server.text.answers.answer_text import AnswerText, PlainParser

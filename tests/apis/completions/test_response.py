@@ -4,8 +4,8 @@ from openai.types import Completion
 
 from genai_server.answer_parts import Content, ScoredToken, WholeAnswer
 from genai_server.apis.completions.routes import CompletionBuilder
-from genai_server.apis.shared.usage import Usage
 from genai_server.generation.answers import Ending
+from genai_server.http.telemetry.usage import Usage
 from genai_server.messages.generation_request import FinishReason
 
 TOKENS = [

@@ -16,9 +16,9 @@ from pydantic import TypeAdapter
 
 from genai_server.answer_parts import Content, Part, ToolCallArguments, ToolCallEnd, ToolCallStart
 from genai_server.apis.messages.response import MessageBuilder
-from genai_server.apis.shared.base import JsonObject
-from genai_server.apis.shared.usage import Usage
 from genai_server.generation.answers import Ending
+from genai_server.http.json_response import JsonObject
+from genai_server.http.telemetry.usage import Usage
 from genai_server.messages.generation_request import FinishReason
 from tests.answer_parts import PARTS, whole
 

@@ -9,8 +9,8 @@ from genai_server.apis.messages.schemas import CountTokensRequest, MessagesReque
 from genai_server.apis.messages.tools import OfferedTools
 from genai_server.apis.messages.translate import Translation
 from genai_server.apis.messages.turns import Turns
-from genai_server.apis.shared.chat_messages import ChatParameters, NamedTool
 from genai_server.errors import InvalidField, ThreadUnsupported
+from genai_server.generation.parameters.chat_messages import ChatParameters, NamedTool
 from genai_server.http.error_responses import named
 
 HELLO = {"role": "user", "content": "x"}

@@ -2,7 +2,7 @@
 
 from genai_server.answer_parts import Content, Reasoning, ScoredToken
 from genai_server.apis.ollama.response import AnswerBuilder, ending
-from genai_server.apis.shared.usage import Usage
+from genai_server.http.telemetry.usage import Usage
 from genai_server.messages.generation_request import FinishReason
 from genai_server.timing import Breakdown
 from tests.answer_parts import PARTS, whole

@@ -10,8 +10,8 @@ from pydantic import ValidationError
 from genai_server.apis.ollama.schemas import GenerateRequest
 from genai_server.apis.ollama.schemas import OllamaChatRequest as ChatRequest
 from genai_server.apis.ollama.translate import Raw, Translation
-from genai_server.apis.shared.chat_messages import ChatParameters, NamedTool
 from genai_server.errors import InvalidField
+from genai_server.generation.parameters.chat_messages import ChatParameters, NamedTool
 from genai_server.http.error_responses import named
 
 ADD = {"function": {"name": "add", "arguments": {"a": 1}}}

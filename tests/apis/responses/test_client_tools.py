@@ -8,8 +8,8 @@ import pytest
 from genai_server.apis.responses.items import given_items, to_messages
 from genai_server.apis.responses.schemas import ResponsesRequest
 from genai_server.apis.responses.translate import to_chat
-from genai_server.apis.shared.chat_messages import ChatParameters
 from genai_server.errors import InvalidField
+from genai_server.generation.parameters.chat_messages import ChatParameters
 from tests.running_server import RunningServer
 
 FUNCTION = {"type": "function", "name": "add", "description": "Adds.", "parameters": {"type": "object"}}

@@ -8,8 +8,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from genai_server.apis.responses.items import encrypted, given_items, to_messages
 from genai_server.apis.responses.schemas import ResponsesRequest
-from genai_server.apis.shared.base import JsonObject
 from genai_server.errors import InvalidField
+from genai_server.http.json_response import JsonObject
 
 ITEMS: TypeAdapter[Any] = TypeAdapter(list[ResponseItem])
 CALL = {"type": "function_call", "call_id": "call_1", "name": "add", "arguments": '{"a": 1}'}

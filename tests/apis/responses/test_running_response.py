@@ -13,8 +13,8 @@ from genai_server.apis.responses.response import ResponseBuilder
 from genai_server.apis.responses.running_response import RunningResponse
 from genai_server.apis.responses.store import ResponseStore
 from genai_server.apis.responses.store_access import CallerStore
-from genai_server.apis.shared.usage import Usage
 from genai_server.generation.answers import Ending, Generation, Piece
+from genai_server.http.telemetry.usage import Usage
 from genai_server.messages.generation_request import FinishReason
 
 pytestmark = pytest.mark.anyio

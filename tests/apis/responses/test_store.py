@@ -18,13 +18,13 @@ from genai_server.apis.responses import store_fallback, store_items
 from genai_server.apis.responses.store import ResponseStore
 from genai_server.apis.responses.store_database import RecordDatabase
 from genai_server.apis.responses.store_records import EncodedRecord, KeptResponse, Record, encode_record
-from genai_server.apis.shared.base import JsonObject
 from genai_server.errors import (
     ConversationNotFound,
     InvalidField,
     ResponseNotFound,
     StoreUnavailable,
 )
+from genai_server.http.json_response import JsonObject
 from tests.apis.responses.test_store_database import query
 from tests.apis.responses.test_store_records import record
 from tests.running_server import wait_until

@@ -21,8 +21,8 @@ from genai_server.apis.responses.schemas import InputItemsParameters
 from genai_server.apis.responses.store_database import RecordDatabase
 from genai_server.apis.responses.store_items import Key
 from genai_server.apis.responses.store_records import Record, encode_items, encode_record
-from genai_server.apis.shared.base import JsonObject
 from genai_server.errors import InvalidField, StoreUnavailable
+from genai_server.http.json_response import JsonObject
 from tests.apis.responses.test_store_records import record
 
 NAME = "responses.sqlite"

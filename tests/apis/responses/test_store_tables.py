@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from genai_server.apis.responses.store_database import RecordDatabase
-from genai_server.apis.shared.base import JsonObject
 from genai_server.errors import StoreUnavailable
+from genai_server.http.json_response import JsonObject
 from tests.apis.responses.test_store_database import CONV, MANY, conversation, got, page_ids, put, response
 from tests.apis.responses.test_store_records import record
 

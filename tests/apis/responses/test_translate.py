@@ -9,9 +9,9 @@ from pydantic import ValidationError
 from genai_server.apis.responses.items import given_items, message, new_item, to_messages
 from genai_server.apis.responses.schemas import ResponsesRequest
 from genai_server.apis.responses.translate import field_names, new_response, shortened, to_chat
-from genai_server.apis.shared.base import JsonObject
-from genai_server.apis.shared.chat_messages import ChatParameters
 from genai_server.errors import InvalidField
+from genai_server.generation.parameters.chat_messages import ChatParameters
+from genai_server.http.json_response import JsonObject
 from genai_server.messages.generation_request import Sampling
 
 TOOL = {"type": "function", "name": "add", "description": "Adds.", "parameters": {"type": "object"}, "strict": True}

@@ -5,7 +5,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from genai_server.apis.files.schemas import ExpiresAfter
-from genai_server.apis.shared.base import Metadata, NonEmptyText, Wire
+from genai_server.generation.parameters.base import Metadata, NonEmptyText, Wire
 
 # Seconds of a completion window.
 WINDOWS = {"24h": 86_400}

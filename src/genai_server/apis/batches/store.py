@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from genai_server.apis.batches.schemas import WINDOWS, BatchRequest
 from genai_server.apis.files.schemas import MAX_SECONDS
 from genai_server.apis.files.store import FileStore, StoredFile, find, insert, new_id, start_of
-from genai_server.apis.shared.base import JsonObject
 from genai_server.batch_lines import LineError, listed
 from genai_server.errors import BatchNotFound, InvalidField, RateLimitExceeded
+from genai_server.http.json_response import JsonObject
 from genai_server.quoted_values import quoted
 
 # Batches of an owner that have not ended, and the bytes of those that are kept: 10,000 of the usual size.

@@ -23,17 +23,16 @@ from genai_server.answer_parts import (
     WholeToolCall,
 )
 from genai_server.apis.chat_completions.schemas import ChatCompletionRequest
-from genai_server.apis.shared.base import JsonObject
-from genai_server.apis.shared.completion_body import CompletionRequest
-from genai_server.apis.shared.custom_tools import text_of
-from genai_server.apis.shared.sampling_parameters import StreamFields
-from genai_server.apis.shared.usage import Usage
 from genai_server.generation.answers import Ending, Generation
 from genai_server.generation.dependencies import RequestContext, Services
 from genai_server.generation.generate import generate
+from genai_server.generation.parameters.completion_body import CompletionRequest
+from genai_server.generation.parameters.custom_tools import text_of
+from genai_server.generation.parameters.sampling_parameters import StreamFields
 from genai_server.http.dialect import FieldNames
-from genai_server.http.json_response import built_response
+from genai_server.http.json_response import JsonObject, built_response
 from genai_server.http.sse import EventStream
+from genai_server.http.telemetry.usage import Usage
 from genai_server.messages.generation_request import FinishReason
 
 # Chunks with more scored tokens are built in a thread: an echoed prompt may be as long as the context.

@@ -6,12 +6,12 @@ from fastapi.responses import Response
 
 from genai_server.apis.chat_completions.response import ChatCompletionBuilder, FunctionCallBuilder, choices_response
 from genai_server.apis.chat_completions.schemas import ChatCompletionRequest, leave_out_of_chat
+from genai_server.apis.shared.chat_history import convert_messages
 from genai_server.apis.shared.router import VersionedRouter
 from genai_server.apis.tokens.schemas import RenderedPrompt
 from genai_server.generation.dependencies import TheRequestContext, TheServices
 from genai_server.generation.prompts import encode_chat
 from genai_server.http.body_route import lenient_route
-from genai_server.http.chat_history import convert_messages
 from genai_server.http.json_response import json_response
 from genai_server.http.sse import STREAMS
 from genai_server.pooling_model import Task

@@ -4,17 +4,17 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from genai_server.apis.shared.base import ChatRouterFields, elements, field_error
-from genai_server.apis.shared.chat_messages import (
+from genai_server.apis.shared.chat_history import FILES, leave_out_of_messages
+from genai_server.apis.shared.thinking_fields import OtherThinkingFields
+from genai_server.generation.parameters.base import ChatRouterFields, elements, field_error
+from genai_server.generation.parameters.chat_messages import (
     MAX_TOOLS,
     Function,
     NamedFunction,
     NamedTool,
     Tool,
 )
-from genai_server.apis.shared.sampling_parameters import OtherStructureFields, StreamFields
-from genai_server.apis.shared.thinking_fields import OtherThinkingFields
-from genai_server.http.chat_history import FILES, leave_out_of_messages
+from genai_server.generation.parameters.sampling_parameters import OtherStructureFields, StreamFields
 from genai_server.http.leniency import remove, remove_values, replace_media
 
 # Fields and values without effect, of a lenient chat completion: this server searches nothing and has no other models.

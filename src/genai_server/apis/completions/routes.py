@@ -7,17 +7,16 @@ from fastapi.responses import Response
 from genai_server.answer_parts import Part, ScoredToken, WholeAnswer
 from genai_server.apis.chat_completions.response import ChoicesBuilder, choices_response, openai_reason
 from genai_server.apis.chat_completions.schemas import leave_out_of_completion
-from genai_server.apis.shared.base import JsonObject
-from genai_server.apis.shared.completion_body import CompletionRequest
 from genai_server.apis.shared.router import VersionedRouter
-from genai_server.apis.shared.usage import Usage
 from genai_server.apis.tokens.schemas import RenderedPrompt
 from genai_server.generation.answers import Ending
 from genai_server.generation.dependencies import TheRequestContext, TheServices
+from genai_server.generation.parameters.completion_body import CompletionRequest
 from genai_server.generation.prompts import encode_prompts
 from genai_server.http.body_route import lenient_route
-from genai_server.http.json_response import json_response
+from genai_server.http.json_response import JsonObject, json_response
 from genai_server.http.sse import STREAMS
+from genai_server.http.telemetry.usage import Usage
 from genai_server.pooling_model import Task
 
 router = VersionedRouter(lenient_route(leave_out_of_completion), "openai")

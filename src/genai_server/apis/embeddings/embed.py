@@ -14,13 +14,13 @@ from functools import partial
 import msgspec
 
 from genai_server.apis.embeddings.schemas import PooledFields
-from genai_server.apis.shared.base import JsonObject
-from genai_server.apis.shared.usage import Usage
 from genai_server.engine_client.client import EngineClient
 from genai_server.engine_client.stream import TokenStream
 from genai_server.errors import InvalidField
 from genai_server.generation.dependencies import RequestContext, Services, choose_engine, within
+from genai_server.http.json_response import JsonObject
 from genai_server.http.telemetry.request_record import ABORT, AnswerFigures
+from genai_server.http.telemetry.usage import Usage
 from genai_server.messages.generation_request import GenerationRequest, ModelInfo, PooledText
 from genai_server.pooling_model import PoolingModel, Task
 from genai_server.text.pooled_texts import CUT_BY, TRUNCATION, EncodedText, Pair, PooledTexts, TextLimit, named_prompt

@@ -18,11 +18,10 @@ from genai_server.apis.embeddings.schemas import (
     ScoreResponse,
     leave_out_of_rerank,
 )
-from genai_server.apis.shared.base import JsonObject
 from genai_server.apis.shared.router import VersionedRouter
 from genai_server.generation.dependencies import RequestContext, Services, TheRequestContext, TheServices
 from genai_server.http.body_route import BodyRoute, lenient_route
-from genai_server.http.json_response import built_response, json_response
+from genai_server.http.json_response import JsonObject, built_response, json_response
 from genai_server.text.pooled_texts import Pair
 
 router = VersionedRouter(BodyRoute, "openai", codes=(504,))

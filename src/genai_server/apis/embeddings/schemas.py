@@ -4,9 +4,10 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
 
-from genai_server.apis.shared.base import JsonObject, NonEmptyText, Text, Wire, elements, field_error
-from genai_server.apis.shared.completion_body import Tokens, form_of_texts
-from genai_server.apis.shared.other_servers import NullFields
+from genai_server.generation.parameters.base import NonEmptyText, Text, Wire, elements, field_error
+from genai_server.generation.parameters.completion_body import Tokens, form_of_texts
+from genai_server.generation.parameters.other_servers import NullFields
+from genai_server.http.json_response import JsonObject
 from genai_server.http.leniency import remove
 from genai_server.http.unknown_keys import remove_unknown_keys
 

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
-from genai_server.apis.shared.base import Wire
+from genai_server.generation.parameters.base import Wire
 
 # How long the files of batches are kept by default, as by OpenAI, and what clients may choose; in seconds.
 MAX_SECONDS = 30 * 86_400

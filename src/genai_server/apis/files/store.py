@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from genai_server.apis.files.tables import prepare
-from genai_server.apis.shared.base import JsonObject
 from genai_server.apis.shared.database import Database
 from genai_server.apis.shared.database_thread import DatabaseThread
 from genai_server.errors import InvalidField, StoredFileNotFound, UploadUnavailable
+from genai_server.http.json_response import JsonObject
 from genai_server.quoted_values import quoted
 
 # Seconds for an access to the database, including waiting for those of others.

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from genai_server.apis.shared.base import JsonObject
+from genai_server.http.json_response import JsonObject
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from contextlib import suppress
 from typing import Any
 
 from genai_server.apis.messages.client_tools import CLIENT_TOOLS
-from genai_server.apis.shared.base import JsonObject
 from genai_server.apis.shared.foreign_tools import note
+from genai_server.http.json_response import JsonObject
 from genai_server.http.leniency import nameable, objects_at
 
 _TEXTS = ("text", "image", "document")

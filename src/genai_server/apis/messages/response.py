@@ -13,9 +13,9 @@ from genai_server.answer_parts import (
     WholeText,
     WholeToolCall,
 )
-from genai_server.apis.shared.base import JsonObject
-from genai_server.apis.shared.usage import Usage
 from genai_server.generation.answers import Ending
+from genai_server.http.json_response import JsonObject
+from genai_server.http.telemetry.usage import Usage
 from genai_server.messages.generation_request import FinishReason
 
 # Clients drop thinking without a signature. Signatures are not verified: clients may edit the thinking they return.

@@ -10,13 +10,13 @@ from genai_server.apis.messages.leniency import leave_out
 from genai_server.apis.messages.response import MessageBuilder
 from genai_server.apis.messages.schemas import AnthropicErrorResponse, CountTokensRequest, MessagesRequest
 from genai_server.apis.messages.translate import Translation
-from genai_server.apis.shared.base import JsonObject
 from genai_server.apis.shared.router import VersionedRouter
 from genai_server.generation.answers import Generation
 from genai_server.generation.dependencies import TheRequestContext, TheServices
 from genai_server.generation.generate import generate
 from genai_server.generation.prompts import encode_chat
 from genai_server.http.body_route import lenient_route
+from genai_server.http.json_response import JsonObject
 from genai_server.http.sse import STREAMS, EventStream
 from genai_server.pooling_model import Task
 

@@ -20,8 +20,8 @@ from genai_server.apis.messages.schemas import (
     ToolRemovalBlock,
     ToolResultBlock,
 )
-from genai_server.apis.shared.base import JsonObject
 from genai_server.apis.shared.introduced_tools import introduction
+from genai_server.http.json_response import JsonObject
 
 
 class OfferedTools:

@@ -5,12 +5,12 @@ from collections.abc import Mapping, Sequence
 from genai_server.apis.messages.schemas import CountTokensRequest, MessagesRequest
 from genai_server.apis.messages.tools import OfferedTools
 from genai_server.apis.messages.turns import Turns, image_places
-from genai_server.apis.shared.base import JsonObject
-from genai_server.apis.shared.chat_messages import MAX_MESSAGES, MAX_TOOLS, ChatParameters, Tool
 from genai_server.apis.shared.image_places import image_names
-from genai_server.apis.shared.sampling_parameters import SamplingFields
 from genai_server.errors import InvalidField, ThreadUnsupported
+from genai_server.generation.parameters.chat_messages import MAX_MESSAGES, MAX_TOOLS, ChatParameters, Tool
+from genai_server.generation.parameters.sampling_parameters import SamplingFields
 from genai_server.http.dialect import FieldNames
+from genai_server.http.json_response import JsonObject
 from genai_server.http.leniency import Leniency
 
 _CONTINUE = "continue_final_message"

@@ -26,9 +26,9 @@ from genai_server.apis.messages.schemas import (
     UrlSource,
 )
 from genai_server.apis.messages.tools import OfferedTools
-from genai_server.apis.shared.base import JsonObject
 from genai_server.apis.shared.foreign_tools import note
 from genai_server.apis.shared.image_places import ImagePlace
+from genai_server.http.json_response import JsonObject
 
 # What a tool's result may consist of, too.
 _Part = Block | ToolReferenceBlock

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from genai_server.apis.shared.base import JsonObject
+from genai_server.http.json_response import JsonObject
 from genai_server.text.codec import TextCodec
 
 _EFFORTS = ("low", "medium", "high", "xhigh", "max")

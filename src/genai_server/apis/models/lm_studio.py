@@ -12,10 +12,10 @@ from fastapi import APIRouter
 
 from genai_server.apis.models.model_files import ModelFiles, read_files
 from genai_server.apis.models.routes import model_entry
-from genai_server.apis.shared.base import JsonObject
 from genai_server.apis.shared.router import error_responses
 from genai_server.generation.catalog import names_of
 from genai_server.generation.dependencies import Services, TheServices
+from genai_server.http.json_response import JsonObject
 from genai_server.messages.status_file import ModelState, ModelStatus
 from genai_server.pooling_model import Task
 

@@ -11,12 +11,12 @@ from genai_server.apis.models.model_files import ModelFiles, read_files
 from genai_server.apis.models.routes import model_entry
 from genai_server.apis.ollama.response import timestamp
 from genai_server.apis.ollama.schemas import OllamaErrorResponse, ShowRequest
-from genai_server.apis.shared.base import JsonObject
 from genai_server.apis.shared.router import error_responses
 from genai_server.errors import MissingField
 from genai_server.generation.catalog import names_of
 from genai_server.generation.dependencies import Services, TheServices
 from genai_server.http.body_route import lenient_route
+from genai_server.http.json_response import JsonObject
 from genai_server.messages.status_file import ModelState, ModelStatus
 
 _ERRORS = error_responses(400, 404, 500, 503, error=OllamaErrorResponse)

@@ -11,11 +11,11 @@ from fastapi.responses import JSONResponse, Response
 
 from genai_server.apis.ollama.model_routes import OPERATORS_ERRORS
 from genai_server.apis.ollama.schemas import PullRequest
-from genai_server.apis.shared.base import JsonObject
 from genai_server.errors import MissingField, ModelNotFound, PullFailed
 from genai_server.generation.catalog import plain_name
 from genai_server.generation.dependencies import Services, TheServices, while_connected
 from genai_server.generation.pulling import PullProgress
+from genai_server.http.json_response import JsonObject
 from genai_server.http.middleware.authentication import require_admin
 from genai_server.http.ndjson import LINES, LineStream
 from genai_server.messages.commands import LoadModel, SetAlias

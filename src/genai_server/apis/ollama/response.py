@@ -5,8 +5,8 @@ from datetime import UTC, datetime
 
 from genai_server.answer_parts import Part, ScoredToken, WholeAnswer, WholeToolCall
 from genai_server.apis.ollama.schemas import nanoseconds
-from genai_server.apis.shared.base import JsonObject
-from genai_server.apis.shared.usage import Usage
+from genai_server.http.json_response import JsonObject
+from genai_server.http.telemetry.usage import Usage
 from genai_server.messages.generation_request import FinishReason
 from genai_server.timing import Breakdown
 

@@ -12,13 +12,12 @@ from genai_server.apis.ollama.model_routes import OPERATORS_ERRORS
 from genai_server.apis.ollama.response import AnswerBuilder, ending
 from genai_server.apis.ollama.schemas import GenerateRequest, OllamaChatRequest
 from genai_server.apis.ollama.translate import Translation
-from genai_server.apis.shared.base import JsonObject
 from genai_server.errors import UnsupportedEndpoint
 from genai_server.generation.answers import Generation
 from genai_server.generation.dependencies import RequestContext, Services, TheRequestContext, TheServices
 from genai_server.generation.generate import generate
 from genai_server.http.body_route import BodyRoute, lenient_route
-from genai_server.http.json_response import built_response
+from genai_server.http.json_response import JsonObject, built_response
 from genai_server.http.ndjson import LINES, LineStream
 
 router = APIRouter(

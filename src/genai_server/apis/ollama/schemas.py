@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, model_validator
 
 from genai_server.apis.embeddings.schemas import MAX_INPUTS
-from genai_server.apis.shared.base import JsonObject, NonEmptyText, Text, Wire, elements, field_error, missing_error
-from genai_server.apis.shared.chat_messages import (
+from genai_server.generation.parameters.base import NonEmptyText, Text, Wire, elements, field_error, missing_error
+from genai_server.generation.parameters.chat_messages import (
     MAX_MESSAGES,
     MAX_PARTS,
     MAX_TOOLS,
@@ -18,8 +18,9 @@ from genai_server.apis.shared.chat_messages import (
     NamedFunction,
     ReasoningEffort,
 )
-from genai_server.apis.shared.completion_body import MAX_TOKENS
-from genai_server.apis.shared.sampling_parameters import MAX_STOP_STRINGS, StopText
+from genai_server.generation.parameters.completion_body import MAX_TOKENS
+from genai_server.generation.parameters.sampling_parameters import MAX_STOP_STRINGS, StopText
+from genai_server.http.json_response import JsonObject
 
 _SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _PART = r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h)"

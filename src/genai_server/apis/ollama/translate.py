@@ -11,11 +11,11 @@ from genai_server.apis.ollama.schemas import (
     OllamaMessage,
     Options,
 )
-from genai_server.apis.shared.base import JsonObject
-from genai_server.apis.shared.chat_messages import ChatParameters, NamedFunction
-from genai_server.apis.shared.completion_body import CompletionRequest
 from genai_server.apis.shared.image_places import ImagePlace, image_names
+from genai_server.generation.parameters.chat_messages import ChatParameters, NamedFunction
+from genai_server.generation.parameters.completion_body import CompletionRequest
 from genai_server.http.dialect import FieldNames
+from genai_server.http.json_response import JsonObject
 
 _SCHEMA = "response_format.json_schema.schema"
 _EFFORT = "reasoning_effort"

@@ -18,19 +18,19 @@ from genai_server.answer_parts import (
     WholeToolCall,
 )
 from genai_server.apis.chat_completions.response import logprobs, message, openai_reason
-from genai_server.apis.shared.base import JsonObject, Metrics, Text
-from genai_server.apis.shared.chat_messages import AnyToolCall
-from genai_server.apis.shared.custom_tools import text_of
+from genai_server.apis.shared.chat_history import convert_messages, leave_out_of_messages
 from genai_server.apis.shared.router import error_responses
 from genai_server.apis.shared.thinking_fields import OtherThinkingFields
 from genai_server.errors import InvalidField
 from genai_server.generation.answers import Ending, Generation
 from genai_server.generation.dependencies import RequestContext, TheRequestContext, TheServices
 from genai_server.generation.generate import generate
+from genai_server.generation.parameters.base import Metrics, Text
+from genai_server.generation.parameters.chat_messages import AnyToolCall
+from genai_server.generation.parameters.custom_tools import text_of
 from genai_server.http.body_route import history_route
-from genai_server.http.chat_history import convert_messages, leave_out_of_messages
 from genai_server.http.dialect import FieldNames
-from genai_server.http.json_response import built_response
+from genai_server.http.json_response import JsonObject, built_response
 from genai_server.http.sse import STREAMS, EventStream
 
 router = APIRouter(

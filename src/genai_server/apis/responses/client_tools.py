@@ -17,7 +17,7 @@ from genai_server.apis.responses.tool_schemas import (
     ToolSearchTool,
     TypedTool,
 )
-from genai_server.apis.shared.base import JsonObject
+from genai_server.http.json_response import JsonObject
 
 # Gives the text in the place of an item that brings tools.
 Introduce = Callable[[JsonObject], str]

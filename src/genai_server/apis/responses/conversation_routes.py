@@ -11,9 +11,9 @@ from genai_server.apis.responses.leniency import convert_items, leave_out_of_ite
 from genai_server.apis.responses.schemas import InputItemsParameters
 from genai_server.apis.responses.store_access import TheStore, not_stored, page_response
 from genai_server.apis.responses.store_records import Page, Record
-from genai_server.apis.shared.base import Metadata, Wire, elements
 from genai_server.apis.shared.router import VersionedRouter
 from genai_server.errors import InvalidField
+from genai_server.generation.parameters.base import Metadata, Wire, elements
 from genai_server.http.body_route import lenient_route
 from genai_server.http.json_response import json_response
 

@@ -5,9 +5,8 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
 from genai_server.apis.responses.tool_schemas import ItemTool
-from genai_server.apis.shared.base import (
+from genai_server.generation.parameters.base import (
     ByType,
-    JsonObject,
     NonEmptyText,
     Text,
     Wire,
@@ -17,7 +16,8 @@ from genai_server.apis.shared.base import (
     missing_error,
     writable,
 )
-from genai_server.apis.shared.chat_messages import MAX_MESSAGES, MAX_PARTS, MAX_TOOLS, ImageDetail, InputAudio
+from genai_server.generation.parameters.chat_messages import MAX_MESSAGES, MAX_PARTS, MAX_TOOLS, ImageDetail, InputAudio
+from genai_server.http.json_response import JsonObject
 
 # A chat message may correspond to several items: reasoning, text and tool calls.
 MAX_ITEMS = 4 * MAX_MESSAGES

@@ -29,10 +29,11 @@ from genai_server.apis.responses.item_schemas import (
     Status,
 )
 from genai_server.apis.responses.tool_schemas import full_name
-from genai_server.apis.shared import custom_tools, foreign_tools
-from genai_server.apis.shared.base import JsonObject
-from genai_server.apis.shared.chat_messages import ChatMessage
+from genai_server.apis.shared import foreign_tools
 from genai_server.errors import InvalidField
+from genai_server.generation.parameters import custom_tools
+from genai_server.generation.parameters.chat_messages import ChatMessage
+from genai_server.http.json_response import JsonObject
 from genai_server.http.leniency import nameable
 from genai_server.quoted_values import quoted
 

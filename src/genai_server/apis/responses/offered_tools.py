@@ -21,11 +21,11 @@ from genai_server.apis.responses.tool_schemas import (
     flattened,
     full_name,
 )
-from genai_server.apis.shared import custom_tools
-from genai_server.apis.shared.base import JsonObject
-from genai_server.apis.shared.chat_messages import MAX_TOOLS
 from genai_server.apis.shared.introduced_tools import introduction
 from genai_server.errors import InvalidField
+from genai_server.generation.parameters import custom_tools
+from genai_server.generation.parameters.chat_messages import MAX_TOOLS
+from genai_server.http.json_response import JsonObject
 
 _BRINGING = ("additional_tools", "tool_search_output")
 _TOOL: TypeAdapter[ItemTool] = TypeAdapter(ItemTool)

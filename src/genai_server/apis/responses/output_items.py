@@ -11,8 +11,8 @@ from genai_server.apis.chat_completions.response import logprobs
 from genai_server.apis.responses import items
 from genai_server.apis.responses.client_tools import ClientTool, parsed_arguments
 from genai_server.apis.responses.item_schemas import Status
-from genai_server.apis.shared.base import JsonObject
-from genai_server.apis.shared.custom_tools import CustomText
+from genai_server.generation.parameters.custom_tools import CustomText
+from genai_server.http.json_response import JsonObject
 
 # Name of an event without the prefix "response.", and its fields except the item's position.
 NamedEvent = tuple[str, JsonObject]

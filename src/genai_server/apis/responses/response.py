@@ -21,10 +21,10 @@ from genai_server.apis.responses.output_items import (
     Reasoning,
 )
 from genai_server.apis.responses.tool_schemas import CustomTool, FunctionTool, ResponseTool, TypedTool
-from genai_server.apis.shared.base import JsonObject
-from genai_server.apis.shared.usage import Usage
 from genai_server.errors import GenaiServerError
 from genai_server.generation.answers import Ending
+from genai_server.http.json_response import JsonObject
+from genai_server.http.telemetry.usage import Usage
 
 
 def error_of(error: GenaiServerError) -> JsonObject:

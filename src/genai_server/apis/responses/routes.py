@@ -33,16 +33,15 @@ from genai_server.apis.responses.translate import (
     to_chat,
     tools_by_name,
 )
-from genai_server.apis.shared.base import JsonObject
-from genai_server.apis.shared.chat_messages import ChatParameters
 from genai_server.apis.shared.router import VersionedRouter
 from genai_server.errors import ConversationNotFound, InvalidField, PreviousNotFound, PromptTooLong, ResponseNotFound
 from genai_server.generation.answers import Generation
 from genai_server.generation.dependencies import RequestContext, Services, TheRequestContext, TheServices
 from genai_server.generation.generate import generate
+from genai_server.generation.parameters.chat_messages import ChatParameters
 from genai_server.generation.prompts import encode_chat
 from genai_server.http.body_route import lenient_route
-from genai_server.http.json_response import built_response, json_response
+from genai_server.http.json_response import JsonObject, built_response, json_response
 from genai_server.http.sse import STREAMS, EventStream
 from genai_server.pooling_model import Task
 from genai_server.quoted_values import quoted

@@ -11,11 +11,11 @@ from functools import cached_property
 from genai_server.apis.responses.response import ResponseBuilder
 from genai_server.apis.responses.store_access import CallerStore
 from genai_server.apis.responses.store_records import KeptResponse, Record, Running, not_cancelled, not_streamed
-from genai_server.apis.shared.base import JsonObject
 from genai_server.errors import ConversationNotFound, GenaiServerError, InvalidField, ServerStopping, StoreUnavailable
 from genai_server.generation.answers import Ending, Generation
 from genai_server.generation.dependencies import RequestContext
 from genai_server.http.error_responses import internal_error
+from genai_server.http.json_response import JsonObject
 from genai_server.messages.generation_request import FinishReason
 
 log = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from genai_server.apis.responses.item_schemas import Input
 from genai_server.apis.responses.tool_schemas import NamespacedTool, ResponseTool, ToolSearchTool, full_name
-from genai_server.apis.shared.base import (
+from genai_server.generation.parameters.base import (
     Metadata,
     NonEmptyText,
     Text,
@@ -19,8 +19,8 @@ from genai_server.apis.shared.base import (
     field_error,
     missing_error,
 )
-from genai_server.apis.shared.chat_messages import MAX_TOOLS, FunctionName, ReasoningEffort
-from genai_server.apis.shared.sampling_parameters import GenerationFields
+from genai_server.generation.parameters.chat_messages import MAX_TOOLS, FunctionName, ReasoningEffort
+from genai_server.generation.parameters.sampling_parameters import GenerationFields
 from genai_server.quoted_values import quoted
 
 LOGPROBS = "message.output_text.logprobs"

@@ -23,8 +23,8 @@ from genai_server.apis.responses.store_records import (
     encode_items,
     to_json,
 )
-from genai_server.apis.shared.base import JsonObject
 from genai_server.errors import ConversationNotFound, GenaiServerError, InvalidField, ResponseNotFound, StoreUnavailable
+from genai_server.http.json_response import JsonObject
 from genai_server.quoted_values import quoted
 
 # Item references in one request.

@@ -12,9 +12,8 @@ from genai_server.apis.responses.item_schemas import InputItem
 from genai_server.apis.responses.items import given_items, referenced_ids
 from genai_server.apis.responses.store import ResponseStore
 from genai_server.apis.responses.store_records import LatestResponse, Page
-from genai_server.apis.shared.base import JsonObject
 from genai_server.errors import InvalidField
-from genai_server.http.json_response import built_response
+from genai_server.http.json_response import JsonObject, built_response
 from genai_server.http.middleware.authentication import TheHolder
 from genai_server.http.request_state import Receipt, request_state
 

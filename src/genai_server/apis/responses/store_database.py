@@ -13,7 +13,7 @@ import msgspec
 
 from genai_server.apis.responses.store_items import ItemDatabase, Key, add_rows, find_record
 from genai_server.apis.responses.store_records import EVENT, ITEM, OUTPUT, EncodedRecord, StoredRecord, to_json
-from genai_server.apis.shared.base import JsonObject
+from genai_server.http.json_response import JsonObject
 
 # Nanoseconds by which eviction of running responses is delayed, longer than any runs (GENAI_REQUEST_TIMEOUT).
 _MAX_RUN = 2 * 86_400 * 10**9

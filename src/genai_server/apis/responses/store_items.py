@@ -12,9 +12,9 @@ import msgspec
 from genai_server.apis.responses.schemas import InputItemsParameters
 from genai_server.apis.responses.store_records import EVENT, ITEM, OUTPUT, Page, Row, size_of
 from genai_server.apis.responses.store_tables import prepare
-from genai_server.apis.shared.base import JsonObject
 from genai_server.apis.shared.database import PAGE_BYTES, Database
 from genai_server.errors import InvalidField
+from genai_server.http.json_response import JsonObject
 from genai_server.quoted_values import quoted
 
 # Items and events of a record, because a record is deleted in one transaction.

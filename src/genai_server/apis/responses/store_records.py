@@ -7,8 +7,8 @@ from typing import Protocol
 
 import msgspec
 
-from genai_server.apis.shared.base import JsonObject
 from genai_server.errors import InvalidField
+from genai_server.http.json_response import JsonObject
 from genai_server.quoted_values import quoted
 
 # The states of a response that has not ended.

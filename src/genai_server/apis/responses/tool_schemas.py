@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from genai_server.apis.shared.base import (
+from genai_server.generation.parameters.base import (
     ByType,
     NonEmptyText,
     Text,
@@ -15,7 +15,7 @@ from genai_server.apis.shared.base import (
     elements,
     field_error,
 )
-from genai_server.apis.shared.chat_messages import MAX_NAME_LENGTH, MAX_TOOLS, FunctionName
+from genai_server.generation.parameters.chat_messages import MAX_NAME_LENGTH, MAX_TOOLS, FunctionName
 
 
 def full_name(name: str, namespace: str | None) -> str:

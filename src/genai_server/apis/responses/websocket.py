@@ -14,11 +14,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from genai_server.apis.responses.store_access import TurnReceipt
 from genai_server.apis.responses.store_records import LatestResponse
-from genai_server.apis.shared.base import JsonObject
 from genai_server.errors import InvalidField, OriginForbidden, RequestError
 from genai_server.http.body_budget import BODY_KEY
 from genai_server.http.dialect import DEFAULT, ErrorParts
 from genai_server.http.inner_request import InnerResponse, disconnect_at
+from genai_server.http.json_response import JsonObject
 from genai_server.http.leniency import CONVERTED_HEADER, IGNORED_HEADER
 from genai_server.http.middleware.authentication import is_own_origin
 from genai_server.http.middleware.body import check_json, replayed

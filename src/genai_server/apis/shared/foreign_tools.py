@@ -9,7 +9,7 @@ import json
 import re
 from typing import Any
 
-from genai_server.apis.shared.base import JsonObject
+from genai_server.http.json_response import JsonObject
 
 # Fields that mean something only to the server that wrote them.
 _WITHOUT_MEANING = frozenset(

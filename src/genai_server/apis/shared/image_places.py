@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from genai_server.apis.shared.chat_messages import ChatMessage
+from genai_server.generation.parameters.chat_messages import ChatMessage
 
 # Where a body has an image or a sound: the part, such as `input[0].content[1]`, and its field with the data or URL.
 ImagePlace = tuple[str, str]

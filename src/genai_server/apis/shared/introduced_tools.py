@@ -7,7 +7,7 @@ stays the same up to there when an agent finds more tools, and its cached prefix
 import json
 from collections.abc import Iterable
 
-from genai_server.apis.shared.base import JsonObject
+from genai_server.http.json_response import JsonObject
 
 
 def introduction(functions: Iterable[JsonObject]) -> str:

@@ -7,7 +7,7 @@ from fastapi import APIRouter
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
 
-from genai_server.apis.shared.base import ErrorResponse
+from genai_server.generation.parameters.base import ErrorResponse
 
 
 def error_responses(*codes: int, error: type[BaseModel] = ErrorResponse) -> dict[int | str, dict[str, Any]]:

@@ -4,8 +4,8 @@ from typing import Literal, Self
 
 from pydantic import Field, PrivateAttr, model_validator
 
-from genai_server.apis.shared.base import Wire, field_error
-from genai_server.apis.shared.chat_messages import ChatParameters, ReasoningEffort
+from genai_server.generation.parameters.base import Wire, field_error
+from genai_server.generation.parameters.chat_messages import ChatParameters, ReasoningEffort
 
 # The effort of a request that asks for thoughts without saying how many.
 _SOME: ReasoningEffort = "medium"

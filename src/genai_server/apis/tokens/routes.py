@@ -5,7 +5,7 @@ from typing import Any
 
 from fastapi import APIRouter, Response
 
-from genai_server.apis.shared.chat_messages import tool_for_template
+from genai_server.apis.shared.chat_history import convert_messages, leave_out_of_messages
 from genai_server.apis.shared.router import error_responses
 from genai_server.apis.tokens.schemas import (
     ApplyTemplateRequest,
@@ -17,9 +17,9 @@ from genai_server.apis.tokens.schemas import (
     TokenizerInfo,
 )
 from genai_server.generation.dependencies import RequestContext, Services, TheRequestContext, TheServices
+from genai_server.generation.parameters.chat_messages import tool_for_template
 from genai_server.generation.prompts import encode_messages
 from genai_server.http.body_route import TheLeniency, history_route
-from genai_server.http.chat_history import convert_messages, leave_out_of_messages
 from genai_server.http.json_response import json_response
 from genai_server.pooling_model import Task
 from genai_server.text.codec import TextCodec

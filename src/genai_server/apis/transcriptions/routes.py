@@ -8,7 +8,6 @@ from typing import Annotated, Any
 from fastapi import Body
 from fastapi.responses import PlainTextResponse, Response
 
-from genai_server.apis.shared.base import JsonObject
 from genai_server.apis.shared.router import VersionedRouter
 from genai_server.apis.transcriptions.response import (
     TextDeltas,
@@ -31,7 +30,7 @@ from genai_server.apis.transcriptions.segments import Segment
 from genai_server.apis.transcriptions.transcribe import Transcription, begin
 from genai_server.generation.dependencies import RequestContext, Services, TheRequestContext, TheServices
 from genai_server.http.body_route import BodyRoute
-from genai_server.http.json_response import built_response
+from genai_server.http.json_response import JsonObject, built_response
 from genai_server.http.sse import Event, EventStream
 from genai_server.http.upload import FORM
 

@@ -11,7 +11,6 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from itertools import chain
 
-from genai_server.apis.shared.base import JsonObject
 from genai_server.apis.transcriptions.engine_requests import EngineRequests
 from genai_server.apis.transcriptions.languages import ENGLISH
 from genai_server.apis.transcriptions.schemas import AudioForm, ServerVad, TranscriptFormat, TranscriptionForm
@@ -25,6 +24,7 @@ from genai_server.audio.window_reader import Window
 from genai_server.engine_client.client import EngineClient
 from genai_server.errors import InvalidField
 from genai_server.generation.dependencies import RequestContext, Services, choose_engine, within
+from genai_server.http.json_response import JsonObject
 from genai_server.messages.generation_request import GenerationRequest
 from genai_server.messages.worker_tasks import TaskOwner
 from genai_server.pooling_model import Task

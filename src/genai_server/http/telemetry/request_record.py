@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from starlette.types import Scope
 
-from genai_server.apis.shared.usage import Usage
+from genai_server.http.telemetry.usage import Usage
 from genai_server.messages.generation_request import GenerationRequest, Sampling
 from genai_server.timing import Arrival, Timings
 

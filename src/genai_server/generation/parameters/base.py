@@ -17,9 +17,9 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, PydanticCustomError, PydanticKnownError
 
+from genai_server.http.json_response import JsonObject
 from genai_server.timing import Timings
 
-JsonObject = dict[str, Any]
 # Without a constraint pydantic accepts lone surrogates, which cannot be encoded as UTF-8.
 Text = Annotated[str, Field(min_length=0)]
 NonEmptyText = Annotated[str, Field(min_length=1)]

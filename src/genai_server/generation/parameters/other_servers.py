@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import model_validator
 
-from genai_server.apis.shared.base import Wire
+from genai_server.generation.parameters.base import Wire
 
 _OF_VLLM = (
     "activation add_generation_prompt add_special_tokens additional_data allowed_token_ids bad_words best_of "

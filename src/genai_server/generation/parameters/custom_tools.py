@@ -4,7 +4,7 @@ import json
 import re
 from typing import Literal
 
-from genai_server.apis.shared.base import JsonObject
+from genai_server.http.json_response import JsonObject
 
 _INPUT = "input"
 # Schema keyword for a text that matches a Lark grammar, handled by text/grammars/lark_in_json.py.

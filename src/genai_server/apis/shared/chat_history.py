@@ -7,9 +7,9 @@ converted and named; what cannot is left out and named. What the user's last mes
 from collections.abc import Collection
 from typing import Any
 
-from genai_server.apis.shared.base import JsonObject
-from genai_server.apis.shared.chat_messages import ChatMessage
 from genai_server.apis.shared.foreign_tools import part_text
+from genai_server.generation.parameters.chat_messages import ChatMessage
+from genai_server.http.json_response import JsonObject
 from genai_server.http.leniency import history_of, nameable, objects_at, replace_media
 from genai_server.http.unknown_keys import remove_unknown_keys
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from genai_server.apis.shared.base import JsonObject
+from genai_server.http.json_response import JsonObject
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@ from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from genai_server.apis.shared.base import RouterFields, Text, elements, field_error
-from genai_server.apis.shared.sampling_parameters import (
+from genai_server.generation.parameters.base import RouterFields, Text, elements, field_error
+from genai_server.generation.parameters.sampling_parameters import (
     MAX_CHOICES,
     GenerationFields,
     OtherStructureFields,

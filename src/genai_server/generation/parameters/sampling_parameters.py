@@ -4,8 +4,16 @@ from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from genai_server.apis.shared.base import NonEmptyText, Text, Wire, WithoutEffect, elements, field_error, members
-from genai_server.apis.shared.other_servers import NullFields
+from genai_server.generation.parameters.base import (
+    NonEmptyText,
+    Text,
+    Wire,
+    WithoutEffect,
+    elements,
+    field_error,
+    members,
+)
+from genai_server.generation.parameters.other_servers import NullFields
 
 # More than OpenAI's four: clients send the stop texts of a template, of an evaluation or of an editor's language.
 MAX_STOP_STRINGS = 64

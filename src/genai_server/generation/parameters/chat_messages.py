@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Discriminator, Field, PrivateAttr, Tag, model_validator
 
-from genai_server.apis.shared.base import (
+from genai_server.generation.parameters.base import (
     ByType,
     NonEmptyText,
     Text,
@@ -15,8 +15,8 @@ from genai_server.apis.shared.base import (
     field_error,
     missing_error,
 )
-from genai_server.apis.shared.custom_tools import arguments_of, function_of
-from genai_server.apis.shared.sampling_parameters import MAX_CHOICES, GenerationFields
+from genai_server.generation.parameters.custom_tools import arguments_of, function_of
+from genai_server.generation.parameters.sampling_parameters import MAX_CHOICES, GenerationFields
 from genai_server.quoted_values import quoted
 
 MAX_NAME_LENGTH = 128
