@@ -323,7 +323,7 @@ def test_modules_have_no_import_cycles() -> None:
         ("generation.generate", "from genai_server.apis.shared.router import VersionedRouter"),
         ("http.sse", "from genai_server.generation.answers import Generation"),
         ("http.leniency", "from genai_server.apis.shared.router import VersionedRouter"),
-        ("apis.shared.base", "from genai_server.apis.tokens import schemas"),
+        ("apis.shared.router", "from genai_server.apis.tokens import schemas"),
         ("apis.messages.routes", "from genai_server.apis.ollama.schemas import ChatRequest"),
         ("http.middleware.authentication", "from genai_server.apis.models.routes import model_entry"),
         ("engine.graph_rewriting.ragged", "from genai_server.engine.model.graph import read_decoder_graph"),

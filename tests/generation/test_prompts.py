@@ -7,7 +7,7 @@ import pytest
 from genai_server.errors import InvalidField
 from genai_server.generation.parameters.chat_messages import ChatParameters
 from genai_server.generation.prompts import template_variables
-from genai_server.http.leniency import CONVERTED_HEADER, IGNORED_HEADER, Leniency
+from genai_server.http.leniency import CONVERTED_HEADER, IGNORED_HEADER, LeftOut, Leniency
 from genai_server.text.codec import TextCodec
 from genai_server.text.prompts.chat_template import ChatTemplate
 from genai_server.text.tokenizer import ByteTokenizer
@@ -89,7 +89,7 @@ def test_effort_without_effect_is_refused_unless_lenient() -> None:
         _variables("", reasoning_effort="high")
     assert caught.value.param == "reasoning_effort"
     codec = TextCodec({"default": ChatTemplate(USERS)}, ByteTokenizer())
-    leniency = Leniency(lambda body: [])
+    leniency = Leniency(LeftOut())
     body = ChatParameters.model_validate({"messages": [{"role": "user", "content": "x"}], "reasoning_effort": "high"})
     assert template_variables(body, codec, leniency) == {}
     assert leniency.report() == {IGNORED_HEADER: "reasoning_effort"}

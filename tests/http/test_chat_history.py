@@ -5,7 +5,7 @@ from typing import Any
 import httpx
 import pytest
 
-from genai_server.apis.shared.chat_history import convert_messages, leave_out_of_messages
+from genai_server.apis.shared.chat_history import HISTORY, convert_messages
 from genai_server.http.leniency import CONVERTED_HEADER, IGNORED_HEADER, history_of
 from tests.http.test_leniency import strict  # noqa: F401 - a fixture
 from tests.running_server import RunningServer
@@ -63,7 +63,7 @@ def test_what_has_no_text_is_left_out() -> None:
         {"role": "assistant", "content": "x", "annotations": []},
         {"role": "assistant", "content": "x", "annotations": cited, "audio": {"id": "audio_1"}},
     )
-    assert leave_out_of_messages(body) == ["messages[1].annotations", "messages[1].audio"]
+    assert HISTORY.remove_from(body) == ["messages[1].annotations", "messages[1].audio"]
     assert body["messages"][1] == {"role": "assistant", "content": "x"}
 
 
@@ -86,13 +86,13 @@ def test_parts_of_unknown_types_are_read_as_text() -> None:
 
 def test_parts_of_the_last_message_are_left_for_validation() -> None:
     body: Any = {"messages": [{"role": "user", "content": [{"type": "x"}, dict(FILE)]}]}
-    assert convert_messages(body) == leave_out_of_messages(body) == []
+    assert convert_messages(body) == HISTORY.remove_from(body) == []
     assert body["messages"][0]["content"] == [{"type": "x"}, FILE]
 
 
 @pytest.mark.parametrize("body", [[], {}, {"messages": None}, {"messages": ["x", {"content": 5}]}])
 def test_bodies_of_other_forms_are_left_as_they_are(body: Any) -> None:
-    assert convert_messages(body) == leave_out_of_messages(body) == []
+    assert convert_messages(body) == HISTORY.remove_from(body) == []
 
 
 def _chat(server: RunningServer, path: str, *messages: dict[str, Any]) -> httpx.Response:

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from genai_server.http.dialect import FieldNames
-from genai_server.http.leniency import IGNORED_HEADER, Leniency, objects_at, remove, replace_media
+from genai_server.http.leniency import IGNORED_HEADER, LeftOut, Leniency, objects_at, remove, replace_media
 from tests.running_server import SCRIPTED, RunningServer
 from tests.server_here import run_here
 
@@ -139,7 +139,7 @@ def test_limit_above_the_context_is_capped(scripted: RunningServer) -> None:
 
 
 def test_a_request_that_has_ended_does_not_hold_its_body() -> None:
-    leniency = Leniency(lambda body: [])
+    leniency = Leniency(LeftOut())
     names = FieldNames({"field": "outer field"})
     with leniency.with_names(names):
         assert leniency.leave_out("field")
@@ -208,14 +208,14 @@ def _named(index: int, body: list[str]) -> list[str]:
 def test_each_name_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         for index in range(3):
-            leniency = Leniency(partial(_named, index))
+            leniency = Leniency(LeftOut(rules=(partial(_named, index),)))
             leniency.apply(["a_second_name"])
             leniency.report()
     assert [record.args for record in caplog.records] == [("a_name[0].x",), ("a_second_name",)]
 
 
 def test_a_long_header_is_cut_after_a_name() -> None:
-    leniency = Leniency(lambda body: [f"messages[{index}] (image)" for index in range(500)])
+    leniency = Leniency(LeftOut(rules=(lambda body: [f"messages[{index}] (image)" for index in range(500)],)))
     leniency.apply({})
     value = leniency.report()[IGNORED_HEADER]
     assert len(value) < 2100
@@ -223,7 +223,7 @@ def test_a_long_header_is_cut_after_a_name() -> None:
 
 
 def test_any_name_fits_the_header() -> None:
-    leniency = Leniency(lambda body: ["é" * 5000])
+    leniency = Leniency(LeftOut(rules=(lambda body: ["é" * 5000],)))
     leniency.apply({})
     value = leniency.report()[IGNORED_HEADER]
     assert (value[:8], len(value) < 2100, value.isascii()) == ("\\xe9\\xe9", True, True)

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import replace
 from typing import Annotated, Any, cast
 
 from fastapi import Depends, Request
@@ -12,9 +13,8 @@ from starlette.types import Scope
 
 from genai_server.config.settings import Settings
 from genai_server.http.error_responses import from_findings, malformed
-from genai_server.http.leniency import LeaveOut, Leniency
+from genai_server.http.leniency import Change, LeftOut, Leniency
 from genai_server.http.request_state import request_state
-from genai_server.http.unknown_keys import remove_unknown_keys
 from genai_server.http.upload import form_object
 
 _FORM = "application/x-www-form-urlencoded"
@@ -53,14 +53,14 @@ class BodyRoute(APIRoute):
 
 
 def lenient_route(
-    leave_out: LeaveOut,
+    left_out: LeftOut,
     *,
-    convert: LeaveOut | None = None,
+    convert: Change | None = None,
     caps: bool = False,
     takes_undeclared: bool = False,
     takes_unknown: bool = False,
 ) -> type[BodyRoute]:
-    """A BodyRoute that takes out of its bodies what `leave_out` does, and with `takes_unknown` all unknown keys.
+    """A BodyRoute that takes `left_out` out of its bodies, and with `takes_unknown` all unknown keys.
 
     With `caps` it reduces an answer's limit to what fits. With GENAI_STRICT it does nothing of this; what of a body's
     history `convert` puts in another form, it converts all the same.
@@ -74,18 +74,16 @@ def lenient_route(
             settings: Settings = request.app.state.services.settings
             if settings.strict:
                 return Leniency(convert=convert)
-            removes = self._leave_out if takes_unknown else leave_out
-            return Leniency(removes, convert=convert, caps=caps and settings.cap_max_tokens)
-
-        def _leave_out(self, body: Any) -> list[str]:
-            assert self.body_field is not None
-            return leave_out(body) + remove_unknown_keys(body, "", self.body_field.field_info.annotation)
+            table = left_out
+            if takes_unknown and self.body_field is not None:
+                table = replace(left_out, forms={**left_out.forms, "": self.body_field.field_info.annotation})
+            return Leniency(table, convert=convert, caps=caps and settings.cap_max_tokens)
 
     return LenientRoute
 
 
-def history_route(leave_out: LeaveOut, *, convert: LeaveOut | None = None) -> type[BodyRoute]:
-    """A BodyRoute that takes out of the history in its bodies what `leave_out` does, and is strict about all else.
+def history_route(left_out: LeftOut, *, convert: Change | None = None) -> type[BodyRoute]:
+    """A BodyRoute that takes `left_out` out of the history in its bodies, and is strict about all else.
 
     With GENAI_STRICT it takes out nothing, but converts the same.
     """
@@ -93,7 +91,7 @@ def history_route(leave_out: LeaveOut, *, convert: LeaveOut | None = None) -> ty
     class HistoryRoute(BodyRoute):
         def leniency(self, request: Request) -> Leniency:
             settings: Settings = request.app.state.services.settings
-            return Leniency(history=None if settings.strict else leave_out, convert=convert)
+            return Leniency(history=None if settings.strict else left_out, convert=convert)
 
     return HistoryRoute
 

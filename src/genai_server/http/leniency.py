@@ -1,12 +1,22 @@
 """What a lenient endpoint leaves out of a request instead of refusing it, what of a conversation's history it converts,
 and how client and log learn of both.
+
+Each API has a table, a LeftOut, which Leniency applies. Unknown keys of a conversation's history are left out and
+named, too, because clients send back whatever they were given: a message that one program received from one server is
+later sent to another, with the keys of an SDK (`parsed`), of another server (`opts`), or of the next version of an API.
+A request is strict only about what it asks for itself.
 """
 
 import logging
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass, field
+from functools import cache
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel
 
 from genai_server.http.dialect import FieldNames
 from genai_server.http.json_response import JsonObject
@@ -18,8 +28,8 @@ log = logging.getLogger(__name__)
 IGNORED_HEADER = "x-genai-ignored"
 # Names what of the history is in the prompt in another form than the request has it.
 CONVERTED_HEADER = "x-genai-converted"
-# Takes fields out of a body, in place, and returns the names of their places.
-LeaveOut = Callable[[Any], list[str]]
+# Takes something out of a body, or converts it, in place; the texts name its places.
+Change = Callable[[Any], Iterable[str]]
 # A place of a request with what is said of it: the path of a field of the chat, which the client's name replaces, and a
 # remark; or a text with the client's own name.
 Place = str | tuple[str, str]
@@ -28,6 +38,8 @@ Place = str | tuple[str, str]
 _MAX_CHARACTERS = 2000
 # What of a client's own names can be part of a header.
 _NAMEABLE = re.compile(r"[\w.-]{1,64}", re.ASCII)
+# Places of unknown keys that are named for one request. Clients add the same few keys to each message.
+_MAX_NAMED = 32
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 # Places, versions and limits, which differ between requests.
 _VARYING = re.compile(r"\[\d+\]|_\d{8}\b|\d+")
@@ -36,19 +48,51 @@ _logged: set[str] = set()
 _MAX_LOGGED = 500
 
 
+@dataclass(frozen=True)
+class LeftOut:
+    """What an API's lenient endpoints leave out of a body. It is applied in the order of its fields."""
+
+    # Paths of fields without effect, whatever their values; `[]` stands for each element of a list.
+    fields: Collection[str] = ()
+    # Values without effect, keyed by the path of their field.
+    values: Mapping[str, Collection[object]] = field(default_factory=dict)
+    # What depends on more than one field.
+    rules: Sequence[Change] = ()
+    # The types of objects of which unknown keys are left out, keyed by path; see `remove_unknown_keys`.
+    forms: Mapping[str, Any] = field(default_factory=dict)
+
+    def remove_from(self, body: Any) -> list[str]:
+        """Take all of it out of a body; returns the names of its places."""
+        found = remove(body, *self.fields)
+        for path, values in self.values.items():
+            parent, _, name = path.rpartition(".")
+            if any(_is_one_of(value.get(name), values) for _, value in objects_at(body, parent)):
+                found += remove(body, path)
+        for rule in self.rules:
+            found += rule(body)
+        for path, form in self.forms.items():
+            found += remove_unknown_keys(body, path, form)
+        return found
+
+
+def _is_one_of(value: object, values: Iterable[object]) -> bool:
+    """Whether a value is one of others and of its type: 1 is not `true`."""
+    return any(type(value) is type(other) and value == other for other in values)
+
+
 class Leniency:
     """What is left out of one request; nothing may be where it is treated strictly."""
 
     def __init__(
         self,
-        leave_out: LeaveOut | None = None,
+        left_out: LeftOut | None = None,
         *,
-        history: LeaveOut | None = None,
-        convert: LeaveOut | None = None,
+        history: LeftOut | None = None,
+        convert: Change | None = None,
         caps: bool = False,
     ) -> None:
         # None for a request that is strict about what it asks for.
-        self._leave_out = leave_out
+        self._table = left_out
         # What such a request leaves out of its history.
         self._history = history
         # Converts the history, also that of a request that leaves out nothing.
@@ -74,13 +118,13 @@ class Leniency:
         """Convert a body's history, and take out of the body what has no effect."""
         if self._convert is not None:
             self._converted += self._convert(body)
-        for leave_out in (self._leave_out, self._history):
-            if leave_out is not None:
-                self._left_out += leave_out(body)
+        for table in (self._table, self._history):
+            if table is not None:
+                self._left_out += table.remove_from(body)
 
     def leave_out(self, path: str, remark: str = "") -> bool:
         """Leave out a field of the chat that has no effect, and note it. Returns False where this is not allowed."""
-        if self._leave_out is None:
+        if self._table is None:
             return False
         self.note([(path, remark)])
         return True
@@ -89,7 +133,7 @@ class Leniency:
         """Leave out of a chat's history what the model cannot read, and note it. Returns False where this is not
         allowed: where nothing may be left out of a request.
         """
-        if self._leave_out is None and self._history is None:
+        if self._table is None and self._history is None:
             return False
         self.note([(path, remark)])
         return True
@@ -196,16 +240,6 @@ def remove(body: Any, *paths: str) -> list[str]:
     return found
 
 
-def remove_values(body: Any, table: Mapping[str, Collection[str]]) -> list[str]:
-    """Remove each field of the table that has one of its values; returns the locations."""
-    found: list[str] = []
-    for path, values in table.items():
-        parent, _, field = path.rpartition(".")
-        if any(value.get(field) in values for _, value in objects_at(body, parent)):
-            found += remove(body, path)
-    return found
-
-
 def remove_tools(
     body: Any, is_removed: Callable[[str], object], but: Callable[[JsonObject], bool] = lambda tool: False
 ) -> list[str]:
@@ -233,3 +267,76 @@ def replace_media(body: Any, kinds: Mapping[str, str], text_type: str, *paths: s
             part.update(type=text_type, text=f"[{kinds[kind]} left out: this model reads text only]")
             found.append(f"{place} ({kinds[kind]})")
     return found
+
+
+def remove_unknown_keys(body: Any, path: str, form: Any) -> list[str]:
+    """Remove the keys that `form` does not have from the objects at a path of a body, and from all objects in these.
+
+    `form` is the type of these objects: a model, or a union of models of which each has a `type` of its own. Returns
+    the places of removed keys that were not null, each once and without indexes: `messages[].tool_calls[].index`. An
+    object whose `type` no model has is left as it is, for validation to refuse. The empty path is the body itself.
+    """
+    places: dict[str, None] = {}
+    for _, value in objects_at(body, path):
+        for place in _remove(value, path, form):
+            if len(places) < _MAX_NAMED:
+                places[place.removeprefix(".")] = None
+    return list(places)
+
+
+def _remove(value: JsonObject, place: str, form: Any) -> Iterator[str]:
+    model = _model_of(value, form)
+    if model is None:
+        return
+    known = _fields(model)
+    for key in [key for key in value if key not in known]:
+        if value.pop(key) is not None:
+            yield f"{place}.{nameable(key, '(a key)')}"
+    for key, inner in value.items():
+        if isinstance(inner, dict):
+            yield from _remove(inner, f"{place}.{key}", known[key])
+        elif isinstance(inner, list) and _models(known[key]):
+            for element in inner:
+                if isinstance(element, dict):
+                    yield from _remove(element, f"{place}.{key}[]", known[key])
+
+
+def _model_of(value: JsonObject, form: Any) -> type[BaseModel] | None:
+    """The model of a value, by its `type` if there are several."""
+    models = _models(form)
+    if len(models) < 2:
+        return next(iter(models), None)
+    kind = value.get("type")
+    if not (kind is None or isinstance(kind, str)):
+        return None
+    return next((model for model in models if kind in _types(model)), None)
+
+
+@cache
+def _models(form: Any) -> tuple[type[BaseModel], ...]:
+    """The models that a type annotation allows, also as elements of a list."""
+    if isinstance(form, type) and issubclass(form, BaseModel):
+        return (form,)
+    origin = get_origin(form)
+    if origin is Annotated:
+        return _models(get_args(form)[0])
+    if origin in (Union, UnionType, list):
+        return tuple(model for member in get_args(form) for model in _models(member))
+    return ()
+
+
+@cache
+def _fields(model: type[BaseModel]) -> dict[str, Any]:
+    """The type of each field, keyed by its name in JSON."""
+    return {field.alias or name: field.annotation for name, field in model.model_fields.items()}
+
+
+@cache
+def _types(model: type[BaseModel]) -> frozenset[Any]:
+    """The values of `type` that a model takes, None among them if `type` may be absent."""
+    field = model.model_fields.get("type")
+    if field is None:
+        return frozenset()
+    literals = [one for one in (field.annotation, *get_args(field.annotation)) if get_origin(one) is Literal]
+    found = {value for literal in literals for value in get_args(literal)}
+    return frozenset(found | (set() if field.is_required() else {None}))

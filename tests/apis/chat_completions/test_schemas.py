@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from openai import OpenAI
 
-from genai_server.apis.chat_completions.schemas import leave_out_of_chat
+from genai_server.apis.chat_completions.schemas import CHATS
 from tests.running_server import RunningServer, body
 
 FUNCTIONS: Any = [{"name": "add", "parameters": {"type": "object"}}, {"name": "now"}]
@@ -116,4 +116,4 @@ def test_a_verbosity_of_chat_completions_is_taken_out_and_named() -> None:
         ({"client_metadata": {}}, {"client_metadata": {}}, []),
     ):
         body: Any = dict(given)
-        assert (leave_out_of_chat(body), body) == (names, left)
+        assert (CHATS.remove_from(body), body) == (names, left)

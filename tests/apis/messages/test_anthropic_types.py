@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from typing_extensions import get_type_hints, is_typeddict
 
 from genai_server.apis.messages.history import convert
-from genai_server.apis.messages.leniency import SERVER_TOOLS, WITHOUT_EFFECT
+from genai_server.apis.messages.leniency import LEFT_OUT, SERVER_TOOLS
 from genai_server.apis.messages.schemas import MessagesRequest, ToolType
 from genai_server.http.leniency import CONVERTED_HEADER, IGNORED_HEADER
 from tests.running_server import RunningServer
@@ -185,9 +185,9 @@ def test_every_field_of_a_request_is_known() -> None:
     for params in (message_create_params, beta_message_create_params):
         for member in get_args(params.MessageCreateParams):
             given |= set(get_type_hints(member))
-    known = set(MessagesRequest.model_fields) | set(WITHOUT_EFFECT) | NOT_IN_THE_BODY
+    known = set(MessagesRequest.model_fields) | set(LEFT_OUT.fields) | NOT_IN_THE_BODY
     assert given - known == REFUSED - {"thread"}
-    assert {name for name in WITHOUT_EFFECT if "." not in name} - given == {"safeguards"}
+    assert {name for name in LEFT_OUT.fields if "." not in name} - given == {"safeguards"}
 
 
 def test_every_kind_of_thinking_is_accepted(scripted: RunningServer) -> None:

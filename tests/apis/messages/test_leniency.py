@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from genai_server.apis.messages.leniency import leave_out
+from genai_server.apis.messages.leniency import LEFT_OUT
 
 TOOL = {"name": "add", "input_schema": {"type": "object"}}
 IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA=="}}
@@ -70,12 +70,12 @@ NO_DOCUMENT = {"type": "text", "text": "[document left out: this model reads tex
 )
 def test_ignored_fields_are_removed_and_named(given: dict[str, Any], left: dict[str, Any], names: list[str]) -> None:
     body = deepcopy(given)
-    assert (leave_out(body), body) == (names, left)
+    assert (LEFT_OUT.remove_from(body), body) == (names, left)
 
 
 def test_images_are_left_for_models_that_take_them() -> None:
     body = {"messages": [{"role": "user", "content": [IMAGE, {"type": "tool_result", "content": [IMAGE]}]}]}
-    assert (leave_out(before := deepcopy(body)), before) == ([], body)
+    assert (LEFT_OUT.remove_from(before := deepcopy(body)), before) == ([], body)
 
 
 OTHER_IMAGES: list[Any] = [
@@ -93,7 +93,7 @@ def test_an_unreadable_image_is_a_note_in_history_and_results(source: Any) -> No
     image = {"type": "image", "source": source}
     asked = {"role": "user", "content": [image, {"type": "tool_result", "content": [deepcopy(image)]}]}
     body = {"messages": [{"role": "user", "content": [deepcopy(image)]}, {"role": "assistant", "content": "x"}, asked]}
-    assert leave_out(body) == ["messages[0].content[0] (image)", "messages[2].content[1].content[0] (image)"]
+    assert LEFT_OUT.remove_from(body) == ["messages[0].content[0] (image)", "messages[2].content[1].content[0] (image)"]
     assert body["messages"][0] == {"role": "user", "content": [NO_IMAGE]}
     # What the last message asks to be read is refused.
     assert asked["content"] == [image, {"type": "tool_result", "content": [NO_IMAGE]}]
@@ -113,7 +113,7 @@ def test_citations_and_unknown_keys_are_left_out_of_the_history() -> None:
             {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": [{**text, "x": 1}]}]},
         ],
     }
-    assert leave_out(body) == [
+    assert LEFT_OUT.remove_from(body) == [
         "messages[0].content[0].citations",
         "messages[].id",
         "messages[].content[].tone",
@@ -144,7 +144,7 @@ def test_a_document_of_text_and_images_stays_without_citations(source: Any) -> N
         return [{"role": "user", "content": [deepcopy(block), result]}]
 
     body = {"messages": messages({**document, "citations": {"enabled": True}})}
-    assert leave_out(body) == [
+    assert LEFT_OUT.remove_from(body) == [
         "messages[0].content[0].citations",
         "messages[0].content[1].content[0].citations",
     ]
@@ -154,7 +154,7 @@ def test_a_document_of_text_and_images_stays_without_citations(source: Any) -> N
 def test_a_document_in_a_document_is_left_out() -> None:
     source: Any = {"type": "content", "content": [deepcopy(PDF)]}
     body = {"messages": [{"role": "user", "content": [{"type": "document", "source": source}]}]}
-    assert leave_out(body) == ["messages[0].content[0].source.content[0] (document)"]
+    assert LEFT_OUT.remove_from(body) == ["messages[0].content[0].source.content[0] (document)"]
     assert source["content"] == [NO_DOCUMENT]
 
 
@@ -171,7 +171,7 @@ def test_a_document_in_a_document_is_left_out() -> None:
 )
 def test_other_documents_are_left_out(source: Any) -> None:
     body = {"messages": [{"role": "user", "content": [{"type": "document", "source": source}]}]}
-    assert leave_out(body) == ["messages[0].content[0] (document)"]
+    assert LEFT_OUT.remove_from(body) == ["messages[0].content[0] (document)"]
     replaced = [{"type": "text", "text": "[document left out: this model reads text only]"}]
     assert body["messages"] == [{"role": "user", "content": replaced}]
 
@@ -192,5 +192,5 @@ def test_other_documents_are_left_out(source: Any) -> None:
 )
 def test_all_else_stays(body: Any) -> None:
     before = repr(body)
-    assert leave_out(body) == []
+    assert LEFT_OUT.remove_from(body) == []
     assert repr(body) == before

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from genai_server.apis.ollama.leniency import leave_out
+from genai_server.apis.ollama.leniency import LEFT_OUT
 from genai_server.apis.ollama.schemas import EmbedRequest, OllamaChatRequest, ShowRequest
-from genai_server.http.unknown_keys import remove_unknown_keys
+from genai_server.http.leniency import remove_unknown_keys
 
 CALLS = [{"function": {"name": "f"}}]
 
@@ -33,7 +33,7 @@ CALLS = [{"function": {"name": "f"}}]
 )
 def test_ignored_fields_are_removed_and_named(given: dict[str, Any], left: dict[str, Any], names: list[str]) -> None:
     body = deepcopy(given)
-    assert (leave_out(body), body) == (names, left)
+    assert (LEFT_OUT.remove_from(body), body) == (names, left)
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_ignored_fields_are_removed_and_named(given: dict[str, Any], left: dict[
 )
 def test_a_body_of_another_form_stays_as_it_is(body: Any) -> None:
     given = deepcopy(body)
-    assert (leave_out(body), body) == ([], given)
+    assert (LEFT_OUT.remove_from(body), body) == ([], given)
 
 
 def test_unknown_keys_are_named_at_every_level() -> None:

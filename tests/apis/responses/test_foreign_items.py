@@ -21,7 +21,7 @@ from openai.types.responses import (
 
 from genai_server.apis.responses.item_schemas import KNOWN_TYPES
 from genai_server.apis.responses.items import given_items
-from genai_server.apis.responses.leniency import convert, leave_out
+from genai_server.apis.responses.leniency import LEFT_OUT, convert
 from genai_server.apis.responses.schemas import ResponsesRequest
 from genai_server.apis.responses.translate import name_conversions, to_chat
 from genai_server.http.leniency import CONVERTED_HEADER, IGNORED_HEADER, Leniency
@@ -91,7 +91,7 @@ def test_the_package_has_no_parts_of_unknown_types() -> None:
 
 def _read(body: Any) -> tuple[str, str]:
     """What the model reads of a body, messages and tools, and all names in the headers."""
-    leniency = Leniency(leave_out, convert=convert)
+    leniency = Leniency(LEFT_OUT, convert=convert)
     leniency.apply(body)
     request = ResponsesRequest.model_validate(body)
     items = given_items(request.input, {})

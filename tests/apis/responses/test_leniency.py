@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from genai_server.apis.responses.leniency import leave_out
+from genai_server.apis.responses.leniency import LEFT_OUT
 
 FUNCTION = {"type": "function", "name": "add", "parameters": {"type": "object"}}
 IMAGE = {"type": "input_image", "image_url": "data:image/png;base64,AA=="}
@@ -38,19 +38,19 @@ NO_FILE = {"type": "input_text", "text": "[file left out: this model reads text 
 )
 def test_ignored_fields_are_removed_and_named(given: dict[str, Any], left: dict[str, Any], names: list[str]) -> None:
     body = deepcopy(given)
-    assert (leave_out(body), body) == (names, left)
+    assert (LEFT_OUT.remove_from(body), body) == (names, left)
 
 
 def test_namespace_is_replaced_by_its_functions_with_its_name() -> None:
     body = {"tools": [{"type": "namespace", "name": "math", "tools": [FUNCTION]}, FUNCTION]}
-    assert leave_out(body) == []
+    assert LEFT_OUT.remove_from(body) == []
     assert body == {"tools": [{**FUNCTION, "namespace": "math"}, FUNCTION]}
 
 
 def test_a_function_keeps_its_namespaces_description() -> None:
     functions: list[Any] = [{**FUNCTION, "description": "Adds."}, 5]
     body: Any = {"tools": [{"type": "namespace", "name": "math", "description": "Numbers.", "tools": functions}]}
-    assert leave_out(body) == []
+    assert LEFT_OUT.remove_from(body) == []
     assert body["tools"] == [{**functions[0], "namespace": "math", "namespace_description": "Numbers."}, 5]
 
 
@@ -68,5 +68,5 @@ def test_a_function_keeps_its_namespaces_description() -> None:
 )
 def test_all_else_stays(body: Any) -> None:
     before = repr(body)
-    assert leave_out(body) == []
+    assert LEFT_OUT.remove_from(body) == []
     assert repr(body) == before

@@ -5,7 +5,7 @@ from functools import partial
 from fastapi.responses import Response
 
 from genai_server.apis.chat_completions.response import ChatCompletionBuilder, FunctionCallBuilder, choices_response
-from genai_server.apis.chat_completions.schemas import ChatCompletionRequest, leave_out_of_chat
+from genai_server.apis.chat_completions.schemas import CHATS, ChatCompletionRequest
 from genai_server.apis.shared.chat_history import convert_messages
 from genai_server.apis.shared.router import VersionedRouter
 from genai_server.apis.tokens.schemas import RenderedPrompt
@@ -16,7 +16,7 @@ from genai_server.http.json_response import json_response
 from genai_server.http.sse import STREAMS
 from genai_server.pooling_model import Task
 
-router = VersionedRouter(lenient_route(leave_out_of_chat, convert=convert_messages), "openai")
+router = VersionedRouter(lenient_route(CHATS, convert=convert_messages), "openai")
 
 
 @router.post("/v1/chat/completions", responses=STREAMS)

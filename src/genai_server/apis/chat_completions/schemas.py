@@ -1,10 +1,10 @@
 """The body of /v1/chat/completions, and the fields that are removed from a lenient request."""
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from genai_server.apis.shared.chat_history import FILES, leave_out_of_messages
+from genai_server.apis.shared.chat_history import FILES, HISTORY
 from genai_server.apis.shared.thinking_fields import OtherThinkingFields
 from genai_server.generation.parameters.base import ChatRouterFields, elements, field_error
 from genai_server.generation.parameters.chat_messages import (
@@ -15,16 +15,18 @@ from genai_server.generation.parameters.chat_messages import (
     Tool,
 )
 from genai_server.generation.parameters.sampling_parameters import OtherStructureFields, StreamFields
-from genai_server.http.leniency import remove, remove_values, replace_media
+from genai_server.http.leniency import LeftOut, replace_media
 
-# Fields and values without effect, of a lenient chat completion: this server searches nothing and has no other models.
-CHATS_WITHOUT_EFFECT = ("fallbacks", "web_search_options")
-VALUES = {"verbosity": ("low", "high"), "reasoning.summary": ("concise", "detailed")}
-# vLLM's choice of grammar library and JSON whitespace, both of which are fixed here.
-COMPLETIONS_WITHOUT_EFFECT = (
-    "guided_decoding_backend",
-    "guided_whitespace_pattern",
-    "structured_outputs.whitespace_pattern",
+# What is left out of lenient text completions: vLLM's choice of grammar library and JSON whitespace, both fixed here.
+COMPLETIONS = LeftOut(
+    fields=("guided_decoding_backend", "guided_whitespace_pattern", "structured_outputs.whitespace_pattern")
+)
+# What is left out of lenient chat completions: this server searches nothing and has no other models.
+CHATS = LeftOut(
+    fields=(*COMPLETIONS.fields, "fallbacks", "web_search_options"),
+    values={"verbosity": ("low", "high"), "reasoning.summary": ("concise", "detailed")},
+    rules=(lambda body: replace_media(body, FILES, "text", "messages[].content[]"), *HISTORY.rules),
+    forms=HISTORY.forms,
 )
 
 
@@ -58,15 +60,3 @@ class ChatCompletionRequest(OtherThinkingFields, StreamFields, ChatRouterFields,
     def other_names(self) -> dict[str, str]:
         older = {} if self.functions is None else {"tools": "functions", "tool_choice": "function_call"}
         return {**super().other_names, **older, **self.thinking_names}
-
-
-def leave_out_of_chat(body: Any) -> list[str]:
-    """Remove unsupported parts from a body of chat completions; returns the locations removed."""
-    found = leave_out_of_completion(body) + remove(body, *CHATS_WITHOUT_EFFECT) + remove_values(body, VALUES)
-    found += replace_media(body, FILES, "text", "messages[].content[]")
-    return found + leave_out_of_messages(body)
-
-
-def leave_out_of_completion(body: Any) -> list[str]:
-    """Like `leave_out_of_chat`, for a body of text completions."""
-    return remove(body, *COMPLETIONS_WITHOUT_EFFECT)

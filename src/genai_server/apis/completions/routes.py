@@ -6,7 +6,7 @@ from fastapi.responses import Response
 
 from genai_server.answer_parts import Part, ScoredToken, WholeAnswer
 from genai_server.apis.chat_completions.response import ChoicesBuilder, choices_response, openai_reason
-from genai_server.apis.chat_completions.schemas import leave_out_of_completion
+from genai_server.apis.chat_completions.schemas import COMPLETIONS
 from genai_server.apis.shared.router import VersionedRouter
 from genai_server.apis.tokens.schemas import RenderedPrompt
 from genai_server.generation.answers import Ending
@@ -19,7 +19,7 @@ from genai_server.http.sse import STREAMS
 from genai_server.http.telemetry.usage import Usage
 from genai_server.pooling_model import Task
 
-router = VersionedRouter(lenient_route(leave_out_of_completion), "openai")
+router = VersionedRouter(lenient_route(COMPLETIONS), "openai")
 
 
 @router.post("/v1/completions", responses=STREAMS)

@@ -10,13 +10,13 @@ from fastapi.responses import Response
 
 from genai_server.apis.embeddings.embed import Pooled, embed, score
 from genai_server.apis.embeddings.schemas import (
+    RERANKING,
     EmbeddingRequest,
     EmbeddingResponse,
     RerankRequest,
     RerankResponse,
     ScoreRequest,
     ScoreResponse,
-    leave_out_of_rerank,
 )
 from genai_server.apis.shared.router import VersionedRouter
 from genai_server.generation.dependencies import RequestContext, Services, TheRequestContext, TheServices
@@ -25,7 +25,7 @@ from genai_server.http.json_response import JsonObject, built_response, json_res
 from genai_server.text.pooled_texts import Pair
 
 router = VersionedRouter(BodyRoute, "openai", codes=(504,))
-rerank_router = VersionedRouter(lenient_route(leave_out_of_rerank), "rerank", codes=(504,))
+rerank_router = VersionedRouter(lenient_route(RERANKING), "rerank", codes=(504,))
 # Responses with more numbers are encoded in a thread.
 FEW_NUMBERS = 4096
 

@@ -8,8 +8,7 @@ from genai_server.generation.parameters.base import NonEmptyText, Text, Wire, el
 from genai_server.generation.parameters.completion_body import Tokens, form_of_texts
 from genai_server.generation.parameters.other_servers import NullFields
 from genai_server.http.json_response import JsonObject
-from genai_server.http.leniency import remove
-from genai_server.http.unknown_keys import remove_unknown_keys
+from genai_server.http.leniency import LeftOut
 
 # Texts of a request, as in OpenAI's API.
 MAX_INPUTS = 2048
@@ -101,12 +100,8 @@ class RerankRequest(PooledFields):
         return [document if isinstance(document, str) else document.text for document in self.documents]
 
 
-def leave_out_of_rerank(body: Any) -> list[str]:
-    """Remove what has no effect here from a body for reranking; returns the locations removed.
-
-    Documents are not divided into chunks: one that is too long is cut or refused.
-    """
-    return remove(body, "max_chunks_per_doc") + remove_unknown_keys(body, "documents[]", Document)
+# What is left out of bodies for reranking: documents are not divided into chunks; a long one is cut or refused.
+RERANKING = LeftOut(fields=("max_chunks_per_doc",), forms={"documents[]": Document})
 
 
 class ScoreRequest(PooledFields):

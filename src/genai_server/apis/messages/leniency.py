@@ -5,25 +5,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from genai_server.apis.messages.schemas import AnthropicMessage, AnthropicTool, TextBlock
-from genai_server.http.leniency import history_of, objects_at, remove, remove_tools, replace_media
-from genai_server.http.unknown_keys import remove_unknown_keys
+from genai_server.http.leniency import LeftOut, history_of, objects_at, remove, remove_tools, replace_media
 
-# Fields that cannot affect answers of this server's models, or only save time or tokens.
-WITHOUT_EFFECT = (
-    "billing_policy",
-    "container",
-    "context_management",
-    "diagnostics",
-    "fallback_credit_token",
-    "fallbacks",
-    "inference_geo",
-    "mcp_servers",
-    "output_config.task_budget",
-    "safeguards",
-    "speed",
-    "user_profile_id",
-    "workspace_id",
-)
 # Tools that Anthropic's servers run, or that return images. The name is followed by a version.
 SERVER_TOOLS = re.compile(
     r"(advisor|browser_toolset|code_execution|computer(_toolset)?|mcp_toolset|tool_search_tool_(bm25|regex)|web_fetch"
@@ -39,21 +22,19 @@ _DEFINITIONS = "messages[].content[].tool.definition"
 _IMAGE_TYPES = ("image/jpeg", "image/png", "image/gif", "image/webp")
 
 
-def leave_out(body: Any) -> list[str]:
-    """Remove unsupported parts from a body; returns the locations removed."""
-    found = remove(body, *WITHOUT_EFFECT)
+def _leave_out_media(body: Any) -> Iterator[str]:
+    """Replace documents and images that cannot be read by a note; yields the locations."""
     for path in _PLACES_OF_MEDIA:
-        found += replace_media(body, DOCUMENTS, "text", f"{path}.source.content[]")
-        found += _leave_out_documents(body, path)
-    found += _leave_out_images(body)
-    found += _leave_out_citations(body)
+        yield from replace_media(body, DOCUMENTS, "text", f"{path}.source.content[]")
+        yield from _leave_out_documents(body, path)
+    yield from _leave_out_images(body)
+
+
+def _leave_out_tools(body: Any) -> list[str]:
     removed = remove_tools(body, SERVER_TOOLS.fullmatch)
     if any(map(_SEARCHES.fullmatch, removed)):
         removed += remove(body, "tools[].defer_loading")
-    found += removed + _leave_out_callers(body) + _effort(body)
-    for path, form in (("messages[]", AnthropicMessage), ("system[]", TextBlock), ("tools[]", AnthropicTool)):
-        found += remove_unknown_keys(body, path, form)
-    return found
+    return removed
 
 
 def _leave_out_documents(body: Any, path: str) -> Iterator[str]:
@@ -126,3 +107,25 @@ def _effort(body: Any) -> list[str]:
     """Drop `effort` if thinking is off."""
     is_off = any(thinking.get("type") in ("disabled", "between_tools") for _, thinking in objects_at(body, "thinking"))
     return remove(body, "output_config.effort") if is_off else []
+
+
+LEFT_OUT = LeftOut(
+    # They cannot affect answers of this server's models, or only save time or tokens.
+    fields=(
+        "billing_policy",
+        "container",
+        "context_management",
+        "diagnostics",
+        "fallback_credit_token",
+        "fallbacks",
+        "inference_geo",
+        "mcp_servers",
+        "output_config.task_budget",
+        "safeguards",
+        "speed",
+        "user_profile_id",
+        "workspace_id",
+    ),
+    rules=(_leave_out_media, _leave_out_citations, _leave_out_tools, _leave_out_callers, _effort),
+    forms={"messages[]": AnthropicMessage, "system[]": TextBlock, "tools[]": AnthropicTool},
+)

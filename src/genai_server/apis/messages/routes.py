@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator
 from fastapi.responses import JSONResponse, Response
 
 from genai_server.apis.messages.history import convert
-from genai_server.apis.messages.leniency import leave_out
+from genai_server.apis.messages.leniency import LEFT_OUT
 from genai_server.apis.messages.response import MessageBuilder
 from genai_server.apis.messages.schemas import AnthropicErrorResponse, CountTokensRequest, MessagesRequest
 from genai_server.apis.messages.translate import Translation
@@ -20,9 +20,7 @@ from genai_server.http.json_response import JsonObject
 from genai_server.http.sse import STREAMS, EventStream
 from genai_server.pooling_model import Task
 
-router = VersionedRouter(
-    lenient_route(leave_out, convert=convert, caps=True), "anthropic", error=AnthropicErrorResponse
-)
+router = VersionedRouter(lenient_route(LEFT_OUT, convert=convert, caps=True), "anthropic", error=AnthropicErrorResponse)
 
 
 @router.post("/v1/messages", responses=STREAMS)

@@ -14,10 +14,11 @@ from genai_server.apis.ollama.schemas import EmbeddingsRequest, EmbedRequest, Ke
 from genai_server.generation.dependencies import RequestContext, Services, TheRequestContext, TheServices
 from genai_server.http.body_route import lenient_route
 from genai_server.http.json_response import built_response
+from genai_server.http.leniency import LeftOut
 from genai_server.pooling_model import Task
 
 router = APIRouter(
-    route_class=lenient_route(lambda body: [], takes_undeclared=True, takes_unknown=True),
+    route_class=lenient_route(LeftOut(), takes_undeclared=True, takes_unknown=True),
     tags=["ollama"],
     responses=OPERATORS_ERRORS,
 )

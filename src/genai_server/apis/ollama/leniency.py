@@ -3,22 +3,23 @@
 Like Ollama's own decoder it takes unknown keys at every level, among them options of model loading and memory use.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
-from genai_server.http.leniency import objects_at
-
-# A conversation that is too long is an error; it is never truncated.
-TRUNCATION_FIELDS = ("truncate", "shift")
+from genai_server.http.leniency import LeftOut, objects_at
 
 
-def leave_out(body: Any) -> list[str]:
-    """Remove what is known and unsupported from a body; returns the locations removed."""
-    found = []
-    if isinstance(body, dict):
-        found += [field for field in TRUNCATION_FIELDS if body.get(field) is True and body.pop(field)]
+def _leave_out_calls_of_others(body: Any) -> Iterator[str]:
+    """Remove tool calls of messages that are not the assistant's."""
     for place, message in objects_at(body, "messages[]"):
         role = message.get("role")
         if message.get("tool_calls") and isinstance(role, str) and role.lower() != "assistant":
             del message["tool_calls"]
-            found.append(f"{place}.tool_calls")
-    return found
+            yield f"{place}.tool_calls"
+
+
+LEFT_OUT = LeftOut(
+    # A conversation that is too long is an error; it is never truncated.
+    values={"truncate": (True,), "shift": (True,)},
+    rules=(_leave_out_calls_of_others,),
+)

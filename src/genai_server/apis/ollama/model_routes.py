@@ -17,13 +17,14 @@ from genai_server.generation.catalog import names_of
 from genai_server.generation.dependencies import Services, TheServices
 from genai_server.http.body_route import lenient_route
 from genai_server.http.json_response import JsonObject
+from genai_server.http.leniency import LeftOut
 from genai_server.messages.status_file import ModelState, ModelStatus
 
 _ERRORS = error_responses(400, 404, 500, 503, error=OllamaErrorResponse)
 # Responses of endpoints with features that require an admin key.
 OPERATORS_ERRORS = error_responses(400, 403, 404, 500, 503, error=OllamaErrorResponse)
 router = APIRouter(
-    route_class=lenient_route(lambda body: [], takes_undeclared=True, takes_unknown=True),
+    route_class=lenient_route(LeftOut(), takes_undeclared=True, takes_unknown=True),
     tags=["ollama"],
     responses=_ERRORS,
 )

@@ -7,7 +7,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from genai_server.apis.ollama.keep_alive import keep, load, seconds_to_keep
-from genai_server.apis.ollama.leniency import leave_out
+from genai_server.apis.ollama.leniency import LEFT_OUT
 from genai_server.apis.ollama.model_routes import OPERATORS_ERRORS
 from genai_server.apis.ollama.response import AnswerBuilder, ending
 from genai_server.apis.ollama.schemas import GenerateRequest, OllamaChatRequest
@@ -21,7 +21,7 @@ from genai_server.http.json_response import JsonObject, built_response
 from genai_server.http.ndjson import LINES, LineStream
 
 router = APIRouter(
-    route_class=lenient_route(leave_out, caps=True, takes_undeclared=True, takes_unknown=True),
+    route_class=lenient_route(LEFT_OUT, caps=True, takes_undeclared=True, takes_unknown=True),
     tags=["ollama"],
     responses=OPERATORS_ERRORS,
 )

@@ -18,7 +18,7 @@ from genai_server.answer_parts import (
     WholeToolCall,
 )
 from genai_server.apis.chat_completions.response import logprobs, message, openai_reason
-from genai_server.apis.shared.chat_history import convert_messages, leave_out_of_messages
+from genai_server.apis.shared.chat_history import HISTORY, convert_messages
 from genai_server.apis.shared.router import error_responses
 from genai_server.apis.shared.thinking_fields import OtherThinkingFields
 from genai_server.errors import InvalidField
@@ -34,7 +34,7 @@ from genai_server.http.json_response import JsonObject, built_response
 from genai_server.http.sse import STREAMS, EventStream
 
 router = APIRouter(
-    route_class=history_route(leave_out_of_messages, convert=convert_messages),
+    route_class=history_route(HISTORY, convert=convert_messages),
     tags=["chat"],
     responses=error_responses(400, 404, 500, 503),
 )

@@ -7,7 +7,7 @@ from fastapi import Query, Response
 
 from genai_server.apis.responses.item_schemas import MAX_ITEMS, InputItem
 from genai_server.apis.responses.items import new_id
-from genai_server.apis.responses.leniency import convert_items, leave_out_of_items
+from genai_server.apis.responses.leniency import LEFT_OUT_OF_ITEMS, convert_items
 from genai_server.apis.responses.schemas import InputItemsParameters
 from genai_server.apis.responses.store_access import TheStore, not_stored, page_response
 from genai_server.apis.responses.store_records import Page, Record
@@ -17,7 +17,7 @@ from genai_server.generation.parameters.base import Metadata, Wire, elements
 from genai_server.http.body_route import lenient_route
 from genai_server.http.json_response import json_response
 
-router = VersionedRouter(lenient_route(leave_out_of_items, convert=convert_items), "openai")
+router = VersionedRouter(lenient_route(LEFT_OUT_OF_ITEMS, convert=convert_items), "openai")
 
 
 class ConversationRequest(Wire):

@@ -3,6 +3,7 @@ although this server does not support it.
 """
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, get_args
 
 from genai_server.apis.responses.item_schemas import InputItem
@@ -11,31 +12,17 @@ from genai_server.apis.responses.tool_schemas import ItemTool
 from genai_server.apis.shared.chat_history import convert_parts
 from genai_server.http.json_response import JsonObject
 from genai_server.http.leniency import (
+    LeftOut,
     history_of,
     nameable,
     objects_at,
     remove,
     remove_tools,
-    remove_values,
     replace_media,
 )
-from genai_server.http.unknown_keys import remove_unknown_keys
 
-# Fields that cannot affect answers of this server's models, or only save time or tokens.
-WITHOUT_EFFECT = (
-    "client_metadata",
-    "context_management",
-    "stream_options.reasoning_summary_delivery",
-    *(f"tools[].{inner}{field}" for inner in ("", "tools[].") for field in ("async", "output_schema")),
-)
 # Unless the client searches for tools, all are shown to the model.
 _DEFERRED = ("tools[].defer_loading", "tools[].tools[].defer_loading")
-# Values without effect: these models have one style, and reasoning is returned unsummarized.
-VALUES = {
-    "text.verbosity": ("low", "high"),
-    "reasoning.summary": ("concise", "detailed"),
-    "reasoning.generate_summary": ("concise", "detailed"),
-}
 # Tools that OpenAI's servers run, or that return images. Of the last two the client may run others of the same type.
 SERVER_TOOLS = (
     "code_interpreter",
@@ -75,23 +62,17 @@ def convert_items(body: Any) -> list[str]:
     return _convert(body, "items")
 
 
-def leave_out(body: Any) -> list[str]:
-    """Remove unsupported parts from a Responses API body and flatten tool namespaces; returns the locations removed."""
-    found = remove(body, *WITHOUT_EFFECT) + remove_values(body, VALUES)
-    found += _leave_out_of_items(body, "input")
+def _leave_out_tools(body: Any) -> list[str]:
+    """Remove tools that OpenAI's servers run, and flatten namespaces; returns the locations removed."""
+    found = []
     if not any(
         tool.get("type") == "tool_search" and _is_run_by_client(tool) for _, tool in objects_at(body, "tools[]")
     ):
-        found += remove(body, *_DEFERRED)
+        found = remove(body, *_DEFERRED)
     found += remove_tools(body, SERVER_TOOLS.__contains__, but=_is_run_by_client)
     if any(tool.get("type") == "namespace" for _, tool in objects_at(body, "tools[]")):
         body["tools"] = [one for tool in body["tools"] for one in _flattened(tool)]
     return found
-
-
-def leave_out_of_items(body: Any) -> list[str]:
-    """Like `leave_out`, for a body of the Conversations API."""
-    return _leave_out_of_items(body, "items")
 
 
 def _is_run_by_client(tool: JsonObject) -> bool:
@@ -128,8 +109,8 @@ def _leave_out_of_items(body: Any, field: str) -> list[str]:
                 found += _leave_out_file(place, part)
     found += _leave_out_encrypted(body, field)
     for place, item in objects_at(body, f"{field}[]"):
-        found += _leave_out_tools(place, item)
-    return found + remove_unknown_keys(body, f"{field}[]", InputItem)
+        found += _leave_out_loaded_tools(place, item)
+    return found
 
 
 def _leave_out_file(place: str, image: JsonObject) -> Iterator[str]:
@@ -169,7 +150,7 @@ def _is_loadable(tool: JsonObject) -> bool:
     return kind in _TYPES_OF_TOOLS and (kind not in SERVER_TOOLS or _is_run_by_client(tool))
 
 
-def _leave_out_tools(place: str, item: JsonObject) -> Iterator[str]:
+def _leave_out_loaded_tools(place: str, item: JsonObject) -> Iterator[str]:
     """Remove from an item that brings tools those of types that this server does not know; yields the locations."""
     tools = item.get("tools")
     if item.get("type") not in ("tool_search_output", "additional_tools") or not isinstance(tools, list):
@@ -192,3 +173,24 @@ def _flattened(tool: Any) -> list[Any]:
     if isinstance(tool.get("description"), str):
         space["namespace_description"] = tool["description"]
     return [{**function, **space} if isinstance(function, dict) else function for function in tool["tools"]]
+
+
+# What is left out of bodies of the Responses API: what cannot affect answers of this server's models, or only saves
+# time or tokens. These models have one style, and reasoning is returned unsummarized.
+LEFT_OUT = LeftOut(
+    fields=(
+        "client_metadata",
+        "context_management",
+        "stream_options.reasoning_summary_delivery",
+        *(f"tools[].{inner}{field}" for inner in ("", "tools[].") for field in ("async", "output_schema")),
+    ),
+    values={
+        "text.verbosity": ("low", "high"),
+        "reasoning.summary": ("concise", "detailed"),
+        "reasoning.generate_summary": ("concise", "detailed"),
+    },
+    rules=(partial(_leave_out_of_items, field="input"), _leave_out_tools),
+    forms={"input[]": InputItem},
+)
+# The same of bodies of the Conversations API.
+LEFT_OUT_OF_ITEMS = LeftOut(rules=(partial(_leave_out_of_items, field="items"),), forms={"items[]": InputItem})

@@ -10,7 +10,7 @@ from fastapi.responses import Response
 
 from genai_server.apis.responses.item_schemas import InputItem
 from genai_server.apis.responses.items import listed, new_id
-from genai_server.apis.responses.leniency import convert, leave_out
+from genai_server.apis.responses.leniency import LEFT_OUT, convert
 from genai_server.apis.responses.response import ResponseBuilder, stream_error
 from genai_server.apis.responses.running_response import Following, RunningResponse
 from genai_server.apis.responses.schemas import (
@@ -49,7 +49,7 @@ from genai_server.quoted_values import quoted
 # Safety margin when shortening a prompt that is too long: the number of tokens per character varies.
 _MARGIN = 0.95
 
-router = VersionedRouter(lenient_route(leave_out, convert=convert), "openai")
+router = VersionedRouter(lenient_route(LEFT_OUT, convert=convert), "openai")
 
 
 @router.post("/v1/responses", responses=STREAMS)

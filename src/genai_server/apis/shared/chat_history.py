@@ -4,14 +4,13 @@ Programs send back whatever they were given, by this server, by another one, or 
 converted and named; what cannot is left out and named. What the user's last message has is left for validation.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from genai_server.apis.shared.foreign_tools import part_text
 from genai_server.generation.parameters.chat_messages import ChatMessage
 from genai_server.http.json_response import JsonObject
-from genai_server.http.leniency import history_of, nameable, objects_at, replace_media
-from genai_server.http.unknown_keys import remove_unknown_keys
+from genai_server.http.leniency import LeftOut, history_of, nameable, objects_at, replace_media
 
 # Parts that are files.
 FILES = {"file": "file"}
@@ -34,15 +33,22 @@ def convert_messages(body: Any) -> list[str]:
     return found
 
 
-def leave_out_of_messages(body: Any) -> list[str]:
-    """Remove from the history in a body's `messages` what cannot be read as text; returns the locations removed."""
-    found = replace_media(history_of(body, "messages"), FILES, "text", "messages[].content[]")
+def _leave_out_of_answers(body: Any) -> Iterator[str]:
     for place, message in objects_at(body, "messages[]"):
         for field in ("annotations", "audio"):
             if message.get(field) and message.get("role") == "assistant":
                 del message[field]
-                found.append(f"{place}.{field}")
-    return found + remove_unknown_keys(body, "messages[]", ChatMessage)
+                yield f"{place}.{field}"
+
+
+# What of the history in a body's `messages` cannot be read as text.
+HISTORY = LeftOut(
+    rules=(
+        lambda body: replace_media(history_of(body, "messages"), FILES, "text", "messages[].content[]"),
+        _leave_out_of_answers,
+    ),
+    forms={"messages[]": ChatMessage},
+)
 
 
 def convert_parts(history: JsonObject, path: str, known: Collection[str], text_type: str) -> list[str]:

@@ -5,7 +5,7 @@ from typing import Any
 
 from fastapi import APIRouter, Response
 
-from genai_server.apis.shared.chat_history import convert_messages, leave_out_of_messages
+from genai_server.apis.shared.chat_history import HISTORY, convert_messages
 from genai_server.apis.shared.router import error_responses
 from genai_server.apis.tokens.schemas import (
     ApplyTemplateRequest,
@@ -26,7 +26,7 @@ from genai_server.text.codec import TextCodec
 from genai_server.text.prompts.prompt import WrittenPrompt
 
 router = APIRouter(
-    route_class=history_route(leave_out_of_messages, convert=convert_messages),
+    route_class=history_route(HISTORY, convert=convert_messages),
     tags=["tokens"],
     responses=error_responses(400, 404, 500, 503),
 )
