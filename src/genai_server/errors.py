@@ -180,13 +180,12 @@ class NoChatTemplate(InvalidField, code="no_chat_template"):
 
 
 class PromptTooLong(InvalidField, code="context_length_exceeded"):
-    """A prompt leaves no token for the answer, or a text is too long.
+    """A prompt of `tokens` leaves none of `limit` for the answer; or, without `tokens`, a text is too long.
 
-    Clients that then shorten the conversation recognize the words of their API, which has them if `tokens`, the length,
-    is given: `limit` is then the maximum of prompt and answer together.
+    Of a prompt, each API says so in the words that its clients recognize, to shorten the conversation.
     """
 
-    def __init__(self, path: str | None, rule: str, *, tokens: int = 0, **parts: Any) -> None:
+    def __init__(self, path: str | None, rule: str = "leaves no token", *, tokens: int = 0, **parts: Any) -> None:
         super().__init__(path, rule, **parts)
         self.tokens = tokens
 

@@ -62,9 +62,9 @@ def test_a_prompt_that_leaves_room_for_one_token_is_taken() -> None:
 
 @pytest.mark.parametrize("num_prompt", [100, 101])
 def test_prompt_of_full_length_is_refused_with_the_limit(num_prompt: int) -> None:
-    with pytest.raises(PromptTooLong, match=rf"\b100\b.*\b{num_prompt}\b") as caught:
+    with pytest.raises(PromptTooLong) as caught:
         _request(num_prompt)
-    assert caught.value.param == "messages"
+    assert (caught.value.param, caught.value.tokens, caught.value.limit) == ("messages", num_prompt, 100)
 
 
 def test_a_prompt_without_tokens_is_refused() -> None:

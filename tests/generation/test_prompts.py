@@ -85,7 +85,7 @@ def test_switch_has_the_templates_name(source: str, given: dict[str, Any], expec
 
 
 def test_effort_without_effect_is_refused_unless_lenient() -> None:
-    with pytest.raises(InvalidField, match='reasoning_effort "high" has no effect') as caught:
+    with pytest.raises(InvalidField, match='reasoning_effort has no effect .*; given "high"') as caught:
         _variables("", reasoning_effort="high")
     assert caught.value.param == "reasoning_effort"
     codec = TextCodec({"default": ChatTemplate(USERS)}, ByteTokenizer())

@@ -72,11 +72,11 @@ def test_data_over_the_limit_is_refused_undecoded(size: int) -> None:
         ("data:image/png;base64,äöüß", "is not valid base64"),
         ("data:image/png,abc", "must be a data URL in base64"),
         ("data:" + "x" * 300 + ";base64,abcd", "must be a data URL in base64"),
-        ("file:///etc/passwd", "must be a data URL, given"),
-        ("ftp://images.example/a.png", "must be a data URL, given"),
-        ("/etc/passwd", "must be a data URL, given"),
-        ("aGVsbG8=", "must be a data URL, given"),
-        ("", "must be a data URL, given"),
+        ("file:///etc/passwd", "must be a data URL; send"),
+        ("ftp://images.example/a.png", "must be a data URL; send"),
+        ("/etc/passwd", "must be a data URL; send"),
+        ("aGVsbG8=", "must be a data URL; send"),
+        ("", "must be a data URL; send"),
         ("http://images.example/a.png", "this server fetches no images (GENAI_IMAGE_HOSTS)"),
     ],
 )
@@ -350,7 +350,7 @@ def test_fetched_file_over_the_limit_is_refused(resolved: list[str], answer: byt
 
 def test_slow_host_is_given_up(resolved: list[str]) -> None:
     host = Host({"/a.png": [b"HTTP/1.1 200 OK\r\nContent-Length: 500\r\n\r\n", *[b"x"] * 500]}, delay=0.05)
-    _fails(host, r"takes longer than 0.3 s to fetch \(GENAI_MEDIA_TIMEOUT\): .*" + AS_DATA, seconds=0.3)
+    _fails(host, r"takes longer than 0.3 s to fetch \(GENAI_MEDIA_TIMEOUT\)" + AS_DATA[:-1], seconds=0.3)
 
 
 def test_host_that_cannot_be_reached_says_so(resolved: list[str]) -> None:

@@ -133,7 +133,7 @@ async def _generate(
         except InvalidField as error:
             # The engine does not know the body's fields.
             if error.param == "grammar" and prepared.constraint is not None:
-                raise prepared.constraint.refused(error.rule) from None
+                raise prepared.constraint.refused(f"the grammar {error.rule}") from None
             raise
 
     # Read.
@@ -298,14 +298,7 @@ def to_generation_request(
     if not prompt:
         raise InvalidField(source, "must encode to at least one token")
     if len(prompt) >= limit + (max_tokens == 0):
-        raise PromptTooLong(
-            source,
-            "must leave a token for the answer: prompt and answer together may have at most",
-            tokens=len(prompt),
-            limit=limit,
-            limited_by=limited_by,
-            given=len(prompt),
-        )
+        raise PromptTooLong(source, tokens=len(prompt), limit=limit, limited_by=limited_by)
     available = limit - len(prompt)
     return GenerationRequest(
         request_id=request_id,

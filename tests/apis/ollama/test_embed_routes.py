@@ -48,7 +48,7 @@ def test_long_texts_are_truncated_unless_truncate_is_false(server: RunningServer
     assert embed(server, input=long, truncate=True).headers.get("x-genai-ignored") is None
     refused = embed(server, input=long, truncate=False)
     assert (refused.status_code, list(refused.json())) == (400, ["error"])
-    assert refused.json()["error"].endswith("truncate: true truncates texts to this length")
+    assert refused.json()["error"].startswith("input has too many tokens (truncate: true truncates texts)")
 
 
 def test_invalid_dimensions_are_refused_and_options_ignored(server: RunningServer) -> None:
