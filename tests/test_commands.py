@@ -10,12 +10,10 @@ import tomllib
 from collections.abc import Iterator
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from genai_server.cli import main
-from genai_server.cli.commands import COMMANDS
 from genai_server.config.sources import load_settings, unknown_variables
 from genai_server.errors import ConfigurationError
 from tests.running_server import ROOT
@@ -35,27 +33,6 @@ SHELLS = ("sh", "bash")
 OPERATORS = re.compile(r"[();<>|&\n]+")
 ASSIGNMENT = re.compile(r"[A-Z_]+=")
 OURS = re.compile(r"(?:.*/)?genai-server|(?:\./)?scripts/[a-z]\w*(?:\.(?:py|cmd))?")
-
-
-# Options of docker, uvicorn, vllm-router, uvx, pipx, curl and claude.
-OTHERS_OPTIONS = (
-    *(
-        "--build-arg",
-        "--cacert",
-        "--cb-timeout-duration-secs",
-        "--disable-slash-commands",
-        "--from",
-        "--gpus",
-        "--no-access-log",
-        "--no-deps",
-        "--output-format",
-        "--policy",
-        "--prefix-caching-hash-algo",
-        "--resolve",
-        "--spec",
-    ),
-    *("--stop-timeout", "--tools", "--wheel", "--wheel-dir"),
-)
 
 
 # The line of README that puts a clone's environment on the PATH.
@@ -191,23 +168,6 @@ def test_invalid_command_line_is_detected(
     assert len(faults([*commands(line)], monkeypatch, capsys)) == 1
 
 
-def test_python_scripts_are_run_by_an_environments_interpreter() -> None:
-    """They are not executable. A name without arguments in a sentence is only a name."""
-    for path in DOCUMENTS:
-        text = path.read_text(encoding="utf-8")
-        code = [*blocks(text), *(span for span in spans(text) if " " in span)]
-        before = {word for line in code for word in re.findall(r"(?:([^\s;&|]+) +)?(?:\./)?scripts/\w+\.py", line)}
-        assert before <= {".venv/bin/python", "python3.12"}, path.name
-
-
-def test_documents_name_commands_of_an_activated_environment() -> None:
-    """CONTRIBUTING.md names files of the environment, because it is for developers with several."""
-    for path in DOCUMENTS:
-        if path.name != "CONTRIBUTING.md":
-            text = path.read_text(encoding="utf-8")
-            assert set(re.findall(r"\.venv/bin/([\w-]+)", text)) <= {"activate", "python"}, path.name
-
-
 def test_readme_activates_the_environment_before_any_command() -> None:
     readme = "".join(blocks((ROOT / "README.md").read_text(encoding="utf-8")))
     assert 0 < readme.index(f"{ACTIVATION}\n") < readme.index("genai-server ")
@@ -240,40 +200,3 @@ def _is_on_the_path(program: str, folder: Path) -> bool:
         ["sh", "-c", f"{ACTIVATION}; command -v {program}"], cwd=folder, capture_output=True, text=True, check=False
     )
     return Path(found.stdout.strip()).parent.resolve() == Path(sys.prefix, "bin").resolve()
-
-
-def test_each_command_and_each_script_is_documented() -> None:
-    texts = "".join(path.read_text(encoding="utf-8") for path in [*DOCUMENTS, *(ROOT / "docs" / "decisions").glob("*")])
-    assert [name for name in COMMANDS if f"genai-server {name}" not in texts] == []
-    assert [path.name for path in SCRIPTS.glob("*.*") if f"scripts/{path.stem}" not in texts] == []
-
-
-def test_each_script_has_usage_and_each_documented_option_exists(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    known = set(OTHERS_OPTIONS)
-    add = argparse.ArgumentParser.add_argument
-
-    def add_and_note(self: argparse.ArgumentParser, *names: str, **how: Any) -> argparse.Action:
-        known.update(names)
-        return add(self, *names, **how)
-
-    monkeypatch.setattr(argparse._ActionsContainer, "add_argument", add_and_note)
-    monkeypatch.syspath_prepend(str(SCRIPTS))
-    for command in COMMANDS:
-        with pytest.raises(SystemExit):
-            main([command, "--help"])
-    capsys.readouterr()
-    silent = []
-    for path in SCRIPTS.glob("*.py"):
-        if "import argparse" in path.read_text(encoding="utf-8"):  # other scripts take no arguments
-            monkeypatch.setattr(sys, "argv", [str(path), "--help"])
-            with pytest.raises(SystemExit) as ended:
-                runpy.run_path(str(path), run_name="__main__")
-            if ended.value.code or not capsys.readouterr().out.startswith(f"usage: {path.name} "):
-                silent.append(path.name)
-    assert silent == []
-    prose = "".join(BLOCK.sub("", path.read_text(encoding="utf-8")) for path in DOCUMENTS)
-    named = {option for span in re.findall(r"`([^`]+)`", prose) for option in re.findall(r"(?<!\S)--[a-z-]+", span)}
-    assert len(named) > 30
-    assert named - known == set()

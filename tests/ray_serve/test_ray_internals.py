@@ -2,9 +2,7 @@
 
 import asyncio
 import inspect
-import re
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -121,12 +119,3 @@ def test_ray_has_the_attributes_that_are_read() -> None:
         "a router no longer knows its deployment, which names the tree of prefixes"
     )
     assert isinstance(inspect.getattr_static(RunningReplica, "replica_id"), property), "a replica's id has moved"
-
-
-def test_private_names_of_ray_are_in_one_module() -> None:
-    found = {
-        file.name
-        for file in (Path(__file__).parents[2] / "src/genai_server/ray_serve").glob("*.py")
-        if re.search(r"(from|import) ray\.[\w.]*\b_|import _get|_internal=|_fetch_", file.read_text(encoding="utf-8"))
-    }
-    assert found == {"ray_internals.py"}
