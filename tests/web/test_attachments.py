@@ -94,6 +94,7 @@ def talk(browser: Browser, own_scripted: RunningServer) -> Iterator[Talk]:
         yield Talk(page)
 
 
+@pytest.mark.smoke
 def test_an_image_is_sent_before_the_text_and_kept(talk: Talk, tmp_path: Path) -> None:
     talk.attach(CAT)
     expect(talk.attached()).to_have_count(1)
@@ -338,7 +339,7 @@ def test_shown_programs_read_the_images_from_files(talk: Talk, tmp_path: Path, m
     (tmp_path / "curl").write_text(f"#!/bin/sh\ncat >{sent}\n")
     (tmp_path / "curl").chmod(0o755)
     shell = f"PATH={tmp_path}:$PATH\n{curl}"
-    subprocess.run(["sh", "-c", shell], cwd=tmp_path, check=True, timeout=30)
+    subprocess.run(["sh", "-c", shell], cwd=tmp_path, check=True, timeout=90)
     assert json.loads(sent.read_text())["messages"] == talk.bodies[0]["messages"]
 
     given: dict[str, Any] = {}

@@ -38,6 +38,7 @@ def set_option(page: Page, label: str, value: str) -> None:
     page.get_by_label(label).first.fill(value)
 
 
+@pytest.mark.smoke
 def test_answer_is_restored_after_a_reload(page: Page) -> None:
     say(page, "What is the capital of France?")
     expect(answer(page)).to_contain_text(PARIS)
@@ -78,6 +79,7 @@ def test_progress_of_a_long_prompt_is_shown(page: Page) -> None:
     expect(page.locator(".waiting")).to_have_count(0)
 
 
+@pytest.mark.smoke
 def test_escape_stops_an_answer_which_keeps_its_text(scripted_page: Page, scripted: RunningServer) -> None:
     say(scripted_page, "count 400; delay 0.02")
     expect(answer(scripted_page)).to_contain_text("1, 2, 3")
@@ -98,6 +100,7 @@ def test_a_chat_that_is_deleted_ends_its_answer(scripted_page: Page, scripted: R
     wait_until(lambda: scripted.idle("scripted:0") and scripted.idle("scripted:1"))
 
 
+@pytest.mark.smoke
 def test_edited_message_makes_a_branch_and_keeps_the_first(page: Page) -> None:
     ask(page, "What is the capital of France?")
     page.get_by_role("button", name="Edit", exact=True).click()
@@ -143,6 +146,7 @@ def test_reasoning_is_folded_and_a_stream_error_is_shown(scripted_page: Page) ->
     expect(scripted_page.get_by_text("Let me think.")).to_be_visible()
 
 
+@pytest.mark.smoke
 def test_a_tool_is_called_and_its_result_goes_back(page: Page) -> None:
     set_option(page, "Tools", json.dumps([{"type": "function", "function": WEATHER}]))
     say(page, "What is the weather in Paris?")
@@ -193,7 +197,7 @@ def test_the_shown_programs_do_what_the_page_did(page: Page, capsys: pytest.Capt
     ask(page, "What is the capital of France?")
     page.get_by_role("button", name="Code").click()
     curl, python = page.locator(".panel pre").all_inner_texts()
-    done = subprocess.run(["sh", "-c", curl], capture_output=True, text=True, timeout=30, check=True)
+    done = subprocess.run(["sh", "-c", curl], capture_output=True, text=True, timeout=90, check=True)
     exec(compile(python, "shown", "exec"), {})
     for said in (done.stdout, capsys.readouterr().out):
         assert "The capital of France" in said
@@ -266,6 +270,7 @@ def use_key(page: Page, key: str, label: str = "API key") -> None:
     page.get_by_role("button", name="Use this key").click()
 
 
+@pytest.mark.smoke
 def test_a_key_is_asked_for_once_and_kept_in_the_tab_only(browser: Browser, locked: RunningServer) -> None:
     with opened(browser, locked) as page:
         expect(page.get_by_role("dialog")).to_contain_text("This server requires an API key.")

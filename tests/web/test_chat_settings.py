@@ -44,6 +44,7 @@ def settings(page: Page, **values: str) -> None:
         panel.get_by_label(label.replace("_", " ")).first.fill(value)
 
 
+@pytest.mark.smoke
 def test_settings_belong_to_a_chat_and_are_seen(page: Page, bodies: list[dict[str, Any]]) -> None:
     settings(page, System_prompt=PIRATE, Max_tokens="3")
     ask(page, "First")

@@ -22,6 +22,7 @@ MARKDOWN = (
 )
 
 
+@pytest.mark.smoke
 def test_markdown_is_formatted_and_html_in_an_answer_stays_text(page: Page) -> None:
     ask(page, MARKDOWN)
     shown = page.locator(".assistant .markdown")

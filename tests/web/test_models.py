@@ -52,6 +52,7 @@ def talk(page: Page, model: str, text: str) -> None:
     ask(page, text)
 
 
+@pytest.mark.smoke
 def test_a_model_is_loaded_talked_to_and_unloaded(page: Page, tmp_path: Path) -> None:
     submit(page, "Load another directory", "Load", Name="more", Directory="/more", Devices="scripted:7")
     expect(row(page, "more")).to_contain_text("ready")
@@ -73,6 +74,7 @@ def test_a_model_can_be_unloaded_on_a_phone(browser: Browser, own_scripted: Runn
         picture(page, "models-phone", tmp_path)
 
 
+@pytest.mark.smoke
 def test_failed_load_is_shown_with_the_reason(page: Page) -> None:
     form = submit(page, "Load another directory", "Load", Name="more", Directory="/nowhere", Devices="cpu")
     expect(form.get_by_role("alert")).to_contain_text("/nowhere")

@@ -34,7 +34,7 @@ def streaming(server: RunningServer) -> Iterator[None]:
 
     thread = threading.Thread(target=read, daemon=True)
     thread.start()
-    assert began.wait(20)
+    assert began.wait(90)
     try:
         yield
     finally:
@@ -51,6 +51,7 @@ def test_devices_are_shown_with_their_state(page: Page) -> None:
     expect(cards.first).to_contain_text("waiting")
 
 
+@pytest.mark.smoke
 def test_a_running_request_is_shown_and_cancelled(page: Page, own_scripted: RunningServer) -> None:
     with streaming(own_scripted):
         row = page.locator("section[aria-label=Requests]").locator("tbody tr")
@@ -166,6 +167,7 @@ addEventListener("message", ({data, source, origin}) => {
 </script>"""
 
 
+@pytest.mark.smoke
 def test_a_profile_session_leads_from_a_click_to_its_report(browser: Browser, demo: RunningServer) -> None:
     with opened(browser, demo, "#monitor/profiles", other="ui.perfetto.dev") as page:
         page.get_by_role("combobox", name="Tokens", exact=True).select_option("first_tokens")

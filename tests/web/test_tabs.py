@@ -49,6 +49,7 @@ def test_turns_of_two_tabs_at_the_same_time_are_branches(first: Page, second: Pa
     expect(first.get_by_label("Version 1 of 2").or_(first.get_by_label("Version 2 of 2"))).to_be_visible()
 
 
+@pytest.mark.smoke
 def test_tabs_show_the_chats_and_turns_of_each_other(first: Page, second: Page) -> None:
     ask(first, "say Italy")
     expect(answer(second).last).to_contain_text("Italy")

@@ -35,6 +35,7 @@ def delete(page: Page, turn: Locator, sentence: str) -> None:
     agree(page, "Delete")
 
 
+@pytest.mark.smoke
 def test_an_answer_cut_at_max_tokens_is_continued(page: Page) -> None:
     page.get_by_role("button", name="Settings").click()
     page.get_by_label("Max tokens").first.fill("5")

@@ -96,6 +96,7 @@ def test_each_view_fits_a_phone(page: Page, view: str, tmp_path: Path) -> None:
     assert page.evaluate("document.documentElement.scrollWidth") <= 360
 
 
+@pytest.mark.smoke
 def test_the_keyboard_alone_is_enough_to_ask(browser: Browser, demo: RunningServer) -> None:
     with opened(browser, demo) as page:
         expect(page.get_by_label("Message", exact=True)).to_be_focused()
