@@ -22,7 +22,8 @@ def connect(server: RunningServer, *, receive_buffer: int | None = None) -> sock
     sock = socket.socket()
     if receive_buffer is not None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
-    sock.settimeout(20)
+    # Below the 60 s of asyncio for a TLS handshake.
+    sock.settimeout(40)
     sock.connect(("127.0.0.1", int(server.url.rpartition(":")[2])))
     return sock
 
@@ -35,7 +36,7 @@ def post(server: RunningServer, path: str, **fields: Any) -> bytes:
 
 
 def read_to_end(sock: socket.socket) -> bytes:
-    """Everything until the server closes the connection; fails if it does not within 20 s."""
+    """Everything until the server closes the connection; fails if it does not within 40 s."""
     data = b""
     try:
         while part := sock.recv(65536):

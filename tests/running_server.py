@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -24,14 +25,19 @@ DEMO = ROOT / "models" / "demo"
 SCRIPTED = ("--device", "scripted:0,scripted:1", "--max-length", "2000")
 # The demo model is too small for more, and idle threads would take the cores from other tests.
 ONE_THREAD = {"GENAI_THREADS": "1"}
+# Seconds that a test waits for what takes less than one on a quiet machine, before it fails. No test may depend on how
+# long something takes, so that this is only an end for what hangs.
+PATIENCE = 90.0
 SETTINGS = ("GENAI_", "HOST", "PORT", "WORKERS", "RELOAD")
 
 
 def free_port() -> int:
-    """An unused TCP port."""
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        port: int = sock.getsockname()[1]
-        return port
+    """An unused TCP port, below those of clients: the system could give it to one before the server takes it."""
+    while True:
+        port = random.randrange(15_000, 32_000)
+        with socket.socket() as sock, suppress(OSError):
+            sock.bind(("127.0.0.1", port))
+            return port
 
 
 def clean_environment(**settings: str) -> dict[str, str]:
@@ -54,7 +60,7 @@ def environment_without(module: str, folder: Path) -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join([str(folder), str(ROOT / "src")])}
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 40.0, *, least: float = 0.01) -> None:
+def wait_until(condition: Callable[[], bool], seconds: float = PATIENCE, *, least: float = 0.01) -> None:
     """Poll with growing pauses until the condition holds; fails after the time limit.
 
     `least` is the shortest pause, in seconds.
@@ -127,7 +133,7 @@ class RunningServer:
     def __init__(self, process: "ForkedProcess | subprocess.Popen[bytes]", port: int, log: Path) -> None:
         self.process = process
         self.url = f"http://127.0.0.1:{port}"
-        self.client = httpx.Client(base_url=self.url, timeout=30)
+        self.client = httpx.Client(base_url=self.url, timeout=PATIENCE)
         self.folder = log.parent
         self._log = log
 
@@ -173,7 +179,7 @@ class RunningServer:
     def stream(self, content: str, *, path: str = "/v1/chat/stream", **fields: Any) -> Iterator["EventReader"]:
         """POST to a streaming endpoint and read its events."""
         with (
-            httpx.Client(base_url=self.url, timeout=30) as client,
+            httpx.Client(base_url=self.url, timeout=PATIENCE) as client,
             client.stream("POST", path, json=body(content, **fields)) as response,
         ):
             if response.status_code != 200:
@@ -240,7 +246,7 @@ def run_server(
     ready: bool = True,
     program: Sequence[str] = (),
     cwd: Path = ROOT,
-    seconds: float = 40.0,
+    seconds: float = PATIENCE,
     port: int | None = None,
 ) -> Iterator[RunningServer]:
     """Start `genai-server serve`, wait until no device is loading, and finally end its processes.
@@ -281,7 +287,7 @@ def run_server(
             process.kill()
             process.wait()
         server.client.close()
-        alive = running_after(children, 20.0)
+        alive = running_after(children, PATIENCE / 2)
         for child in alive:
             child.kill()
         assert not alive, f"left behind: {alive}"
@@ -292,7 +298,7 @@ def run_command(
     environment: Mapping[str, str],
     cwd: Path = ROOT,
     said: str = "",
-    seconds: float = 55.0,
+    seconds: float = PATIENCE,
     python_path: str | None = None,
 ) -> "subprocess.CompletedProcess[str]":
     """Run `genai-server` with these arguments to its end, forked where possible. `said` is its standard input.
@@ -367,4 +373,4 @@ def serve_with_uvicorn(
         yield process, f"http://127.0.0.1:{port}", log
     finally:
         process.send_signal(signal.SIGTERM)
-        process.wait(15)
+        process.wait(PATIENCE)

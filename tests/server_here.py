@@ -23,7 +23,7 @@ from genai_server.messages.launch import EngineSpec
 from genai_server.supervisor import engine_watch
 from genai_server.supervisor.engine_process import EngineProcess
 from genai_server.supervisor.supervisor import Supervisor
-from tests.running_server import ONE_THREAD, RunningServer, wait_until
+from tests.running_server import ONE_THREAD, PATIENCE, RunningServer, wait_until
 
 
 class ServerHere(RunningServer):
@@ -31,7 +31,7 @@ class ServerHere(RunningServer):
 
     def __init__(self, port: int, folder: Path) -> None:
         self.url = f"http://127.0.0.1:{port}"
-        self.client = httpx.Client(base_url=self.url, timeout=30)
+        self.client = httpx.Client(base_url=self.url, timeout=PATIENCE)
         self.folder = folder
 
 
@@ -41,7 +41,7 @@ def starts_held() -> Iterator[None]:
     goes_on = threading.Event()
 
     def held(spec: EngineSpec) -> EngineProcess:
-        assert goes_on.wait(60)
+        assert goes_on.wait(PATIENCE)
         return EngineProcess(spec)
 
     with patch.object(engine_watch, "EngineProcess", held):
@@ -72,7 +72,7 @@ def run_here(
         thread.start()
         server = ServerHere(listener.getsockname()[1], folder)
         try:
-            wait_until(lambda: server.is_ready() and not server.is_starting(), 40.0)
+            wait_until(lambda: server.is_ready() and not server.is_starting())
             yield server
         finally:
             server.client.close()

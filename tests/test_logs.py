@@ -136,10 +136,10 @@ def test_internal_error_of_a_request_is_logged_without_message(
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     try:
-        assert httpx.get(f"http://127.0.0.1:{listener.getsockname()[1]}/", timeout=30).status_code == 500
+        assert httpx.get(f"http://127.0.0.1:{listener.getsockname()[1]}/", timeout=90).status_code == 500
     finally:
         server.should_exit = True
-        thread.join(20)
+        thread.join(90)
     printed = capsys.readouterr().err
     assert "ERROR uvicorn: Exception in ASGI application" in printed
     assert "INFO uvicorn: Started server process" in printed
@@ -209,7 +209,7 @@ def _within(work: Callable[[], object]) -> None:
     """Do something that must not block."""
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
-    thread.join(20)
+    thread.join(90)
     assert not thread.is_alive()
 
 

@@ -81,7 +81,7 @@ def test_a_model_in_use_is_not_unloaded_and_the_figures_say_why(server: RunningS
         assert server.options(terminate_session="1", model="one").status_code == 200
         last = last_event(reader)
     assert last["finish_reason"] == "terminated"
-    waiting.join(30)
+    waiting.join(90)
     assert answers[0].json()["content"] == "x"
     assert states(server) == {"one": "unloaded", "two": "ready", "large": "unloaded"}
 

@@ -18,7 +18,7 @@ import pytest
 
 from genai_server.http.api_keys import line_of
 from genai_server.workers.process import WorkerProcess
-from tests.running_server import RunningServer, api_processes, body, run_server, suspended, wait_until
+from tests.running_server import PATIENCE, RunningServer, api_processes, body, run_server, suspended, wait_until
 from tests.server_here import run_here
 
 KEYS = {name: f"{name}-0123456789abcdef" for name in ("alice", "bob")}
@@ -50,7 +50,7 @@ def held_checks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]
     goes_on = threading.Event()
 
     def ask(process: WorkerProcess, question: Mapping[str, Any], data: bytes, timeout: float) -> dict[str, Any]:
-        assert goes_on.wait(60)
+        assert goes_on.wait(PATIENCE)
         return {"error": None}
 
     monkeypatch.setattr(WorkerProcess, "ask", ask)
@@ -69,13 +69,14 @@ def test_more_waiting_work_of_a_key_is_a_503_with_limit_and_given_value(
 
         def ask(holder: str, title: str) -> "Future[httpx.Response]":
             headers = {**_headers(holder), "connection": "close"}
-            return threads.submit(httpx.post, f"{server.url}/v1/chat/completions", json=_asked(title), headers=headers)
+            url = f"{server.url}/v1/chat/completions"
+            return threads.submit(httpx.post, url, json=_asked(title), headers=headers, timeout=PATIENCE)
 
         # One is checked, one waits, and the others are refused.
         asked = {ask("alice", f"a{number}") for number in range(4)}
         refused: set[Future[httpx.Response]] = set()
         while len(refused) < 2:
-            done, _ = wait(asked - refused, 40, FIRST_COMPLETED)
+            done, _ = wait(asked - refused, PATIENCE, FIRST_COMPLETED)
             assert done
             refused |= done
         of_bob = [ask("bob", f"b{number}") for number in range(2)]
@@ -163,4 +164,4 @@ def test_keys_take_turns_between_api_processes(own_folder: Path) -> None:
             assert [_ask(of_bob, "bob", f"b{number}") for number in range(5)] == [200] * 5
             assert [one.done() for one in asked] == [False, False]
             assert len(_checkers(server)) == 2
-        assert [one.result(40) for one in asked] == [200, 200]
+        assert [one.result(90) for one in asked] == [200, 200]

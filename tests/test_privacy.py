@@ -41,7 +41,7 @@ def test_no_key_prompt_or_answer_is_in_the_log(tmp_path: Path, device: str) -> N
         ("/v1/chat", "swordfish"),
     ]
     with run_server(tmp_path, settings=settings) as server:
-        with httpx.Client(base_url=server.url, timeout=30) as client:
+        with httpx.Client(base_url=server.url, timeout=90) as client:
             for path, content in asked:
                 for key in (KEY, ADMIN, WRONG):
                     headers = {"authorization": f"Bearer {key}", "x-request-id": "sword fish"}

@@ -126,7 +126,7 @@ def test_request_beyond_the_unload_timeout_ends_with_an_error(server: RunningSer
     with server.begun(SLOW, model="more") as reader:
         assert unload(server, name="more", timeout=0).json()["unloaded"] is True
         found = [json.loads(event) for event in reader]
-    waiting.join(20)
+    waiting.join(90)
     assert [event["error"]["code"] for event in found if "error" in event] == ["model_unloaded"]
     assert "error" in found[-1]
     assert (whole[0].status_code, whole[0].json()["error"]["code"]) == (503, "model_unloaded")
@@ -220,7 +220,7 @@ def test_every_worker_learns_of_loads_and_unloads(workers: RunningServer) -> Non
     def statuses(number: int = 12) -> set[int]:
         """Status codes of requests on separate connections, which reach both processes."""
         asked = body("say x", model="more")
-        return {httpx.post(f"{workers.url}/v1/chat", json=asked, timeout=30).status_code for _ in range(number)}
+        return {httpx.post(f"{workers.url}/v1/chat", json=asked, timeout=90).status_code for _ in range(number)}
 
     assert statuses() == {404}
     assert load(workers, name="more", path="/more").json()["state"] == "ready"

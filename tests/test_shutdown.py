@@ -49,7 +49,7 @@ def ask(server: RunningServer, method: str, path: str, **fields: Any) -> httpx.R
 def is_ready(url: str) -> bool:
     """Whether a server is ready, asked on a separate connection."""
     try:
-        return httpx.get(f"{url}/readyz", timeout=30).status_code == 200
+        return httpx.get(f"{url}/readyz", timeout=90).status_code == 200
     except httpx.TransportError:
         return False
 
@@ -120,7 +120,7 @@ def test_request_that_outlasts_the_drain_ends_with_status_3(own_folder: Path, ki
             wait_until(lambda: not is_ready(server.url))
             assert last_event(reader)["error"]["code"] == "server_stopping"
         for thread in threads:
-            thread.join(30)
+            thread.join(90)
         # One of them was running, two were waiting.
         assert [(answer.status_code, answer.json()["error"]["code"]) for answer in plain] == [
             (503, "server_stopping")
@@ -131,7 +131,7 @@ def test_request_that_outlasts_the_drain_ends_with_status_3(own_folder: Path, ki
 
 def test_draining_server_accepts_nothing_and_closes_connections(own_folder: Path) -> None:
     with run_server(own_folder, "--device", "scripted") as server:
-        with httpx.Client(base_url=server.url, timeout=30) as kept:
+        with httpx.Client(base_url=server.url, timeout=90) as kept:
             assert "connection" not in kept.get("/healthz").headers
             with server.stream("delay 0.02; count 20") as short, told_to_stop(server, LONG) as reader:
                 answer = kept.post("/v1/chat", json=body("say x"))

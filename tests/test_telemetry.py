@@ -113,7 +113,7 @@ def test_plain_uvicorn_starts_none(home: Home, own_folder: Path) -> None:
 
 def _answers(url: str, content: Mapping[str, Any]) -> bool:
     try:
-        return httpx.post(url, json=content, timeout=30).status_code == 200
+        return httpx.post(url, json=content, timeout=90).status_code == 200
     except httpx.TransportError:
         return False
 

@@ -198,7 +198,7 @@ def test_profile_sessions_do_not_change_the_answers_of_a_model(demo: RunningServ
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(30)
+            thread.join(90)
         return [found[question] for question in QUESTIONS]
 
     alone = ask(demo)

@@ -190,7 +190,7 @@ def test_ctrl_c_ends_with_one_line_and_keeps_partial_files(user: User) -> None:
 
     user.hub.before_sending = interrupt
     process = user.start("pull", "org/tiny")
-    _, errors = process.communicate(timeout=50)
+    _, errors = process.communicate(timeout=90)
     assert started
     assert process.returncode == 1
     assert errors == "genai-server: stopped; the same command continues from here\n"

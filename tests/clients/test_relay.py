@@ -9,7 +9,7 @@ from tests.running_server import RunningServer
 def test_requests_are_recorded_and_answered_as_without_it(scripted: RunningServer) -> None:
     body = {"messages": [{"role": "user", "content": "say hi"}], "stream": True}
     path = "/v1/chat/completions"
-    with relay(scripted.url) as through, httpx.Client(base_url=through.url, timeout=30) as client:
+    with relay(scripted.url) as through, httpx.Client(base_url=through.url, timeout=90) as client:
         pieces = [line for line in client.post(path, json=body).text.splitlines() if line.startswith("data: ")]
         chunked = client.post(
             path, content=iter([b'{"messages": ', b"5}"]), headers={"content-type": "application/json"}

@@ -446,7 +446,7 @@ def test_each_end_interrupts_the_chunk_of_its_prompt_every_time(
             if message is not None:  # as the connections' thread does
                 device.put(message)
                 device.loop.interrupts.ask(API, message)
-            assert interrupted.wait(30)
+            assert interrupted.wait(90)
             clock.wait(1.0)  # past the deadline
         return run(*arguments)
 

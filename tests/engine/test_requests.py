@@ -94,7 +94,7 @@ def test_deadline_of_a_prompt_interrupts_only_its_own_pass(
 
     def wait(reads: Several[Read]) -> None:
         if reads[0].sequence.id == 0:
-            waited.append(interrupted.wait(30))
+            waited.append(interrupted.wait(90))
             clock.wait(0.05)
             raise Interrupted
 

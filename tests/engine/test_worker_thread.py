@@ -19,7 +19,7 @@ def test_jobs_of_the_background_come_last() -> None:
     futures += [worker.submit(partial(done.append, name)) for name in "xy"]
     go_on.set()
     for future in futures:
-        future.result(30)
+        future.result(90)
     assert done == ["x", "y", "b", "c"]
 
 
@@ -33,7 +33,7 @@ def test_tenants_take_turns() -> None:
             futures.append(worker.submit(job, tenant=name[0], background=background))
     go_on.set()
     for future in futures:
-        future.result(30)
+        future.result(90)
     assert done == ["a1", "b1", "c1", "a2", "b2", "a3", "A1", "B1", "C1", "A2", "B2", "A3"]
 
 
@@ -44,11 +44,11 @@ def test_a_second_thread_runs_the_jobs_of_another_tenant() -> None:
     futures.append(worker.submit(partial(done.append, "c of the background"), tenant="c", background=True))
     for number in range(3):
         futures.append(worker.submit(partial(done.append, f"b{number}"), tenant="b"))
-        futures[-1].result(30)
+        futures[-1].result(90)
     assert done == ["b0", "b1", "b2"]
     go_on.set()
     for future in futures:
-        future.result(30)
+        future.result(90)
     assert done[3:] == ["a", "c of the background"]
 
 
@@ -68,20 +68,20 @@ def test_both_threads_start_within_the_given_context() -> None:
     futures = [worker.submit(go_on.wait, tenant=tenant) for tenant in "aabb"]
     go_on.set()
     for future in futures:
-        future.result(30)
+        future.result(90)
     assert number == [2]
 
 
 def test_a_failed_job_fails_its_future_only() -> None:
     worker = WorkerThread("test")
     failed = worker.submit(partial(int, "x"))
-    assert worker.submit(partial(int, "7")).result(30) == 7
+    assert worker.submit(partial(int, "7")).result(90) == 7
     with pytest.raises(ValueError, match="invalid literal"):
-        failed.result(30)
+        failed.result(90)
 
 
 def test_initializer_runs_in_the_thread_before_the_first_job() -> None:
     found: list[str] = []
     worker = WorkerThread("named", lambda: found.append(threading.current_thread().name))
-    assert worker.submit(lambda: list(found)).result(30) == found
+    assert worker.submit(lambda: list(found)).result(90) == found
     assert found[0].startswith("named")

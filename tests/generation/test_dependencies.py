@@ -37,7 +37,7 @@ from tests.server_here import run_here
 def test_default_deadline_is_the_setting_from_arrival_on() -> None:
     clock = HandClock()
     deadline = Deadline(600, clock)
-    clock.wait(20)
+    clock.wait(90)
     assert deadline.seconds_left == 580
     clock.wait(600)
     assert deadline.seconds_left == 0

@@ -43,7 +43,7 @@ class Proxy:
         """A client with its own connections from this address of the machine."""
         transport = httpx.HTTPTransport(verify=self.tls, local_address=address)
         headers = {"authorization": f"Bearer {key}"} if key else {}
-        with httpx.Client(base_url=self.url, transport=transport, headers=headers, timeout=30) as client:
+        with httpx.Client(base_url=self.url, transport=transport, headers=headers, timeout=90) as client:
             yield client
 
 

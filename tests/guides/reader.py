@@ -166,7 +166,7 @@ def _prometheus(options: list[str], folder: Path, environment: Mapping[str, str]
 def _has_scraped(address: str) -> bool:
     """Whether a Prometheus has a result of its first target."""
     try:
-        found = httpx.get(f"http://{address}/api/v1/query", params={"query": "up"}, timeout=30)
+        found = httpx.get(f"http://{address}/api/v1/query", params={"query": "up"}, timeout=90)
     except httpx.TransportError:
         return False
     return found.status_code == 200 and bool(found.json()["data"]["result"])

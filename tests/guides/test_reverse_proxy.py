@@ -117,7 +117,7 @@ def _ask(proxy: Proxy, path: str, **options: Any) -> dict[str, Any]:
     url = f"{proxy.url.replace('https', 'wss')}{path}"
     with connect(url, ssl=proxy.tls, additional_headers=headers, proxy=None, **options) as connection:
         connection.send(json.dumps({"type": "response.create", "model": "onnx-genai", "input": "say hello"}))
-        while (event := json.loads(connection.recv(timeout=20)))["type"] != "response.completed":
+        while (event := json.loads(connection.recv(timeout=90)))["type"] != "response.completed":
             assert event["type"].startswith("response."), event
         response: dict[str, Any] = event["response"]
         return response

@@ -160,7 +160,7 @@ def test_running_request_holds_the_keys_slot_until_it_ends(limited: RunningServe
     health = limited.client.get("/healthz", headers=bearer("slow")).json()
     engine = psutil.Process(health["devices"]["scripted"]["pid"])
     with (
-        httpx.Client(base_url=limited.url, timeout=30) as client,
+        httpx.Client(base_url=limited.url, timeout=90) as client,
         client.stream("POST", "/v1/chat/stream", json=body(script), headers=bearer("slow")) as response,
     ):
         lines = response.iter_lines()
@@ -180,7 +180,7 @@ def test_running_request_holds_the_keys_slot_until_it_ends(limited: RunningServe
 def test_reads_of_what_is_stored_count_for_their_key(limited: RunningServer) -> None:
     wait_until(lambda: chat(limited, "slow").status_code == 200)
     asked = {"input": "count 999; delay 0.1", "background": True, "stream": True}
-    with httpx.Client(base_url=limited.url, timeout=30, headers=bearer("slow")) as client:
+    with httpx.Client(base_url=limited.url, timeout=90, headers=bearer("slow")) as client:
         with client.stream("POST", "/v1/responses", json=asked) as response:
             (created,) = [line for line, _ in zip(response.iter_lines(), range(2), strict=False) if "data: " in line]
         path = f"/v1/responses/{json.loads(created.removeprefix('data: '))['response']['id']}"
@@ -217,7 +217,7 @@ def test_a_web_page_of_a_listed_origin_reads_a_stream_and_a_429(limited: Running
     headers = {**bearer("slow"), "origin": "https://app.example"}
     wait_until(lambda: chat(limited, "slow").status_code == 200)
     with (
-        httpx.Client(base_url=limited.url, timeout=30) as client,
+        httpx.Client(base_url=limited.url, timeout=90) as client,
         client.stream("POST", "/v1/chat/stream", json=body("count 99; delay 0.1"), headers=headers) as stream,
     ):
         lines = stream.iter_lines()

@@ -57,7 +57,7 @@ def served(events: Events, **options: Any) -> Iterator[tuple[str, Source]]:
 def read(events: Events, **options: Any) -> str:
     """Everything that a client receives."""
     with served(events, **options) as (url, source):
-        text = httpx.get(url, timeout=30).text
+        text = httpx.get(url, timeout=90).text
         wait_until(lambda: source.closed == 1)
     return text
 
@@ -102,7 +102,7 @@ def test_no_proxy_keeps_the_events_back() -> None:
         yield "x"
 
     with served(events) as (url, _):
-        headers = httpx.get(url, timeout=30).headers
+        headers = httpx.get(url, timeout=90).headers
     assert headers["content-type"] == "text/event-stream; charset=utf-8"
     assert headers["cache-control"] == "no-store"
     assert headers["x-accel-buffering"] == "no"
@@ -111,15 +111,23 @@ def test_no_proxy_keeps_the_events_back() -> None:
 def test_comments_are_sent_while_no_event_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(EventStream, "COMMENT_INTERVAL", 0.02)
 
+    commented = threading.Event()
+
     async def events() -> AsyncGenerator[Any]:
         yield "first"
-        await asyncio.sleep(0.5)
+        while not commented.is_set():  # noqa: ASYNC110 - set by the client's thread
+            await asyncio.sleep(0.01)
         yield "last"
 
-    sent = read(events).removesuffix("\n\n").split("\n\n")
-    comments = [line for line in sent if line.startswith(": ping")]
-    assert comments
-    assert [line for line in sent if line not in comments] == ["data: first", "data: last"]
+    data = []
+    with served(events) as (url, _), httpx.stream("GET", url, timeout=90) as response:
+        for line in response.iter_lines():
+            if line.startswith(": ping"):
+                commented.set()
+            elif line:
+                data.append(line)
+    assert commented.is_set()
+    assert data == ["data: first", "data: last"]
 
 
 STREAMS = [

@@ -70,7 +70,7 @@ def test_command_without_the_secret_is_ignored(
 def test_closing_does_not_wait_for_an_ended_listener(listener: CommandListener) -> None:
     listener._closing.set()
     Client(listener.address).close()
-    listener._thread.join(10)
+    listener._thread.join(90)
     listener.close()
     assert not listener._thread.is_alive()
 

@@ -142,11 +142,11 @@ class LoadedByHand:
         started.put(self)
 
     def report(self, load_timeout: float) -> EngineReport:
-        self.may_load.wait(20)
+        self.may_load.wait(90)
         return EngineReport("address", min_kv_bytes=1, max_kv_bytes=9)
 
     def wait(self, step_timeout: float, on_hang: object) -> str:
-        self.may_die.wait(20)
+        self.may_die.wait(90)
         return "it died"
 
 
@@ -159,15 +159,15 @@ def test_an_engine_gets_the_size_that_was_set_while_it_loaded(monkeypatch: pytes
     watch = EngineWatch(spec, status, Restarts(9), lambda: None, step_timeout=0, load_timeout=0)
     watch.start()
     for before, loading, later in ((8, 5, 3), (3, 4, 6)):  # the second is a restart
-        process = started.get(timeout=20)
+        process = started.get(timeout=90)
         Heartbeat(beats).hold(7)  # of the process before
         watch.resize(loading)
         assert (process.first_size, process.sizes.empty(), watch.kv_bytes) == (before, True, 0)
         process.may_load.set()
-        assert process.sizes.get(timeout=20) == loading
+        assert process.sizes.get(timeout=90) == loading
         assert watch.kv_bytes == 7
         watch.resize(later)
-        assert process.sizes.get(timeout=20) == later
+        assert process.sizes.get(timeout=90) == later
         process.may_die.set()
     watch.leave()
     watch.end()

@@ -122,7 +122,7 @@ def test_ctrl_c_keeps_what_is_done(tmp_path: Path) -> None:
         running = subprocess.Popen(command, cwd=ROOT, env=clean_environment(), stderr=subprocess.PIPE)
         wait_until(lambda: target.exists() and target.read_bytes().count(b"\n") == 8)
         running.send_signal(signal.SIGINT)
-        _, printed = running.communicate(timeout=20)
+        _, printed = running.communicate(timeout=90)
         assert running.returncode == 130
     assert b"the same command continues" in printed
     assert len(read(target)) == 8

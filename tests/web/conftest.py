@@ -11,7 +11,7 @@ from tests.running_server import SCRIPTED, RunningServer
 from tests.server_here import run_here
 
 # A busy machine takes longer than the library's 5 seconds.
-expect.set_options(timeout=15_000)
+expect.set_options(timeout=60_000)
 
 
 # Its event loop runs as long as the browser, so no other test in the process could start one.

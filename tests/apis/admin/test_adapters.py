@@ -121,8 +121,8 @@ def test_adapters_are_listed_with_their_models(server: RunningServer) -> None:
     assert "parent" not in data["one"]
     assert server.client.get("/v1/models/two/b:sir").json() == entry
     assert server.client.get("/v1/models/gpt:sir").json() == data["one:sir"] | {"id": "gpt:sir"}
-    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
-    assert "one:sir" in [model.id for model in client.models.list()]
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+        assert "one:sir" in [model.id for model in client.models.list()]
 
 
 def test_metrics_log_and_request_list_name_the_adapter(server: RunningServer) -> None:
@@ -216,7 +216,7 @@ def test_every_worker_knows_an_adapter_as_soon_as_it_is_loaded(workers: RunningS
     def statuses() -> set[int]:
         """Status codes of requests on separate connections, which reach both processes."""
         fields = body("say x", model="demo:extra")
-        return {httpx.post(f"{workers.url}/v1/chat", json=fields, timeout=30).status_code for _ in range(12)}
+        return {httpx.post(f"{workers.url}/v1/chat", json=fields, timeout=90).status_code for _ in range(12)}
 
     assert statuses() == {404}
     assert load(workers, name="extra", path=extra).status_code == 200

@@ -61,7 +61,7 @@ def test_running_requests_name_their_keys(used: RunningServer) -> None:
     with used.client.stream("POST", "/v1/chat/completions", json=asked, headers={"x-api-key": BOB}) as response:
         lines = response.iter_lines()  # closes the response with it
         next(lines)
-        with httpx.Client(base_url=used.url, headers={"x-api-key": ADMIN}, timeout=30) as client:
+        with httpx.Client(base_url=used.url, headers={"x-api-key": ADMIN}, timeout=90) as client:
             (running,) = client.get("/v1/requests").json()["data"]
     assert running["key_name"] == "bob"
     wait_until(lambda: not _admin(used, "/v1/requests")["data"])
@@ -130,7 +130,7 @@ def test_usage_outlives_the_server_and_several_processes_add_up(own_folder: Path
     for number in (1, 2):
         with run_server(own_folder, settings=settings) as server:
             for _ in range(4):
-                with httpx.Client(base_url=server.url, timeout=30) as client:
+                with httpx.Client(base_url=server.url, timeout=90) as client:
                     assert client.post("/v1/chat", json=body("say hi"), headers={"x-api-key": BOB}).status_code == 200
             wait_until(lambda: _usage(server) == [("bob", 4 * number, 0, 8 * number)])  # noqa: B023
 

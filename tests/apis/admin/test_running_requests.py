@@ -53,7 +53,7 @@ def asked(server: RunningServer, name: str, path: str, **fields: Any) -> Iterato
             cancel(server, entry["unique_id"])
         raise
     finally:
-        thread.join(20)
+        thread.join(90)
     assert found
 
 
@@ -104,7 +104,7 @@ def twins(server: RunningServer, name: str) -> Iterator[dict[str, Iterator[str]]
     with ExitStack() as running:
         found: dict[str, Iterator[str]] = {}
         for device in ("scripted:0", "scripted:1"):
-            client = running.enter_context(httpx.Client(base_url=server.url, timeout=30))
+            client = running.enter_context(httpx.Client(base_url=server.url, timeout=90))
             content = body(ENDLESS, device=device)
             response = running.enter_context(client.stream("POST", "/v1/chat/stream", json=content, headers=headers))
             assert response.headers["x-request-id"] == name

@@ -83,7 +83,7 @@ async def test_closing_waits_for_a_write_in_a_thread(tmp_path: Path, monkeypatch
 
     def slow(file: ResultFile, lines: bytes) -> None:
         begun.set()
-        assert may_end.wait(30)
+        assert may_end.wait(90)
         append(file, lines)
 
     monkeypatch.setattr(ResultFile, "append", slow)

@@ -90,7 +90,7 @@ def test_failed_pull_is_reported_in_ollamas_form(server: RunningServer) -> None:
 def test_disconnected_clients_pull_ends(server: RunningServer, hub: LocalHub, tmp_path: Path) -> None:
     hub.repositories["org/large"] = HubRepository({**FILES, "model.onnx.data": b"x" * 40_000_000})
     with (
-        httpx.Client(base_url=server.url, timeout=30) as client,
+        httpx.Client(base_url=server.url, timeout=90) as client,
         client.stream("POST", "/api/pull", json={"model": "org/large"}) as response,
     ):
         next(line for line in response.iter_lines() if "completed" in line)
@@ -113,13 +113,13 @@ def test_disconnected_client_without_a_stream_ends_its_pull(
 
     def wait(path: str) -> None:
         begun.set()
-        closed.wait(30)
+        closed.wait(90)
 
     hub.before_sending = wait
     with connect(server) as sock:
         sock.sendall(post(server, "/api/pull", json={"model": "org/large", "stream": False}))
-        assert begun.wait(20)
-    assert closed.wait(20)
+        assert begun.wait(90)
+    assert closed.wait(90)
     wait_until(lambda: not list((tmp_path / "models").glob(".large.lock")))
     assert not (tmp_path / "models" / "large").exists()
 
@@ -131,7 +131,7 @@ def test_many_pulls_delay_no_request(server: RunningServer, hub: LocalHub) -> No
         go_on.wait(60)
 
     hub.before_sending = wait
-    with ExitStack() as left, httpx.Client(base_url=server.url, timeout=30) as client:
+    with ExitStack() as left, httpx.Client(base_url=server.url, timeout=90) as client:
         left.callback(go_on.set)
         for number in range(min(32, (os.cpu_count() or 1) + 4)):
             hub.repositories[f"org/r{number}"] = HubRepository(FILES)

@@ -270,7 +270,7 @@ def test_a_body_of_bytes_counts_as_json(scripted: RunningServer, path: str) -> N
 def test_disconnected_clients_answer_ends(scripted: RunningServer) -> None:
     body = {"messages": [{"role": "user", "content": "delay 0.05; count 1000"}]}
     with (
-        httpx.Client(base_url=scripted.url, timeout=30) as client,
+        httpx.Client(base_url=scripted.url, timeout=90) as client,
         client.stream("POST", "/api/chat", json=body) as response,
     ):
         next(response.iter_lines())

@@ -698,24 +698,24 @@ def two_processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningS
 
 def _begin(server: RunningServer, **fields: Any) -> str:
     """Start a response in the background; returns its path."""
-    begun = httpx.post(f"{server.url}/v1/responses", json={"background": True, **fields}, timeout=30).json()
+    begun = httpx.post(f"{server.url}/v1/responses", json={"background": True, **fields}, timeout=90).json()
     return f"{server.url}/v1/responses/{begun['id']}"
 
 
 def test_all_api_processes_share_the_file(two_processes: RunningServer) -> None:
     url = f"{two_processes.url}/v1/responses"
-    ids = [httpx.post(url, json={"input": "say x"}, timeout=30).json()["id"] for _ in range(4)]
-    assert [httpx.get(f"{url}/{id}", timeout=30).status_code for id in ids for _ in range(4)] == [200] * 16
+    ids = [httpx.post(url, json={"input": "say x"}, timeout=90).json()["id"] for _ in range(4)]
+    assert [httpx.get(f"{url}/{id}", timeout=90).status_code for id in ids for _ in range(4)] == [200] * 16
     path = _begin(two_processes, input="delay 0.01; count 9")
-    wait_until(lambda: [httpx.get(path, timeout=30).json()["status"] for _ in range(4)] == ["completed"] * 4)
+    wait_until(lambda: [httpx.get(path, timeout=90).json()["status"] for _ in range(4)] == ["completed"] * 4)
 
 
 def test_every_api_process_cancels_a_response_of_the_others(two_processes: RunningServer) -> None:
     # The chance that all twelve requests reach the process that runs them is 1 in 4,000.
     paths = [_begin(two_processes, input="delay 0.02; count 500") for _ in range(12)]
-    ended = [httpx.post(f"{path}/cancel", timeout=30).json() for path in paths]
+    ended = [httpx.post(f"{path}/cancel", timeout=90).json() for path in paths]
     assert [response.get("status", response) for response in ended] == ["cancelled"] * len(paths)
-    assert [httpx.get(path, timeout=30).json() for path in paths] == ended
+    assert [httpx.get(path, timeout=90).json() for path in paths] == ended
     wait_until(lambda: two_processes.idle("scripted"))
 
 
@@ -723,7 +723,7 @@ def test_deletion_by_one_api_process_is_final_for_all(two_processes: RunningServ
     paths = [_begin(two_processes, input="delay 0.02; count 500") for _ in range(12)]
     assert [httpx.delete(path, timeout=30).status_code for path in paths] == [200] * len(paths)
     wait_until(lambda: two_processes.idle("scripted"))
-    wait_until(lambda: {httpx.get(path, timeout=30).status_code for path in paths} == {404})
+    wait_until(lambda: {httpx.get(path, timeout=90).status_code for path in paths} == {404})
 
 
 def test_damaged_file_fails_no_answer_and_sets_the_header(own_folder: Path) -> None:

@@ -36,7 +36,7 @@ def _send(connection: Connection, **fields: Any) -> None:
 def _read(connection: Connection) -> list[dict[str, Any]]:
     events: list[dict[str, Any]] = []
     while not events or events[-1]["type"] not in LAST:
-        events.append(json.loads(connection.recv(timeout=20)))
+        events.append(json.loads(connection.recv(timeout=90)))
     return events
 
 
@@ -134,7 +134,7 @@ def test_invalid_message_is_an_error_on_a_kept_connection(
 def test_there_is_one_turn_at_a_time(scripted: RunningServer) -> None:
     with socket(scripted) as connection:
         _send(connection, input="delay 0.02; count 1000")
-        id = json.loads(connection.recv(timeout=20))["response"]["id"]
+        id = json.loads(connection.recv(timeout=90))["response"]["id"]
         _send(connection, input="say x")
         assert _read(connection)[-1]["error"]["code"] == "response_in_progress"
         scripted.client.post(f"/v1/responses/{id}/cancel").raise_for_status()

@@ -139,7 +139,7 @@ def test_api_processes_report_the_same_sums(own_folder: Path) -> None:
 
         def both_have_counted() -> bool:
             nonlocal answered
-            with httpx.Client(base_url=server.url, timeout=30) as client:  # a connection of its own
+            with httpx.Client(base_url=server.url, timeout=90) as client:  # a connection of its own
                 client.post("/v1/chat", json=body("say hello")).raise_for_status()
             answered += 1
             return len({file.name for file in shared.glob("counter_*.db")}) == 2
@@ -148,7 +148,7 @@ def test_api_processes_report_the_same_sums(own_folder: Path) -> None:
         wait_until(both_have_counted)
         wait_until(lambda: scrape(server).value("generation_tokens_total") == 5 * answered)
         for _ in range(8):
-            with httpx.Client(base_url=server.url, timeout=30) as client:
+            with httpx.Client(base_url=server.url, timeout=90) as client:
                 server.client, kept = client, server.client
                 try:
                     found = scrape(server)

@@ -56,7 +56,7 @@ def test_a_half_closed_request_gets_its_answer(server: RunningServer) -> None:
 
 @pytest.mark.parametrize("is_begun", [False, True])
 def test_a_half_closed_stream_is_complete(server: RunningServer, is_begun: bool) -> None:
-    connection = http.client.HTTPConnection(server.url.removeprefix("http://"), timeout=30)
+    connection = http.client.HTTPConnection(server.url.removeprefix("http://"), timeout=90)
     with closing(connection):
         sent = json.dumps(body("delay 0.05; count 9", stream=True))
         connection.request("POST", "/v1/chat/completions", sent, {"content-type": "application/json"})

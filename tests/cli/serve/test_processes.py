@@ -105,16 +105,16 @@ def test_the_parent_of_api_processes_imports_no_web_framework() -> None:
 @forks
 def test_requests_get_a_503_until_an_api_process_is_ready(server: RunningServer) -> None:
     with without_api_processes(server):
-        refused = httpx.post(f"{server.url}/v1/chat/completions", json=body("x" * 300_000), timeout=30)
+        refused = httpx.post(f"{server.url}/v1/chat/completions", json=body("x" * 300_000), timeout=90)
         assert refused.status_code == 503
         assert refused.json()["error"]["code"] == "server_starting"
         assert refused.headers["retry-after"] == "1"
         assert refused.headers["connection"] == "close"
         assert refused.headers["x-request-id"]
-        anthropic = httpx.post(f"{server.url}/v1/messages", json={}, timeout=30).json()
+        anthropic = httpx.post(f"{server.url}/v1/messages", json={}, timeout=90).json()
         assert (anthropic["type"], anthropic["error"]["type"]) == ("error", "overloaded_error")
-        assert httpx.get(f"{server.url}/livez", timeout=30).status_code == 200
-        assert httpx.get(f"{server.url}/readyz", timeout=30).status_code == 503
+        assert httpx.get(f"{server.url}/livez", timeout=90).status_code == 200
+        assert httpx.get(f"{server.url}/readyz", timeout=90).status_code == 503
         malformed = asked(server, b"nonsense\r\n\r\n")
         assert (malformed.status, json.loads(malformed.body)["error"]["code"]) == (400, "invalid_http")
         upgrade = b"GET /v1/responses HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n"

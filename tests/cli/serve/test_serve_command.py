@@ -37,7 +37,7 @@ def start(
     """Run a command that is expected to end."""
     command = [sys.executable, "-m", *arguments]
     environment = clean_environment(**(settings or {}))
-    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=55, check=False)
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=90, check=False)
 
 
 def serve(
@@ -186,8 +186,8 @@ def test_version_is_printed() -> None:
 def test_uvicorn_alone_serves_with_an_engine_of_its_own(tmp_path: Path) -> None:
     with uvicorn(tmp_path, GENAI_DEVICE="scripted") as (process, url, _):
         wait_until(lambda: is_ready(url))
-        assert httpx.post(f"{url}/v1/chat", json=body("say hi"), timeout=30).json()["content"] == "hi"
-        engine = psutil.Process(httpx.get(f"{url}/healthz", timeout=30).json()["devices"]["scripted"]["pid"])
+        assert httpx.post(f"{url}/v1/chat", json=body("say hi"), timeout=90).json()["content"] == "hi"
+        engine = psutil.Process(httpx.get(f"{url}/healthz", timeout=90).json()["devices"]["scripted"]["pid"])
         assert engine.ppid() == process.pid
     assert not engine.is_running()
 

@@ -58,7 +58,7 @@ def number(api: socket.socket, inbox: Inbox) -> int:
     """The number of the connection of an API process that was welcomed."""
     api.sendall(encode_frame([Hello("secret")]))
     receive(api, 1)
-    return inbox.get(timeout=10)[0]
+    return inbox.get(timeout=90)[0]
 
 
 def connect(address: str) -> socket.socket:
@@ -68,7 +68,7 @@ def connect(address: str) -> socket.socket:
     else:
         host, _, port = address.rpartition(":")
         sock = socket.create_connection((host, int(port)))
-    sock.settimeout(10)
+    sock.settimeout(90)
     return sock
 
 
@@ -87,9 +87,9 @@ def test_peer_with_the_secret_is_welcomed_and_heard(connections: Connections, ap
     (welcome,) = receive(api, 1)
     assert isinstance(welcome, Welcome)
     assert welcome.model == MODEL
-    number, connected = inbox.get(timeout=10)
+    number, connected = inbox.get(timeout=90)
     assert connected == Connected()
-    assert inbox.get(timeout=10) == (number, Cancel(5))
+    assert inbox.get(timeout=90) == (number, Cancel(5))
     connections.send(number, [Tokens(1, [2, 3])])
     assert receive(api, 1) == [Tokens(1, [2, 3])]
 
@@ -101,7 +101,7 @@ def test_urgent_messages_are_handled_before_the_inbox(listener: Listener, inbox:
     urgent = [Submit(1, GenerationRequest("r", [1], 1, 2)), Cancel(1), CancelRequest(2, "r")]
     with connect(listener.address) as api:
         api.sendall(encode_frame([Hello("secret"), *urgent, Stop(3)]))
-        received = [inbox.get(timeout=10) for _ in range(5)]
+        received = [inbox.get(timeout=90) for _ in range(5)]
     number = received[0][0]
     assert [message for _, message in received] == [Connected(), *urgent, Stop(3)]
     assert handled == [(number, message) for message in urgent]
@@ -128,7 +128,7 @@ def test_peer_without_the_secret_is_disconnected(
     with connect(listener.address) as other:
         other.sendall(encode_frame([Hello("secret")]))
         receive(other, 1)
-    messages = [inbox.get(timeout=10)[1] for _ in range(2)]
+    messages = [inbox.get(timeout=90)[1] for _ in range(2)]
     assert messages == [Connected(), Disconnected()]
 
 
@@ -136,7 +136,7 @@ def test_disconnected_api_process_is_reported_to_the_loop(
     connections: Connections, api: socket.socket, inbox: Inbox, number: int
 ) -> None:
     api.close()
-    assert inbox.get(timeout=10) == (number, Disconnected())
+    assert inbox.get(timeout=90) == (number, Disconnected())
     connections.send(number, [Tokens(1, [2])])  # dropped without an error
 
 
@@ -151,7 +151,7 @@ def test_peer_that_reads_nothing_is_disconnected(connections: Connections, inbox
     frame: list[ToApi] = [Tokens(0, [2**31] * 200_000)]
     for _ in range(2 + 2 * MAX_BACKLOG_BYTES // len(encode_frame(frame))):
         connections.send(number, frame)
-    assert inbox.get(timeout=10) == (number, Disconnected())
+    assert inbox.get(timeout=90) == (number, Disconnected())
 
 
 def test_a_broken_frame_ends_only_its_connection(

@@ -222,7 +222,7 @@ def test_a_grammar_that_several_wait_for_is_compiled_once(guidance: Guidance, mo
 
     def slow(grammar: str) -> Compiled:
         compiling.append(grammar)
-        gate.wait(10)
+        gate.wait(90)
         return compile_one(grammar)
 
     monkeypatch.setattr(guidance, "_compile", slow)
@@ -230,7 +230,7 @@ def test_a_grammar_that_several_wait_for_is_compiled_once(guidance: Guidance, mo
     for _ in range(3):
         guidance.compile('start: "a"', done.put)
     gate.set()
-    found = [done.get(timeout=10) for _ in range(3)]
+    found = [done.get(timeout=90) for _ in range(3)]
     assert compiling == ['start: "a"']
     assert found[0] is found[1] is found[2]
 
@@ -257,7 +257,7 @@ def test_a_tenant_does_not_join_the_compilation_of_another_one(
     compile_one = guidance._compile
 
     def slow(grammar: str) -> Compiled:
-        gate.wait(10)
+        gate.wait(90)
         return compile_one(grammar)
 
     monkeypatch.setattr(guidance, "_compile", slow)
@@ -265,7 +265,7 @@ def test_a_tenant_does_not_join_the_compilation_of_another_one(
     guidance.compile('start: "a"', done.put, tenant="alice")
     guidance.compile('start: "a"', done.put, tenant="bob")
     gate.set()
-    assert done.get(timeout=10) is not done.get(timeout=10)
+    assert done.get(timeout=90) is not done.get(timeout=90)
 
 
 def test_a_tenant_does_not_wait_for_a_grammar_of_another_one(
@@ -275,7 +275,7 @@ def test_a_tenant_does_not_wait_for_a_grammar_of_another_one(
     compile_one = guidance._compile
 
     def slow(grammar: str) -> Compiled:
-        assert grammar != 'start: "large"' or gate.wait(30)
+        assert grammar != 'start: "large"' or gate.wait(90)
         return compile_one(grammar)
 
     monkeypatch.setattr(guidance, "_compile", slow)
@@ -283,7 +283,7 @@ def test_a_tenant_does_not_wait_for_a_grammar_of_another_one(
     guidance.compile('start: "large"', large.put, tenant="alice")
     assert guide(guidance, 'start: "small"', "bob").forced() != []
     gate.set()
-    large.get(timeout=30)
+    large.get(timeout=90)
 
 
 def test_new_grammars_evict_those_of_the_tenant_that_has_most(

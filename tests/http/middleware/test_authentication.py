@@ -365,7 +365,7 @@ def test_the_file_of_keys_is_read_again_on_sighup(keyed: tuple[RunningServer, in
         found = set()
         for _ in range(8):
             try:
-                with httpx.Client(base_url=server.url, timeout=30) as client:
+                with httpx.Client(base_url=server.url, timeout=90) as client:
                     alice, bob = (client.get("/v1/models", headers=bearer(key)).status_code for key in (ALICE, BOB))
             except httpx.TransportError:
                 return set()

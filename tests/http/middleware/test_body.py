@@ -172,7 +172,7 @@ def _filled(server: RunningServer, *, key: str = "") -> Iterator[list[socket.soc
         found: list[socket.socket] = []
         while _chat(server, key=key).status_code != 503:
             found.append(connections.enter_context(_unfinished(server, 90_000, key=key)))
-            found[-1].settimeout(20)
+            found[-1].settimeout(90)
         yield found
 
 
@@ -232,12 +232,12 @@ def test_concurrent_bodies_have_a_limit_that_asks_to_retry(own_folder: Path, cap
             while ask(90_000).status_code != 503:
                 sockets.enter_context(_unfinished_message(server, 90_000))
             with _unfinished_message(server, 90_000) as surplus, pytest.raises(ConnectionClosed, match="1013"):
-                surplus.recv(timeout=20)
+                surplus.recv(timeout=90)
             with _empty_fragments(server, 4_000) as surplus, pytest.raises(ConnectionClosed, match="1013"):
-                surplus.recv(timeout=20)
+                surplus.recv(timeout=90)
             whole = Frame(Opcode.TEXT, b"{}").serialize(mask=True, extensions=[])
             with _unfinished_message(server, 90_000, before=whole) as surplus, pytest.raises(ConnectionClosed):
-                surplus.recv(timeout=20)
+                surplus.recv(timeout=90)
             assert not [entry for entry in caplog.records if entry.levelno >= logging.ERROR]
         wait_until(lambda: ask(90_000).status_code == 200)
 
@@ -312,7 +312,7 @@ def test_unfinished_message_of_one_key_is_closed_where_another_needs_its_share(w
             alices.append(connections.enter_context(_unfinished_message(with_keys, 90_000, key=ALICE)))
         assert _chat(with_keys, key=BOB).status_code == 200
         with pytest.raises(ConnectionClosed, match="1013"):
-            alices[-1].recv(timeout=20)
+            alices[-1].recv(timeout=90)
 
 
 def test_long_bodies_are_parsed_in_a_thread_one_at_a_time() -> None:
@@ -324,7 +324,7 @@ def test_long_bodies_are_parsed_in_a_thread_one_at_a_time() -> None:
             happened.append(f"{name} here" if threading.get_ident() == here else f"{name} aside")
             loop.call_soon_threadsafe(begun.set)
             if name == "first":
-                go_on.wait(20)
+                go_on.wait(90)
                 happened.append("first ends")
 
         first = asyncio.create_task(parsing.run(lambda: look("first"), num_bytes=100_000))

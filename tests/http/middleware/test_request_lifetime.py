@@ -139,7 +139,7 @@ def test_an_answer_ends_if_its_response_cannot_be_built(
 
     monkeypatch.setattr(f"genai_server.apis.{builder}", broken)
     with suppress(httpx.ReadError):  # the connection ends after the 500, or before it
-        assert httpx.post(f"{here.url}{path}", json=fields, timeout=30).status_code == 500
+        assert httpx.post(f"{here.url}{path}", json=fields, timeout=90).status_code == 500
     wait_until(lambda: here.idle("scripted"))
 
 

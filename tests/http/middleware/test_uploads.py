@@ -432,5 +432,5 @@ def test_an_upload_that_breaks_off_leaves_the_server_working(server: RunningServ
             connection.sendall(head(500_000) + BODY[:400])
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
     assert server.client.get("/readyz").status_code == 200
-    with httpx.Client(base_url=server.url, timeout=30) as client:
+    with httpx.Client(base_url=server.url, timeout=90) as client:
         assert client.post(PATH, files={"file": b"x"}).status_code == 400

@@ -69,14 +69,14 @@ class Terminal:
 
     def status(self) -> int:
         status = self.process.wait(20)
-        self._reader.join(20)
+        self._reader.join(90)
         return status
 
     def close(self) -> None:
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait()
-        self._reader.join(20)
+        self._reader.join(90)
         os.close(self._master)
 
 
@@ -311,7 +311,7 @@ def test_piped_text_follows_the_question() -> None:
 
 def test_one_question_needs_no_standard_input(scripted: RunningServer) -> None:
     command = ["sh", "-c", 'exec "$@" <&-', "sh", sys.executable, "-m", "genai_server", "chat", scripted.url, "say one"]
-    done = subprocess.run(command, env=clean_environment(), capture_output=True, text=True, timeout=55, check=False)
+    done = subprocess.run(command, env=clean_environment(), capture_output=True, text=True, timeout=90, check=False)
     assert (done.returncode, done.stdout) == (0, "one\n"), done.stderr
 
 

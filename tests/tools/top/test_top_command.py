@@ -19,7 +19,7 @@ from rich.console import Console
 from genai_server.errors import ServerUnusable
 from genai_server.tools.top.snapshot import Interval, Place, Poller, Snapshot
 from genai_server.tools.top.top_tables import ORDERS, Choice, view
-from tests.running_server import ROOT, RunningServer, clean_environment, free_port, last_event, run_command
+from tests.running_server import PATIENCE, ROOT, RunningServer, clean_environment, free_port, last_event, run_command
 from tests.server_here import run_here
 
 CPU = Place("m", "cpu")
@@ -186,7 +186,7 @@ def test_other_kind_of_server_is_refused(answers: list[bytes], message: str) -> 
         thread.start()
         with pytest.raises(ServerUnusable, match=message):
             Poller(f"http://127.0.0.1:{listener.getsockname()[1]}", None).poll()
-        thread.join(20)
+        thread.join(90)
 
 
 def test_invalid_interval_is_refused() -> None:
@@ -227,7 +227,7 @@ def _terminal(url: str) -> Iterator[tuple["subprocess.Popen[bytes]", int]]:
 
 def _read_until(terminal: int, text: str) -> bool:
     """Whether the text appears within a time limit."""
-    seen, end = "", time.monotonic() + 20
+    seen, end = "", time.monotonic() + PATIENCE
     while text not in seen and time.monotonic() < end:
         if select.select([terminal], [], [], 0.2)[0]:
             seen += os.read(terminal, 65536).decode(errors="replace")
