@@ -12,6 +12,7 @@ from pathlib import Path
 from _models.demo_training import fresh_directory, training_options, work_folder
 from _models.environment import REPOSITORY, ensure_environment
 
+CARD = Path(__file__).with_name("_models") / "card.md"
 # Of training, at most.
 MINUTES = 55
 
@@ -64,10 +65,9 @@ def make(arguments: argparse.Namespace, work: Path) -> None:
 
 def write_directory(work: Path, out: Path, precision: str) -> None:
     """Export next to the target, and move it there when it is complete."""
-    from _models.card import TEMPLATE
     from _models.export import export, set_greedy
 
-    with fresh_directory(out, TEMPLATE) as fresh:
+    with fresh_directory(out, CARD) as fresh:
         export(work, fresh, precision=precision, block_size=32)
         set_greedy(fresh)
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from scripts._models.requantized import write_experts, write_floats, write_requantized
 from tests.crowd import Answer, Crowd, make_crowd
 from tests.engine.hybrids import BUILT
 from tests.engine.quantized_models import write_quantized
+from tests.requantized import write_experts, write_floats, write_requantized
 from tests.running_server import DEMO
 from tests.stepped_engine import SLOTS, SteppedEngine
 

@@ -1,4 +1,4 @@
-"""Sentence frames: a small notation for many phrasings, and a way to tell whether a phrasing is one of them.
+"""Sentence frames: a small notation for many phrasings.
 
 `(Tell me|Say) the capital of {country}( please|).` stands for four frames; `{country}` is a slot.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import random
-import re
 
 Piece = str | list["Sequence"]
 Sequence = list[Piece]
@@ -52,26 +51,3 @@ def fill(text: str, slots: dict[str, str]) -> str:
     for name, value in slots.items():
         text = text.replace("{" + name + "}", value)
     return text
-
-
-def _pattern(sequence: Sequence) -> str:
-    parts = []
-    for piece in sequence:
-        if isinstance(piece, str):
-            words = re.split(r"(\{\w+\}|[^\w{]+)", piece)
-            parts += [
-                r"\{\}" if w.startswith("{") else re.escape(w.lower()) if w.isalnum() else r"\W*" for w in words if w
-            ]
-        else:
-            parts.append("(?:" + "|".join(_pattern(choice) for choice in piece) + ")")
-    return "".join(parts)
-
-
-@functools.cache
-def _matcher(frame: str) -> re.Pattern[str]:
-    return re.compile(r"\W*" + _pattern(_parsed(frame)) + r"\W*")
-
-
-def is_phrasing_of(text: str, frame: str) -> bool:
-    """Whether a phrasing is one of a frame's, whatever its case and punctuation."""
-    return bool(_matcher(frame).fullmatch(re.sub(r"\{\w+\}", "{}", text.lower())))

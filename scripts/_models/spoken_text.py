@@ -168,14 +168,3 @@ def _fill(slot: str, rng: Random) -> str:
 def plain_words(text: str) -> list[str]:
     """What a comparison counts: words without case and punctuation."""
     return re.sub(r"[^a-z ]", "", text.lower()).split()
-
-
-def word_errors(expected: str, heard: str) -> tuple[int, int]:
-    """Insertions, deletions and substitutions of words, and the number of expected words."""
-    wanted, found = plain_words(expected), plain_words(heard)
-    row = list(range(len(found) + 1))
-    for at, word in enumerate(wanted, 1):
-        before, row[0] = row[0], at
-        for place, other in enumerate(found, 1):
-            before, row[place] = row[place], min(row[place] + 1, row[place - 1] + 1, before + (word != other))
-    return row[-1], len(wanted)

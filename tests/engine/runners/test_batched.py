@@ -32,8 +32,8 @@ from genai_server.messages.generation_request import GenerationRequest
 from genai_server.options.device import DeviceOptions
 from genai_server.options.session import SPINNING
 from scripts._models.driven import Driven
-from scripts._models.requantized import write_requantized
 from tests.engine.model_runners import TIE
+from tests.requantized import write_requantized
 from tests.running_server import DEMO
 from tests.tokens import text
 

@@ -10,8 +10,8 @@ from genai_server.engine.model.graph import read_decoder_graph
 from genai_server.engine.model.session import open_session
 from genai_server.engine.scores import Logits
 from scripts._models.driven import Driven, Tokens
-from scripts._models.requantized import write_requantized
 from tests.engine.model_runners import batched_runner
+from tests.requantized import write_requantized
 from tests.running_server import DEMO
 from tests.tokens import text
 

@@ -15,7 +15,7 @@ from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.scores import Logits
 from scripts._models.driven import Driven
 from scripts._models.engine_spec import engine_spec
-from scripts._models.requantized import write_experts, write_floats, write_halves, write_requantized
+from tests.requantized import write_experts, write_floats, write_halves, write_requantized
 from tests.running_server import DEMO, ROOT
 from tests.tokens import text
 
