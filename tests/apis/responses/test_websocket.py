@@ -153,27 +153,33 @@ def test_disconnected_clients_turn_ends(scripted: RunningServer) -> None:
     wait_until(lambda: scripted.idle("scripted:0") and scripted.idle("scripted:1"))
 
 
-def test_abrupt_disconnect_is_not_an_internal_error(own_folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with run_here(own_folder, "--device", "scripted") as server:
-        for _ in range(5):
-            with socket(server) as connection:
-                _send(connection, input="delay 0.001; count 500")
-                connection.recv()
-                # Its last packet is a reset.
-                connection.socket.setsockopt(SOL_SOCKET, SO_LINGER, struct.pack("ii", 1, 0))
-                connection.socket.close()
-        wait_until(lambda: server.idle("scripted"))
+@pytest.fixture(scope="module")
+def limited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """A server in this process with a small limit of bodies, and an origin that may connect."""
+    options = ("--max-body-bytes", "2000", "--cors-origins", "https://app.example")
+    with run_here(tmp_path_factory.mktemp("limited"), "--device", "scripted", *options) as running:
+        yield running
+
+
+def test_abrupt_disconnect_is_not_an_internal_error(limited: RunningServer, caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(5):
+        with socket(limited) as connection:
+            _send(connection, input="delay 0.001; count 500")
+            connection.recv()
+            # Its last packet is a reset.
+            connection.socket.setsockopt(SOL_SOCKET, SO_LINGER, struct.pack("ii", 1, 0))
+            connection.socket.close()
+    wait_until(lambda: limited.idle("scripted"))
     logged = [found for found in caplog.records if found.levelno >= logging.WARNING]
     assert [found.message for found in logged if not found.name.startswith("websockets")] == []
 
 
-def test_a_message_that_is_too_large_is_refused(own_folder: Path) -> None:
-    with run_here(own_folder, "--device", "scripted", "--max-body-bytes", "2000") as server:
-        with socket(server) as connection:
-            error = _ask(connection, input="x" * 1960)["error"]
-            assert "GENAI_MAX_BODY_BYTES" in error["message"]
-        with socket(server) as connection, pytest.raises(ConnectionClosed):
-            _ask(connection, input="x" * 5000)
+def test_a_message_that_is_too_large_is_refused(limited: RunningServer) -> None:
+    with socket(limited) as connection:
+        error = _ask(connection, input="x" * 1960)["error"]
+        assert "GENAI_MAX_BODY_BYTES" in error["message"]
+    with socket(limited) as connection, pytest.raises(ConnectionClosed):
+        _ask(connection, input="x" * 5000)
 
 
 @pytest.mark.parametrize("path", ["/v1/chat", "/v1/responses/resp_1/cancel", "/"])
@@ -183,15 +189,14 @@ def test_other_paths_have_no_websocket(scripted: RunningServer, path: str) -> No
     assert refused.value.response.status_code == 404
 
 
-def test_a_web_page_may_connect_only_if_its_origin_may(own_folder: Path) -> None:
-    with run_here(own_folder, "--device", "scripted", "--cors-origins", "https://app.example") as server:
-        for origin in (None, server.url, "https://app.example"):
-            with socket(server, origin=origin) as connection:
-                assert _ask(connection, input="say x")["type"] == "response.completed"
-        for origin in ("https://evil.example", "null", "http://127.0.0.1:1", "http://[::1"):
-            with pytest.raises(InvalidStatus) as refused, socket(server, origin=origin):
-                pass
-            assert refused.value.response.status_code == 403
+def test_a_web_page_may_connect_only_if_its_origin_may(limited: RunningServer) -> None:
+    for origin in (None, limited.url, "https://app.example"):
+        with socket(limited, origin=origin) as connection:
+            assert _ask(connection, input="say x")["type"] == "response.completed"
+    for origin in ("https://evil.example", "null", "http://127.0.0.1:1", "http://[::1"):
+        with pytest.raises(InvalidStatus) as refused, socket(limited, origin=origin):
+            pass
+        assert refused.value.response.status_code == 403
 
 
 def test_a_handshake_and_its_turns_need_a_key_within_its_limits(own_folder: Path) -> None:
