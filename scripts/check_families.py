@@ -37,10 +37,16 @@ from genai_server.engine.model.files import read_config
 from genai_server.engine.model.graph import read_decoder_graph
 from genai_server.engine.model.weights import prepacked_model
 from genai_server.engine.runners.load_batched import load_batched
+from genai_server.hub.architectures import read_source_config, why_not_mobius
 
 DOCUMENT = REPOSITORY / "docs" / "evidence" / "models.md"
 START, END = "<!-- families -->\n", "<!-- end of families -->\n"
 PRECISIONS = ("fp32", "int4")
+MOBIUS = str(REPOSITORY / "src" / "genai_server" / "hub" / "build_mobius.py")
+# What reads the last layer's output, as onnxruntime-genai's builder and mobius name it.
+LAST_NORMS = ("final_norm", "model.norm")
+# In the order in which they are tried; and how a directory of theirs is marked.
+BUILDERS = {"onnxruntime_genai.models.builder": "", "_models.patched_builder": "-patched", MOBIUS: "-mobius"}
 # The checks: columns of the table.
 FP32, FLOAT_ACTIVATIONS, INT8_ACTIVATIONS = CHECKS = ("fp32", "int4, activations of 32 bits", "int4")
 HEAD = f"| family | checked with | runner | {' | '.join(CHECKS)} |\n|---|---|---|---|---|---|\n"
@@ -112,8 +118,8 @@ def build(name: str, precision: str, work: Path) -> tuple[Path | None, str]:
     source, complaint = work / f"{name}-source", ""
     if not source.exists():
         subprocess.run([python(), "-m", "_models.families", name, source], check=True, env=_environment())
-    for builder in ("onnxruntime_genai.models.builder", "_models.patched_builder"):
-        target = work / f"{name}-{precision}{'-patched' if complaint else ''}"
+    for builder, mark in BUILDERS.items():
+        target = work / f"{name}-{precision}{mark}"
         failed = run_builder(builder, FAMILIES[name], (source, target), precision)
         if not failed:
             check_head(target)
@@ -130,8 +136,13 @@ def run_builder(builder: str, family: Family, way: tuple[Path, Path], precision:
     log = target.with_name(f"{target.name}.log")
     command = [str(python()), "-m", builder, "-i", str(source), "-o", str(target), "-p", precision, "-e", "cpu"]
     command += ["-c", str(source.parent / "cache"), "--extra_options", "accuracy_level=4", "block_size=32"]
+    command += family.options
+    if builder == MOBIUS:
+        if (reason := why_not_mobius(read_source_config(source))) is not None:
+            return reason
+        command = [str(python()), builder, str(source), str(target), precision]
     with log.open("w") as output:
-        done = subprocess.run([*command, *family.options], stdout=output, stderr=output, env=_environment())
+        done = subprocess.run(command, stdout=output, stderr=output, env=_environment())
     last = log.read_text().strip().splitlines()[-1].replace(str(source), source.name)
     return last if done.returncode else ""
 
@@ -141,7 +152,7 @@ def check_head(directory: Path) -> None:
     decoder = read_config(directory)["model"]["decoder"]
     graph = onnx.load(str(directory / decoder["filename"]), load_external_data=False).graph
     head = find_head(graph, decoder["outputs"]["logits"])
-    assert head is None or "final_norm" in head.states, f"{directory}: the head reads {head.states}"
+    assert head is None or any(name in head.states for name in LAST_NORMS), f"{directory}: the head reads {head.states}"
 
 
 def _environment() -> dict[str, str]:
@@ -150,7 +161,9 @@ def _environment() -> dict[str, str]:
 
 def look(directory: Path, precision: str, *, patched: bool) -> list[Result]:
     """Check a model directory as an engine would load it."""
-    note = ", built with the patched builder" if patched else ""
+    note = ", built with mobius" if directory.name.endswith(BUILDERS[MOBIUS]) else ""
+    if patched and not note:
+        note = ", built with the patched builder"
     try:
         return compare_all(directory, precision, note)
     except DoesNotFit as reason:

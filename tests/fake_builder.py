@@ -38,7 +38,16 @@ if "share=1" in arguments:
     json.dump(config, open(path, "w"))
 print("Saving ONNX model in", value("-o"))
 """
+# mobius, which does not write what generation_config.json says.
+MOBIUS = f"""
+import shutil
+def main(arguments):
+    print("mobius is called with", arguments)
+    shutil.copytree({str(DEMO)!r}, arguments[3], dirs_exist_ok=True)
+"""
 MODULES = {
+    "mobius/__init__.py": "",
+    "mobius/__main__.py": MOBIUS,
     "torch.py": "float16 = bfloat16 = None\n",
     "transformers.py": "",
     "onnx_ir.py": "",

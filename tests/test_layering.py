@@ -130,11 +130,12 @@ FORBIDDEN: dict[str, tuple[str, ...]] = {
 }
 _HTTP = ("apis.*", "cli.*", "generation.*", "http.*", "ray_serve.*")
 # Programs for another environment, with PyTorch.
-_PROGRAMS = ("hub.build_graph", "hub.export_encoder", "hub.measure_export", "hub.unpack_gguf")
+_PROGRAMS = ("hub.build_graph", "hub.build_mobius", "hub.export_encoder", "hub.measure_export", "hub.unpack_gguf")
 # Libraries, by pattern of their top-level module, and the modules that may import them.
 LIBRARIES: dict[str, tuple[str, ...]] = {
     "onnxruntime*": (
         "engine.*",
+        "hub.build_mobius",
         "hub.export_encoder",
         "hub.measure_export",
         "images.processor",
@@ -146,6 +147,7 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
     "av": ("audio.decoding",),
     "torch": _PROGRAMS,
     "transformers": _PROGRAMS,
+    "mobius": ("hub.build_mobius",),
     "gguf": ("hub.build_graph", "hub.unpack_gguf"),
     # It parses untrusted input, and must not do so in the API process.
     "llguidance": ("engine.sampling.grammar", "grammar_checker.compiler", "text.grammars.grammar"),

@@ -1,4 +1,4 @@
-"""onnxruntime-genai's model builder with fixes for two bugs of version 0.18, which some families need.
+"""onnxruntime-genai's model builder with a fix for a bug of version 0.18, which Gemma 3 needs.
 
 Run in `.venv-models` like the builder itself (`python -m _models.patched_builder -i … -o …`).
 """
@@ -9,7 +9,7 @@ import runpy
 from typing import Any
 
 import onnxruntime_genai.models  # noqa: F401  (its folder is where the builders are imported from)
-from builders import Gemma3Model, SmolLM3Model
+from builders import Gemma3Model
 
 
 def mend_gemma3() -> None:
@@ -26,20 +26,6 @@ def mend_gemma3() -> None:
     Gemma3Model.make_config_init = make_config_init
 
 
-def mend_smollm3() -> None:
-    """In layers without rope the builder makes one outside of the attention, for which it has no positions."""
-    original = SmolLM3Model.make_attention
-
-    def make_attention(self: Any, layer_id: int, *arguments: Any, **named: Any) -> None:
-        kept = self.attention_attrs["rope"]
-        self.attention_attrs["rope"] = bool(self.no_rope_layers[layer_id])
-        original(self, layer_id, *arguments, **named)
-        self.attention_attrs["rope"] = kept
-
-    SmolLM3Model.make_attention = make_attention
-
-
 if __name__ == "__main__":
     mend_gemma3()
-    mend_smollm3()
     runpy.run_module("onnxruntime_genai.models.builder", run_name="__main__", alter_sys=True)

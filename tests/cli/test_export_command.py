@@ -69,6 +69,25 @@ def test_sampling_defaults_are_the_sources_or_its_familys(tmp_path: Path, librar
         assert (search.get("temperature", 1.0), bool(search.get("do_sample"))) == (expected, name == "derived")
 
 
+def test_mobius_builds_what_the_other_builder_cannot(tmp_path: Path, libraries: Path, source: Path) -> None:
+    described = {"architectures": ["SmolLM3ForCausalLM"], "max_position_embeddings": 4096, "eos_token_id": 2}
+    (source / "config.json").write_text(json.dumps(described), encoding="utf-8")
+    generation = {"eos_token_id": [2, 3], "do_sample": True, "temperature": 0.6, "top_p": 0.95}
+    (source / "generation_config.json").write_text(json.dumps(generation), encoding="utf-8")
+    done = export(tmp_path, libraries, str(source), "--precision", "fp32")
+    assert done.returncode == 0, done.stderr
+    assert "mobius builds it" in done.stdout
+    directory = tmp_path / "models" / "tiny-fp32-cpu"
+    config = json.loads((directory / "genai_config.json").read_bytes())
+    assert config["model"]["type"] == "decoder"
+    assert (config["model"]["context_length"], config["model"]["eos_token_id"]) == (4096, [2, 3])
+    search = {"max_length": 4096, "do_sample": True, "temperature": 0.6, "top_p": 0.95, "top_k": 50}
+    assert search.items() <= config["search"].items()
+    assert json.loads((directory / ".genai-server.json").read_bytes())["built"] == "fp32 cpu mobius"
+    assert json.loads((directory / "tokenizer.json").read_bytes()) == {"original": True}
+    assert "mobius is called with" in (directory / "export.log").read_text(encoding="utf-8")
+
+
 def test_a_small_model_gets_8_bits(tmp_path: Path, libraries: Path, source: Path) -> None:
     small = {"hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 512, "num_attention_heads": 4}
     (source / "config.json").write_text(

@@ -1,8 +1,8 @@
 """`genai-server export REPO|DIR|FILE`: builds a model directory from a model in Hugging Face's format or a GGUF file.
 
-It runs onnxruntime-genai's model builder with the settings that are fastest for this server. Encoders for embeddings
-and reranking are exported by PyTorch itself. Both need PyTorch, which serving does not. Install the extra `export`,
-here or in the environment that --python names.
+It runs onnxruntime-genai's model builder with the settings that are fastest for this server, or mobius. Encoders for
+embeddings and reranking are exported by PyTorch itself. All need PyTorch, which serving does not. Install the extra
+`export`, here or in the environment that --python names.
 """
 
 import argparse
@@ -71,6 +71,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="further options of the builder; they override this command's own",
     )
     parser.add_argument(
+        "--builder",
+        choices=builder.BUILDERS,
+        default=builder.AUTO,
+        help="builder of decoders; auto takes mobius for what onnxruntime-genai's cannot build (default: auto)",
+    )
+    parser.add_argument(
         "--unchecked",
         action="store_true",
         help="build even what the installed builder cannot build, for a corrected builder",
@@ -113,11 +119,9 @@ def _target(arguments: argparse.Namespace, name: str, source: Path) -> Path:
 
     The `source` needs to contain only the files that describe the model.
     """
-    order = _order(arguments, source, source)
+    order = _chosen(arguments, _order(arguments, source, source))
     if order.is_encoder:
         builder.check_environment(arguments.python, builder.NEEDED_FOR_ENCODERS)
-    if not arguments.unchecked:
-        builder.check_source(order, arguments.python)
     return _directory(arguments, name, order.precision)
 
 
@@ -164,10 +168,7 @@ def _check_gguf(arguments: argparse.Namespace, path: Path) -> str:
     builder.check_environment(arguments.python, builder.NEEDED_FOR_GGUF)
     with tempfile.TemporaryDirectory() as folder:
         _unpack(arguments, path, Path(folder), with_weights=False)
-        order = _order(arguments, Path(folder), Path(folder), path)
-        if not arguments.unchecked:
-            builder.check_source(order, arguments.python)
-        return order.precision
+        return _chosen(arguments, _order(arguments, Path(folder), Path(folder), path)).precision
 
 
 def _build_gguf(arguments: argparse.Namespace, path: Path, directory: Path, origin: store.Origin) -> None:
@@ -196,10 +197,8 @@ def _build(
 ) -> None:
     folder = store.staging(directory, "export")
     shutil.rmtree(folder, ignore_errors=True)
-    order = _order(arguments, source, folder, gguf)
-    if not arguments.unchecked:
-        builder.check_source(order, arguments.python)
-    built = f"{order.precision} {order.device} {' '.join(order.options)}"
+    order = _chosen(arguments, _order(arguments, source, folder, gguf))
+    built = f"{order.precision} {order.device} {'mobius' if order.uses_mobius else ' '.join(order.options)}"
     say(f"building {directory.name} ({built})")
     if why := _why(arguments, order):
         say(why)
@@ -223,6 +222,11 @@ def _build(
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     print(f"{directory} is built and checked; the builder's log is {builder.LOG} there")
+
+
+def _chosen(arguments: argparse.Namespace, order: Build) -> Build:
+    """The build with the builder that can build it. Raises ConfigurationError."""
+    return builder.choose(order, arguments.python, arguments.builder, unchecked=arguments.unchecked)
 
 
 def _order(arguments: argparse.Namespace, source: Path, folder: Path, gguf: Path | None = None) -> Build:
@@ -254,6 +258,8 @@ def _why(arguments: argparse.Namespace, order: Build) -> str | None:
     """Why a build has its precision, for the user; None where the user or the source chose it."""
     if order.gguf is not None:
         return "the numbers of the file are kept; those of types that ONNX Runtime cannot hold are rounded to 8 bits"
+    if order.uses_mobius:
+        return "mobius builds it; embedding and routers of experts keep 32 bits, and all experts are computed"
     if order.is_mixed:
         return "4 bits by k_quant_mixed in blocks of 32, with embedding and head in 8 bits: the least loss at this size"
     if order.precision == "int8" and arguments.precision is None and order.has_eight_bit_ends:

@@ -36,6 +36,21 @@ _REMOTE = {
     "VideoChatFlashQwenForCausalLM",
 }
 _QUANTIZED = ("int4", "int8")
+# Decoders whose graphs of mobius 0.1 give the logits of Transformers (docs/models.md); it also builds others wrongly.
+_OF_MOBIUS = {
+    "ApertusForCausalLM",
+    "ArceeForCausalLM",
+    "Exaone4ForCausalLM",
+    "GraniteMoeForCausalLM",
+    "MixtralForCausalLM",
+    "Olmo2ForCausalLM",
+    "OlmoeForCausalLM",
+    "Qwen2MoeForCausalLM",
+    "Qwen3MoeForCausalLM",
+    "SmolLM3ForCausalLM",
+    "Starcoder2ForCausalLM",
+}
+_ROPES_OF_MOBIUS = ("default", "yarn")
 # How the builder's source chooses by architecture.
 _CHOICE = re.compile(r'architectures\[0\] == "(\w+)"')
 
@@ -91,6 +106,30 @@ def _why_not(
     if architecture == "SmolLM3ForCausalLM" and _has_layers_without_rope(config):
         return "some of its layers have no rope, for which the model builder needs positions that it does not have"
     return _FAULTS.get(architecture)
+
+
+def why_not_mobius(config: Mapping[str, Any]) -> str | None:
+    """Why a model is not built with mobius; None if it can be."""
+    architecture = _architecture(config)
+    if architecture not in _OF_MOBIUS:
+        return f"{architecture} is none of those whose graphs were compared ({', '.join(sorted(_OF_MOBIUS))})"
+    if _has_windows(config):
+        return "mobius leaves out that some of its layers see a window only"
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind not in _ROPES_OF_MOBIUS:
+        return f"its rope ({kind}) was not compared"
+    if "quantization_config" in config:
+        return "its weights are quantized already"
+    return None
+
+
+def _has_windows(config: Mapping[str, Any]) -> bool:
+    """Whether some layers see a window only."""
+    layers = config.get("layer_types")
+    if isinstance(layers, list):
+        return "sliding_attention" in layers
+    return bool(config.get("sliding_window")) and config.get("use_sliding_window") is not False
 
 
 def _has_layers_without_rope(config: Mapping[str, Any]) -> bool:

@@ -1,5 +1,5 @@
-"""Runs onnxruntime-genai's model builder in a separate process, with the settings that are fastest for this server; and
-for encoders, which that builder does not build, a program of this package.
+"""Runs a builder in a separate process: onnxruntime-genai's, with the settings that are fastest for this server; mobius
+for decoders that this cannot build; and for encoders, which neither builds, a program of this package.
 """
 
 import json
@@ -9,11 +9,17 @@ import subprocess
 import tempfile
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from genai_server.errors import ConfigurationError, ExportFailed, ModelDirectoryError
-from genai_server.hub.architectures import check_architecture, has_draft_head, known_architectures, read_source_config
+from genai_server.hub.architectures import (
+    check_architecture,
+    has_draft_head,
+    known_architectures,
+    read_source_config,
+    why_not_mobius,
+)
 from genai_server.hub.quantized_checkpoint import Quantization, check_tensors
 from genai_server.installation import this_installation
 from genai_server.json_file import read_object
@@ -31,10 +37,15 @@ AS_STORED = "gguf"
 # Modules that the builder imports and serving does not need.
 _BUILDER = "onnxruntime_genai.models.builder"
 _NEEDED = ("torch", "transformers", "onnx_ir", _BUILDER)
+NEEDED_FOR_MOBIUS = ("torch", "transformers", "onnxruntime", "mobius")
 NEEDED_FOR_ENCODERS = ("torch", "transformers", "onnxscript", "onnxruntime")
 NEEDED_FOR_GGUF = ("torch", "transformers", "transformers.integrations.gguf", "gguf", "accelerate")
 _ENCODERS = Path(__file__).with_name("export_encoder.py")
 _PROGRAM = Path(__file__).with_name("build_graph.py")
+_MOBIUS = Path(__file__).with_name("build_mobius.py")
+# Which builder is asked for; AUTO takes mobius for what the other cannot build.
+AUTO, GENAI, MOBIUS = BUILDERS = ("auto", "onnxruntime-genai", "mobius")
+_PRECISIONS_OF_MOBIUS = ("int4", "int8", "fp32")
 # Values of a row that have one scale in 8 bits or 4 on CPUs; larger blocks lose more (docs/performance.md).
 BLOCK_SIZE = 32
 # Architectures that the builder can read with corrections only.
@@ -84,6 +95,8 @@ class Build:
     block_size: int = BLOCK_SIZE
     # The GGUF file whose numbers are kept; the source is its unpacked form. None for other sources.
     gguf: Path | None = None
+    # Whether mobius builds it, not onnxruntime-genai's builder.
+    uses_mobius: bool = False
 
     @property
     def is_encoder(self) -> bool:
@@ -93,7 +106,7 @@ class Build:
     @property
     def has_eight_bit_ends(self) -> bool:
         """Whether the embedding and the head get 8 bits, once if they are one matrix."""
-        if self.precision not in ("int4", "int8") or self.device != "cpu" or self.gguf is not None:
+        if self.precision not in ("int4", "int8") or self.device != "cpu" or self.gguf is not None or self.uses_mobius:
             return False
         config = read_source_config(self.source)
         is_quantized = self.quantization is not None or "quantization_config" in config
@@ -113,9 +126,10 @@ class Build:
         """The options for the builder.
 
         A prompt needs only the logits of its last token. On CPUs activations are rounded to 8 bits, and 4 bits are
-        chosen where they cost least, and 8 elsewhere (measurements in docs/performance.md). Encoders have no options.
+        chosen where they cost least, and 8 elsewhere (measurements in docs/performance.md). Encoders have no options,
+        nor has mobius.
         """
-        if self.is_encoder:
+        if self.is_encoder or self.uses_mobius:
             return []
         has_head = has_draft_head(read_source_config(self.source))
         chosen = {
@@ -151,6 +165,41 @@ def check_environment(python: Path, needed: Sequence[str] = _NEEDED) -> None:
             f"{python} lacks {', '.join(missing)}: {this_installation().command('cpu', 'export', python=str(python))}, "
             "or name another environment's Python with --python"
         )
+
+
+def choose(build: Build, python: Path, wanted: str, *, unchecked: bool = False) -> Build:
+    """The build with the builder that is wanted, one of BUILDERS, after a check that this can build it.
+
+    The source needs to contain only the files that describe the model. `unchecked` tries what is not known to work.
+    Raises ConfigurationError with the reason.
+    """
+    if wanted != MOBIUS:
+        try:
+            if not unchecked:
+                check_source(build, python)
+        except ConfigurationError:
+            if wanted == GENAI or _why_not_with_mobius(build, unchecked=False) is not None:
+                raise
+        else:
+            return build
+    if (reason := _why_not_with_mobius(build, unchecked=unchecked)) is not None:
+        raise ConfigurationError(f"--builder {MOBIUS}: {reason}")
+    check_environment(python, NEEDED_FOR_MOBIUS)
+    return replace(build, uses_mobius=True)
+
+
+def _why_not_with_mobius(build: Build, *, unchecked: bool) -> str | None:
+    """Why a model is not built with mobius; None if it can be."""
+    if build.is_encoder or build.task is not Task.GENERATE:
+        return f"it builds models for chats only, and this one's task is {build.task}"
+    if build.gguf is not None or build.quantization is not None:
+        return "it does not keep weights that are quantized already"
+    if build.device != "cpu" or build.precision not in _PRECISIONS_OF_MOBIUS:
+        given = f"given {build.device} and {build.precision}"
+        return f"it builds for the device cpu in {', '.join(_PRECISIONS_OF_MOBIUS)}; {given}"
+    if build.extra:
+        return f"it has no further options; given {build.extra[0]}"
+    return None if unchecked else why_not_mobius(read_source_config(build.source))
 
 
 def check_source(build: Build, python: Path) -> None:
@@ -221,6 +270,8 @@ def _arguments(build: Build, cache: str) -> list[str]:
     """The arguments of Python that run the builder."""
     if build.is_encoder:
         return [str(_ENCODERS), str(build.source), str(build.target), build.precision]
+    if build.uses_mobius:
+        return [str(_MOBIUS), str(build.source), str(build.target), build.precision]
     program = ["-m", _BUILDER]
     if build.gguf is not None:
         program = [str(_PROGRAM), "--gguf", str(build.gguf)]

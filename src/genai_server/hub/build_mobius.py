@@ -1,0 +1,111 @@
+"""Builds a decoder with mobius, a builder of Microsoft's: a program for the Python that `export` names.
+
+    python build_mobius.py SOURCE TARGET fp32|int8|int4
+
+mobius (the package mobius-onnx) writes graphs in 32 bits. Here they get the weights of `export`: int8, or 4 bits by
+k_quant with 8 for the head and the layers that are most sensitive, in blocks of 32 and with activations of 8 bits.
+Routers of experts and the embedding keep 32 bits. The program imports nothing of this package, because that environment
+need not have it.
+"""
+
+import json
+import re
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+_BLOCK = 32
+_GRAPH, _CONFIG = "model.onnx", "genai_config.json"
+_LAYER = re.compile(r"model/layers\.(\d+)/")
+# Parts of the names of products: a router of experts, the head, and what k_quant_mixed gives 8 bits in some layers.
+_ROUTER, _HEAD = "/mlp/gate/", "lm_head/"
+_SENSITIVE = ("/v_proj/", "/down_proj/")
+# onnxruntime-genai's name for decoders of any architecture.
+_ANY_DECODER = "decoder"
+# Names of sampling defaults that a generation_config.json and a genai_config.json share.
+_SAMPLING = ("do_sample", "temperature", "top_k", "top_p", "repetition_penalty", "min_p")
+# Those of a generation_config.json that leaves them out, as onnxruntime-genai's builder has them.
+_UNTOLD = {"do_sample": False, "temperature": 1.0, "top_k": 50, "top_p": 1.0}
+_SPECIAL = ("bos_token_id", "eos_token_id", "pad_token_id")
+
+
+def main() -> None:
+    """Build what the command line names."""
+    from mobius.__main__ import main as run_mobius
+
+    source, target, precision = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
+    print("Reading weights", flush=True)
+    folder = target if precision == "fp32" else target / "full"
+    given = ["--config", str(source), str(folder), "--dtype", "f32", "--ep", "cpu", "--runtime", "ort-genai"]
+    run_mobius(["build", *given])
+    describe(source, folder)
+    if folder != target:
+        print(f"Rounding weights to {precision}", flush=True)
+        quantize(folder / _GRAPH, target / _GRAPH, bits=int(precision.removeprefix("int")))
+        for path in folder.iterdir():
+            if not path.name.startswith(_GRAPH):
+                shutil.move(path, target / path.name)
+        shutil.rmtree(folder)
+    print("Saving ONNX model", flush=True)
+
+
+def describe(source: Path, folder: Path) -> None:
+    """Write what mobius leaves out into the configuration: context, tokens that end an answer, sampling defaults."""
+    path = folder / _CONFIG
+    config = json.loads(path.read_text(encoding="utf-8"))
+    model, search = config["model"], config["search"]
+    model["type"] = _ANY_DECODER
+    told = json.loads((source / "config.json").read_text(encoding="utf-8"))
+    generation = source / "generation_config.json"
+    chosen = json.loads(generation.read_text(encoding="utf-8")) if generation.is_file() else {}
+    context = (told.get("text_config") or told).get("max_position_embeddings")
+    if context:
+        model["context_length"] = search["max_length"] = context
+    model |= {name: value for name in _SPECIAL if (value := chosen.get(name, told.get(name))) is not None}
+    search |= _UNTOLD | {name: chosen[name] for name in _SAMPLING if chosen.get(name) is not None}
+    path.write_text(json.dumps(config, indent=4), encoding="utf-8")
+
+
+def quantize(graph: Path, target: Path, bits: int) -> None:
+    """Write a graph with quantized products."""
+    from onnxruntime.quantization.matmul_nbits_quantizer import KQuantWeightOnlyQuantConfig, MatMulNBitsQuantizer
+
+    model = onnx.load(str(graph))
+    names = [node.name for node in model.graph.node if node.op_type == "MatMul"]
+    wide = {name: {"bits": 8} for name in names if bits == 8 or is_sensitive(name, count_layers(names))}
+    routers = [name for name in names if _ROUTER in name]
+    quantizer: Any = MatMulNBitsQuantizer(
+        model,
+        block_size=_BLOCK,
+        is_symmetric=True,
+        accuracy_level=4,
+        nodes_to_exclude=routers,
+        algo_config=KQuantWeightOnlyQuantConfig(customized_weight_config=wide),
+    )
+    quantizer.process()
+    quantizer.model.save_model_to_file(str(target), use_external_data_format=True)
+
+
+def count_layers(names: list[str]) -> int:
+    """The number of a decoder's layers, from the names of its products."""
+    return 1 + max((int(found[1]) for name in names if (found := _LAYER.match(name))), default=-1)
+
+
+def is_sensitive(name: str, layers: int) -> bool:
+    """Whether k_quant_mixed gives a product 8 bits: the head; values and what leaves the MLP in the first and last
+    eighth of the layers, and in each third layer between.
+    """
+    if name.startswith(_HEAD):
+        return True
+    found = _LAYER.match(name)
+    if found is None or not any(part in name for part in _SENSITIVE):
+        return False
+    layer, eighth = int(found[1]), layers // 8
+    return layer < eighth or layer >= 7 * layers // 8 or (layer - eighth) % 3 == 2
+
+
+if __name__ == "__main__":
+    main()
