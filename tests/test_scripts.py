@@ -63,7 +63,9 @@ def test_a_script_prints_its_table(command: list[str], expected: list[str]) -> N
 def test_servers_are_compared_in_one_table_and_a_plot(tmp_path: Path) -> None:
     files = [tmp_path / "peers.json", tmp_path / "peers.svg"]
     written = ["--json", str(files[0]), "--plot", str(files[1])]
-    printed = run("compare_peers", str(DEMO), "--quick", "--work", str(tmp_path / "work"), *written)
+    printed = run("compare_peers", str(DEMO), "--quick", "--real", "--work", str(tmp_path / "work"), *written)
+    assert "int8, perplexity " in printed
+    assert "perplexity unknown" not in printed
     assert "tokens/s, 2 clients" in printed
     assert "genai-server (2)" in printed
     assert "NOT COMPARABLE" not in printed

@@ -9,6 +9,7 @@ from pathlib import Path
 import onnx
 
 from .peer import MAX_LENGTH, SLOTS, THREADS, Launch, Model
+from .perplexity import by_echo
 
 
 def prepare(folder: Path, model: Model) -> Launch:
@@ -27,6 +28,7 @@ def prepare(folder: Path, model: Model) -> Launch:
         version=f"genai-server {version('genai-server')}, onnxruntime {version('onnxruntime')}",
         weights=f"int{_bits(model.onnx)}",
         ready_path="/readyz",
+        perplexity=lambda url: by_echo(url, model.onnx),
     )
 
 

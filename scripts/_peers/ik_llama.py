@@ -10,6 +10,7 @@ from pathlib import Path
 from . import llama_cpp
 from .environment import Environment
 from .peer import Launch, Model
+from .perplexity import by_tool
 
 _PACKAGE = "ik-llama-cpp-python==0.1.5"
 # The package lacks this file, which the build runs to tell the version.
@@ -42,5 +43,6 @@ def prepare(folder: Path, model: Model) -> Launch:
     return Launch(
         command=lambda port: [str(server), "--port", str(port), *options],
         version=f"ik_llama.cpp {llama_cpp.version(server)} ({_PACKAGE})",
-        weights="Q4_0",
+        weights=model.gguf.stem if model.gguf is not None else "Q4_0",
+        perplexity=lambda url: by_tool(server.with_name("llama-perplexity"), weights),
     )

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from .environment import Environment, PeerUnavailable
 from .peer import MAX_LENGTH, SLOTS, THREADS, Launch, Model, checkpoint_of, made_from
+from .perplexity import by_tool
 
 PACKAGE = "llama-cpp-python==0.3.36"
 _TOOLS = ["cmake", "ninja", "torch==2.13.0", "transformers==5.5.*", "sentencepiece", "gguf"]
@@ -24,23 +25,29 @@ _OPTIONS = [
     "-DLLAMA_BUILD_TESTS=OFF",
     "-DLLAMA_BUILD_EXAMPLES=OFF",
 ]
+_PERPLEXITY = "llama-perplexity"
 _CONVERT = Path(__file__).with_name("llama_convert.py")
 
 
 def prepare(folder: Path, model: Model) -> Launch:
-    """Build server and quantizer, convert the checkpoint. All matrices have 4 bits, including the output's."""
+    """Build server, quantizer and the tool for perplexities; take the GGUF file, or convert the checkpoint. Then all
+    matrices have 4 bits, including the output's.
+    """
     _, server, _ = built(folder)
     weights = quantized(folder, model)
     options = [*serving(weights), "--no-kv-unified", "--no-ui"]
     return Launch(
         command=lambda port: [str(server), "--port", str(port), *options],
         version=f"llama.cpp {version(server)}",
-        weights="Q4_0",
+        weights=model.gguf.stem if model.gguf is not None else "Q4_0",
+        perplexity=lambda url: by_tool(server.with_name(_PERPLEXITY), weights),
     )
 
 
 def quantized(folder: Path, model: Model) -> Path:
-    """The checkpoint in llama.cpp's format, with 4 bits, made on first use."""
+    """The GGUF file; without one, the checkpoint in llama.cpp's format, with 4 bits, made on first use."""
+    if model.gguf is not None:
+        return model.gguf
     environment, _, quantize = built(folder)
     weights = folder / f"{made_from(model)}.gguf"
     if not weights.exists():
@@ -63,9 +70,10 @@ def build(environment: Environment, sources: Path, *options: str) -> tuple[Path,
     """The server and the quantizer of these sources, built on first use in an environment that has CMake and Ninja."""
     build = environment.folder / "build"
     server, quantize = build / "bin" / "llama-server", build / "bin" / "llama-quantize"
-    if not (server.exists() and quantize.exists()):
+    programs = server, quantize, server.with_name(_PERPLEXITY)
+    if not all(program.exists() for program in programs):
         environment.run(["cmake", "-G", "Ninja", "-S", sources, "-B", build, *_OPTIONS, *options])
-        environment.run(["ninja", "-C", build, f"-j{THREADS}", server.name, quantize.name])
+        environment.run(["ninja", "-C", build, f"-j{THREADS}", *(program.name for program in programs)])
     return server, quantize
 
 

@@ -12,6 +12,8 @@ _FRONT = Path(__file__).with_name("openvino_front.py")
 _PACKAGES = ["openvino-genai", "openvino-tokenizers", "optimum-intel[openvino]", "nncf"]
 # nncf asks for torchvision, which has no build for PyTorch's CPU build and breaks transformers' import.
 _BROKEN = "torchvision"
+# Of real weights, the form that is as close to them as int8 here.
+_PRECISION_OF_REAL = ["--weight-format", "int8"]
 # All matrices have 4 bits, including the output's, as in the others.
 _PRECISION = ["--weight-format", "int4", "--sym", "--group-size", "128", "--ratio", "1.0", "--all-layers"]
 
@@ -23,7 +25,8 @@ def prepare(folder: Path, model: Model) -> Launch:
     site_packages = next(folder.glob("lib/python*/site-packages"))
     if (site_packages / _BROKEN).exists():
         environment.uninstall(_BROKEN)
-    exported = folder / f"model-{made_from(model)}"
+    precision = _PRECISION_OF_REAL if model.real else _PRECISION
+    exported = folder / f"model-{made_from(model)}{'-real' if model.real else ''}"
     if not exported.exists():
         unfinished = folder / "unfinished-model"
         export: list[str | Path] = [
@@ -33,7 +36,7 @@ def prepare(folder: Path, model: Model) -> Launch:
             "--model",
             checkpoint_of(model),
         ]
-        environment.run([*export, "--task", "text-generation-with-past", *_PRECISION, unfinished])
+        environment.run([*export, "--task", "text-generation-with-past", *precision, unfinished])
         unfinished.rename(exported)
     (installed,) = distributions(name="openvino-genai", path=[str(site_packages)])
     sizes = ["--threads", str(THREADS), "--slots", str(SLOTS)]
@@ -41,5 +44,5 @@ def prepare(folder: Path, model: Model) -> Launch:
     return Launch(
         command=lambda port: [*front, "--port", str(port)],
         version=f"OpenVINO GenAI {installed.version}",
-        weights="int4",
+        weights=precision[1],
     )

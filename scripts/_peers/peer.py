@@ -22,6 +22,10 @@ class Model:
     onnx: Path
     # The form for Hugging Face's transformers, which peers convert to their own. None for genai-server alone.
     checkpoint: Path | None
+    # The GGUF file of which genai-server's form was made, which llama.cpp serves as it is. None for other sources.
+    gguf: Path | None = None
+    # Whether the weights are those of a trained model, so that quality counts.
+    real: bool = False
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,8 @@ class Launch:
     environment: Mapping[str, str] = field(default_factory=dict)
     # A path that answers 200 once the model is loaded.
     ready_path: str = "/health"
+    # Returns the perplexity of the server at an URL; None if it has no way to tell. Raises PeerUnavailable.
+    perplexity: Callable[[str], float] | None = None
 
 
 # Builds a peer in a folder, unless that is done. Raises PeerUnavailable.

