@@ -61,3 +61,23 @@ def test_products_get_their_bits_and_stay_close(tmp_path: Path, bits: int, toler
         for path in (full, built)
     )
     assert np.abs(y - expected).mean() < tolerance * np.abs(expected).mean()
+
+
+def test_joined_products_are_named_by_their_layer() -> None:
+    """Queries, keys and values come from one product, with and without a bias."""
+    nodes = []
+    for layer, has_bias in enumerate((False, True)):
+        nodes.append(helper.make_node("MatMul", ["x", "w"], [f"product{layer}"], name=f"node_MatMul_{layer}"))
+        joined = f"product{layer}"
+        if has_bias:
+            nodes.append(helper.make_node("Add", [joined, "bias"], [f"sum{layer}"], name=f"node_Add_{layer}"))
+            joined = f"sum{layer}"
+        cache = [f"past_key_values.{layer}.key", f"past_key_values.{layer}.value"]
+        attention = [joined, "", "", *cache, "lengths", "total"]
+        nodes.append(helper.make_node("GroupQueryAttention", attention, [f"y{layer}"], domain="com.microsoft"))
+    graph = helper.make_graph(nodes, "attention", [], [])
+    build_mobius.name_joined(graph)
+    names = [node.name for node in graph.node if node.op_type == "MatMul"]
+    assert names == [f"model/layers.{n}/self_attn/qkv_proj/node_MatMul_{n}" for n in range(2)]
+    assert build_mobius.is_sensitive(names[0], layers=8)
+    assert not build_mobius.is_sensitive(names[1].replace("layers.1", "layers.2"), layers=8)

@@ -19,10 +19,11 @@ import onnx
 
 _BLOCK = 32
 _GRAPH, _CONFIG = "model.onnx", "genai_config.json"
+_CACHE = re.compile(r"past_key_values\.(\d+)\.key$")
 _LAYER = re.compile(r"model/layers\.(\d+)/")
-# Parts of the names of products: a router of experts, the head, and what k_quant_mixed gives 8 bits in some layers.
-_ROUTER, _HEAD = "/mlp/gate/", "lm_head/"
-_SENSITIVE = ("/v_proj/", "/down_proj/")
+# Parts of the names of products: routers of experts, the head, and what k_quant_mixed gives 8 bits in some layers.
+_ROUTERS, _HEAD, _JOINED = ("/mlp/gate/", "/mlp/shared_expert_gate/"), "lm_head/", "/qkv_proj/"
+_SENSITIVE = ("/v_proj/", _JOINED, "/down_proj/")
 # onnxruntime-genai's name for decoders of any architecture.
 _ANY_DECODER = "decoder"
 # Names of sampling defaults that a generation_config.json and a genai_config.json share.
@@ -74,9 +75,10 @@ def quantize(graph: Path, target: Path, bits: int) -> None:
     from onnxruntime.quantization.matmul_nbits_quantizer import KQuantWeightOnlyQuantConfig, MatMulNBitsQuantizer
 
     model = onnx.load(str(graph))
+    name_joined(model.graph)
     names = [node.name for node in model.graph.node if node.op_type == "MatMul"]
     wide = {name: {"bits": 8} for name in names if bits == 8 or is_sensitive(name, count_layers(names))}
-    routers = [name for name in names if _ROUTER in name]
+    routers = [name for name in names if any(part in name for part in _ROUTERS)]
     quantizer: Any = MatMulNBitsQuantizer(
         model,
         block_size=_BLOCK,
@@ -87,6 +89,19 @@ def quantize(graph: Path, target: Path, bits: int) -> None:
     )
     quantizer.process()
     quantizer.model.save_model_to_file(str(target), use_external_data_format=True)
+
+
+def name_joined(graph: Any) -> None:
+    """Name the products that make queries, keys and values together, which have no names of their layers."""
+    makers = {output: node for node in graph.node for output in node.output}
+    for node in graph.node:
+        if node.op_type == "GroupQueryAttention" and not node.input[1]:
+            maker = makers[node.input[0]]
+            while maker.op_type != "MatMul":  # a bias is added
+                maker = makers[maker.input[0]]
+            layer = _CACHE.match(node.input[3])
+            if layer is not None:
+                maker.name = f"model/layers.{layer[1]}/self_attn{_JOINED}{maker.name}"
 
 
 def count_layers(names: list[str]) -> int:
