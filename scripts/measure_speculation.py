@@ -153,8 +153,7 @@ def main() -> None:
             arguments.cache or Path(folder) / "cache",
         )
         if arguments.draft_model or arguments.head:
-            settings = structs.replace(spec.settings, speculation="auto")
-            spec = structs.replace(spec, draft_model=str(arguments.draft_model or ""), settings=settings)
+            spec = structs.replace(spec, draft_model=str(arguments.draft_model or ""), speculation="auto")
         loaded = load_model(spec)
         if not loaded.main.abilities.drafts:
             parser.exit(1, f"{arguments.model_dir} cannot have drafts\n")

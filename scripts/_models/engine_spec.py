@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from genai_server.messages.launch import EngineSettings, EngineSpec
+from genai_server.messages.launch import EngineSpec
 
 
 def engine_spec(
@@ -17,7 +17,9 @@ def engine_spec(
     prefill_chunk: int = 0,
 ) -> EngineSpec:
     """For as many sequences of at most `max_length` tokens; weights are packed in `cache_dir`, if there is one."""
-    settings = EngineSettings(
+    return EngineSpec(
+        device="cpu",
+        model_dir=str(directory),
         threads=0,
         max_batch_size=slots,
         max_queue=max_queue,
@@ -46,4 +48,3 @@ def engine_spec(
         log_format="text",
         telemetry=False,
     )
-    return EngineSpec("cpu", str(directory), settings)

@@ -8,7 +8,7 @@ import pytest
 
 from genai_server.config.sources import (
     add_options,
-    engine_settings,
+    engine_spec,
     in_typed_names,
     load_settings,
     unknown_variables,
@@ -139,19 +139,22 @@ def test_clone_serves_its_demo_model_from_any_directory(tmp_path: Path, monkeypa
 
 def test_an_engine_gets_each_setting_by_its_name() -> None:
     settings = load_settings({}, environ={"GENAI_MAX_QUEUE": "7", "GENAI_LOG_FORMAT": "json"}, dotenv=None)
-    found = engine_settings(settings)
-    for name in set(found.__struct_fields__) - {"cache_dir", "prefix_cache_dir", "profile_dir", "max_length"}:
+    found = engine_spec(settings, "cuda", "model")
+    names = [name for name in found.__struct_fields__ if found.is_setting(name)]
+    for name in set(names) - {"cache_dir", "prefix_cache_dir", "profile_dir", "max_length"}:
         assert getattr(found, name) == getattr(settings, name)
+    assert (names[0], names[-1], found.device, found.model_dir) == ("threads", "telemetry", "cuda", "model")
     assert (found.max_queue, found.log_format) == (7, "json")
 
 
 def test_folder_settings_are_paths_and_none_disables_the_cache() -> None:
     environ = {"GENAI_CACHE_DIR": "none", "GENAI_PROFILE_DIR": "/tmp/profiles"}
-    found = engine_settings(load_settings({}, environ=environ, dotenv=None))
+    found = engine_spec(load_settings({}, environ=environ, dotenv=None), "cpu", "")
     assert (found.cache_dir, found.profile_dir) == ("", str(Path("/tmp/profiles")))
     settings = load_settings({}, environ={}, dotenv=None)
-    assert engine_settings(settings).cache_dir == str(settings.cache_path)
-    assert engine_settings(settings).prefix_cache_dir == f"{settings.cache_path}/prefixes"
+    found = engine_spec(settings, "cpu", "")
+    assert found.cache_dir == str(settings.cache_path)
+    assert found.prefix_cache_dir == f"{settings.cache_path}/prefixes"
 
 
 def test_messages_name_settings_as_they_were_typed() -> None:

@@ -6,11 +6,10 @@ import msgspec
 import numpy as np
 
 from genai_server.config.settings import Settings
-from genai_server.config.sources import engine_settings
+from genai_server.config.sources import engine_spec
 from genai_server.engine.runners.load_batched import load_batched
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.scores import Logits
-from genai_server.messages.launch import EngineSpec
 from scripts._models.driven import Driven
 from tests.running_server import ROOT
 
@@ -25,8 +24,8 @@ class Hybrid:
     def __init__(self, path: Path, **settings: object) -> None:
         self.path = path
         self.generator = Driven(OgGeneratorRunner(self.path, "cpu", threads=1))
-        self.settings = msgspec.structs.replace(
-            engine_settings(Settings.model_validate({})),
+        self.spec = msgspec.structs.replace(
+            engine_spec(Settings.model_validate({}), "cpu", str(path)),
             max_length=LENGTH,
             max_batch_size=SLOTS,
             cache_dir="",
@@ -36,7 +35,7 @@ class Hybrid:
         self._answers: dict[tuple[int, ...], list[int]] = {}
 
     def load(self, **settings: object) -> Driven:
-        spec = EngineSpec("cpu", str(self.path), msgspec.structs.replace(self.settings, **settings))
+        spec = msgspec.structs.replace(self.spec, **settings)
         return Driven(load_batched(spec, self.path, self.generator.runner.model))
 
     def answer(self, prompt: list[int]) -> list[int]:

@@ -9,7 +9,7 @@ import onnx
 import pytest
 
 from genai_server.config.settings import Settings
-from genai_server.config.sources import engine_settings
+from genai_server.config.sources import engine_spec
 from genai_server.engine.decoder_graph import LayerState
 from genai_server.engine.graph_rewriting.output_head import find_head
 from genai_server.engine.graph_rewriting.ragged import make_ragged
@@ -17,7 +17,6 @@ from genai_server.engine.model.graph import read_decoder_graph
 from genai_server.engine.runners.load_batched import load_batched
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.scores import Logits
-from genai_server.messages.launch import EngineSpec
 from scripts._models.driven import Driven
 from tests.engine.model_runners import greedy_logits
 from tests.running_server import ROOT
@@ -89,9 +88,9 @@ def test_a_graph_of_the_builder_can_be_made_ragged(name: str) -> None:
 
 
 def batch(name: str, generator: OgGeneratorRunner, max_length: int) -> Driven:
-    settings = engine_settings(Settings.model_validate({}))
-    settings = msgspec.structs.replace(settings, max_length=max_length, max_batch_size=4, cache_dir="", threads=1)
-    return Driven(load_batched(EngineSpec("cpu", str(BUILT / name), settings), BUILT / name, generator.model))
+    spec = engine_spec(Settings.model_validate({}), "cpu", str(BUILT / name))
+    spec = msgspec.structs.replace(spec, max_length=max_length, max_batch_size=4, cache_dir="", threads=1)
+    return Driven(load_batched(spec, BUILT / name, generator.model))
 
 
 @pytest.mark.parametrize("name", LONG_ROPES)

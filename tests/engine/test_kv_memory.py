@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from genai_server.config.settings import Settings
-from genai_server.config.sources import engine_settings
+from genai_server.config.sources import engine_spec
 from genai_server.engine import process
 from genai_server.engine.ipc.mailbox import Resize
 from genai_server.engine.kv_cache.cpu_buffers import CpuBuffers, page_tokens
@@ -20,7 +20,6 @@ from genai_server.engine.runners.loaded_model import LoadedModel
 from genai_server.engine.sampling.grammar import model_guidance
 from genai_server.engine.scheduling.scheduler_output import UNSHARED, KvMemory
 from genai_server.engine.sequence import Sequence
-from genai_server.messages.launch import EngineSpec
 from tests.resident import resident_bytes
 from tests.running_server import DEMO
 from tests.stepped_loop import SteppedLoop
@@ -50,14 +49,13 @@ class Device(SteppedLoop):
     """An engine loop on the demo model with a limited KV memory."""
 
     def __init__(self, folder: Path, limit: int = LIMIT) -> None:
-        settings = msgspec.structs.replace(
-            engine_settings(Settings.model_validate({})),
+        spec = msgspec.structs.replace(
+            engine_spec(Settings.model_validate({}), "cpu", str(DEMO)),
             max_length=MAX_LENGTH,
             max_batch_size=SLOTS,
             kv_cache_bytes=limit,
             cache_dir="",
         )
-        spec = EngineSpec("cpu", str(DEMO), settings)
         batched = load_batched(spec, DEMO, check_model_directory(DEMO))
         loaded = LoadedModel(batched, batched)
         super().__init__(loaded, process.make_scheduler(spec, loaded), model_guidance(DEMO, batched.model), folder)

@@ -7,8 +7,9 @@ from pathlib import Path
 from queue import SimpleQueue
 
 import pytest
+from msgspec import structs
 
-from genai_server.config.sources import engine_settings
+from genai_server.config.sources import engine_spec
 from genai_server.heartbeat import Heartbeat
 from genai_server.messages.launch import EngineReport, EngineSpec
 from genai_server.messages.status_file import EngineState, EngineStatus
@@ -154,7 +155,7 @@ def test_an_engine_gets_the_size_that_was_set_while_it_loaded(monkeypatch: pytes
     started = SimpleQueue[LoadedByHand]()
     monkeypatch.setattr(engine_watch, "EngineProcess", lambda spec: LoadedByHand(spec, started))
     beats = tmp_path / "beats"
-    spec = EngineSpec("cpu", "", engine_settings(given()), heartbeat_file=str(beats), kv_bytes=8)
+    spec = structs.replace(engine_spec(given(), "cpu", ""), heartbeat_file=str(beats), kv_bytes=8)
     status = EngineStatus("cpu", EngineState.STARTING)
     watch = EngineWatch(spec, status, Restarts(9), lambda: None, step_timeout=0, load_timeout=0)
     watch.start()

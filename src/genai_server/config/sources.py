@@ -17,7 +17,7 @@ from genai_server.config.setting_form import FORMER_NAMES, environment_variable,
 from genai_server.config.setting_groups import GROUPS
 from genai_server.config.settings import Settings
 from genai_server.errors import ConfigurationError, rule_of
-from genai_server.messages.launch import EngineSettings
+from genai_server.messages.launch import EngineSpec
 from genai_server.options import config_file
 from genai_server.options.device import DeviceOptions
 from genai_server.options.session import THREADS
@@ -108,16 +108,16 @@ def _reason(field: str, findings: Sequence[ErrorDetails]) -> str:
     return ", or ".join([message, *words])
 
 
-def engine_settings(settings: Settings) -> EngineSettings:
-    """The settings that all engines share."""
-    given = {name: getattr(settings, name) for name in EngineSettings.__struct_fields__}
+def engine_spec(settings: Settings, device: str, model_dir: str) -> EngineSpec:
+    """The description of an engine by the settings alone: without what is said of one device or model."""
+    given = {name: getattr(settings, name) for name in EngineSpec.__struct_fields__ if EngineSpec.is_setting(name)}
     others = {
         "cache_dir": str(settings.cache_path or ""),
         "prefix_cache_dir": str(settings.prefix_cache_path),
         "profile_dir": str(settings.profile_dir),
         "max_length": settings.within(None) or 0,
     }
-    return EngineSettings(**given | others)
+    return EngineSpec(device, model_dir, **given | others)
 
 
 def in_typed_names(message: str, options: Mapping[str, object]) -> str:

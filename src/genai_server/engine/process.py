@@ -58,8 +58,8 @@ def main() -> None:
     spec = msgspec.json.decode(sys.stdin.buffer.readline(), type=EngineSpec)
     parent_watch = ParentWatch(Path(spec.state_file).parent)
     parent_watch.start()
-    configure_logging(spec.settings.log_level, spec.settings.log_format)
-    if spec.settings.telemetry:
+    configure_logging(spec.log_level, spec.log_format)
+    if spec.telemetry:
         # Imported here: it imports all settings, which takes a quarter of the start of an engine without a model.
         from genai_server.config.environment import allow_telemetry
 
@@ -103,7 +103,7 @@ def serve(
     The model is closed only if its entire session is profiled, because closing writes that file; otherwise it would
     only take time.
     """
-    speculates = spec.settings.speculation == "auto" and loaded.main.abilities.drafts
+    speculates = spec.speculation == "auto" and loaded.main.abilities.drafts
     batching = structs.replace(loaded.batching, speculates=speculates)
     connections = Connections(listener, spec.secret, model, batching)
     profiles = profile_folder(spec)
@@ -113,8 +113,8 @@ def serve(
         runners,
         profiles,
         state_file=Path(spec.state_file),
-        max_rows=spec.settings.profile_max_rows,
-        about=about_engine(spec.device, Path(spec.model_dir), spec.settings.threads, spec.options),
+        max_rows=spec.profile_max_rows,
+        about=about_engine(spec.device, Path(spec.model_dir), spec.threads, spec.options),
     )
     loop = EngineLoop(
         runners,
@@ -145,14 +145,14 @@ def about_loaded(spec: EngineSpec, loaded: LoadedModel, address: str) -> EngineR
     """What an engine reports once it has loaded its model."""
     model = loaded.main.model
     least, most = loaded.kv_range if on_cpu(spec) else (0, 0)
-    if spec.settings.kv_cache_bytes:  # set by the operator
-        least = most = min(most, spec.settings.kv_cache_bytes)
+    if spec.kv_cache_bytes:  # set by the operator
+        least = most = min(most, spec.kv_cache_bytes)
     return EngineReport(address, "", model.max_length, model.limited_by, least, max(least, most))
 
 
 def _report_context(spec: EngineSpec, model: ModelInfo) -> None:
     """Log a context that the memory limits."""
-    if spec.settings.max_length or model.max_length >= model.context_length:
+    if spec.max_length or model.max_length >= model.context_length:
         return
     advice = advice_for_context(model.max_length, model.context_length)
     log.warning(
@@ -166,7 +166,7 @@ def _report_context(spec: EngineSpec, model: ModelInfo) -> None:
 
 def prefill_chunk(spec: EngineSpec, runner: Runner) -> int:
     """The most tokens of prompts in a step that also decodes."""
-    given = spec.settings.prefill_chunk
+    given = spec.prefill_chunk
     return max(_MIN_CHUNK, given) if given else _HOST_CHUNK if runner.abilities.uses_host_cores else DEVICE_CHUNK
 
 
@@ -174,20 +174,20 @@ def make_scheduler(spec: EngineSpec, loaded: LoadedModel, *, speculates: bool = 
     """The scheduler for as many running sequences as the model has slots for."""
     runner, can = loaded.main, loaded.main.abilities
     chunk = prefill_chunk(spec, runner)
-    max_running = loaded.batching.num_slots or spec.settings.max_batch_size
+    max_running = loaded.batching.num_slots or spec.max_batch_size
     limited_by = "the batch of onnxruntime-genai" if can.chooses else "GENAI_KV_CACHE_BYTES"
-    if max_running == spec.settings.max_batch_size:
+    if max_running == spec.max_batch_size:
         limited_by = "GENAI_MAX_BATCH_SIZE"
-    num_bytes = spec.settings.draft_memory_bytes if speculates else 0
+    num_bytes = spec.draft_memory_bytes if speculates else 0
     answers = AnswerMemory(num_bytes) if num_bytes else None
     return (PoolingScheduler if can.pools else Scheduler)(
         runner,
         max_running=max_running,
-        max_waiting=spec.settings.max_queue,
-        max_waiting_tokens=spec.settings.max_queue_tokens,
+        max_waiting=spec.max_queue,
+        max_waiting_tokens=spec.max_queue_tokens,
         prefill_chunk=chunk,
         idle_chunk=max(IDLE_CHUNK, chunk),
-        policy=StepPolicy(spec.settings.itl_target, can.memory, speculates, limited_by, answers),
+        policy=StepPolicy(spec.itl_target, can.memory, speculates, limited_by, answers),
     )
 
 
@@ -204,7 +204,7 @@ def publisher(spec: EngineSpec, runner: Runner) -> KvEventPublisher | None:
 
 def disk_cache(spec: EngineSpec, runner: Runner) -> "DiskCache | None":
     """The runner's prefix cache on disk, if the settings ask for one."""
-    if spec.settings.prefix_cache_bytes == "0" or spec.device.startswith("scripted"):
+    if spec.prefix_cache_bytes == "0" or spec.device.startswith("scripted"):
         return None
     from genai_server.engine.disk_cache.disk_cache import open_disk_cache
 

@@ -7,9 +7,14 @@ from genai_server.messages.kv_events import KvEventTarget
 from genai_server.options.device import DeviceOptions
 
 
-class EngineSettings(Struct, frozen=True):
-    """The settings that every engine of a server has; config/settings.py describes each."""
+class EngineSpec(Struct, frozen=True):
+    """The description of an engine, which its supervisor makes from the settings and starts its process with.
 
+    The fields without a default are settings, which config/settings.py describes, after the device and the directory.
+    """
+
+    device: str
+    model_dir: str
     threads: int
     max_batch_size: int
     max_queue: int
@@ -43,14 +48,6 @@ class EngineSettings(Struct, frozen=True):
     log_level: str
     log_format: str
     telemetry: bool
-
-
-class EngineSpec(Struct, frozen=True):
-    """What an engine process is started with, one line of JSON on its standard input."""
-
-    device: str
-    model_dir: str
-    settings: EngineSettings
     # A path for a Unix socket, or "" for a free TCP port on loopback.
     address: str = ""
     # API processes must send it before anything else.
@@ -70,6 +67,12 @@ class EngineSpec(Struct, frozen=True):
     kv_bytes: int = 0
     # The directory of the draft model; "" for none.
     draft_model: str = ""
+
+    @classmethod
+    def is_setting(cls, name: str) -> bool:
+        """Whether a field has the value of the setting of this name."""
+        num_settings = len(cls.__struct_fields__) - len(cls.__struct_defaults__)
+        return name in cls.__struct_fields__[2:num_settings]
 
 
 # Sent to the engine's standard input, before that ends, if the engine is unloaded while its supervisor continues.

@@ -17,8 +17,10 @@ from itertools import count
 from pathlib import Path
 from urllib.parse import quote
 
+from msgspec import structs
+
 from genai_server.config.settings import Settings
-from genai_server.config.sources import device_options, engine_settings
+from genai_server.config.sources import device_options, engine_spec
 from genai_server.errors import ModelLoadFailed
 from genai_server.messages.commands import (
     AddAdapter,
@@ -213,10 +215,8 @@ class Supervisor:
     def _spec(self, about: ModelStatus, device: str, options: DeviceOptions) -> EngineSpec:
         first = next(iter(self._settings.served))
         file = str(self.folder / f"{about.serial}-{device.replace(':', '-')}")
-        return EngineSpec(
-            device,
-            about.path,
-            engine_settings(self._settings),
+        return structs.replace(
+            engine_spec(self._settings, device, about.path),
             address="" if sys.platform == "win32" else f"{file}.sock",
             secret=self._secret,
             state_file=f"{file}.json",

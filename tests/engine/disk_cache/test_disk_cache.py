@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from genai_server.config.sources import engine_settings
+from genai_server.config.sources import engine_spec
 from genai_server.engine.disk_cache import disk_cache
 from genai_server.engine.disk_cache.disk_cache import DiskCache, open_disk_cache
 from genai_server.engine.disk_cache.segment_file import write_segment
@@ -30,7 +30,6 @@ from genai_server.errors import InvalidField
 from genai_server.messages.admin import CacheReset, ResetPrefixCache
 from genai_server.messages.figures import DiskCacheFigures
 from genai_server.messages.generation_request import Adapter, GenerationRequest, Sampling, TokenLogprob
-from genai_server.messages.launch import EngineSpec
 from genai_server.messages.protocol import Cancel, Finished, Tokens
 from tests.engine.hybrids import Hybrid
 from tests.engine.model_runners import batched_runner
@@ -513,15 +512,13 @@ def test_halved_numbers_hardly_change_answers(start: MakeEngine) -> None:
 def test_exact_requests_are_refused_where_prefixes_are_rounded(
     tmp_path: Path, cache: str, stored: str, is_exact: bool
 ) -> None:
-    settings = engine_settings(
-        given(
-            kv_cache_type=cache,
-            prefix_cache_type=stored,
-            prefix_cache_bytes="1000000",
-            prefix_cache_dir=str(tmp_path),
-        )
+    settings = given(
+        kv_cache_type=cache,
+        prefix_cache_type=stored,
+        prefix_cache_bytes="1000000",
+        prefix_cache_dir=str(tmp_path),
     )
-    runner = load_batched(EngineSpec("cpu", str(DEMO), settings), DEMO, check_model_directory(DEMO))
+    runner = load_batched(engine_spec(settings, "cpu", str(DEMO)), DEMO, check_model_directory(DEMO))
     request = GenerationRequest("r", PROMPT, 8, MAX_LENGTH, exact=True)
     if is_exact:
         runner.check(request)
@@ -612,8 +609,8 @@ def test_prefixes_of_other_operators_are_not_loaded(tmp_path: Path, monkeypatch:
         return SegmentFolder(root, model, max_bytes)
 
     monkeypatch.setattr(disk_cache, "SegmentFolder", folder)
-    settings = engine_settings(given(prefix_cache_bytes="1000000", prefix_cache_dir=str(tmp_path / "prefixes")))
-    spec = EngineSpec("cpu", str(DEMO), settings)
+    settings = given(prefix_cache_bytes="1000000", prefix_cache_dir=str(tmp_path / "prefixes"))
+    spec = engine_spec(settings, "cpu", str(DEMO))
     runner = load_batched(spec, DEMO, check_model_directory(DEMO))
     for kernels in ("avx2", "avx512", "avx2"):
         monkeypatch.setattr(disk_cache, "library_key", lambda kernels=kernels: kernels)

@@ -13,7 +13,7 @@ import onnx
 import pytest
 
 from genai_server.config.settings import Settings
-from genai_server.config.sources import engine_settings
+from genai_server.config.sources import engine_spec
 from genai_server.engine import process
 from genai_server.engine.decoder_graph import DecoderGraph, DoesNotFit
 from genai_server.engine.graph_rewriting.paged_attention import BLOCK_TOKENS
@@ -63,8 +63,8 @@ def spec(
 ) -> EngineSpec:
     """An engine with four slots and without packed weights, apart from these settings."""
     given = {"max_batch_size": 4, "max_queue": 4, "prefill_chunk": 64, "cache_dir": ""} | settings
-    all_settings = msgspec.structs.replace(engine_settings(Settings.model_validate({})), max_length=max_length, **given)
-    return EngineSpec(device, str(model_dir), all_settings, options=options or DEFAULT_OPTIONS)
+    own = engine_spec(Settings.model_validate({}), device, str(model_dir))
+    return msgspec.structs.replace(own, max_length=max_length, options=options or DEFAULT_OPTIONS, **given)
 
 
 def batch(given: EngineSpec) -> BatchedRunner:
@@ -153,7 +153,7 @@ def test_draft_model_shares_the_memory_for_keys_and_values(monkeypatch: pytest.M
     assert own.num_pages == draft.num_pages < alone.main.abilities.memory.num_pages
     assert loaded.kv_range[0] >= 2 * slot_bytes(128)
     warm_up(loaded, 64)
-    assert own.own_bytes + draft.own_bytes <= loaded.kv_bytes <= given.settings.kv_cache_bytes
+    assert own.own_bytes + draft.own_bytes <= loaded.kv_bytes <= given.kv_cache_bytes
     before = own.num_pages
     loaded.resize(loaded.kv_range[0])
     assert own.pages(128) <= own.num_pages == draft.num_pages < before
@@ -251,7 +251,7 @@ def test_library_batch_is_used_by_setting_and_for_paged_models(
     inputs = {"input_ids": "input_ids"} | ({"block_table": "block_table"} if pages else {})
     (tmp_path / "genai_config.json").write_text(json.dumps({"model": {"decoder": {"inputs": inputs}}}))
     given = spec(128, scheduler=scheduler, model_dir=str(tmp_path))
-    assert runs_by_library(given.device, tmp_path, given.settings.scheduler) is found
+    assert runs_by_library(given.device, tmp_path, given.scheduler) is found
 
 
 def test_library_batch_bounds_running_and_is_named_when_full() -> None:

@@ -25,7 +25,6 @@ from genai_server.engine.scheduling.scheduler_output import Read
 from genai_server.engine.sequence import Sequence
 from genai_server.errors import RunnerFailed
 from genai_server.messages.generation_request import GenerationRequest
-from genai_server.messages.launch import EngineSpec
 from scripts._models.driven import Driven
 from tests.engine.hybrids import BUILT, LENGTH, PADDING, SLOTS, STEPS, VOCAB, Hybrid, best, finish, text
 from tests.engine.model_runners import profiled_answer
@@ -191,8 +190,7 @@ def test_profiled_answers_are_the_usual_ones(hybrid: Hybrid, runner: Driven, tmp
 
 
 def test_packed_weights_and_settings_choose_the_batch(hybrid: Hybrid, tmp_path: Path) -> None:
-    settings = msgspec.structs.replace(hybrid.settings, cache_dir=str(tmp_path))
-    loaded = load_model(EngineSpec("cpu", str(hybrid.path), settings))
+    loaded = load_model(msgspec.structs.replace(hybrid.spec, cache_dir=str(tmp_path)))
     assert loaded.batch is not None, loaded.batching.reason
     prompt = text(30, 11)
     runner = Driven(loaded.main)
@@ -315,7 +313,7 @@ def test_checkpoints_make_way_for_running_sequences() -> None:
     hybrid = Hybrid(BUILT / "qwen-3.5")
     graph = read_decoder_graph(hybrid.path)
     least = LENGTH * graph.bytes_per_token + 3 * (graph.bytes_per_row + 32 * graph.bytes_per_token)
-    hybrid.settings = msgspec.structs.replace(hybrid.settings, kv_cache_bytes=least)
+    hybrid.spec = msgspec.structs.replace(hybrid.spec, kv_cache_bytes=least)
     scheduled = Scheduled(hybrid.load())
     for number in range(6):
         prompt = text(200, 60 + number)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from genai_server.config.settings import Settings
-from genai_server.config.sources import engine_settings
+from genai_server.config.sources import engine_spec
 from genai_server.engine.runners.load_batched import load_batched
 from genai_server.engine.runners.loaded_model import LoadedModel
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
@@ -17,7 +17,6 @@ from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.engine.scheduling.scheduler_output import StepPolicy
 from genai_server.messages.admin import SetRuntimeOption
 from genai_server.messages.generation_request import TokenLogprob
-from genai_server.messages.launch import EngineSpec
 from genai_server.messages.protocol import Finished, Tokens
 from tests.engine.model_runners import greedy
 from tests.running_server import ROOT
@@ -35,9 +34,9 @@ class Device(SteppedLoop):
 
     def __init__(self, model_dir: Path, folder: Path) -> None:
         self.generator = OgGeneratorRunner(model_dir, "cpu", threads=1)
-        settings = engine_settings(Settings.model_validate({}))
-        settings = msgspec.structs.replace(settings, max_length=LENGTH, max_batch_size=4, cache_dir="", threads=1)
-        self.batch = load_batched(EngineSpec("cpu", str(model_dir), settings), model_dir, self.generator.model)
+        spec = engine_spec(Settings.model_validate({}), "cpu", str(model_dir))
+        spec = msgspec.structs.replace(spec, max_length=LENGTH, max_batch_size=4, cache_dir="", threads=1)
+        self.batch = load_batched(spec, model_dir, self.generator.model)
         loaded = LoadedModel(self.batch, self.batch)
         policy = StepPolicy(speculates=True)
         scheduler = Scheduler(self.batch, max_running=4, max_waiting=9, prefill_chunk=24, policy=policy)

@@ -27,7 +27,6 @@ from genai_server.engine.scheduling.step_time import StepTimeModel
 from genai_server.engine.sequence import Sequence
 from genai_server.messages.admin import SetRuntimeOption
 from genai_server.messages.generation_request import Sampling
-from genai_server.messages.launch import EngineSpec
 from tests.engine.hybrids import BUILT, LENGTH, SLOTS, STEPS, VOCAB, Hybrid, text
 from tests.engine.quantized_models import write_halved
 from tests.model_edits import edited_config
@@ -44,15 +43,13 @@ def hybrid() -> Hybrid:
 
 @pytest.fixture(scope="module")
 def loaded(hybrid: Hybrid) -> LoadedModel:
-    settings = structs.replace(hybrid.settings, speculation="auto")
-    return load_model(EngineSpec("cpu", str(hybrid.path), settings))
+    return load_model(structs.replace(hybrid.spec, speculation="auto"))
 
 
 @pytest.fixture(scope="module")
 def halved(hybrid: Hybrid, tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
     path = write_halved(hybrid.path, tmp_path_factory.mktemp("models") / "halved", "mtp")
-    settings = structs.replace(hybrid.settings, speculation="auto")
-    return load_model(EngineSpec("cpu", str(path), settings))
+    return load_model(structs.replace(hybrid.spec, model_dir=str(path), speculation="auto"))
 
 
 @pytest.fixture
@@ -294,8 +291,7 @@ def test_failure_behind_a_pass_costs_no_other_answer(
 
 
 def test_head_is_not_loaded_without_drafts(hybrid: Hybrid) -> None:
-    settings = structs.replace(hybrid.settings, speculation="off")
-    assert load_model(EngineSpec("cpu", str(hybrid.path), settings)).draft_model is None
+    assert load_model(structs.replace(hybrid.spec, speculation="off")).draft_model is None
 
 
 def test_memory_for_keys_is_divided_by_need(loaded: LoadedModel, head: MtpHead) -> None:
@@ -304,16 +300,15 @@ def test_memory_for_keys_is_divided_by_need(loaded: LoadedModel, head: MtpHead) 
 
 
 def test_head_has_the_type_of_the_models_keys(hybrid: Hybrid) -> None:
-    settings = structs.replace(hybrid.settings, speculation="auto", kv_cache_type="fp16")
-    loaded = load_model(EngineSpec("cpu", str(hybrid.path), settings))
+    loaded = load_model(structs.replace(hybrid.spec, speculation="auto", kv_cache_type="fp16"))
     main, head = loaded.main.abilities.memory, loaded.draft_model
     assert head is not None
     assert head.runner.abilities.memory.page_tokens == main.page_tokens
 
 
 def test_memory_for_the_model_alone_has_no_head(hybrid: Hybrid, caplog: pytest.LogCaptureFixture) -> None:
-    settings = structs.replace(hybrid.settings, speculation="auto", kv_cache_type="fp32", kv_cache_bytes=100_000)
-    loaded = load_model(EngineSpec("cpu", str(hybrid.path), settings))
+    spec = structs.replace(hybrid.spec, speculation="auto", kv_cache_type="fp32", kv_cache_bytes=100_000)
+    loaded = load_model(spec)
     assert loaded.batch is not None
     assert loaded.draft_model is None
     assert "the model's head for multi-token prediction is not used" in caplog.text
@@ -323,7 +318,7 @@ def test_head_that_cannot_be_read_costs_drafts_but_no_memory(hybrid: Hybrid, tmp
     for file in hybrid.path.iterdir():
         (tmp_path / file.name).write_bytes(b"" if file.name == "mtp.onnx.data" else file.read_bytes())
     without, broken = (
-        load_model(EngineSpec("cpu", str(tmp_path), structs.replace(hybrid.settings, speculation=how), kv_bytes=2**24))
+        load_model(structs.replace(hybrid.spec, model_dir=str(tmp_path), speculation=how, kv_bytes=2**24))
         for how in ("off", "auto")
     )
     assert broken.batch is not None
@@ -336,7 +331,7 @@ def test_strange_head_costs_its_drafts_only(hybrid: Hybrid, tmp_path: Path, head
     shutil.copytree(hybrid.path, tmp_path, dirs_exist_ok=True)
     with edited_config(tmp_path) as config:
         config["model"]["mtp"] = head
-    loaded = load_model(EngineSpec("cpu", str(tmp_path), structs.replace(hybrid.settings, speculation="auto")))
+    loaded = load_model(structs.replace(hybrid.spec, model_dir=str(tmp_path), speculation="auto"))
     assert loaded.batch is not None
     assert loaded.draft_model is None
 

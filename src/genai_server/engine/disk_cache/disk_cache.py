@@ -83,28 +83,27 @@ def open_disk_cache(spec: EngineSpec, runner: Runner, clock: Clock = time.perf_c
 
     A folder that cannot be used is logged: the engine serves without it.
     """
-    settings = spec.settings
     reads_text = task_of(Path(spec.model_dir)) is Task.GENERATE
     if not reads_text or not isinstance(runner, BatchedRunner) or not isinstance(runner.buffers, CpuBuffers):
         log.warning("GENAI_PREFIX_CACHE_BYTES has no effect: %s", _NO_SLOTS)
         return None
     arrays = runner.buffers.arrays
-    stored_type = np.float16 if settings.prefix_cache_type == "fp16" else arrays[0].dtype
+    stored_type = np.float16 if spec.prefix_cache_type == "fp16" else arrays[0].dtype
     memory = SlotMemory(arrays, runner.states if runner.slots.keeps_states else None, stored_type)
     depends_on = {
         "server": __version__,
         "stored": f"{arrays[0].dtype} as {np.dtype(stored_type)}, {memory.segment_tokens} tokens",
-        "threads": str(num_threads(spec.options, settings.threads)),
+        "threads": str(num_threads(spec.options, spec.threads)),
         "operators": library_key(),
     }
     try:
-        root = Path(settings.prefix_cache_dir)
+        root = Path(spec.prefix_cache_dir)
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         tenth = int(_DISK_SHARE * shutil.disk_usage(root).free)
-        max_bytes = tenth if settings.prefix_cache_bytes == "auto" else int(settings.prefix_cache_bytes)
+        max_bytes = tenth if spec.prefix_cache_bytes == "auto" else int(spec.prefix_cache_bytes)
         folder = SegmentFolder(root, model_key(Path(spec.model_dir), spec.options, depends_on), max_bytes)
     except OSError as error:
-        log.warning("prefixes are not kept in %s: %s", settings.prefix_cache_dir, error)
+        log.warning("prefixes are not kept in %s: %s", spec.prefix_cache_dir, error)
         return None
     log.info("prefixes are kept in %s, up to %d bytes of all models", root, max_bytes)
     return DiskCache(

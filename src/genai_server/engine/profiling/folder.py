@@ -137,9 +137,9 @@ def wait_for_next_file_name() -> None:
 def profile_folder(spec: EngineSpec) -> ProfileFolder:
     """The folder for the profiles of an engine, by its settings."""
     return ProfileFolder(
-        Path(spec.settings.profile_dir),
+        Path(spec.profile_dir),
         spec.profile_folder or spec.device,
-        max_files=spec.settings.profile_max_files,
-        max_bytes=spec.settings.profile_max_bytes,
-        max_age=spec.settings.profile_max_age,
+        max_files=spec.profile_max_files,
+        max_bytes=spec.profile_max_bytes,
+        max_age=spec.profile_max_age,
     )

@@ -61,7 +61,7 @@ def load_model(spec: EngineSpec) -> LoadedModel:
     share = head_share(spec)
     # As far as the settings tell; the graph may rule drafts out.
     may_draft = bool(spec.draft_model or share) and on_cpu(spec) and task_of(Path(spec.model_dir)) is Task.GENERATE
-    may_draft = may_draft and never_batched(spec.device, Path(spec.model_dir), spec.settings) is None
+    may_draft = may_draft and never_batched(spec.device, Path(spec.model_dir), spec) is None
     if may_draft:
         spec = structs.replace(spec, options=without_spinning_between_passes(spec.options))
     kv_bytes = allowed(spec).bytes if share else 0
@@ -83,20 +83,19 @@ def _load_runners(spec: EngineSpec) -> LoadedModel:
     if spec.device.startswith("scripted"):
         if (pooling := read_pooling_model(Path(spec.model_dir))) is not None:
             pooled = ScriptedPooledRunner(pooling)
-            pooled.model = with_limit(pooled.model, spec.settings.max_length)
+            pooled.model = with_limit(pooled.model, spec.max_length)
             return LoadedModel(pooled, reason="it is scripted")
-        scripted = ScriptedRunner(max(4096, spec.settings.max_length))
-        scripted.model = with_limit(scripted.model, spec.settings.max_length)
+        scripted = ScriptedRunner(max(4096, spec.max_length))
+        scripted.model = with_limit(scripted.model, spec.max_length)
         return LoadedModel(scripted, reason="it is scripted")
     from genai_server.engine.model.session_options import preload_cuda, use_global_pool, with_found_libraries
 
-    settings = spec.settings
     for warning in spec.options.warnings:
         log.warning("%s", warning)
     model_dir = Path(spec.model_dir)
-    check_runner(spec.device, model_dir, settings, spec.options)
+    check_runner(spec.device, model_dir, spec, spec.options)
     spec = structs.replace(spec, options=with_found_libraries(spec.options, model_dir))
-    use_global_pool(spec.options, settings.threads)
+    use_global_pool(spec.options, spec.threads)
     preload_cuda(on_providers(spec.options, spec.device))
     if task_of(model_dir).pools:
         return _pooled(spec, model_dir)
@@ -104,13 +103,13 @@ def _load_runners(spec: EngineSpec) -> LoadedModel:
         return _transcribing(spec, model_dir)
     if left_out := what_is_left_out(model_dir):
         log.info("the model in %s %s", spec.model_dir, left_out)
-    if runs_by_library(spec.device, Path(spec.model_dir), settings.scheduler):
+    if runs_by_library(spec.device, Path(spec.model_dir), spec.scheduler):
         from genai_server.engine.runners.og_engine import OgEngineRunner
 
         log.info("device %s: %s", spec.device, LIBRARY)
         generator = _generator(spec, model_dir)
-        batch = OgEngineRunner(generator, settings.max_batch_size)
-        batch.model = with_limit(batch.model, settings.max_length)
+        batch = OgEngineRunner(generator, spec.max_batch_size)
+        batch.model = with_limit(batch.model, spec.max_length)
         return LoadedModel(generator, batch)
     return _batched(spec, model_dir, _image_worker(spec, model_dir))
 
@@ -149,9 +148,13 @@ def _load_draft_model(spec: EngineSpec, loaded: LoadedModel) -> "DraftModel":
     # It never reads longer sequences.
     model = structs.replace(model, context_length=min(model.context_length, main.model.max_length))
     share, options = draft_share(spec), with_found_libraries(spec.options, path)
-    own = structs.replace(with_kv_share(spec, share), model_dir=spec.draft_model, draft_model="", options=options)
-    # How it rounds changes how many drafts are accepted, and no answer.
-    own = structs.replace(own, settings=structs.replace(own.settings, exact=False))
+    own = structs.replace(
+        with_kv_share(spec, share),
+        model_dir=spec.draft_model,
+        draft_model="",
+        options=options,
+        exact=False,  # how it rounds changes how many drafts are accepted, and no answer
+    )
     try:
         runner = load_batched(own, path, model)
         if runner.slots.keeps_states:
@@ -177,7 +180,7 @@ def _load_head(spec: EngineSpec, share: float, loaded: LoadedModel) -> "DraftMod
         graph = with_cache_type(own, read_decoder_graph(model_dir, MTP).in_32_bits(), main.model.context_length)
         limits, model = batch_limits(own, graph, main.model)
         options = with_found_libraries(spec.options, model_dir)
-        session = open_session(graph, spec.settings.threads, options=options)
+        session = open_session(graph, spec.threads, options=options)
         runner = HeadRunner(graph, session, model, limits, run_entries=spec.options.run)
     except Exception as error:  # ONNX Runtime's errors have no base of their own; answers need no drafts
         log.warning("the model's head for multi-token prediction is not used: %s", in_one_line(error))
@@ -193,14 +196,14 @@ def _generator(spec: EngineSpec, model_dir: Path) -> "OgGeneratorRunner":
     if on_cpu(spec) and task_of(model_dir) is Task.GENERATE:
         model_dir = prepacked_model(model_dir, cache_dir(spec), spec.options)
     profile_prefix = session_profile_prefix(spec)
-    return OgGeneratorRunner(model_dir, spec.device, spec.settings.threads, spec.options, profile_prefix=profile_prefix)
+    return OgGeneratorRunner(model_dir, spec.device, spec.threads, spec.options, profile_prefix=profile_prefix)
 
 
 def _one_by_one(
     spec: EngineSpec, generator: "OgGeneratorRunner", reason: str, encoder: EncoderWorker[Any] | None
 ) -> LoadedModel:
     """Without a batch, for a reason. Raises ConfigurationError if the settings need one."""
-    if spec.settings.scheduler == "batched":
+    if spec.scheduler == "batched":
         raise ConfigurationError(f"GENAI_SCHEDULER=batched: {reason}")
     check_reach(spec.device, spec.options, Reach.GENERATOR, reason)
     log.info("device %s runs requests one by one, not in a batch: %s", spec.device, reason)
@@ -216,7 +219,7 @@ def _transcribing(spec: EngineSpec, model_dir: Path) -> LoadedModel:
     from genai_server.engine.model.sound_encoder import unencoded
 
     model = check_model_directory(model_dir)
-    max_bytes, max_ahead = spec.settings.encoder_cache_bytes, spec.settings.max_batch_size + _ENCODED_AHEAD
+    max_bytes, max_ahead = spec.encoder_cache_bytes, spec.max_batch_size + _ENCODED_AHEAD
     try:
         batched = load_batched(spec, model_dir, model)
     except DoesNotFit as reason:
@@ -226,7 +229,7 @@ def _transcribing(spec: EngineSpec, model_dir: Path) -> LoadedModel:
     if refusal := why_no_times(model_dir):
         log.info("times of words are refused: %s", refusal)
     options = reaching(spec.options, Reach.BATCHED)
-    open_aligner = None if refusal else lambda: Aligner(model_dir, spec.settings.threads, options).times
+    open_aligner = None if refusal else lambda: Aligner(model_dir, spec.threads, options).times
     batched.model = structs.replace(batched.model, aligns=not refusal)
     worker = SoundWorker(lambda: _sound_encoder(spec, model_dir), max_bytes, max_ahead, open_aligner)
     return LoadedModel(batched, batched, encoder=worker)
@@ -238,7 +241,7 @@ def _sound_encoder(spec: EngineSpec, model_dir: Path) -> Callable[[Tensors], Enc
 
     files = read_encoder_files(model_dir)
     options = reaching(spec.options, Reach.BATCHED)
-    return SoundEncoder(files, spec.settings.threads, options, _packed_encoder(spec, "encoder")).encode
+    return SoundEncoder(files, spec.threads, options, _packed_encoder(spec, "encoder")).encode
 
 
 def _packed_encoder(spec: EngineSpec, part: str) -> Path | None:
@@ -248,7 +251,7 @@ def _packed_encoder(spec: EngineSpec, part: str) -> Path | None:
     from genai_server.engine.model.weights import packed_encoder
 
     directory = cache_dir(spec)
-    if not on_cpu(spec) or spec.settings.encoder_weights == "own" or directory is None or not has_vnni():
+    if not on_cpu(spec) or spec.encoder_weights == "own" or directory is None or not has_vnni():
         return None
     if (why := why_not_native(spec.options, directory)) is not None:
         log.info("the encoder has the model's own weights: %s", why)
@@ -267,9 +270,9 @@ def _image_worker(spec: EngineSpec, model_dir: Path) -> ImageWorker | None:
     options = reaching(spec.options, Reach.BATCHED)
 
     def open_encoder() -> Callable[[Tensors], Any]:
-        return ImageEncoder(files, spec.settings.threads, options, _packed_encoder(spec, files.part)).encode
+        return ImageEncoder(files, spec.threads, options, _packed_encoder(spec, files.part)).encode
 
-    return ImageWorker(open_encoder, files.image_token, spec.settings.encoder_cache_bytes, hears=files.hears)
+    return ImageWorker(open_encoder, files.image_token, spec.encoder_cache_bytes, hears=files.hears)
 
 
 def _pooled(spec: EngineSpec, model_dir: Path) -> LoadedModel:
@@ -277,7 +280,7 @@ def _pooled(spec: EngineSpec, model_dir: Path) -> LoadedModel:
 
     runner = PooledRunner(
         model_dir,
-        spec.settings.threads,
+        spec.threads,
         reaching(on_providers(spec.options, spec.device), Reach.BATCHED),
         profile_prefix=session_profile_prefix(spec),
     )

@@ -36,12 +36,11 @@ def with_memory_left(spec: EngineSpec, graph: DecoderGraph, session: Any, model:
 
     Raises RunnerFailed if the pass fails, or without memory for its keys and values.
     """
-    settings = spec.settings
-    if settings.kv_cache_bytes or spec.kv_bytes:
+    if spec.kv_cache_bytes or spec.kv_bytes:
         return spec
-    length = with_limit(model, settings.max_length).max_length
-    row = Row(0, 0, [0] * min(max(settings.prefill_chunk or DEVICE_CHUNK, IDLE_CHUNK), length))
-    row = replace(row, num_logits=min(max(MAX_POSITIONS, settings.max_batch_size), len(row.tokens)))
+    length = with_limit(model, spec.max_length).max_length
+    row = Row(0, 0, [0] * min(max(spec.prefill_chunk or DEVICE_CHUNK, IDLE_CHUNK), length))
+    row = replace(row, num_logits=min(max(MAX_POSITIONS, spec.max_batch_size), len(row.tokens)))
     embedder = None if graph.vision is None else TokenEmbedder(graph.vision)
     decoder = DecoderSession(graph, session, adapters=None, embedder=embedder, run_entries=spec.options.run)
     make_buffers = buffers_on(spec.device, spec.options, num_blocks(graph, len(row.tokens)))

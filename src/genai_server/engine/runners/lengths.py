@@ -70,8 +70,8 @@ def allowed(spec: EngineSpec) -> Allowed:
 
 
 def _of_engine(spec: EngineSpec) -> Allowed:
-    if spec.settings.kv_cache_bytes:
-        return Allowed(spec.settings.kv_cache_bytes, "GENAI_KV_CACHE_BYTES")
+    if spec.kv_cache_bytes:
+        return Allowed(spec.kv_cache_bytes, "GENAI_KV_CACHE_BYTES")
     if spec.kv_bytes:
         return Allowed(spec.kv_bytes, "its share of the free memory")
     if on_cpu(spec):
@@ -94,8 +94,8 @@ def head_share(spec: EngineSpec) -> float:
     """The share of an engine's memory for keys and values that its model's head for multi-token prediction gets, so
     that both hold as many tokens; 0 if it is not used.
     """
-    settings, model_dir = spec.settings, Path(spec.model_dir)
-    is_off = spec.draft_model or settings.speculation == "off" or settings.scheduler == "generator" or not on_cpu(spec)
+    model_dir = Path(spec.model_dir)
+    is_off = spec.draft_model or spec.speculation == "off" or spec.scheduler == "generator" or not on_cpu(spec)
     if is_off or not has_head(model_dir) or task_of(model_dir) is not Task.GENERATE:
         return 0.0
     model = check_model_directory(model_dir)
@@ -113,8 +113,7 @@ def head_share(spec: EngineSpec) -> float:
 def with_kv_share(spec: EngineSpec, share: float) -> EngineSpec:
     """The engine with a share of its memory for keys and values."""
     num_bytes = max(1, int(share * _of_engine(spec).bytes))
-    settings = structs.replace(spec.settings, kv_cache_bytes=min(num_bytes, spec.settings.kv_cache_bytes))
-    return structs.replace(spec, settings=settings, kv_bytes=num_bytes)
+    return structs.replace(spec, kv_cache_bytes=min(num_bytes, spec.kv_cache_bytes), kv_bytes=num_bytes)
 
 
 def with_limit(model: ModelInfo, max_length: int, affordable: int | None = None, memory: str = "") -> ModelInfo:
@@ -136,12 +135,11 @@ def with_cache_type(spec: EngineSpec, graph: DecoderGraph, context_length: int) 
 
     On a device with memory of its own they are kept in blocks, and in 16 bits.
     """
-    settings = spec.settings
-    wanted = settings.kv_cache_type
+    wanted = spec.kv_cache_type
     if not on_cpu(spec):
         return replace(graph, cache_type=np.float16, block_tokens=BLOCK_TOKENS)
     if wanted == "auto":
-        rows, length = (settings.max_batch_size, settings.max_length) if settings.max_length else (1, context_length)
+        rows, length = (spec.max_batch_size, spec.max_length) if spec.max_length else (1, context_length)
         needed = rows * min(length, context_length) * graph.bytes_per_token
         wanted = "fp16" if needed > allowed(spec).bytes else "fp32"
         log.info("keys and values have the type %s: %d of the longest requests need %d bytes", wanted, rows, needed)
@@ -172,9 +170,9 @@ def batch_limits(spec: EngineSpec, graph: DecoderGraph, model: ModelInfo) -> tup
     """
     from genai_server.engine.kv_cache.cpu_buffers import can_reserve, page_tokens
 
-    settings, memory = spec.settings, allowed(spec)
-    most = settings.max_batch_size
-    wanted = with_limit(model, settings.max_length).max_length
+    memory = allowed(spec)
+    most = spec.max_batch_size
+    wanted = with_limit(model, spec.max_length).max_length
     shares = graph.block_tokens > 0 or can_reserve(graph, most, wanted)
     if shares:
         tokens = graph.block_tokens or page_tokens(graph)
@@ -185,7 +183,7 @@ def batch_limits(spec: EngineSpec, graph: DecoderGraph, model: ModelInfo) -> tup
     affordable = max(many, min(SHORT, one))
     if affordable > _ROUND:
         affordable -= affordable % _ROUND
-    model = with_limit(model, settings.max_length, max(affordable, _LEAST), memory.in_words)
+    model = with_limit(model, spec.max_length, max(affordable, _LEAST), memory.in_words)
     max_length = model.max_length
     tokens = tokens if shares else max_length
     page_bytes = graph.bytes_per_token * tokens
@@ -195,7 +193,7 @@ def batch_limits(spec: EngineSpec, graph: DecoderGraph, model: ModelInfo) -> tup
     num_slots = min(most, (memory.bytes - shared * page_bytes) // slot_bytes)
     kept = "keys, values and states" if graph.bytes_per_row else "keys and values"
     need = f"{kept} of {max_length} tokens ({model.limited_by}) need {least} bytes"
-    if num_slots < 1 and settings.kv_cache_bytes:
+    if num_slots < 1 and spec.kv_cache_bytes:
         raise ConfigurationError(
             f"GENAI_KV_CACHE_BYTES={memory.bytes}: at least {least} are needed for a request: {need}"
         )
@@ -234,19 +232,19 @@ def generator_limits(spec: EngineSpec, model_dir: Path, model: ModelInfo) -> tup
     The memory of other devices is unknown. There, all Generators together have as many tokens as a batch of short
     sequences.
     """
-    settings, memory = spec.settings, allowed(spec)
-    affordable, words = settings.max_batch_size * SHORT, f"memory: {settings.max_batch_size} times {SHORT} tokens"
+    memory = allowed(spec)
+    affordable, words = spec.max_batch_size * SHORT, f"memory: {spec.max_batch_size} times {SHORT} tokens"
     per_token = read_model_memory(model_dir).per_token if on_cpu(spec) else 0
     if per_token:
         affordable, words = max(_LEAST, memory.bytes // per_token), memory.in_words
-    model = with_limit(model, settings.max_length, affordable, words)
+    model = with_limit(model, spec.max_length, affordable, words)
     longest = model.max_length
     pages = KvMemory(
         1,
         max(affordable, longest),
         page_bytes=per_token,
         min_pages=longest,
-        max_pages=settings.max_batch_size * longest,
+        max_pages=spec.max_batch_size * longest,
     )
     return pages, model
 
@@ -259,7 +257,7 @@ def longest_text(spec: EngineSpec, model: ModelInfo, num_heads: int) -> ModelInf
     memory = allowed(spec)
     affordable = max(SHORT, math.isqrt(memory.bytes // (3 * 4 * (num_heads or 1))))
     return with_limit(
-        model, spec.settings.max_length, affordable, f"memory: {memory.bytes} bytes for attention, {memory.source}"
+        model, spec.max_length, affordable, f"memory: {memory.bytes} bytes for attention, {memory.source}"
     )
 
 

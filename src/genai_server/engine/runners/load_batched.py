@@ -38,7 +38,7 @@ def load_batched(spec: EngineSpec, model_dir: Path, model: ModelInfo) -> "Batche
     from genai_server.engine.model.native_library import why_not_native
     from genai_server.engine.model.weights import native_model
 
-    why = never_batched(spec.device, Path(spec.model_dir), spec.settings)
+    why = never_batched(spec.device, Path(spec.model_dir), spec)
     if why is not None:
         raise DoesNotFit(why)
     is_speech_model = task_of(model_dir) is Task.TRANSCRIBE
@@ -56,7 +56,7 @@ def load_batched(spec: EngineSpec, model_dir: Path, model: ModelInfo) -> "Batche
 
 def cache_dir(spec: EngineSpec) -> Path | None:
     """Where packed weights are kept; None for nowhere."""
-    return Path(spec.settings.cache_dir) if spec.settings.cache_dir else None
+    return Path(spec.cache_dir) if spec.cache_dir else None
 
 
 def _load(spec: EngineSpec, graph: DecoderGraph, model: ModelInfo) -> "BatchedRunner":
@@ -66,7 +66,6 @@ def _load(spec: EngineSpec, graph: DecoderGraph, model: ModelInfo) -> "BatchedRu
     from genai_server.engine.runners.batched import BatchedRunner
     from genai_server.engine.runners.device_memory import with_memory_left
 
-    settings = spec.settings
     graph = with_cache_type(spec, graph, model.context_length)
     if on_cpu(spec):
         limits, model = batch_limits(spec, graph, model)
@@ -74,7 +73,7 @@ def _load(spec: EngineSpec, graph: DecoderGraph, model: ModelInfo) -> "BatchedRu
     try:
         session = open_session(
             graph,
-            settings.threads,
+            spec.threads,
             offers_best=not on_cpu(spec),
             options=spec.options,
             profile_prefix=f"{prefix}_batch" if prefix else "",
@@ -98,7 +97,7 @@ def _load(spec: EngineSpec, graph: DecoderGraph, model: ModelInfo) -> "BatchedRu
         )
     except RunnerFailed as error:
         raise DoesNotFit(f"its first pass in a batch failed: {error.message}") from error
-    if settings.exact and (why := runner.abilities.why_not_exact):
+    if spec.exact and (why := runner.abilities.why_not_exact):
         raise DoesNotFit(f"GENAI_EXACT is true, and in a batch {why}")
     check_reach(spec.device, spec.options, Reach.BATCHED, "requests run in a batch")
     log_nodes(runner)
@@ -107,9 +106,9 @@ def _load(spec: EngineSpec, graph: DecoderGraph, model: ModelInfo) -> "BatchedRu
 
 def _rounds_prefixes(spec: EngineSpec, graph: DecoderGraph) -> bool:
     """Whether prefixes are kept on disk with fewer bits than in memory."""
-    if spec.settings.prefix_cache_bytes == "0":
+    if spec.prefix_cache_bytes == "0":
         return False
-    return spec.settings.prefix_cache_type == "fp16" and graph.cache_type != np.float16
+    return spec.prefix_cache_type == "fp16" and graph.cache_type != np.float16
 
 
 def log_nodes(runner: Runner) -> None:

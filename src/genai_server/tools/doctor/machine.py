@@ -23,7 +23,7 @@ from genai_server.cli.serve.welcome import url_of
 from genai_server.config.environment import engine_environment
 from genai_server.config.setting_form import AUTO
 from genai_server.config.settings import Settings
-from genai_server.config.sources import device_options, engine_settings
+from genai_server.config.sources import device_options, engine_spec
 from genai_server.engine.decoder_graph import DoesNotFit
 from genai_server.engine.host.cores import cpu_quota, usable_cores
 from genai_server.engine.model.files import check_model_directory, weight_bytes
@@ -32,7 +32,6 @@ from genai_server.engine.model.speech_files import read_cross_decoder
 from genai_server.engine.runners.lengths import batch_limits
 from genai_server.errors import ConfigurationError
 from genai_server.installation import this_installation
-from genai_server.messages.launch import EngineSpec
 from genai_server.messages.status_file import ModelStatus
 from genai_server.options.session import THREADS
 from genai_server.speech_model import transcribes
@@ -180,8 +179,10 @@ def _weights(directory: str) -> int:
 
 def _context(subject: str, settings: Settings, about: ModelStatus, kv_bytes: int) -> Iterator[Finding]:
     """How long a model's sequences may be on a CPU, with this memory for keys and values."""
-    directory, given = about.path, engine_settings(settings)
-    spec = EngineSpec("cpu", directory, given, kv_bytes=max(1, kv_bytes), draft_model=about.draft_model)
+    directory = about.path
+    spec = structs.replace(
+        engine_spec(settings, "cpu", directory), kv_bytes=max(1, kv_bytes), draft_model=about.draft_model
+    )
     try:
         read = read_cross_decoder if transcribes(Path(directory)) else read_decoder_graph
         graph = read(Path(directory)).in_32_bits()
