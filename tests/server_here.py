@@ -19,7 +19,7 @@ from genai_server.cli.serve.composition import attached_app
 from genai_server.cli.serve.server_lifetime import _uvicorn_config, listen
 from genai_server.config.settings import Settings
 from genai_server.config.sources import add_options, load_settings
-from genai_server.messages.launch import EngineSpec
+from genai_server.messages.launch import EngineLaunch
 from genai_server.supervisor import engine_watch
 from genai_server.supervisor.engine_process import EngineProcess
 from genai_server.supervisor.supervisor import Supervisor
@@ -40,9 +40,9 @@ def starts_held() -> Iterator[None]:
     """Engines that a supervisor of this process is to start or restart wait until the block ends."""
     goes_on = threading.Event()
 
-    def held(spec: EngineSpec) -> EngineProcess:
+    def held(launch: EngineLaunch) -> EngineProcess:
         assert goes_on.wait(PATIENCE)
-        return EngineProcess(spec)
+        return EngineProcess(launch)
 
     with patch.object(engine_watch, "EngineProcess", held):
         try:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from genai_server.engine.ipc.mailbox import Connected, Resize
+from genai_server.engine.ipc.mailbox import Connected
 from genai_server.engine.kv_cache.cpu_buffers import page_tokens
 from genai_server.engine.loop import EngineLoop
 from genai_server.engine.model.graph import read_decoder_graph
@@ -32,6 +32,7 @@ from genai_server.engine.scores import Logits, Scores
 from genai_server.engine.sequence import Sequence as Scheduled
 from genai_server.messages.admin import ResetPrefixCache, SetRuntimeOption, StartProfile
 from genai_server.messages.generation_request import GenerationRequest
+from genai_server.messages.launch import Resize
 from genai_server.messages.protocol import Cancel, Failed, Finished, Refused, Submit, ToApi, Tokens
 from genai_server.profile_plan import ProfilePlan, SlowTokens
 from scripts._models.driven import Driven

@@ -34,7 +34,6 @@ class SteppedLoop:
         folder: Path,
         *,
         device: str = "cpu",
-        state_file: Path | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         # Each message with the API process that it is for.
@@ -42,7 +41,7 @@ class SteppedLoop:
         self.scheduler = scheduler
         profiles = ProfileFolder(folder, device, max_files=100, max_bytes=10**8)
         runners = RunnerPair(loaded)
-        options = RuntimeOptionState(runners, profiles, state_file=state_file)
+        options = RuntimeOptionState(runners, profiles)
         self.loop = EngineLoop(runners, scheduler, options, guidance, self._receive, clock=clock)
         self.put(Connected())
 

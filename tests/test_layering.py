@@ -31,7 +31,6 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "timing",
         "options",
         "messages",
-        "heartbeat",
         "image_types",
         "json_file",
         "process_folder",

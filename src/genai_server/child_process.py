@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
 
 # Signals that a terminal or an operator sends to whole process groups.
 GROUP_SIGNALS = [
@@ -53,9 +52,9 @@ def group_signals_blocked() -> Iterator[None]:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def private_standard_output() -> BinaryIO:
-    """Reserve standard output for messages to the parent: native libraries print to it."""
-    output = os.fdopen(os.dup(1), "wb")
+def private_standard_output() -> int:
+    """Reserve standard output for messages to the parent: native libraries print to it. Returns its descriptor."""
+    output = os.dup(1)
     os.dup2(2, 1)
     return output
 

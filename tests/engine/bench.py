@@ -26,7 +26,6 @@ class Bench(SteppedLoop):
         self,
         folder: Path,
         *,
-        state_file: Path | None = None,
         clock: Callable[[], float] | None = None,
         pooled: ScriptedPooledRunner | None = None,
         processor_time: Callable[[], float] = time.thread_time,
@@ -43,7 +42,6 @@ class Bench(SteppedLoop):
             bytes_guidance(self.runner.model, processor_time),
             folder,
             device="scripted",
-            state_file=state_file,
             clock=clock or (lambda: float(next(ticks))),
         )
 

@@ -11,7 +11,6 @@ import pytest
 from genai_server.config.settings import Settings
 from genai_server.config.sources import engine_spec
 from genai_server.engine import process
-from genai_server.engine.ipc.mailbox import Resize
 from genai_server.engine.kv_cache.cpu_buffers import CpuBuffers, page_tokens
 from genai_server.engine.model.files import check_model_directory
 from genai_server.engine.model.graph import read_decoder_graph
@@ -20,6 +19,7 @@ from genai_server.engine.runners.loaded_model import LoadedModel
 from genai_server.engine.sampling.grammar import model_guidance
 from genai_server.engine.scheduling.scheduler_output import UNSHARED, KvMemory
 from genai_server.engine.sequence import Sequence
+from genai_server.messages.launch import Resize
 from tests.resident import resident_bytes
 from tests.running_server import DEMO
 from tests.stepped_loop import SteppedLoop

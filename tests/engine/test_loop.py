@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from genai_server.engine.ipc.mailbox import Connected, Disconnected
-from genai_server.engine.profiling.folder import DEFAULT_PREFIX
 from genai_server.engine.runners.base import Interrupted
 from genai_server.engine.runners.scripted import ScriptedPooledRunner, ScriptedRunner
 from genai_server.engine.scheduling.scheduler_output import Read, Step
@@ -265,7 +264,7 @@ def test_cancellation_interrupts_a_runner_without_a_batch(tmp_path: Path, monkey
 
 
 def test_idle_engine_frees_memory_once(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("genai_server.engine.loop._IDLE_BEAT", 0.0)  # an idle step waits no longer
+    monkeypatch.setattr("genai_server.engine.loop.BEAT_SECONDS", 0.0)  # an idle step waits no longer
     given_back: list[str] = []
     monkeypatch.setattr("genai_server.engine.loop.release_free_memory", lambda: given_back.append("once"))
     for key in (1, 2):
@@ -293,19 +292,6 @@ def test_terminate_ends_all_and_refuses_until_recovery(tmp_path: Path) -> None:
     assert bench.refusal(3).code == "session_terminated"
     bench.put(SetRuntimeOption(8, "terminate_session", "0"))
     assert bench.answer(4, "say d") == "d"
-
-
-def test_runtime_option_works_without_a_writable_state_file(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, state_file=tmp_path / "gone" / "state.json")
-    bench.submit(1, "count 50")
-    bench.steps(3)
-    bench.put(SetRuntimeOption(7, "enable_profiling", "1"))
-    bench.put(SetRuntimeOption(8, "terminate_session", "1"))
-    bench.steps(1)
-    assert bench.reason(1) == FinishReason.TERMINATED
-    replies = {message.call: message.options for message in bench.messages(RuntimeOptionsReply)}
-    assert (replies[7].enable_profiling, replies[7].profile_stopped) == (DEFAULT_PREFIX, None)
-    assert replies[8].terminate_session == "1"
 
 
 def test_terminate_and_recover_in_one_step_ends_running_requests(bench: Bench) -> None:

@@ -1,6 +1,6 @@
 """When heartbeats indicate that an engine hangs; the tests of the supervisor show that it is killed."""
 
-from genai_server.heartbeat import Beat
+from genai_server.messages.launch import Beat
 from genai_server.supervisor.engine_process import LOOK_EVERY, SECONDS_PER_TOKEN, Watchdog
 
 LOOKS = round(100 / LOOK_EVERY)
@@ -21,9 +21,9 @@ def test_the_same_beat_for_longer_than_the_timeout_is_a_hang() -> None:
 def test_a_pass_has_more_time_for_each_of_its_tokens() -> None:
     watchdog = Watchdog(step_timeout=3)
     allowed = round((3 + 200 * SECONDS_PER_TOKEN) / LOOK_EVERY)
-    found = [watchdog.look(Beat(7, 200)) for _ in range(allowed + 1)]
-    assert found[:allowed] == [None] * allowed
-    assert found[allowed] == "a step of 200 tokens has not ended for 23 s (GENAI_STEP_TIMEOUT=3)"
+    found = [watchdog.look(Beat(7, 200)) for _ in range(allowed + 2)]
+    assert found[: allowed + 1] == [None] * (allowed + 1)
+    assert found[allowed + 1] == "a step of 200 tokens has not ended for 23 s (GENAI_STEP_TIMEOUT=3)"
 
 
 def test_timeout_of_0_waits_forever() -> None:

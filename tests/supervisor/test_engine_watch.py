@@ -3,15 +3,13 @@
 import subprocess
 import sys
 import threading
-from pathlib import Path
 from queue import SimpleQueue
 
 import pytest
 from msgspec import structs
 
 from genai_server.config.sources import engine_spec
-from genai_server.heartbeat import Heartbeat
-from genai_server.messages.launch import EngineReport, EngineSpec
+from genai_server.messages.launch import Beat, EngineLaunch, EngineReport, KeptOptions
 from genai_server.messages.status_file import EngineState, EngineStatus
 from genai_server.supervisor import engine_watch
 from genai_server.supervisor.engine_watch import FIRST_PAUSE, MAX_PAUSE, RECOVERED_AFTER, EngineWatch, Restarts
@@ -135,11 +133,13 @@ class LoadedByHand:
 
     pid = 1
 
-    def __init__(self, spec: EngineSpec, started: SimpleQueue["LoadedByHand"]) -> None:
-        self.first_size, self.sizes = spec.kv_bytes, SimpleQueue[int]()
+    def __init__(self, launch: EngineLaunch, started: SimpleQueue["LoadedByHand"]) -> None:
+        self.first_size, self.sizes = launch.spec.kv_bytes, SimpleQueue[int]()
+        self.beat, self.kept = Beat(kv_bytes=7), launch.kept
         self.may_load, self.may_die = threading.Event(), threading.Event()
         self.resize = self.sizes.put
         self.leave = self.end = self.may_die.set
+        self.close = lambda: None
         started.put(self)
 
     def report(self, load_timeout: float) -> EngineReport:
@@ -151,17 +151,15 @@ class LoadedByHand:
         return "it died"
 
 
-def test_an_engine_gets_the_size_that_was_set_while_it_loaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_engine_gets_the_size_that_was_set_while_it_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     started = SimpleQueue[LoadedByHand]()
-    monkeypatch.setattr(engine_watch, "EngineProcess", lambda spec: LoadedByHand(spec, started))
-    beats = tmp_path / "beats"
-    spec = structs.replace(engine_spec(given(), "cpu", ""), heartbeat_file=str(beats), kv_bytes=8)
+    monkeypatch.setattr(engine_watch, "EngineProcess", lambda launch: LoadedByHand(launch, started))
+    launch = EngineLaunch(structs.replace(engine_spec(given(), "cpu", ""), kv_bytes=8))
     status = EngineStatus("cpu", EngineState.STARTING)
-    watch = EngineWatch(spec, status, Restarts(9), lambda: None, step_timeout=0, load_timeout=0)
+    watch = EngineWatch(launch, status, Restarts(9), lambda: None, step_timeout=0, load_timeout=0)
     watch.start()
     for before, loading, later in ((8, 5, 3), (3, 4, 6)):  # the second is a restart
         process = started.get(timeout=90)
-        Heartbeat(beats).hold(7)  # of the process before
         watch.resize(loading)
         assert (process.first_size, process.sizes.empty(), watch.kv_bytes) == (before, True, 0)
         process.may_load.set()
@@ -170,5 +168,22 @@ def test_an_engine_gets_the_size_that_was_set_while_it_loaded(monkeypatch: pytes
         watch.resize(later)
         assert process.sizes.get(timeout=90) == later
         process.may_die.set()
+    watch.leave()
+    watch.end()
+
+
+def test_the_next_engine_gets_what_an_operator_has_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    started = SimpleQueue[LoadedByHand]()
+    monkeypatch.setattr(engine_watch, "EngineProcess", lambda launch: LoadedByHand(launch, started))
+    launch = EngineLaunch(engine_spec(given(), "cpu", ""))
+    status = EngineStatus("cpu", EngineState.STARTING)
+    watch = EngineWatch(launch, status, Restarts(9), lambda: None, step_timeout=0, load_timeout=0)
+    watch.start()
+    process = started.get(timeout=20)
+    assert process.kept == KeptOptions()
+    process.may_load.set()
+    process.kept = KeptOptions(terminated=True, profile="slow")
+    process.may_die.set()
+    assert started.get(timeout=20).kept == KeptOptions(terminated=True, profile="slow")
     watch.leave()
     watch.end()

@@ -7,8 +7,8 @@ from typing import cast
 import pytest
 
 from genai_server.errors import InvalidField, ModelNotFound
-from genai_server.heartbeat import Beat
 from genai_server.messages.generation_request import Adapter
+from genai_server.messages.launch import Beat
 from genai_server.messages.status_file import EngineState, EngineStatus, ModelStatus
 from genai_server.supervisor.engine_watch import EngineWatch
 from genai_server.supervisor.memory_budget import Decision, MemoryBudget, MemoryModel, Shortage

@@ -15,7 +15,7 @@ import pytest
 from genai_server.child_process import start_module
 from genai_server.config.environment import export_settings
 from genai_server.config.settings import Settings
-from genai_server.messages.launch import EngineSpec
+from genai_server.messages.launch import EngineLaunch
 from genai_server.messages.status_file import EngineStatus, read_status_file
 from genai_server.supervisor import engine_process, engine_watch
 from genai_server.supervisor.supervisor import Supervisor
@@ -89,7 +89,8 @@ def test_each_engine_publishes_cache_events_at_its_own_port() -> None:
     events = {"kv_events": "tcp://*:5557", "kv_events_topic": "kv@host@{model}"}
     supervisor = Supervisor(settings(**several, **events))
     supervisor.folder.rmdir()
-    targets = [watch._spec.kv_events for model in supervisor._models for watch in supervisor._engines(model.about)]
+    watches = [watch for model in supervisor._models for watch in supervisor._engines(model.about)]
+    targets = [watch._launch.spec.kv_events for watch in watches]
     assert [(found.address, found.topic, found.rank) for found in targets if found is not None] == [
         ("tcp://*:5557", "kv@host@a", 0),
         ("tcp://*:5558", "kv@host@a", 1),
@@ -104,7 +105,7 @@ def test_engines_never_receive_an_api_key(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("SEEN_BY_THE_SPY", str(record))
     spy.write_text(
         f"#!{sys.executable}\nimport os, sys\n"
-        "what = repr((sys.argv, dict(os.environ), sys.stdin.readline()))\n"
+        "what = repr((sys.argv, dict(os.environ), os.read(0, 1 << 16)))\n"
         "open(os.environ['SEEN_BY_THE_SPY'], 'w').write(what)\n",
         encoding="utf-8",
     )
@@ -117,7 +118,7 @@ def test_engines_never_receive_an_api_key(tmp_path: Path, monkeypatch: pytest.Mo
         monkeypatch.setenv(name, value)
     with supervised(Supervisor(keys)) as supervisor:
         wait_until(lambda: first(supervisor).state == "failed")
-    assert "heartbeat_file" in record.read_text(encoding="utf-8")
+    assert "prefix_cache_dir" in record.read_text(encoding="utf-8")
     assert "swordfish" not in record.read_text(encoding="utf-8")
 
 
@@ -184,8 +185,8 @@ def test_a_load_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     chosen = settings(device="cpu", model_dir=str(tmp_path), cache_dir="none", load_timeout="1")
     pids: list[int] = []
 
-    def noted(spec: EngineSpec) -> engine_process.EngineProcess:
-        process = engine_process.EngineProcess(spec)
+    def noted(launch: EngineLaunch) -> engine_process.EngineProcess:
+        process = engine_process.EngineProcess(launch)
         pids.append(process.pid)
         return process
 
@@ -260,7 +261,7 @@ def test_an_engine_ends_when_its_supervisor_is_killed(short_folder: Path) -> Non
 def test_exception_while_starting_an_engine_becomes_its_state(
     error: BaseException, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(spec: EngineSpec) -> None:
+    def refuse(launch: EngineLaunch) -> None:
         raise error
 
     monkeypatch.setattr("genai_server.supervisor.engine_watch.EngineProcess", refuse)

@@ -17,8 +17,9 @@ from msgspec import Struct
 
 from genai_server.engine.admin import AdminCalls
 from genai_server.engine.admission import Admission
+from genai_server.engine.heartbeat import Heartbeat
 from genai_server.engine.interrupts import Interrupts
-from genai_server.engine.ipc.mailbox import Connected, Disconnected, Inbox, Message, Outbox, Resize, Send
+from genai_server.engine.ipc.mailbox import Connected, Disconnected, Inbox, Message, Outbox, Send
 from genai_server.engine.meter import Meter
 from genai_server.engine.profiling.runtime_options import RuntimeOptionState
 from genai_server.engine.requests import RequestTable
@@ -32,8 +33,8 @@ from genai_server.engine.scheduling.scheduler_output import Step
 from genai_server.engine.scores import Scores
 from genai_server.engine.sequence import Sequence
 from genai_server.errors import RunnerFailed
-from genai_server.heartbeat import Heartbeat
 from genai_server.messages.generation_request import FinishReason
+from genai_server.messages.launch import BEAT_SECONDS, Resize
 from genai_server.messages.protocol import Cancel, Progress, PromptLogprobs, Stop, Submit, Tokens, Vectors
 from genai_server.process_memory import release_free_memory
 from genai_server.timing import Clock
@@ -41,8 +42,6 @@ from genai_server.timing import Clock
 log = logging.getLogger(__name__)
 # Seconds between two reports of the engine's figures.
 _FIGURES_EVERY = 1.0
-# Seconds between the heartbeats of an idle engine.
-_IDLE_BEAT = 0.5
 # Requests that fail in a row before the loop tries whether any can succeed.
 _MAX_FAILED = 3
 
@@ -50,7 +49,7 @@ _MAX_FAILED = 3
 class EngineLoop:
     """Runs the sequences of all connections on one device.
 
-    `heartbeat` counts each step, the tokens of each pass, the present requests and all requests up to now.
+    `heartbeat` is sent before each pass, and while there is none.
     """
 
     def __init__(
@@ -105,15 +104,13 @@ class EngineLoop:
         Raises what a runner raises that fails every pass.
         """
         self._receive()
-        self._heartbeat.beat()
-        self._heartbeat.count(len(self._requests), self._admission.num_arrived)
         now = self._clock()
         self._requests.finish_late(now)
         if now >= self._next_figures:
             self._next_figures = now + _FIGURES_EVERY
             if self._loaded.disk_cache is not None:
                 self._loaded.disk_cache.store()
-            self._heartbeat.hold(self._loaded.kv_bytes)
+            self._heartbeat.kv_bytes = self._loaded.kv_bytes
             self._outbox.tell_figures(self._meter.figures(self._scheduler, self._requests, self._options, self._loaded))
         self._scheduler.make_room()
         admitted = self._scheduler.admit()
@@ -127,11 +124,16 @@ class EngineLoop:
         self._deliver()
         step = self._scheduler.next_step()
         self._is_stalled = step is None
-        if step is not None:
+        if step is None:
+            self._beat(0)
+        else:
             self._forward(step)
         self._deliver()
         if self._requests.num_failed >= _MAX_FAILED:
             self._try_pass()
+
+    def _beat(self, tokens: int) -> None:
+        self._heartbeat.beat(tokens, len(self._requests), self._admission.num_arrived)
 
     # receive
 
@@ -156,7 +158,7 @@ class EngineLoop:
         deadline = self._requests.next_deadline
         if self._loaded.disk_cache is not None:
             deadline = min(deadline, self._loaded.disk_cache.next_deadline)
-        return min(_IDLE_BEAT, max(0.0, deadline - self._clock()))
+        return min(BEAT_SECONDS, max(0.0, deadline - self._clock()))
 
     def _handle(self, connection: int, message: Message) -> None:
         match message:
@@ -222,7 +224,7 @@ class EngineLoop:
         if len(self._scheduler.running) > most:
             return
         self._requests.num_failed = 0
-        self._heartbeat.beat(1)
+        self._beat(1)
         try:
             try_pass(self._runners.main)
         except Exception:
@@ -232,7 +234,7 @@ class EngineLoop:
     def _run(self, step: Step) -> float:
         """Run a pass and sample from it; returns the seconds it took."""
         started = self._clock()
-        self._heartbeat.beat(step.max_tokens)
+        self._beat(step.max_tokens)
         for sequence in step.sequences:
             sequence.start()
         self._options.before_step(step)

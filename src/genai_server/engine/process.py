@@ -1,22 +1,19 @@
 """The engine process: started by its supervisor, it loads one model on one device and runs the engine's loop.
 
-Standard input carries one line, the EngineSpec, and stays open while the supervisor lives. At its end, which comes
-however the supervisor exits, the engine exits. Standard output carries one line, the EngineReport.
+Its standard streams carry the messages of messages/launch.py in both directions.
 """
 
 import logging
 import os
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING
 
-import msgspec
 from msgspec import structs
 
-from genai_server.child_process import ignore_group_signals, private_standard_output
-from genai_server.engine.host.parent_watch import ParentWatch
+from genai_server.child_process import ignore_group_signals
+from genai_server.engine.heartbeat import Heartbeat
+from genai_server.engine.host.supervisor_link import SupervisorLink
 from genai_server.engine.ipc.connections import Connections, Listener, listen
-from genai_server.engine.ipc.mailbox import Resize
 from genai_server.engine.kv_cache.kv_events import KvEventPublisher
 from genai_server.engine.loop import EngineLoop
 from genai_server.engine.model.files import CONFIG, session_profile
@@ -35,10 +32,9 @@ from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.engine.scheduling.scheduler_output import StepPolicy
 from genai_server.engine.scheduling.text_index import AnswerMemory
 from genai_server.errors import in_one_line
-from genai_server.heartbeat import Heartbeat
 from genai_server.logs import configure_logging
 from genai_server.messages.generation_request import ModelInfo
-from genai_server.messages.launch import EngineReport, EngineSpec
+from genai_server.messages.launch import EngineLaunch, EngineReport, EngineSpec, Resize
 from genai_server.model_memory import advice_for_context
 from genai_server.pooling_model import Task, task_of
 from genai_server.process_memory import freeze_existing_objects
@@ -53,11 +49,10 @@ _HOST_CHUNK, _MIN_CHUNK = 128, 2
 
 def main() -> None:
     """Serve until the supervisor exits."""
-    report = private_standard_output()
+    link = SupervisorLink()
     ignore_group_signals()
-    spec = msgspec.json.decode(sys.stdin.buffer.readline(), type=EngineSpec)
-    parent_watch = ParentWatch(Path(spec.state_file).parent)
-    parent_watch.start()
+    launch = link.launch()
+    spec = launch.spec
     configure_logging(spec.log_level, spec.log_format)
     if spec.telemetry:
         # Imported here: it imports all settings, which takes a quarter of the start of an engine without a model.
@@ -65,7 +60,7 @@ def main() -> None:
 
         allow_telemetry()
     try:
-        listener = listen(spec.address)  # first, because a wrong address shows without the model
+        listener = listen(launch.address)  # first, because a wrong address shows without the model
         loaded = load_model(spec)
         for adapter in spec.adapters:
             loaded.adapters.load(adapter)
@@ -78,11 +73,11 @@ def main() -> None:
             loaded.disk_cache = disk_cache(spec, loaded.main)
         guidance = load_guidance(spec, model)
     except BaseException as error:  # the operator must see any error of the library, including SystemExit and panics
-        parent_watch.keeps_folder = True
-        _tell(report, EngineReport(error=in_one_line(error)))
+        link.keeps_folder = True
+        link.send(EngineReport(error=in_one_line(error)))
         os._exit(1)  # sys.exit would wait for the thread that reads standard input
     try:
-        serve(spec, listener, loaded, model, guidance, report, parent_watch)
+        serve(launch, listener, loaded, model, guidance, link)
     except BaseException:
         log.exception("internal error in the engine; it exits")
         os._exit(1)
@@ -90,29 +85,30 @@ def main() -> None:
 
 
 def serve(
-    spec: EngineSpec,
+    launch: EngineLaunch,
     listener: Listener,
     loaded: LoadedModel,
     model: ModelInfo,
     guidance: Guidance,
-    report: BinaryIO,
-    parent_watch: ParentWatch,
+    link: SupervisorLink,
 ) -> None:
     """Accept connections, send them the model's data, and run the engine's loop until the process ends.
 
     The model is closed only if its entire session is profiled, because closing writes that file; otherwise it would
     only take time.
     """
+    spec = launch.spec
     speculates = spec.speculation == "auto" and loaded.main.abilities.drafts
     batching = structs.replace(loaded.batching, speculates=speculates)
-    connections = Connections(listener, spec.secret, model, batching)
+    connections = Connections(listener, launch.secret, model, batching)
     profiles = profile_folder(spec)
     profiles.remove_old()
     runners = RunnerPair(loaded)
     options = RuntimeOptionState(
         runners,
         profiles,
-        state_file=Path(spec.state_file),
+        kept=launch.kept,
+        keep=link.send,
         max_rows=spec.profile_max_rows,
         about=about_engine(spec.device, Path(spec.model_dir), spec.threads, spec.options),
     )
@@ -122,20 +118,20 @@ def serve(
         options,
         guidance,
         connections.send,
-        heartbeat=Heartbeat(Path(spec.heartbeat_file)),
+        heartbeat=Heartbeat(link.send),
     )
     connections.start(loop.inbox, loop.interrupts.ask)
     if not spec.device.startswith("scripted") and (name := session_profile(Path(spec.model_dir))):
         log.warning("all steps are profiled, as %s requests, into %s", spec.model_dir, profiles.path_prefix(name))
-        parent_watch.close = loop.leave
+        link.close = loop.leave
         # ONNX Runtime writes no profiles of single runs then, and reports no error.
         loaded.why_no_profile = (
             "answers cannot be profiled: the entire session is profiled, because the decoder's session_options in "
             f"{Path(spec.model_dir) / CONFIG} contain enable_profiling; remove that key to profile single answers"
         )
     freeze_existing_objects()
-    parent_watch.on_resize = lambda num_bytes: loop.inbox.put((0, Resize(num_bytes)))
-    _tell(report, about_loaded(spec, loaded, listener.address))
+    link.on_resize = lambda num_bytes: loop.inbox.put((0, Resize(num_bytes)))
+    link.send(about_loaded(spec, loaded, listener.address))
     loop.run_forever()
     for runner in {loaded.generator, loaded.main}:
         runner.end_session()
@@ -217,11 +213,6 @@ def load_guidance(spec: EngineSpec, model: ModelInfo) -> Guidance:
         why = "it transcribes" if task is Task.TRANSCRIBE else "it returns vectors or scores"
         return Guidance(None, model.vocab_size, why)
     return bytes_guidance(model) if spec.device.startswith("scripted") else model_guidance(Path(spec.model_dir), model)
-
-
-def _tell(report: BinaryIO, what: EngineReport) -> None:
-    report.write(msgspec.json.encode(what) + b"\n")
-    report.flush()
 
 
 if __name__ == "__main__":

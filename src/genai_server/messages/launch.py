@@ -1,9 +1,16 @@
-"""How an engine process is started and unloaded, over its standard input and output."""
+"""The messages between a supervisor and an engine process, in the frames of protocol.py on its standard streams.
 
+Standard input carries `EngineLaunch` and then orders, and stays open while the supervisor lives: at its end the engine
+exits with the server. Standard output carries one `EngineReport` once the model is loaded or has failed to, and before
+and after it heartbeats and what the engine's successor must know.
+"""
+
+import msgspec
 from msgspec import Struct
 
 from genai_server.messages.generation_request import Adapter
 from genai_server.messages.kv_events import KvEventTarget
+from genai_server.messages.protocol import FrameDecoder
 from genai_server.options.device import DeviceOptions
 
 
@@ -48,14 +55,6 @@ class EngineSpec(Struct, frozen=True):
     log_level: str
     log_format: str
     telemetry: bool
-    # A path for a Unix socket, or "" for a free TCP port on loopback.
-    address: str = ""
-    # API processes must send it before anything else.
-    secret: str = ""
-    # Keeps the runtime options over a restart of the engine.
-    state_file: str = ""
-    # The engine writes its heartbeats into it.
-    heartbeat_file: str = ""
     options: DeviceOptions = DeviceOptions()
     # The engine's own folder in `profile_dir`; "" for the device's name.
     profile_folder: str = ""
@@ -75,14 +74,45 @@ class EngineSpec(Struct, frozen=True):
         return name in cls.__struct_fields__[2:num_settings]
 
 
-# Sent to the engine's standard input, before that ends, if the engine is unloaded while its supervisor continues.
-UNLOAD_ORDER = b"unload\n"
-# Begins a line on the engine's standard input with the new size of the memory for keys and values, in bytes.
-RESIZE_ORDER = b"kv_bytes "
+class KeptOptions(Struct, frozen=True, tag=True):
+    """The runtime options that an operator has set for a device. A restarted engine gets those of its predecessor."""
+
+    terminated: bool = False
+    # "0", or the prefix of the profiles' files.
+    profile: str = "0"
 
 
-class EngineReport(Struct, frozen=True):
-    """What an engine process reports once to its supervisor, as a line of JSON on its standard output."""
+# from the supervisor
+
+
+class EngineLaunch(Struct, frozen=True, tag=True):
+    """What an engine process is started with."""
+
+    spec: EngineSpec
+    # A path for a Unix socket, or "" for a free TCP port on loopback.
+    address: str = ""
+    # API processes must send it before anything else.
+    secret: str = ""
+    # The supervisor's folder, which the engine removes if the supervisor dies; "" for none.
+    folder: str = ""
+    kept: KeptOptions = KeptOptions()
+
+
+class Resize(Struct, frozen=True, tag=True):
+    """The memory for keys and values must have another size, in bytes."""
+
+    num_bytes: int
+
+
+class Unload(Struct, frozen=True, tag=True):
+    """The engine must exit alone: the supervisor continues, and needs its folder."""
+
+
+# from the engine
+
+
+class EngineReport(Struct, frozen=True, tag=True):
+    """What an engine process reports once to its supervisor."""
 
     # Where it listens; "" if it could not load.
     address: str = ""
@@ -95,3 +125,36 @@ class EngineReport(Struct, frozen=True):
     # that would be used. Equal if the size is fixed.
     min_kv_bytes: int = 0
     max_kv_bytes: int = 0
+
+
+# Maximum seconds between a pass and the last heartbeat that announced one like it, and between those of an idle engine.
+BEAT_SECONDS = 0.5
+
+
+class Beat(Struct, frozen=True, tag=True):
+    """A heartbeat. It contains no times, so clock changes and a sleeping machine do not affect it."""
+
+    # Counted from 1 since the process started.
+    number: int = 0
+    # Tokens of the pass that begins; 0 while there is none.
+    tokens: int = 0
+    # Running and waiting requests.
+    requests: int = 0
+    # Requests that have ever arrived.
+    arrived: int = 0
+    # Bytes of keys and values in memory.
+    kv_bytes: int = 0
+
+
+FromSupervisor = EngineLaunch | Resize | Unload
+FromEngine = EngineReport | Beat | KeptOptions
+
+
+def launch_decoder() -> FrameDecoder[FromSupervisor]:
+    """Decodes what an engine receives from its supervisor."""
+    return FrameDecoder(msgspec.msgpack.Decoder(list[FromSupervisor]))
+
+
+def report_decoder() -> FrameDecoder[FromEngine]:
+    """Decodes what a supervisor receives from an engine."""
+    return FrameDecoder(msgspec.msgpack.Decoder(list[FromEngine]))

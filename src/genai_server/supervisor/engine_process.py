@@ -1,18 +1,29 @@
 """The supervisor's handle of one engine process, from its start to its death or until it hangs."""
 
 import contextlib
+import os
 import signal
 import subprocess
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
 
 from genai_server.child_process import start_module
 from genai_server.config.environment import engine_environment
-from genai_server.heartbeat import Beat, read_beat
-from genai_server.messages.launch import RESIZE_ORDER, UNLOAD_ORDER, EngineReport, EngineSpec
+from genai_server.messages.launch import (
+    BEAT_SECONDS,
+    Beat,
+    EngineLaunch,
+    EngineReport,
+    FromSupervisor,
+    KeptOptions,
+    Resize,
+    Unload,
+    report_decoder,
+)
+from genai_server.messages.protocol import encode_frame
 
 # Seconds allowed for each token of a step, in addition to the timeout: a hundred times the time on slow machines.
 SECONDS_PER_TOKEN = 0.1
@@ -24,22 +35,22 @@ _HUNG = "the engine process hung and was killed: "
 
 
 class Watchdog:
-    """Measures for how long the same heartbeat has been seen.
+    """Measures for how long an engine has been silent.
 
-    The limit is the timeout plus SECONDS_PER_TOKEN for each token of the current step; a timeout of 0 sets no limit. A
-    check counts for one interval at most, whatever a clock says. So a machine that slept or a stopped process group is
-    not taken for a hanging engine.
+    The limit is the timeout plus SECONDS_PER_TOKEN for each token of the step that the last heartbeat announced, which
+    may have begun BEAT_SECONDS later; a timeout of 0 sets no limit. A check counts for one interval at most, whatever a
+    clock says. So a machine that slept or a stopped process group is not taken for a hanging engine.
     """
 
     def __init__(self, step_timeout: float) -> None:
         self._step_timeout = step_timeout
-        self._beat = Beat(0, 0)
+        self._beat = Beat()
         self._seconds = 0.0
 
-    def run(self, file: Path, ended: threading.Event, on_hang: Callable[[str], None]) -> None:
+    def run(self, newest: Callable[[], Beat], ended: threading.Event, on_hang: Callable[[str], None]) -> None:
         """Check until `ended` is set or the engine hangs; `on_hang` is called once."""
         while not ended.wait(LOOK_EVERY):
-            if reason := self.look(read_beat(file)):
+            if reason := self.look(newest()):
                 on_hang(reason)
                 return
 
@@ -52,7 +63,7 @@ class Watchdog:
             return None
         self._seconds += LOOK_EVERY
         allowed = self._step_timeout + beat.tokens * SECONDS_PER_TOKEN
-        if not self._step_timeout or self._seconds < allowed:
+        if not self._step_timeout or self._seconds < allowed + BEAT_SECONDS:
             return None
         what = f"a step of {beat.tokens} tokens" if beat.tokens else "the engine's loop"
         return f"{what} has not ended for {allowed:g} s (GENAI_STEP_TIMEOUT={self._step_timeout:g})"
@@ -64,17 +75,20 @@ class EngineProcess:
     Raises OSError if it cannot be started, and ValueError for a spec that cannot be sent to it.
     """
 
-    def __init__(self, spec: EngineSpec) -> None:
-        for file in (spec.address, spec.heartbeat_file):
-            if file:
-                Path(file).unlink(missing_ok=True)
-        self._spec = spec
-        self._order = msgspec.json.encode(spec) + b"\n"
+    def __init__(self, launch: EngineLaunch) -> None:
+        if launch.address:
+            Path(launch.address).unlink(missing_ok=True)
+        # The newest heartbeat, and what the next engine must be started with.
+        self.beat = Beat()
+        self.kept: KeptOptions = launch.kept
+        self._device = launch.spec.device
+        self._launch = encode_frame([launch])
         self._killed_because: str | None = None
         self._process = start_module("genai_server.engine.process", engine_environment())
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._input, self._output = self._process.stdin, self._process.stdout
+        self._reports = self._read()
 
     @property
     def pid(self) -> int:
@@ -83,20 +97,20 @@ class EngineProcess:
 
     def report(self, load_timeout: float) -> EngineReport:
         """Wait for the report after loading. Kills the process if it exceeds the timeout (0: no limit)."""
-        self._send(self._order)  # if the process has died or `leave` came first, the missing report shows it
+        self._write(self._launch)  # if the process has died or `leave` came first, the missing report shows it
         limit = threading.Timer(
             load_timeout, self._kill, [f"it did not load its model within {load_timeout:g} s (GENAI_LOAD_TIMEOUT)"]
         )
         if load_timeout:
             limit.start()
-        line = self._output.readline()
-        limit.cancel()
-        self._output.close()
-        if line:
-            try:
-                return msgspec.json.decode(line, type=EngineReport)
-            except msgspec.DecodeError as error:
-                return EngineReport(error=f"the engine process sent an invalid report: {error}")
+        try:
+            report = next(self._reports, None)
+        except msgspec.DecodeError as error:
+            report = EngineReport(error=f"the engine process sent an invalid report: {error}")
+        finally:
+            limit.cancel()
+        if report is not None:
+            return report
         status = self._process.wait()
         self.leave()
         if self._killed_because is not None:
@@ -106,8 +120,8 @@ class EngineProcess:
     def wait(self, step_timeout: float, on_hang: Callable[[str], None] = lambda error: None) -> str:
         """Wait for the process's death; returns how it died. Kills it if it hangs (timeout 0: never).
 
-        `on_hang` is called in another thread before the kill, so that the status file has the reason before connections
-        break.
+        `on_hang` is called in another thread before the kill, so that API processes know the reason before their
+        connections break.
         """
 
         def kill(reason: str) -> None:
@@ -115,9 +129,15 @@ class EngineProcess:
             self._kill(reason)
 
         ended = threading.Event()
-        watching = (Path(self._spec.heartbeat_file), ended, kill)
+        watching = (lambda: self.beat, ended, kill)
         watch = Watchdog(step_timeout).run
-        threading.Thread(target=watch, args=watching, name=f"watchdog-{self._spec.device}", daemon=True).start()
+        threading.Thread(target=watch, args=watching, name=f"watchdog-{self._device}", daemon=True).start()
+        try:
+            for _ in self._reports:  # none comes; what comes before it is noted
+                pass
+        except msgspec.DecodeError as error:
+            kill(f"it sent an invalid message: {error}")
+        self.close()
         status = self._process.wait()
         ended.set()
         self.leave()
@@ -130,6 +150,10 @@ class EngineProcess:
         self._process.kill()
         self._process.wait()
 
+    def close(self) -> None:
+        """Read its messages no longer, in the thread of `report` and `wait`."""
+        self._output.close()
+
     def leave(self) -> None:
         """Ask the process to exit by closing its standard input."""
         with contextlib.suppress(OSError):
@@ -137,11 +161,11 @@ class EngineProcess:
 
     def resize(self, num_bytes: int) -> None:
         """Change the size of the memory for keys and values."""
-        self._send(RESIZE_ORDER + b"%d\n" % num_bytes)
+        self._send(Resize(num_bytes))
 
     def unload(self) -> None:
         """Ask this process alone to exit; the supervisor and its folder stay."""
-        self._send(UNLOAD_ORDER)
+        self._send(Unload())
         self.leave()
 
     def end(self) -> None:
@@ -151,9 +175,25 @@ class EngineProcess:
         except subprocess.TimeoutExpired:
             self.kill()
 
-    def _send(self, order: bytes) -> None:
+    def _read(self) -> Iterator[EngineReport]:
+        """The engine's reports until its standard output ends; notes its other messages. Raises msgspec.DecodeError."""
+        decoder = report_decoder()
+        while data := os.read(self._output.fileno(), 1 << 16):
+            for message in decoder.feed(data):
+                match message:
+                    case Beat():
+                        self.beat = message
+                    case KeptOptions():
+                        self.kept = message
+                    case EngineReport():
+                        yield message
+
+    def _send(self, order: FromSupervisor) -> None:
+        self._write(encode_frame([order]))
+
+    def _write(self, frame: bytes) -> None:
         with contextlib.suppress(OSError, ValueError):  # it is about to end
-            self._input.write(order)
+            self._input.write(frame)
             self._input.flush()
 
     def _kill(self, reason: str) -> None:

@@ -10,8 +10,7 @@ from pathlib import Path
 import msgspec
 
 from genai_server.errors import in_one_line
-from genai_server.heartbeat import Beat, read_beat
-from genai_server.messages.launch import EngineReport, EngineSpec
+from genai_server.messages.launch import Beat, EngineLaunch, EngineReport
 from genai_server.messages.status_file import EngineState, EngineStatus
 from genai_server.supervisor.engine_process import STOP_TIMEOUT, EngineProcess
 
@@ -59,7 +58,7 @@ class EngineWatch:
 
     def __init__(
         self,
-        spec: EngineSpec,
+        launch: EngineLaunch,
         status: EngineStatus,
         restarts: Restarts,
         on_change: Callable[[], None],
@@ -72,9 +71,9 @@ class EngineWatch:
         self.has_loaded = False
         # The least and the most memory for keys and values in the host's memory, in bytes; None until it has loaded.
         self.kv_range: tuple[int, int] | None = None
-        self._spec = spec
+        self._launch = launch
         # Its name in the log.
-        self._name = f"model {status.model} on device {spec.device}"
+        self._name = f"model {status.model} on device {launch.spec.device}"
         self._restarts = restarts
         self._on_change = on_change
         self._step_timeout = step_timeout
@@ -84,7 +83,7 @@ class EngineWatch:
         self._stopping = threading.Event()
         self._is_unloaded = False
         self._process: EngineProcess | None = None
-        self._thread = threading.Thread(target=self._run, name=f"watch-{spec.device}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"watch-{launch.spec.device}", daemon=True)
 
     def start(self) -> None:
         """Start the thread; returns at once."""
@@ -113,13 +112,12 @@ class EngineWatch:
         if self._process is not None:
             self._process.unload()
         self.end()
-        for file in (self._spec.address, self._spec.heartbeat_file):
-            if file:
-                Path(file).unlink(missing_ok=True)
+        if self._launch.address:
+            Path(self._launch.address).unlink(missing_ok=True)
 
     def beat(self) -> Beat:
         """The engine's newest heartbeat."""
-        return read_beat(Path(self._spec.heartbeat_file))
+        return self._process.beat if self._process is not None else Beat()
 
     @property
     def kv_bytes(self) -> int:
@@ -129,15 +127,20 @@ class EngineWatch:
     def resize(self, num_bytes: int) -> None:
         """Change the memory that its keys and values may take, now or once it has loaded, and after a restart."""
         with self._lock:
-            if num_bytes == self._spec.kv_bytes:
+            if num_bytes == self._launch.spec.kv_bytes:
                 return
-            self._spec = msgspec.structs.replace(self._spec, kv_bytes=num_bytes)
+            self._change_spec(kv_bytes=num_bytes)
             self._tell_size()
 
     def _tell_size(self) -> None:
         """Send a loaded engine its size. The lock keeps an older size from being sent after a newer one."""
-        if self.status.state == EngineState.READY and self._process is not None and self._spec.kv_bytes:
-            self._process.resize(self._spec.kv_bytes)
+        if self.status.state == EngineState.READY and self._process is not None and self._launch.spec.kv_bytes:
+            self._process.resize(self._launch.spec.kv_bytes)
+
+    def _change_spec(self, **changes: object) -> None:
+        """Change the description of the next engine process. Must be called with the lock."""
+        spec = msgspec.structs.replace(self._launch.spec, **changes)
+        self._launch = msgspec.structs.replace(self._launch, spec=spec)
 
     def _run(self) -> None:
         """Run the engine. An exception becomes its state, because nothing else would report it."""
@@ -148,6 +151,9 @@ class EngineWatch:
             if self._process is not None:
                 self._process.kill()
             self._fail(error)
+        finally:
+            if self._process is not None:
+                self._process.close()
 
     def _fail(self, error: BaseException) -> None:
         self._set(state=EngineState.FAILED, pid=None, address="", error=f"it cannot be started: {in_one_line(error)}")
@@ -155,7 +161,7 @@ class EngineWatch:
     def _watch(self) -> None:
         """Run the engine until it stops for good. A device that never loaded is not tried again."""
         while not self._stopping.is_set():
-            report = self._launch()
+            report = self._start()
             if self._stopping.is_set():
                 return
             if report.address:
@@ -163,7 +169,7 @@ class EngineWatch:
                 # A restarted engine loads adapters with their requests, so a missing file does not keep it from
                 # starting.
                 with self._lock:
-                    self._spec = msgspec.structs.replace(self._spec, adapters=[])
+                    self._change_spec(adapters=[])
                 # Logged before the state changes, because observers of the state may log more.
                 log.info("%s is ready, process %d", self._name, self.status.pid)
                 self.kv_range = report.min_kv_bytes, report.max_kv_bytes
@@ -190,7 +196,7 @@ class EngineWatch:
             if not self._pause(error):
                 return
 
-    def _launch(self) -> EngineReport:
+    def _start(self) -> EngineReport:
         """Start the process and wait for its report."""
         try:
             self._process = self._start_process()
@@ -202,6 +208,7 @@ class EngineWatch:
         report = self._process.report(self._load_timeout)
         if not report.address:
             self._process.kill()
+            self._process.close()
             self._set(pid=None)
         return report
 
@@ -212,7 +219,7 @@ class EngineWatch:
         """
         while True:
             try:
-                return EngineProcess(self._spec)
+                return EngineProcess(self._launch)
             except OSError as error:
                 if error.errno not in _NO_FILES or self._stopping.is_set():
                     raise
@@ -228,6 +235,8 @@ class EngineWatch:
         started = self._clock()
         error = self._process.wait(self._step_timeout, lambda reason: self._set(error=reason, hung=True))
         self._restarts.served(self._clock() - started)
+        with self._lock:
+            self._launch = msgspec.structs.replace(self._launch, kept=self._process.kept)
         return error
 
     def _pause(self, error: str) -> bool:

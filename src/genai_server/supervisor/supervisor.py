@@ -34,7 +34,7 @@ from genai_server.messages.commands import (
 )
 from genai_server.messages.generation_request import Adapter
 from genai_server.messages.kv_events import KvEventTarget
-from genai_server.messages.launch import EngineSpec
+from genai_server.messages.launch import EngineLaunch
 from genai_server.messages.status_file import EngineState, EngineStatus, ModelStatus, ServerStatus, write_status_file
 from genai_server.options.device import DeviceOptions
 from genai_server.pooling_model import task_of
@@ -203,7 +203,7 @@ class Supervisor:
     def _engine(self, about: ModelStatus, device: str, options: DeviceOptions) -> EngineWatch:
         settings = self._settings
         return EngineWatch(
-            self._spec(about, device, options),
+            self._launch(about, device, options),
             EngineStatus(device, EngineState.STARTING, model=about.name, serial=about.serial, since=time.time()),
             Restarts(settings.max_restarts),
             self._on_change,
@@ -212,21 +212,19 @@ class Supervisor:
             clock=self._clock,
         )
 
-    def _spec(self, about: ModelStatus, device: str, options: DeviceOptions) -> EngineSpec:
+    def _launch(self, about: ModelStatus, device: str, options: DeviceOptions) -> EngineLaunch:
         first = next(iter(self._settings.served))
-        file = str(self.folder / f"{about.serial}-{device.replace(':', '-')}")
-        return structs.replace(
+        spec = structs.replace(
             engine_spec(self._settings, device, about.path),
-            address="" if sys.platform == "win32" else f"{file}.sock",
-            secret=self._secret,
-            state_file=f"{file}.json",
-            heartbeat_file=f"{file}.beat",
             options=options,
             profile_folder="" if about.name == first else f"{device}-{quote(about.name, safe='')}",
             adapters=about.adapters,
             kv_events=self._kv_event_target(about, device),
             draft_model=about.draft_model,
         )
+        socket = self.folder / f"{about.serial}-{device.replace(':', '-')}.sock"
+        address = "" if sys.platform == "win32" else str(socket)
+        return EngineLaunch(spec, address, self._secret, str(self.folder))
 
     def _kv_event_target(self, about: ModelStatus, device: str) -> KvEventTarget | None:
         """Where an engine publishes events. Each listening engine has its own port, in the order of the engines."""

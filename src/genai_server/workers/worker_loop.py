@@ -29,7 +29,7 @@ def answer_questions(prepare: Callable[[], Answer], memory: int, *, gives_way: b
     `gives_way` has the system prefer other processes where all want to run.
     If `prepare` raises, the parent gets the reason, and nothing is answered.
     """
-    answers = private_standard_output()
+    answers = os.fdopen(private_standard_output(), "wb")
     ignore_group_signals()
     release_large_blocks_at_once()
     share_heaps()

@@ -2,6 +2,7 @@
 
 import errno
 import shutil
+from collections.abc import Callable
 from collections.abc import Sequence as Several
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from genai_server.engine.sequence import Sequence
 from genai_server.errors import Unavailable
 from genai_server.messages.admin import ProfiledRequest, RuntimeOptions
 from genai_server.messages.generation_request import GenerationRequest, ModelInfo, Sampling
+from genai_server.messages.launch import KeptOptions
 from genai_server.profiles.manifest import find_manifests
 from genai_server.timing import Clock
 
@@ -74,13 +76,14 @@ class Device:
         num_sequences: int = 2,
         max_files: int = 100,
         max_bytes: int = 10_000,
-        state_file: Path | None = None,
+        kept: KeptOptions | None = None,
+        keep: Callable[[KeptOptions], None] = lambda kept: None,
         clock: Clock = lambda: 0.0,
     ) -> None:
         self.runner = Recorder()
         self.folder = ProfileFolder(root, "cpu", max_files=max_files, max_bytes=max_bytes)
         self.runners = RunnerPair(LoadedModel(self.runner))
-        self.state = RuntimeOptionState(self.runners, self.folder, state_file=state_file, clock=clock)
+        self.state = RuntimeOptionState(self.runners, self.folder, kept=kept or KeptOptions(), keep=keep, clock=clock)
         self.sequences: list[Sequence] = []
         for _ in range(num_sequences):
             self.arrive()
@@ -348,32 +351,15 @@ def test_profiling_in_a_folder_that_takes_no_files_is_refused(tmp_path: Path, mo
 
 
 def test_restarted_engine_restores_its_runtime_options(tmp_path: Path) -> None:
-    kept = tmp_path / "kept.json"
-    first = Device(tmp_path, state_file=kept)
+    kept: list[KeptOptions] = []
+    first = Device(tmp_path, keep=kept.append)
     first.profile("slow")
     first.state.terminated = True
-    device = Device(tmp_path, state_file=kept)
+    device = Device(tmp_path, kept=kept[-1])
     options = device.state.describe([])
     assert (options.terminate_session, options.enable_profiling) == ("1", "slow")
     device.run(device.sequences[0])
     assert device.runner.files == 1
-
-
-def test_the_state_is_replaced_in_one_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = tmp_path / "kept.json"
-    state = Device(tmp_path, state_file=kept).state
-    state.terminated = True
-    before = kept.read_bytes()
-    monkeypatch.setattr(Path, "replace", lambda *_: (_ for _ in ()).throw(OSError("the engine dies here")))
-    state.terminated = False
-    assert kept.read_bytes() == before
-
-
-def test_unreadable_state_file_sets_nothing(tmp_path: Path) -> None:
-    kept = tmp_path / "kept.json"
-    kept.write_text("{", encoding="utf-8")
-    options = Device(tmp_path, state_file=kept).state.describe([])
-    assert (options.terminate_session, options.enable_profiling) == ("0", "0")
 
 
 # with a batched runner

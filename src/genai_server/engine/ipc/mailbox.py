@@ -10,6 +10,7 @@ from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.engine.sequence import Sequence, SequenceState
 from genai_server.messages.admin import AdminCall
 from genai_server.messages.figures import Figures
+from genai_server.messages.launch import Resize
 from genai_server.messages.protocol import Cancel, Load, Stop, Submit, ToApi
 
 
@@ -19,12 +20,6 @@ class Connected(Struct, frozen=True):
 
 class Disconnected(Struct, frozen=True):
     """An API process has disconnected; its requests have no reader any more."""
-
-
-class Resize(Struct, frozen=True):
-    """The memory for keys and values must have another size."""
-
-    num_bytes: int
 
 
 # What the loop's thread does for another thread, such as to take a result from it.

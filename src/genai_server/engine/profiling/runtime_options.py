@@ -3,11 +3,7 @@
 import logging
 import sys
 import time
-from collections.abc import Collection, Iterable
-from pathlib import Path
-
-import msgspec
-from msgspec import Struct
+from collections.abc import Callable, Collection, Iterable
 
 from genai_server.engine.profiling.folder import DEFAULT_PREFIX, ProfileFolder, wait_for_next_file_name
 from genai_server.engine.profiling.manifest import ProfileManifest
@@ -18,6 +14,7 @@ from genai_server.engine.scheduling.scheduler_output import Step
 from genai_server.engine.sequence import Sequence
 from genai_server.errors import InvalidField, RequestNotFound, Unavailable
 from genai_server.messages.admin import ProfiledRequest, RuntimeOptions
+from genai_server.messages.launch import KeptOptions
 from genai_server.profile_plan import ProfilePlan
 from genai_server.profiles.manifest import Session
 from genai_server.quoted_values import quoted
@@ -27,13 +24,7 @@ log = logging.getLogger(__name__)
 TERMINATE = "terminate_session"
 PROFILING = "enable_profiling"
 _UNWRITABLE = "a profile cannot be written: {}"
-
-
-class Kept(Struct, frozen=True):
-    """The operator's settings for the device, which outlive the engine process."""
-
-    terminated: bool = False
-    profile: str = "0"
+_NOTHING_SET = KeptOptions()
 
 
 class RuntimeOptionState:
@@ -43,8 +34,8 @@ class RuntimeOptionState:
     sequences at a time, those that have run longest. Without a batch it affects all. The open `sessions` use the rows
     that the switch leaves.
 
-    With a `state_file`, a restarted engine keeps the settings, so a crash does not revive a terminated device. `about`
-    is the part of the manifests that all sessions share.
+    `keep` is called with what an operator sets for the device: the next engine starts with it as `kept`, so a crash
+    does not revive a terminated device. `about` is the part of the manifests that all sessions share.
     """
 
     def __init__(
@@ -53,7 +44,8 @@ class RuntimeOptionState:
         folder: ProfileFolder,
         *,
         max_rows: int = 1,
-        state_file: Path | None = None,
+        kept: KeptOptions = _NOTHING_SET,
+        keep: Callable[[KeptOptions], None] = lambda kept: None,
         about: Session | None = None,
         clock: Clock = time.monotonic,
     ) -> None:
@@ -63,8 +55,8 @@ class RuntimeOptionState:
         self._manifest = ProfileManifest(folder.directory, about or Session(id="", prefix="", started=0))
         self.sessions = ProfileSessions(self._manifest, clock)
         self._stopped: str | None = None
-        self._state_file = state_file
-        self._kept = _read(state_file)
+        self._keep_for_successor = keep
+        self._kept = kept
         # Whether anything has been profiled. Until then, steps spend no time on profiles.
         self._has_profiled = self._kept.profile != "0"
 
@@ -75,18 +67,11 @@ class RuntimeOptionState:
 
     @terminated.setter
     def terminated(self, value: bool) -> None:
-        self._keep(Kept(value, self._kept.profile))
+        self._keep(KeptOptions(value, self._kept.profile))
 
-    def _keep(self, kept: Kept) -> None:
+    def _keep(self, kept: KeptOptions) -> None:
         self._kept = kept
-        if self._state_file is None:
-            return
-        fresh = self._state_file.with_suffix(".new")
-        try:
-            fresh.write_bytes(msgspec.json.encode(kept))
-            fresh.replace(self._state_file)
-        except OSError as error:
-            log.warning("the runtime options will not survive a restart of the engine: %s", error)
+        self._keep_for_successor(kept)
 
     def set_profiling(self, value: str, sequences: Iterable[Sequence], *, whole_device: bool) -> None:
         """Start ("1" or a prefix) or stop ("0") profiling these sequences. Raises Unavailable and OSError."""
@@ -100,7 +85,7 @@ class RuntimeOptionState:
             if self._stopped:
                 prefix = None
         if whole_device:
-            self._keep(Kept(self.terminated, prefix or "0"))
+            self._keep(KeptOptions(self.terminated, prefix or "0"))
         for sequence in sequences:
             sequence.profile.left_out = prefix is None and not whole_device
             if prefix is None or not whole_device or sequence.profile.is_on:
@@ -231,13 +216,3 @@ class RuntimeOptionState:
             profile_bytes=size,
             profile_stopped=self._stopped,
         )
-
-
-def _read(state_file: Path | None) -> Kept:
-    try:
-        return msgspec.json.decode(state_file.read_bytes(), type=Kept) if state_file is not None else Kept()
-    except FileNotFoundError:
-        return Kept()
-    except (OSError, msgspec.DecodeError) as error:
-        log.warning("the runtime options from before the restart are lost: %s", error)
-        return Kept()

@@ -1,0 +1,127 @@
+"""An engine process's standard streams, which connect it to its supervisor and tie its life to the supervisor's."""
+
+import contextlib
+import ctypes
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import msgspec
+
+from genai_server.child_process import private_standard_output
+from genai_server.messages.launch import (
+    Beat,
+    EngineLaunch,
+    FromEngine,
+    FromSupervisor,
+    Resize,
+    Unload,
+    launch_decoder,
+)
+from genai_server.messages.protocol import encode_frame
+
+# Seconds for `close` before the exit; the supervisor allows some more.
+_CLOSING = 3.0
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+class SupervisorLink:
+    """Takes the process's standard streams: reads the orders of the supervisor, and writes to it.
+
+    When standard input ends, which it does however the supervisor exits, the process exits. `close`, if set, is called
+    first and has some seconds. Then the supervisor's folder, which contains the secret, is removed, because a killed
+    supervisor cannot do so. If the engine was asked to exit alone, the folder stays.
+    """
+
+    def __init__(self) -> None:
+        self._output = private_standard_output()
+        # Whether only this engine exits.
+        self.keeps_folder = False
+        # Called before the exit. It must return at once, and make the main thread close everything and exit.
+        self.close: Callable[[], None] | None = None
+        # Called in another thread with the new size of the memory for keys and values, in bytes.
+        self.on_resize: Callable[[int], None] = lambda num_bytes: None
+        self._folder = ""
+        self._messages = self._read()
+        self._lock = threading.Lock()
+        # What the pipe did not take.
+        self._unwritten = bytearray()
+        if sys.platform != "win32":  # there, a write waits for a supervisor that does not read
+            os.set_blocking(self._output, False)
+
+    def launch(self) -> EngineLaunch:
+        """Wait for what the engine is started with, and watch standard input from then on.
+
+        Raises msgspec.DecodeError and EOFError if it does not come.
+        """
+        message = next(self._messages, None)
+        if not isinstance(message, EngineLaunch):
+            raise EOFError("standard input ended before the engine's description")
+        self._folder = message.folder
+        _exit_from_native_code()
+        threading.Thread(target=self._follow, name="supervisor-watch", daemon=True).start()
+        return message
+
+    def send(self, message: FromEngine) -> None:
+        """Write a message without waiting. A heartbeat that the pipe does not take is dropped. Any thread may call it.
+
+        What is left of other messages is written with the next one.
+        """
+        with self._lock:
+            if self._unwritten and isinstance(message, Beat):
+                self._write()
+                return
+            frame = encode_frame([message])
+            self._unwritten += frame
+            self._write()
+            if len(self._unwritten) == len(frame) and isinstance(message, Beat):  # nothing of it was written
+                self._unwritten.clear()
+
+    def _write(self) -> None:
+        try:
+            while self._unwritten:
+                del self._unwritten[: os.write(self._output, self._unwritten)]
+        except BlockingIOError:
+            pass  # the supervisor does not read at the moment
+        except OSError:
+            self._unwritten.clear()  # it has ended
+
+    def _read(self) -> Iterator[FromSupervisor]:
+        decoder = launch_decoder()
+        while data := os.read(0, 1 << 16):
+            yield from decoder.feed(data)
+
+    def _follow(self) -> None:
+        with contextlib.suppress(OSError, msgspec.DecodeError):
+            for message in self._messages:
+                if isinstance(message, Unload):
+                    self.keeps_folder = True
+                elif isinstance(message, Resize):
+                    self.on_resize(message.num_bytes)
+        if self._folder and not self.keeps_folder:
+            shutil.rmtree(self._folder, ignore_errors=True)
+        if self.close is not None:
+            self.close()
+            time.sleep(_CLOSING)
+        # sys.exit would wait for the main thread, which may be in native code for long.
+        os._exit(0)
+
+
+def _exit_from_native_code() -> None:
+    """On Linux, make the kernel end this process some seconds after its parent if it does not exit itself.
+
+    While native code holds Python's lock, in a long or hanging step, no Python thread sees the end of standard input.
+    So the kernel sends a signal when the parent dies, whose handler is the C library's own `alarm`. It takes the
+    signal's number as seconds (16 on x86 and ARM), and the alarm ends the process.
+    """
+    if sys.platform == "linux":
+        library = ctypes.CDLL(None)
+        library.signal.argtypes = [ctypes.c_int, ctypes.c_void_p]
+        library.signal.restype = ctypes.c_void_p
+        number = signal.SIGSTKFLT  # a signal that nothing else sends
+        library.signal(number, ctypes.cast(library.alarm, ctypes.c_void_p))
+        library.prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(number))
