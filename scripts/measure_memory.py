@@ -21,7 +21,6 @@ from genai_server.config.settings import Settings
 from genai_server.config.sources import load_settings
 from genai_server.engine_client.client import EngineClient, Router
 from genai_server.messages.generation_request import GenerationRequest
-from genai_server.messages.status_file import StatusFileReader
 from genai_server.supervisor.supervisor import Supervisor
 
 SLOTS, MAX_LENGTH = 16, 2048
@@ -77,7 +76,7 @@ def measure_engine(settings: Settings, requests: list[GenerationRequest]) -> int
 
 async def answer_all(supervisor: Supervisor, device: str, requests: list[GenerationRequest]) -> None:
     """Send all requests at once and wait for their answers."""
-    router = Router([device], StatusFileReader(supervisor.folder))
+    router = Router([device], supervisor.status)
     engine = router.engines[device]
     running = asyncio.create_task(router.run())
     async with asyncio.timeout(SECONDS):

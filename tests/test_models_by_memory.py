@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from genai_server.config.settings import Settings
-from genai_server.messages.status_file import EngineState
+from genai_server.messages.server_status import EngineState
 from genai_server.model_memory import RUNTIME, ModelMemory, read_model_memory
 from genai_server.supervisor.memory_budget import MemoryBudget
 from genai_server.supervisor.supervisor import Supervisor

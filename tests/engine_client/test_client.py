@@ -16,7 +16,7 @@ from genai_server.engine_client.client import EngineClient, Router
 from genai_server.errors import EngineDied, InvalidField, NoEngineReady, QueueFull, SessionTerminated
 from genai_server.messages.admin import ListRequests, SetRuntimeOption
 from genai_server.messages.generation_request import FinishReason, GenerationRequest
-from genai_server.messages.status_file import StatusFileReader
+from genai_server.messages.server_status import NO_SERVER
 from genai_server.supervisor.supervisor import Supervisor
 from tests.engine_client.received import received_batches, received_tokens
 from tests.running_server import suspended
@@ -54,7 +54,7 @@ def narrow_engines() -> Iterator[Supervisor]:
 @asynccontextmanager
 async def attached(supervisor: Supervisor) -> AsyncIterator[Router]:
     """A router attached to the ready engines of a supervisor."""
-    router = Router(["scripted:0", "scripted:1"], StatusFileReader(supervisor.folder))
+    router = Router(["scripted:0", "scripted:1"], supervisor.status)
     running = asyncio.create_task(router.run())
     try:
         await until(lambda: all(engine.is_ready for engine in router.engines.values()))
@@ -277,8 +277,8 @@ async def test_a_connection_that_closes_takes_nothing_more(router: Router) -> No
     assert await read(engine, "say x") == "x"
 
 
-def test_router_without_a_supervisor_is_not_ready(tmp_path: Any) -> None:
-    router = Router(["cpu"], StatusFileReader(tmp_path))
+def test_router_without_a_supervisor_is_not_ready() -> None:
+    router = Router(["cpu"], lambda: NO_SERVER)
     assert not router.is_ready
     assert router.engines["cpu"].status().state == "stopped"
     with pytest.raises(NoEngineReady):

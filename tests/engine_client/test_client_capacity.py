@@ -2,7 +2,6 @@
 not.
 """
 
-from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -12,7 +11,7 @@ from genai_server.engine_client.client import EngineClient, Router
 from genai_server.errors import InvalidField, QueueFull
 from genai_server.messages.generation_request import ModelInfo, Sampling
 from genai_server.messages.protocol import Capacity, Load
-from genai_server.messages.status_file import StatusFileReader
+from genai_server.messages.server_status import NO_SERVER
 
 IDLE = Load(capacity=Capacity(running=2, waiting=4, waiting_tokens=100))
 
@@ -23,7 +22,7 @@ FULL = Load(
 
 def engine(load: Load) -> EngineClient:
     """A client of the device "cpu", which has reported this load."""
-    client = EngineClient("cpu", StatusFileReader(Path("nowhere")))
+    client = EngineClient("cpu", lambda: NO_SERVER)
     client.load = load
     return client
 
@@ -77,7 +76,7 @@ def test_only_the_engine_refuses_the_background_for_now() -> None:
 
 
 def test_background_work_decides_between_equal_engines_only() -> None:
-    router = Router(["a", "b"], StatusFileReader(Path("nowhere")))
+    router = Router(["a", "b"], lambda: NO_SERVER)
     for client in router.engines.values():
         client.model, client._writer = ModelInfo(8, 9, [], Sampling()), cast(Any, object())
     a, b = router.engines.values()
@@ -105,7 +104,7 @@ def test_a_tenant_has_its_equal_share_of_a_full_queue() -> None:
 
 
 def test_a_device_whose_queue_has_a_share_for_the_tenant_is_not_full() -> None:
-    router = Router(["a", "b"], StatusFileReader(Path("nowhere")))
+    router = Router(["a", "b"], lambda: NO_SERVER)
     a, b = router.engines.values()
     for client in (a, b):
         client.model, client._writer = ModelInfo(8, 9, [], Sampling()), cast(Any, object())

@@ -8,7 +8,7 @@ import pytest
 
 from genai_server.config.sources import load_settings
 from genai_server.generation.fingerprint import fingerprint
-from genai_server.messages.status_file import ModelState, ModelStatus
+from genai_server.messages.server_status import ModelState, ModelStatus
 
 
 @pytest.fixture

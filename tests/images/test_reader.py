@@ -18,16 +18,16 @@ import psutil
 import pytest
 
 from genai_server.config.settings import Settings
+from genai_server.engine_client.supervisor import SupervisorClient
 from genai_server.errors import ImageReaderUnavailable, InvalidField
 from genai_server.images.image_files import ReadImage
 from genai_server.images.reader import Images, ImageSource
 from genai_server.messages.worker_tasks import TaskOwner
+from genai_server.supervisor.server import SupervisorServer
 from genai_server.vision_model import VisionModel, read_vision_model
-from genai_server.workers.client import WorkerClient
 from genai_server.workers.limits import WorkerLimits
 from genai_server.workers.pool import WorkerPool
 from genai_server.workers.process import ProcessDied, ProcessTimeout, WorkerProcess
-from genai_server.workers.server import WorkerServer
 from genai_server.workers.space_budget import Reservation, SpaceBudget
 from genai_server.workers.task_kinds import READ_IMAGE, TaskKind
 from genai_server.workers.workers import Requester
@@ -515,13 +515,13 @@ def test_a_hundred_uploads_never_take_more_than_the_budget(own_folder: Path) -> 
 
     async def work(seen: Seen) -> None:
         with (
-            closing(WorkerServer(seen.folder, "secret", lambda: seen.pool)) as server,
-            closing(WorkerClient(lambda: (server.address, "secret"))) as workers,
+            closing(SupervisorServer(seen.folder, "secret", lambda: seen.pool)),
+            closing(SupervisorClient(seen.folder)) as supervisor,
             closing(_Peak(seen.folder)) as peak,
             # Others than those of the event loop, which the reader needs.
             ThreadPoolExecutor(100) as holders,
         ):
-            seen.images._workers = workers
+            seen.images._workers = supervisor.workers
 
             async def upload(number: int) -> None:
                 nonlocal num_left, num_held

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from genai_server.errors import ConfigurationError
-from genai_server.messages.status_file import EngineState, EngineStatus
+from genai_server.messages.server_status import EngineState, EngineStatus
 
 pytestmark = pytest.mark.usefixtures("ray_serve")
 

@@ -10,7 +10,7 @@ from msgspec import structs
 
 from genai_server.config.sources import engine_spec
 from genai_server.messages.launch import Beat, EngineLaunch, EngineReport, KeptOptions
-from genai_server.messages.status_file import EngineState, EngineStatus
+from genai_server.messages.server_status import EngineState, EngineStatus
 from genai_server.supervisor import engine_watch
 from genai_server.supervisor.engine_watch import FIRST_PAUSE, MAX_PAUSE, RECOVERED_AFTER, EngineWatch, Restarts
 from tests.given_settings import given
@@ -19,7 +19,6 @@ from tests.given_settings import given
 BEGIN = """
 import os, resource, signal, sys, time
 from genai_server.config.sources import load_settings
-from genai_server.messages.status_file import read_status_file
 from genai_server.supervisor.supervisor import Supervisor
 
 def until(condition):
@@ -68,8 +67,6 @@ print(status().state, status().error)
 for file in held:
     os.close(file)
 until(lambda: status().state == "ready")
-# What the status file says once there are files again is what is so.
-until(lambda: read_status_file(supervisor.folder).engines == supervisor.statuses())
 print(status().state, status().restarts, status().error)
 supervisor.stop()
 """

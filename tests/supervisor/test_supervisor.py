@@ -16,7 +16,7 @@ from genai_server.child_process import start_module
 from genai_server.config.environment import export_settings
 from genai_server.config.settings import Settings
 from genai_server.messages.launch import EngineLaunch
-from genai_server.messages.status_file import EngineStatus, read_status_file
+from genai_server.messages.server_status import EngineStatus
 from genai_server.supervisor import engine_process, engine_watch
 from genai_server.supervisor.supervisor import Supervisor
 from tests.given_settings import given
@@ -39,7 +39,7 @@ def supervised(supervisor: Supervisor) -> Iterator[Supervisor]:
 
 def first(supervisor: Supervisor) -> EngineStatus:
     """The first engine, as an API process sees it."""
-    return read_status_file(supervisor.folder).engines[0]
+    return supervisor.statuses()[0]
 
 
 def pid_of_first(supervisor: Supervisor) -> int:
@@ -60,7 +60,7 @@ def test_engine_becomes_ready_and_ends_with_its_supervisor() -> None:
         assert first(supervisor).state == "starting"
         # Only the user has access.
         assert supervisor.folder.stat().st_mode & 0o077 == 0
-        assert (supervisor.folder / "status.json").stat().st_mode & 0o077 == 0
+        assert (supervisor.folder / "supervisor.json").stat().st_mode & 0o077 == 0
         wait_until(lambda: first(supervisor).state == "ready")
         status = first(supervisor)
         assert status.pid is not None
@@ -89,8 +89,9 @@ def test_each_engine_publishes_cache_events_at_its_own_port() -> None:
     events = {"kv_events": "tcp://*:5557", "kv_events_topic": "kv@host@{model}"}
     supervisor = Supervisor(settings(**several, **events))
     supervisor.folder.rmdir()
-    watches = [watch for model in supervisor._models for watch in supervisor._engines(model.about)]
-    targets = [watch._launch.spec.kv_events for watch in watches]
+    targets = [
+        watch._launch.spec.kv_events for model in supervisor._models for watch in supervisor._engines(model.about)
+    ]
     assert [(found.address, found.topic, found.rank) for found in targets if found is not None] == [
         ("tcp://*:5557", "kv@host@a", 0),
         ("tcp://*:5558", "kv@host@a", 1),
@@ -204,10 +205,8 @@ def test_device_that_cannot_load_fails_and_the_others_serve() -> None:
     chosen = settings(device="cpu,cuda", model_dir=str(DEMO))
     called = threading.Event()
     with supervised(Supervisor(chosen, on_nothing_loaded=called.set)) as supervisor:
-        wait_until(
-            lambda: {status.state for status in read_status_file(supervisor.folder).engines} == {"ready", "failed"}
-        )
-        cpu, cuda = read_status_file(supervisor.folder).engines
+        wait_until(lambda: {status.state for status in supervisor.statuses()} == {"ready", "failed"})
+        cpu, cuda = supervisor.statuses()
         assert (cpu.state, cuda.state) == ("ready", "failed")
         assert cuda.error is not None
         assert "uda" in cuda.error

@@ -7,13 +7,14 @@ from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
+from genai_server.engine_client.supervisor import SupervisorClient
 from genai_server.errors import CheckerUnavailable
+from genai_server.messages.supervisor import SupervisorAddress, write_address
 from genai_server.messages.worker_tasks import Task, TaskOwner
-from genai_server.workers.client import WorkerClient
+from genai_server.supervisor.server import SupervisorServer
 from genai_server.workers.limits import WorkerLimits
 from genai_server.workers.pool import WorkerPool
 from genai_server.workers.process import ProcessDied, ProcessTimeout
-from genai_server.workers.server import WorkerServer
 from genai_server.workers.task_kinds import CHECK_GRAMMAR, TaskKind
 from tests.running_server import wait_until
 
@@ -113,13 +114,15 @@ async def scripted_pool(grace: float = 60.0, **limits: int) -> AsyncIterator[tup
 
 
 @asynccontextmanager
-async def served_pool(folder: Path, **limits: int) -> AsyncIterator[tuple[Callable[[], WorkerClient], Script]]:
+async def served_pool(folder: Path, **limits: int) -> AsyncIterator[tuple[Callable[..., SupervisorClient], Script]]:
     """A pool in a thread, as in a supervisor, and what makes clients of it as API processes have them."""
-    script, clients = Script(), list[WorkerClient]()
-    with closing(WorkerServer(folder, SECRET, lambda: WorkerPool(WorkerLimits(**limits), script.start))) as server:
+    script, clients = Script(), list[SupervisorClient]()
+    with closing(SupervisorServer(folder, SECRET, lambda: WorkerPool(WorkerLimits(**limits), script.start))):
 
-        def client(secret: str = SECRET) -> WorkerClient:
-            clients.append(WorkerClient(lambda: (server.address, secret)))
+        def client(secret: str = SECRET) -> SupervisorClient:
+            if secret != SECRET:
+                write_address(folder, SupervisorAddress(str(folder / "supervisor.sock"), secret))
+            clients.append(SupervisorClient(folder))
             return clients[-1]
 
         try:

@@ -4,19 +4,20 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from genai_server.engine_client.supervisor import SupervisorClient
 from genai_server.errors import AudioReaderUnavailable, CheckerUnavailable, QueueFull, Unavailable
 from genai_server.messages.worker_tasks import TaskOwner
-from genai_server.workers.client import WorkerClient
 from genai_server.workers.process import ProcessDied, ProcessTimeout
 from genai_server.workers.task_kinds import CHECK_GRAMMAR
 from tests.running_server import wait_until
 from tests.workers.scripted_processes import Script, served_pool, task
 
-Work = Callable[[Callable[..., WorkerClient], Script], Awaitable[None]]
+Work = Callable[[Callable[..., SupervisorClient], Script], Awaitable[None]]
 
 
 def _run(folder: Path, work: Work, **limits: int) -> None:
@@ -28,8 +29,8 @@ def _run(folder: Path, work: Work, **limits: int) -> None:
 
 
 def test_answers_and_failures_arrive(own_folder: Path) -> None:
-    async def work(client: Callable[..., WorkerClient], script: Script) -> None:
-        answers = client().submit([task("good", data=bytes(3_000_000)), task("late"), task("bad")])
+    async def work(client: Callable[..., SupervisorClient], script: Script) -> None:
+        answers = client().workers.submit([task("good", data=bytes(3_000_000)), task("late"), task("bad")])
         await script.tell("good")
         assert await answers[0] == {"name": "good", "size": 3_000_000}
         await script.tell("late", "hang")
@@ -45,8 +46,8 @@ def test_answers_and_failures_arrive(own_folder: Path) -> None:
 
 
 def test_refusals_arrive_as_the_errors_they_are(own_folder: Path) -> None:
-    async def work(client: Callable[..., WorkerClient], script: Script) -> None:
-        workers = client()
+    async def work(client: Callable[..., SupervisorClient], script: Script) -> None:
+        workers = client().workers
         script.is_broken = True
         for answer in (*workers.submit([task("one")]), workers.start_process(CHECK_GRAMMAR, {})):
             with pytest.raises(CheckerUnavailable, match="no process"):
@@ -65,11 +66,11 @@ def test_refusals_arrive_as_the_errors_they_are(own_folder: Path) -> None:
 
 
 def test_api_processes_share_one_order_of_turns(own_folder: Path) -> None:
-    async def work(client: Callable[..., WorkerClient], script: Script) -> None:
+    async def work(client: Callable[..., SupervisorClient], script: Script) -> None:
         first, second = client(), client()
-        answers = first.submit([task("running"), *(task(f"a{number}") for number in range(3))])
+        answers = first.workers.submit([task("running"), *(task(f"a{number}") for number in range(3))])
         await script.until_asked("running")
-        answers += second.submit([task("b0", tenant="b"), task("b1", tenant="b")])
+        answers += second.workers.submit([task("b0", tenant="b"), task("b1", tenant="b")])
         await script.tell("b0")
         for name in ("running", "b1", "a0", "a1", "a2"):
             await script.tell(name)
@@ -83,8 +84,8 @@ def test_api_processes_share_one_order_of_turns(own_folder: Path) -> None:
 def test_a_cancelled_task_is_not_run_and_leaves_no_file(own_folder: Path) -> None:
     target = own_folder / "target"
 
-    async def work(client: Callable[..., WorkerClient], script: Script) -> None:
-        workers = client()
+    async def work(client: Callable[..., SupervisorClient], script: Script) -> None:
+        workers = client().workers
         running, left, following = workers.submit([task("running", target=str(target)), task("left"), task("next")])
         await script.until_asked("running")
         left.cancel()
@@ -102,8 +103,8 @@ def test_a_cancelled_task_is_not_run_and_leaves_no_file(own_folder: Path) -> Non
 def test_the_file_of_an_answer_that_comes_too_late_is_removed(own_folder: Path) -> None:
     target = own_folder / "target"
 
-    async def work(client: Callable[..., WorkerClient], script: Script) -> None:
-        (answer,) = client().submit([task("one", target=str(target))])
+    async def work(client: Callable[..., SupervisorClient], script: Script) -> None:
+        (answer,) = client().workers.submit([task("one", target=str(target))])
         await script.until_asked("one")
         target.write_bytes(b"all of it")
         process = script.processes[0]
@@ -117,10 +118,10 @@ def test_the_file_of_an_answer_that_comes_too_late_is_removed(own_folder: Path) 
 
 
 def test_tasks_of_an_api_process_that_dies_end(own_folder: Path) -> None:
-    async def work(client: Callable[..., WorkerClient], script: Script) -> None:
+    async def work(client: Callable[..., SupervisorClient], script: Script) -> None:
         dying, other = client(), client()
-        answers = dying.submit([task("running"), task("waiting")])
-        (stays,) = other.submit([task("stays", tenant="b")])
+        answers = dying.workers.submit([task("running"), task("waiting")])
+        (stays,) = other.workers.submit([task("stays", tenant="b")])
         await script.until_asked("running", "stays")
         dying.close()
         for answer in answers:
@@ -129,7 +130,7 @@ def test_tasks_of_an_api_process_that_dies_end(own_folder: Path) -> None:
         await script.tell("stays")
         await stays
         await script.tell("running")
-        (last,) = other.submit([task("last")])
+        (last,) = other.workers.submit([task("last")])
         await script.tell("last")
         await last
         assert "waiting" not in script.asked
@@ -139,17 +140,16 @@ def test_tasks_of_an_api_process_that_dies_end(own_folder: Path) -> None:
 
 def test_a_pool_that_has_ended_is_an_error_and_the_next_one_is_found(own_folder: Path) -> None:
     async def main() -> None:
-        addresses = [("", "")]
-        workers = WorkerClient(lambda: addresses[-1])
-        try:
+        with closing(SupervisorClient(own_folder)) as supervisor:
+            workers = supervisor.workers
             (answer,) = workers.submit([task("nowhere")])
             with pytest.raises(CheckerUnavailable, match="cannot be reached"):
                 await answer
             with pytest.raises(AudioReaderUnavailable, match="cannot be reached"):
                 await workers.reserve_space(TaskOwner(), 1, AudioReaderUnavailable)
             for _ in range(2):
-                async with served_pool(own_folder) as (client, script):
-                    addresses.append(client()._find_pool())
+                async with served_pool(own_folder) as (_, script):
+                    await asyncio.to_thread(wait_until, lambda: supervisor.is_connected)
                     (answer,) = workers.submit([task("one")])
                     await script.tell("one")
                     await answer
@@ -157,17 +157,15 @@ def test_a_pool_that_has_ended_is_an_error_and_the_next_one_is_found(own_folder:
                     await script.until_asked("lost")
                 with pytest.raises((CheckerUnavailable, ProcessDied)):
                     await answer
-                await asyncio.to_thread(wait_until, lambda: workers._connection is None)
-        finally:
-            workers.close()
+                await asyncio.to_thread(wait_until, lambda: not supervisor.is_connected)
 
     asyncio.run(main())
 
 
 def test_nothing_is_run_without_the_secret(own_folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async def work(client: Callable[..., WorkerClient], script: Script) -> None:
+    async def work(client: Callable[..., SupervisorClient], script: Script) -> None:
         for secret in ("", "other"):
-            (answer,) = client(secret).submit([task("one")])
+            (answer,) = client(secret).workers.submit([task("one")])
             with pytest.raises(CheckerUnavailable, match="cannot be reached"):
                 await answer
         assert script.processes == []
@@ -178,14 +176,14 @@ def test_nothing_is_run_without_the_secret(own_folder: Path, caplog: pytest.LogC
 
 
 def test_space_is_taken_returned_and_lost_with_its_process(own_folder: Path) -> None:
-    async def work(client: Callable[..., WorkerClient], script: Script) -> None:
+    async def work(client: Callable[..., SupervisorClient], script: Script) -> None:
         first, second = client(), client()
-        taken = await first.reserve_space(TaskOwner("a"), 50, Unavailable)
-        waiting = asyncio.create_task(second.reserve_space(TaskOwner("b"), 30, Unavailable))
+        taken = await first.workers.reserve_space(TaskOwner("a"), 50, Unavailable)
+        waiting = asyncio.create_task(second.workers.reserve_space(TaskOwner("b"), 30, Unavailable))
         taken.shrink(40)
         space = await waiting
-        waiting = asyncio.create_task(second.reserve_space(TaskOwner("b"), 10, Unavailable))
-        left = asyncio.create_task(second.reserve_space(TaskOwner("b"), 10, Unavailable))
+        waiting = asyncio.create_task(second.workers.reserve_space(TaskOwner("b"), 10, Unavailable))
+        left = asyncio.create_task(second.workers.reserve_space(TaskOwner("b"), 10, Unavailable))
         await asyncio.sleep(0)
         left.cancel()
         with contextlib.suppress(asyncio.CancelledError):
@@ -194,7 +192,7 @@ def test_space_is_taken_returned_and_lost_with_its_process(own_folder: Path) -> 
         first.close()
         (await waiting).release()
         space.release()
-        (await second.reserve_space(TaskOwner("c"), 50, Unavailable)).release()
+        (await second.workers.reserve_space(TaskOwner("c"), 50, Unavailable)).release()
 
     _run(own_folder, work, space=100)
 
@@ -202,8 +200,8 @@ def test_space_is_taken_returned_and_lost_with_its_process(own_folder: Path) -> 
 def test_space_is_returned_after_its_file_is_removed(own_folder: Path) -> None:
     target = own_folder / "target"
 
-    async def work(client: Callable[..., WorkerClient], script: Script) -> None:
-        workers = client()
+    async def work(client: Callable[..., SupervisorClient], script: Script) -> None:
+        workers = client().workers
         space = await workers.reserve_space(TaskOwner("a"), 50, Unavailable)
         (answer,) = space.submit([task("one", target=str(target))])
         await script.until_asked("one")
@@ -223,17 +221,17 @@ def test_space_is_returned_after_its_file_is_removed(own_folder: Path) -> None:
 def test_space_of_an_api_process_that_dies_is_returned_when_its_tasks_have_ended(own_folder: Path) -> None:
     target = own_folder / "target"
 
-    async def work(client: Callable[..., WorkerClient], script: Script) -> None:
+    async def work(client: Callable[..., SupervisorClient], script: Script) -> None:
         dying, other = client(), client()
-        space = await dying.reserve_space(TaskOwner("a"), 50, Unavailable)
-        await dying.reserve_space(TaskOwner("b"), 20, Unavailable)
+        space = await dying.workers.reserve_space(TaskOwner("a"), 50, Unavailable)
+        await dying.workers.reserve_space(TaskOwner("b"), 20, Unavailable)
         space.submit([task("one", target=str(target))])
         await script.until_asked("one")
         target.write_bytes(b"a part of it")
         dying.close()
-        waiting = asyncio.create_task(other.reserve_space(TaskOwner("a"), 50, Unavailable))
+        waiting = asyncio.create_task(other.workers.reserve_space(TaskOwner("a"), 50, Unavailable))
         # There is space for this one once the pool has noticed.
-        (await other.reserve_space(TaskOwner("b"), 15, Unavailable)).release()
+        (await other.workers.reserve_space(TaskOwner("b"), 15, Unavailable)).release()
         assert not waiting.done()
         await script.tell("one")
         (await waiting).release()

@@ -51,6 +51,7 @@ from genai_server.apis.transcriptions import routes as transcriptions
 from genai_server.apis.web_page import routes as page
 from genai_server.audio.recordings import Recordings
 from genai_server.config.settings import Settings
+from genai_server.engine_client.supervisor import SupervisorClient
 from genai_server.generation.catalog import Catalog
 from genai_server.generation.dependencies import ClientLeft, Services
 from genai_server.generation.fingerprint import fingerprint
@@ -73,12 +74,10 @@ from genai_server.http.telemetry.request_record import Observer
 from genai_server.http.trailing_slash import TrailingSlash
 from genai_server.images.reader import Images
 from genai_server.logs import written_in_thread
-from genai_server.messages.status_file import read_status_file
 from genai_server.process_memory import rare_full_collections
 from genai_server.timing import Clock, request_clock
 from genai_server.vision_model import any_takes_media
 from genai_server.web.files import API_DOCS, PAGE
-from genai_server.workers.client import WorkerClient
 
 # Gives the folder of running engines for as long as the app runs.
 Engines = Callable[[], AbstractAsyncContextManager[Path]]
@@ -136,7 +135,10 @@ def create_app(
         max_waiting = settings.max_queue + settings.max_batch_size
         async with (
             engines() as folder,
-            Catalog(folder, model_files.load_text, partial(fingerprint, settings), max_waiting).followed() as models,
+            _attached(folder) as supervisor,
+            Catalog(
+                supervisor, model_files.load_text, partial(fingerprint, settings), max_waiting
+            ).followed() as models,
             rare_full_collections(),
         ):
             responses = _response_store(
@@ -149,13 +151,12 @@ def create_app(
             history = LoadHistory(engine_metrics, recent)
             with (
                 written_in_thread(),
-                closing(WorkerClient(partial(_worker_pool, folder))) as workers,
-                closing(Images(workers, settings, folder, counts.count_image)) as images,
-                closing(Recordings(workers, settings, folder, counts.count_recording)) as recordings,
+                closing(Images(supervisor.workers, settings, folder, counts.count_image)) as images,
+                closing(Recordings(supervisor.workers, settings, folder, counts.count_recording)) as recordings,
                 upload_folder(folder) as app.state.uploads,
                 closing(recent),
             ):
-                grammars = GrammarChecker(workers, settings.grammar_timeout, counts.count_check)
+                grammars = GrammarChecker(supervisor.workers, settings.grammar_timeout, counts.count_check)
                 app.state.responses = responses
                 app.state.history = history
                 app.state.services = Services(
@@ -265,10 +266,11 @@ async def _start_image_readers(models: Catalog, images: Images) -> None:
             await images.start(vision)
 
 
-def _worker_pool(folder: Path) -> tuple[str, str]:
-    """The address and the secret of the worker pool of running engines."""
-    status = read_status_file(folder)
-    return status.workers, status.secret
+@asynccontextmanager
+async def _attached(folder: Path) -> AsyncIterator[SupervisorClient]:
+    """A connection to the supervisor of running engines, for as long as the block runs."""
+    with closing(SupervisorClient(folder)) as supervisor:
+        yield supervisor
 
 
 def _response_store(settings: Settings, run: str, end_request: EndRequest) -> ResponseStore:

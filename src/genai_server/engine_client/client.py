@@ -5,7 +5,7 @@ The requests on a connection are in in_flight.py, and the tokens of one answer i
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -33,10 +33,12 @@ from genai_server.messages.protocol import (
     api_decoder,
     encode_frame,
 )
-from genai_server.messages.status_file import EngineState, EngineStatus, ServerStatus, StatusFileReader
+from genai_server.messages.server_status import EngineState, EngineStatus, ServerStatus
 
 log = logging.getLogger(__name__)
 RETRY_SECONDS = 0.05
+# Gives the newest status of the server, as the supervisor has reported it.
+ReadStatus = Callable[[], ServerStatus]
 # States of an engine that is not restarted.
 _OVER = (EngineState.FAILED, EngineState.STOPPED, EngineState.UNLOADING)
 
@@ -44,10 +46,10 @@ _OVER = (EngineState.FAILED, EngineState.STOPPED, EngineState.UNLOADING)
 class EngineClient:
     """Stays connected to the engine of one device while `run` runs. Owned by the event loop."""
 
-    def __init__(self, device: str, status_file: StatusFileReader, model_name: str = "", serial: int = 0) -> None:
+    def __init__(self, device: str, read_status: ReadStatus, model_name: str = "", serial: int = 0) -> None:
         self.device = device
         self.model_name = model_name
-        # The model's serial in the status file.
+        # The model's serial in the server's status.
         self._serial = serial
         # None while not connected.
         self.model: ModelInfo | None = None
@@ -58,7 +60,7 @@ class EngineClient:
         self.figures: Figures | None = None
         self.admin = EngineAdmin(self._send)
         self.in_flight = InFlight(self._send)
-        self._status_file = status_file
+        self._read_status = read_status
         self._writer: asyncio.WriteTransport | None = None
 
     @property
@@ -84,8 +86,8 @@ class EngineClient:
         return max(self.in_flight.num_background, self.load.background_running + self.load.background_waiting)
 
     def status(self) -> EngineStatus:
-        """The engine's status in the status file; ready only once this process is connected."""
-        return self._status_on(self._status_file.read())
+        """The engine's status; ready only once this process is connected."""
+        return self._status_on(self._read_status())
 
     def require_capacity(
         self, num_answers: int, lengths: Sequence[int] = (), *, param: str, tenant: str = "", background: bool = False
@@ -116,14 +118,14 @@ class EngineClient:
         try:
             await self._attach()
         finally:
-            self.in_flight.give_up(self._loss(self._status_file.read()), all=True)
+            self.in_flight.give_up(self._loss(self._read_status()), all=True)
 
     # the connection
 
     async def _attach(self) -> None:
         while True:
             try:
-                server_status = self._status_file.read()
+                server_status = self._read_status()
                 status = self._status_on(server_status)
                 self.in_flight.give_up(self._loss(server_status), all=status.state in _OVER)
                 if status.address:
@@ -148,7 +150,7 @@ class EngineClient:
         """Handle the loss of the engine: end everything that waits for it."""
         self._writer, self.model, self.load, self.figures = None, None, Load(), None
         self.admin.lose(f"the engine of device {self.device} died")
-        self.in_flight.lose(self._loss(self._status_file.read()))
+        self.in_flight.lose(self._loss(self._read_status()))
 
     def _receive(self, message: ToApi) -> None:
         if type(message) is Tokens:  # by far the most frequent
@@ -174,7 +176,7 @@ class EngineClient:
             raise NoEngineReady(f"device {self.device} cannot take requests now: its engine is not running")
         self._writer.write(b"".join(encode_frame([message]) for message in messages))
 
-    # the engine's state in the status file
+    # the engine's state as the supervisor reports it
 
     def _status_on(self, server_status: ServerStatus) -> EngineStatus:
         for status in server_status.engines:
@@ -196,10 +198,8 @@ class EngineClient:
 class Router:
     """The engines of one model by their devices, in the order of the settings."""
 
-    def __init__(
-        self, devices: Sequence[str], status_file: StatusFileReader, model_name: str = "", serial: int = 0
-    ) -> None:
-        self.engines = {device: EngineClient(device, status_file, model_name, serial) for device in devices}
+    def __init__(self, devices: Sequence[str], read_status: ReadStatus, model_name: str = "", serial: int = 0) -> None:
+        self.engines = {device: EngineClient(device, read_status, model_name, serial) for device in devices}
 
     async def run(self) -> None:
         """Stay connected to the engines until cancelled."""

@@ -13,7 +13,7 @@ from genai_server.engine_client.stream import TokenStream
 from genai_server.errors import EngineDied, EngineHung, GenerationFailed, ModelUnloaded, NoEngineReady
 from genai_server.messages.generation_request import FinishReason, GenerationRequest
 from genai_server.messages.protocol import Cancel, Event, Stop, Submit, ToEngine
-from genai_server.messages.status_file import EngineState, EngineStatus
+from genai_server.messages.server_status import EngineState, EngineStatus
 
 # Seconds that a request waits for the restarted engine.
 PATIENCE = 30.0

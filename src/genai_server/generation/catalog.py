@@ -1,4 +1,4 @@
-"""The models as an API process knows them: which there are, by the status file, and those that it serves."""
+"""The models as an API process knows them: which there are, by the supervisor, and those that it serves."""
 
 import asyncio
 import contextlib
@@ -10,20 +10,19 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 from genai_server.engine_client.client import EngineClient
+from genai_server.engine_client.supervisor import SupervisorClient
 from genai_server.errors import ModelNotFound, ModelsBusy, ModelTooLarge, NoEngineReady, QueueFull, TaskUnsupported
 from genai_server.generation.served_model import Fingerprint, LoadText, ServedModel, read_files
-from genai_server.messages.commands import Command, WantModel, send_command
+from genai_server.messages.commands import Command, WantModel
 from genai_server.messages.generation_request import Adapter
-from genai_server.messages.status_file import (
+from genai_server.messages.server_status import (
     ANY_NAME,
     EngineState,
     EngineStatus,
     ModelState,
     ModelStatus,
-    StatusFileReader,
 )
 from genai_server.pooling_model import Task
 from genai_server.quoted_values import quoted
@@ -31,7 +30,7 @@ from genai_server.vision_model import Medium
 
 log = logging.getLogger(__name__)
 
-# Seconds between two reads of the status file, and between two requests to load a model.
+# Seconds between two looks at what this process is connected to, and between two requests to load a model.
 _LOOK_EVERY = 0.1
 _ASK_EVERY = 1.0
 # Seconds that a request waits for memory, if other models' memory would not suffice for its own.
@@ -84,10 +83,12 @@ class ChosenModel:
 class Catalog:
     """Knows all models, and serves those that are loaded. Owned by the event loop."""
 
-    def __init__(self, folder: Path, load_text: LoadText, fingerprint: Fingerprint, max_waiting: int) -> None:
+    def __init__(
+        self, supervisor: SupervisorClient, load_text: LoadText, fingerprint: Fingerprint, max_waiting: int
+    ) -> None:
         self._load_text = load_text
         self._fingerprint = fingerprint
-        self._status_file = StatusFileReader(folder)
+        self._supervisor = supervisor
         # Keyed by serial number.
         self._served: dict[int, ServedModel] = {}
         self._leaving: set[asyncio.Task[None]] = set()
@@ -97,7 +98,8 @@ class Catalog:
 
     @asynccontextmanager
     async def followed(self) -> AsyncIterator["Catalog"]:
-        """Follow the status file while the block runs. The block begins once all text sides are read."""
+        """Follow the supervisor while the block runs. The block begins once all text sides are read."""
+        await self._supervisor.ready()
         self._update()
         for model in list(self._served.values()):
             await model.read()
@@ -113,7 +115,7 @@ class Catalog:
 
     def statuses(self) -> list[ModelStatus]:
         """The status of all models now. The first is the one for requests that name no model. Thread-safe."""
-        return self._status_file.read().models
+        return self._supervisor.status.models
 
     async def check_text(self, path: str, devices: Sequence[str], chat_template: str) -> None:
         """Read the text side of a model that is not served yet, as LoadText does. Raises ConfigurationError."""
@@ -143,7 +145,7 @@ class Catalog:
         return [engine.status() for engine in served.router.engines.values()]
 
     def attached_engines(self) -> list[EngineClient]:
-        """The engines of all models that this process serves now, without reading the status file. Thread-safe."""
+        """The engines of all models that this process serves now, Thread-safe."""
         return [engine for served in list(self._served.values()) for engine in served.router.engines.values()]
 
     def adapter_ids(self) -> list[str]:
@@ -291,11 +293,11 @@ class Catalog:
         while True:
             if all(other.serial != about.serial for other in self.statuses()):
                 return
-            await asyncio.sleep(_LOOK_EVERY / 2)
+            await self._supervisor.changed()
 
     async def command(self, command: Command) -> None:
         """Send a command to the supervisor. Raises the error that the supervisor replies with."""
-        await asyncio.to_thread(send_command, self._status_file.read(), command)
+        await self._supervisor.command(command)
 
     @contextlib.contextmanager
     def _waiting_for(self, name: str) -> Iterator[None]:
@@ -316,15 +318,17 @@ class Catalog:
             self._leaving.add(task)
             task.add_done_callback(self._leaving.discard)
         for serial in loaded.keys() - self._served.keys():
-            self._served[serial] = ServedModel(loaded[serial], self._status_file, self._load_text, self._fingerprint)
+            self._served[serial] = ServedModel(
+                loaded[serial], lambda: self._supervisor.status, self._load_text, self._fingerprint
+            )
 
     async def _follow(self) -> None:
         while True:
             try:
                 self._update()
-            except Exception:  # whatever it was, the next read may succeed
-                log.exception("reading the status file")
-            await asyncio.sleep(_LOOK_EVERY)
+            except Exception:  # whatever it was, the next change may succeed
+                log.exception("following the supervisor")
+            await self._supervisor.changed()
 
 
 def _forms(name: str | None) -> list[str]:

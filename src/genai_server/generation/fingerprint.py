@@ -10,7 +10,7 @@ import msgspec
 from genai_server import __version__
 from genai_server.config.settings import Settings
 from genai_server.config.sources import device_options
-from genai_server.messages.status_file import ModelStatus
+from genai_server.messages.server_status import ModelStatus
 
 # Settings that can affect answers, if only by rounding.
 _SETTINGS = (

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TypeVar
 
-from genai_server.engine_client.client import Router
+from genai_server.engine_client.client import ReadStatus, Router
 from genai_server.errors import ConfigurationError, NoEngineReady, in_one_line
 from genai_server.messages.generation_request import ModelInfo
-from genai_server.messages.status_file import ModelStatus, StatusFileReader
+from genai_server.messages.server_status import ModelStatus
 from genai_server.text.codec import TextCodec
 
 log = logging.getLogger(__name__)
@@ -27,11 +27,11 @@ class ServedModel:
     """A loaded model: the clients of its engines, and its text side, read in a thread. Owned by the event loop."""
 
     def __init__(
-        self, about: ModelStatus, status_file: StatusFileReader, load_text: LoadText, fingerprint: Fingerprint
+        self, about: ModelStatus, read_status: ReadStatus, load_text: LoadText, fingerprint: Fingerprint
     ) -> None:
         self.name = about.name
         self.devices = about.devices
-        self.router = Router(about.devices, status_file, about.name, about.serial)
+        self.router = Router(about.devices, read_status, about.name, about.serial)
         # Why the text side cannot be read, if it cannot.
         self.error: str | None = None
         # `system_fingerprint` of its answers; "" until the text side is read.

@@ -1,22 +1,8 @@
-"""Commands of API processes to the supervisor: one for each connection, over a socket in its folder.
+"""Commands of API processes to the supervisor. None of them waits for an engine."""
 
-API processes send them with `send_command`, and `supervisor/command_listener` executes them. Both sides prove that they
-know the status file's secret before anything is read. Commands are MessagePack; nothing is pickled.
-"""
-
-from multiprocessing import AuthenticationError
-from multiprocessing.connection import Client
-
-import msgspec
 from msgspec import Struct
 
-from genai_server.errors import NoEngineReady
-from genai_server.messages.error import ErrorInfo
 from genai_server.messages.generation_request import Adapter
-from genai_server.messages.status_file import ServerStatus
-
-# Seconds that one side waits for the other. No command waits for an engine.
-COMMAND_TIMEOUT = 10.0
 
 
 class LoadModel(Struct, frozen=True, tag=True):
@@ -79,27 +65,3 @@ class RemoveAdapter(Struct, frozen=True, tag=True):
 
 
 Command = LoadModel | UnloadModel | SetAlias | KeepModel | WantModel | AddAdapter | RemoveAdapter
-
-
-class CommandReply(Struct, frozen=True):
-    """Answers one command."""
-
-    # Why the command failed; None if it succeeded.
-    error: ErrorInfo | None = None
-
-
-def send_command(server_status: ServerStatus, command: Command) -> None:
-    """Send a command to this status's supervisor; blocks until it is done.
-
-    Raises the error in the supervisor's reply, and NoEngineReady without a reply.
-    """
-    try:
-        with Client(server_status.control, authkey=server_status.secret.encode()) as connection:
-            connection.send_bytes(msgspec.msgpack.encode(command))
-            if not connection.poll(COMMAND_TIMEOUT):
-                raise NoEngineReady(f"the supervisor has not answered for {COMMAND_TIMEOUT:.0f} s")
-            reply = msgspec.msgpack.decode(connection.recv_bytes(), type=CommandReply)
-    except (OSError, EOFError, AuthenticationError, ValueError) as error:
-        raise NoEngineReady(f"the supervisor cannot be reached: {error}") from None
-    if reply.error is not None:
-        raise reply.error.to_error()

@@ -1,4 +1,4 @@
-"""The messages between an API process and the worker pool, in the frames of protocol.py.
+"""The messages between an API process and the worker pool, on the connection to the supervisor.
 
 Each `RunTasks`, `StartProcess` and `ReserveSpace` of an API process is answered once for each of its ids: by `Done`,
 `Ended` or `Refused`.
@@ -6,11 +6,9 @@ Each `RunTasks`, `StartProcess` and `ReserveSpace` of an API process is answered
 
 from typing import Any
 
-import msgspec
 from msgspec import Struct
 
 from genai_server.messages.error import ErrorInfo
-from genai_server.messages.protocol import FrameDecoder, Hello
 
 # A file of an image, which an operator may let be large, is within a frame.
 MAX_FRAME_BYTES = 2**32 - 1
@@ -114,15 +112,5 @@ class Refused(Struct, frozen=True, tag=True):
     error: ErrorInfo
 
 
-ToPool = Hello | RunTasks | StartProcess | ReserveSpace | ResizeSpace | CancelTask
+ToPool = RunTasks | StartProcess | ReserveSpace | ResizeSpace | CancelTask
 FromPool = Done | Ended | Refused
-
-
-def pool_decoder(max_bytes: int = MAX_FRAME_BYTES) -> FrameDecoder[ToPool]:
-    """Decodes what the pool receives."""
-    return FrameDecoder(msgspec.msgpack.Decoder(list[ToPool]), max_bytes)
-
-
-def pool_client_decoder() -> FrameDecoder[FromPool]:
-    """Decodes what an API process receives from the pool."""
-    return FrameDecoder(msgspec.msgpack.Decoder(list[FromPool]), MAX_FRAME_BYTES)

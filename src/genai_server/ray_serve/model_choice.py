@@ -20,7 +20,7 @@ from genai_server.apis.transcriptions import routes as transcriptions
 from genai_server.config.settings import Settings
 from genai_server.errors import ModelNotFound
 from genai_server.generation.catalog import FORMER_DEFAULT, plain_name, task_unsupported
-from genai_server.messages.status_file import ANY_NAME
+from genai_server.messages.server_status import ANY_NAME
 from genai_server.pooling_model import Task
 from genai_server.quoted_values import quoted
 

@@ -17,7 +17,7 @@ from genai_server.cli.serve.preflight import check_models
 from genai_server.config.settings import Settings
 from genai_server.errors import ConfigurationError
 from genai_server.logs import configure_logging
-from genai_server.messages.status_file import EngineState
+from genai_server.messages.server_status import EngineState
 from genai_server.ray_serve.forwarded import READINESS, REPLICA_HEADER, ForwardedRequest, ReplicaAnswer, with_header
 from genai_server.supervisor.supervisor import Supervisor
 

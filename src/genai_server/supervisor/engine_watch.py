@@ -11,7 +11,7 @@ import msgspec
 
 from genai_server.errors import in_one_line
 from genai_server.messages.launch import Beat, EngineLaunch, EngineReport
-from genai_server.messages.status_file import EngineState, EngineStatus
+from genai_server.messages.server_status import EngineState, EngineStatus
 from genai_server.supervisor.engine_process import STOP_TIMEOUT, EngineProcess
 
 log = logging.getLogger(__name__)

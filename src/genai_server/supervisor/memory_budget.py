@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from genai_server.config.settings import Settings
-from genai_server.messages.status_file import EngineStatus, ModelState, ModelStatus
+from genai_server.messages.server_status import EngineStatus, ModelState, ModelStatus
 from genai_server.model_memory import RUNTIME, ModelMemory, read_model_memory
 from genai_server.options.providers import CPU
 from genai_server.system_memory import free_memory

@@ -15,7 +15,7 @@ import msgspec
 
 from genai_server.errors import InvalidField, ModelNotFound, in_one_line
 from genai_server.messages.generation_request import Adapter
-from genai_server.messages.status_file import EngineState, EngineStatus, ModelState, ModelStatus
+from genai_server.messages.server_status import EngineState, EngineStatus, ModelState, ModelStatus
 from genai_server.pooling_model import task_of
 from genai_server.quoted_values import quoted
 from genai_server.supervisor.engine_watch import EngineWatch
@@ -75,11 +75,11 @@ class ManagedModel:
         return sum(requests for requests, _ in self._counts)
 
     def status(self) -> ModelStatus:
-        """The model's part of the status file."""
+        """The model as API processes see it."""
         return msgspec.structs.replace(self.about, state=self.state)
 
     def engine_statuses(self) -> list[EngineStatus]:
-        """The engines' part of the status file, also of those that could not be created."""
+        """The engines as API processes see them, also those that could not be created."""
         about, found = self.about, [engine.status for engine in self.engines]
         if not found and self._failed:
             found = [
@@ -191,7 +191,7 @@ class ModelPool:
         return iter(list(self._models.values()))
 
     def statuses(self) -> list[ModelStatus]:
-        """The models' part of the status file."""
+        """The models as API processes see them."""
         return [model.status() for model in self]
 
     def find(self, name: str, *, param: str = "name") -> ManagedModel:

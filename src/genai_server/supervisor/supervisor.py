@@ -1,7 +1,7 @@
 """Manages the models of one server: starts and watches their engines, and publishes their state.
 
 It uses only threads, so that it can live in an API process, in the parent of several, or next to a reloader. API
-processes read its status file, in a folder that only this user can enter, and send it commands.
+processes connect to it by a folder that only this user can enter.
 """
 
 import logging
@@ -35,16 +35,15 @@ from genai_server.messages.commands import (
 from genai_server.messages.generation_request import Adapter
 from genai_server.messages.kv_events import KvEventTarget
 from genai_server.messages.launch import EngineLaunch
-from genai_server.messages.status_file import EngineState, EngineStatus, ModelStatus, ServerStatus, write_status_file
+from genai_server.messages.server_status import EngineState, EngineStatus, ModelStatus, ServerStatus
 from genai_server.options.device import DeviceOptions
 from genai_server.pooling_model import task_of
-from genai_server.supervisor.command_listener import CommandListener
 from genai_server.supervisor.engine_watch import EngineWatch, Restarts
 from genai_server.supervisor.memory_budget import MemoryBudget
 from genai_server.supervisor.model_pool import ManagedModel, ModelPool, new_status
+from genai_server.supervisor.server import SupervisorServer
 from genai_server.workers.limits import WorkerLimits
 from genai_server.workers.pool import WorkerPool
-from genai_server.workers.server import WorkerServer
 
 log = logging.getLogger(__name__)
 # Seconds between two updates of the models' use.
@@ -80,9 +79,7 @@ class Supervisor:
         self._lock = threading.RLock()
         self._stopping = threading.Event()
         self._serials = count()
-        self._commands: CommandListener | None = None
-        self._workers: WorkerServer | None = None
-        self._is_file_old = False
+        self._server: SupervisorServer | None = None
         self._thread = threading.Thread(target=self._run_models, name="models", daemon=True)
         # Without keys nobody's answers are cut off for somebody else's.
         drain = settings.drain_timeout if settings.api_keys or settings.api_key_file else math.inf
@@ -107,8 +104,8 @@ class Supervisor:
 
     def start(self) -> None:
         """Start the engines of the models that are loaded at the start; returns at once."""
-        self._commands = CommandListener(self.folder, self._secret, self._execute)
-        self._workers = WorkerServer(self.folder, self._secret, lambda: WorkerPool(WorkerLimits.of(self._settings)))
+        limits = WorkerLimits.of(self._settings)
+        self._server = SupervisorServer(self.folder, self._secret, lambda: WorkerPool(limits), self._execute)
         with self._lock:
             self._models.load_first(self._clock())
             self._first = [engine for model in self._models for engine in model.engines]
@@ -120,10 +117,8 @@ class Supervisor:
     def stop(self) -> None:
         """End all engines and remove the folder."""
         self._stopping.set()
-        if self._commands is not None:
-            self._commands.close()
-        if self._workers is not None:
-            self._workers.close()
+        if self._server is not None:
+            self._server.close()
         if self._thread.is_alive():
             self._thread.join()
         engines = [engine for model in self._models for engine in model.engines]
@@ -132,6 +127,11 @@ class Supervisor:
         for engine in engines:
             engine.end()
         shutil.rmtree(self.folder, ignore_errors=True)
+
+    def status(self) -> ServerStatus:
+        """What API processes are told now."""
+        with self._lock:
+            return ServerStatus(self._secret, self.statuses(), self._models.statuses())
 
     def statuses(self) -> list[EngineStatus]:
         """The current states of the engines, in the order of the configuration."""
@@ -183,7 +183,7 @@ class Supervisor:
         with self._lock:
             before = self._models.statuses()
             ending = self._models.update(self._clock())
-            if self._models.statuses() != before or self._is_file_old:
+            if self._models.statuses() != before:
                 self._publish()
         for model in ending:
             model.end()
@@ -249,15 +249,5 @@ class Supervisor:
 
     def _publish(self) -> None:
         with self._lock:
-            control = self._commands.address if self._commands is not None else ""
-            workers = self._workers.address if self._workers is not None else ""
-            try:
-                write_status_file(
-                    self.folder, ServerStatus(self._secret, self.statuses(), self._models.statuses(), control, workers)
-                )
-                self._is_file_old = False
-            except OSError as error:
-                # After the stop, the engines have removed the folder.
-                if not self._stopping.is_set() and not self._is_file_old:
-                    log.error("the status file cannot be written, so /healthz may be out of date: %s", error)
-                self._is_file_old = True
+            if self._server is not None:
+                self._server.publish(self.status())

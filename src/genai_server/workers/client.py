@@ -1,4 +1,4 @@
-"""The worker pool as an API process sees it: the connection to it, and what waits for its answers."""
+"""The worker pool as an API process sees it: what waits for its answers."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -6,11 +6,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
-import msgspec
-
 from genai_server.errors import Unavailable
-from genai_server.messages.connection import connect
-from genai_server.messages.protocol import Hello, encode_frame
 from genai_server.messages.worker_tasks import (
     CancelTask,
     Done,
@@ -24,7 +20,6 @@ from genai_server.messages.worker_tasks import (
     Task,
     TaskOwner,
     ToPool,
-    pool_client_decoder,
 )
 from genai_server.workers.pool import remove
 from genai_server.workers.process import ProcessDied, ProcessTimeout
@@ -33,8 +28,8 @@ from genai_server.workers.workers import Answer
 
 _GONE = "the pool of processes for the work on requests cannot be reached"
 
-# Address and secret of the pool now; both are "" if it has ended.
-FindPool = Callable[[], tuple[str, str]]
+# Sends a message to the supervisor's process; returns False if that cannot be reached.
+SendToPool = Callable[[ToPool], bool]
 
 
 @dataclass(frozen=True)
@@ -50,16 +45,12 @@ class _Waiting:
 
 
 class WorkerClient:
-    """Connects to the pool when there is something to do. Belongs to the event loop; must be closed. See Workers."""
+    """Asks the pool, by the connection to the supervisor. Belongs to the event loop. See Workers."""
 
-    def __init__(self, find_pool: FindPool) -> None:
-        self._find_pool = find_pool
+    def __init__(self, send: SendToPool) -> None:
+        self._send_to_pool = send
         self._ids = count()
         self._waiting: dict[int, _Waiting] = {}
-        self._transport: asyncio.WriteTransport | None = None
-        # What is sent once there is a connection.
-        self._unsent: list[ToPool] = []
-        self._connection: asyncio.Task[None] | None = None
 
     def submit(self, tasks: Sequence[Task]) -> "list[asyncio.Future[Answer]]":
         """See Workers."""
@@ -96,11 +87,25 @@ class WorkerClient:
             raise
         return space
 
-    def close(self) -> None:
-        """Leave the pool, which ends the tasks of this process."""
-        if self._connection is not None:
-            self._connection.cancel()
-        self._lose()
+    def lose(self, reason: str = "") -> None:
+        """The connection has ended: fail all that waits for the pool."""
+        waiting, self._waiting = self._waiting, {}
+        for one in waiting.values():
+            if not one.answer.done():
+                one.answer.set_exception(one.unavailable(_GONE + reason))
+
+    def receive(self, message: FromPool) -> None:
+        """Take an answer of the pool."""
+        one = self._waiting.pop(message.id, None)
+        if one is None:
+            return
+        if one.answer.done():
+            if isinstance(message, Done) and one.target:
+                remove(one.target)
+        else:
+            self._answer(one, message)
+        if one.space is not None:
+            one.space.task_ended()
 
     def _wait(
         self, id: int, unavailable: type[Unavailable], target: str = "", space: "_Space | None" = None
@@ -112,57 +117,10 @@ class WorkerClient:
         answer.add_done_callback(lambda answer: self._send(CancelTask(id)) if answer.cancelled() else None)
         return answer
 
-    # the connection
-
     def _send(self, message: ToPool) -> None:
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(encode_frame([message]))
-        elif isinstance(message, RunTasks | StartProcess | ReserveSpace) or self._unsent:
-            self._unsent.append(message)
-            if self._connection is None:
-                self._connection = asyncio.create_task(self._serve_connection())
-        # Otherwise the pool has lost what the message is about, with the connection.
-
-    async def _serve_connection(self) -> None:
-        """Connect, and read until the connection ends."""
-        reason: str = ""
-        try:
-            address, secret = await asyncio.to_thread(self._find_pool)
-            transport, connection = await connect(address, pool_client_decoder(), self._receive)
-            try:
-                unsent, self._unsent = self._unsent, []
-                transport.write(encode_frame([Hello(secret)]))
-                for message in unsent:
-                    transport.write(encode_frame([message]))
-                self._transport = transport
-                await connection.ended
-            finally:
-                transport.close()
-        except (OSError, ValueError, msgspec.DecodeError) as error:
-            reason = f": {error}"
-        finally:
-            self._connection = None
-            self._lose(reason)
-
-    def _lose(self, reason: str = "") -> None:
-        """Fail all that waits for the pool."""
-        self._transport, self._unsent = None, []
-        waiting, self._waiting = self._waiting, {}
-        for one in waiting.values():
-            if not one.answer.done():
-                one.answer.set_exception(one.unavailable(_GONE + reason))
-
-    def _receive(self, message: FromPool) -> None:
-        one = self._waiting.pop(message.id, None)
-        if one is None:
-            return
-        if one.answer.done():
-            if isinstance(message, Done) and one.target:
-                remove(one.target)
-        else:
-            self._answer(one, message)
-        if one.space is not None:
-            one.space.task_ended()
+        # Otherwise the pool has lost what other messages are about, with the connection.
+        if not self._send_to_pool(message) and isinstance(message, RunTasks | StartProcess | ReserveSpace):
+            self.lose()
 
     @staticmethod
     def _answer(one: _Waiting, message: FromPool) -> None:

@@ -21,14 +21,14 @@ from genai_server.generation.catalog import Catalog
 from genai_server.messages.figures import Figures, Histogram
 from genai_server.messages.generation_request import Batching
 from genai_server.messages.protocol import Load
-from genai_server.messages.status_file import (
+from genai_server.messages.server_status import (
     EngineState,
     EngineStatus,
     ModelState,
     ModelStatus,
     ServerStatus,
-    write_status_file,
 )
+from tests.reported_status import reporting
 from tests.running_server import RunningServer, body, run_server, suspended, wait_until
 from tests.scraped import Scraped, scrape
 
@@ -168,12 +168,12 @@ def _shared_folder(server: RunningServer) -> Path:
 
 
 @pytest.mark.parametrize(("who", "stranger", "holder"), [("key", 401, 200), ("open", 200, 200), ("off", 401, 404)])
-def test_the_operator_says_who_may_read_them(tmp_path: Path, who: str, stranger: int, holder: int) -> None:
+def test_the_operator_says_who_may_read_them(short_folder: Path, who: str, stranger: int, holder: int) -> None:
     values = {"device": "scripted", "api_keys": "a-key-of-sixteen-characters", "metrics": who}
     about = ModelStatus("demo", "", ["scripted"], 0, ModelState.LOADING, 0)
-    write_status_file(tmp_path, ServerStatus("secret", [EngineStatus("scripted", EngineState.STARTING)], [about]))
-    app = attached_app(load_settings(values, environ={}, dotenv=None), tmp_path)
-    with TestClient(app, base_url="http://localhost") as client:
+    status = ServerStatus("secret", [EngineStatus("scripted", EngineState.STARTING)], [about])
+    app = attached_app(load_settings(values, environ={}, dotenv=None), short_folder)
+    with reporting(short_folder, status), TestClient(app, base_url="http://localhost") as client:
         assert client.get("/metrics").status_code == stranger
         bearer = {"authorization": "Bearer a-key-of-sixteen-characters"}
         assert client.get("/metrics", headers=bearer).status_code == holder

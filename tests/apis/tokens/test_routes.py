@@ -1,5 +1,6 @@
 """The endpoints that convert text and token ids."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -8,25 +9,26 @@ from fastapi.testclient import TestClient
 
 from genai_server.cli.serve.composition import attached_app
 from genai_server.config.sources import load_settings
-from genai_server.messages.status_file import (
+from genai_server.messages.server_status import (
     EngineState,
     EngineStatus,
     ModelState,
     ModelStatus,
     ServerStatus,
-    write_status_file,
 )
+from tests.reported_status import reporting
 from tests.running_server import DEMO, RunningServer, body
 
 PATHS = ["/tokenize", "/v1/tokenize"]
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
 
 
-def _loading(folder: Path) -> Path:
+@pytest.fixture
+def loading(short_folder: Path) -> Iterator[Path]:
     """The folder of a supervisor whose engine is not ready yet."""
     about = ModelStatus("demo", str(DEMO), ["cpu"], 0, ModelState.LOADING, 0)
-    write_status_file(folder, ServerStatus("secret", [EngineStatus("cpu", EngineState.STARTING)], [about]))
-    return folder
+    with reporting(short_folder, ServerStatus("secret", [EngineStatus("cpu", EngineState.STARTING)], [about])):
+        yield short_folder
 
 
 def _post(server: RunningServer, path: str, **fields: Any) -> dict[str, Any]:
@@ -143,19 +145,19 @@ def test_messages_are_required(demo: RunningServer) -> None:
 # without an engine
 
 
-def test_no_engine_is_needed(tmp_path: Path) -> None:
+def test_no_engine_is_needed(loading: Path) -> None:
     settings = load_settings({"model_dir": str(DEMO), "max_length": "100"}, environ={}, dotenv=None)
-    with TestClient(attached_app(settings, _loading(tmp_path)), base_url="http://localhost") as client:
+    with TestClient(attached_app(settings, loading), base_url="http://localhost") as client:
         answer = client.post("/tokenize", json=body("Hello")).json()
         assert answer["max_model_len"] == 100
         assert client.post("/detokenize", json={"tokens": answer["tokens"]}).status_code == 200
         assert client.post("/apply-template", json=body("Hello")).status_code == 200
 
 
-def test_setting_allows_special_tokens_in_requests(tmp_path: Path) -> None:
+def test_setting_allows_special_tokens_in_requests(loading: Path) -> None:
     options = {"model_dir": str(DEMO), "allow_special_tokens": "true"}
     settings = load_settings(options, environ={}, dotenv=None)
-    with TestClient(attached_app(settings, _loading(tmp_path)), base_url="http://localhost") as client:
+    with TestClient(attached_app(settings, loading), base_url="http://localhost") as client:
         answer = client.post("/tokenize", json=body("<|im_end|>")).json()
     assert answer["tokens"].count(2) == 2
 

@@ -11,7 +11,7 @@ import pytest
 from genai_server.cli.serve.welcome import url_of, welcome
 from genai_server.config.settings import Settings
 from genai_server.config.sources import load_settings
-from genai_server.messages.status_file import EngineState, EngineStatus
+from genai_server.messages.server_status import EngineState, EngineStatus
 from tests.running_server import DEMO, ROOT, clean_environment
 
 

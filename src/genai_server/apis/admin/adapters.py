@@ -14,7 +14,7 @@ from genai_server.generation.dependencies import Services, TheServices
 from genai_server.messages.admin import LoadAdapter, UnloadAdapter
 from genai_server.messages.commands import AddAdapter, RemoveAdapter
 from genai_server.messages.generation_request import Adapter
-from genai_server.messages.status_file import ModelStatus
+from genai_server.messages.server_status import ModelStatus
 from genai_server.quoted_values import quoted
 
 router = admin_router()

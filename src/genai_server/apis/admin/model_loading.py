@@ -9,7 +9,7 @@ from genai_server.apis.models.routes import model_entry
 from genai_server.errors import ChatTemplateError, ConfigurationError, ModelLoadFailed, ModelTooLarge
 from genai_server.generation.dependencies import TheServices
 from genai_server.messages.commands import LoadModel, SetAlias, UnloadModel
-from genai_server.messages.status_file import ModelState
+from genai_server.messages.server_status import ModelState
 from genai_server.quoted_values import quoted
 
 router = admin_router()

@@ -16,7 +16,7 @@ from genai_server.apis.shared.router import error_responses
 from genai_server.generation.catalog import names_of
 from genai_server.generation.dependencies import Services, TheServices
 from genai_server.http.json_response import JsonObject
-from genai_server.messages.status_file import ModelState, ModelStatus
+from genai_server.messages.server_status import ModelState, ModelStatus
 from genai_server.pooling_model import Task
 
 router = APIRouter(tags=["models"], responses=error_responses(404))

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from genai_server.messages.status_file import ModelStatus
+from genai_server.messages.server_status import ModelStatus
 
 _CONFIG = "genai_config.json"
 

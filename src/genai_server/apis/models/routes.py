@@ -12,7 +12,7 @@ from genai_server.generation.catalog import ChosenModel
 from genai_server.generation.dependencies import Services, TheServices
 from genai_server.generation.infill import infill_tokens
 from genai_server.messages.generation_request import Adapter
-from genai_server.messages.status_file import ANY_NAME, ModelState, ModelStatus
+from genai_server.messages.server_status import ANY_NAME, ModelState, ModelStatus
 from genai_server.pooling_model import Task
 from genai_server.text.codec import TextCodec
 from genai_server.vision_model import Medium

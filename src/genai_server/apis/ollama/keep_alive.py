@@ -8,7 +8,7 @@ from genai_server.generation.catalog import ChosenModel
 from genai_server.generation.dependencies import RequestContext, Services
 from genai_server.http.middleware.authentication import require_admin
 from genai_server.messages.commands import KeepModel
-from genai_server.messages.status_file import ModelState, ModelStatus
+from genai_server.messages.server_status import ModelState, ModelStatus
 
 # More seconds than this mean forever.
 _MAX_KEPT = 10 * 365 * 86400.0

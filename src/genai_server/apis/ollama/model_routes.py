@@ -18,7 +18,7 @@ from genai_server.generation.dependencies import Services, TheServices
 from genai_server.http.body_route import lenient_route
 from genai_server.http.json_response import JsonObject
 from genai_server.http.leniency import LeftOut
-from genai_server.messages.status_file import ModelState, ModelStatus
+from genai_server.messages.server_status import ModelState, ModelStatus
 
 _ERRORS = error_responses(400, 404, 500, 503, error=OllamaErrorResponse)
 # Responses of endpoints with features that require an admin key.

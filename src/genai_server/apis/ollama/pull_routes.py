@@ -19,7 +19,7 @@ from genai_server.http.json_response import JsonObject
 from genai_server.http.middleware.authentication import require_admin
 from genai_server.http.ndjson import LINES, LineStream
 from genai_server.messages.commands import LoadModel, SetAlias
-from genai_server.messages.status_file import ModelState
+from genai_server.messages.server_status import ModelState
 
 router = APIRouter(tags=["ollama"], dependencies=[Depends(require_admin)], responses=OPERATORS_ERRORS)
 _SUCCESS = {"status": "success"}

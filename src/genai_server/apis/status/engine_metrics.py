@@ -24,7 +24,7 @@ from genai_server.generation.catalog import Catalog
 from genai_server.generation.dependencies import TheServices
 from genai_server.messages.figures import DiskCacheFigures, Histogram
 from genai_server.messages.kv_events import BLOCK_TOKENS
-from genai_server.messages.status_file import EngineState
+from genai_server.messages.server_status import EngineState
 
 PATH = "/metrics"
 

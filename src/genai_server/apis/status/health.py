@@ -14,7 +14,7 @@ from genai_server.generation.catalog import Catalog
 from genai_server.generation.dependencies import Services, TheServices
 from genai_server.http.request_state import request_state
 from genai_server.messages.protocol import Load
-from genai_server.messages.status_file import EngineState, EngineStatus, ModelStatus
+from genai_server.messages.server_status import EngineState, EngineStatus, ModelStatus
 
 # The values of `status` in /healthz.
 OK, DEGRADED, FAILED = "ok", "degraded", "failed"

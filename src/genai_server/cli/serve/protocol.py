@@ -25,7 +25,7 @@ from genai_server.timing import request_clock
 _DEFAULT_HEAD = 65_536
 # Framing bytes allowed for each byte of a body: chunks may be short, but framing alone must not continue forever.
 _FRAMING = 16
-# Open files reserved for everything but connections: starting an engine, its socket, the status file, downloads.
+# Open files reserved for everything but connections: starting an engine, its socket, downloads.
 _RESERVE = 16
 # Seconds for a connection that uses a reserved file to send its request.
 _SURPLUS_PATIENCE = 2

@@ -29,7 +29,7 @@ from genai_server.cli.serve.websocket import GuardedWebSocket
 from genai_server.cli.serve.welcome import welcome
 from genai_server.config.environment import export_engines, export_settings
 from genai_server.config.settings import Settings
-from genai_server.messages.status_file import EngineStatus
+from genai_server.messages.server_status import EngineStatus
 from genai_server.supervisor.supervisor import Supervisor
 from genai_server.vision_model import any_takes_media
 

@@ -15,7 +15,7 @@ from genai_server.config.settings import Settings
 from genai_server.engine.model.files import has_chat_template, model_info, read_config
 from genai_server.errors import ModelDirectoryError
 from genai_server.http.api_keys import load_keys
-from genai_server.messages.status_file import EngineStatus
+from genai_server.messages.server_status import EngineStatus
 from genai_server.model_memory import advice_for_context
 from genai_server.pooling_model import ENDPOINTS, Task, read_pooling_model, task_of
 from genai_server.speech_model import transcribes

@@ -32,7 +32,7 @@ from genai_server.engine.model.speech_files import read_cross_decoder
 from genai_server.engine.runners.lengths import batch_limits
 from genai_server.errors import ConfigurationError
 from genai_server.installation import this_installation
-from genai_server.messages.status_file import ModelStatus
+from genai_server.messages.server_status import ModelStatus
 from genai_server.options.session import THREADS
 from genai_server.speech_model import transcribes
 from genai_server.supervisor.memory_budget import MemoryBudget

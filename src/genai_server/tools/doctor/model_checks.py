@@ -33,7 +33,7 @@ from genai_server.engine.model.native_library import NOT_INSTALLED, is_installed
 from genai_server.engine.model.speech_files import read_cross_decoder
 from genai_server.errors import ChatTemplateError, ConfigurationError, GenaiServerError, ModelDirectoryError
 from genai_server.installation import this_installation
-from genai_server.messages.status_file import EngineState
+from genai_server.messages.server_status import EngineState
 from genai_server.options.providers import CPU
 from genai_server.pooling_model import Task, task_of
 from genai_server.speech_model import transcribes

@@ -1,26 +1,15 @@
-"""The status file, in which the supervisor publishes models and engines for the API processes."""
+"""The models and engines of a server, as its supervisor reports them to the API processes."""
 
-import contextlib
-import os
-import time
-from collections.abc import Callable
 from enum import StrEnum
-from pathlib import Path
-from typing import TypeVar
 
-import msgspec
 from msgspec import Struct
 
 from genai_server.messages.generation_request import Adapter
 from genai_server.pooling_model import Task
 from genai_server.vision_model import Medium
 
-_NAME = "status.json"
 # The alias for all names that no model has.
 ANY_NAME = "*"
-_TRIES, _PAUSE = 20, 0.005
-
-T = TypeVar("T")
 
 
 class EngineState(StrEnum):
@@ -109,67 +98,15 @@ class ModelStatus(Struct, frozen=True):
     is_too_large: bool = False
 
 
-class ServerStatus(Struct, frozen=True):
-    """What the supervisor publishes for the API processes; a file that only the server's user can read."""
+class ServerStatus(Struct, frozen=True, tag=True):
+    """What the supervisor tells each API process, now and whenever it changes."""
 
-    # API processes show it to engines and supervisor; "" once the supervisor has ended.
+    # API processes show it to engines; "" once the supervisor has ended.
     secret: str
     engines: list[EngineStatus]
     # The first one is for requests that name no model.
     models: list[ModelStatus] = []
-    # Where the supervisor receives commands.
-    control: str = ""
-    # Where the worker pool takes tasks.
-    workers: str = ""
 
 
-def write_status_file(folder: Path, server_status: ServerStatus) -> None:
-    """Replace the file. A reader sees the old file or the new one, never a part."""
-    new = folder / f"{_NAME}.new"
-    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with open(descriptor, "wb") as file:
-        file.write(msgspec.json.encode(server_status))
-    _persistently(lambda: new.replace(folder / _NAME))
-
-
-def read_status_file(folder: Path) -> ServerStatus:
-    """The status now; an empty one if the supervisor has ended."""
-    try:
-        return msgspec.json.decode(_persistently((folder / _NAME).read_bytes), type=ServerStatus)
-    except FileNotFoundError:
-        return ServerStatus("", [])
-
-
-class StatusFileReader:
-    """Reads the status file of a folder, and again only when it was replaced: a call costs one `stat`. Thread-safe.
-
-    While the file cannot be read, such as without free file descriptors, the last status remains valid.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        # Identity and content of the last file, replaced together: no thread sees one without the other.
-        self._last: tuple[tuple[int, int, int] | None, ServerStatus] = (None, ServerStatus("", []))
-
-    def read(self) -> ServerStatus:
-        """The status now; the same object as before if the file was not replaced."""
-        try:
-            stat = (self._folder / _NAME).stat()
-            found = (stat.st_ino, stat.st_mtime_ns, stat.st_size)
-        except OSError:
-            found = None
-        last = self._last
-        if found is None or found != last[0]:
-            with contextlib.suppress(OSError):
-                last = self._last = (found, read_status_file(self._folder))
-        return last[1]
-
-
-def _persistently(act: Callable[[], T]) -> T:
-    """Retry for a moment: on Windows a file cannot be replaced while it is read, nor read while it is replaced."""
-    for _ in range(_TRIES):
-        try:
-            return act()
-        except PermissionError:
-            time.sleep(_PAUSE)
-    return act()
+# What an API process knows without a supervisor.
+NO_SERVER = ServerStatus("", [])

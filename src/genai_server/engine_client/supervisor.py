@@ -1,0 +1,157 @@
+"""The supervisor as an API process sees it: the state of models and engines, commands, and the worker pool."""
+
+import asyncio
+import logging
+from itertools import count
+from pathlib import Path
+
+import msgspec
+
+from genai_server.errors import NoEngineReady
+from genai_server.messages.commands import Command
+from genai_server.messages.connection import connect
+from genai_server.messages.protocol import Hello, encode_frame
+from genai_server.messages.server_status import NO_SERVER, ServerStatus
+from genai_server.messages.supervisor import (
+    Ask,
+    CommandReply,
+    FromSupervisor,
+    ToSupervisor,
+    read_address,
+    supervisor_client_decoder,
+)
+from genai_server.workers.client import WorkerClient
+
+log = logging.getLogger(__name__)
+# Seconds that a command waits for its reply.
+COMMAND_TIMEOUT = 10.0
+# Seconds between two attempts to connect.
+_RETRY_SECONDS = 0.1
+
+
+class SupervisorClient:
+    """Stays connected to the supervisor of a folder, from construction to `close`. Belongs to the event loop.
+
+    `status` is replaced whenever the supervisor reports a change, and may be read by any thread.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.status = NO_SERVER
+        self.workers = WorkerClient(self._send)
+        self._folder = folder
+        # None while not connected.
+        self._transport: asyncio.WriteTransport | None = None
+        # What is sent once there is a connection; None unless one is being made.
+        self._unsent: list[ToSupervisor] | None = []
+        self._replies: dict[int, asyncio.Future[None]] = {}
+        self._calls = count()
+        # Set with the first status.
+        self._known = asyncio.Event()
+        # Replaced, and set, at each change of the status.
+        self._change = asyncio.Event()
+        self._following = asyncio.create_task(self._follow())
+
+    def close(self) -> None:
+        """Leave the supervisor, which ends the tasks of this process."""
+        self._following.cancel()
+        self._lose()
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether there is a connection."""
+        return self._transport is not None and not self._transport.is_closing()
+
+    async def ready(self) -> None:
+        """Wait until the first status has come, or there is no supervisor."""
+        await self._known.wait()
+
+    async def changed(self) -> None:
+        """Wait for the next change of the status."""
+        await self._change.wait()
+
+    async def command(self, command: Command) -> None:
+        """Have a command carried out. Its effect is in `status` when this returns.
+
+        Raises the error in the supervisor's reply, and NoEngineReady without a reply.
+        """
+        call = next(self._calls)
+        reply = self._replies[call] = asyncio.get_running_loop().create_future()
+        try:
+            if not self._send(Ask(call, command)):
+                raise NoEngineReady("the supervisor cannot be reached")
+            async with asyncio.timeout(COMMAND_TIMEOUT):
+                await reply
+        except TimeoutError:
+            raise NoEngineReady(f"the supervisor has not answered for {COMMAND_TIMEOUT:.0f} s") from None
+        finally:
+            self._replies.pop(call, None)
+
+    # the connection
+
+    def _send(self, message: ToSupervisor) -> bool:
+        """Send a message, now or once there is a connection; returns False if there is none."""
+        if self._transport is not None and self.is_connected:
+            self._transport.write(encode_frame([message]))
+            return True
+        if self._unsent is not None:
+            self._unsent.append(message)
+            return True
+        return False
+
+    async def _follow(self) -> None:
+        while True:
+            try:
+                await self._serve_connection()
+            except Exception as error:  # whatever it was, the next attempt may succeed
+                is_usual = isinstance(error, OSError | msgspec.DecodeError)
+                log.log(logging.DEBUG if is_usual else logging.ERROR, "connection to the supervisor", exc_info=error)
+                self._lose(f": {error}")
+                self._report(NO_SERVER)
+            else:
+                self._lose()
+                if not self._known.is_set():  # the supervisor does not take this process for one of its own
+                    self._report(NO_SERVER)
+            await asyncio.sleep(_RETRY_SECONDS)
+            self._unsent = []
+
+    async def _serve_connection(self) -> None:
+        """Connect, and read until the connection ends. Raises OSError and msgspec.DecodeError."""
+        address = await asyncio.to_thread(read_address, self._folder)
+        transport, connection = await connect(address.address, supervisor_client_decoder(), self._receive)
+        try:
+            transport.write(encode_frame([Hello(address.secret)]))
+            unsent, self._unsent = self._unsent or [], None
+            for message in unsent:
+                transport.write(encode_frame([message]))
+            self._transport = transport
+            await connection.ended
+        finally:
+            transport.close()
+
+    def _lose(self, reason: str = "") -> None:
+        """Fail all that waits for the supervisor."""
+        self._transport, self._unsent = None, None
+        self.workers.lose(reason)
+        replies, self._replies = self._replies, {}
+        for reply in replies.values():
+            if not reply.done():
+                reply.set_exception(NoEngineReady(f"the supervisor cannot be reached{reason}"))
+
+    def _receive(self, message: FromSupervisor) -> None:
+        if isinstance(message, ServerStatus):
+            self._report(message)
+        elif isinstance(message, CommandReply):
+            reply = self._replies.pop(message.call, None)
+            if reply is not None and not reply.done():
+                if message.error is None:
+                    reply.set_result(None)
+                else:
+                    reply.set_exception(message.error.to_error())
+        else:
+            self.workers.receive(message)
+
+    def _report(self, status: ServerStatus) -> None:
+        self.status = status
+        self._known.set()
+        change, self._change = self._change, asyncio.Event()
+        change.set()

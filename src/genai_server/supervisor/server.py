@@ -1,0 +1,228 @@
+"""The supervisor's end of its connections to the API processes: a thread with an event loop, which has the worker pool.
+
+Each API process has one connection (messages/supervisor.py).
+"""
+
+import asyncio
+import hmac
+import logging
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import cast
+
+import msgspec
+
+from genai_server.errors import ConfigurationError, GenaiServerError, in_one_line
+from genai_server.messages.commands import Command
+from genai_server.messages.error import ErrorInfo
+from genai_server.messages.protocol import Hello, encode_frame
+from genai_server.messages.server_status import NO_SERVER, ServerStatus
+from genai_server.messages.supervisor import (
+    Ask,
+    CommandReply,
+    FromSupervisor,
+    SupervisorAddress,
+    ToSupervisor,
+    supervisor_decoder,
+    write_address,
+)
+from genai_server.messages.worker_tasks import MAX_FRAME_BYTES
+from genai_server.workers.pool import WorkerPool
+from genai_server.workers.session import PoolSession
+
+log = logging.getLogger(__name__)
+# Maximum bytes before the other side has shown the secret.
+_MAX_UNAUTHENTICATED_BYTES = 1024
+# An API process with this many unread bytes does not read any more, and is disconnected.
+_MAX_BACKLOG_BYTES = 32 * 1024 * 1024
+# Maximum seconds that a change of the status waits until it is on its way to all API processes.
+_PUBLISH_TIMEOUT = 1.0
+
+
+class SupervisorServer:
+    """Serves API processes, from construction to `close`. They find it by the folder, and must show `secret`.
+
+    `make_pool` is called in the thread. `execute` is called in a thread of its own, with one command at a time; a
+    GenaiServerError that it raises is the reply. Raises OSError if the socket cannot be opened.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        secret: str,
+        make_pool: Callable[[], WorkerPool],
+        execute: Callable[[Command], None] = lambda command: None,
+    ) -> None:
+        self._folder = folder
+        self._secret = secret
+        self._make_pool = make_pool
+        self._execute = execute
+        # The last status, for API processes that connect later.
+        self._status = NO_SERVER
+        self._connected: set[_ApiProcess] = set()
+        self._ready = threading.Event()
+        self._error: OSError | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stopping: asyncio.Event | None = None
+        self._thread = threading.Thread(target=self._run, name="api-processes", daemon=True)
+        self._thread.start()
+        self._ready.wait()
+        if self._error is not None:
+            raise self._error
+
+    def publish(self, status: ServerStatus) -> None:
+        """Send the status to all API processes. Any thread but the server's own may call this.
+
+        When it returns, the status is in the system's hands, so that an API process sees why an engine ends before its
+        connection to the engine breaks.
+        """
+        written = threading.Event()
+
+        def send() -> None:
+            self._status = status
+            for api_process in list(self._connected):
+                api_process.send(status)
+            written.set()
+
+        if self._loop is not None and self._thread.is_alive():
+            with suppress(RuntimeError):  # the loop has just been closed
+                self._loop.call_soon_threadsafe(send)
+                written.wait(_PUBLISH_TIMEOUT)
+
+    def close(self) -> None:
+        """End the connections and the worker processes. Tasks that run or wait fail."""
+        if self._loop is not None and self._stopping is not None and self._thread.is_alive():
+            with suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._stopping.set)
+            self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._serve())
+        except OSError as error:
+            self._error = error
+        finally:
+            self._ready.set()
+
+    async def _serve(self) -> None:
+        loop = self._loop = asyncio.get_running_loop()
+        self._stopping = asyncio.Event()
+        pool = self._make_pool()
+        protocol = partial(_ApiProcess, self, pool)
+        if sys.platform == "win32":
+            server = await loop.create_server(protocol, "127.0.0.1", 0)
+            address = "{}:{}".format(*server.sockets[0].getsockname())
+        else:
+            address = str(self._folder / "supervisor.sock")
+            server = await loop.create_unix_server(protocol, address)
+        write_address(self._folder, SupervisorAddress(address, self._secret))
+        self._commands = ThreadPoolExecutor(1, "commands")
+        self._ready.set()
+        try:
+            await self._stopping.wait()
+        finally:
+            server.close()
+            pool.close()
+            await asyncio.sleep(0)  # so that the tasks that fail now are reported
+            for api_process in list(self._connected):
+                api_process.abort()
+            await asyncio.sleep(0)
+            self._commands.shutdown(wait=False, cancel_futures=True)
+
+    # the connections
+
+    def add(self, api_process: "_ApiProcess") -> None:
+        """An API process has shown the secret."""
+        self._connected.add(api_process)
+        if self._status is not NO_SERVER:
+            api_process.send(self._status)
+
+    def remove(self, api_process: "_ApiProcess") -> None:
+        """A connection has ended."""
+        self._connected.discard(api_process)
+
+    def is_secret(self, secret: str) -> bool:
+        """Whether an API process knows the secret."""
+        return hmac.compare_digest(secret.encode(), self._secret.encode())
+
+    async def reply(self, ask: Ask) -> CommandReply:
+        """Carry out a command of an API process."""
+        error = await asyncio.get_running_loop().run_in_executor(self._commands, self._error_of, ask.command)
+        return CommandReply(ask.call, None if error is None else ErrorInfo.from_error(error))
+
+    def _error_of(self, command: Command) -> GenaiServerError | None:
+        try:
+            self._execute(command)
+        except GenaiServerError as error:
+            return error
+        except Exception as error:  # the thread must survive for the next command
+            log.exception("a command to the supervisor")
+            return ConfigurationError(f"the command cannot be carried out: {in_one_line(error)}")
+        return None
+
+
+class _ApiProcess(asyncio.Protocol):
+    """The connection of one API process."""
+
+    def __init__(self, server: SupervisorServer, pool: WorkerPool) -> None:
+        self._server = server
+        self._decoder = supervisor_decoder(_MAX_UNAUTHENTICATED_BYTES)
+        self._is_welcome = False
+        self._transport: asyncio.WriteTransport | None = None
+        self._session = PoolSession(pool, self.send)
+        self._commands: set[asyncio.Task[None]] = set()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Called by the event loop."""
+        self._transport = cast(asyncio.WriteTransport, transport)
+
+    def abort(self) -> None:
+        """Close the connection at once."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        """Called by the event loop."""
+        try:
+            for message in self._decoder.feed(data):
+                self._receive(message)
+        except (msgspec.DecodeError, RecursionError, KeyError) as error:
+            log.warning("closed a connection to the supervisor that is not an API process: %s", in_one_line(error))
+            self.abort()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """Called by the event loop."""
+        self._transport = None
+        self._server.remove(self)
+        self._session.close()
+
+    def send(self, message: FromSupervisor) -> None:
+        """Send a message, unless the connection has ended."""
+        if self._transport is None or self._transport.is_closing():
+            return
+        self._transport.write(encode_frame([message]))
+        if self._transport.get_write_buffer_size() > _MAX_BACKLOG_BYTES:
+            log.warning("disconnected an API process that does not read what the supervisor sends")
+            self.abort()
+
+    def _receive(self, message: ToSupervisor) -> None:
+        if not self._is_welcome:
+            if not isinstance(message, Hello) or not self._server.is_secret(message.secret):
+                raise msgspec.DecodeError("no secret, or a wrong one")
+            self._is_welcome = True
+            self._decoder.max_bytes = MAX_FRAME_BYTES
+            self._server.add(self)
+        elif isinstance(message, Ask):
+            task = asyncio.create_task(self._obey(message))
+            self._commands.add(task)
+            task.add_done_callback(self._commands.discard)
+        elif not isinstance(message, Hello):
+            self._session.receive(message)
+
+    async def _obey(self, ask: Ask) -> None:
+        self.send(await self._server.reply(ask))
