@@ -64,7 +64,7 @@ def kill(server: RunningServer) -> None:
     parent = psutil.Process(server.process.pid)
     for process in [parent, *parent.children(recursive=True)]:
         process.kill()
-    server.process.wait(10)
+    server.process.wait(90)
 
 
 def test_killing_the_server_loses_and_repeats_no_result(tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def test_a_stopped_server_goes_on_with_its_batch(tmp_path: Path) -> None:
         id = begin(server.client, lines)
         wait_until(lambda: num_running(server.client) > 0 or get(server.client, id)["status"] == "completed")
         server.process.send_signal(signal.SIGTERM)
-        assert server.process.wait(20) == 0
+        assert server.process.wait(90) == 0
     with run_server(tmp_path, settings=settings(tmp_path)) as server:
         batch = ended(server.client, id)
         assert batch["request_counts"] == {"total": 8, "completed": 8, "failed": 0}

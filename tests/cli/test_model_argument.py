@@ -51,7 +51,7 @@ def served(hub: LocalHub, models: Path, model: str) -> str:
             seen += os.read(ours, 4096).decode(errors="replace")
     finally:
         process.terminate()
-        process.wait(20)
+        process.wait(90)
         os.close(ours)
     return seen
 

@@ -66,7 +66,7 @@ def test_checker_ends_with_its_stdin_and_ignores_signals(
     assert _error(checker, GRAMMAR) is None
     assert checker.stdin is not None
     checker.stdin.close()
-    assert checker.wait(10) == 0
+    assert checker.wait(90) == 0
 
 
 def test_checker_ends_during_a_check(checker: "subprocess.Popen[bytes]") -> None:
@@ -77,7 +77,7 @@ def test_checker_ends_during_a_check(checker: "subprocess.Popen[bytes]") -> None
     assert checker.poll() is None
     assert checker.stdin is not None
     checker.stdin.close()
-    assert checker.wait(10) == 0
+    assert checker.wait(90) == 0
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel keeps to it on Linux")

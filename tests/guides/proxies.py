@@ -69,7 +69,7 @@ def run_proxy(name: str, upstream: str, folder: Path) -> Iterator[Proxy]:
     finally:
         process.terminate()
         try:
-            process.wait(10)
+            process.wait(90)
         except subprocess.TimeoutExpired:  # Caddy waits for requests that still run
             process.kill()
             process.wait()

@@ -160,7 +160,7 @@ def _prometheus(options: list[str], folder: Path, environment: Mapping[str, str]
         yield
     finally:
         process.terminate()
-        process.wait(20)
+        process.wait(90)
 
 
 def _has_scraped(address: str) -> bool:

@@ -614,7 +614,7 @@ def test_process_ends_with_its_parents_pipe(own_folder: Path) -> None:
     assert process.ask(_question(own_folder), b"no image", 60)["refused"]
     assert process._process.stdin is not None
     process._process.stdin.close()
-    assert process._process.wait(10) == 0
+    assert process._process.wait(90) == 0
     process.end()
 
 

@@ -112,7 +112,7 @@ def test_a_terminal_sees_it_when_the_server_is_ready() -> None:
         assert b"is ready" in seen
     finally:
         process.terminate()
-        process.wait(20)
+        process.wait(90)
         os.close(ours)
 
 

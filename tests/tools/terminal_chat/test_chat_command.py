@@ -14,7 +14,16 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.running_server import DEMO, ROOT, RunningServer, clean_environment, free_port, run_command, wait_until
+from tests.running_server import (
+    DEMO,
+    PATIENCE,
+    ROOT,
+    RunningServer,
+    clean_environment,
+    free_port,
+    run_command,
+    wait_until,
+)
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there are no such terminals there")
 CTRL_C, CTRL_D = "\x03", "\x04"
@@ -61,14 +70,14 @@ class Terminal:
         os.write(self._master, text.encode())
 
     def see(self, text: str) -> None:
-        """Wait until this text appears after what was seen before."""
-        wait_until(lambda: text in self.text[self._seen :] or self.process.poll() is not None)
+        """Wait until this text appears after what was seen before; fails when all has been read without it."""
+        wait_until(lambda: text in self.text[self._seen :] or not self._reader.is_alive())
         found = self.text.find(text, self._seen)
         assert found >= 0, self.text
         self._seen = found + len(text)
 
     def status(self) -> int:
-        status = self.process.wait(20)
+        status = self.process.wait(PATIENCE)
         self._reader.join(90)
         return status
 

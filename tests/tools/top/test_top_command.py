@@ -204,7 +204,7 @@ def test_terminal_is_refreshed_until_q_or_ctrl_c(scripted: RunningServer, end: s
             process.send_signal(signal.SIGINT)
         else:
             os.write(ours, end.encode())
-        assert process.wait(10) == 0
+        assert process.wait(90) == 0
 
 
 @contextmanager
