@@ -77,7 +77,7 @@ def main() -> None:
 
 def stored(folder: str) -> dict[str, str]:
     """The settings that have the API processes share what they store."""
-    return {"GENAI_RESPONSE_STORE_FILE": f"{folder}/responses", "GENAI_FILES_DIR": f"{folder}/files"}
+    return {"GENAI_FILES_DIR": f"{folder}/files"}
 
 
 def complaints(found: Findings, max_growth: float, arguments: argparse.Namespace) -> list[str]:

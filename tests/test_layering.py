@@ -48,10 +48,9 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "system_memory",
         "vision_model",
     ),
-    # The file in which APIs, and the use of keys, are stored, and its thread.
-    ("config", "logs", "apis.shared.database"),
+    ("config", "logs", "store"),
     ("workers",),
-    ("text", "profiles", "hub", "grammar_checker", "audio", "web", "apis.shared.database_thread"),
+    ("text", "profiles", "hub", "grammar_checker", "audio", "web"),
     ("images",),
     ("engine", "engine_client", "supervisor", "http"),
     ("generation",),

@@ -1,4 +1,4 @@
-"""A large conversation of one key, in memory and in a file: it stays usable, and slows down no other key."""
+"""A large conversation of one key: it stays usable, and slows down no other key."""
 
 import signal
 import threading
@@ -11,7 +11,6 @@ from typing import Any
 import httpx
 import pytest
 
-from genai_server.apis.responses import store_fallback
 from genai_server.cli.serve.exit_status import CUT_OFF
 from tests.running_server import RunningServer, run_server
 from tests.server_here import run_here
@@ -57,21 +56,12 @@ def _client(server: RunningServer, key: str) -> httpx.Client:
     return httpx.Client(base_url=server.url, timeout=120, headers={"authorization": f"Bearer {key}"})
 
 
-def _options(folder: Path, place: str) -> tuple[str, ...]:
-    file = ("--response-store-file", str(folder / "responses.sqlite")) if place == "file" else ()
-    return ("--device", "scripted", *file)
-
-
-@pytest.fixture(scope="module", params=["memory", "file"])
-def large(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Large]:
-    folder = tmp_path_factory.mktemp("large")
-    with pytest.MonkeyPatch.context() as patched:
-        # On a busy machine one access may take longer than the 2 s allowed for a disk.
-        patched.setattr(store_fallback, "FILE_TIMEOUT", 30.0)
-        with run_here(folder, *_options(folder, request.param), settings=KEYS) as server:
-            made = Large(server)
-            with closing(made.alice), closing(made.bob):
-                yield made
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Large]:
+    with run_here(tmp_path_factory.mktemp("large"), "--device", "scripted", settings=KEYS) as server:
+        made = Large(server)
+        with closing(made.alice), closing(made.bob):
+            yield made
 
 
 @contextmanager
@@ -148,9 +138,8 @@ def test_another_keys_responses_all_succeed(large: Large) -> None:
     assert {answer.status_code for answer in answers} <= {200, 400}
 
 
-@pytest.mark.parametrize("place", ["memory", "file"])
-def test_sigterm_ends_the_busy_server(tmp_path: Path, place: str) -> None:
-    options = (*_options(tmp_path, place), "--drain-timeout", "1")
+def test_sigterm_ends_the_busy_server(tmp_path: Path) -> None:
+    options = ("--device", "scripted", "--drain-timeout", "1")
     is_stopped = threading.Event()
 
     def loop(attempt: Callable[[], httpx.Response]) -> None:

@@ -38,9 +38,7 @@ from genai_server.apis.openapi import documented
 from genai_server.apis.own_chat import routes as chat
 from genai_server.apis.responses import conversation_routes as conversations
 from genai_server.apis.responses import routes as responses
-from genai_server.apis.responses.background_responses import EndRequest
-from genai_server.apis.responses.store import ResponseStore
-from genai_server.apis.responses.store_database import RecordDatabase
+from genai_server.apis.responses.store import EndRequest, ResponseStore
 from genai_server.apis.responses.websocket import ResponsesSocket
 from genai_server.apis.status import engine_metrics, health, load_history
 from genai_server.apis.status.api_metrics import Instruments
@@ -75,6 +73,8 @@ from genai_server.http.trailing_slash import TrailingSlash
 from genai_server.images.reader import Images
 from genai_server.logs import written_in_thread
 from genai_server.process_memory import rare_full_collections
+from genai_server.store.database import Database
+from genai_server.store.tables import open_store
 from genai_server.timing import Clock, request_clock
 from genai_server.vision_model import any_takes_media
 from genai_server.web.files import API_DOCS, PAGE
@@ -141,8 +141,12 @@ def create_app(
             ).followed() as models,
             rare_full_collections(),
         ):
+            files_dir = Path(settings.files_dir) if settings.files_dir else None
+            # Without a setting, the store is in the folder that the server removes when it ends.
+            path = settings.store_file or folder / "store.sqlite"
+            database = open_store(path, settings.response_store_bytes, files_dir)
             responses = _response_store(
-                settings, str(folder), lambda request: cancel_request(models.engines(), request)
+                settings, database, str(folder), lambda request: cancel_request(models.engines(), request)
             )
             engine_metrics = EngineMetrics(settings, models)
             telemetry.registry.register(engine_metrics)
@@ -180,7 +184,7 @@ def create_app(
                 ]
                 try:
                     async with files_and_batches(
-                        app, app.state.services, max_body, counts.count_batch, counts.count_batch_request
+                        app, app.state.services, database, max_body, counts.count_batch, counts.count_batch_request
                     ) as batches:
                         app.state.batches = batches
                         app.state.files = None if batches is None else batches.files
@@ -189,6 +193,7 @@ def create_app(
                     for task in tasks:
                         task.cancel()
                     await responses.close()
+                    await database.close()
                     await usage.close()
             telemetry.registry.unregister(engine_metrics)
             await asyncio.to_thread(telemetry.close)
@@ -273,14 +278,11 @@ async def _attached(folder: Path) -> AsyncIterator[SupervisorClient]:
         yield supervisor
 
 
-def _response_store(settings: Settings, run: str, end_request: EndRequest) -> ResponseStore:
-    size, num_bytes = settings.response_store_size, settings.response_store_bytes
-    path = settings.response_store_file
-    file = RecordDatabase(Path(path), size, num_bytes) if path else None
+def _response_store(settings: Settings, database: Database, run: str, end_request: EndRequest) -> ResponseStore:
     return ResponseStore(
-        size,
-        num_bytes,
-        file,
+        database,
+        settings.response_store_size,
+        settings.response_store_bytes,
         max_body_bytes=settings.max_body_bytes,
         max_media_body_bytes=settings.max_media_body_bytes if any_takes_media(settings.served.values()) else 0,
         run=run,

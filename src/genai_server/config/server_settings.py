@@ -31,21 +31,20 @@ class ServerSettings(SettingsForm):
     """Reload the API, not the engines, when a source file changes."""
 
     response_store_size: int = Field(256, ge=0, le=1_000_000)
-    """Maximum number of stored responses and conversations, by each API process or in GENAI_RESPONSE_STORE_FILE; the
-    least recently used are removed. 0 stores none.
-    """
+    """Maximum number of stored responses and conversations; the least recently used are removed. 0 stores none."""
 
     response_store_bytes: Positive = 64 * 1024 * 1024
     """Maximum bytes of these responses with their conversations, counted as JSON."""
 
     response_store_file: str = ""
-    """File for responses and conversations, which then survive a restart and are shared by all API processes; empty
-    stores them in memory.
+    """File for responses and conversations, which then survive a restart; empty stores them in a temporary file. Not
+    together with `GENAI_FILES_DIR`, whose folder then has the file.
     """
 
     files_dir: str = ""
-    """Folder for the files of /v1/files and the state of /v1/batches, shared by all API processes; it is created if it
-    is missing. Empty disables both.
+    """Folder for the files of /v1/files and for `store.sqlite`, which has the state of files and batches, and stored
+    responses and conversations; all survive a restart. It is created if it is missing; empty disables files and
+    batches.
     """
 
     max_file_bytes: Positive = 512 * 1024 * 1024

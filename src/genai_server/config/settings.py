@@ -320,6 +320,13 @@ class Settings(ServerSettings, MediaSettings):
         return {name: path for of, name, path in adapter_entries(self.adapters, first) if of == model}
 
     @property
+    def store_file(self) -> Path | None:
+        """The file of the store, which survives a restart; None for a temporary one."""
+        if self.files_dir:
+            return Path(self.files_dir) / "store.sqlite"
+        return Path(self.response_store_file) if self.response_store_file else None
+
+    @property
     def cache_path(self) -> Path | None:
         """The folder for packed weights; None to do without."""
         if self.cache_dir == "none":

@@ -363,7 +363,7 @@ def test_a_batch_without_its_input_fails(server: RunningServer) -> None:
 
 
 def test_a_key_has_a_limit_of_open_batches(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("genai_server.apis.batches.store.MAX_OPEN", 1)
+    monkeypatch.setattr("genai_server.store.batches.MAX_OPEN", 1)
     id = begin(server.client, [line("a", "count 400; delay 0.05")])
     body = {"endpoint": "/v1/chat/completions", "completion_window": "24h"}
     body["input_file_id"] = upload(server.client, b"{}")["id"]

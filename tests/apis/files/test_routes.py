@@ -11,7 +11,7 @@ import anthropic
 import openai
 import pytest
 
-from genai_server.apis.files import store
+from genai_server.store import files as store
 from tests.apis.batches.inputs import upload
 from tests.running_server import RunningServer, refusal
 from tests.server_here import run_here

@@ -14,7 +14,9 @@ from openai.types.responses import FunctionToolParam, ResponseFunctionToolCall
 from openai.types.responses.response_input_param import FunctionCallOutput, ResponseInputParam
 from pydantic import BaseModel
 
+from genai_server.config.settings import Settings
 from genai_server.http.leniency import CONVERTED_HEADER
+from genai_server.supervisor.supervisor import Supervisor
 from tests.running_server import RunningServer, run_server, wait_until
 from tests.server_here import run_here
 
@@ -689,10 +691,8 @@ def test_responses_and_conversations_survive_a_restart(own_folder: Path) -> None
 
 @pytest.fixture(scope="module")
 def two_processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    """A server of two API processes with a file. Requests sent by httpx alone may reach either process."""
-    folder = tmp_path_factory.mktemp("two")
-    file = str(folder / "responses.sqlite")
-    with run_server(folder, "--device", "scripted", "--workers", "2", "--response-store-file", file) as server:
+    """A server of two API processes. Requests sent by httpx alone may reach either process."""
+    with run_server(tmp_path_factory.mktemp("two"), "--device", "scripted", "--workers", "2") as server:
         yield server
 
 
@@ -702,7 +702,7 @@ def _begin(server: RunningServer, **fields: Any) -> str:
     return f"{server.url}/v1/responses/{begun['id']}"
 
 
-def test_all_api_processes_share_the_file(two_processes: RunningServer) -> None:
+def test_all_api_processes_share_the_store(two_processes: RunningServer) -> None:
     url = f"{two_processes.url}/v1/responses"
     ids = [httpx.post(url, json={"input": "say x"}, timeout=90).json()["id"] for _ in range(4)]
     assert [httpx.get(f"{url}/{id}", timeout=90).status_code for id in ids for _ in range(4)] == [200] * 16
@@ -726,23 +726,47 @@ def test_deletion_by_one_api_process_is_final_for_all(two_processes: RunningServ
     wait_until(lambda: {httpx.get(path, timeout=90).status_code for path in paths} == {404})
 
 
-def test_damaged_file_fails_no_answer_and_sets_the_header(own_folder: Path) -> None:
+def test_damaged_file_fails_only_what_needs_the_store(own_folder: Path) -> None:
     path = own_folder / "responses.sqlite"
     path.write_bytes(b"junk" * 5000)
     with run_here(own_folder, "--device", "scripted", "--response-store-file", str(path)) as server:
         response = _post(server)
-        assert response.status_code == 200
+        assert (response.status_code, response.json()["store"]) == (200, False)
         assert "file is not a database" in response.headers["x-genai-not-stored"]
-        assert server.client.get(f"/v1/responses/{response.json()['id']}").json() == response.json()
-        assert "response.completed" in _post(server, stream=True).text
-        background = _post(server, background=True, input="say y").json()
-        wait_until(lambda: server.client.get(f"/v1/responses/{background['id']}").json()["status"] == "completed")
-        missing = server.client.get("/v1/responses/resp_1")
-        assert (missing.status_code, missing.json()["error"]["code"]) == (503, "store_unavailable")
-        conversation = server.client.post("/v1/conversations", json={})
-        assert "x-genai-not-stored" in conversation.headers
-        assert _post(server, conversation=conversation.json()["id"]).status_code == 200
+        assert _post(server, store=False).status_code == 200
+        *_, last = _post(server, stream=True).text.strip().split("\n\n")
+        end = json.loads(last.partition("data: ")[2])
+        assert (end["type"], end["response"]["store"]) == ("response.completed", False)
+        for refused in (
+            _post(server, store=True),
+            _post(server, store=True, stream=True),
+            _post(server, background=True),
+            _post(server, conversation="conv_1"),
+            _post(server, previous_response_id=response.json()["id"]),
+            server.client.get(f"/v1/responses/{response.json()['id']}"),
+            server.client.post("/v1/conversations", json={}),
+        ):
+            error = refused.json()["error"]
+            assert (refused.status_code, error["code"]) == (503, "store_unavailable")
+            assert "responses.sqlite cannot be read or written: file is not a database" in error["message"]
     assert path.read_bytes() == b"junk" * 5000
+
+
+def test_the_store_without_a_setting_is_removed_with_the_server(own_folder: Path) -> None:
+    supervisors: list[Supervisor] = []
+
+    def supervise(settings: Settings) -> Supervisor:
+        supervisors.append(Supervisor(settings))
+        return supervisors[0]
+
+    with run_here(own_folder, "--device", "scripted", supervise=supervise) as server:
+        response = _post(server, input="say a secret").json()
+        file = supervisors[0].folder / "store.sqlite"
+        assert {found.stat().st_mode & 0o077 for found in (file, file.parent)} == {0}
+        assert b"a secret" in b"".join(part.read_bytes() for part in file.parent.glob("store.sqlite*"))
+    assert not file.parent.exists()
+    with run_here(own_folder, "--device", "scripted") as server:
+        assert server.client.get(f"/v1/responses/{response['id']}").status_code == 404
 
 
 # the tool apply_patch

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import ExitStack, nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -16,8 +17,16 @@ from genai_server.apis.responses.store_access import CallerStore
 from genai_server.generation.answers import Ending, Generation, Piece
 from genai_server.http.telemetry.usage import Usage
 from genai_server.messages.generation_request import FinishReason
+from genai_server.store.tables import open_store
 
 pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+async def store(tmp_path: Path) -> AsyncIterator[ResponseStore]:
+    database = open_store(tmp_path / "store.sqlite", 9000)
+    yield ResponseStore(database, 9, 9000)
+    await database.close()
 
 
 class _Endless:
@@ -55,8 +64,8 @@ def _running(store: ResponseStore, generation: _Endless, items: Sequence[dict[st
     return RunningResponse(cast(Generation, generation), build, list(items), stored, keeps_events=True)
 
 
-async def test_response_stopped_before_its_first_step_has_an_end() -> None:
-    store, generation, counted = ResponseStore(9, 9000), _Endless(), ExitStack()
+async def test_response_stopped_before_its_first_step_has_an_end(store: ResponseStore) -> None:
+    generation, counted = _Endless(), ExitStack()
     uncounted: list[bool] = []
     counted.callback(uncounted.append, True)
     running = _running(store, generation)
@@ -71,8 +80,7 @@ async def test_response_stopped_before_its_first_step_has_an_end() -> None:
     assert uncounted == [True]
 
 
-async def test_items_of_a_running_response_are_found_by_their_ids() -> None:
-    store = ResponseStore(9, 9000)
+async def test_items_of_a_running_response_are_found_by_their_ids(store: ResponseStore) -> None:
     running = _running(store, _Endless(), items=[{"id": "in_1"}, {"id": "in_2"}])
     await running.begin_in_background(ExitStack(), nullcontext)
     async for event in running.follow():
@@ -83,8 +91,8 @@ async def test_items_of_a_running_response_are_found_by_their_ids() -> None:
     await running.stop()
 
 
-async def test_a_response_that_is_stopped_later_keeps_its_text() -> None:
-    store, generation = ResponseStore(9, 9000), _Endless()
+async def test_a_response_that_is_stopped_later_keeps_its_text(store: ResponseStore) -> None:
+    generation = _Endless()
     running = _running(store, generation)
     await running.begin_in_background(ExitStack(), nullcontext)
     async for event in running.follow():
@@ -94,8 +102,7 @@ async def test_a_response_that_is_stopped_later_keeps_its_text() -> None:
     assert message["content"][0]["text"] == "half"
 
 
-async def test_a_response_ends_even_if_it_cannot_be_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    store = ResponseStore(9, 9000)
+async def test_a_response_ends_even_if_it_cannot_be_kept(store: ResponseStore, monkeypatch: pytest.MonkeyPatch) -> None:
     running = _running(store, _Cancelled())
 
     async def fail(record: object) -> str | None:
@@ -109,16 +116,15 @@ async def test_a_response_ends_even_if_it_cannot_be_kept(monkeypatch: pytest.Mon
 
 
 async def test_cancellation_during_a_remote_check_ends_it_once(
-    monkeypatch: pytest.MonkeyPatch,
+    store: ResponseStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = ResponseStore(9, 9000)
     running = _running(store, _Cancelled())
 
     async def cancel_meanwhile(id: str, owner: str | None) -> bool:
         running.cancel()
         return False
 
-    monkeypatch.setattr(store.background, "was_ended_elsewhere", cancel_meanwhile)
+    monkeypatch.setattr(store, "was_ended_elsewhere", cancel_meanwhile)
     await running.begin_in_background(ExitStack(), nullcontext)
     numbers = [event["sequence_number"] async for event in running.follow()]
     assert numbers == list(range(len(numbers)))

@@ -1,12 +1,16 @@
-"""Where responses and conversations are found; a failing disk fails no answer."""
+"""Where responses and conversations are found, also by other processes; a failing disk loses no running response."""
 
 import asyncio
 import gc
+import os
+import sqlite3
+import sys
 import threading
 import weakref
-from collections.abc import AsyncGenerator, Coroutine, Iterator, Set
-from contextlib import closing, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Set
+from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,22 +18,27 @@ import msgspec
 import pytest
 
 from genai_server.apis.responses import store as response_store
-from genai_server.apis.responses import store_fallback, store_items
-from genai_server.apis.responses.store import ResponseStore
-from genai_server.apis.responses.store_database import RecordDatabase
-from genai_server.apis.responses.store_records import EncodedRecord, KeptResponse, Record, encode_record
+from genai_server.apis.responses.schemas import InputItemsParameters
+from genai_server.apis.responses.store import EndRequest, KeptResponse, LatestResponse, ResponseStore
 from genai_server.errors import (
     ConversationNotFound,
     InvalidField,
+    NoEngineReady,
     ResponseNotFound,
     StoreUnavailable,
+    Unavailable,
 )
 from genai_server.http.json_response import JsonObject
-from tests.apis.responses.test_store_database import query
-from tests.apis.responses.test_store_records import record
+from genai_server.store import records
+from genai_server.store.database import Database
+from genai_server.store.records import EncodedRecord, Record
+from genai_server.store.tables import open_store
 from tests.running_server import wait_until
+from tests.store.test_records import record
 
 pytestmark = pytest.mark.anyio
+MakeStore = Callable[..., ResponseStore]
+TwoProcesses = Callable[[EndRequest], tuple[ResponseStore, ResponseStore]]
 
 
 class Background:
@@ -67,13 +76,33 @@ def value_of(kept: KeptResponse) -> JsonObject:
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    return tmp_path / "responses.sqlite"
+    return tmp_path / "store.sqlite"
 
 
 @pytest.fixture
-def file(path: Path) -> Iterator[RecordDatabase]:
-    with closing(RecordDatabase(path, 100, 1_000_000)) as file:
-        yield file
+async def make(path: Path) -> AsyncIterator[MakeStore]:
+    """Makes stores of several API processes that share a file."""
+    opened: list[tuple[ResponseStore, Database]] = []
+
+    def made(size: int = 9, num_bytes: int = 9000, **options: Any) -> ResponseStore:
+        database = open_store(path, 1_000_000)
+        store = ResponseStore(database, size, num_bytes, **options)
+        opened.append((store, database))
+        return store
+
+    yield made
+    for store, database in opened:
+        await store.close()
+        await database.close()
+
+
+@pytest.fixture
+def store(make: MakeStore) -> ResponseStore:
+    return make()
+
+
+def query(**given: Any) -> InputItemsParameters:
+    return InputItemsParameters.model_validate(given)
 
 
 def damage(path: Path) -> None:
@@ -93,15 +122,15 @@ async def _keep(store: ResponseStore, ended: Record) -> str | None:
     return await store.finish(ended)
 
 
-async def test_running_responses_are_kept_regardless_of_their_number() -> None:
-    store = ResponseStore(1, 1000)
+async def test_running_responses_are_kept_regardless_of_their_number(make: MakeStore) -> None:
+    store = make(1, 1000)
     for id in "abc":
         store.begin(running(id))
     assert [(await store.get(id)).response["status"] for id in "abc"] == ["in_progress"] * 3
 
 
-async def test_a_response_that_is_deleted_while_it_runs_is_not_kept() -> None:
-    store = ResponseStore(3, 1000)
+async def test_a_response_that_is_deleted_while_it_runs_is_not_kept(make: MakeStore) -> None:
+    store = make(3, 1000)
     store.begin(running("a"))
     await store.delete("a")
     await store.finish(record("a"))
@@ -109,8 +138,8 @@ async def test_a_response_that_is_deleted_while_it_runs_is_not_kept() -> None:
         await store.get("a")
 
 
-async def test_abandoned_response_is_not_kept() -> None:
-    store = ResponseStore(3, 1000)
+async def test_abandoned_response_is_not_kept(make: MakeStore) -> None:
+    store = make(3, 1000)
     store.begin(running("a"))
     store.abandon("a")
     await store.finish(record("a"))
@@ -118,44 +147,12 @@ async def test_abandoned_response_is_not_kept() -> None:
 
 
 @pytest.mark.parametrize("method", ["get", "delete"])
-async def test_an_unknown_response_is_not_found(method: str) -> None:
+async def test_an_unknown_response_is_not_found(store: ResponseStore, method: str) -> None:
     with pytest.raises(ResponseNotFound, match='"x"'):
-        await getattr(ResponseStore(3, 1000), method)("x")
+        await getattr(store, method)("x")
 
 
-async def test_records_are_visible_only_to_their_owner(file: RecordDatabase) -> None:
-    for store in (ResponseStore(9, 9000), ResponseStore(9, 9000, file)):
-        store.begin(running("a", "alice"))
-        await _keep(store, record("b", owner="alice"))
-        await store.put(_conversation("alice"))
-        assert set(await store.find_items({"in_a", "in_b"}, "alice")) == {"in_a", "in_b"}
-        for stranger in ("bob", None):
-            assert await store.find_items({"in_a", "in_b"}, stranger) == {}
-            for id in "ab":
-                for call in (store.get(id, stranger), store.delete(id, stranger)):
-                    with pytest.raises(ResponseNotFound):
-                        await call
-                with pytest.raises(ResponseNotFound):
-                    await store.history("response", id, stranger)
-            conv: tuple[str, str | None] = ("conv", stranger)
-            calls: list[Coroutine[Any, Any, object]] = [
-                store.conversation(*conv),
-                store.update_conversation(*conv, dict),
-                store.add_items(*conv, [{"id": "x"}]),
-                store.remove_item(*conv, "x"),
-                store.conversation_item(*conv, "x"),
-                store.page("conversation", *conv, query()),
-                store.history("conversation", *conv),
-                store.delete_conversation(*conv),
-            ]
-            for conversation_call in calls:
-                with pytest.raises(ConversationNotFound):
-                    await conversation_call
-        assert (await store.get("b", "alice")).response["id"] == "b"
-
-
-async def test_conversation_and_response_ids_are_distinct() -> None:
-    store = ResponseStore(9, 9000)
+async def test_conversation_and_response_ids_are_distinct(store: ResponseStore) -> None:
     await store.put(_conversation())
     await _keep(store, record("a"))
     store.begin(running("b"))
@@ -170,109 +167,12 @@ async def test_conversation_and_response_ids_are_distinct() -> None:
             await store.history("conversation", id, None)
 
 
-async def test_a_response_outlives_the_server_in_the_file(file: RecordDatabase) -> None:
-    assert await _keep(ResponseStore(9, 9000, file), record("a")) is None
-    assert value_of(await ResponseStore(9, 9000, file).get("a")) == record("a").value
-
-
-async def test_record_larger_than_the_store_is_reported() -> None:
-    assert "GENAI_RESPONSE_STORE_BYTES" in str(await _keep(ResponseStore(9, 100), record("a", text="x" * 200)))
-
-
-async def test_damaged_file_fails_no_answer_and_is_logged_once(
-    file: RecordDatabase, path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    store = ResponseStore(9, 9000, file)
-    damage(path)
-    for id in "ab":
-        reason = await _keep(store, record(id))
-        assert reason is not None
-        assert "file is not a database" in reason
-        assert (await store.get(id)).response["id"] == id  # from memory
-    with pytest.raises(StoreUnavailable):  # it may be in the file
-        await store.get("c")
-    repair(path)
-    assert await _keep(store, record("c")) is None
-    value_of = [entry.getMessage() for entry in caplog.records if "GENAI_RESPONSE_STORE_FILE" in entry.getMessage()]
-    assert len(value_of) == 1
-
-
-async def test_hanging_disk_fails_no_answer(file: RecordDatabase, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_fallback, "FILE_TIMEOUT", 0.05)
-    is_over, has_ended = threading.Event(), threading.Event()
-
-    def hang(encoded: EncodedRecord) -> None:
-        is_over.wait()
-        has_ended.set()
-
-    monkeypatch.setattr(file, "put", hang)
-
-    store = ResponseStore(9, 9000, file)
-    try:
-        reason = await _keep(store, record("a"))
-        assert value_of(await store.get("a")) == record("a").value
-        assert not has_ended.is_set()
-        assert "the store did not respond within" in str(reason)
-    finally:
-        is_over.set()
-    await store.close()
-    assert has_ended.is_set()
-
-
-async def test_record_written_late_is_read_in_its_newest_state(
-    file: RecordDatabase, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    put, is_over = file.put, threading.Event()
-
-    def slow(encoded: EncodedRecord) -> None:
-        put(encoded)
-        is_over.wait(60)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(store_fallback, "FILE_TIMEOUT", 0.2)
-        patched.setattr(file, "put", slow)
-        store = ResponseStore(9, 9000, file)
-        assert await store.put(_conversation()) is not None
-        is_over.set()
-    assert store._records.file is not None
-    store._records.file._timeout = 30.0
-    while True:
-        with suppress(StoreUnavailable):
-            await store.add_items("conv", None, [{"id": "new"}])
-            break
-    assert await store.history("conversation", "conv", None) == [{"id": "new"}]
-    await store.close()
-
-
-async def test_a_response_deleted_while_it_ends_is_not_stored(
-    file: RecordDatabase, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    is_deleted, stored = threading.Event(), list[EncodedRecord]()
-
-    def slow(ended: Record) -> EncodedRecord:
-        is_deleted.wait(60)
-        return encode_record(ended)
-
-    store = ResponseStore(9, 9000, file)
-    await store.begin_background(running("a"))
-    monkeypatch.setattr(store_fallback, "encode_record", slow)
-    monkeypatch.setattr(file, "put", stored.append)
-    ending = asyncio.create_task(store.finish(record("a")))
-    await asyncio.sleep(0)
-    await store.delete("a")
-    is_deleted.set()
-    await ending
-    assert stored == []
-    await store.close()
-
-
 def _many(number: int, text: str = "", role: str = "user") -> Record:
     items = [{"id": f"i{place}", "role": role if place == 0 else "user", "text": text} for place in range(number)]
     return replace(_conversation(), items=items)
 
 
-async def test_a_page_of_a_running_response_is_one_of_its_items() -> None:
-    store = ResponseStore(9, 9000)
+async def test_a_page_of_a_running_response_is_one_of_its_items(store: ResponseStore) -> None:
     store.begin(Background(replace(record("a", "in_progress"), items=_many(5).items)))
     asked: list[dict[str, Any]] = [{}, {"order": "asc", "limit": 2}, {"limit": 2, "after": "i3"}, {"after": "i0"}]
     found = [await store.page("response", "a", None, query(**given)) for given in asked]
@@ -287,16 +187,15 @@ async def test_a_page_of_a_running_response_is_one_of_its_items() -> None:
     ]
 
 
-async def test_more_references_than_allowed_are_refused() -> None:
-    store = ResponseStore(9, 9000)
+async def test_more_references_than_allowed_are_refused(store: ResponseStore) -> None:
     await store.put(_many(1))
     assert len(await store.find_items(["i0"] * response_store.MAX_REFERENCES)) == 1
     with pytest.raises(InvalidField, match="at most 1024 items of type item_reference; given 1025"):
         await store.find_items(["i0"] * (response_store.MAX_REFERENCES + 1))
 
 
-async def test_references_to_a_running_response_have_a_limit_too() -> None:
-    store = ResponseStore(9, 9000, max_body_bytes=100)
+async def test_references_to_a_running_response_have_a_limit_too(make: MakeStore) -> None:
+    store = make(9, 9000, max_body_bytes=100)
     store.begin(Background(replace(record("a", "in_progress"), items=_many(1, text="x" * 500).items)))
     assert await store.find_items(["i0"])
     with pytest.raises(InvalidField, match="at most 800 bytes in total"):
@@ -304,24 +203,24 @@ async def test_references_to_a_running_response_have_a_limit_too() -> None:
 
 
 @pytest.mark.parametrize(("role", "kept"), [("system", ["i0", "i8", "i9"]), ("user", ["i8", "i9"])])
-async def test_a_long_history_is_refused_or_shortened(role: str, kept: list[str]) -> None:
-    store = ResponseStore(9, 90_000, max_body_bytes=1000)
+async def test_a_long_history_is_refused_or_shortened(make: MakeStore, role: str, kept: list[str]) -> None:
+    store = make(9, 90_000, max_body_bytes=1000)
     await store.put(_many(10, text="x" * 900, role=role))
-    with pytest.raises(InvalidField, match='"conv" has more than 8000 bytes'):
+    with pytest.raises(InvalidField, match='"conv" has more bytes of items .* 8000'):
         await store.history("conversation", "conv", None)
     assert [item["id"] for item in await store.history("conversation", "conv", None, is_shortened=True)] == kept
 
 
-async def test_a_history_with_images_may_be_as_long_as_their_bodies() -> None:
-    store = ResponseStore(9, 90_000, max_body_bytes=1000, max_media_body_bytes=20_000)
+async def test_a_history_with_images_may_be_as_long_as_their_bodies(make: MakeStore) -> None:
+    store = make(9, 90_000, max_body_bytes=1000, max_media_body_bytes=20_000)
     await store.put(_many(10, text="x" * 900))
     assert len(await store.history("conversation", "conv", None)) == 10
 
 
-async def test_a_stored_stream_is_followed_from_any_event(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_items, "_MAX_PAGE_EVENTS", 2)
-
-    store = ResponseStore(9, 9000)
+async def test_a_stored_stream_is_followed_from_any_event(
+    store: ResponseStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(records, "_MAX_PAGE_EVENTS", 2)
     await store.put(replace(record("a"), events=[{"sequence_number": number} for number in range(5)]))
     kept = await store.get("a")
     assert [[event["sequence_number"] async for event in kept.follow(after)] for after in (None, 2, 4)] == [
@@ -331,10 +230,10 @@ async def test_a_stored_stream_is_followed_from_any_event(monkeypatch: pytest.Mo
     ]
 
 
-async def test_a_stream_removed_while_it_is_followed_ends_in_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_items, "_MAX_PAGE_EVENTS", 1)
-
-    store = ResponseStore(9, 9000)
+async def test_a_stream_removed_while_it_is_followed_ends_in_an_error(
+    store: ResponseStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(records, "_MAX_PAGE_EVENTS", 1)
     await store.put(replace(record("a"), events=[{"sequence_number": number} for number in range(5)]))
     events = (await store.get("a")).follow(None)
     await anext(events)
@@ -343,35 +242,272 @@ async def test_a_stream_removed_while_it_is_followed_ends_in_an_error(monkeypatc
         await anext(events)
 
 
-async def test_a_response_larger_than_its_keys_share_is_not_stored() -> None:
-    store = ResponseStore(9, 3000)
+async def test_records_are_visible_only_to_their_owner(store: ResponseStore) -> None:
+    store.begin(running("a", "alice"))
+    await _keep(store, record("b", owner="alice"))
+    await store.put(_conversation("alice"))
+    assert set(await store.find_items({"in_a", "in_b"}, "alice")) == {"in_a", "in_b"}
+    for stranger in ("bob", None):
+        assert await store.find_items({"in_a", "in_b"}, stranger) == {}
+        for id in "ab":
+            for call in (store.get(id, stranger), store.delete(id, stranger)):
+                with pytest.raises(ResponseNotFound):
+                    await call
+            with pytest.raises(ResponseNotFound):
+                await store.history("response", id, stranger)
+        conv: tuple[str, str | None] = ("conv", stranger)
+        calls: list[Coroutine[Any, Any, object]] = [
+            store.conversation(*conv),
+            store.update_conversation(*conv, dict),
+            store.add_items(*conv, [{"id": "x"}]),
+            store.remove_item(*conv, "x"),
+            store.conversation_item(*conv, "x"),
+            store.page("conversation", *conv, query()),
+            store.history("conversation", *conv),
+            store.delete_conversation(*conv),
+        ]
+        for conversation_call in calls:
+            with pytest.raises(ConversationNotFound):
+                await conversation_call
+    assert (await store.get("b", "alice")).response["id"] == "b"
+
+
+async def test_a_response_larger_than_its_keys_share_is_not_stored(make: MakeStore) -> None:
+    store = make(9, 3000)
     for owner in ("alice", "bob"):
-        await store.put(replace(record(owner, text="x" * 800), owner=owner))
-    assert "this API key's share of GENAI_RESPONSE_STORE_BYTES" in str(await store.put(record("a", text="x" * 1500)))
+        await store.put(record(owner, text="x" * 800, owner=owner))
+    with pytest.raises(InvalidField, match="this API key's share of GENAI_RESPONSE_STORE_BYTES"):
+        await store.put(record("a", text="x" * 1500))
 
 
-async def test_an_ended_response_that_is_too_large_leaves_nothing(file: RecordDatabase) -> None:
-    store = ResponseStore(9, 9000, file, run="now")
+async def test_an_ended_response_that_is_too_large_leaves_nothing(store: ResponseStore) -> None:
     await store.begin_background(running("a"))
     reason = await store.finish(record("a", text="x" * 1_000_000))
     assert "GENAI_RESPONSE_STORE_BYTES" in str(reason)
     with pytest.raises(ResponseNotFound):
         await store.get("a")
-    await store.close()
 
 
-def test_a_store_without_a_size_is_off(file: RecordDatabase) -> None:
-    assert not ResponseStore(0, 1000, file).is_on
+async def test_a_background_response_that_is_too_large_does_not_begin(make: MakeStore) -> None:
+    store = make(9, 100)
+    with pytest.raises(InvalidField, match="GENAI_RESPONSE_STORE_BYTES"):
+        await store.begin_background(Background(record("a", "in_progress", text="x" * 200)))
+    with pytest.raises(ResponseNotFound):
+        await store.get("a")
 
 
-async def test_a_record_that_is_too_large_is_not_held() -> None:
-    store, large = ResponseStore(9, 900), record("a", text="x" * 1000)
+async def test_a_store_without_a_size_is_off(make: MakeStore) -> None:
+    assert not make(0).is_on
+
+
+async def test_a_record_that_is_too_large_is_not_held(make: MakeStore) -> None:
+    store, large = make(9, 900), record("a", text="x" * 1000)
     held = weakref.ref(large)
+    store.begin(running("a"))
     gc.disable()
     try:
-        assert "GENAI_RESPONSE_STORE_BYTES" in str(await store.put(large))
+        assert "GENAI_RESPONSE_STORE_BYTES" in str(await store.finish(large))
         del large
         wait_until(lambda: held() is None)
     finally:
         gc.enable()
-        await store.close()
+
+
+def test_the_latest_response_is_forgotten_by_its_id_only() -> None:
+    latest = LatestResponse(record("a"))
+    latest.forget("b")
+    assert latest.record is not None
+    latest.forget("a")
+    assert latest.record is None
+
+
+# a disk that fails
+
+
+async def test_damaged_file_fails_no_running_response(store: ResponseStore, path: Path) -> None:
+    damage(path)
+    reason = await _keep(store, record("a"))
+    assert "file is not a database" in str(reason)
+    calls: list[Coroutine[Any, Any, object]] = [
+        store.check(None),
+        store.get("a"),
+        store.put(_conversation()),
+        store.begin_background(running("b")),
+    ]
+    for call in calls:
+        with pytest.raises(StoreUnavailable, match="file is not a database"):
+            await call
+    repair(path)
+    await store.check(None)
+    assert await _keep(store, record("c")) is None
+    with pytest.raises(ResponseNotFound):
+        await store.get("b")
+
+
+async def test_the_check_finds_a_disk_that_cannot_be_written(store: ResponseStore) -> None:
+    await store.put(record("a"))
+    await store._database.write(None, lambda rows: rows.execute("PRAGMA query_only = ON"))
+    with pytest.raises(StoreUnavailable, match="readonly"):
+        await store.check(None)
+    assert (await store.get("a")).response["id"] == "a"
+
+
+async def test_a_background_response_is_completed_once_the_disk_works_again(
+    make: MakeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(response_store, "_RETRY_EVERY", 0.01)
+    store, large = make(9, 1_000_000), record("a", text="x" * 100_000)
+
+    def limit(factor: int, rows: sqlite3.Connection) -> None:
+        (pages,) = rows.execute("PRAGMA page_count").fetchone()
+        rows.execute(f"PRAGMA max_page_count = {factor * pages}")
+
+    await store.begin_background(running("a"))
+    await store._database.read(None, partial(limit, 1))
+    assert "full" in str(await store.finish(large))
+    await store._database.read(None, partial(limit, 100))
+    await asyncio.wait(store._storing)
+    assert value_of(await store.get("a")) == large.value
+
+
+async def test_a_background_response_that_cannot_be_deleted_continues(store: ResponseStore) -> None:
+    begun = running("a")
+    await store.begin_background(begun)
+    await store._database.write(None, lambda rows: rows.execute("PRAGMA query_only = ON"))
+    with pytest.raises(StoreUnavailable, match="readonly"):
+        await store.delete("a")
+    assert await store.get("a") is begun
+    assert not begun.is_cancelled
+
+
+# several processes
+
+
+def _running(id: str = "a", **fields: Any) -> Record:
+    return replace(record(id, "in_progress"), run="now", pid=os.getpid(), request=f"req_{id}", **fields)
+
+
+@pytest.fixture
+def two_processes(make: MakeStore) -> TwoProcesses:
+    """The stores of two processes that share a file; the second asks engines to end a request."""
+
+    def stores(end_request: EndRequest) -> tuple[ResponseStore, ResponseStore]:
+        return make(run="now"), make(run="now", end_request=end_request)
+
+    return stores
+
+
+async def test_a_response_of_a_server_that_was_killed_has_failed(make: MakeStore) -> None:
+    await make().put(replace(_running(), run="the first"))
+    assert (await make(run="the first").get("a")).response["status"] == "in_progress"
+    found = (await make(run="the second").get("a")).response
+    assert (found["status"], found["error"]["type"]) == ("failed", "server_stopping")
+
+
+async def test_response_of_another_process_is_cancelled_by_its_request(two_processes: TwoProcesses) -> None:
+    async def end(request: str) -> None:
+        ended.append(request)
+        assert await here.was_ended_elsewhere("a", None)
+        await here.finish(record("a", "cancelled", text="half"))
+
+    ended: list[str] = []
+    here, there = two_processes(end)
+    await here.begin_background(Background(_running()))
+    assert not await here.was_ended_elsewhere("a", None)
+    assert value_of(await there.cancel("a")) == record("a", "cancelled", text="half").value
+    assert ended == ["req_a"]
+
+
+@pytest.mark.parametrize("replies", ["never", "with an error"])
+async def test_cancelling_elsewhere_works_though_an_engine_is_silent(two_processes: TwoProcesses, replies: str) -> None:
+    async def end(request: str) -> None:
+        await here.finish(record("a", "cancelled"))
+        if replies == "never":
+            await asyncio.Event().wait()
+        raise NoEngineReady("the engine of device cuda has not answered for 20 s")
+
+    here, there = two_processes(end)
+    await here.begin_background(Background(_running()))
+    assert (await there.cancel("a")).response["status"] == "cancelled"
+
+
+async def test_response_that_ends_before_its_cancellation_is_unchanged(two_processes: TwoProcesses) -> None:
+    async def end(request: str) -> None:
+        await here.finish(record("a"))
+
+    here, there = two_processes(end)
+    await here.begin_background(Background(_running()))
+    with pytest.raises(InvalidField, match="a cannot be cancelled: it is completed"):
+        await there.cancel("a")
+    await there.close()
+    assert value_of(await here.get("a")) == record("a").value
+
+
+async def test_late_cancellation_is_reported(two_processes: TwoProcesses, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(response_store, "_CANCEL_TIMEOUT", 0.2)
+
+    async def end(request: str) -> None:
+        """No engine has the request."""
+
+    here, there = two_processes(end)
+    await here.begin_background(Background(_running()))
+    with pytest.raises(Unavailable, match="response a has not ended yet"):
+        await there.cancel("a")
+
+
+async def test_response_deleted_elsewhere_ends_and_stays_deleted(
+    two_processes: TwoProcesses,
+) -> None:
+    async def end(request: str) -> None:
+        ended.append(request)
+
+    ended: list[str] = []
+    here, there = two_processes(end)
+    await here.begin_background(Background(_running()))
+    await there.delete("a")
+    assert await here.was_ended_elsewhere("a", None)
+    assert await here.finish(record("a", "cancelled")) is None
+    for store in (here, there):
+        with pytest.raises(ResponseNotFound):
+            await store.get("a")
+        with pytest.raises(ResponseNotFound):
+            await store.delete("a")
+        assert await store.find_items({"in_a", "out_a"}) == {}
+    await there.close()
+    assert ended == ["req_a"]
+
+
+async def test_response_deleted_here_ends_and_leaves_no_record(store: ResponseStore, path: Path) -> None:
+    begun = Background(_running())
+    await store.begin_background(begun)
+    await store.delete("a")
+    assert begun.is_cancelled
+    await store.finish(record("a", "cancelled"))
+    with closing(sqlite3.connect(path)) as read:
+        assert read.execute("SELECT COUNT(*) FROM records").fetchone() == (0,)
+
+
+async def test_a_response_deleted_while_it_ends_is_not_stored(
+    store: ResponseStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_deleted = threading.Event()
+
+    def slow(ended: Record) -> EncodedRecord:
+        is_deleted.wait(60)
+        return EncodedRecord(ended)
+
+    await store.begin_background(running("a"))
+    monkeypatch.setattr(response_store, "EncodedRecord", slow)
+    ending = asyncio.create_task(store.finish(record("a")))
+    await asyncio.sleep(0)
+    await store.delete("a")
+    is_deleted.set()
+    assert await ending is None
+    assert await store.find_items({"in_a", "out_a"}) == {}
+
+
+async def test_a_response_whose_process_has_died_has_failed(make: MakeStore) -> None:
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", "")
+    await process.wait()
+    await make().put(replace(_running(), pid=process.pid))
+    assert (await make(run="now").get("a")).response["status"] == "failed"

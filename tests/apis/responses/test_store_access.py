@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from genai_server.apis.responses.store_access import page_response
-from genai_server.apis.responses.store_records import Page
+from genai_server.store.records import Page
 
 pytestmark = pytest.mark.anyio
 

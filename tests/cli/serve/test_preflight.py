@@ -41,6 +41,19 @@ def test_the_folder_for_files_must_be_writable(tmp_path: Path) -> None:
         check_storage(given(files_dir=str(tmp_path / "file")))
 
 
+def test_responses_are_stored_next_to_the_files(tmp_path: Path) -> None:
+    folder, responses = tmp_path / "files", tmp_path / "responses.db"
+    both = given(files_dir=str(folder), response_store_file=str(responses))
+    with pytest.raises(ConfigurationError, match=f"in {folder / 'store.sqlite'}; remove this setting"):
+        check_storage(both)
+    responses.touch()
+    with pytest.raises(ConfigurationError, match=rf"\(mv {responses} {folder / 'store.sqlite'}\) and remove this"):
+        check_storage(both)
+    _write_database(folder / "store.sqlite", 99)
+    with pytest.raises(ConfigurationError, match="GENAI_FILES_DIR=.*files: it has version 99"):
+        check_storage(given(files_dir=str(folder)))
+
+
 def _write_database(path: Path, version: int) -> None:
     with closing(sqlite3.connect(path)) as file:
         file.execute("CREATE TABLE a (b)")
@@ -57,7 +70,7 @@ def test_files_of_stores_must_be_usable(tmp_path: Path, name: str) -> None:
         ("text/store", "cannot be written: not a directory"),
         ("folder", "cannot be used: unable to open database file"),
         ("text", "cannot be used: file is not a database"),
-        ("newer", r"it has version 99, but this server supports version \d$"),
+        ("newer", r"it has version 99, but this server supports versions? [\d and]+$"),
     ):
         with pytest.raises(ConfigurationError, match=f"^GENAI_{name.upper()}=.*{place}: {why}"):
             check_storage(given(**{name: str(tmp_path / place)}))

@@ -123,5 +123,5 @@ async def test_file_of_a_newer_version_is_left_alone(tmp_path: Path) -> None:
     file.execute("PRAGMA user_version = 2")
     file.close()
     async with _opened(tmp_path / "usage") as usage:
-        with pytest.raises(StoreUnavailable, match="newer version"):
+        with pytest.raises(StoreUnavailable, match="it has version 2"):
             await usage.between(DAY, DAY)

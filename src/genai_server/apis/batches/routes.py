@@ -1,18 +1,24 @@
 """OpenAI's /v1/batches: requests in a file, which are answered when the server has nothing else to do."""
 
+import time
 from typing import Annotated, Any
 
 from fastapi import Depends, Query, Request
 
 from genai_server.apis.batches.running import Batches
-from genai_server.apis.batches.schemas import Batch, BatchList, BatchListParameters, BatchRequest
+from genai_server.apis.batches.schemas import WINDOWS, Batch, BatchList, BatchListParameters, BatchRequest
 from genai_server.apis.files.routes import TheFiles
-from genai_server.apis.files.store import page_json
+from genai_server.apis.files.schemas import MAX_SECONDS, page_json
 from genai_server.apis.shared.router import VersionedRouter
 from genai_server.http.body_route import BodyRoute
+from genai_server.store.batches import StoredBatch
+from genai_server.store.files import new_id
 
 PATH = "/v1/batches"
 router = VersionedRouter(BodyRoute, "openai", codes=(429,))
+_TIMES = (
+    *("in_progress_at", "finalizing_at", "completed_at", "failed_at", "expired_at", "cancelling_at", "cancelled_at"),
+)
 
 
 async def the_batches(request: Request, files: TheFiles) -> Batches:
@@ -28,9 +34,10 @@ TheBatches = Annotated[Batches, Depends(the_batches)]
 @router.post(PATH, response_model=Batch)
 async def create_batch(body: BatchRequest, files: TheFiles, batches: TheBatches) -> dict[str, Any]:
     """Create a batch of the requests in an uploaded file."""
-    created = await batches.store.create(body, files.owner)
+    batch = new_batch(body, files.owner)
+    await batches.store.create(batch)
     batches.look()
-    return created
+    return batch.value
 
 
 @router.get(PATH, response_model=BatchList)
@@ -52,3 +59,27 @@ async def get_batch(batch_id: str, files: TheFiles, batches: TheBatches) -> dict
 async def cancel_batch(batch_id: str, files: TheFiles, batches: TheBatches) -> dict[str, Any]:
     """Cancel a batch; results so far are kept."""
     return await batches.store.cancel(batch_id, files.owner)
+
+
+def new_batch(body: BatchRequest, owner: str) -> StoredBatch:
+    """The batch that a request asks for, which has not been stored yet."""
+    now, id = int(time.time()), new_id("batch")
+    value = {
+        "id": id,
+        "object": "batch",
+        "endpoint": body.endpoint,
+        "errors": None,
+        "input_file_id": body.input_file_id,
+        "completion_window": body.completion_window,
+        "status": "validating",
+        "output_file_id": None,
+        "error_file_id": None,
+        "created_at": now,
+        "expires_at": now + WINDOWS[body.completion_window],
+        **dict.fromkeys(_TIMES),
+        "request_counts": {"total": 0, "completed": 0, "failed": 0},
+        "usage": None,
+        "metadata": body.metadata,
+    }
+    keeps = MAX_SECONDS if body.output_expires_after is None else body.output_expires_after.seconds
+    return StoredBatch(id, owner, body.input_file_id, new_id("file"), new_id("file"), keeps, value)

@@ -13,12 +13,13 @@ from starlette.types import ASGIApp
 
 from genai_server.apis.batches.answering import Answering
 from genai_server.apis.batches.batch_run import STOPPING, BatchLimits, BatchRun
-from genai_server.apis.batches.store import BatchStore, StoredBatch
-from genai_server.apis.files.store import FileLimits, FileStore
 from genai_server.errors import StoreUnavailable, in_one_line
 from genai_server.generation.dependencies import Services
 from genai_server.http.middleware.uploads import upload_folder
 from genai_server.pooling_model import Task
+from genai_server.store.batches import BatchStore, StoredBatch
+from genai_server.store.database import Database
+from genai_server.store.files import FileLimits, FileStore
 
 log = logging.getLogger(__name__)
 
@@ -131,6 +132,7 @@ class Batches:
 async def files_and_batches(
     app: ASGIApp,
     services: Services,
+    database: Database,
     max_body: Callable[[], int],
     count_batch: Callable[[str], None],
     count_request: Callable[[str], None],
@@ -144,7 +146,8 @@ async def files_and_batches(
     if not settings.files_dir:
         yield None
         return
-    files = FileStore(Path(settings.files_dir), FileLimits(settings.files_bytes_per_key, settings.files_bytes))
+    limits_of_files = FileLimits(settings.files_bytes_per_key, settings.files_bytes)
+    files = FileStore(database, Path(settings.files_dir), limits_of_files)
 
     def check_model(model: str | None, endpoint: str) -> object:
         return services.models.choose_for(model, Task.EMBED if endpoint.endswith("/embeddings") else Task.GENERATE)
@@ -161,4 +164,3 @@ async def files_and_batches(
             running.cancel()
             with suppress(asyncio.CancelledError):
                 await running
-            await files.close()

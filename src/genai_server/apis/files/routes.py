@@ -7,8 +7,15 @@ from typing import Annotated, Any
 from fastapi import Body, Depends, FastAPI, Query, Request
 from fastapi.responses import FileResponse, Response
 
-from genai_server.apis.files.schemas import MAX_SECONDS, DeletedFile, FileForm, FileList, FileObject, ListParameters
-from genai_server.apis.files.store import FileStore, page_json
+from genai_server.apis.files.schemas import (
+    MAX_SECONDS,
+    DeletedFile,
+    FileForm,
+    FileList,
+    FileObject,
+    ListParameters,
+    page_json,
+)
 from genai_server.apis.shared.router import VersionedRouter
 from genai_server.errors import StoredFileNotFound, UnsupportedEndpoint
 from genai_server.http.body_route import BodyRoute
@@ -16,6 +23,7 @@ from genai_server.http.json_response import built_response
 from genai_server.http.middleware.authentication import TheHolder
 from genai_server.http.request_state import request_state
 from genai_server.http.upload import FORM
+from genai_server.store.files import FileStore
 
 PATH = "/v1/files"
 _CONTENT: dict[int | str, dict[str, Any]] = {

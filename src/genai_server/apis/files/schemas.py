@@ -1,11 +1,13 @@
 """Forms, parameters and responses of OpenAI's files API."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
 from genai_server.generation.parameters.base import Wire
+from genai_server.http.json_response import JsonObject
 
 # How long the files of batches are kept by default, as by OpenAI, and what clients may choose; in seconds.
 MAX_SECONDS = 30 * 86_400
@@ -76,3 +78,9 @@ class DeletedFile(BaseModel):
     id: str
     object: Literal["file"] = "file"
     deleted: Literal[True] = True
+
+
+def page_json(entries: Sequence[JsonObject], *, has_more: bool) -> JsonObject:
+    """A page of a list in OpenAI's format."""
+    first, last = (entries[0]["id"], entries[-1]["id"]) if entries else (None, None)
+    return {"object": "list", "data": list(entries), "first_id": first, "last_id": last, "has_more": has_more}

@@ -9,13 +9,13 @@ from genai_server.apis.responses.item_schemas import MAX_ITEMS, InputItem
 from genai_server.apis.responses.items import new_id
 from genai_server.apis.responses.leniency import LEFT_OUT_OF_ITEMS, convert_items
 from genai_server.apis.responses.schemas import InputItemsParameters
-from genai_server.apis.responses.store_access import TheStore, not_stored, page_response
-from genai_server.apis.responses.store_records import Page, Record
+from genai_server.apis.responses.store_access import TheStore, page_response
 from genai_server.apis.shared.router import VersionedRouter
 from genai_server.errors import InvalidField
 from genai_server.generation.parameters.base import Metadata, Wire, elements
 from genai_server.http.body_route import lenient_route
 from genai_server.http.json_response import json_response
+from genai_server.store.records import Page, Record
 
 router = VersionedRouter(lenient_route(LEFT_OUT_OF_ITEMS, convert=convert_items), "openai")
 
@@ -40,7 +40,7 @@ class ItemsRequest(Wire):
 
 
 @router.post("/v1/conversations")
-async def create_conversation(body: ConversationRequest, stored: TheStore, response: Response) -> dict[str, Any]:
+async def create_conversation(body: ConversationRequest, stored: TheStore) -> dict[str, Any]:
     """Create a conversation with these items."""
     store = stored.store
     if not store.is_on:
@@ -52,7 +52,7 @@ async def create_conversation(body: ConversationRequest, stored: TheStore, respo
         "created_at": int(time.time()),
         "metadata": body.metadata or {},
     }
-    response.headers.update(not_stored(await store.put(Record(value, items, stored.owner))))
+    await store.put(Record(value, items, stored.owner))
     return value
 
 

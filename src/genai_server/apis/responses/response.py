@@ -133,6 +133,11 @@ class ResponseBuilder:
             self._open_item.status = "incomplete"
         return self._end("failed", usage, error=error_of(error))
 
+    def unstored(self, events: Sequence[JsonObject]) -> list[JsonObject]:
+        """Say that the response was not stored after all; returns its last events with this."""
+        self._begun = {**self._begun, "store": False}
+        return [{**event, "response": self.response} if "response" in event else event for event in events]
+
     @property
     def _last_item(self) -> OutputItem | None:
         return self._items[-1] if self._items else None

@@ -21,8 +21,8 @@ from genai_server.apis.responses.schemas import (
     ResponsesRequest,
     RetrieveParameters,
 )
+from genai_server.apis.responses.store import RUNNING, KeptResponse
 from genai_server.apis.responses.store_access import CallerStore, TheStore, not_stored, page_response
-from genai_server.apis.responses.store_records import RUNNING, KeptResponse
 from genai_server.apis.responses.translate import (
     compacted,
     compacting,
@@ -177,6 +177,8 @@ async def _start(
                     f"must not be {'given' if field == 'conversation' else 'true'}: this server does not store "
                     "responses (GENAI_RESPONSE_STORE_SIZE)",
                 )
+    if body.store or body.conversation is not None:
+        await store.check(stored.owner)
     earlier, given = await _items(body, stored)
 
     async def begin(items: Sequence[JsonObject]) -> Generation:

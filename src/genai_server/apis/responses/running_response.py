@@ -9,14 +9,15 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from genai_server.apis.responses.response import ResponseBuilder
+from genai_server.apis.responses.store import KeptResponse, Running, not_cancelled, not_streamed
 from genai_server.apis.responses.store_access import CallerStore
-from genai_server.apis.responses.store_records import KeptResponse, Record, Running, not_cancelled, not_streamed
 from genai_server.errors import ConversationNotFound, GenaiServerError, InvalidField, ServerStopping, StoreUnavailable
 from genai_server.generation.answers import Ending, Generation
 from genai_server.generation.dependencies import RequestContext
 from genai_server.http.error_responses import internal_error
 from genai_server.http.json_response import JsonObject
 from genai_server.messages.generation_request import FinishReason
+from genai_server.store.records import Record
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +40,7 @@ class RunningResponse(Running):
     ) -> None:
         self.items = items
         self.owner, self.request = stored.owner, stored.request
-        # Why it could not be stored in the file or added to the conversation; None if nothing failed.
+        # Why it could not be stored or added to the conversation; None if nothing failed.
         self.not_stored: str | None = None
         self._generation = generation
         self._build = build
@@ -183,6 +184,8 @@ class RunningResponse(Running):
         if record.value["store"]:
             reason = await self._stored.store.finish(record)
             self.not_stored = self.not_stored or reason
+            if reason is not None and self._task is None:  # one in the background is stored later
+                self._last_events = self._build.unstored(self._last_events)
 
     async def _add_to_conversation(self, conversation: str, record: Record) -> None:
         """Add a completed or truncated response's new items to its conversation."""
@@ -231,7 +234,7 @@ class RunningResponse(Running):
         was_ended_elsewhere = (
             ending.reason is FinishReason.CANCELLED
             and self._task is not None
-            and await self._stored.store.background.was_ended_elsewhere(self.response["id"], self.owner)
+            and await self._stored.store.was_ended_elsewhere(self.response["id"], self.owner)
         )
         if self._build.is_ended:  # it was cancelled in this process while waiting
             return self._last_events

@@ -1,48 +1,168 @@
-"""Running responses, and stored responses and conversations, as their owners find them."""
+"""Running responses, and stored responses and conversations, as their owners find them.
+
+Responses with a client are known to this API process until they end, and are stored then. Responses in the background
+are in the store from their beginning, where every API process finds them.
+"""
 
 import asyncio
 import json
+import os
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Sequence, Set
 from contextlib import suppress
-from typing import Any, Literal, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Protocol, TypeVar
 
 import msgspec
+import psutil
 
-from genai_server.apis.responses.background_responses import BackgroundResponses, EndRequest, until_ended
+from genai_server.apis.responses.response import error_of
 from genai_server.apis.responses.schemas import InputItemsParameters
-from genai_server.apis.responses.store_database import RecordDatabase
-from genai_server.apis.responses.store_fallback import FILE_TIMEOUT, FileWithFallback
-from genai_server.apis.responses.store_items import History, Key, no_such_item, references_too_large
-from genai_server.apis.responses.store_records import (
-    KeptResponse,
-    Page,
-    Record,
-    Running,
-    StoredResponse,
-    encode_items,
-    to_json,
+from genai_server.errors import (
+    ConversationNotFound,
+    GenaiServerError,
+    InvalidField,
+    NoEngineReady,
+    RequestNotFound,
+    ResponseNotFound,
+    ServerStopping,
+    StoreUnavailable,
+    Unavailable,
 )
-from genai_server.errors import ConversationNotFound, GenaiServerError, InvalidField, ResponseNotFound, StoreUnavailable
 from genai_server.http.json_response import JsonObject
 from genai_server.quoted_values import quoted
+from genai_server.store.database import TIMEOUT, Database, Do
+from genai_server.store.records import (
+    EncodedRecord,
+    History,
+    Key,
+    Page,
+    Record,
+    Records,
+    StoredRecord,
+    encode_items,
+    no_such_item,
+    references_too_large,
+    to_json,
+)
+from genai_server.store.tables import VERSION
 
+# The states of a response that has not ended.
+RUNNING = ("queued", "in_progress")
 # Item references in one request.
 MAX_REFERENCES = 1024
 # Multiple of the body limit that a request may continue or refer to: items are larger as JSON than as text.
 _HISTORY_FACTOR = 8
+# Seconds that another process may take to end its response: its engine first completes a forward pass.
+_CANCEL_TIMEOUT = 20.0
+# Seconds between two checks whether it has ended.
+_CHECK_EVERY = 0.05
+# Seconds between two attempts to complete a background response in a store that has failed.
+_RETRY_EVERY = 1.0
 
 T = TypeVar("T")
+# Ends the engine request with this unique id, in whichever API process. Raises NoEngineReady and RequestNotFound.
+EndRequest = Callable[[str], Awaitable[object]]
+
+
+class Running(Protocol):
+    """A response running in this process."""
+
+    # The conversation's items up to this response.
+    items: Sequence[JsonObject]
+    # Digest of the API key that the response was requested with; None without API keys.
+    owner: str | None
+    # The unique id of the request.
+    request: str
+
+    @property
+    def response(self) -> JsonObject:
+        """The response in its current state."""
+
+    @property
+    def progress(self) -> tuple[int, int] | None:
+        """Prompt tokens processed and their total number; None when all have been processed."""
+
+    def find_items(self, ids: Set[str]) -> dict[str, JsonObject]:
+        """The conversation and output items with these ids, keyed by id."""
+
+    def follow(self, after: int | None) -> AsyncGenerator[JsonObject]:
+        """The stream's events after this sequence number, as they are generated.
+
+        Raises InvalidField if the response has no events.
+        """
+
+    def cancel(self) -> None:
+        """Cancel the response. Raises InvalidField if it has ended in another way."""
+
+    async def stop(self) -> None:
+        """End the response because the server is stopping."""
+
+
+@dataclass(frozen=True)
+class StoredResponse:
+    """A stored response, with the same methods for its clients as a running one."""
+
+    record: StoredRecord
+    # Reads the next stream events after a sequence number. Raises ResponseNotFound and StoreUnavailable.
+    read_events: Callable[[int], Awaitable[Sequence[JsonObject]]]
+    # Its prompt has been processed.
+    progress: None = None
+
+    @property
+    def response(self) -> JsonObject:
+        """The response. Its output items are raw JSON."""
+        return self.record.value
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it runs in another API process."""
+        return self.response["status"] in RUNNING
+
+    def cancel(self) -> None:
+        """Do nothing if the response was cancelled; else raise InvalidField."""
+        if self.response["status"] != "cancelled":
+            raise not_cancelled(self.response)
+
+    def follow(self, after: int | None) -> AsyncGenerator[JsonObject]:
+        """The stream's events after this sequence number. Raises InvalidField if none are stored."""
+        if not self.record.has_events:
+            raise not_streamed(self.response["id"])
+        return self._events(-1 if after is None else after)
+
+    async def _events(self, after: int) -> AsyncGenerator[JsonObject]:
+        while events := await self.read_events(after):
+            for event in events:
+                yield event
+            after += len(events)
+
+
+KeptResponse = Running | StoredResponse
+
+
+@dataclass
+class LatestResponse:
+    """The latest response on a WebSocket. The next one there may continue it even if it is not stored."""
+
+    record: Record | None = None
+
+    def forget(self, id: object) -> None:
+        """Forget this response because a turn could not continue it."""
+        if self.record is not None and self.record.id == id:
+            self.record = None
 
 
 class ResponseStore:
-    """Finds responses and conversations for their owners. Belongs to the event loop; must be closed."""
+    """Finds responses and conversations for their owners. Belongs to the event loop; must be closed.
+
+    All methods that read or write the store raise StoreUnavailable if they cannot.
+    """
 
     def __init__(
         self,
-        size: int,
-        num_bytes: int,
-        file: RecordDatabase | None = None,
+        database: Database,
+        max_records: int,
+        max_bytes: int,
         *,
         max_body_bytes: int = 1024 * 1024,
         max_media_body_bytes: int = 0,
@@ -50,40 +170,76 @@ class ResponseStore:
         end_request: EndRequest | None = None,
     ) -> None:
         # Whether anything is stored.
-        self.is_on = size > 0
+        self.is_on = max_records > 0
+        self._database = database
+        self._records = Records(max_records, max_bytes)
         # Maximum size in bytes of the items that a request may continue or refer to.
         self._max_history = max(_HISTORY_FACTOR * max_body_bytes, max_media_body_bytes)
-        self._records = FileWithFallback(RecordDatabase(None, size, num_bytes), file if size > 0 else None)
+        # Identifies this start of the server: running responses of other starts have ended.
+        self._run = run
+        # None if there is no other API process.
+        self._end_request = end_request
         # Keyed by id.
         self._running: dict[str, Running] = {}
         # Those of them that have no client. They stay until they end, even if they are deleted before.
         self._background: dict[str, Running] = {}
-        self.background = BackgroundResponses(self._records, run, end_request)
         # Tasks that store responses without a waiting client.
         self._storing: set[asyncio.Task[Any]] = set()
+        self._is_closing = False
+
+    async def check(self, owner: str | None) -> None:
+        """Write to the store, to find out whether something can be stored. Raises StoreUnavailable."""
+        await self._database.write(owner, lambda rows: rows.execute(f"PRAGMA user_version = {VERSION}"))
 
     def begin(self, running: Running) -> None:
         """Add a running response."""
         self._running[running.response["id"]] = running
 
     async def begin_background(self, running: Running) -> None:
-        """Add a running response that has no client."""
+        """Add a running response that has no client, also for other processes.
+
+        Raises StoreUnavailable, and InvalidField if its items are too large to be stored.
+        """
         id = running.response["id"]
         self._running[id] = self._background[id] = running
-        await self.background.begin(running)
+        try:
+            await self.put(
+                Record(
+                    running.response,
+                    running.items,
+                    running.owner,
+                    run=self._run,
+                    pid=os.getpid(),
+                    request=running.request,
+                )
+            )
+        except BaseException:
+            del self._running[id], self._background[id]
+            raise
 
     async def finish(self, ended: Record) -> str | None:
-        """Replace a running response by the ended one, unless it has been deleted.
+        """Replace a running response by the ended one, unless it has been deleted, here or by another process.
 
-        Returns the reason why it is not in the file; None if it is, or if there is no file.
+        Returns the reason why it could not be stored, if any.
         """
-        self._background.pop(ended.id, None)
+        # Before the first await: one that is deleted in the meantime must not be stored as a new one.
+        is_background = self._background.pop(ended.id, None) is not None
         if ended.id not in self._running:
             return None
-        reason = await self._records.put(ended)
+        reason = None
+        try:
+            await self.put(ended, is_begun=is_background)
+        except (InvalidField, StoreUnavailable) as error:
+            error.__traceback__ = None  # its frames refer to the record, and to the error
+            reason = error.message
+            if isinstance(error, InvalidField):
+                with suppress(StoreUnavailable):
+                    await self._delete(ended.id, ended.owner)
+            elif is_background:
+                self.later(self._complete(ended))
         if self._running.pop(ended.id, None) is None:
             with suppress(StoreUnavailable):
-                await self._records.delete(ended.id, ended.owner)
+                await self._delete(ended.id, ended.owner)
         return reason
 
     def abandon(self, id: str) -> None:
@@ -96,13 +252,27 @@ class ResponseStore:
         self._storing.add(task)
         task.add_done_callback(self._storing.discard)
 
+    async def put(self, record: Record, *, is_begun: bool = False) -> None:
+        """Store a record, or complete one that has begun unless it was deleted.
+
+        Raises StoreUnavailable, and InvalidField if it is too large.
+        """
+        encoded = await asyncio.to_thread(EncodedRecord, record)
+        put = self._records.complete if is_begun else self._records.put
+        await self._database.write(record.owner, lambda rows: put(rows, encoded))
+        if record.id in await self._evict(record.owner):
+            raise InvalidField(None, "it exceeds this API key's share of GENAI_RESPONSE_STORE_BYTES")
+
     async def get(self, id: str, owner: str | None = None) -> KeptResponse:
-        """A response of this owner. Raises ResponseNotFound and StoreUnavailable."""
+        """A response of this owner. Raises ResponseNotFound. It has failed if its API process has died."""
         key = Key("response", id, owner)
         running = self._running_of(key)
         if running is not None:
             return running
-        record = self.background.checked(await self._find(key, lambda database: database.get(key)))
+        record = await self._find(key, lambda rows: self._records.get(rows, key))
+        if record.value["status"] in RUNNING and (record.run != self._run or not psutil.pid_exists(record.pid)):
+            error = error_of(ServerStopping("the server or its API process ended while the response was running"))
+            record = replace(record, value={**record.value, "status": "failed", "error": error})
         return StoredResponse(record, lambda after: self._events(key, after))
 
     async def page(
@@ -110,71 +280,87 @@ class ResponseStore:
     ) -> Page:
         """A page of a response's input items or of a conversation's items.
 
-        Raises ResponseNotFound or ConversationNotFound, StoreUnavailable, and InvalidField.
+        Raises ResponseNotFound or ConversationNotFound, and InvalidField.
         """
         key = Key(object, id, owner)
         running = self._running_of(key)
         if running is not None:
             return _page(running.items, query)
-        return await self._find(key, lambda database: database.page(key, query))
+        return await self._find(
+            key,
+            lambda rows: self._records.page(rows, key, order=query.order, after=query.after, limit=query.limit),
+        )
 
     async def history(
         self, object: Literal["response", "conversation"], id: str, owner: str | None, *, is_shortened: bool = False
     ) -> list[JsonObject]:
         """The items of an ended response, including its output, or of a conversation.
 
-        Raises ResponseNotFound or ConversationNotFound, StoreUnavailable, and InvalidField if it is too long to
-        continue. With `is_shortened`, the oldest turns are dropped instead.
+        Raises ResponseNotFound or ConversationNotFound, and InvalidField if it is too long to continue. With
+        `is_shortened`, the oldest turns are dropped instead.
         """
         key, max_bytes = Key(object, id, owner), self._max_history // (2 if is_shortened else 1)
         running = self._running_of(key)
         if running is not None:
             return [*running.items, *running.response["output"]]
-        found = await self._find(key, lambda database: database.history(key, max_bytes, is_shortened=is_shortened))
+        found = await self._find(
+            key, lambda rows: self._records.history(rows, key, max_bytes, is_shortened=is_shortened)
+        )
         return await asyncio.to_thread(_decoded, found)
 
     async def cancel(self, id: str, owner: str | None = None) -> KeptResponse:
         """Cancel a running response in whichever process it runs, and return it.
 
-        Raises ResponseNotFound, StoreUnavailable, Unavailable if it does not end in time, and InvalidField if it has
-        ended in another way.
+        Raises ResponseNotFound, Unavailable if it does not end in time, and InvalidField if it has ended in another
+        way.
         """
         kept = await self.get(id, owner)
-        if isinstance(kept, StoredResponse) and kept.record.is_running:
-            await self.background.mark_cancelled(kept.record)
+        if isinstance(kept, StoredResponse) and kept.is_running:
+            key = Key("response", id, owner)
+            await self._database.write(owner, lambda rows: self._records.mark_cancelled(rows, key))
             # Runs in a task because other engines than the response's may not reply.
-            self.later(self.background.end_elsewhere(kept.record))
-            kept = await until_ended(id, lambda: self.get(id, owner))
+            self.later(self._end_elsewhere(kept.record))
+            kept = await self._ended(id, owner)
         kept.cancel()
         return kept
+
+    async def was_ended_elsewhere(self, id: str, owner: str | None) -> bool:
+        """Whether another process has cancelled or deleted a background response of this process."""
+        key = Key("response", id, owner)
+        try:
+            record = await self._database.read(owner, lambda rows: self._records.get(rows, key))
+        except StoreUnavailable:
+            return False
+        return record is None or record.is_cancelled
 
     async def delete(self, id: str, owner: str | None = None) -> None:
         """Delete a response. A background response is cancelled; one with a client continues for it.
 
-        Raises ResponseNotFound and StoreUnavailable.
+        Raises ResponseNotFound.
         """
         kept = await self.get(id, owner)
-        self._running.pop(id, None)
-        await self._records.delete(id, owner)
-        if (running := self._background.get(id)) is not None:
+        running = self._running.pop(id, None)
+        try:
+            await self._delete(id, owner)
+        except StoreUnavailable:
+            if running is not None and id in self._background:
+                self._running[id] = running
+            raise
+        if id in self._background:
             with suppress(InvalidField):  # it has just ended
-                running.cancel()
-        elif isinstance(kept, StoredResponse) and kept.record.is_running:
-            self.later(self.background.end_elsewhere(kept.record))
-
-    async def put(self, record: Record) -> str | None:
-        """Store a record. Returns the reason why it is not in the file; None if it is, or if there is no file."""
-        return await self._records.put(record)
+                self._background[id].cancel()
+        elif isinstance(kept, StoredResponse) and kept.is_running:
+            self.later(self._end_elsewhere(kept.record))
 
     async def conversation(self, id: str, owner: str | None) -> JsonObject:
-        """A conversation of this owner, without its items. Raises ConversationNotFound and StoreUnavailable."""
+        """A conversation of this owner, without its items. Raises ConversationNotFound."""
         key = Key("conversation", id, owner)
-        return (await self._find(key, lambda database: database.get(key))).value
+        return (await self._find(key, lambda rows: self._records.get(rows, key))).value
 
     async def conversation_item(self, id: str, owner: str | None, item: str) -> msgspec.Raw:
-        """One item of a conversation. Raises ConversationNotFound and StoreUnavailable."""
+        """One item of a conversation. Raises ConversationNotFound."""
         key = Key("conversation", id, owner)
-        found = await self._records.find(key, lambda database: database.item(key, item))
+        found = await self._database.read(owner, lambda rows: self._records.item(rows, key, item))
         if found is None:
             await self.conversation(id, owner)
             raise _no_item(id, item)
@@ -183,11 +369,11 @@ class ResponseStore:
     async def update_conversation(
         self, id: str, owner: str | None, change: Callable[[JsonObject], JsonObject]
     ) -> JsonObject:
-        """Change a conversation's value and return it. Raises ConversationNotFound, StoreUnavailable and InvalidField,
-        without a change.
+        """Change a conversation's value and return it. Raises ConversationNotFound and InvalidField, without a
+        change.
         """
         key = Key("conversation", id, owner)
-        changed = await self._records.change(key, lambda database: database.set_value(key, change))
+        changed = await self._database.write(owner, lambda rows: self._records.set_value(rows, key, change))
         if changed is None:
             raise _not_found(key)
         return changed
@@ -195,31 +381,30 @@ class ResponseStore:
     async def add_items(self, id: str, owner: str | None, items: Sequence[JsonObject]) -> None:
         """Append items to a conversation.
 
-        Raises ConversationNotFound, StoreUnavailable, and InvalidField if the conversation would be too large, without
-        a change.
+        Raises ConversationNotFound, and InvalidField if the conversation would be too large, without a change.
         """
-        key, rows = Key("conversation", id, owner), await asyncio.to_thread(encode_items, items)
-        if not await self._records.change(key, lambda database: database.append(key, rows)):
+        key, added = Key("conversation", id, owner), await asyncio.to_thread(encode_items, items)
+        if not await self._database.write(owner, lambda rows: self._records.append(rows, key, added)):
             raise _not_found(key)
-        await self._records.evict(owner)
+        await self._evict(owner)
 
     async def remove_item(self, id: str, owner: str | None, item: str) -> JsonObject:
-        """Delete an item of a conversation; returns the conversation. Raises ConversationNotFound, StoreUnavailable."""
+        """Delete an item of a conversation; returns the conversation. Raises ConversationNotFound."""
         conversation = await self.conversation(id, owner)
         key = Key("conversation", id, owner)
-        if not await self._records.change(key, lambda database: database.remove_item(key, item)):
+        if not await self._database.write(owner, lambda rows: self._records.remove_item(rows, key, item)):
             raise _no_item(id, item)
         return conversation
 
     async def delete_conversation(self, id: str, owner: str | None) -> None:
-        """Remove a conversation of this owner. Raises ConversationNotFound and StoreUnavailable."""
+        """Remove a conversation of this owner. Raises ConversationNotFound."""
         await self.conversation(id, owner)
-        await self._records.delete(id, owner)
+        await self._delete(id, owner)
 
     async def find_items(self, ids: Iterable[str], owner: str | None = None) -> dict[str, JsonObject]:
         """The owner's items with these ids, keyed by id. Unknown ids are omitted.
 
-        Raises StoreUnavailable, and InvalidField for too many or too large items.
+        Raises InvalidField for too many or too large items.
         """
         wanted = Counter(ids)
         if not wanted:
@@ -232,36 +417,85 @@ class ResponseStore:
                 given=wanted.total(),
             )
         max_bytes = self._max_history
-        rows = await self._records.find_all(owner, lambda database: database.find_items(wanted, owner, max_bytes))
+        found = await self._database.read(owner, lambda rows: self._records.find_items(rows, wanted, owner, max_bytes))
         for running in self._running.values():
             if running.owner == owner:
-                rows |= {id: to_json(item) for id, item in running.find_items(wanted.keys()).items()}
-        if sum(wanted[id] * len(row) for id, row in rows.items()) > max_bytes:
+                found |= {id: to_json(item) for id, item in running.find_items(wanted.keys()).items()}
+        if sum(wanted[id] * len(item) for id, item in found.items()) > max_bytes:
             raise references_too_large(max_bytes)
-        return await asyncio.to_thread(lambda: {id: json.loads(row) for id, row in rows.items()})
+        return await asyncio.to_thread(lambda: {id: json.loads(item) for id, item in found.items()})
 
     async def close(self) -> None:
         """Stop background responses and finish storing ended ones."""
+        self._is_closing = True
         for running in list(self._background.values()):
             await running.stop()
         if self._storing:
-            await asyncio.wait(self._storing, timeout=FILE_TIMEOUT)
-        await self._records.close()
+            await asyncio.wait(self._storing, timeout=TIMEOUT)
 
     def _running_of(self, key: Key) -> Running | None:
         running = self._running.get(key.id) if key.object == "response" else None
         return running if running is not None and running.owner == key.owner else None
 
+    async def _delete(self, id: str, owner: str | None) -> None:
+        await self._database.write(owner, lambda rows: self._records.delete(rows, id, owner))
+
+    async def _complete(self, ended: Record) -> None:
+        """Complete a background response once the store can be written; until then it seems to run."""
+        while not self._is_closing:
+            await asyncio.sleep(_RETRY_EVERY)
+            with suppress(StoreUnavailable, InvalidField):
+                await self.put(ended, is_begun=True)
+                return
+
+    async def _evict(self, owner: str | None) -> set[str]:
+        """Delete records, each in a job of its own, until the limits are met; returns their ids."""
+        evicted = set()
+        with suppress(StoreUnavailable):  # the next record continues the eviction
+            while (id := await self._database.write(owner, lambda rows: self._records.evict(rows, owner))) is not None:
+                evicted.add(id)
+        return evicted
+
+    async def _end_elsewhere(self, running: StoredRecord) -> None:
+        """End the engine request of another process's response."""
+        if self._end_request is not None:
+            with suppress(NoEngineReady, RequestNotFound):  # the request has ended, perhaps with its engine
+                await self._end_request(running.request)
+
+    async def _ended(self, id: str, owner: str | None) -> KeptResponse:
+        """The response, once its process has ended it. Raises Unavailable if this takes too long."""
+        try:
+            async with asyncio.timeout(_CANCEL_TIMEOUT):
+                while True:
+                    found = await self.get(id, owner)
+                    if found.response["status"] not in RUNNING:
+                        return found
+                    await asyncio.sleep(_CHECK_EVERY)
+        except TimeoutError:
+            raise Unavailable(f"response {id} has not ended yet; try again", param="response_id") from None
+
     async def _events(self, key: Key, after: int) -> Sequence[JsonObject]:
-        events = await self._find(key, lambda database: database.events(key, after))
+        events = await self._find(key, lambda rows: self._records.events(rows, key, after))
         return await asyncio.to_thread(lambda: [json.loads(event) for event in events])
 
-    async def _find(self, key: Key, job: Callable[[RecordDatabase], T | None]) -> T:
-        """Read from a record. Raises ResponseNotFound, ConversationNotFound and StoreUnavailable."""
-        found = await self._records.find(key, job)
+    async def _find(self, key: Key, read: Do[T | None]) -> T:
+        """Read from a record. Raises ResponseNotFound and ConversationNotFound."""
+        found = await self._database.read(key.owner, read)
         if found is None:
             raise _not_found(key)
         return found
+
+
+def not_streamed(id: str) -> InvalidField:
+    """The error for a stream that was not stored."""
+    return InvalidField(
+        "stream", f"must be false: response {quoted(id)} was not created with background: true and stream: true"
+    )
+
+
+def not_cancelled(response: JsonObject) -> InvalidField:
+    """The error for cancelling a response that has ended in another way."""
+    return InvalidField("response_id", f"{response['id']} cannot be cancelled: it is {response['status']}")
 
 
 def _not_found(key: Key) -> GenaiServerError:
@@ -278,7 +512,7 @@ def _page(items: Sequence[JsonObject], query: InputItemsParameters) -> Page:
     items = items[::-1] if query.order == "desc" else items
     start = 0
     if query.after is not None:
-        start = next((place + 1 for place, item in enumerate(items) if item["id"] == query.after), 0)
+        start = next((index + 1 for index, item in enumerate(items) if item["id"] == query.after), 0)
         if not start:
             raise no_such_item(query.after)
     end = start + query.limit
@@ -291,5 +525,5 @@ def _decoded(history: History) -> list[JsonObject]:
     if history.first is None:
         return items
     first = json.loads(history.first)
-    start = next((place for place, item in enumerate(items) if item.get("role") == "user"), len(items))
+    start = next((index for index, item in enumerate(items) if item.get("role") == "user"), len(items))
     return [*([first] if first.get("role") in ("system", "developer") else []), *items[start:]]

@@ -10,14 +10,14 @@ from fastapi import Depends, Request, Response
 
 from genai_server.apis.responses.item_schemas import InputItem
 from genai_server.apis.responses.items import given_items, referenced_ids
-from genai_server.apis.responses.store import ResponseStore
-from genai_server.apis.responses.store_records import LatestResponse, Page
+from genai_server.apis.responses.store import LatestResponse, ResponseStore
 from genai_server.errors import InvalidField
 from genai_server.http.json_response import JsonObject, built_response
 from genai_server.http.middleware.authentication import TheHolder
 from genai_server.http.request_state import Receipt, request_state
+from genai_server.store.records import Page
 
-# Response header with the reason why a response or conversation was not stored.
+# Response header with the reason why a response was not stored, or not added to its conversation.
 NOT_STORED = "x-genai-not-stored"
 
 

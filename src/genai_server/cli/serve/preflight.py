@@ -9,11 +9,10 @@ import logging
 import os
 import socket
 import ssl
+from collections.abc import Set
 from pathlib import Path
 from tempfile import TemporaryFile
 
-from genai_server.apis.responses import store_tables as responses
-from genai_server.apis.shared.database import why_unusable
 from genai_server.audio import decoder_library
 from genai_server.cli.serve.loaders import load_traces, text_loader
 from genai_server.config.setting_form import environment_variable
@@ -28,6 +27,8 @@ from genai_server.http.telemetry import key_usage
 from genai_server.hub.repository import could_be_repository
 from genai_server.installation import this_installation
 from genai_server.pooling_model import Task, task_of
+from genai_server.store import tables
+from genai_server.store.database import why_unusable
 from genai_server.text.codec import TextCodec
 from genai_server.vision_model import Medium
 
@@ -151,12 +152,13 @@ def check_storage(settings: Settings) -> None:
 
     Logs a warning if profiles cannot be written, which are not needed to serve.
     """
-    _check_files(settings)
-    stores = ("response_store_file", responses.VERSION), ("usage_file", key_usage.VERSION)
-    for name, version in stores:
-        path = getattr(settings, name)
-        if path and (why := why_unusable(Path(path), version)):
-            raise ConfigurationError(f"{environment_variable(name)}={path}: {why}")
+    if settings.files_dir:
+        _check_files(settings)
+        _check_file("files_dir", settings.files_dir, settings.store_file, tables.KNOWN_VERSIONS)
+    else:
+        _check_file("response_store_file", settings.response_store_file, settings.store_file, tables.KNOWN_VERSIONS)
+    usage_file = Path(settings.usage_file) if settings.usage_file else None
+    _check_file("usage_file", settings.usage_file, usage_file, key_usage.KNOWN_VERSIONS)
     if why := why_no_profiles(settings):
         log.warning("%s; nothing can be profiled", why)
 
@@ -174,10 +176,8 @@ def why_no_profiles(settings: Settings) -> str | None:
 
 
 def _check_files(settings: Settings) -> None:
-    """Make the folder for files, if they are wanted. Raises ConfigurationError if nothing can be written there."""
-    if not settings.files_dir:
-        return
-    folder = Path(settings.files_dir)
+    """Make the folder for files. Raises ConfigurationError if nothing can be written there, or for two stores."""
+    folder, responses = Path(settings.files_dir), settings.response_store_file
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with TemporaryFile(dir=folder):
@@ -185,6 +185,19 @@ def _check_files(settings: Settings) -> None:
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise ConfigurationError(f"GENAI_FILES_DIR={settings.files_dir}: cannot be written: {reason}") from None
+    if responses and settings.store_file is not None:
+        has_to_move = Path(responses).exists() and not settings.store_file.exists()
+        move = f"move the file there (mv {responses} {settings.store_file}) and " if has_to_move else ""
+        raise ConfigurationError(
+            f"GENAI_RESPONSE_STORE_FILE={responses}: with GENAI_FILES_DIR, responses are stored in "
+            f"{settings.store_file}; {move}remove this setting"
+        )
+
+
+def _check_file(setting: str, given: str, path: Path | None, versions: Set[int]) -> None:
+    """Check that a database can be written. Raises ConfigurationError with the setting and its given value."""
+    if path is not None and (why := why_unusable(path, versions)):
+        raise ConfigurationError(f"{environment_variable(setting)}={given}: {why}")
 
 
 def check_traces(settings: Settings) -> None:

@@ -1,7 +1,6 @@
 """Requests and tokens by day, API key and model, for operators (`genai-server usage` and /v1/admin/usage)."""
 
 import asyncio
-import logging
 import sqlite3
 from collections.abc import Iterator
 from contextlib import suppress
@@ -9,12 +8,9 @@ from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
-from genai_server.apis.shared.database import PAGE_BYTES, Database
-from genai_server.apis.shared.database_thread import DatabaseThread
 from genai_server.errors import StoreUnavailable
 from genai_server.http.telemetry.request_record import RequestRecord
-
-log = logging.getLogger(__name__)
+from genai_server.store.database import Database, check_version
 
 # Days that are kept.
 MAX_DAYS = 400
@@ -22,11 +18,10 @@ MAX_DAYS = 400
 MAX_BYTES = 128 * 1024 * 1024
 # Where the counts are while no file is configured; in the engines' folder.
 FILE_NAME = "usage.sqlite"
-# Seconds between two additions to the file, and for one.
+# Seconds between two additions to the file.
 _INTERVAL = 2.0
-_TIMEOUT = 5.0
-# Files of later versions are not changed.
-VERSION = 1
+# Files of other versions are not changed; 0 is a new one.
+KNOWN_VERSIONS = frozenset({0, 1})
 _TABLE = """
 CREATE TABLE IF NOT EXISTS usage (
     day TEXT NOT NULL, key_name TEXT NOT NULL, model TEXT NOT NULL,
@@ -76,15 +71,13 @@ class KeyUsage:
     """
 
     def __init__(self) -> None:
-        self._thread: DatabaseThread[Database] | None = None
+        self._database: Database | None = None
         # Not in the file yet.
         self._pending: dict[Place, Counts] = {}
-        self._is_failing = False
 
     def open(self, path: Path) -> None:
         """Count in this file from now on."""
-        database = Database(path, MAX_BYTES // PAGE_BYTES, _prepare, "usage")
-        self._thread = DatabaseThread(database, "usage", _TIMEOUT)
+        self._database = Database(path, _prepare, MAX_BYTES)
 
     def observe(self, record: RequestRecord) -> None:
         """Count a request that has ended, if it is one for answers."""
@@ -114,42 +107,36 @@ class KeyUsage:
 
     async def close(self) -> None:
         """Add what is left to the file, and close it."""
-        if self._thread is not None:
+        if self._database is not None:
             with suppress(StoreUnavailable):
                 await self._write()
-            await self._thread.close()
+            await self._database.close()
 
     @property
-    def _opened(self) -> DatabaseThread[Database]:
-        assert self._thread is not None
-        return self._thread
+    def _opened(self) -> Database:
+        assert self._database is not None
+        return self._database
 
     def _add(self, place: Place, counts: Counts) -> None:
         self._pending[place] = self._pending.get(place, Counts()).plus(counts)
 
     async def _write(self) -> None:
-        """Add to the file. Raises StoreUnavailable, which is logged once until it works again."""
+        """Add to the file. Raises StoreUnavailable."""
         if not self._pending:
             return
         written, self._pending = self._pending, {}
         try:
             await self._opened.write(None, lambda file: _add_all(file, written))
-        except StoreUnavailable as error:
-            if not self._is_failing:
-                log.warning("%s; trying again", error)
-            self._is_failing = True
+        except StoreUnavailable:
             for place, counts in written.items():
                 self._add(place, counts)
             raise
-        self._is_failing = False
 
 
 def _prepare(file: sqlite3.Connection) -> None:
-    (version,) = file.execute("PRAGMA user_version").fetchone()
-    if version not in (0, VERSION):
-        raise ValueError("it has been written by a newer version of genai-server")
+    check_version(file, KNOWN_VERSIONS)
     file.execute(_TABLE)
-    file.execute(f"PRAGMA user_version = {VERSION}")
+    file.execute(f"PRAGMA user_version = {max(KNOWN_VERSIONS)}")
 
 
 def _add_all(file: sqlite3.Connection, counted: dict[Place, Counts]) -> None:

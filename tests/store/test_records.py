@@ -1,11 +1,7 @@
-"""What is stored of responses and conversations, and for how long. Memory and file behave alike; the file may be full,
-read-only or damaged, and outlives the server.
-"""
+"""What is stored of responses and conversations, and for how long. The file may be full or read-only."""
 
 import json
-import os
 import sqlite3
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -16,35 +12,68 @@ from typing import Any
 
 import pytest
 
-from genai_server.apis.responses import store_items
-from genai_server.apis.responses.schemas import InputItemsParameters
-from genai_server.apis.responses.store_database import RecordDatabase
-from genai_server.apis.responses.store_items import Key
-from genai_server.apis.responses.store_records import Record, encode_items, encode_record
 from genai_server.errors import InvalidField, StoreUnavailable
-from genai_server.http.json_response import JsonObject
-from tests.apis.responses.test_store_records import record
+from genai_server.store import records
+from genai_server.store.database import JsonObject
+from genai_server.store.records import (
+    EVENT,
+    ITEM,
+    OUTPUT,
+    EncodedRecord,
+    Key,
+    Record,
+    Records,
+    Row,
+    encode_items,
+    to_json,
+)
+from genai_server.store.tables import open_store
 
-NAME = "responses.sqlite"
 MANY = 10**9
-Make = Callable[..., RecordDatabase]
+_WRITES = {"put", "complete", "evict", "delete", "set_value", "append", "remove_item", "mark_cancelled"}
+
+
+class Store:
+    """A store whose records are used without its thread: each method of Records is a transaction."""
+
+    def __init__(self, path: Path, size: int = 1000, num_bytes: int = 2_000_000) -> None:
+        self.database = open_store(path, num_bytes)
+        self._records = Records(size, num_bytes)
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        def call(*args: Any, **named: Any) -> Any:
+            with self.database.transaction("IMMEDIATE" if name in _WRITES else "DEFERRED") as rows:
+                return getattr(self._records, name)(rows, *args, **named)
+
+        return call
+
+    @property
+    def connection(self) -> sqlite3.Connection:
+        assert self.database._connection is not None
+        return self.database._connection
+
+    def close(self) -> None:
+        self.database.disconnect()
+
+
+Make = Callable[..., Store]
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    return tmp_path / NAME
+    return tmp_path / "store.sqlite"
 
 
 @pytest.fixture
-def file(path: Path) -> Iterator[RecordDatabase]:
-    with closing(RecordDatabase(path, 1000, 2_000_000)) as file:
+def file(path: Path) -> Iterator[Store]:
+    with closing(Store(path)) as file:
         yield file
 
 
-@pytest.fixture(params=["memory", "file"])
+@pytest.fixture
 def database(request: pytest.FixtureRequest, path: Path) -> Make:
-    def make(*ids: str, size: int = 3, num_bytes: int = 100_000) -> RecordDatabase:
-        made = RecordDatabase(path if request.param == "file" else None, size, num_bytes)
+    def make(*ids: str, size: int = 3, num_bytes: int = 100_000) -> Store:
+        made = Store(path, size, num_bytes)
         request.addfinalizer(made.close)
         for id in ids:
             put(made, record(id))
@@ -53,12 +82,18 @@ def database(request: pytest.FixtureRequest, path: Path) -> Make:
     return make
 
 
-def put(database: RecordDatabase, stored: Record) -> None:
-    database.put(encode_record(stored))
+def record(id: str, status: str = "completed", text: str = "", owner: str | None = None) -> Record:
+    output = [{"id": f"out_{id}", "text": text}]
+    value = {"id": id, "object": "response", "status": status, "output": output}
+    return Record(value, [{"id": f"in_{id}"}], owner)
+
+
+def put(database: Store, stored: Record) -> None:
+    database.put(EncodedRecord(stored))
     make_room(database, stored.owner)
 
 
-def make_room(database: RecordDatabase, owner: str | None = None) -> list[str]:
+def make_room(database: Store, owner: str | None = None) -> list[str]:
     evicted = []
     while (id := database.evict(owner)) is not None:
         evicted.append(id)
@@ -77,7 +112,7 @@ def response(id: str, owner: str | None = None) -> Key:
     return Key("response", id, owner)
 
 
-def got(database: RecordDatabase, id: str, owner: str | None = None) -> JsonObject | None:
+def got(database: Store, id: str, owner: str | None = None) -> JsonObject | None:
     """A response as a client sees it."""
     found = database.get(response(id, owner))
     if found is None:
@@ -85,24 +120,42 @@ def got(database: RecordDatabase, id: str, owner: str | None = None) -> JsonObje
     return {**found.value, "output": [json.loads(bytes(item)) for item in found.value["output"]]}
 
 
-def kept(database: RecordDatabase, *ids: str, owner: str | None = None) -> list[str]:
+def kept(database: Store, *ids: str, owner: str | None = None) -> list[str]:
     return [id for id in ids if database.find_items({f"in_{id}": 1}, owner, MANY)]
 
 
-def query(**given: Any) -> InputItemsParameters:
-    return InputItemsParameters.model_validate(given)
+def page(database: Store, key: Key, **given: Any) -> Any:
+    return database.page(key, **{"order": "desc", "after": None, "limit": 20, **given})
 
 
-def page_ids(database: RecordDatabase, key: Key, **given: Any) -> list[str]:
-    page = database.page(key, query(**given))
-    assert page is not None
-    return [id for id, _ in page.items]
+def page_ids(database: Store, key: Key, **given: Any) -> list[str]:
+    return [id for id, _ in page(database, key, **given).items]
 
 
-def history(database: RecordDatabase, key: Key, **given: Any) -> list[str]:
+def history(database: Store, key: Key, **given: Any) -> list[str]:
     found = database.history(key, **{"max_bytes": MANY, **given})
-    assert found is not None
     return [json.loads(item)["id"] for item in found.items]
+
+
+# the encoded form
+
+
+def test_each_item_and_event_is_a_row() -> None:
+    stored = EncodedRecord(Record(record("a").value, [{"id": "in_a"}], events=[{"type": "x"}]))
+    assert json.loads(stored.head) == {**record("a").value, "output": []}
+    assert stored.rows == [
+        Row(ITEM, "in_a", b'{"id":"in_a"}'),
+        Row(OUTPUT, "out_a", b'{"id":"out_a","text":""}'),
+        Row(EVENT, None, b'{"type":"x"}'),
+    ]
+
+
+def test_the_size_is_counted_in_bytes_of_utf_8() -> None:
+    assert EncodedRecord(record("a", text="é")).size == EncodedRecord(record("a", text="e")).size + 1
+
+
+def test_a_lone_surrogate_survives_json() -> None:
+    assert json.loads(to_json({"a": "é\udc80"})) == {"a": "é\udc80"}
 
 
 # limits
@@ -127,18 +180,18 @@ def test_all_records_together_have_a_size(database: Make) -> None:
 
 def test_a_record_larger_than_the_limit_evicts_none(database: Make) -> None:
     store = database("a", num_bytes=1000)
-    with pytest.raises(InvalidField, match="at most 1000 .GENAI_RESPONSE_STORE_BYTES"):
+    with pytest.raises(InvalidField, match="at most 1000 bytes .GENAI_RESPONSE_STORE_BYTES"):
         put(store, record("b", text="x" * 1000))
     assert kept(store, "a", "b") == ["a"]
 
 
 def test_a_record_has_a_largest_number_of_items(database: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_items, "MAX_ROWS", 3)
+    monkeypatch.setattr(records, "MAX_ROWS", 3)
     store = database()
-    with pytest.raises(InvalidField, match="4 items and events, .* at most 3"):
+    with pytest.raises(InvalidField, match="at most 3 items and events; given 4"):
         put(store, conversation(4))
     put(store, conversation(2))
-    with pytest.raises(InvalidField, match="would have 4"):
+    with pytest.raises(InvalidField, match="given 4"):
         store.append(CONV, encode_items([{"id": "x"}, {"id": "y"}]))
     assert history(store, CONV) == ["i0", "i1"]
 
@@ -167,7 +220,7 @@ def test_an_owner_of_large_records_evicts_no_small_ones(database: Make) -> None:
 
 def test_one_eviction_removes_one_record(database: Make) -> None:
     store = database("a", "b", "c", num_bytes=2000)
-    store.put(encode_record(record("d", text="x" * 1800)))
+    store.put(EncodedRecord(record("d", text="x" * 1800)))
     assert store.evict(None) == "a"
     assert kept(store, *"abcd") == ["b", "c", "d"]
     assert make_room(store) == ["b"]
@@ -186,7 +239,7 @@ def test_a_running_response_is_evicted_last(database: Make) -> None:
     for id in "bcd":
         put(store, record(id))
     assert kept(store, *"abcd") == ["a", "c", "d"]
-    assert store.complete(encode_record(record("a", text="end")))
+    assert store.complete(EncodedRecord(record("a", text="end")))
     got(store, "c")
     got(store, "d")
     put(store, record("e"))
@@ -204,7 +257,7 @@ def test_a_record_is_visible_to_its_owner_only(database: Make) -> None:
     for stranger in ("bob", None):
         for key in (response("a", stranger), Key("conversation", "conv", stranger)):
             assert store.get(key) is None
-            assert store.page(key, query()) is None
+            assert page(store, key) is None
             assert store.history(key, MANY) is None
             assert store.item(key, "i0") is None
             assert store.events(key, -1) is None
@@ -212,7 +265,7 @@ def test_a_record_is_visible_to_its_owner_only(database: Make) -> None:
             assert not store.remove_item(key, "i0")
             assert store.set_value(key, dict) is None
             assert not store.delete(key.id, stranger)
-        assert not store.complete(encode_record(record("a", owner=stranger)))
+        assert not store.complete(EncodedRecord(record("a", owner=stranger)))
         assert store.find_items({"in_a": 1, "i0": 1}, stranger, MANY) == {}
     assert store.delete("a", "alice")
     assert store.find_items({"in_a": 1}, "alice", MANY) == {}
@@ -258,20 +311,18 @@ def test_pages_have_the_requested_items(database: Make) -> None:
     with pytest.raises(InvalidField, match='after must be the id of an input item; given "x"'):
         page_ids(store, CONV, after="x")
     for limit, has_more in ((4, True), (5, False)):
-        page = store.page(CONV, query(limit=limit))
-        assert page is not None
-        assert page.has_more is has_more
+        shown = page(store, CONV, limit=limit)
+        assert shown.has_more is has_more
 
 
 def test_a_page_of_large_items_ends_early(database: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     store = database()
     put(store, conversation(9, text="x" * 1000))
-    monkeypatch.setattr(store_items, "MAX_PAGE_BYTES", 3000)
+    monkeypatch.setattr(records, "MAX_PAGE_BYTES", 3000)
     assert page_ids(store, CONV, order="asc") == ["i0", "i1"]
-    monkeypatch.setattr(store_items, "MAX_PAGE_BYTES", 10)  # a page has at least one item
-    page = store.page(CONV, query(order="asc", after="i7"))
-    assert page is not None
-    assert [id for id, _ in page.items] == ["i8"]
+    monkeypatch.setattr(records, "MAX_PAGE_BYTES", 10)  # a page has at least one item
+    shown = page(store, CONV, order="asc", after="i7")
+    assert [id for id, _ in shown.items] == ["i8"]
 
 
 def test_a_history_has_items_and_output_in_order(database: Make) -> None:
@@ -282,7 +333,7 @@ def test_a_history_has_items_and_output_in_order(database: Make) -> None:
 def test_a_history_that_is_too_large_is_refused_or_cut(database: Make) -> None:
     store = database()
     put(store, conversation(9, text="x" * 1000))
-    with pytest.raises(InvalidField, match='"conv" has more than 2500 bytes'):
+    with pytest.raises(InvalidField, match='"conv" has more bytes of items .* 2500'):
         history(store, CONV, max_bytes=2500)
     found = store.history(CONV, 5000, is_shortened=True)
     assert found is not None
@@ -293,8 +344,8 @@ def test_a_history_that_is_too_large_is_refused_or_cut(database: Make) -> None:
 def test_events_are_read_from_a_place_on(database: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     store = database("b")
     put(store, replace(record("a"), events=[{"number": number} for number in range(5)]))
-    assert [store.get(response(id)).has_events for id in "ab"] == [True, False]  # type: ignore[union-attr]
-    monkeypatch.setattr(store_items, "_MAX_PAGE_EVENTS", 2)
+    assert [store.get(response(id)).has_events for id in "ab"] == [True, False]
+    monkeypatch.setattr(records, "_MAX_PAGE_EVENTS", 2)
     for after, numbers in ((-1, [0, 1]), (1, [2, 3]), (3, [4]), (4, [])):
         events = store.events(response("a"), after)
         assert [json.loads(event)["number"] for event in events or []] == numbers
@@ -318,7 +369,7 @@ def test_items_are_added_and_removed(database: Make) -> None:
 def test_a_conversation_is_not_added_to_beyond_the_limit(database: Make) -> None:
     store = database(num_bytes=1000)
     put(store, conversation(1))
-    with pytest.raises(InvalidField, match="at most 1000 .GENAI_RESPONSE_STORE_BYTES"):
+    with pytest.raises(InvalidField, match="at most 1000 bytes .GENAI_RESPONSE_STORE_BYTES"):
         store.append(CONV, encode_items([{"id": "x" * 1000}]))
     assert history(store, CONV) == ["i0"]
 
@@ -351,7 +402,7 @@ def test_a_response_deleted_while_it_runs_is_not_stored(database: Make) -> None:
     store = database()
     put(store, replace(record("a", "in_progress"), run="now"))
     assert store.delete("a", None)
-    assert not store.complete(encode_record(record("a")))
+    assert not store.complete(EncodedRecord(record("a")))
     assert kept(store, "a") == []
 
 
@@ -365,17 +416,16 @@ def test_sums_of_owners_are_those_of_their_records(database: Make) -> None:
     store.remove_item(CONV, "i1")
     store.set_value(CONV, lambda old: {**old, "metadata": {"a": "b"}})
     store.delete("r6", None)
-    assert store._open is not None
     sums = "SELECT owner, COUNT(*), SUM(size) FROM records GROUP BY owner"
-    assert store._open.execute("SELECT * FROM owners").fetchall() == store._open.execute(sums).fetchall()
+    assert store.connection.execute("SELECT * FROM owners").fetchall() == store.connection.execute(sums).fetchall()
     sizes = "SELECT LENGTH(value) + (SELECT SUM(LENGTH(json)) FROM parts WHERE record = key) FROM records"
-    assert store._open.execute("SELECT size FROM records").fetchall() == store._open.execute(sizes).fetchall()
+    assert store.connection.execute("SELECT size FROM records").fetchall() == store.connection.execute(sizes).fetchall()
 
 
 # counted work
 
 
-def accesses() -> Iterator[tuple[str, Callable[[RecordDatabase], Any]]]:
+def accesses() -> Iterator[tuple[str, Callable[[Store], Any]]]:
     yield "get", lambda store: store.get(CONV)
     yield "item", lambda store: store.item(CONV, "i500")
     yield "page", lambda store: page_ids(store, CONV, after="i500", limit=3)
@@ -388,10 +438,9 @@ def accesses() -> Iterator[tuple[str, Callable[[RecordDatabase], Any]]]:
 
 
 @pytest.mark.parametrize(("access"), [access for _, access in accesses()], ids=[name for name, _ in accesses()])
-def test_an_access_reads_what_it_returns(database: Make, access: Callable[[RecordDatabase], Any]) -> None:
+def test_an_access_reads_what_it_returns(database: Make, access: Callable[[Store], Any]) -> None:
     store = database(num_bytes=10_000_000)
     put(store, conversation(1000, text="x" * 1000))
-    assert store._open is not None
     read: list[int] = []
     steps: list[str] = []
 
@@ -399,15 +448,15 @@ def test_an_access_reads_what_it_returns(database: Make, access: Callable[[Recor
         read.append(sum(len(value) for value in row if isinstance(value, bytes)))
         return row
 
-    store._open.row_factory = count
-    store._open.set_trace_callback(steps.append)
+    store.connection.row_factory = count
+    store.connection.set_trace_callback(steps.append)
     work = [0]
 
     def step() -> int:
         work[0] += 1
         return 0
 
-    store._open.set_progress_handler(step, 100)
+    store.connection.set_progress_handler(step, 100)
     access(store)
     assert sum(read) < 6000, "bytes of rows"
     assert len(read) < 20, "rows"
@@ -419,13 +468,12 @@ def test_references_read_each_item_once(database: Make) -> None:
     store = database(num_bytes=20_000_000)
     put(store, conversation(4000, text="x" * 3000))
     rows: list[Any] = []
-    assert store._open is not None
 
     def note(cursor: sqlite3.Cursor, row: Any) -> Any:
         rows.append(row)
         return row
 
-    store._open.row_factory = note
+    store.connection.row_factory = note
     wanted = Counter(f"i{number}" for number in range(1000))
     assert len(store.find_items(wanted, None, MANY)) == 1000
     assert len(rows) == 1000
@@ -434,41 +482,35 @@ def test_references_read_each_item_once(database: Make) -> None:
 def test_a_deadline_stops_the_work(database: Make) -> None:
     store = database(num_bytes=10_000_000)
     put(store, conversation(2000, text="x" * 1000))
-    store.deadline = time.monotonic() - 1
+    store.database._deadline = time.monotonic() - 1
     with pytest.raises(StoreUnavailable, match="interrupted"):
         store.history(CONV, MANY)
     with pytest.raises(StoreUnavailable, match="interrupted"):
         store.delete("conv", None)
-    store.deadline = float("inf")
+    store.database._deadline = float("inf")
     assert len(history(store, CONV)) == 2000
 
 
 # the file
 
 
-def test_records_survive_a_restart(file: RecordDatabase, path: Path) -> None:
+def test_records_survive_a_restart(file: Store, path: Path) -> None:
     put(file, record("a", text="é", owner="alice"))
     file.close()
-    with closing(RecordDatabase(path, 1000, 2_000_000)) as again:
+    with closing(Store(path)) as again:
         assert got(again, "a", "alice") == record("a", text="é").value
         assert kept(again, "a", owner="alice") == ["a"]
 
 
-def test_two_processes_share_a_file(file: RecordDatabase, path: Path) -> None:
-    with closing(RecordDatabase(path, 1000, 2_000_000)) as other:
+def test_two_processes_share_a_file(file: Store, path: Path) -> None:
+    with closing(Store(path)) as other:
         put(other, record("a"))
         assert got(file, "a") == record("a").value
         file.delete("a", None)
         assert got(other, "a") is None
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such bits")
-def test_others_cannot_read_the_file(file: RecordDatabase, path: Path) -> None:
-    put(file, record("a"))
-    assert {found.stat().st_mode & 0o777 for found in path.parent.iterdir()} == {0o600}
-
-
-def test_deleted_records_are_erased_from_the_file(file: RecordDatabase, path: Path) -> None:
+def test_deleted_records_are_erased_from_the_file(file: Store, path: Path) -> None:
     put(file, record("a", text="a secret"))
     put(file, conversation(1, text="a secret"))
     file.delete("a", None)
@@ -477,73 +519,16 @@ def test_deleted_records_are_erased_from_the_file(file: RecordDatabase, path: Pa
     assert b"a secret" not in path.read_bytes()
 
 
-def test_invalid_file_is_named_and_left_unchanged(file: RecordDatabase, path: Path) -> None:
-    junk = b"junk" * 5000
-    path.write_bytes(junk)
-    for job in (
-        lambda: put(file, record("a")),
-        lambda: got(file, "a"),
-        lambda: file.find_items({"in_a": 1}, None, MANY),
-    ):
-        with pytest.raises(StoreUnavailable, match=f"{NAME}: file is not a database"):
-            job()
-    assert path.read_bytes() == junk
-    path.unlink()
+def test_a_read_only_file_can_be_read(file: Store) -> None:
     put(file, record("a"))
-
-
-def test_a_file_overwritten_while_it_is_open_is_noticed(file: RecordDatabase, path: Path) -> None:
-    for number in range(50):
-        put(file, record(f"r{number}", text="x" * 2000))
-    file.close()
-    got(file, "r1")
-    with path.open("r+b") as damaged:
-        damaged.seek(0)
-        damaged.write(os.urandom(path.stat().st_size))
-    with pytest.raises(StoreUnavailable, match=NAME):
-        for number in range(50):
-            got(file, f"r{number}")
-            put(file, record(f"s{number}"))
-
-
-def test_full_disk_loses_only_records_that_do_not_fit(file: RecordDatabase) -> None:
-    put(file, record("a"))
-    assert file._open is not None
-    (pages,) = file._open.execute("PRAGMA page_count").fetchone()
-    file._open.execute(f"PRAGMA max_page_count = {pages}")  # as SQLite itself reports ENOSPC
-    with pytest.raises(StoreUnavailable, match="full"):
-        put(file, record("b", text="x" * 100_000))
-    # A full disk would not let it be opened again.
-    assert file._open is not None
-    assert got(file, "a") == record("a").value
-    assert got(file, "b") is None
-    file._open.execute(f"PRAGMA max_page_count = {100 * pages}")
-    put(file, record("b", text="x" * 100_000))
-
-
-def test_a_missing_folder_is_named(tmp_path: Path) -> None:
-    with pytest.raises(StoreUnavailable, match="No such file or directory|cannot find"):
-        put(RecordDatabase(tmp_path / "nowhere" / NAME, 10, 1000), record("a"))
-
-
-def test_a_read_only_file_can_be_read(file: RecordDatabase) -> None:
-    put(file, record("a"))
-    assert file._open is not None
-    file._open.execute("PRAGMA query_only = ON")
+    file.connection.execute("PRAGMA query_only = ON")
     assert got(file, "a") == record("a").value
     with pytest.raises(StoreUnavailable, match="readonly"):
         put(file, record("b"))
 
 
-def test_the_file_has_a_largest_size(path: Path) -> None:
-    with closing(RecordDatabase(path, 1000, 2_000_000)) as file:
-        for number in range(300):
-            put(file, record(f"r{number}", text="x" * 20_000))
-    assert path.stat().st_size < 2 * 2_000_000 + 2**20
-
-
 def test_records_of_small_items_fill_no_file(path: Path) -> None:
     items = [{"id": f"rs_{number:048}", "type": "reasoning", "summary": []} for number in range(1000)]
-    with closing(RecordDatabase(path, 1000, 2_000_000)) as file:
+    with closing(Store(path)) as file:
         for number in range(60):
             put(file, replace(record(f"resp_{number:048}", owner="a" * 32), items=items))

@@ -1,4 +1,4 @@
-"""Stored files: their contents in a folder, and what is known of them in a database next to it."""
+"""Stored files: their contents in a folder, and what is known of them in the store."""
 
 import asyncio
 import os
@@ -6,22 +6,14 @@ import re
 import secrets
 import sqlite3
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from genai_server.apis.files.tables import prepare
-from genai_server.apis.shared.database import Database
-from genai_server.apis.shared.database_thread import DatabaseThread
 from genai_server.errors import InvalidField, StoredFileNotFound, UploadUnavailable
-from genai_server.http.json_response import JsonObject
 from genai_server.quoted_values import quoted
+from genai_server.store.database import Database, JsonObject
 
-# Seconds for an access to the database, including waiting for those of others.
-_TIMEOUT = 5.0
-# Maximum size of the database: 1 GiB. The limits of an owner's files and batches are a small part of it.
-_MAX_PAGES = 262_144
 # What a file counts at least, in bytes: an empty one takes space, too.
 MIN_COUNTED = 4096
 _COUNTED = f"COALESCE(SUM(MAX(size, {MIN_COUNTED})), 0)"
@@ -73,12 +65,13 @@ class FileLimits:
 
 
 class FileStore:
-    """Files within limits, visible only to their owners. Belongs to the event loop; must be closed.
+    """Files within limits, visible only to their owners. Belongs to the event loop.
 
     Creates its folders. All methods raise StoreUnavailable. Raises OSError if the folder cannot be made.
     """
 
-    def __init__(self, folder: Path, limits: FileLimits) -> None:
+    def __init__(self, database: Database, folder: Path, limits: FileLimits) -> None:
+        self.database = database
         self._contents = folder / "contents"
         # Files by which processes agree on who runs a batch.
         self.locks = folder / "locks"
@@ -86,12 +79,9 @@ class FileStore:
         self.uploads = folder / "uploads"
         # That of this process, where uploads go before they are added; set once it exists.
         self.own_uploads = self.uploads
-        for place in (folder, self._contents, self.locks, self.uploads):
-            place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for one in (folder, self._contents, self.locks, self.uploads):
+            one.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._limits = limits
-        self.database = DatabaseThread(
-            Database(folder / "index", _MAX_PAGES, prepare, "files and batches", is_durable=True), "files", _TIMEOUT
-        )
 
     def content(self, id: str) -> Path:
         """Where the content of a file is."""
@@ -111,7 +101,7 @@ class FileStore:
         now = int(time.time())
         file = StoredFile(id, owner, now, now + seconds, name, purpose, size)
         try:
-            await self.database.write(owner, lambda rows: self._insert(rows, file))
+            await self.database.write(owner, lambda rows: self._insert(rows, file), is_durable=True)
         except BaseException:
             await asyncio.to_thread(_remove, self.content(id))
             raise
@@ -156,7 +146,7 @@ class FileStore:
             rows.execute("DELETE FROM files WHERE id = ?", (id,))
             return True
 
-        if not await self.database.write(owner, remove):
+        if not await self.database.write(owner, remove, is_durable=True):
             raise _not_found(id)
         await asyncio.to_thread(_remove, self.content(id))
 
@@ -177,17 +167,13 @@ class FileStore:
                 (int(time.time()),),
             )
 
-        await self.database.write("", expired)
+        await self.database.write("", expired, is_durable=True)
         # Listed first: what is added in between is known.
         listed = await asyncio.to_thread(_old_enough, self._contents)
         if listed:
             known = await self.database.read("", lambda rows: {id for (id,) in rows.execute("SELECT id FROM files")})
             orphans = set(listed) - known
             await asyncio.to_thread(_remove, *(self.content(id) for id in orphans))
-
-    async def close(self) -> None:
-        """Finish waiting accesses and close the database."""
-        await self.database.close()
 
     def _insert(self, rows: sqlite3.Connection, file: StoredFile) -> None:
         number, own, total = _used(rows, file.owner)
@@ -242,12 +228,6 @@ def start_of(rows: sqlite3.Connection, table: str, after: str | None, owner: str
         raise InvalidField("after", f"must be the id of one of the {table}", given=after)
     key: int = row[0]
     return key
-
-
-def page_json(entries: Sequence[JsonObject], *, has_more: bool) -> JsonObject:
-    """A page of a list in OpenAI's format."""
-    first, last = (entries[0]["id"], entries[-1]["id"]) if entries else (None, None)
-    return {"object": "list", "data": list(entries), "first_id": first, "last_id": last, "has_more": has_more}
 
 
 def _used(rows: sqlite3.Connection, owner: str) -> tuple[int, int, int]:

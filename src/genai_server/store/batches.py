@@ -1,4 +1,4 @@
-"""Stored batches: their state, which every API process sees, in the database of the files."""
+"""Stored batches: their state in the store, which every API process sees."""
 
 import json
 import sqlite3
@@ -6,13 +6,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from genai_server.apis.batches.schemas import WINDOWS, BatchRequest
-from genai_server.apis.files.schemas import MAX_SECONDS
-from genai_server.apis.files.store import FileStore, StoredFile, find, insert, new_id, start_of
 from genai_server.batch_lines import LineError, listed
 from genai_server.errors import BatchNotFound, InvalidField, RateLimitExceeded
-from genai_server.http.json_response import JsonObject
 from genai_server.quoted_values import quoted
+from genai_server.store.database import JsonObject
+from genai_server.store.files import FileStore, StoredFile, find, insert, start_of
 
 # Batches of an owner that have not ended, and the bytes of those that are kept: 10,000 of the usual size.
 MAX_OPEN = 100
@@ -21,9 +19,6 @@ MAX_KEPT_BYTES = 10 * 1024 * 1024
 _CANCELLABLE = ("validating", "in_progress")
 NO_SPACE = "there is no space for the results: delete files (%s)"
 _COLUMNS = "id, owner, input, output, errors, keeps, value"
-_TIMES = (
-    *("in_progress_at", "finalizing_at", "completed_at", "failed_at", "expired_at", "cancelling_at", "cancelled_at"),
-)
 
 
 @dataclass(frozen=True)
@@ -56,40 +51,22 @@ class StoredBatch:
 
 
 class BatchStore:
-    """Batches in the database of a FileStore. Belongs to the event loop. All methods raise StoreUnavailable."""
+    """Batches, whose inputs and results are in a FileStore. Belongs to the event loop.
+
+    All methods raise StoreUnavailable.
+    """
 
     def __init__(self, files: FileStore) -> None:
         self._files = files
         self._database = files.database
 
-    async def create(self, body: BatchRequest, owner: str) -> JsonObject:
+    async def create(self, batch: StoredBatch) -> None:
         """Add a batch.
 
         Raises InvalidField for an input file that the owner does not have, or if there is no space for its results, and
         RateLimitExceeded if too many batches have not ended.
         """
-        now = int(time.time())
-        value: JsonObject = {
-            "id": new_id("batch"),
-            "object": "batch",
-            "endpoint": body.endpoint,
-            "errors": None,
-            "input_file_id": body.input_file_id,
-            "completion_window": body.completion_window,
-            "status": "validating",
-            "output_file_id": None,
-            "error_file_id": None,
-            "created_at": now,
-            "expires_at": now + WINDOWS[body.completion_window],
-            **dict.fromkeys(_TIMES),
-            "request_counts": {"total": 0, "completed": 0, "failed": 0},
-            "usage": None,
-            "metadata": body.metadata,
-        }
-        keeps = MAX_SECONDS if body.output_expires_after is None else body.output_expires_after.seconds
-        batch = StoredBatch(value["id"], owner, body.input_file_id, new_id("file"), new_id("file"), keeps, value)
-        await self._database.write(owner, lambda rows: self._insert(rows, batch))
-        return value
+        await self._database.write(batch.owner, lambda rows: self._insert(rows, batch), is_durable=True)
 
     async def get(self, id: str, owner: str) -> JsonObject:
         """A batch of this owner. Raises BatchNotFound."""
@@ -125,7 +102,7 @@ class BatchStore:
             _set_value(rows, id, value)
             return value
 
-        return _found(await self._database.write(owner, cancel), id)
+        return _found(await self._database.write(owner, cancel, is_durable=True), id)
 
     async def open(self) -> list[StoredBatch]:
         """All batches that have not ended, oldest first."""
@@ -162,7 +139,7 @@ class BatchStore:
             _set_value(rows, batch.id, value)
             return value, limit
 
-        return await self._database.write(batch.owner, update)
+        return await self._database.write(batch.owner, update, is_durable=True)
 
     async def end(self, batch: StoredBatch, changes: JsonObject, sizes: tuple[int, int]) -> None:
         """End a batch, and show the files of its results in the same moment. Empty files are removed."""
@@ -190,7 +167,7 @@ class BatchStore:
                 (batch.owner, MAX_KEPT_BYTES),
             )
 
-        await self._database.write(batch.owner, end)
+        await self._database.write(batch.owner, end, is_durable=True)
 
     def _insert(self, rows: sqlite3.Connection, batch: StoredBatch) -> None:
         file = find(rows, batch.input, batch.owner)

@@ -3,30 +3,39 @@
 import os
 import time
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
+from genai_server.apis.batches.routes import new_batch
 from genai_server.apis.batches.schemas import BatchRequest
-from genai_server.apis.batches.store import BatchStore
-from genai_server.apis.files.store import FileLimits, FileStore, StoredFile, new_id
 from genai_server.errors import InvalidField, StoredFileNotFound, StoreUnavailable
+from genai_server.store.batches import BatchStore
+from genai_server.store.files import FileLimits, FileStore, StoredFile, new_id
+from genai_server.store.tables import open_store
 
 pytestmark = pytest.mark.anyio
 LIMITS = FileLimits(10**6, 10**7)
 
 
+@asynccontextmanager
+async def opened(tmp_path: Path, limits: FileLimits = LIMITS) -> AsyncIterator[FileStore]:
+    database = open_store(tmp_path / "files" / "store.sqlite", 10**6, tmp_path / "files")
+    yield FileStore(database, tmp_path / "files", limits)
+    await database.close()
+
+
 @pytest.fixture
 async def store(tmp_path: Path) -> AsyncIterator[FileStore]:
-    found = FileStore(tmp_path / "files", LIMITS)
-    yield found
-    await found.close()
+    async with opened(tmp_path) as found:
+        yield found
 
 
-async def add(store: FileStore, folder: Path, seconds: int = 100) -> StoredFile:
+async def add(store: FileStore, folder: Path, seconds: int = 100, owner: str = "alice") -> StoredFile:
     upload = folder / "upload"
     upload.write_bytes(b"{}\n")
-    return await store.add(upload, "input.jsonl", "batch", "alice", seconds)
+    return await store.add(upload, "input.jsonl", "batch", owner, seconds)
 
 
 def contents(store: FileStore, *files: StoredFile) -> list[bool]:
@@ -52,7 +61,7 @@ async def test_the_input_of_an_open_batch_stays(
     batches = BatchStore(store)
     given = {"input_file_id": file.id, "endpoint": "/v1/completions", "completion_window": "24h"}
     body = BatchRequest.model_validate(given)
-    await batches.create(body, "alice")
+    await batches.create(new_batch(body, "alice"))
     later = time.time() + 1000
     monkeypatch.setattr(time, "time", lambda: later)
     os.utime(store.content(file.id), (0, 0))
@@ -75,19 +84,18 @@ async def test_contents_of_no_file_are_removed_once_they_are_old(store: FileStor
 
 
 async def test_a_key_cannot_fill_the_database_with_empty_files(tmp_path: Path) -> None:
-    store = FileStore(tmp_path / "files", FileLimits(10**6, 10**7, files=2))
-    for _ in range(2):
-        file = await add(store, tmp_path)
-    with pytest.raises(InvalidField, match="at most 2 files, and has 2"):
+    async with opened(tmp_path, FileLimits(10**6, 10**7, files=2)) as store:
+        for _ in range(2):
+            file = await add(store, tmp_path)
+        with pytest.raises(InvalidField, match="at most 2 files, and has 2"):
+            await add(store, tmp_path)
+        assert len(list((tmp_path / "files" / "contents").iterdir())) == 2
+        await store.delete(file.id, "alice")
         await add(store, tmp_path)
-    assert len(list((tmp_path / "files" / "contents").iterdir())) == 2
-    await store.delete(file.id, "alice")
-    await add(store, tmp_path)
-    await store.close()
 
 
 async def test_a_file_that_cannot_be_noted_is_not_kept(store: FileStore, tmp_path: Path) -> None:
-    (tmp_path / "files" / "index").write_bytes(b"no database" * 100)
+    (tmp_path / "files" / "store.sqlite").write_bytes(b"no database" * 100)
     with pytest.raises(StoreUnavailable):
         await add(store, tmp_path)
     assert list((tmp_path / "files" / "contents").iterdir()) == []
@@ -95,7 +103,6 @@ async def test_a_file_that_cannot_be_noted_is_not_kept(store: FileStore, tmp_pat
 
 async def test_files_survive_a_restart(store: FileStore, tmp_path: Path) -> None:
     file = await add(store, tmp_path)
-    again = FileStore(tmp_path / "files", LIMITS)
-    assert await again.get(file.id, "alice") == file
-    assert again.content(file.id).read_bytes() == b"{}\n"
-    await again.close()
+    async with opened(tmp_path) as again:
+        assert await again.get(file.id, "alice") == file
+        assert again.content(file.id).read_bytes() == b"{}\n"

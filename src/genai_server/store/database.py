@@ -1,0 +1,301 @@
+"""An SQLite file that all API processes of a server share, and the thread of this process that reads and writes it.
+
+The thread does one job at a time, each in a transaction and within a time limit. Owners (API keys) take turns by the
+seconds that their jobs have taken, so that no owner's jobs hold up those of others for longer than one job.
+"""
+
+import asyncio
+import logging
+import os
+import sqlite3
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Set
+from concurrent.futures import Future
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import Any, TypeVar
+
+from genai_server.errors import StoreUnavailable
+from genai_server.fair_queue import FairQueue
+from genai_server.timing import Clock
+
+log = logging.getLogger(__name__)
+
+# Seconds that a job may take, including its wait for other jobs. A request waits so long for a disk that hangs.
+TIMEOUT = 10.0
+_PAGE_BYTES = 4096
+# Waiting jobs of one owner; each may hold a response.
+_MAX_WAITING = 64
+# Seconds to wait while another process writes.
+_BUSY_TIMEOUT = 1.0
+# SQLite instructions between two checks of the deadline.
+_CHECK_EVERY = 10_000
+
+JsonObject = dict[str, Any]
+T = TypeVar("T")
+# What a job does in its transaction.
+Do = Callable[[sqlite3.Connection], T]
+
+
+@dataclass
+class _Job:
+    do: Callable[[sqlite3.Connection], Any]
+    # DEFERRED or IMMEDIATE, for jobs that read or write.
+    kind: str
+    is_durable: bool
+    # In seconds of time.monotonic.
+    deadline: float
+    done: "Future[Any]"
+
+
+class Database:
+    """Runs jobs on an SQLite file. Must be closed.
+
+    `prepare` creates the tables of a new file, or migrates those of an older version; it raises ValueError for a file
+    that it does not know. The file is opened by the first job, and again after a failure. It never has more than
+    `max_bytes`.
+
+    `read`, `write` and `close` belong to the event loop. The thread is a daemon thread, because a disk that hangs may
+    block it forever.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        prepare: Callable[[sqlite3.Connection], None],
+        max_bytes: int,
+        *,
+        timeout: float = TIMEOUT,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        self._path = path
+        self._prepare = prepare
+        self._max_pages = max(1, max_bytes // _PAGE_BYTES)
+        self._timeout = timeout
+        # Counts the seconds of jobs.
+        self._clock = clock
+        # Whether the disk has failed the latest job.
+        self._is_failing = False
+        # Guards the following fields. Never held while a job runs.
+        self._changed = threading.Condition()
+        # Waiting jobs keyed by owner; no queue is empty.
+        self._queues: dict[str, deque[_Job]] = {}
+        self._turns = FairQueue()
+        self._is_closed = False
+        self._thread: threading.Thread | None = None
+        # Done when the thread has closed the file.
+        self._ended: Future[None] = Future()
+        # The following fields belong to the thread.
+        self._connection: sqlite3.Connection | None = None
+        self._deadline = float("inf")
+
+    async def read(self, owner: str | None, do: Do[T]) -> T:
+        """Run a job that only reads, and return its result.
+
+        Raises the job's errors, and StoreUnavailable if the file cannot be read, if the job does not end within the
+        time limit, or if too many jobs of this owner wait.
+        """
+        return await self._run(owner, do, "DEFERRED")
+
+    async def write(self, owner: str | None, do: Do[T], *, is_durable: bool = False) -> T:
+        """Run a job that may write, and return its result. A job that raises an error changes nothing.
+
+        A power failure may undo the latest jobs, except those that are durable and whatever was written before them.
+        Raises as `read` does. A job that was too slow may still have been completed.
+        """
+        return await self._run(owner, do, "IMMEDIATE", is_durable=is_durable)
+
+    async def close(self) -> None:
+        """Finish waiting jobs and close the file, without waiting longer than the time limit."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify()
+        if self._thread is not None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._timeout):
+                    await asyncio.wrap_future(self._ended)
+
+    @contextmanager
+    def transaction(self, kind: str, *, is_durable: bool = False) -> Iterator[sqlite3.Connection]:
+        """Run the block in a transaction: all of its changes are made, or none. Belongs to the thread; blocks.
+
+        Raises StoreUnavailable if the file cannot be read or written.
+        """
+        try:
+            if self._connection is None:
+                self._connection = self._connect()
+            self._connection.execute(f"PRAGMA synchronous = {'FULL' if is_durable else 'NORMAL'}")
+            self._connection.execute(f"BEGIN {kind}")
+            yield self._connection
+            self._commit(self._connection, kind)
+        except (sqlite3.Error, OSError, ValueError, TypeError, KeyError) as error:
+            self._roll_back()
+            # Another file may have its place by the next job. On a full disk it would not open, and can still be read.
+            if getattr(error, "sqlite_errorcode", 0) != sqlite3.SQLITE_FULL:
+                self.disconnect()
+            raise StoreUnavailable(f"the store {self._path.name} cannot be read or written: {error}") from None
+        except BaseException:
+            self._roll_back()
+            raise
+
+    def disconnect(self) -> None:
+        """Close the file; the next transaction opens it again. Belongs to the thread."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with suppress(sqlite3.Error):
+                connection.close()
+
+    async def _run(self, owner: str | None, do: Do[T], kind: str, *, is_durable: bool = False) -> T:
+        done: Future[T] = Future()
+        self._submit(owner or "", _Job(do, kind, is_durable, time.monotonic() + self._timeout, done))
+        try:
+            async with asyncio.timeout(self._timeout):
+                result = await asyncio.wrap_future(done)
+        except StoreUnavailable as error:
+            failure = error
+        except TimeoutError:
+            failure = StoreUnavailable(f"the store did not respond within {self._timeout:g} s")
+        else:
+            if self._is_failing:
+                log.info("the store %s can be used again", self._path.name)
+            self._is_failing = False
+            return result
+        if not self._is_failing:  # the first of consecutive failures
+            log.warning("%s", failure.message)
+        self._is_failing = True
+        raise failure from None
+
+    def _submit(self, owner: str, job: _Job) -> None:
+        with self._changed:
+            if self._is_closed:
+                raise StoreUnavailable("the store is closed")
+            if owner not in self._queues:
+                self._turns.arrive(owner, self._queues)
+                self._queues[owner] = deque()
+            queue = self._queues[owner]
+            if len(queue) >= _MAX_WAITING:
+                raise StoreUnavailable(f"{_MAX_WAITING} accesses with this API key are waiting for the store")
+            queue.append(job)
+            self._changed.notify()
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, name=f"store {self._path.name}", daemon=True)
+                self._thread.start()
+
+    def _work(self) -> None:
+        self._ended.set_running_or_notify_cancel()  # from now on `close` cannot cancel it
+        while (taken := self._next()) is not None:
+            owner, job = taken
+            began = self._clock()
+            # False if the request has stopped waiting for the job.
+            if job.done.set_running_or_notify_cancel():
+                self._do(job)
+            with self._changed:
+                self._turns.serve(owner, self._clock() - began)
+                if owner not in self._queues:
+                    self._turns.leave(owner, self._queues)
+        self.disconnect()
+        self._ended.set_result(None)
+
+    def _next(self) -> tuple[str, _Job] | None:
+        """The next job with its owner, whose turn it is; None when the file is to be closed."""
+        with self._changed:
+            while not self._queues:
+                if self._is_closed:
+                    return None
+                self._changed.wait()
+            owner = min(self._queues, key=self._turns.turn)
+            queue = self._queues[owner]
+            job = queue.popleft()
+            if not queue:
+                del self._queues[owner]
+            return owner, job
+
+    def _do(self, job: _Job) -> None:
+        self._deadline = job.deadline
+        try:
+            with self.transaction(job.kind, is_durable=job.is_durable) as rows:
+                result = job.do(rows)
+        except BaseException as error:
+            job.done.set_exception(error)
+        else:
+            job.done.set_result(result)
+
+    def _commit(self, connection: sqlite3.Connection, kind: str) -> None:
+        """Commit a transaction. One that reads only notes what was used, which a full disk need not take."""
+        try:
+            if connection.in_transaction:
+                connection.execute("COMMIT")
+        except sqlite3.Error:
+            if kind != "DEFERRED":
+                raise
+            self._roll_back()
+
+    def _roll_back(self) -> None:
+        if self._connection is not None and self._connection.in_transaction:
+            with suppress(sqlite3.Error):
+                self._connection.execute("ROLLBACK")
+
+    def _connect(self) -> sqlite3.Connection:
+        # What clients have sent may be read by the server's user only.
+        os.close(os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600))
+        rows = sqlite3.connect(
+            self._path, timeout=_BUSY_TIMEOUT, isolation_level=None, check_same_thread=False, uri=True
+        )
+        try:
+            rows.execute("PRAGMA journal_mode = WAL")
+            rows.execute("PRAGMA synchronous = FULL")
+            rows.execute("PRAGMA secure_delete = ON")
+            rows.execute(f"PRAGMA max_page_count = {self._max_pages}")
+            self._prepare(rows)
+            # Set after `_prepare`, because migrating an old file may exceed the deadline, once.
+            rows.set_progress_handler(lambda: time.monotonic() > self._deadline, _CHECK_EVERY)
+        except BaseException:
+            rows.close()
+            raise
+        return rows
+
+
+def check_version(rows: sqlite3.Connection, known: Set[int]) -> int:
+    """The version of a file, 0 if it is new. Raises ValueError if it is not one of those that are `known`."""
+    (version,) = rows.execute("PRAGMA user_version").fetchone()
+    if version not in known:
+        supported = sorted(known - {0})
+        versions = f"version{'s' if len(supported) > 1 else ''} {' and '.join(map(str, supported))}"
+        raise ValueError(f"it has version {version}, but this server supports {versions}")
+    return int(version)
+
+
+def why_unusable(path: Path, known: Set[int]) -> str | None:
+    """Why no database of the `known` versions can be written at a path; None if one can. Changes nothing."""
+    try:
+        with TemporaryFile(dir=path.parent):  # SQLite has files of its own beside it
+            pass
+        if not path.exists():
+            return None
+        uri = f"{path.absolute().as_uri()}?mode=rw"
+        with closing(sqlite3.connect(uri, uri=True, timeout=_BUSY_TIMEOUT, isolation_level=None)) as rows:
+            check_version(rows, known)
+            rows.execute("BEGIN IMMEDIATE")
+            rows.execute("ROLLBACK")
+    except ValueError as error:
+        return str(error)
+    except OSError as error:
+        return f"cannot be written: {(error.strerror or str(error)).lower()}"
+    except sqlite3.Error as error:
+        is_busy = getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+        return None if is_busy else f"cannot be used: {error}"  # another server writes to it now
+    return None
+
+
+def statements(script: str) -> Iterator[str]:
+    """The statements of a script. `executescript` would commit the transaction."""
+    statement = ""
+    for line in script.splitlines():
+        statement += line + "\n"
+        if sqlite3.complete_statement(statement):
+            yield statement
+            statement = ""
