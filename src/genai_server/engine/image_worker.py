@@ -1,7 +1,7 @@
 """Encodes the images of prompts, or their sounds."""
 
-from collections import OrderedDict
 from collections.abc import Callable
+from functools import lru_cache
 from itertools import count
 from typing import Any
 
@@ -36,8 +36,9 @@ class ImageWorker(EncoderWorker[EncodedImage]):
             self.noun, self._nouns = "a sound", "sounds"
         # The token that the model has for all features of images.
         self.image_token = image_token
-        self._serials: OrderedDict[str, int] = OrderedDict()
-        self._numbers = count()
+        numbers = count()
+        # Gives each digest a number that no other image has had.
+        self._serial = lru_cache(_MAX_SERIALS)(lambda digest: next(numbers))
 
     def has_inputs(self, request: GenerationRequest) -> bool:
         return bool(request.images)
@@ -67,11 +68,3 @@ class ImageWorker(EncoderWorker[EncodedImage]):
 
     def _made(self, digest: str, tensors: Tensors, request: GenerationRequest) -> EncodedImage:
         return EncodedImage(self._serial(digest), self._encode(tensors))
-
-    def _serial(self, digest: str) -> int:
-        """The number of an image, which no other image has had."""
-        serial = self._serials.pop(digest, None)
-        self._serials[digest] = serial = next(self._numbers) if serial is None else serial
-        if len(self._serials) > _MAX_SERIALS:
-            self._serials.popitem(last=False)
-        return serial
