@@ -40,6 +40,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "model_memory",
         "quoted_values",
         "result_file",
+        "runtime_folder",
         "salted_cache",
         "speech_model",
         "plain_tables",

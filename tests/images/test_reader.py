@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from genai_server.engine_client.supervisor import SupervisorClient
 from genai_server.errors import ImageReaderUnavailable, InvalidField
 from genai_server.images.image_files import ReadImage
 from genai_server.images.reader import Images, ImageSource
+from genai_server.messages.supervisor import read_address
 from genai_server.messages.worker_tasks import TaskOwner
 from genai_server.supervisor.server import SupervisorServer
 from genai_server.vision_model import VisionModel, read_vision_model
@@ -516,7 +518,7 @@ def test_a_hundred_uploads_never_take_more_than_the_budget(own_folder: Path) -> 
     async def work(seen: Seen) -> None:
         with (
             closing(SupervisorServer(seen.folder, "secret", lambda: seen.pool)),
-            closing(SupervisorClient(seen.folder)) as supervisor,
+            closing(SupervisorClient(partial(read_address, seen.folder))) as supervisor,
             closing(_Peak(seen.folder)) as peak,
             # Others than those of the event loop, which the reader needs.
             ThreadPoolExecutor(100) as holders,

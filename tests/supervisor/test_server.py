@@ -5,6 +5,7 @@ import stat
 import sys
 from collections.abc import Awaitable, Callable
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -48,7 +49,7 @@ class Supervised:
         async def main() -> None:
             with (
                 reporting(self.folder, BEFORE, self.execute) as self.server,
-                closing(SupervisorClient(self.folder)) as client,
+                closing(SupervisorClient(partial(read_address, self.folder))) as client,
             ):
                 await client.ready()
                 await work(client, self.server)
@@ -64,7 +65,7 @@ def supervised(short_folder: Path) -> Supervised:
 def test_each_change_reaches_all_that_are_connected(supervised: Supervised) -> None:
     async def work(client: SupervisorClient, server: SupervisorServer) -> None:
         assert client.status == BEFORE
-        with closing(SupervisorClient(supervised.folder)) as other:
+        with closing(SupervisorClient(partial(read_address, supervised.folder))) as other:
             await other.ready()
             assert other.status == BEFORE
             changes = [asyncio.create_task(each.changed()) for each in (client, other)]
@@ -104,7 +105,7 @@ def test_nothing_is_said_or_done_without_the_secret(supervised: Supervised) -> N
     async def work(client: SupervisorClient, server: SupervisorServer) -> None:
         address = read_address(supervised.folder)
         write_address(supervised.folder, SupervisorAddress(address.address, "guess"))
-        with closing(SupervisorClient(supervised.folder)) as stranger:
+        with closing(SupervisorClient(partial(read_address, supervised.folder))) as stranger:
             with pytest.raises(NoEngineReady, match="cannot be reached"):
                 await stranger.command(WantModel("a"))
             assert stranger.status == NO_SERVER
@@ -116,7 +117,7 @@ def test_nothing_is_said_or_done_without_the_secret(supervised: Supervised) -> N
 
 def test_an_ended_supervisor_is_noticed_and_the_next_one_is_found(short_folder: Path) -> None:
     async def main() -> None:
-        with closing(SupervisorClient(short_folder)) as client:
+        with closing(SupervisorClient(partial(read_address, short_folder))) as client:
             await client.ready()
             assert client.status == NO_SERVER
             with pytest.raises(NoEngineReady):
@@ -136,7 +137,7 @@ def test_a_status_from_before_the_connection_is_sent(supervised: Supervised) -> 
     supervised.server = None
 
     async def main() -> None:
-        with closing(SupervisorClient(supervised.folder)) as client:
+        with closing(SupervisorClient(partial(read_address, supervised.folder))) as client:
             await client.ready()
             assert client.status == AFTER
 

@@ -4,12 +4,13 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from genai_server.engine_client.supervisor import SupervisorClient
 from genai_server.errors import CheckerUnavailable
-from genai_server.messages.supervisor import SupervisorAddress, write_address
+from genai_server.messages.supervisor import SupervisorAddress, read_address, write_address
 from genai_server.messages.worker_tasks import Task, TaskOwner
 from genai_server.supervisor.server import SupervisorServer
 from genai_server.workers.limits import WorkerLimits
@@ -122,7 +123,7 @@ async def served_pool(folder: Path, **limits: int) -> AsyncIterator[tuple[Callab
         def client(secret: str = SECRET) -> SupervisorClient:
             if secret != SECRET:
                 write_address(folder, SupervisorAddress(str(folder / "supervisor.sock"), secret))
-            clients.append(SupervisorClient(folder))
+            clients.append(SupervisorClient(partial(read_address, folder)))
             return clients[-1]
 
         try:

@@ -5,12 +5,14 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from genai_server.engine_client.supervisor import SupervisorClient
 from genai_server.errors import AudioReaderUnavailable, CheckerUnavailable, QueueFull, Unavailable
+from genai_server.messages.supervisor import read_address
 from genai_server.messages.worker_tasks import TaskOwner
 from genai_server.workers.process import ProcessDied, ProcessTimeout
 from genai_server.workers.task_kinds import CHECK_GRAMMAR
@@ -140,7 +142,7 @@ def test_tasks_of_an_api_process_that_dies_end(own_folder: Path) -> None:
 
 def test_a_pool_that_has_ended_is_an_error_and_the_next_one_is_found(own_folder: Path) -> None:
     async def main() -> None:
-        with closing(SupervisorClient(own_folder)) as supervisor:
+        with closing(SupervisorClient(partial(read_address, own_folder))) as supervisor:
             workers = supervisor.workers
             (answer,) = workers.submit([task("nowhere")])
             with pytest.raises(CheckerUnavailable, match="cannot be reached"):

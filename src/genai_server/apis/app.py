@@ -49,7 +49,7 @@ from genai_server.apis.transcriptions import routes as transcriptions
 from genai_server.apis.web_page import routes as page
 from genai_server.audio.recordings import Recordings
 from genai_server.config.settings import Settings
-from genai_server.engine_client.supervisor import SupervisorClient
+from genai_server.engine_client.supervisor import FindSupervisor, SupervisorClient
 from genai_server.generation.catalog import Catalog
 from genai_server.generation.dependencies import ClientLeft, Services
 from genai_server.generation.fingerprint import fingerprint
@@ -79,8 +79,19 @@ from genai_server.timing import Clock, request_clock
 from genai_server.vision_model import any_takes_media
 from genai_server.web.files import API_DOCS, PAGE
 
-# Gives the folder of running engines for as long as the app runs.
-Engines = Callable[[], AbstractAsyncContextManager[Path]]
+
+@dataclass(frozen=True)
+class Attachment:
+    """Where an API process finds the supervisor, and the files that it shares with others."""
+
+    folder: Path
+    find: FindSupervisor
+    # Called if no device could load its model.
+    on_nothing_loaded: Callable[[], None] = lambda: None
+
+
+# Gives the attachment to running engines for as long as the app runs.
+Engines = Callable[[], AbstractAsyncContextManager[Attachment]]
 
 
 @dataclass(frozen=True)
@@ -134,13 +145,14 @@ def create_app(
     async def lifespan(app: FastAPI) -> AsyncIterator[dict[str, BodyBudget]]:
         max_waiting = settings.max_queue + settings.max_batch_size
         async with (
-            engines() as folder,
-            _attached(folder) as supervisor,
+            engines() as attachment,
+            _attached(attachment) as supervisor,
             Catalog(
                 supervisor, model_files.load_text, partial(fingerprint, settings), max_waiting
             ).followed() as models,
             rare_full_collections(),
         ):
+            folder = attachment.folder
             files_dir = Path(settings.files_dir) if settings.files_dir else None
             # Without a setting, the store is in the folder that the server removes when it ends.
             path = settings.store_file or folder / "store.sqlite"
@@ -272,10 +284,20 @@ async def _start_image_readers(models: Catalog, images: Images) -> None:
 
 
 @asynccontextmanager
-async def _attached(folder: Path) -> AsyncIterator[SupervisorClient]:
+async def _attached(attachment: Attachment) -> AsyncIterator[SupervisorClient]:
     """A connection to the supervisor of running engines, for as long as the block runs."""
-    with closing(SupervisorClient(folder)) as supervisor:
-        yield supervisor
+
+    async def follow() -> None:
+        while not supervisor.status.has_nothing:
+            await supervisor.changed()
+        attachment.on_nothing_loaded()
+
+    with closing(SupervisorClient(attachment.find)) as supervisor:
+        following = asyncio.create_task(follow())
+        try:
+            yield supervisor
+        finally:
+            following.cancel()
 
 
 def _response_store(settings: Settings, database: Database, run: str, end_request: EndRequest) -> ResponseStore:

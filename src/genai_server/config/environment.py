@@ -49,7 +49,18 @@ def export_engines(folder: Path, environ: MutableMapping[str, str] = os.environ)
 
     They keep their metrics in its folder `metrics`, so that each can report the sums.
     """
-    environ.update({ATTACH_VARIABLE: str(folder), SHARED_METRICS: str(folder / "metrics")})
+    environ[ATTACH_VARIABLE] = str(folder)
+    export_metrics(folder, environ)
+
+
+def export_metrics(folder: Path, environ: MutableMapping[str, str] = os.environ) -> None:
+    """Have this process, and those that are started next, count in files of a server's folder, which is made.
+
+    Has an effect only before prometheus-client is imported.
+    """
+    metrics = folder / "metrics"
+    metrics.mkdir(mode=0o700, exist_ok=True)
+    environ[SHARED_METRICS] = str(metrics)
 
 
 def shared_metrics(environ: Mapping[str, str] = os.environ) -> Path | None:

@@ -2,8 +2,8 @@
 
 import asyncio
 import logging
+from collections.abc import Callable
 from itertools import count
-from pathlib import Path
 
 import msgspec
 
@@ -16,8 +16,8 @@ from genai_server.messages.supervisor import (
     Ask,
     CommandReply,
     FromSupervisor,
+    SupervisorAddress,
     ToSupervisor,
-    read_address,
     supervisor_client_decoder,
 )
 from genai_server.workers.client import WorkerClient
@@ -29,16 +29,20 @@ COMMAND_TIMEOUT = 10.0
 _RETRY_SECONDS = 0.1
 
 
+# Finds the supervisor, or starts it; called in a thread for each attempt to connect. Raises OSError and DecodeError.
+FindSupervisor = Callable[[], SupervisorAddress]
+
+
 class SupervisorClient:
-    """Stays connected to the supervisor of a folder, from construction to `close`. Belongs to the event loop.
+    """Stays connected to a supervisor, from construction to `close`. Belongs to the event loop.
 
     `status` is replaced whenever the supervisor reports a change, and may be read by any thread.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, find: FindSupervisor) -> None:
         self.status = NO_SERVER
         self.workers = WorkerClient(self._send)
-        self._folder = folder
+        self._find = find
         # None while not connected.
         self._transport: asyncio.WriteTransport | None = None
         # What is sent once there is a connection; None unless one is being made.
@@ -116,7 +120,7 @@ class SupervisorClient:
 
     async def _serve_connection(self) -> None:
         """Connect, and read until the connection ends. Raises OSError and msgspec.DecodeError."""
-        address = await asyncio.to_thread(read_address, self._folder)
+        address = await asyncio.to_thread(self._find)
         transport, connection = await connect(address.address, supervisor_client_decoder(), self._receive)
         try:
             transport.write(encode_frame([Hello(address.secret)]))

@@ -106,6 +106,8 @@ class ServerStatus(Struct, frozen=True, tag=True):
     engines: list[EngineStatus]
     # The first one is for requests that name no model.
     models: list[ModelStatus] = []
+    # Whether no device could load its model when the server started.
+    has_nothing: bool = False
 
 
 # What an API process knows without a supervisor.

@@ -75,6 +75,11 @@ class SupervisorServer:
         if self._error is not None:
             raise self._error
 
+    @property
+    def num_connected(self) -> int:
+        """How many API processes are connected. Any thread may ask."""
+        return len(self._connected)
+
     def publish(self, status: ServerStatus) -> None:
         """Send the status to all API processes. Any thread but the server's own may call this.
 

@@ -54,8 +54,8 @@ class Supervisor:
     """Owns the engine processes of one server, from `start` to `stop`.
 
     `on_nothing_loaded` is called from a thread when no device could load at the start. `on_started` is called from a
-    thread once each device has loaded or failed at the start, if one is ready. Raises ConfigurationError for wrong
-    options of a device.
+    thread once each device has loaded or failed at the start, if one is ready. API processes find it by `folder`, which
+    it makes, or by the folder `found_in`. Raises ConfigurationError for wrong options of a device.
     """
 
     def __init__(
@@ -66,10 +66,13 @@ class Supervisor:
         on_started: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
         budget: MemoryBudget | None = None,
+        found_in: Path | None = None,
     ) -> None:
         for name in settings.served:
             device_options(settings, name)
-        self.folder = Path(tempfile.mkdtemp(prefix="genai-server-"))
+        self.folder = Path(tempfile.mkdtemp(prefix="genai-server-", dir=found_in))
+        self._found_in = found_in or self.folder
+        self._has_nothing = False
         self._settings = settings
         self._secret = secrets.token_hex(32)
         self._on_nothing_loaded = on_nothing_loaded
@@ -105,14 +108,14 @@ class Supervisor:
     def start(self) -> None:
         """Start the engines of the models that are loaded at the start; returns at once."""
         limits = WorkerLimits.of(self._settings)
-        self._server = SupervisorServer(self.folder, self._secret, lambda: WorkerPool(limits), self._execute)
+        self._server = SupervisorServer(self._found_in, self._secret, lambda: WorkerPool(limits), self._execute)
         with self._lock:
             self._models.load_first(self._clock())
             self._first = [engine for model in self._models for engine in model.engines]
             self._publish()
         self._thread.start()
         if not self._first:
-            self._on_nothing_loaded()
+            self._nothing_loaded()
 
     def stop(self) -> None:
         """End all engines and remove the folder."""
@@ -128,10 +131,15 @@ class Supervisor:
             engine.end()
         shutil.rmtree(self.folder, ignore_errors=True)
 
+    @property
+    def num_api_processes(self) -> int:
+        """How many API processes are connected."""
+        return 0 if self._server is None else self._server.num_connected
+
     def status(self) -> ServerStatus:
         """What API processes are told now."""
         with self._lock:
-            return ServerStatus(self._secret, self.statuses(), self._models.statuses())
+            return ServerStatus(self._secret, self.statuses(), self._models.statuses(), self._has_nothing)
 
     def statuses(self) -> list[EngineStatus]:
         """The current states of the engines, in the order of the configuration."""
@@ -239,13 +247,18 @@ class Supervisor:
     def _on_change(self) -> None:
         self._publish()
         if all(engine.status.state == EngineState.FAILED and not engine.has_loaded for engine in self._first):
-            self._on_nothing_loaded()
+            self._nothing_loaded()
         with self._lock:
             states = {engine.status.state for engine in self._first}
             is_news = not self._has_started and EngineState.STARTING not in states and EngineState.READY in states
             self._has_started |= is_news
         if is_news:
             self._on_started()
+
+    def _nothing_loaded(self) -> None:
+        self._has_nothing = True
+        self._publish()
+        self._on_nothing_loaded()
 
     def _publish(self) -> None:
         with self._lock:

@@ -24,6 +24,7 @@ from tests.running_server import (
     clean_environment,
     environment_without,
     free_port,
+    has_ended,
     run_command,
     run_server,
     wait_until,
@@ -188,16 +189,19 @@ def test_uvicorn_alone_serves_with_an_engine_of_its_own(tmp_path: Path) -> None:
         wait_until(lambda: is_ready(url))
         assert httpx.post(f"{url}/v1/chat", json=body("say hi"), timeout=90).json()["content"] == "hi"
         engine = psutil.Process(httpx.get(f"{url}/healthz", timeout=90).json()["devices"]["scripted"]["pid"])
-        assert engine.ppid() == process.pid
-    assert not engine.is_running()
+        assert psutil.Process(engine.ppid()).ppid() == process.pid
+    wait_until(lambda: has_ended(engine))
 
 
-def test_second_worker_of_plain_uvicorn_names_the_right_command(tmp_path: Path) -> None:
-    with uvicorn(tmp_path, "--workers", "2", GENAI_DEVICE="scripted") as (process, _, log):
-        process.wait(120)
-        text = log.read_text(encoding="utf-8")
-        assert "genai-server serve --workers N" in text
-        assert "Traceback" not in text
+def test_workers_of_plain_uvicorn_share_an_engine(tmp_path: Path) -> None:
+    """tests/test_process_model.py kills them."""
+    options = ["--workers", "2", "--timeout-worker-healthcheck", "90"]
+    with uvicorn(tmp_path, *options, GENAI_DEVICE="scripted") as (process, url, log):
+        wait_until(lambda: is_ready(url), 90)
+        family = psutil.Process(process.pid).children(recursive=True)
+        assert len([child for child in family if "genai_server.engine.process" in child.cmdline()]) == 1
+        assert httpx.post(f"{url}/v1/chat", json=body("say hi"), timeout=90).json()["content"] == "hi"
+        assert "Traceback" not in log.read_text(encoding="utf-8")
 
 
 def test_workers_of_plain_uvicorn_with_a_wrong_setting_end(tmp_path: Path) -> None:

@@ -3,25 +3,24 @@
 `command` has the arguments and the lifetime of the processes; `preflight` checks the settings before they start.
 """
 
-import getpass
 import multiprocessing
 import os
 import signal
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from fastapi import FastAPI
-from filelock import FileLock, Timeout
 from uvicorn.config import STARTUP_FAILURE
 
-from genai_server.apis.app import Engines, ModelFiles, Telemetry, create_app
+from genai_server.apis.app import Attachment, Engines, ModelFiles, Telemetry, create_app
 from genai_server.apis.status.api_metrics import api_metrics
+from genai_server.cli.serve.attach import attachment
 from genai_server.cli.serve.exit_status import WRONG_SETTING, note_cut_off
 from genai_server.cli.serve.loaders import load_traces, model_store, text_loader
 from genai_server.cli.serve.preflight import check_models, check_storage
@@ -30,13 +29,12 @@ from genai_server.cli.serve.signals import PARENTS_ORDER, STOP_SIGNALS, StopSign
 from genai_server.config.environment import engines_to_attach, shared_metrics
 from genai_server.config.settings import Settings
 from genai_server.config.sources import load_settings
-from genai_server.errors import ConfigurationError
 from genai_server.http.api_keys import ApiKeys, load_keys
 from genai_server.http.middleware.request_lifetime import Drain
 from genai_server.http.telemetry.request_record import log_request
 from genai_server.logs import configure_logging
+from genai_server.messages.supervisor import read_address
 from genai_server.process_memory import release_large_blocks_at_once, share_heaps
-from genai_server.supervisor.supervisor import Supervisor
 
 # Seconds for an API process to end its clients' requests after its parent has died.
 _ORPHAN_SECONDS = 5.0
@@ -65,35 +63,27 @@ def attached_app(settings: Settings, folder: Path) -> FastAPI:
     orders = _orders(settings)
 
     @asynccontextmanager
-    async def engines() -> AsyncIterator[Path]:
+    async def engines() -> AsyncIterator[Attachment]:
         with _stop_signals(drain, folder, orders):
-            yield folder
+            yield Attachment(folder, partial(read_address, folder))
 
     return _create(settings, engines, drain, on_loopback=settings.on_loopback)
 
 
 def standalone_app(settings: Settings) -> FastAPI:
-    """An app that starts engines of its own, as under plain `uvicorn`.
+    """An app under plain `uvicorn` or `gunicorn`, whose supervisor the first of their workers starts.
 
-    Raises ConfigurationError, also in a second worker of `uvicorn --workers`, which would load the model again. An
-    error of the lifespan would be printed with its whole traceback.
+    Raises ConfigurationError: an error of the lifespan would be printed with its whole traceback.
     """
-    lock = _only_worker()
     check_storage(settings)
     check_models(settings)
     drain = Drain(settings.drain_timeout)
 
     @asynccontextmanager
-    async def engines() -> AsyncIterator[Path]:
-        # As an operator would, so that uvicorn shuts down.
-        supervisor = Supervisor(settings, on_nothing_loaded=lambda: signal.raise_signal(signal.SIGTERM))
-        supervisor.start()
-        try:
-            with _stop_signals(drain, supervisor.folder, STOP_SIGNALS):
-                yield supervisor.folder
-        finally:
-            supervisor.stop()
-            _release(lock)
+    async def engines() -> AsyncIterator[Attachment]:
+        found = attachment(settings)
+        with _stop_signals(drain, found.folder, _orders(settings)):
+            yield found
 
     # uvicorn's own option says where it listens; the app cannot see it.
     return _create(settings, engines, drain, on_loopback=False)
@@ -149,28 +139,3 @@ def _end_with_the_parent(order: signal.Signals) -> None:
         signal.raise_signal(order)
         time.sleep(_ORPHAN_SECONDS)
         os._exit(1)
-
-
-def _release(lock: FileLock | None) -> None:
-    if lock is not None:
-        Path(lock.lock_file).unlink(missing_ok=True)
-        lock.release()
-
-
-def _only_worker() -> FileLock | None:
-    """Take the lock that the workers of one uvicorn share; None without workers.
-
-    Raises ConfigurationError if another worker holds it.
-    """
-    parent = multiprocessing.parent_process()
-    if parent is None:
-        return None
-    lock = FileLock(Path(tempfile.gettempdir()) / f"genai-server-{getpass.getuser()}-{parent.pid}.lock", mode=0o600)
-    try:
-        lock.acquire(timeout=0)
-        return lock
-    except Timeout:
-        raise ConfigurationError(
-            "each worker of plain uvicorn would load the model again; "
-            "for several API processes use: genai-server serve --workers N"
-        ) from None

@@ -161,7 +161,6 @@ def _export(settings: Settings, engines: Path) -> None:
     """
     export_settings(settings)
     export_engines(engines)
-    (engines / "metrics").mkdir(mode=0o700)
 
 
 def _serve_in_processes(settings: Settings, listener: socket.socket, engines: Path, stop: _Stop) -> int:
