@@ -92,7 +92,7 @@ class Dictation:
         found = self._forward(reads)
         for read, scores in zip(reads, found, strict=True):
             text = self.texts.get(read.sequence.request.request_id)
-            if text is None or scores.is_pending:
+            if text is None:
                 continue
             first = read.sequence.num_produced
             for row, token in zip(scores.logits, text[first:], strict=False):

@@ -38,6 +38,11 @@ def test_an_empty_value_counts_as_not_given(dotenv: Path) -> None:
     assert (settings.port, settings.threads) == (1, 3)
 
 
+def test_a_removed_value_is_refused_with_those_to_set_instead() -> None:
+    with pytest.raises(ConfigurationError, match=r'^GENAI_SCHEDULER="library": it was removed.* auto .* generator '):
+        load_settings(environ={"GENAI_SCHEDULER": "library"}, dotenv=None)
+
+
 def test_zero_on_the_command_line_is_given(dotenv: Path) -> None:
     assert load_settings({"port": "0"}, environ={}, dotenv=dotenv).port == 0
 

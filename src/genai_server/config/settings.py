@@ -86,9 +86,9 @@ class Settings(ServerSettings, MediaSettings):
     (`GENAI_KV_CACHE_BYTES`).
     """
 
-    scheduler: Literal["auto", "batched", "generator", "library"] = "auto"
-    """`batched`, `generator` (one request after another), `library` (onnxruntime-genai's own batch), or `auto`:
-    `library` for models with paged attention, `batched` for others on CPUs and CUDA if possible, else `generator`.
+    scheduler: Literal["auto", "batched", "generator"] = "auto"
+    """`batched` (the server's continuous batch on ONNX Runtime), `generator` (onnxruntime-genai's `og.Generator`, one
+    request after another), or `auto`: `batched` on CPUs and CUDA where the model allows it, else `generator`.
     """
 
     kv_cache_bytes: int = Field(0, ge=0)

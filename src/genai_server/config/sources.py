@@ -46,6 +46,11 @@ _REMOVED = {
     "prefill_weights": "it was removed: decoders on CPUs have one copy of their weights, which prompts are read with, "
     "too; GENAI_ENCODER_WEIGHTS chooses those of graphs for images and sounds",
 }
+# Values of settings in earlier versions, and what to set instead.
+_REMOVED_VALUES = {
+    ("scheduler", "library"): "it was removed, because onnxruntime-genai's own engine gives no logits; auto runs the "
+    "model in the server's batch where that is possible, and generator runs requests one by one",
+}
 # Maximum characters of a wrong value in a message; a list of models may be long.
 _MAX_VALUE = 1000
 
@@ -99,6 +104,8 @@ def load_settings(
 def _reason(field: str, findings: Sequence[ErrorDetails]) -> str:
     """What is wrong with a value, by pydantic's errors: a number or a word, such as auto, has one for each."""
     first, *others = findings
+    if removed := _REMOVED_VALUES.get((field, str(first.get("input")))):
+        return removed
     if first["type"] == "literal_error":
         known = [str(choice) for choice in get_args(Settings.model_fields[field].annotation)]
         one_of = f"{', '.join(known[:-1])} or {known[-1]}"

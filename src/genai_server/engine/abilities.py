@@ -22,14 +22,10 @@ class Abilities:
     drafts: bool = False
     # Whether it reads complete texts, and returns a vector or a score for each, in place of a prompt to continue.
     pools: bool = False
-    # Whether it reads prompts and chooses tokens itself. Then `open` begins the answer.
-    chooses: bool = False
     # Whether sequences may have adapters.
     adapters: bool = False
     # Whether it keeps the prompts of ended sequences for later ones that begin alike.
     caches_prefixes: bool = False
-    # Whether it is a batch that can profile its passes of a single sequence.
-    profiles: bool = False
     # Whether any pass can be interrupted.
     interrupts: bool = False
     # Whether its passes run on the cores that the processes of the server need, too.
@@ -55,10 +51,6 @@ class PassRules(Protocol):
 
     def may_draft(self, sequence: Sequence) -> bool:
         """Whether a draft may follow a sequence's newest token."""
-        ...
-
-    def may_pause(self, sequence: Sequence) -> bool:
-        """Whether a sequence continues in the same way after it was closed and opened again."""
         ...
 
     def kept(self, most: int) -> KvRoom:

@@ -191,14 +191,13 @@ class EngineLoop:
 
     def _place(self) -> None:
         running = self._scheduler.running
-        for sequence in [*self._runners.misplaced(running), *self._runners.outgrown(running)]:
+        for sequence in self._runners.outgrown(running):
             with self._requests.failing([sequence]):
                 self._runners.reopen(sequence)
 
     def _forward(self, step: Step) -> None:
         """Run a pass, sample from it and send the tokens. Only a pass that runs to its end is measured."""
         self._has_worked = True
-        is_usual = not step.reads_more
         num_before = sum(sequence.num_produced for sequence in step.sequences)
         try:
             seconds = self._run(step)
@@ -207,8 +206,7 @@ class EngineLoop:
             return
         self._outbox.deliver()
         with self._requests.failing([]):  # no request fails, because its tokens are sent
-            if is_usual:
-                self._scheduler.observe(step, seconds)
+            self._scheduler.observe(step, seconds)
             num_tokens = sum(sequence.num_produced for sequence in step.sequences) - num_before
             self._options.observe(step, seconds * min(1, len(step.reads) / max(1, num_tokens)))
             self._meter.passed(step, seconds)
@@ -217,11 +215,9 @@ class EngineLoop:
         """Run a pass that depends on no request; raises what the runner raises.
 
         Some faults, such as an illegal access to a device's memory, last as long as the process. A request that always
-        fails must not end it. Without a free slot, a later step tries. So it does where the runner chooses tokens and
-        others run, for which the pass would wait.
+        fails must not end it. Without a free slot, a later step tries.
         """
-        most = 0 if self._runners.main.abilities.chooses else self._scheduler.capacity.running - 1
-        if len(self._scheduler.running) > most:
+        if len(self._scheduler.running) >= self._scheduler.capacity.running:
             return
         self._requests.num_failed = 0
         self._beat(1)
@@ -234,7 +230,7 @@ class EngineLoop:
     def _run(self, step: Step) -> float:
         """Run a pass and sample from it; returns the seconds it took."""
         started = self._clock()
-        self._beat(step.max_tokens)
+        self._beat(step.num_tokens)
         for sequence in step.sequences:
             sequence.start()
         self._options.before_step(step)
@@ -245,11 +241,9 @@ class EngineLoop:
         except Exception:
             self._options.drop_step(step)
             raise
-        if any(not found.failure and not found.is_pending for found in scores):
-            self._requests.num_failed = 0
-        for read, found in zip(step.reads, scores, strict=True):
-            if not found.is_pending:
-                self._scheduler.count_tokens(read.sequence, read.num_tokens - len(read.draft))
+        self._requests.num_failed = 0
+        for read in step.reads:
+            self._scheduler.count_tokens(read.sequence, read.num_tokens - len(read.draft))
         self._options.after_step(step, self._requests)
         has_grammars = any(sequence.guide is not None for sequence in step.sequences)
         self._slow = slow_grammars(step.sequences) if has_grammars else set()
@@ -262,8 +256,6 @@ class EngineLoop:
 
     def _advance(self, sequence: Sequence, scores: Scores, draft: Several[int]) -> None:
         """Send what a pass brought for a sequence, and choose its next tokens."""
-        if scores.is_pending:
-            return
         connection, key = sequence.origin
         if scores.vectors is not None:
             if not np.isfinite(scores.vectors).all():

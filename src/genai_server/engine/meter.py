@@ -60,7 +60,7 @@ class Meter:
     def opened(self, sequence: Sequence) -> None:
         """Count a sequence that got its KV cache slot, with the cached part of its prompt."""
         request = sequence.request
-        if sequence.batched and not sequence.by_library and request.cache_prompt and not request.prompt_logprobs:
+        if sequence.batched and request.cache_prompt and not request.prompt_logprobs:
             self._cache_queries += len(request.prompt)
             self._cache_hits += sequence.num_cached
 

@@ -171,9 +171,8 @@ def make_scheduler(spec: EngineSpec, loaded: LoadedModel, *, speculates: bool = 
     runner, can = loaded.main, loaded.main.abilities
     chunk = prefill_chunk(spec, runner)
     max_running = loaded.batching.num_slots or spec.max_batch_size
-    limited_by = "the batch of onnxruntime-genai" if can.chooses else "GENAI_KV_CACHE_BYTES"
-    if max_running == spec.max_batch_size:
-        limited_by = "GENAI_MAX_BATCH_SIZE"
+    is_smaller = max_running < spec.max_batch_size
+    limited_by = "GENAI_KV_CACHE_BYTES" if is_smaller else "GENAI_MAX_BATCH_SIZE"
     num_bytes = spec.draft_memory_bytes if speculates else 0
     answers = AnswerMemory(num_bytes) if num_bytes else None
     return (PoolingScheduler if can.pools else Scheduler)(

@@ -1,4 +1,4 @@
-"""What a pass gives for a sequence: logits, the best of them, or the token that the runner chose."""
+"""What a pass gives for a sequence: logits, the best of them, or vectors of texts."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -6,8 +6,6 @@ from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
-
-from genai_server.errors import RunnerFailed
 
 Logits = NDArray[np.float32]
 # How many logits of each position a device returns unasked.
@@ -40,24 +38,14 @@ class Best:
 
 @dataclass(frozen=True)
 class Scores:
-    """What a pass gives for one sequence. Without logits, choice, failure and vectors, it is pending."""
+    """What a pass gives for one sequence."""
 
     # Logits [positions, vocab_size] after the last tokens; empty if they are on a device.
     given: Logits = field(default_factory=lambda: np.empty((0, 0), np.float32))
     # The best of them, if they are on a device.
     best: Best | None = None
-    # The token chosen by a runner which chooses tokens itself.
-    choice: int | None = None
-    # Why such a runner failed for this sequence.
-    failure: str = ""
     # What a runner which pools gives for each text that was read, float32 [texts, numbers].
     vectors: Logits | None = None
-
-    @property
-    def is_pending(self) -> bool:
-        """Whether the runner has no result yet."""
-        has_logits = self.given.size or self.best is not None
-        return not has_logits and self.choice is None and not self.failure and self.vectors is None
 
     @cached_property
     def logits(self) -> Logits:
@@ -78,9 +66,3 @@ class Scores:
     def copy(self) -> "Scores":
         """The same scores, which no later pass overwrites."""
         return replace(self, given=self.given.copy())
-
-    def chosen(self) -> int | None:
-        """The token that the runner chose; None if it gives logits. Raises RunnerFailed with the failure."""
-        if self.failure:
-            raise RunnerFailed(self.failure)
-        return self.choice

@@ -84,7 +84,6 @@ class Sequence:
         # Tokens of the prompt whose log probabilities are done; the very first has none.
         self.num_scored = 1
         self.batched = False  # whether it runs in the batch, or on the generator's runner
-        self.by_library = False  # whether its runner reads the prompt and chooses tokens itself
         # Whether another thread is choosing its next token; it takes part in no step until then.
         self.is_choosing = False
         # Whether another thread is loading its prefix; the same.
@@ -176,8 +175,8 @@ class Sequence:
 
     @property
     def is_decoding(self) -> bool:
-        """Whether only the last produced token is unread. Always true where the runner schedules prompts itself."""
-        return self.by_library or (self.num_unread <= 1 and self.num_produced > 0)
+        """Whether only the last produced token is unread."""
+        return self.num_unread <= 1 and self.num_produced > 0
 
     @property
     def shares_passes(self) -> bool:

@@ -226,7 +226,7 @@ class Phases(Struct, frozen=True):
 class Batching(Struct, frozen=True):
     """How an engine runs several sequences."""
 
-    # "batched", "library", "generator" or, where texts are pooled, "pooled".
+    # "batched", "generator" or, where texts are pooled, "pooled".
     scheduler: str = "generator"
     # Why `scheduler` is "generator".
     reason: str | None = None

@@ -20,7 +20,6 @@ from genai_server.engine.model.files import (
     TEXT_ONLY,
     check_model_directory,
     has_chat_template,
-    is_paged,
     model_info,
     session_profile,
     weight_bytes,
@@ -385,11 +384,11 @@ def test_the_links_of_hugging_faces_cache_are_fine(directory: Path, tmp_path_fac
     assert check_model_directory(snapshot).context_length == 64
 
 
-def test_a_decoder_that_takes_a_table_of_blocks_is_paged(tmp_path: Path) -> None:
-    _configure(tmp_path, decoder={"inputs": {"input_ids": "input_ids", "block_table": "block_table"}})
-    assert is_paged(tmp_path)
-    _configure(tmp_path, decoder={})
-    assert not is_paged(tmp_path)
+def test_a_decoder_with_paged_attention_is_refused_with_the_way_to_rebuild_it(directory: Path) -> None:
+    decoder = {**CONFIG["model"]["decoder"], "inputs": {"input_ids": "input_ids", "block_table": "block_table"}}
+    _configure(directory, decoder=decoder)
+    with pytest.raises(ModelDirectoryError, match="block_table.*without use_paged_attention=true"):
+        check_model_directory(directory)
 
 
 def test_a_model_with_an_encoder_is_refused(tmp_path: Path) -> None:

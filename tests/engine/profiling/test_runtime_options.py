@@ -107,8 +107,6 @@ class Device:
         but the last token of a past that is recomputed.
         """
         self.state.choose(self.sequences)
-        for other in self.runners.misplaced(self.sequences):
-            self.runners.reopen(other)
         anew = not sequence.is_decoding and sequence.num_produced > 0
         step = Step([Read.next(sequence, num_tokens or sequence.num_unread - anew)])
         self.state.before_step(step)
@@ -366,42 +364,38 @@ def test_restarted_engine_restores_its_runtime_options(tmp_path: Path) -> None:
 
 
 class Batch(Recorder):
-    """A substitute for a batched runner, which profiles its own passes or has a Generator for that."""
+    """A substitute for a batched runner."""
 
-    def __init__(self, *, profiles: bool) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.abilities = Abilities("batched", 4, profiles=profiles)
+        self.abilities = Abilities("batched", 4)
 
 
 class BatchedDevice(Device):
     """A device with a batch."""
 
-    def __init__(self, root: Path, *, profiles: bool = True, max_rows: int = 1, clock: Clock = lambda: 0.0) -> None:
+    def __init__(self, root: Path, *, max_rows: int = 1, clock: Clock = lambda: 0.0) -> None:
         super().__init__(root, num_sequences=0, clock=clock)
-        self.batch = Batch(profiles=profiles)
-        self.runners = RunnerPair(LoadedModel(self.batch if profiles else self.runner, self.batch))
+        self.batch = Batch()
+        self.runners = RunnerPair(LoadedModel(self.batch, self.batch))
         self.state = RuntimeOptionState(self.runners, self.folder, max_rows=max_rows, clock=clock)
         for _ in range(3):
             self.arrive()
 
     def alone(self) -> list[int]:
-        """The sequences that share no pass. They are outside of a batch that cannot profile, and none is in both."""
-        alone = [sequence.id for sequence in self.sequences if not sequence.shares_passes]
-        outside = set() if self.batch.abilities.profiles else set(alone)
-        assert self.batch.sequences == {sequence.id for sequence in self.sequences} - outside
-        assert self.runner.sequences == outside
-        return alone
+        """The sequences that share no pass."""
+        assert self.batch.sequences == {sequence.id for sequence in self.sequences}
+        return [sequence.id for sequence in self.sequences if not sequence.shares_passes]
 
 
-@pytest.fixture(params=[True, False], ids=["own", "generator"])
-def batched(request: pytest.FixtureRequest, tmp_path: Path) -> BatchedDevice:
-    return BatchedDevice(tmp_path, profiles=request.param)
+@pytest.fixture
+def batched(tmp_path: Path) -> BatchedDevice:
+    return BatchedDevice(tmp_path)
 
 
 @pytest.mark.parametrize("max_rows", [1, 2])
-@pytest.mark.parametrize("profiles", [True, False])
-def test_device_switch_concerns_a_limited_number_of_oldest_rows(tmp_path: Path, max_rows: int, profiles: bool) -> None:
-    device = BatchedDevice(tmp_path, profiles=profiles, max_rows=max_rows)
+def test_device_switch_concerns_a_limited_number_of_oldest_rows(tmp_path: Path, max_rows: int) -> None:
+    device = BatchedDevice(tmp_path, max_rows=max_rows)
     device.profile("1")
     device.run(device.sequences[2])
     assert device.alone() == [0, 1][:max_rows]
@@ -416,7 +410,7 @@ def test_next_request_replaces_a_profiled_one_that_ended(batched: BatchedDevice)
     assert batched.alone() == [1]
 
 
-def test_recomputed_past_is_not_profiled_but_later_passes_are(batched: BatchedDevice) -> None:
+def test_each_pass_after_the_switch_is_profiled(batched: BatchedDevice) -> None:
     sequence = batched.sequences[0]
     batched.run(*[sequence] * 3)
     batched.profile("1")
@@ -424,7 +418,7 @@ def test_recomputed_past_is_not_profiled_but_later_passes_are(batched: BatchedDe
     for _ in range(3):
         batched.run(sequence)
         found.append(len(batched.files()))
-    assert found == ([1, 2, 3] if batched.batch.abilities.profiles else [0, 1, 2])
+    assert found == [1, 2, 3]
 
 
 def test_prompt_without_a_token_is_profiled_from_its_first_pass(batched: BatchedDevice) -> None:
@@ -441,8 +435,7 @@ def test_profiled_sequence_runs_alone_only_while_it_is_profiled(batched: Batched
         batched.run(sequence, sequence)
         places.append(batched.alone())
     assert places == [[0], [], [0], []]
-    # A new Generator receives the option again, and reads all tokens without a file first.
-    assert len(batched.files()) == (4 if batched.batch.abilities.profiles else 3)
+    assert len(batched.files()) == 4
 
 
 def test_sequence_profiled_again_before_a_token_is_profiled(batched: BatchedDevice) -> None:

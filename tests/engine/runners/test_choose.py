@@ -1,6 +1,5 @@
 """What an engine process loads; its use is tested with the supervisor and the server."""
 
-import json
 import shutil
 import sys
 import weakref
@@ -31,7 +30,6 @@ from genai_server.engine.runners.decoder_session import DecoderSession
 from genai_server.engine.runners.load_batched import load_batched
 from genai_server.engine.runners.loaded_model import LoadedModel
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
-from genai_server.engine.runners.runner_rules import runs_by_library
 from genai_server.engine.runners.scripted import ScriptedRunner
 from genai_server.engine.runners.warm_up import warm_up
 from genai_server.engine.sampling.grammar import Guidance
@@ -39,7 +37,7 @@ from genai_server.engine.sequence import Sequence
 from genai_server.engine.sound_worker import SoundWorker
 from genai_server.errors import ConfigurationError, ModelDirectoryError, QueueFull, RunnerFailed
 from genai_server.messages.admin import SetRuntimeOption
-from genai_server.messages.generation_request import Adapter, Batching, GenerationRequest
+from genai_server.messages.generation_request import Adapter, GenerationRequest
 from genai_server.messages.launch import EngineSpec
 from genai_server.options.check import check_device
 from genai_server.options.device import DEFAULT_OPTIONS, DeviceOptions, ProviderOptions, unreachable
@@ -239,33 +237,6 @@ def test_16_bits_hold_twice_the_tokens() -> None:
         batched = batch(given)
         tokens.append(batched.abilities.memory.num_tokens(batched.abilities.max_rows))
     assert tokens[1] == pytest.approx(2 * tokens[0], rel=0.1)
-
-
-@pytest.mark.parametrize(
-    ("scheduler", "pages", "found"),
-    [("library", False, True), ("auto", True, True), ("auto", False, False), ("batched", True, False)],
-)
-def test_library_batch_is_used_by_setting_and_for_paged_models(
-    tmp_path: Path, scheduler: str, pages: bool, found: bool
-) -> None:
-    inputs = {"input_ids": "input_ids"} | ({"block_table": "block_table"} if pages else {})
-    (tmp_path / "genai_config.json").write_text(json.dumps({"model": {"decoder": {"inputs": inputs}}}))
-    given = spec(128, scheduler=scheduler, model_dir=str(tmp_path))
-    assert runs_by_library(given.device, tmp_path, given.scheduler) is found
-
-
-def test_library_batch_bounds_running_and_is_named_when_full() -> None:
-    given = spec(128, max_batch_size=9, max_queue=0, scheduler="library")
-    loaded = choose.load_model(given)
-    assert loaded.batching == Batching("library", None, 4, {"cpu": None})
-    check_full(given, loaded, 4, "the batch of onnxruntime-genai lets 4 run")
-
-
-def test_batched_session_option_is_refused_for_library_batches() -> None:
-    options = check_device({"session": {"execution_mode": "parallel"}}, "cpu")
-    given = spec(128, scheduler="library", options=options)
-    with pytest.raises(ConfigurationError, match="execution_mode .*onnxruntime-genai's own batch"):
-        choose.load_model(given)
 
 
 def test_kv_cache_too_small_for_one_request_is_refused() -> None:

@@ -1,7 +1,6 @@
-"""Sequences that are profiled during an answer: in the batch, or on the library's Generator if the batch cannot."""
+"""The runner of each sequence, and sequences that are profiled in the batch during an answer."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -41,10 +40,8 @@ class Engine:
         return sequence
 
     def profile(self, sequence: Sequence, *, on: bool) -> None:
-        """Switch the profiling of a sequence, which may move it."""
+        """Switch the profiling of a sequence."""
         sequence.profile.switch("p" if on else None, sequence.num_produced)
-        for moving in self.runners.misplaced(self.scheduler.running):
-            self.runners.reopen(moving)
 
     def step(self) -> None:
         """Run one pass, as scheduled."""
@@ -65,15 +62,13 @@ class Engine:
             self.runners.close(sequence)
 
 
-@pytest.fixture(params=[True, False], ids=["own", "generator"])
-def engine(request: pytest.FixtureRequest, generator: OgGeneratorRunner, session: Any) -> Iterator[Engine]:
+@pytest.fixture
+def engine(session: Any) -> Iterator[Engine]:
     batched = batched_runner(session=session, num_slots=SLOTS, max_length=MAX_LENGTH)
-    batched.abilities = replace(batched.abilities, profiles=request.param)
-    engine = Engine(LoadedModel(batched if request.param else generator, batched))
+    engine = Engine(LoadedModel(batched, batched))
     yield engine
     engine.end(*engine.scheduler.running)
     assert batched.slots.num_running == 0
-    assert generator._generators == {}
 
 
 Undisturbed = Callable[[list[int], int], list[int]]
@@ -108,14 +103,14 @@ def produced(sequence: Sequence, number: int) -> list[int]:
 # the first runner of a sequence
 
 
-def test_sequence_starts_in_the_batch_unless_that_cannot_profile(engine: Engine) -> None:
+def test_sequence_starts_in_the_batch_even_if_it_is_profiled(engine: Engine) -> None:
     assert engine.begin(1, text(5)).batched
     profiled = Sequence(2, (0, 2), GenerationRequest("r2", text(5), 10, 100), lambda: 0.0)
     profiled.profile.prefix = "slow"
     engine.scheduler.add(profiled)
     engine.scheduler.admit()
     engine.runners.open(profiled)
-    assert profiled.batched is engine.runners.main.abilities.profiles
+    assert profiled.batched
 
 
 def test_tokens_from_the_cache_count_as_read_and_cached(engine: Engine) -> None:
@@ -179,12 +174,9 @@ def test_sequence_profiled_mid_answer_repeats_and_loses_no_token(
 ) -> None:
     prompt = text(50) if exact else counting(90)
     sequence = engine.begin(1, prompt, exact=exact)
-    places = []
     for on, until in ((False, there), (True, back), (False, STEPS)):
         engine.profile(sequence, on=on)
-        places.append(sequence.batched)
         engine.run(sequence, until)
-    assert places == [True, engine.runners.main.abilities.profiles, True]
     assert produced(sequence, STEPS) == undisturbed(prompt, STEPS)
 
 
@@ -224,9 +216,7 @@ def test_sequence_profiled_within_its_prompt_reads_it_whole(
     sequence = engine.begin(2, text(70))
     for _ in range(2 * passes):
         engine.step()
-    read = sequence.num_read
     engine.profile(sequence, on=True)
-    assert sequence.num_read == (read if engine.runners.main.abilities.profiles else 0)
     for _ in range(2):
         engine.step()
     engine.profile(sequence, on=False)

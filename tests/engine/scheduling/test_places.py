@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from genai_server.engine.abilities import Abilities
 from genai_server.engine.loaded_adapter import LoadedAdapter
 from genai_server.engine.runners.scripted import ScriptedRunner
 from genai_server.engine.scheduling.scheduler import Scheduler
@@ -481,23 +480,3 @@ def test_one_of_the_background_runs_whatever_is_kept() -> None:
     runner = _Keeping()
     runner.num_kept = 2
     assert names_of(admitted(*map(_background, "ab"), max_running=2, runner=runner).running) == ["a"]
-
-
-class _Unpausable(ScriptedRunner):
-    """The library's batch: it runs all sequences, and cannot continue those with a grammar."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.abilities = Abilities("library", 16, chooses=True)
-
-    def may_pause(self, sequence: Sequence) -> bool:
-        return sequence.request.grammar is None
-
-
-def test_background_leaves_a_batch_that_runs_all_of_its_rows() -> None:
-    scheduler = admitted(_background("a"), _background("b", grammar="x"), max_running=4, runner=_Unpausable())
-    arrive(scheduler, x := a_sequence("x"))
-    scheduler.admit()
-    assert (names_of(scheduler.running), names_of(scheduler.waiting)) == (["b", "x"], ["a"])
-    scheduler.remove(x)
-    assert names_of(scheduler.admit()) == ["a"]

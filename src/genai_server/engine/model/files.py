@@ -80,6 +80,11 @@ def check_model_directory(directory: Path) -> ModelInfo:
             raise KeyError("filename")
     except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
         raise ModelDirectoryError(f"{directory / CONFIG} lacks or has a wrong value for {error}") from None
+    if "block_table" in (config["model"]["decoder"].get("inputs") or {}):
+        raise ModelDirectoryError(
+            f"{directory} has a decoder with paged attention ({CONFIG} names its block_table), which this server does "
+            "not run; build the model without use_paged_attention=true: on CUDA the server pages the KV cache itself"
+        )
     _check_names(directory, config)
     if has_encoder and not is_speech_model:
         raise ModelDirectoryError(
@@ -262,15 +267,6 @@ def _check_inside(directory: Path, name: str, named_in: str) -> None:
 def read_config(directory: Path) -> dict[str, Any]:
     """The directory's genai_config.json. Raises ModelDirectoryError."""
     return _read_json(directory / CONFIG)
-
-
-def is_paged(directory: Path) -> bool:
-    """Whether the decoder has a paged KV cache, which only onnxruntime-genai's own batch supports."""
-    try:
-        decoder = read_config(directory)["model"]["decoder"]
-    except (ModelDirectoryError, KeyError, TypeError):
-        return False  # the check of the directory reports it
-    return "block_table" in (decoder.get("inputs") or {})
 
 
 def session_profile(directory: Path) -> str:

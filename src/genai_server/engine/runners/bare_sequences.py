@@ -35,17 +35,8 @@ def open_bare(
 
 
 def read_all(runner: Runner, sequences: Several[Sequence]) -> list[Scores]:
-    """Read all unread tokens of some sequences in a pass, and in further ones while any scores are pending.
-
-    Raises RunnerFailed, also for what a runner reports in the scores.
-    """
-    while True:
-        reads = [Read.next(one, one.num_unread, texts=one.request.texts) for one in sequences]
-        scores = run_pass(runner, reads)
-        for found in scores:
-            found.chosen()
-        if not any(found.is_pending for found in scores):
-            return scores
+    """Read all unread tokens of some sequences in one pass. Raises RunnerFailed."""
+    return run_pass(runner, [Read.next(one, one.num_unread, texts=one.request.texts) for one in sequences])
 
 
 def try_pass(runner: Runner) -> None:

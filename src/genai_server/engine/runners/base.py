@@ -60,9 +60,8 @@ class Runner(ABC):
         The reads are of different sequences: at most `max_rows`, of any number of tokens where it `mixes`; otherwise
         all decode, or there is one. Where it `drafts`, some that decode may have drafts.
 
-        A draft does not count as read, except for what is given to `accept` before the next pass. Pending scores mean
-        that the read's tokens were not read, and must be given again. The next pass may overwrite the arrays. Raises
-        Interrupted, and Terminated if the pass has one sequence.
+        A draft does not count as read, except for what is given to `accept` before the next pass. The next pass may
+        overwrite the arrays. Raises Interrupted, and Terminated if the pass has one sequence.
         """
 
     @abstractmethod
@@ -98,11 +97,7 @@ class Runner(ABC):
         with a seed, which is given to have the same tokens again, have no drafts.
         """
         is_free = not self.abilities.why_not_exact or sequence.request.sampling.seed is None
-        return self.abilities.drafts and not sequence.by_library and is_free
-
-    def may_pause(self, sequence: Sequence) -> bool:
-        """Whether a sequence continues in the same way after it was closed and opened again."""
-        return True
+        return self.abilities.drafts and is_free
 
     def kept(self, most: int) -> KvRoom:
         """The part of the KV cache that sequences of the background must not take: recent prefixes of others, `most` at
@@ -174,7 +169,6 @@ class Runner(ABC):
 def run_pass(runner: Runner, reads: Several[Read]) -> list[Scores]:
     """Run a pass, and count what it has read. Raises what the runner raises, and then counts nothing."""
     scores = runner.forward(reads)
-    for read, found in zip(reads, scores, strict=True):
-        if not found.is_pending:
-            read.count()
+    for read in reads:
+        read.count()
     return scores

@@ -116,7 +116,6 @@ class BatchedRunner(Runner):
             drafts=True,
             adapters=self.stack is not None,
             caches_prefixes=True,
-            profiles=True,
             # The states of many rows would have to be copied before each pass.
             interrupts=not self._has_states,
             uses_host_cores=graph.is_native,

@@ -33,7 +33,7 @@ from genai_server.engine.runners.lengths import (
 )
 from genai_server.engine.runners.load_batched import cache_dir, load_batched, log_nodes, session_profile_prefix
 from genai_server.engine.runners.loaded_model import LoadedModel
-from genai_server.engine.runners.runner_rules import LIBRARY, check_reach, check_runner, never_batched, runs_by_library
+from genai_server.engine.runners.runner_rules import check_reach, check_runner, never_batched
 from genai_server.engine.runners.scripted import ScriptedPooledRunner, ScriptedRunner
 from genai_server.engine.sound_worker import SoundWorker
 from genai_server.errors import ConfigurationError, in_one_line
@@ -61,7 +61,7 @@ def load_model(spec: EngineSpec) -> LoadedModel:
     share = head_share(spec)
     # As far as the settings tell; the graph may rule drafts out.
     may_draft = bool(spec.draft_model or share) and on_cpu(spec) and task_of(Path(spec.model_dir)) is Task.GENERATE
-    may_draft = may_draft and never_batched(spec.device, Path(spec.model_dir), spec) is None
+    may_draft = may_draft and never_batched(spec.device, spec) is None
     if may_draft:
         spec = structs.replace(spec, options=without_spinning_between_passes(spec.options))
     kv_bytes = allowed(spec).bytes if share else 0
@@ -103,14 +103,6 @@ def _load_runners(spec: EngineSpec) -> LoadedModel:
         return _transcribing(spec, model_dir)
     if left_out := what_is_left_out(model_dir):
         log.info("the model in %s %s", spec.model_dir, left_out)
-    if runs_by_library(spec.device, Path(spec.model_dir), spec.scheduler):
-        from genai_server.engine.runners.og_engine import OgEngineRunner
-
-        log.info("device %s: %s", spec.device, LIBRARY)
-        generator = _generator(spec, model_dir)
-        batch = OgEngineRunner(generator, spec.max_batch_size)
-        batch.model = with_limit(batch.model, spec.max_length)
-        return LoadedModel(generator, batch)
     return _batched(spec, model_dir, _image_worker(spec, model_dir))
 
 

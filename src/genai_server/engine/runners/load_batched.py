@@ -38,7 +38,7 @@ def load_batched(spec: EngineSpec, model_dir: Path, model: ModelInfo) -> "Batche
     from genai_server.engine.model.native_library import why_not_native
     from genai_server.engine.model.weights import native_model
 
-    why = never_batched(spec.device, Path(spec.model_dir), spec)
+    why = never_batched(spec.device, spec)
     if why is not None:
         raise DoesNotFit(why)
     is_speech_model = task_of(model_dir) is Task.TRANSCRIBE

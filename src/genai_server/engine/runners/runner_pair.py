@@ -1,8 +1,7 @@
 """Which runner a sequence is on, and how it moves to the other one.
 
 Most sequences run on the main runner, which is a batch where the model allows one. Next to it, onnxruntime-genai's
-Generator runs what the batch cannot: sequences with an adapter, or, of onnxruntime-genai's own batch, those that are
-profiled. A sequence that is profiled during its answer moves then, and its tokens are read again.
+Generator runs what the batch cannot: sequences with an adapter, where the batch takes none.
 """
 
 from collections.abc import Iterable
@@ -28,13 +27,8 @@ class RunnerPair:
         return self.main if sequence.batched else self.generator
 
     def for_request(self, request: GenerationRequest) -> Runner:
-        """The runner of a request while it is not profiled."""
+        """The runner that a request's sequences run on."""
         return self.main if request.adapter is None or self.main.abilities.adapters else self.generator
-
-    def _is_for_batch(self, sequence: Sequence) -> bool:
-        """Whether the batch runs a sequence. onnxruntime-genai's own cannot profile."""
-        may_stay = self.main.abilities.profiles or not sequence.profile.is_on
-        return may_stay and self.for_request(sequence.request) is self.loaded.batch
 
     def reuses_past(self, request: GenerationRequest) -> bool:
         """Whether a request may reuse a cached prefix."""
@@ -43,29 +37,15 @@ class RunnerPair:
 
     def open(self, sequence: Sequence) -> None:
         """Begin a sequence. Raises RunnerFailed."""
-        sequence.batched = self._is_for_batch(sequence)
-        sequence.by_library = sequence.batched and self.main.abilities.chooses
+        sequence.batched = self.for_request(sequence.request) is self.loaded.batch
         sequence.profile.active = None
         sequence.num_read = self.of(sequence).open(sequence)
         if not sequence.num_produced and not sequence.num_pauses:
-            sequence.num_cached = 0 if sequence.by_library else sequence.num_read
+            sequence.num_cached = sequence.num_read
 
     def forward(self, step: Step) -> list[Scores]:
         """Run a step, whose sequences are all on one runner. Raises what the runner raises."""
         return run_pass(self.of(step.reads[0].sequence), step.reads)
-
-    def misplaced(self, sequences: Iterable[Sequence]) -> list[Sequence]:
-        """The running sequences that `reopen` moves to the runner that they need."""
-        if self.main.abilities.profiles:
-            return []
-        # What the library chooses would not continue the same way behind a token, and a grammar would start again.
-        stays = self.main.abilities.chooses
-        return [
-            sequence
-            for sequence in sequences
-            if sequence.batched != self._is_for_batch(sequence)
-            and (sequence.batched or not stays or not sequence.num_produced)
-        ]
 
     def outgrown(self, sequences: Iterable[Sequence]) -> list[Sequence]:
         """The sequences of the batch that have become too long for what its runner keeps of them."""

@@ -4,15 +4,12 @@ import importlib.util
 from pathlib import Path
 from typing import Protocol
 
-from genai_server.engine.model.files import is_paged
 from genai_server.errors import ConfigurationError
 from genai_server.options.device import DeviceOptions, unreachable
 from genai_server.options.providers import CPU, PROVIDERS
 from genai_server.options.table import Reach
 from genai_server.pooling_model import task_of
 from genai_server.quoted_values import quoted
-
-LIBRARY = "requests run in onnxruntime-genai's own batch"
 
 
 class RunnerSettings(Protocol):
@@ -42,7 +39,7 @@ def check_runner(device: str, model_dir: Path, settings: RunnerSettings, options
             )
     if task_of(model_dir).pools:
         return  # it has a session of its own, which all options for the batch reach
-    if (why := never_batched(device, model_dir, settings)) is None:
+    if (why := never_batched(device, settings)) is None:
         return
     if settings.scheduler == "batched":
         raise ConfigurationError(f"GENAI_SCHEDULER=batched: {why}")
@@ -57,12 +54,10 @@ def check_reach(device: str, options: DeviceOptions, runner: Reach, why: str) ->
         raise ConfigurationError(f"{found}, which device {device} does not run on: {why}")
 
 
-def never_batched(device: str, model_dir: Path, settings: RunnerSettings) -> str | None:
+def never_batched(device: str, settings: RunnerSettings) -> str | None:
     """Why these settings rule out a batch on this device; None if they allow one."""
     if settings.scheduler == "generator":
         return "GENAI_SCHEDULER is generator"
-    if runs_by_library(device, model_dir, settings.scheduler):
-        return LIBRARY
     kind = device.partition(":")[0]
     having = [name for name, provider in PROVIDERS.items() if provider.memory]
     if kind not in having:
@@ -70,10 +65,3 @@ def never_batched(device: str, model_dir: Path, settings: RunnerSettings) -> str
     if kind != CPU and settings.exact:
         return f"GENAI_EXACT is true, and a batch on {kind} is not exact"
     return None
-
-
-def runs_by_library(device: str, model_dir: Path, scheduler: str) -> bool:
-    """Whether requests run in onnxruntime-genai's own batch."""
-    if device.startswith("scripted") or task_of(model_dir).pools:
-        return False
-    return scheduler == "library" or (scheduler == "auto" and is_paged(model_dir))

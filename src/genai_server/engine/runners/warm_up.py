@@ -29,20 +29,11 @@ def warm_up(loaded: LoadedModel, chunk: int) -> None:
     cannot run never becomes ready.
     """
     started = time.perf_counter()
-    try:
-        if loaded.generator is not loaded.batch:
-            time_passes(loaded.generator, chunk if loaded.batch is None else _SHORT, all_rows=False)
-        _try_profiling(loaded)
-    except RunnerFailed as error:
-        if not loaded.main.abilities.chooses:
-            raise
-        log.warning("answers cannot be profiled, because the model runs in a batch only: %s", error.message)
-        loaded.why_no_profile = (  # possible with paged attention
-            f"this model's answers cannot be profiled, because it runs in a batch only: {error.message}"
-        )
+    if loaded.generator is not loaded.batch:
+        time_passes(loaded.generator, chunk if loaded.batch is None else _SHORT, all_rows=False)
+    _try_profiling(loaded)
     if loaded.batch is not None:
-        # Where the runner chooses tokens, the other rows might wait until the first has ended.
-        time_passes(loaded.batch, chunk, all_rows=not loaded.batch.abilities.chooses)
+        time_passes(loaded.batch, chunk)
     if (draft_model := loaded.draft_model) is not None:
         time_passes(draft_model.runner, chunk)
         time_passes(draft_model.runner, chunk)  # the first time takes longer
@@ -91,7 +82,7 @@ def _try_profiling(loaded: LoadedModel) -> None:
     """Switch profiling on and off for a sequence without a pass. ONNX Runtime before 1.25 refuses this."""
     if loaded.why_no_profile:
         return
-    runner = loaded.main if loaded.main.abilities.profiles else loaded.generator
+    runner = loaded.main
     sequence = open_bare(runner, [1 % loaded.main.model.vocab_size], _SHORT)
     try:
         for value in ("tried", "0"):

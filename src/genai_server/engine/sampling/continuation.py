@@ -85,9 +85,6 @@ def prompt_logprobs(sequence: Sequence, scores: Scores) -> list[TokenLogprob]:
 def _choose(sequence: Sequence, scores: Scores, eos: Tokens[int]) -> int | None:
     """The next token; None if the grammar allows only the end."""
     guide = sequence.guide
-    if (token := scores.chosen()) is not None:
-        sequence.sampler.note(token)
-        return token
     banned = (*eos, *sequence.request.stop_token_ids) if _is_too_early(sequence) else ()
     if guide is None:
         return sequence.sampler.sample(scores, banned=banned)

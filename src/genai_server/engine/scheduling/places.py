@@ -174,10 +174,6 @@ class Places:
         paused for others.
         """
         admitted: list[Sequence] = []
-        # A runner that chooses tokens itself reads all open sequences, those of the background included.
-        if self.has_foreground and self._runner.abilities.chooses:
-            for sequence in self._pausable():
-                self._pause(sequence)
         queues = self._queues()
         num_tenants = {background: len(self.present(background=background)) for background in (True, False)}
         blocked: Sequence | None = None
@@ -226,8 +222,6 @@ class Places:
         As many as that takes are paused: those of the background for others, the newest first, and then, for one within
         its tenant's share, those of tenants that have more than their shares.
         """
-        if sequence.background and self.has_foreground and self._runner.abilities.chooses:
-            return False
         pausable = [] if sequence.background else self._pausable()
         # One of the background may run in any case.
         kept = self._kept(sequence) if sequence.background and self.running else NOTHING_KEPT
@@ -280,11 +274,7 @@ class Places:
             is_above = len(own) > places or sum(map(self._pages, own)) > pages
             if tenant != sequence.tenant and len(own) > 1 and is_above:
                 found += own
-        return [
-            other
-            for other in found
-            if priority_class(other) >= priority_class(sequence) and self._runner.may_pause(other)
-        ]
+        return [other for other in found if priority_class(other) >= priority_class(sequence)]
 
     def _share(self, background: bool, num_tenants: int) -> tuple[int, int]:
         """The equal share of each tenant: places, at least one, and pages."""
@@ -341,7 +331,7 @@ class Places:
         return self._runner.kept(max(0, self._max_running // 2 - num_others))
 
     def _pausable(self) -> list[Sequence]:
-        return [sequence for sequence in self.running if sequence.background and self._runner.may_pause(sequence)]
+        return [sequence for sequence in self.running if sequence.background]
 
     def _pause(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
@@ -384,7 +374,7 @@ class Places:
         """Whether a sequence takes memory as its tokens come, and can be paused. A Generator has all memory at once."""
         can = self._runner.abilities
         alone = sequence.adapter is not None and not can.adapters
-        return can.mixes and not alone and self._runner.may_pause(sequence)
+        return can.mixes and not alone
 
     def _free_pages(self, running: Collection[Sequence]) -> int:
         """Pages that none of the running sequences is expected to need."""

@@ -150,7 +150,7 @@ class Scheduler(Places):
         """The running sequences that take part in steps: those of the background only while no other is present."""
         if not self.has_foreground:
             return self.running
-        return [sequence for sequence in self.running if not sequence.background or sequence.by_library]
+        return [sequence for sequence in self.running if not sequence.background]
 
     def _batch(self) -> list[Sequence]:
         """The batched sequences of which the next pass decodes a token."""

@@ -81,11 +81,6 @@ class Step:
         return all(read.decodes for read in self.reads)
 
     @property
-    def reads_more(self) -> bool:
-        """Whether a runner which schedules prompts itself may read some in this step, too."""
-        return any(sequence.by_library and not sequence.num_produced for sequence in self.sequences)
-
-    @property
     def is_chunk(self) -> bool:
         """Whether it reads a part of one prompt, and nothing else."""
         return len(self.reads) == 1 and not self.decodes
@@ -94,12 +89,6 @@ class Step:
     def is_background(self) -> bool:
         """Whether all of its sequences are of the background, so that it gives way to any other."""
         return is_background(self.reads)
-
-    @property
-    def max_tokens(self) -> int:
-        """The most tokens that the model may read in this step."""
-        new = [s for s in self.sequences if s.by_library and not s.num_produced]
-        return self.num_tokens + sum(len(sequence.request.prompt) for sequence in new)
 
 
 class KvRoom(NamedTuple):

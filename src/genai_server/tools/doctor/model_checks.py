@@ -24,7 +24,6 @@ from genai_server.engine.model.files import (
     GIVE_A_TEMPLATE,
     NO_CHAT_TEMPLATE,
     check_model_directory,
-    is_paged,
     weight_bytes,
 )
 from genai_server.engine.model.graph import read_decoder_graph
@@ -142,8 +141,6 @@ def _draft_model(subject: str, settings: Settings, name: str) -> Iterator[Findin
 
 
 def _batching(subject: str, directory: Path, devices: Iterable[str]) -> Finding:
-    if is_paged(directory):
-        return Finding(OK, subject, "its attention is paged: it runs in onnxruntime-genai's own batch, on a GPU")
     try:
         (read_cross_decoder if transcribes(directory) else read_decoder_graph)(directory)
     except DoesNotFit as reason:
