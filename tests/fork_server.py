@@ -42,7 +42,6 @@ _OF_COMMANDS = (
     "genai_server.cli.pull_command",
     "genai_server.tools.terminal_chat.run_command",
     "genai_server.tools.top.top_command",
-    "genai_server.tools.tune.tune_command",
     "genai_server.cli.serve.serve_command",
     "genai_server.cli.serve.server_lifetime",
     "genai_server.cli.serve.composition",

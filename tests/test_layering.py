@@ -99,22 +99,22 @@ FORBIDDEN: dict[str, tuple[str, ...]] = {
     "http.telemetry": ("http.middleware",),
     # An engine's process combines these; each works without the others.
     "engine": ("text", "apis", "hub", "images", "audio"),
-    "engine.graph_rewriting": ("engine.loop", "engine.process", "engine.host", "engine.ipc", "engine.measuring")
+    "engine.graph_rewriting": ("engine.loop", "engine.process", "engine.host", "engine.ipc", "engine.bare_loop")
     + ("engine.kv_cache", "engine.model", "engine.profiling", "engine.runners", "engine.sampling", "engine.scheduling"),
-    "engine.host": ("engine.graph_rewriting", "engine.ipc", "engine.kv_cache", "engine.measuring", "engine.model")
+    "engine.host": ("engine.graph_rewriting", "engine.ipc", "engine.kv_cache", "engine.bare_loop", "engine.model")
     + ("engine.profiling", "engine.runners", "engine.sampling", "engine.scheduling", "engine.sequence"),
-    "engine.ipc": ("engine.loop", "engine.process", "engine.measuring", "engine.model", "engine.profiling")
+    "engine.ipc": ("engine.loop", "engine.process", "engine.bare_loop", "engine.model", "engine.profiling")
     + ("engine.graph_rewriting", "engine.kv_cache", "engine.runners"),
-    "engine.kv_cache": ("engine.loop", "engine.process", "engine.ipc", "engine.measuring", "engine.model")
+    "engine.kv_cache": ("engine.loop", "engine.process", "engine.ipc", "engine.bare_loop", "engine.model")
     + ("engine.profiling", "engine.runners", "engine.sampling"),
-    "engine.model": ("engine.loop", "engine.process", "engine.ipc", "engine.measuring", "engine.profiling")
+    "engine.model": ("engine.loop", "engine.process", "engine.ipc", "engine.bare_loop", "engine.profiling")
     + ("engine.runners", "engine.sampling", "engine.scheduling", "engine.sequence"),
-    "engine.profiling": ("engine.loop", "engine.process", "engine.ipc", "engine.measuring", "engine.model")
+    "engine.profiling": ("engine.loop", "engine.process", "engine.ipc", "engine.bare_loop", "engine.model")
     + ("engine.graph_rewriting", "engine.sampling"),
-    "engine.runners": ("engine.loop", "engine.process", "engine.ipc", "engine.measuring"),
-    "engine.sampling": ("engine.loop", "engine.process", "engine.ipc", "engine.measuring", "engine.profiling")
+    "engine.runners": ("engine.loop", "engine.process", "engine.ipc", "engine.bare_loop"),
+    "engine.sampling": ("engine.loop", "engine.process", "engine.ipc", "engine.bare_loop", "engine.profiling")
     + ("engine.scheduling",),
-    "engine.scheduling": ("engine.loop", "engine.process", "engine.host", "engine.ipc", "engine.measuring")
+    "engine.scheduling": ("engine.loop", "engine.process", "engine.host", "engine.ipc", "engine.bare_loop")
     + ("engine.graph_rewriting", "engine.kv_cache", "engine.model", "engine.profiling", "engine.runners")
     + ("engine.sampling",),
     "text.prompts": ("text.answers", "text.codec", "text.grammars"),
@@ -123,7 +123,7 @@ FORBIDDEN: dict[str, tuple[str, ...]] = {
     "supervisor": ("text", "apis", "profiles", "hub", "grammar_checker"),
     # They use a server like any client.
     "tools.bench": ("text", "apis", "http", "generation", "profiles", "hub", "messages", "grammar_checker")
-    + ("engine.kv_cache", "engine.loop", "engine.measuring", "engine.runners", "engine_client", "supervisor"),
+    + ("engine.kv_cache", "engine.loop", "engine.bare_loop", "engine.runners", "engine_client", "supervisor"),
     "tools.terminal_chat": ("text", "apis", "generation", "profiles", "messages", "grammar_checker")
     + ("engine_client", "supervisor"),
 }
@@ -331,7 +331,7 @@ def test_modules_have_no_import_cycles() -> None:
         ("engine.model.graph", "from genai_server.engine.runners.base import Runner"),
         ("engine.scheduling.scheduler", "from genai_server.engine.runners.runner_pair import RunnerPair"),
         ("engine.runners.runner_pair", "def f():\n    from genai_server.engine import loop"),
-        ("tools.bench.sweep", "from genai_server.engine.measuring.bare_loop import BareLoop"),
+        ("tools.bench.sweep", "from genai_server.engine.bare_loop import BareLoop"),
         ("apis.app", "from genai_server.tools.bench import plan"),
         ("tools.bench.sweep", "from genai_server.apis import app"),
         ("engine_client.client", "import aiohttp"),

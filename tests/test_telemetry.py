@@ -123,20 +123,14 @@ def test_doctor_starts_none(home: Home) -> None:
     home.check(ENGINE, "genai_server.engine.model.provider_trial")
 
 
-def test_tune_starts_none(home: Home) -> None:
-    home.run("-m", "genai_server", "tune", str(DEMO), "--seconds", "0.01", "--cache-dir", "none", "--dry-run")
-    home.check()
-    assert home.notes("imported")
-
-
 def test_the_loop_that_bench_measures_starts_none(home: Home, scripted: RunningServer) -> None:
     sizes = ["--rounds", "1", "--requests", "1", "--prompt-tokens", "16", "--output-tokens", "4", "--concurrency", "1"]
     home.run("-m", "genai_server", "bench", "--url", scripted.url, "--library", str(DEMO), *sizes)
-    home.check("genai_server.engine.measuring.bare_loop")
+    home.check("genai_server.engine.bare_loop")
 
 
 def test_the_bare_loop_by_itself_starts_none(home: Home) -> None:
-    home.run("-m", "genai_server.engine.measuring.bare_loop", str(DEMO), "--prompt-tokens", "8", "--output-tokens", "2")
+    home.run("-m", "genai_server.engine.bare_loop", str(DEMO), "--prompt-tokens", "8", "--output-tokens", "2")
     home.check()
     assert home.notes("imported")
 

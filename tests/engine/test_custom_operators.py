@@ -12,12 +12,10 @@ import onnx
 import pytest
 from onnx import helper
 
-from genai_server.engine.measuring.tuning import Tuned
 from genai_server.engine.runners.choose import load_model
 from genai_server.errors import ConfigurationError
 from genai_server.messages.launch import EngineSpec
 from genai_server.options.check import check_device
-from genai_server.options.device import DeviceOptions
 from tests.engine.model_runners import greedy_logits
 from tests.engine.runners.test_choose import spec
 from tests.running_server import DEMO, RunningServer, run_python
@@ -75,11 +73,6 @@ def test_missing_operator_library_is_refused_with_the_option(model: Path) -> Non
 def test_operator_library_elsewhere_is_refused_with_the_places(model: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="must lie in the model directory or below the working directory"):
         load_model(on(model, str(library(tmp_path)), scheduler="generator"))
-
-
-def test_tune_measures_with_the_library(model: Path) -> None:
-    options = DeviceOptions(custom_op_libraries=["operators.so"])
-    assert Tuned(model, None, options, 128).open(1, 1).abilities.max_rows == 1
 
 
 def test_a_server_answers_with_it(model: Path, tmp_path: Path, demo: RunningServer) -> None:

@@ -21,7 +21,6 @@ from tests.running_server import ROOT, clean_environment, free_port, run_server,
 # Options for commands that would run until a key is pressed, or for minutes.
 _SHORTER = {
     "genai-server top": " --once --interval 0.1",
-    "genai-server tune models/demo": " --seconds 0.02",
     "genai-server bench": " --requests 2 --output-tokens 8",
 }
 # Programs of a guide that run until they are stopped are noted here, and started when the line has been read.

@@ -29,7 +29,6 @@ GROUPS = {
     },
     "check and measure": {
         "doctor": ("tools.doctor.doctor_command", "check what serving needs"),
-        "tune": ("tools.tune.tune_command", "find the best settings for this machine"),
         "bench": ("tools.bench.bench_command", "measure OpenAI-style servers and the bare library"),
         "profile": ("tools.profile_command", "read the profiles of a server"),
         "import-triton": ("tools.import_triton", "translate a Triton model's config.pbtxt"),

@@ -1,4 +1,4 @@
-"""Sequences without a client, for warm-up, tuning and measurements."""
+"""Sequences without a client, for warm-up and measurements."""
 
 from collections.abc import Sequence as Several
 from itertools import count

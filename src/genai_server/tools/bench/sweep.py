@@ -19,7 +19,7 @@ from genai_server.tools.bench.statistics import per_token
 from genai_server.tools.bench.target import Target
 
 # Started by name: importing it would load the engine and the library.
-_BARE_LOOP = "genai_server.engine.measuring.bare_loop"
+_BARE_LOOP = "genai_server.engine.bare_loop"
 TUNED, SHIPPED = "library", "library as shipped"
 _OPTIONS = {TUNED: ["--threads", "0"], SHIPPED: []}
 NAME = "sweep"

@@ -1,4 +1,4 @@
-"""`python -m genai_server.engine.measuring.bare_loop`: the library's own loop without a server, as the upper limit.
+"""`python -m genai_server.engine.bare_loop`: the library's own loop without a server, as the upper limit.
 
 `genai-server bench` starts it as a separate process, so that the library's memory and its hold on Python's lock disturb
 nothing else. It prints one line of JSON: the runs for each prompt length, with times in seconds.
@@ -23,7 +23,7 @@ _WARM_UP_TOKENS = 8
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run as the command line says. Raises ModelDirectoryError, and RuntimeError with the library's own reason."""
-    parser = argparse.ArgumentParser(prog="python -m genai_server.engine.measuring.bare_loop", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m genai_server.engine.bare_loop", description=__doc__)
     parser.add_argument("model_dir", type=Path)
     parser.add_argument("--threads", type=int, default=None, help="0: the usable cores; left out: as shipped")
     parser.add_argument("--prompt-tokens", type=int, nargs="+", default=[64])

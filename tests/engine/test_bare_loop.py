@@ -9,7 +9,7 @@ from tests.running_server import DEMO
 
 
 def bare_loop(*options: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "genai_server.engine.measuring.bare_loop", *options]
+    command = [sys.executable, "-m", "genai_server.engine.bare_loop", *options]
     return subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
 
 
