@@ -12,16 +12,6 @@ from genai_server.hub.quantized_checkpoint import Quantization, check_tensors, r
 
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "checkpoint_format": "gptq"}
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 64, "version": "gemm", "zero_point": True}
-OLIVE = {"quant_method": "olive", "bits": 8, "group_size": 32}
-
-
-def quark(**weight: Any) -> dict[str, Any]:
-    return {
-        "quant_method": "quark",
-        "global_quant_config": {"weight": {"dtype": "uint4", "group_size": 32} | weight},
-        "layer_quant_config": {},
-        "export": {"pack_method": "reorder"},
-    }
 
 
 def read(section: object, device: str = "cpu", **config: Any) -> Quantization | None:
@@ -34,8 +24,6 @@ def read(section: object, device: str = "cpu", **config: Any) -> Quantization | 
         (GPTQ, Quantization("gptq", 4, 128), "int4"),
         (GPTQ | {"bits": 8}, Quantization("gptq", 8, 128), "int8"),
         (AWQ, Quantization("awq", 4, 64), "int4"),
-        (quark(), Quantization("quark", 4, 32), "int4"),
-        (OLIVE, Quantization("olive", 8, 32), "int8"),
     ],
 )
 def test_bits_and_group_size_are_the_checkpoints(section: Any, expected: Quantization, precision: str) -> None:
@@ -54,11 +42,10 @@ def test_bits_and_group_size_are_the_checkpoints(section: Any, expected: Quantiz
         (AWQ | {"version": "gemv"}, "this is gemv"),
         (AWQ | {"zero_point": False}, "needs zero points"),
         (AWQ | {"bits": 8}, "reads 4 bits of this format"),
-        (quark(dtype="int4"), "their dtype is int4"),
-        (quark() | {"export": {"pack_method": "order"}}, "this is order"),
-        (quark() | {"layer_quant_config": {"*o_proj": {}}}, "some layers differ"),
-        ({"quant_method": "bitsandbytes"}, "the model builder cannot read them"),
-        ({"quant_method": "compressed-tensors"}, "the model builder cannot read them"),
+        ({"quant_method": "bitsandbytes"}, "export reads awq, gptq"),
+        ({"quant_method": "compressed-tensors"}, "export reads awq, gptq"),
+        ({"quant_method": "quark"}, "export reads awq, gptq; export the original model instead"),
+        ({"quant_method": "olive"}, "export reads awq, gptq; export the original model instead"),
     ],
 )
 def test_weights_that_the_builder_reads_wrongly_are_refused(section: Any, reason: str) -> None:
@@ -72,7 +59,7 @@ def test_quantized_experts_are_refused() -> None:
         read(AWQ, num_experts=8)
 
 
-@pytest.mark.parametrize("section", [{"quant_method": "gptq"}, GPTQ | {"bits": None}, {"quant_method": "quark"}, "awq"])
+@pytest.mark.parametrize("section", [{"quant_method": "gptq"}, GPTQ | {"bits": None}, "awq"])
 def test_an_incomplete_description_is_refused(section: object) -> None:
     with pytest.raises(ConfigurationError, match="quantiz"):
         read(section)
@@ -100,7 +87,6 @@ def write_header(folder: Path, **types: str) -> None:
     [
         (Quantization("awq", 4, 64), "model.layers.3.mlp.up_proj.weight", "F16", "up_proj.weight is not quantized"),
         (Quantization("gptq", 8, 64), "model.layers.3.mlp.up_proj.scales", "BF16", "rounds 8-bit values wrongly"),
-        (Quantization("olive", 4, 64), "model.layers.3.self_attn.qkv_proj.qzeros", "U8", "is fused"),
     ],
 )
 def test_tensors_that_the_builder_reads_wrongly_are_refused(

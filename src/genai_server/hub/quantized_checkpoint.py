@@ -1,4 +1,4 @@
-"""Checkpoints whose weights are quantized already: GPTQ, AWQ, Quark and Olive.
+"""Checkpoints whose weights are quantized already: GPTQ and AWQ.
 
 `quantization_config` in config.json describes them. The model builder takes their values over unchanged, so precision
 and group size are the checkpoint's. What it reads wrongly, or not at all, is refused; the faults are those of version
@@ -23,7 +23,6 @@ _IGNORED = ("GptOssForCausalLM", "Mistral3ForConditionalGeneration")
 # Formats of which the builder makes operators for CUDA only.
 _CUDA_ONLY = ("compressed-tensors", "modelopt")
 _PROJECTION = re.compile(r"layers\.\d+\.\w+\.\w+_proj\.weight$")
-_FUSED = re.compile(r"(qkv|gate_up)_proj\.qzeros$")
 _SCALES = ".scales"
 # A header of safetensors is longer in no checkpoint of any model.
 _MAX_HEADER = 256 * 1024 * 1024
@@ -54,7 +53,7 @@ def read_quantization(config: Mapping[str, Any], device: str) -> Quantization | 
     """
     section = config.get("quantization_config")
     architectures = config.get("architectures") or [""]
-    if not section or (architectures[0] in _IGNORED and _method(section) != "quark"):
+    if not section or architectures[0] in _IGNORED:
         return None
     method = _method(section)
     if method in _CUDA_ONLY and device == "cuda":
@@ -62,7 +61,7 @@ def read_quantization(config: Mapping[str, Any], device: str) -> Quantization | 
     try:
         if method not in _READERS:
             known = ", ".join(_READERS)
-            raise _Unsupported(f"the model builder cannot read them; build the original model, or one of {known}")
+            raise _Unsupported(f"export reads {known}; export the original model instead")
         quantization = _READERS[method](section)
         _check(quantization, config)
     except _Unsupported as reason:
@@ -81,9 +80,7 @@ def check_tensors(source: Path, quantization: Quantization) -> None:
     """
     for path in sorted(source.glob("*.safetensors")):
         for name, dtype in _tensor_types(path).items():
-            if quantization.method == "olive" and _FUSED.search(name):
-                reason = f"{name} is fused, which the model builder divides wrongly"
-            elif quantization.method != "quark" and _PROJECTION.search(name):
+            if _PROJECTION.search(name):
                 reason = f"{name} is not quantized, and the model builder cannot mix both in a layer"
             elif quantization.bits == 8 and name.endswith(_SCALES) and dtype == "BF16":
                 reason = f"{name} is in bfloat16, with which the model builder rounds 8-bit values wrongly"
@@ -103,7 +100,7 @@ def _check(quantization: Quantization, config: Mapping[str, Any]) -> None:
     if quantization.group_size not in _GROUP_SIZES:
         sizes = ", ".join(map(str, _GROUP_SIZES))
         raise _Unsupported(f"their group_size is {quantization.group_size}, and ONNX Runtime takes {sizes}")
-    if quantization.method != "quark" and (config.get("num_local_experts") or config.get("num_experts")):
+    if config.get("num_local_experts") or config.get("num_experts"):
         raise _Unsupported("the model builder does not read quantized experts of this format")
 
 
@@ -127,27 +124,9 @@ def _awq(section: Mapping[str, Any]) -> Quantization:
     return Quantization("awq", 4, int(section["group_size"]))
 
 
-def _quark(section: Mapping[str, Any]) -> Quantization:
-    weight = section["global_quant_config"]["weight"]
-    if weight["dtype"] != "uint4":
-        raise _Unsupported(f"the model builder reads uint4 correctly only, and their dtype is {weight['dtype']}")
-    packing = (section.get("export") or {}).get("pack_method", "reorder")
-    if packing != "reorder":
-        raise _Unsupported(f"the model builder reads the pack_method reorder only, and this is {packing}")
-    if section.get("layer_quant_config"):
-        raise _Unsupported("the model builder does not read layer_quant_config, by which some layers differ")
-    return Quantization("quark", 4, int(weight["group_size"]))
-
-
-def _olive(section: Mapping[str, Any]) -> Quantization:
-    return Quantization("olive", int(section["bits"]), int(section["group_size"]))
-
-
 _READERS: dict[str, Callable[[Mapping[str, Any]], Quantization]] = {
     "awq": _awq,
     "gptq": _gptq,
-    "olive": _olive,
-    "quark": _quark,
 }
 
 
