@@ -4,7 +4,7 @@ import mmap
 
 import numpy as np
 
-from genai_server.engine.kv_cache.cpu_buffers import CpuBuffers
+from genai_server.engine.kv_cache.buffers import CpuBuffers
 
 
 def resident_bytes(buffers: CpuBuffers) -> int:

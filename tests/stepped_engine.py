@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from genai_server.engine.ipc.mailbox import Connected
-from genai_server.engine.kv_cache.cpu_buffers import page_tokens
+from genai_server.engine.kv_cache.buffers import page_tokens
 from genai_server.engine.loop import EngineLoop
 from genai_server.engine.model.graph import read_decoder_graph
 from genai_server.engine.model.session import open_session

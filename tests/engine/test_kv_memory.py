@@ -11,7 +11,7 @@ import pytest
 from genai_server.config.settings import Settings
 from genai_server.config.sources import engine_spec
 from genai_server.engine import process
-from genai_server.engine.kv_cache.cpu_buffers import CpuBuffers, page_tokens
+from genai_server.engine.kv_cache.buffers import CpuBuffers, page_tokens
 from genai_server.engine.model.files import check_model_directory
 from genai_server.engine.model.graph import read_decoder_graph
 from genai_server.engine.runners.load_batched import load_batched

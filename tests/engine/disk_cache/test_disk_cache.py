@@ -17,7 +17,7 @@ from genai_server.engine.disk_cache.disk_cache import DiskCache, open_disk_cache
 from genai_server.engine.disk_cache.segment_file import write_segment
 from genai_server.engine.disk_cache.segment_folder import SegmentFolder
 from genai_server.engine.disk_cache.slot_memory import SlotMemory
-from genai_server.engine.kv_cache.cpu_buffers import CpuBuffers
+from genai_server.engine.kv_cache.buffers import CpuBuffers
 from genai_server.engine.model.files import check_model_directory
 from genai_server.engine.prompt_images import EncodedImage
 from genai_server.engine.runners.bare_sequences import open_bare

@@ -15,11 +15,9 @@ from numpy.typing import NDArray
 
 from genai_server.engine.decoder_graph import DecoderGraph
 from genai_server.engine.graph_rewriting.paged_attention import BLOCK_TOKENS
-from genai_server.engine.kv_cache.buffers import buffers_on
-from genai_server.engine.kv_cache.cpu_buffers import CpuBuffers
-from genai_server.engine.kv_cache.layout import Layout
+from genai_server.engine.kv_cache.buffers import CpuBuffers, buffers_on
+from genai_server.engine.kv_cache.layout import Layout, Row
 from genai_server.engine.kv_cache.paged_buffers import PagedBuffers, Place
-from genai_server.engine.kv_cache.row import Row
 from genai_server.engine.model.graph import read_decoder_graph
 from genai_server.engine.model.session import open_session
 from genai_server.engine.runners.batched import BatchedRunner

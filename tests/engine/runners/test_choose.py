@@ -16,8 +16,8 @@ from genai_server.config.sources import engine_spec
 from genai_server.engine import process
 from genai_server.engine.decoder_graph import DecoderGraph, DoesNotFit
 from genai_server.engine.graph_rewriting.paged_attention import BLOCK_TOKENS
-from genai_server.engine.kv_cache import buffers, cpu_buffers
-from genai_server.engine.kv_cache.cpu_buffers import CpuBuffers, page_tokens
+from genai_server.engine.kv_cache import buffers, paged_buffers
+from genai_server.engine.kv_cache.buffers import CpuBuffers, page_tokens
 from genai_server.engine.kv_cache.paged_buffers import Place
 from genai_server.engine.model import graph as graph_module
 from genai_server.engine.model import native_library, processor, session, session_options
@@ -92,7 +92,7 @@ def slot_bytes(max_length: int) -> int:
 def test_unshared_slots_are_bounded_by_memory_and_named(
     slots: int, fits: int, named: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cpu_buffers, "can_reserve", lambda *_: False)
+    monkeypatch.setattr(buffers, "can_reserve", lambda *_: False)
     graph = read_decoder_graph(DEMO)
     given = spec(128, max_queue=0, kv_cache_bytes=slots * graph.bytes_per_token * 128)
     batched = batch(given)
@@ -328,7 +328,7 @@ def test_device_batch_has_its_memory_there_at_once(monkeypatch: pytest.MonkeyPat
         made.append(Place(device_type, device_id, provider))
         return Place("cpu", 0, "CPUExecutionProvider")
 
-    monkeypatch.setattr(buffers, "Place", place)
+    monkeypatch.setattr(paged_buffers, "Place", place)
     options = check_device({}, "cuda:1")
     graph = read_decoder_graph(DEMO)
     kv_cache_bytes = 3 * BLOCK_TOKENS * graph.bytes_per_token // 2  # in 16 bits
@@ -359,7 +359,7 @@ def test_failed_batch_frees_its_weights_before_the_generator(monkeypatch: pytest
         return OgGeneratorRunner(model_dir, "cpu", 1)
 
     monkeypatch.setattr(session, "open_session", on_the_cpu)
-    monkeypatch.setattr(buffers, "PagedBuffers", refuse)
+    monkeypatch.setattr(paged_buffers, "PagedBuffers", refuse)
     monkeypatch.setattr(choose, "_generator", generator)
     loaded = choose.load_model(spec(128, device="cuda", options=check_device({}, "cuda")))
     assert "the device has no memory left" in (loaded.batching.reason or "")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from genai_server.engine.kv_cache.cpu_buffers import page_tokens
+from genai_server.engine.kv_cache.buffers import page_tokens
 from genai_server.engine.model.files import check_model_directory
 from genai_server.engine.model.graph import read_decoder_graph
 from genai_server.engine.model.speech_files import read_cross_decoder
@@ -90,7 +90,7 @@ def test_sounds_take_no_memory_for_checkpoints() -> None:
 
 
 def test_whole_slots_leave_memory_for_several_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("genai_server.engine.kv_cache.cpu_buffers.can_reserve", lambda *_: False)
+    monkeypatch.setattr("genai_server.engine.kv_cache.buffers.can_reserve", lambda *_: False)
     limit, _, slots = limited(0, 80_000 * GRAPH.bytes_per_token, max_batch_size=16)
     assert 18_000 < limit < 20_000
     assert slots == 4

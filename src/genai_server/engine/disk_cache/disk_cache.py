@@ -14,7 +14,7 @@ from genai_server.engine.disk_cache.prefix_storer import PrefixStorer
 from genai_server.engine.disk_cache.segment_folder import SegmentFolder
 from genai_server.engine.disk_cache.slot_memory import SlotMemory
 from genai_server.engine.host.priority import let_others_go_first
-from genai_server.engine.kv_cache.cpu_buffers import CpuBuffers
+from genai_server.engine.kv_cache.buffers import CpuBuffers
 from genai_server.engine.kv_cache.kv_slots import KvSlots
 from genai_server.engine.model.native_library import library_key
 from genai_server.engine.model.session_options import num_threads

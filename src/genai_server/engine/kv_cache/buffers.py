@@ -1,19 +1,114 @@
-"""Chooses the memory for a batch's keys and values: the CPU's, or that of the device which runs the graph."""
+"""Memory for a batch's keys and values: that of the CPU, or of the device which runs the graph (paged_buffers.py)."""
 
+import contextlib
+import math
+import mmap
+import sys
 from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
 
 from genai_server.engine.decoder_graph import DecoderGraph
-from genai_server.engine.kv_cache.cpu_buffers import CpuBuffers
-from genai_server.engine.kv_cache.paged_buffers import PagedBuffers, Place
+from genai_server.engine.graph_rewriting.native_attention import NATIVE
 from genai_server.options.device import DeviceOptions, device_id
 from genai_server.options.providers import PROVIDERS, provider
+
+if TYPE_CHECKING:
+    from genai_server.engine.kv_cache.paged_buffers import PagedBuffers
+
+# Linux would otherwise refuse more than there is memory for, written or not. Python before 3.13 has no name for it.
+_NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
+
+
+def page_tokens(graph: DecoderGraph) -> int:
+    """Tokens whose keys and values are whole pages of memory in each layer and head."""
+    size = graph.head_size * np.dtype(graph.cache_type).itemsize
+    return mmap.PAGESIZE // math.gcd(mmap.PAGESIZE, size)
+
+
+def _reserve(size: int) -> mmap.mmap | None:
+    """Address space whose memory is allocated page by page as it is written; None if the system cannot do it.
+
+    numpy would ask Linux for huge pages. Clearing one or two for each layer made the first use of a slot take 0.2 s.
+    """
+    memory = None
+    if sys.platform == "linux":
+        memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE)
+        with contextlib.suppress(OSError):  # a kernel without huge pages
+            memory.madvise(mmap.MADV_NOHUGEPAGE)
+    return memory
+
+
+def _give_back(memory: mmap.mmap, start: int, size: int) -> None:
+    if sys.platform == "linux":
+        memory.madvise(mmap.MADV_DONTNEED, start, size)
+
+
+def can_reserve(graph: DecoderGraph, num_rows: int, max_length: int) -> bool:
+    """Whether address space for this number of rows is available, and whether the system takes single pages back."""
+    can = False
+    if sys.platform == "linux":
+        # A limit of the process's address space, or a system that promises no more than it has.
+        with contextlib.suppress(OSError):
+            CpuBuffers(graph, num_rows, max_length)
+            can = True
+    return can
+
+
+class CpuBuffers:
+    """Keys and values of all layers in CPU memory: one array [rows, kv_heads, length, head_size] each.
+
+    On Linux the memory is reserved, and allocated page by page when written.
+    """
+
+    def __init__(self, graph: DecoderGraph, num_rows: int, max_length: int) -> None:
+        length = max_length
+        if sys.platform == "linux":
+            length += -length % page_tokens(graph)  # so that the heads of a row share no page
+        shape = (num_rows, graph.num_kv_heads, length, graph.head_size)
+        self._names = graph.past_names
+        size = math.prod(shape) * np.dtype(graph.cache_type).itemsize
+        self._memories = [_reserve(size) for _ in self._names]
+        # Of each layer's keys and values.
+        self.arrays: list[NDArray[Any]] = [
+            (np.zeros(shape, graph.cache_type) if memory is None else np.frombuffer(memory, graph.cache_type)).reshape(
+                shape
+            )
+            for memory in self._memories
+        ]
+
+    def give_back(self, slot: int, first: int) -> None:
+        for memory, array in zip(self._memories, self.arrays, strict=True):
+            if memory is None:
+                continue
+            row, head, token, _ = array.strides
+            for number in range(array.shape[1]):
+                start, end = first * token, head
+                if start < end:
+                    _give_back(memory, slot * row + number * head + start, end - start)
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        for array in self.arrays:
+            array[target, :, :length] = array[source, :, :length]
+
+    def bind(self, binding: Any) -> None:
+        """Bind all slots as inputs, to which the operators write."""
+        for past, array in zip(self._names, self.arrays, strict=True):
+            binding.bind_input(NATIVE + past, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
+
+    def keep(self, binding: Any, output: str) -> None:
+        """Let ONNX Runtime allocate an output of a pass, in CPU memory."""
+        binding.bind_output(output, "cpu")
+
 
 # For each kind of device memory, the provider whose sessions copy within it.
 _COPIES = {"cuda": "cuda"}
 
 
-BatchBuffers = CpuBuffers | PagedBuffers
+BatchBuffers: TypeAlias = "CpuBuffers | PagedBuffers"
 # Takes the graph, the number of rows, and the tokens of each row.
 MakeBuffers = Callable[[DecoderGraph, int, int], BatchBuffers]
 
@@ -26,5 +121,7 @@ def buffers_on(device: str, options: DeviceOptions, most_blocks: int) -> MakeBuf
     memory = PROVIDERS[device.partition(":")[0]].memory
     if memory == "cpu":
         return CpuBuffers
+    from genai_server.engine.kv_cache.paged_buffers import PagedBuffers, Place  # loads ONNX Runtime
+
     place = Place(memory, device_id(options), provider(_COPIES[memory]).onnxruntime)
     return partial(PagedBuffers, place, most_blocks)

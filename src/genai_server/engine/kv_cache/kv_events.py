@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from genai_server.engine.kv_cache.kv_slot import Slot
+from genai_server.engine.kv_cache.kv_slots import Slot
 from genai_server.engine.sequence import common_length
 from genai_server.errors import ConfigurationError
 from genai_server.messages.kv_events import (

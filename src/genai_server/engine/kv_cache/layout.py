@@ -1,4 +1,4 @@
-"""Where the tokens of a pass lie: in the flat row, and in the slots of the KV cache.
+"""The rows of a pass, and where their tokens lie: in the flat row, and in the slots of the KV cache.
 
 The inputs are those of ragged.py, native_attention.py, ragged_states.py, low_rank.py and paged_attention.py in
 engine/graph_rewriting.
@@ -15,7 +15,36 @@ from genai_server.engine.decoder_graph import DecoderGraph
 from genai_server.engine.graph_rewriting import low_rank, native_attention, paged_attention
 from genai_server.engine.graph_rewriting.output_head import SCALES
 from genai_server.engine.graph_rewriting.ragged import ROPE_PLACES, WANTED
-from genai_server.engine.kv_cache.row import Row
+
+# The first rank of an adapter and the number of its ranks.
+Ranks = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Row:
+    """The tokens that a pass reads behind those of a slot."""
+
+    slot: int
+    num_cached: int
+    tokens: Sequence[int]
+    # The logits after this many of the last tokens are wanted.
+    num_logits: int = 1
+    # Whether it has the cosines and sines for long rows (`DecoderGraph.switches_at`).
+    is_long: bool = False
+    # Of the image tokens among them, [features, hidden_size].
+    features: NDArray[Any] | None = None
+    # Of the tokens, int64 [axes, tokens]; None if they are counted from `num_cached`.
+    positions: NDArray[np.int64] | None = None
+    # The ranks of its adapter; None without one.
+    ranks: Ranks | None = None
+    # Whether it shares no pass with others.
+    is_alone: bool = False
+    # How many of the tokens, at the end, are of a draft.
+    num_drafted: int = 0
+    # What a head for multi-token prediction reads besides the tokens, [tokens, hidden_size].
+    hidden: NDArray[Any] | None = None
+    # What a device multiplies logits with for its softmax.
+    scale: float = 1.0
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from onnx import helper
 
 from genai_server.engine.decoder_graph import DecoderGraph
 from genai_server.engine.graph_rewriting.paged_attention import BLOCKS, BOUNDS, PAGED
-from genai_server.engine.kv_cache.row import Row
+from genai_server.engine.kv_cache.layout import Row
 from genai_server.errors import RunnerFailed
 
 _IR_VERSION, _OPSET = 8, 16

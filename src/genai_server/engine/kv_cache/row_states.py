@@ -1,9 +1,13 @@
-"""Memory for the states of fixed size that some layers keep of each sequence, in place of keys and values.
+"""Recurrent states: what some layers keep of each sequence in a fixed size, in place of keys and values.
 
 The operators of a pass write them into the slots (engine/graph_rewriting/ragged_states.py), except for drafted tokens:
 it is not known yet which of these are accepted. The operators alone read the accepted ones again, from what the pass
 gave. That is cheaper than the copies of the states that would otherwise be needed to go back, and than reading the
 tokens again.
+
+A state cannot be cut back to fewer tokens, so a sequence keeps checkpoints, which are copies of its states. They lie at
+lengths of a prompt at which other prompts may cease to have the same tokens: at its end, a little before it, and where
+another slot's tokens have differed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,6 +19,40 @@ from numpy.typing import NDArray
 from genai_server.engine.decoder_graph import DecoderGraph
 from genai_server.engine.graph_rewriting.native_attention import COMMITTED, NATIVE, SLOTS, STARTS
 from genai_server.engine.kv_cache.layout import Layout
+
+# A prompt of at least this many unread tokens has a checkpoint near its end.
+_MIN_UNREAD = 32
+# Tokens behind that checkpoint, at least. The next prompt of a conversation often differs in the last ones, which begin
+# the answer.
+_BEHIND = 6
+# Checkpoints lie at multiples of this behind cached tokens, so that prompts that differ a little have the same ones.
+_GROUP = 8
+
+
+def before_checkpoint(chunk: int, num_left: int, num_common: int = 0) -> int:
+    """How many tokens of a prompt's next chunk to read before a checkpoint.
+
+    There is one near the end of a prompt with `num_left` unread tokens, and one behind the next `num_common` tokens if
+    other prompts begin with these.
+    """
+    end = (num_left - _BEHIND) // _GROUP * _GROUP if num_left >= _MIN_UNREAD else 0
+    common = num_common // _GROUP * _GROUP if num_common >= _MIN_UNREAD else 0
+    return min((border for border in (common, end) if 0 < border < chunk), default=chunk)
+
+
+def ends_at_checkpoint(num_left: int) -> bool:
+    """Whether a chunk ends near enough to the end of its prompt, or at it, for a checkpoint there.
+
+    The next prompt of a conversation continues from the end if it leaves out the answer's reasoning. It continues from
+    near the end if its template also leaves out the last tokens of this prompt.
+    """
+    return num_left < _MIN_UNREAD
+
+
+def is_common_end(num_behind: int) -> bool:
+    """Whether a length is that of a checkpoint, if `num_behind` more tokens are what other prompts begin with."""
+    return 0 <= num_behind < _GROUP
+
 
 # A copy of one row's states.
 Saved = list[NDArray[Any]]

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from genai_server.engine.decoder_graph import LowRankPath
-from genai_server.engine.kv_cache.row import Ranks
+from genai_server.engine.kv_cache.layout import Ranks
 from genai_server.engine.model.adapter_file import read_adapter_file
 from genai_server.errors import AdapterLoadFailed, RunnerFailed
 

@@ -15,13 +15,10 @@ from numpy.typing import NDArray
 
 from genai_server.engine.abilities import Abilities
 from genai_server.engine.decoder_graph import DecoderGraph
-from genai_server.engine.kv_cache.buffers import MakeBuffers
-from genai_server.engine.kv_cache.checkpoints import before_checkpoint, ends_at_checkpoint, is_common_end
-from genai_server.engine.kv_cache.cpu_buffers import CpuBuffers
+from genai_server.engine.kv_cache.buffers import CpuBuffers, MakeBuffers
 from genai_server.engine.kv_cache.kv_slots import KvSlots
-from genai_server.engine.kv_cache.layout import lay_out
-from genai_server.engine.kv_cache.row import Row
-from genai_server.engine.kv_cache.row_states import RowStates
+from genai_server.engine.kv_cache.layout import Row, lay_out
+from genai_server.engine.kv_cache.row_states import RowStates, before_checkpoint, ends_at_checkpoint, is_common_end
 from genai_server.engine.model.adapter_file import adapter_inputs, check_adapter_file
 from genai_server.engine.model.pass_profile import check_pass_profiles
 from genai_server.engine.model.session import open_state_operators

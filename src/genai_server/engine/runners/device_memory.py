@@ -10,9 +10,8 @@ from msgspec import structs
 from genai_server.engine.decoder_graph import DecoderGraph
 from genai_server.engine.host.gpu_memory import free_gpu_memory
 from genai_server.engine.kv_cache.buffers import buffers_on
-from genai_server.engine.kv_cache.layout import lay_out
+from genai_server.engine.kv_cache.layout import Row, lay_out
 from genai_server.engine.kv_cache.paged_buffers import num_blocks
-from genai_server.engine.kv_cache.row import Row
 from genai_server.engine.kv_cache.row_states import RowStates
 from genai_server.engine.model.vision import TokenEmbedder
 from genai_server.engine.runners.batched import MAX_POSITIONS

@@ -168,7 +168,7 @@ def batch_limits(spec: EngineSpec, graph: DecoderGraph, model: ModelInfo) -> tup
 
     Raises DoesNotFit or ConfigurationError if there is too little memory for one.
     """
-    from genai_server.engine.kv_cache.cpu_buffers import can_reserve, page_tokens
+    from genai_server.engine.kv_cache.buffers import can_reserve, page_tokens
 
     memory = allowed(spec)
     most = spec.max_batch_size

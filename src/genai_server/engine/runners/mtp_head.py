@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from genai_server.engine.kv_cache.row import Row
+from genai_server.engine.kv_cache.layout import Row
 from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.runners.draft_model import Copy, DraftModel
 from genai_server.engine.scheduling.scheduler_output import Read

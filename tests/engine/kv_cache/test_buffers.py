@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from genai_server.engine.decoder_graph import DecoderGraph
-from genai_server.engine.kv_cache.cpu_buffers import CpuBuffers, page_tokens
+from genai_server.engine.kv_cache.buffers import CpuBuffers, page_tokens
 from genai_server.engine.model.graph import read_decoder_graph
 from tests.resident import resident_bytes
 from tests.running_server import DEMO
