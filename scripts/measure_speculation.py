@@ -44,9 +44,9 @@ from genai_server.engine.runners.draft_model import DraftModel
 from genai_server.engine.runners.lengths import IDLE_CHUNK
 from genai_server.engine.runners.warm_up import time_passes, warm_up
 from genai_server.engine.sampling.grammar import model_guidance
+from genai_server.engine.scheduling.drafts import AnswerMemory
 from genai_server.engine.scheduling.scheduler_output import Read
 from genai_server.engine.scheduling.step_time import StepTimeModel
-from genai_server.engine.scheduling.text_index import AnswerMemory
 from genai_server.engine.scores import Scores
 from genai_server.engine.sequence import Sequence as Scheduled
 from genai_server.messages.generation_request import GenerationRequest, Sampling

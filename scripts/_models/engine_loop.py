@@ -15,9 +15,9 @@ from genai_server.engine.runners.lengths import IDLE_CHUNK
 from genai_server.engine.runners.loaded_model import LoadedModel
 from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.sampling.grammar import Guidance
+from genai_server.engine.scheduling.drafts import AnswerMemory
 from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.engine.scheduling.scheduler_output import StepPolicy
-from genai_server.engine.scheduling.text_index import AnswerMemory
 from genai_server.messages.generation_request import GenerationRequest
 from genai_server.messages.protocol import Failed, Finished, Submit, ToApi, Tokens
 from genai_server.timing import Clock

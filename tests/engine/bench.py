@@ -12,8 +12,7 @@ from genai_server.engine.image_worker import ImageWorker
 from genai_server.engine.runners.loaded_model import LoadedModel
 from genai_server.engine.runners.scripted import ScriptedPooledRunner, ScriptedRunner
 from genai_server.engine.sampling.grammar import bytes_guidance
-from genai_server.engine.scheduling.pooling_scheduler import PoolingScheduler
-from genai_server.engine.scheduling.scheduler import Scheduler
+from genai_server.engine.scheduling.scheduler import PoolingScheduler, Scheduler
 from genai_server.engine.scheduling.scheduler_output import Read
 from genai_server.engine.scores import Scores
 from tests.stepped_loop import API, SteppedLoop

@@ -19,12 +19,19 @@ from genai_server.engine.runners.loaded_model import LoadedModel
 from genai_server.engine.runners.scripted import ScriptedRunner
 from genai_server.engine.sampling.continuation import choose_next_token
 from genai_server.engine.sampling.grammar import Guidance, bytes_guidance
-from genai_server.engine.scheduling.drafts import NO_DRAFT, Acceptance, Drafter
+from genai_server.engine.scheduling.drafts import (
+    MAX_MATCH,
+    NO_DRAFT,
+    Acceptance,
+    AnswerMemory,
+    Drafter,
+    Match,
+    TextIndex,
+)
 from genai_server.engine.scheduling.model_drafts import DraftingModel
 from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.engine.scheduling.scheduler_output import Read, StepPolicy
 from genai_server.engine.scheduling.step_time import StepTimeModel
-from genai_server.engine.scheduling.text_index import MAX_MATCH, AnswerMemory, Match, TextIndex
 from genai_server.engine.scores import Logits
 from genai_server.engine.sequence import Sequence
 from genai_server.messages.generation_request import FinishReason, GenerationRequest, ModelInfo, Sampling

@@ -11,7 +11,7 @@ from genai_server.engine.model.graph import read_decoder_graph
 from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.runners.loaded_model import LoadedModel
 from genai_server.engine.sampling.grammar import Guidance
-from genai_server.engine.scheduling.text_index import AnswerMemory
+from genai_server.engine.scheduling.drafts import AnswerMemory
 from genai_server.messages.generation_request import Sampling
 from tests.demo_device import MAX_LENGTH, DemoDevice
 from tests.engine.paged_operator import BLOCK, on_blocks, open_expanded

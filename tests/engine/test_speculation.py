@@ -15,7 +15,7 @@ from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.runners.decoder_session import DecoderSession
 from genai_server.engine.runners.loaded_model import LoadedModel
 from genai_server.engine.sampling.grammar import Guidance
-from genai_server.engine.scheduling.text_index import AnswerMemory
+from genai_server.engine.scheduling.drafts import AnswerMemory
 from genai_server.errors import RunnerFailed
 from genai_server.messages.admin import CacheReset, ResetPrefixCache, SetRuntimeOption
 from genai_server.messages.figures import Figures

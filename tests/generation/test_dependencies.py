@@ -21,7 +21,7 @@ from genai_server.apis.own_chat import routes as chat
 from genai_server.apis.responses import routes as responses
 from genai_server.apis.status import health
 from genai_server.apis.tokens import routes as tokens
-from genai_server.engine.scheduling.text_index import AnswerMemory
+from genai_server.engine.scheduling.drafts import AnswerMemory
 from genai_server.errors import InvalidField, ServerStopping
 from genai_server.generation.dependencies import ClientLeft, Deadline, RequestContext
 from genai_server.http.api_keys import hash_key

@@ -27,10 +27,9 @@ from genai_server.engine.runners.loaded_model import LoadedModel
 from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.runners.warm_up import scores_prompts, warm_up
 from genai_server.engine.sampling.grammar import Guidance, bytes_guidance, model_guidance
-from genai_server.engine.scheduling.pooling_scheduler import PoolingScheduler
-from genai_server.engine.scheduling.scheduler import Scheduler
+from genai_server.engine.scheduling.drafts import AnswerMemory
+from genai_server.engine.scheduling.scheduler import PoolingScheduler, Scheduler
 from genai_server.engine.scheduling.scheduler_output import StepPolicy
-from genai_server.engine.scheduling.text_index import AnswerMemory
 from genai_server.errors import in_one_line
 from genai_server.logs import configure_logging
 from genai_server.messages.generation_request import ModelInfo

@@ -9,8 +9,7 @@ from genai_server.engine.loaded_adapter import LoadedAdapter
 from genai_server.engine.prompt_images import PromptImages
 from genai_server.engine.sampling.grammar import Guide
 from genai_server.engine.sampling.sampler import Sampler
-from genai_server.engine.scheduling.drafts import Acceptance, Drafter
-from genai_server.engine.scheduling.text_index import FindText
+from genai_server.engine.scheduling.drafts import Acceptance, Drafter, FindText
 from genai_server.messages.admin import RequestPhase, RequestState
 from genai_server.messages.generation_request import GenerationRequest, Phases
 from genai_server.timing import Clock

@@ -2,7 +2,7 @@
 
 import pytest
 
-from genai_server.engine.scheduling.draft_budget import DraftBudget
+from genai_server.engine.scheduling.model_drafts import DraftBudget
 
 STEP = 2.0
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from genai_server.engine.scheduling.draft_costs import DraftCosts
 from genai_server.engine.scheduling.drafts import NO_DRAFT, Draft
+from genai_server.engine.scheduling.model_drafts import DraftCosts
 from genai_server.engine.scheduling.step_time import MAX_DRAFTED, StepTimeModel
 
 

@@ -4,8 +4,16 @@ import random
 
 import pytest
 
-from genai_server.engine.scheduling.drafts import MAX_LENGTH, NO_DRAFT, Draft, Drafter, fit_drafts
-from genai_server.engine.scheduling.text_index import AnswerMemory, Match, TextIndex
+from genai_server.engine.scheduling.drafts import (
+    MAX_LENGTH,
+    NO_DRAFT,
+    AnswerMemory,
+    Draft,
+    Drafter,
+    Match,
+    TextIndex,
+    fit_drafts,
+)
 
 # Prompt tokens without repetition.
 PROMPT = list(range(100, 120))

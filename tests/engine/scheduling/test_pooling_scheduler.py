@@ -3,7 +3,7 @@
 import pytest
 
 from genai_server.engine.runners.scripted import ScriptedRunner
-from genai_server.engine.scheduling.pooling_scheduler import PoolingScheduler
+from genai_server.engine.scheduling.scheduler import PoolingScheduler
 from genai_server.engine.scheduling.scheduler_output import Step
 from genai_server.engine.sequence import Sequence
 from genai_server.messages.generation_request import GenerationRequest, PooledText

@@ -5,10 +5,9 @@ from typing import Any
 
 import pytest
 
-from genai_server.engine.scheduling.drafts import Drafter
+from genai_server.engine.scheduling.drafts import AnswerMemory, Drafter
 from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.engine.scheduling.scheduler_output import Read, Step, StepPolicy
-from genai_server.engine.scheduling.text_index import AnswerMemory
 from genai_server.engine.sequence import Sequence, SequenceState
 from genai_server.messages.generation_request import GenerationRequest, Sampling
 from tests.engine.scheduling.scheduled import (

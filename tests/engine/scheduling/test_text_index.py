@@ -6,7 +6,7 @@ import tracemalloc
 
 import pytest
 
-from genai_server.engine.scheduling.text_index import GAP, MAX_MATCH, AnswerMemory, Segment, TextIndex
+from genai_server.engine.scheduling.drafts import GAP, MAX_MATCH, AnswerMemory, Segment, TextIndex
 
 
 def found(index: TextIndex, end: list[int], number: int = 3) -> list[int] | None:

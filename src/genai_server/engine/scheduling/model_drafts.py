@@ -5,22 +5,130 @@ drafts where that is expected to pay, by the measured times of both models and t
 a prompt pays if the rest of the answer is expected to save more time than that takes. Where drafts do not pay, some are
 tried from time to time.
 
-The costs have a budget (engine/scheduling/draft_budget.py), so answers are hardly slower than without a draft model.
+A draft model may cost a small share of the time of steps, unless its drafts save more than they cost. Estimates are not
+precise enough to tell small savings from losses, as with several rows. So the savings of steps with drafts are added
+up, for each number of rows. Below zero, nothing is drafted for as many rows until the share has paid for that and for
+another attempt.
 """
 
 import logging
+from collections import defaultdict
 from collections.abc import Mapping
 from collections.abc import Sequence as Several
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 from weakref import WeakSet
 
-from genai_server.engine.scheduling.draft_budget import DraftBudget
-from genai_server.engine.scheduling.draft_costs import DraftCosts
-from genai_server.engine.scheduling.drafts import MAX_LENGTH, Acceptance, Draft, Fit
+from genai_server.engine.scheduling.drafts import MAX_LENGTH, Acceptance, Draft, Fit, fit_drafts
 from genai_server.engine.scheduling.step_time import MAX_DRAFTED, MIN_CHUNK, StepTimeModel
 from genai_server.engine.sequence import Sequence
 from genai_server.timing import Clock
+
+# The share of the time of steps, and the most seconds that are saved up.
+_SHARE, _MAX_SECONDS = 0.01, 10.0
+# In steps without drafts: what drafts may lose at first, what they may lose in another attempt, and the most that they
+# may lose after they have saved more.
+_FIRST, _AGAIN, _MAX = 2.0, 1.0, 6.0
+# Weight of the newest step in the mean.
+_NEWEST = 1 / 16
+
+
+@dataclass
+class _Savings:
+    """What steps with drafts have saved for a number of rows, in steps without drafts."""
+
+    total: float = _FIRST
+    # The moving average; None before the first one.
+    mean: float | None = None
+
+
+class DraftBudget:
+    """The seconds that a draft model may cost."""
+
+    def __init__(self) -> None:
+        # For trials, reading and other attempts. Below zero while the time for reading has not been saved yet.
+        self.seconds = 0.0
+        self._savings: defaultdict[int, _Savings] = defaultdict(_Savings)  # by the number of rows
+
+    def passed(self, seconds: float) -> None:
+        """Add the share of a step without drafts."""
+        self.seconds = min(_MAX_SECONDS, self.seconds + _SHARE * seconds)
+
+    def add(self, seconds: float) -> None:
+        """Add what a trial has saved, or what anything has cost if that is negative."""
+        self.seconds += seconds
+
+    def allows(self, num_rows: int, step: float) -> bool:
+        """Whether to draft for this number of rows. A step without drafts takes `step` seconds."""
+        return self._savings[num_rows].total >= 0 or self.seconds >= self._price(num_rows, step)
+
+    def begin(self, num_rows: int, step: float) -> None:
+        """Pay for another attempt if the drafts for this number of rows have lost too much."""
+        if self._savings[num_rows].total < 0:
+            self.seconds -= self._price(num_rows, step)
+            self._savings[num_rows].total = _AGAIN
+
+    def settle(self, num_rows: int, step: float, seconds: float) -> None:
+        """Add what the drafts of a step have saved; negative if they have cost more. This also pays for reading.
+
+        A loss of more than a step counts as one: it is a disturbance, which steps without drafts have, too.
+        """
+        savings, steps = self._savings[num_rows], max(-1.0, seconds / step)
+        savings.total = min(_MAX, savings.total + steps)
+        savings.mean = steps if savings.mean is None else (1 - _NEWEST) * savings.mean + _NEWEST * steps
+        if seconds > 0 > self.seconds:
+            self.seconds = min(0.0, self.seconds + seconds)
+
+    def saved_per_step(self, num_rows: int) -> float | None:
+        """What drafts for this number of rows have lately saved, in steps without drafts; None before any."""
+        return self._savings[num_rows].mean
+
+    def _price(self, num_rows: int, step: float) -> float:
+        return (_AGAIN - self._savings[num_rows].total) * step
+
+
+# The acceptance of drafts that are as good as can be expected.
+_BEST_SHARE = 0.9
+
+
+class DraftCosts:
+    """The times of a step of `num_rows` sequences, in seconds."""
+
+    def __init__(self, num_rows: int, steps: StepTimeModel, drafting: StepTimeModel) -> None:
+        self.num_rows = num_rows
+        self._steps = steps.curve(MAX_DRAFTED)
+        self._drafting = [0.0, *drafting.curve(MAX_DRAFTED)[1:]]
+        # A step without drafts.
+        self.plain = self._steps[num_rows]
+        # The same for each token.
+        self.per_token = self.plain / num_rows
+        # What an accepted token counts if 0, 1, … rows have drafts: these end earlier, and later steps are as much
+        # shorter as steps without them. Only if all rows have drafts, there are fewer steps.
+        without = [0.0, *self._steps[1:num_rows]]
+        saved = [(self.plain - without[num_rows - number]) / number for number in range(1, num_rows + 1)]
+        self._worth = [1.0, *(min(1.0, each / self.per_token) for each in saved)]
+        # The same if only one row has a draft.
+        self.alone = self._worth[1]
+
+    def fit(self, drafts: Several[Draft]) -> Fit:
+        """What the step reads of these drafts."""
+        return fit_drafts(drafts, self._steps, self._drafting, self._worth)
+
+    def of_step(self, num_drafted: int) -> float:
+        """A step with this number of drafted tokens."""
+        return self._steps[min(self.num_rows + num_drafted, MAX_DRAFTED)]
+
+    def of_token(self, num_drafted: int, num_unread: int = 1) -> float:
+        """Drafting one more token than this number, of a sequence of which `num_unread` tokens are read before."""
+        return self._drafting[min(num_unread, MAX_DRAFTED)] + self.of_step(num_drafted + 1) - self.of_step(num_drafted)
+
+    @cached_property
+    def max_saved(self) -> float:
+        """What the best drafts of all rows can save, for each token of the batch."""
+        best = Draft((), _BEST_SHARE, num_unmade=MAX_LENGTH, num_unread=1)
+        return self.per_token - 1 / self.fit([best] * self.num_rows).per_second
+
 
 log = logging.getLogger(__name__)
 # The assumed acceptance before any draft.

@@ -12,19 +12,22 @@ chunk of another tenant's longer prompt: the first token would wait for all of i
 
 While other sequences are present, those of the background read nothing, except, on a device of its own, tokens that do
 not make a pass noticeably slower. Passes of the background alone are short, or can be interrupted.
+
+For models that give vectors or scores, `PoolingScheduler` chooses complete texts of all running requests up to a budget
+of tokens, which the measured times of passes determine, so that a new request waits for a fraction of a second.
 """
 
 import logging
 from collections.abc import Callable, Collection, Iterator
 
 from genai_server.engine.abilities import PassRules
-from genai_server.engine.scheduling.drafts import NO_DRAFT, Draft, fit_drafts
+from genai_server.engine.scheduling.drafts import NO_DRAFT, AnswerMemory, Draft, fit_drafts
 from genai_server.engine.scheduling.model_drafts import DraftingModel, ModelDrafts
 from genai_server.engine.scheduling.places import Places, own_priority, priority_class
 from genai_server.engine.scheduling.scheduler_output import DEFAULT_POLICY, Read, Step, StepPolicy
 from genai_server.engine.scheduling.step_time import MAX_DRAFTED, MIN_CHUNK
-from genai_server.engine.scheduling.text_index import AnswerMemory
 from genai_server.engine.sequence import Sequence, common_length
+from genai_server.messages.generation_request import PooledText
 from genai_server.timing import Clock
 
 log = logging.getLogger(__name__)
@@ -298,3 +301,39 @@ def _decodes(sequence: Sequence) -> bool:
 def _reads_prompt(sequence: Sequence) -> bool:
     """Whether a step may read a chunk of a sequence."""
     return not (sequence.is_decoding or sequence.is_choosing or sequence.is_loading)
+
+
+# The target in seconds of a pass, within these numbers of tokens. Fewer would leave the cores idle at its edges;
+# more would not be faster.
+_SECONDS = 0.25
+_MIN_TOKENS, _MAX_TOKENS = 512, 8192
+# Most texts of a step: their vectors go out at once, and an API process with too many unread bytes is disconnected.
+_MAX_TEXTS = 256
+
+
+class PoolingScheduler(Scheduler):
+    """A scheduler of requests whose texts are pooled."""
+
+    def _passes(self) -> Iterator[Step]:
+        budget = int(min(_MAX_TOKENS, max(_MIN_TOKENS, self._step_times.tokens_read_in(_SECONDS))))
+        left = _MAX_TEXTS
+        reads: list[Read] = []
+        for sequence in sorted(self._active(), key=self._urgency):
+            if (read := _next_texts(sequence, budget, left, is_first=not reads)) is not None:
+                reads.append(read)
+                budget -= read.num_tokens
+                left -= len(read.texts)
+        if reads:
+            yield Step(reads)
+
+
+def _next_texts(sequence: Sequence, budget: int, most: int, *, is_first: bool) -> Read | None:
+    """The next texts of a request, at most `most`, of `budget` tokens; the first one of a step may have more."""
+    texts: list[PooledText] = []
+    num_tokens = 0
+    for text in sequence.request.texts[sequence.num_texts : sequence.num_texts + most]:
+        if num_tokens + text.num_tokens > budget and (texts or not is_first):
+            break
+        texts.append(text)
+        num_tokens += text.num_tokens
+    return Read.next(sequence, num_tokens, texts=texts) if texts else None

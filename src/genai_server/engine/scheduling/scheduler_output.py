@@ -6,7 +6,7 @@ from collections.abc import Sequence as Several
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from genai_server.engine.scheduling.text_index import AnswerMemory
+from genai_server.engine.scheduling.drafts import AnswerMemory
 from genai_server.engine.sequence import Sequence
 from genai_server.messages.generation_request import PooledText
 from genai_server.timing import Clock
