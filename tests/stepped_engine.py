@@ -22,9 +22,8 @@ from genai_server.engine.profiling.runtime_options import PROFILING, TERMINATE, 
 from genai_server.engine.runners.base import Interrupted
 from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.runners.lengths import BatchLimits
-from genai_server.engine.runners.loaded_model import LoadedModel
+from genai_server.engine.runners.loaded_model import LoadedModel, RunnerPair
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
-from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.sampling.grammar import model_guidance
 from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.engine.scheduling.scheduler_output import KvMemory, Read, Step, StepPolicy

@@ -9,8 +9,7 @@ from genai_server.engine.ipc.mailbox import Connected
 from genai_server.engine.loop import EngineLoop
 from genai_server.engine.profiling.folder import ProfileFolder
 from genai_server.engine.profiling.runtime_options import RuntimeOptionState
-from genai_server.engine.runners.loaded_model import LoadedModel
-from genai_server.engine.runners.runner_pair import RunnerPair
+from genai_server.engine.runners.loaded_model import LoadedModel, RunnerPair
 from genai_server.engine.sampling.grammar import Guidance
 from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.messages.error import ErrorInfo

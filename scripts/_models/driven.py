@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from genai_server.engine.runners.bare_sequences import open_bare
-from genai_server.engine.runners.base import Runner
+from genai_server.engine.runners.base import Runner, open_bare
 from genai_server.engine.scheduling.scheduler_output import Read
 from genai_server.engine.scores import Logits, Scores
 from genai_server.engine.sequence import Sequence as Scheduled

@@ -21,8 +21,7 @@ from genai_server.engine.profiling.folder import ProfileFolder
 from genai_server.engine.profiling.runtime_options import RuntimeOptionState
 from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.runners.lengths import IDLE_CHUNK, BatchLimits
-from genai_server.engine.runners.loaded_model import LoadedModel
-from genai_server.engine.runners.runner_pair import RunnerPair
+from genai_server.engine.runners.loaded_model import LoadedModel, RunnerPair
 from genai_server.engine.sampling.grammar import model_guidance
 from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.messages.generation_request import GenerationRequest, Sampling

@@ -6,7 +6,7 @@ from genai_server.engine.profiling.folder import DEFAULT_PREFIX
 from genai_server.engine.profiling.runtime_options import PROFILING, TERMINATE, RuntimeOptionState
 from genai_server.engine.profiling.session import ProfileSession
 from genai_server.engine.requests import RequestTable
-from genai_server.engine.runners.runner_pair import RunnerPair
+from genai_server.engine.runners.loaded_model import RunnerPair
 from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.engine.scheduling.scheduler_output import Read, Step
 from genai_server.engine.sequence import Sequence, SequenceState

@@ -14,7 +14,7 @@ from genai_server.engine.ipc.mailbox import Inbox
 from genai_server.engine.meter import Meter
 from genai_server.engine.profiling.runtime_options import RuntimeOptionState
 from genai_server.engine.requests import RequestTable
-from genai_server.engine.runners.runner_pair import RunnerPair
+from genai_server.engine.runners.loaded_model import RunnerPair
 from genai_server.engine.sampling.grammar import Compiled, Guidance
 from genai_server.engine.sequence import Sequence, SequenceState
 from genai_server.errors import GenaiServerError, InvalidField, RunnerFailed, SessionTerminated

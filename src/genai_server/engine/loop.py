@@ -23,8 +23,8 @@ from genai_server.engine.ipc.mailbox import Connected, Disconnected, Inbox, Mess
 from genai_server.engine.meter import Meter
 from genai_server.engine.profiling.runtime_options import RuntimeOptionState
 from genai_server.engine.requests import RequestTable
-from genai_server.engine.runners.bare_sequences import try_pass
-from genai_server.engine.runners.runner_pair import RunnerPair
+from genai_server.engine.runners.base import try_pass
+from genai_server.engine.runners.loaded_model import RunnerPair
 from genai_server.engine.sampling.choice_threads import ChoiceThreads, slow_grammars
 from genai_server.engine.sampling.continuation import NextToken, choose_next_token, prompt_logprobs
 from genai_server.engine.sampling.grammar import Guidance

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from genai_server.engine.ipc.mailbox import Outbox
 from genai_server.engine.runners.base import Interrupted, Terminated
-from genai_server.engine.runners.runner_pair import RunnerPair
+from genai_server.engine.runners.loaded_model import RunnerPair
 from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.engine.sequence import Sequence, SequenceState
 from genai_server.errors import GenaiServerError, RunnerFailed

@@ -20,7 +20,7 @@ from genai_server.engine.disk_cache.slot_memory import SlotMemory
 from genai_server.engine.kv_cache.buffers import CpuBuffers
 from genai_server.engine.model.files import check_model_directory
 from genai_server.engine.prompt_images import EncodedImage
-from genai_server.engine.runners.bare_sequences import open_bare
+from genai_server.engine.runners.base import open_bare
 from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.runners.load_batched import load_batched
 from genai_server.engine.runners.loaded_model import LoadedModel

@@ -22,8 +22,7 @@ from genai_server.engine.model.graph import read_decoder_graph
 from genai_server.engine.model.session import open_session
 from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.runners.decoder_session import DecoderSession
-from genai_server.engine.runners.loaded_model import LoadedModel
-from genai_server.engine.runners.runner_pair import RunnerPair
+from genai_server.engine.runners.loaded_model import LoadedModel, RunnerPair
 from genai_server.engine.sampling.continuation import NextToken, choose_next_token
 from genai_server.engine.sampling.sampler import top_tokens
 from genai_server.engine.scheduling.scheduler import Scheduler

@@ -14,8 +14,7 @@ from genai_server.engine.profiling import folder, manifest
 from genai_server.engine.profiling.folder import DEFAULT_PREFIX, ProfileFolder
 from genai_server.engine.profiling.runtime_options import RuntimeOptionState
 from genai_server.engine.runners.base import Runner
-from genai_server.engine.runners.loaded_model import LoadedModel
-from genai_server.engine.runners.runner_pair import RunnerPair
+from genai_server.engine.runners.loaded_model import LoadedModel, RunnerPair
 from genai_server.engine.scheduling.scheduler_output import Read, Step
 from genai_server.engine.scores import Scores
 from genai_server.engine.sequence import Sequence

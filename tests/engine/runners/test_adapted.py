@@ -14,8 +14,7 @@ import pytest
 from genai_server.engine.loaded_adapter import LoadedAdapter
 from genai_server.engine.model.graph import read_decoder_graph
 from genai_server.engine.model.session import open_session
-from genai_server.engine.runners.bare_sequences import open_bare
-from genai_server.engine.runners.base import run_pass
+from genai_server.engine.runners.base import open_bare, run_pass
 from genai_server.engine.runners.loaded_model import LoadedModel
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.scheduling.scheduler_output import Read

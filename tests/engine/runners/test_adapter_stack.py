@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from genai_server.engine.decoder_graph import LowRankPath
-from genai_server.engine.runners.adapter_stack import AdapterStack, AdapterWeights
+from genai_server.engine.runners.adapters import AdapterStack, AdapterWeights
 
 PATHS = (LowRankPath("a0", "b0", 3, 5), LowRankPath("a1", "b1", 2, 4))
 

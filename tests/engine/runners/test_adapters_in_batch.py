@@ -15,8 +15,7 @@ from genai_server.engine.loaded_adapter import LoadedAdapter
 from genai_server.engine.model.adapter_file import read_adapter_file
 from genai_server.engine.model.graph import read_decoder_graph
 from genai_server.engine.model.session import open_session
-from genai_server.engine.runners.bare_sequences import open_bare
-from genai_server.engine.runners.base import run_pass
+from genai_server.engine.runners.base import open_bare, run_pass
 from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.scheduling.scheduler_output import Read
 from genai_server.engine.sequence import Sequence

@@ -2,7 +2,7 @@
 
 import pytest
 
-from genai_server.engine.runners.bare_sequences import try_pass
+from genai_server.engine.runners.base import try_pass
 from genai_server.engine.runners.choose import load_model
 from tests.engine.runners.test_choose import spec
 from tests.running_server import ROOT

@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 
 from genai_server.engine.model.graph import read_decoder_graph
-from genai_server.engine.runners.bare_sequences import open_bare
-from genai_server.engine.runners.base import Interrupted
+from genai_server.engine.runners.base import Interrupted, open_bare
 from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.runners.choose import load_model
 from genai_server.engine.runners.decoder_session import DecoderSession

@@ -22,9 +22,8 @@ from genai_server.engine.prompt_images import EncodedImage, PromptImages
 from genai_server.engine.runners.base import run_pass
 from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.runners.lengths import BatchLimits
-from genai_server.engine.runners.loaded_model import LoadedModel
+from genai_server.engine.runners.loaded_model import LoadedModel, RunnerPair
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
-from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.scheduling.scheduler_output import UNSHARED, Read
 from genai_server.engine.sequence import Sequence
 from genai_server.errors import AdapterLoadFailed

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from genai_server.engine.runners.pooling import normalized, pool
+from genai_server.engine.runners.pooled import normalized, pool
 from genai_server.engine.scores import Logits
 
 STATES: Logits = np.arange(24, dtype=np.float32).reshape(2, 4, 3) - 6

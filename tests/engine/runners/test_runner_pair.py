@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from genai_server.engine.loaded_adapter import LoadedAdapter
-from genai_server.engine.runners.loaded_model import LoadedModel
+from genai_server.engine.runners.loaded_model import LoadedModel, RunnerPair
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
-from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.runners.scripted import ScriptedRunner
 from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.engine.sequence import Sequence

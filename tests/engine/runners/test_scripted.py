@@ -168,7 +168,7 @@ def test_hold_keeps_the_gil_once_before_its_token(monkeypatch: pytest.MonkeyPatc
 def test_crash_ends_the_process_silently() -> None:
     program = (
         "import atexit\n"
-        "from genai_server.engine.runners.bare_sequences import open_bare, read_all\n"
+        "from genai_server.engine.runners.base import open_bare, read_all\n"
         "from genai_server.engine.runners.scripted import ScriptedRunner\n"
         "atexit.register(print, 'left in order')\n"
         "script = list(b'crash at 0\\n\\x04')\n"

@@ -9,7 +9,7 @@ from genai_server.engine.profiling.folder import DEFAULT_PREFIX, ProfileFolder, 
 from genai_server.engine.profiling.manifest import ProfileManifest
 from genai_server.engine.profiling.session import ProfileSession
 from genai_server.engine.profiling.sessions import ProfileSessions
-from genai_server.engine.runners.runner_pair import RunnerPair
+from genai_server.engine.runners.loaded_model import RunnerPair
 from genai_server.engine.scheduling.scheduler_output import Step
 from genai_server.engine.sequence import Sequence
 from genai_server.errors import InvalidField, RequestNotFound, Unavailable

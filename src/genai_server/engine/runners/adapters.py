@@ -1,14 +1,177 @@
-"""The LoRA adapters of one engine: each is loaded once, for all requests that use it."""
+"""The LoRA adapters of one engine: each is loaded once, for all requests that use it.
+
+The weights of adapters that rows of the batch use lie one behind the other (engine/graph_rewriting/low_rank.py). An
+adapter has the same range of ranks in all matrices. Adapters without a row stay until their place is needed. An adapter
+of rank 0 adds nothing, and has no place.
+"""
 
 import hashlib
 import logging
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from genai_server.engine.decoder_graph import LowRankPath
+from genai_server.engine.kv_cache.layout import Ranks
 from genai_server.engine.loaded_adapter import LoadedAdapter
+from genai_server.engine.model.adapter_file import read_adapter_file
 from genai_server.engine.runners.base import Runner
-from genai_server.errors import AdapterLoadFailed, ModelNotFound, Unavailable
+from genai_server.errors import AdapterLoadFailed, ModelNotFound, RunnerFailed, Unavailable
 from genai_server.messages.generation_request import Adapter
 from genai_server.quoted_values import quoted
+
+
+@dataclass(frozen=True, eq=False)
+class AdapterWeights:
+    """What a batch has of an adapter: matrices by the names of the graph's inputs. Some inputs may have none."""
+
+    matrices: Mapping[str, NDArray[Any]]
+    # The largest of its matrices' ranks.
+    rank: int
+
+
+def load_weights(path: Path, paths: Sequence[LowRankPath]) -> AdapterWeights:
+    """The weights of a file that fits the graph with these paths. Raises AdapterLoadFailed."""
+    if not paths:
+        raise AdapterLoadFailed("the model takes no adapters")
+    matrices = read_adapter_file(path)
+    for name, matrix in matrices.items():
+        if not np.isfinite(matrix).all():
+            raise AdapterLoadFailed(f"{path} has values in {name} that are not finite")
+    rank = 0
+    for one in paths:
+        found = [matrices[name].shape[axis] if name in matrices else 0 for name, axis in ((one.a, 1), (one.b, 0))]
+        if found[0] != found[1]:
+            raise AdapterLoadFailed(
+                f"{path} cannot be used with this model: {one.a} has the rank {found[0]}, and {one.b} {found[1]}"
+            )
+        rank = max(rank, found[0])
+    return AdapterWeights(matrices, rank)
+
+
+@dataclass
+class _Place:
+    weights: weakref.ref[AdapterWeights]
+    first: int
+    rank: int
+
+    @property
+    def end(self) -> int:
+        return self.first + self.rank
+
+
+class AdapterStack:
+    """The matrices A and B of the adapters in use, one adapter behind the other, and the ranks of each sequence."""
+
+    def __init__(self, paths: Sequence[LowRankPath]) -> None:
+        self._paths = paths
+        # In the order of their ranks.
+        self._places: list[_Place] = []
+        self._running: dict[int, AdapterWeights] = {}
+        # Changes when the matrices lie elsewhere, which what was bound before does not know.
+        self.version = 0
+        self._allocate(0)
+
+    def ranks(self, sequence: int) -> Ranks | None:
+        """The ranks of a sequence's adapter; None without one, and for one of rank 0."""
+        weights = self._running.get(sequence)
+        if weights is None or not weights.rank:
+            return None
+        place = next(place for place in self._places if place.weights() is weights)
+        return place.first, place.rank
+
+    def hold(self, sequence: int, weights: AdapterWeights) -> None:
+        """Keep an adapter's weights until the sequence ends. Raises RunnerFailed."""
+        self._running[sequence] = weights
+        try:
+            if weights.rank and not any(place.weights() is weights for place in self._places):
+                self._add(weights)
+        except MemoryError as error:
+            raise RunnerFailed(f"no memory for an adapter: {error}") from error
+
+    def release(self, sequence: int) -> None:
+        """A sequence has ended, with or without an adapter."""
+        self._running.pop(sequence, None)
+
+    def bind(self, binding: Any) -> None:
+        """Bind the matrices as the inputs of passes, as long as `version` stays."""
+        for name, matrix in self._matrices.items():
+            binding.bind_input(name, "cpu", 0, matrix.dtype.type, matrix.shape, matrix.ctypes.data)
+
+    @property
+    def num_bytes(self) -> int:
+        """The memory of the matrices, of which some may not be in use yet."""
+        return sum(matrix.nbytes for matrix in self._matrices.values())
+
+    def _used(self) -> list[_Place]:
+        running = {id(weights) for weights in self._running.values()}
+        return [place for place in self._places if id(place.weights()) in running]
+
+    def _add(self, weights: AdapterWeights) -> None:
+        """Write an adapter's weights to the first gap, or in place of others that no row has, or behind all."""
+        first = self._gap(weights.rank, self._places)
+        if first is None:
+            self._places = self._used()
+            first = self._gap(weights.rank, self._places)
+        if first is None:
+            self._pack(self._places)
+            first = self._places[-1].end if self._places else 0
+            if first + weights.rank > self._capacity:
+                self._grow(max(2 * self._capacity, first + weights.rank))
+        self._places.append(_Place(weakref.ref(weights), first, weights.rank))
+        self._places.sort(key=lambda place: place.first)
+        for path in self._paths:
+            self._write(path.a, first, weights, transposed=True)
+            self._write(path.b, first, weights, transposed=False)
+
+    def _write(self, name: str, first: int, weights: AdapterWeights, *, transposed: bool) -> None:
+        part = self._matrices[name][first : first + weights.rank]
+        given = weights.matrices.get(name)
+        rows = 0
+        if given is not None:
+            matrix = given.T if transposed else given
+            rows = len(matrix)
+            part[:rows] = matrix
+        part[rows:] = 0
+
+    def _gap(self, rank: int, places: list[_Place]) -> int | None:
+        """The first of `rank` consecutive ranks that none of these adapters has; None if there are not so many."""
+        first = 0
+        for place in [place for place in places if place.weights() is not None]:
+            if place.first - first >= rank:
+                return first
+            first = place.end
+        return first if first + rank <= self._capacity else None
+
+    def _pack(self, places: list[_Place]) -> None:
+        """Move these adapters to the first ranks, and forget all others."""
+        first = 0
+        for place in places:
+            for matrix in self._matrices.values():
+                matrix[first : first + place.rank] = matrix[place.first : place.end]
+            place.first, first = first, first + place.rank
+        self._places = places
+
+    def _grow(self, capacity: int) -> None:
+        before, end = self._matrices, self._places[-1].end if self._places else 0
+        self._allocate(capacity)
+        for name, matrix in self._matrices.items():
+            matrix[:end] = before[name][:end]
+
+    def _allocate(self, capacity: int) -> None:
+        """Take memory. The system gives it as it is written."""
+        sizes = [(path.a, path.num_inputs) for path in self._paths] + [(p.b, p.num_outputs) for p in self._paths]
+        self._matrices: dict[str, NDArray[np.float32]] = {
+            name: np.empty((capacity, size), np.float32) for name, size in sizes
+        }
+        self._capacity = capacity
+        self.version += 1
+
 
 log = logging.getLogger(__name__)
 

@@ -1,18 +1,22 @@
-"""The interface between the engine's loop and the runners, which drive a model."""
+"""The interface between the engine's loop and the runners, which drive a model; and sequences without a client, for
+warm-up and measurements (`open_bare`, `read_all`, `try_pass`).
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from collections.abc import Sequence as Several
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 from genai_server.engine.abilities import Abilities
 from genai_server.engine.kv_cache.kv_slots import KvSlots
+from genai_server.engine.loaded_adapter import LoadedAdapter
 from genai_server.engine.scheduling.scheduler_output import NOTHING_KEPT, KvRoom, Read
 from genai_server.engine.scores import Scores
 from genai_server.engine.sequence import Sequence
 from genai_server.errors import AdapterLoadFailed, InvalidField, RunnerFailed
-from genai_server.messages.generation_request import GenerationRequest, ModelInfo
+from genai_server.messages.generation_request import GenerationRequest, ModelInfo, PooledText
 
 # What ONNX Runtime says of a pass that was interrupted.
 INTERRUPTED_MESSAGE = "terminate flag"
@@ -172,3 +176,41 @@ def run_pass(runner: Runner, reads: Several[Read]) -> list[Scores]:
     for read in reads:
         read.count()
     return scores
+
+
+# Negative ids: those of clients' sequences ascend from 0.
+_IDS = count(-1, -1)
+_SHORT = 2
+
+
+def open_bare(
+    runner: Runner,
+    prompt: list[int],
+    max_length: int,
+    *,
+    id: int | None = None,
+    reuses_past: bool = False,
+    adapter: LoadedAdapter | None = None,
+    **fields: Any,
+) -> Sequence:
+    """Begin a sequence that can grow to `max_length` tokens; `fields` are the request's."""
+    request = GenerationRequest("", prompt, max(0, max_length - len(prompt)), max_length, **fields)
+    number = next(_IDS) if id is None else id
+    sequence = Sequence(number, (0, 0), request, lambda: 0.0, adapter=adapter, reuses_past=reuses_past)
+    sequence.num_read = runner.open(sequence)
+    return sequence
+
+
+def read_all(runner: Runner, sequences: Several[Sequence]) -> list[Scores]:
+    """Read all unread tokens of some sequences in one pass. Raises RunnerFailed."""
+    return run_pass(runner, [Read.next(one, one.num_unread, texts=one.request.texts) for one in sequences])
+
+
+def try_pass(runner: Runner) -> None:
+    """Read a short text in a sequence of its own. Raises what the runner raises."""
+    texts = [PooledText(_SHORT)] if runner.abilities.pools else []
+    sequence = open_bare(runner, [1 % runner.model.vocab_size] * _SHORT, 2 * _SHORT, texts=texts)
+    try:
+        read_all(runner, [sequence])
+    finally:
+        runner.close(sequence.id)

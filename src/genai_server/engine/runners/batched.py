@@ -24,7 +24,7 @@ from genai_server.engine.model.pass_profile import check_pass_profiles
 from genai_server.engine.model.session import open_state_operators
 from genai_server.engine.model.session_options import node_shares
 from genai_server.engine.model.vision import TokenEmbedder
-from genai_server.engine.runners.adapter_stack import AdapterStack, AdapterWeights, load_weights
+from genai_server.engine.runners.adapters import AdapterStack, AdapterWeights, load_weights
 from genai_server.engine.runners.base import Interrupted, Runner
 from genai_server.engine.runners.decoder_session import DecoderSession
 from genai_server.engine.runners.lengths import BatchLimits

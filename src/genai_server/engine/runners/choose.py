@@ -162,7 +162,7 @@ def _load_head(spec: EngineSpec, share: float, loaded: LoadedModel) -> "DraftMod
     from genai_server.engine.model.session import open_session
     from genai_server.engine.model.session_options import with_found_libraries
     from genai_server.engine.runners.batched import BatchedRunner
-    from genai_server.engine.runners.mtp_head import HeadRunner, MtpHead
+    from genai_server.engine.runners.draft_model import HeadRunner, MtpHead
 
     main, model_dir = loaded.main, Path(spec.model_dir)
     try:

@@ -16,7 +16,7 @@ from genai_server.engine.kv_cache.paged_buffers import PagedBuffers
 from genai_server.engine.kv_cache.row_states import RowStates
 from genai_server.engine.model.pass_profile import profile_pass
 from genai_server.engine.model.vision import TokenEmbedder
-from genai_server.engine.runners.adapter_stack import AdapterStack
+from genai_server.engine.runners.adapters import AdapterStack
 from genai_server.engine.runners.base import INTERRUPTED_MESSAGE, Interrupted
 from genai_server.engine.scores import NUM_BEST, Best, Logits, Scores
 from genai_server.errors import RunnerFailed

@@ -1,7 +1,8 @@
 """The runner of models that give a vector or a score for each text: encoders and decoders, on plain ONNX Runtime.
 
 A text is read in one pass, in a batch of texts of similar lengths. A decoder's graph has its caches as inputs, which
-are empty, and as outputs, which are not asked for.
+are empty, and as outputs, which are not asked for. One vector is made of the vectors of a text's tokens as
+sentence-transformers does it.
 """
 
 import logging
@@ -24,7 +25,6 @@ from genai_server.engine.model.session_options import (
     session_options,
 )
 from genai_server.engine.runners.base import INTERRUPTED_MESSAGE, Interrupted, Runner
-from genai_server.engine.runners.pooling import normalized, pool
 from genai_server.engine.scheduling.scheduler_output import Read, is_background
 from genai_server.engine.scores import Logits, Scores
 from genai_server.engine.sequence import Sequence as Scheduled
@@ -32,6 +32,45 @@ from genai_server.errors import AdapterLoadFailed, ModelDirectoryError, RunnerFa
 from genai_server.messages.generation_request import PooledText
 from genai_server.options.device import DeviceOptions
 from genai_server.pooling_model import PoolingModel, Task, read_pooling_model
+
+_LEAST = 1e-9
+
+
+def pool(states: Logits, mask: NDArray[np.int64], modes: Sequence[str]) -> Logits:
+    """The vectors of all rows [rows, modes * width], from their tokens' [rows, tokens, width].
+
+    `mask` [rows, tokens] is 1 for tokens that count, which stand side by side. Several modes are joined.
+    """
+    return np.concatenate([_pooled(states, mask, mode) for mode in modes], axis=1)
+
+
+def _pooled(states: Logits, mask: NDArray[np.int64], mode: str) -> Logits:
+    rows = np.arange(len(states))
+    found: Logits
+    if mode == "cls":
+        found = states[rows, mask.argmax(axis=1)]
+    elif mode == "lasttoken":
+        found = states[rows, mask.shape[1] - 1 - mask[:, ::-1].argmax(axis=1)]
+    elif mode == "max":
+        found = np.where(mask[..., np.newaxis] == 0, np.float32(-np.inf), states).max(axis=1)
+    else:
+        found = _mean(states, mask.astype(np.float32), mode)
+    return found
+
+
+def _mean(states: Logits, weights: Logits, mode: str) -> Logits:
+    if mode == "weightedmean":
+        weights = weights * np.arange(1, weights.shape[1] + 1, dtype=np.float32)
+    total = np.matmul(weights[:, np.newaxis], states)[:, 0]
+    count = np.maximum(weights.sum(axis=1, keepdims=True), _LEAST)
+    return np.asarray(total / (np.sqrt(count) if mode == "mean_sqrt_len_tokens" else count), np.float32)
+
+
+def normalized(vectors: Logits) -> Logits:
+    """The vectors [rows, width] with length 1. A vector of zeros stays as it is."""
+    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+    return np.asarray(vectors / np.maximum(lengths, 1e-12), np.float32)
+
 
 log = logging.getLogger(__name__)
 Ids = NDArray[np.int64]

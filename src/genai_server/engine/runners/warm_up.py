@@ -9,8 +9,7 @@ import time
 from collections import defaultdict
 from dataclasses import replace
 
-from genai_server.engine.runners.bare_sequences import open_bare, read_all
-from genai_server.engine.runners.base import Runner
+from genai_server.engine.runners.base import Runner, open_bare, read_all
 from genai_server.engine.runners.loaded_model import LoadedModel
 from genai_server.engine.scheduling.step_time import StepTimeModel
 from genai_server.engine.sequence import Sequence
