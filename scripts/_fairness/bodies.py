@@ -12,7 +12,7 @@ from pathlib import Path
 from _load.http import BrokenAnswer, Exchange, ask
 from _load.server import HOST
 
-from .clients import FORM, Client, chat, form
+from .clients import FORM, Client, chat, form, kept_running
 from .scenario import Family, Place, Scenario
 from .scheduling import short_chat
 
@@ -60,13 +60,8 @@ async def _unfinished(
                     await exchange.response()
             await asyncio.sleep(_PAUSE)
 
-    tasks = [asyncio.create_task(keep()) for _ in range(number)]
-    try:
+    async with kept_running(keep, number):
         yield
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _chats(number: int, size: int) -> Callable[[Place], AbstractAsyncContextManager[None]]:

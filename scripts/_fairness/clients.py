@@ -7,7 +7,7 @@ import itertools
 import json
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -171,7 +171,14 @@ async def keep_asking(
             tally.refused += 1
             await asyncio.sleep(_PAUSE)
 
-    tasks = [asyncio.create_task(keep()) for _ in range(clients)]
+    async with kept_running(keep, clients):
+        yield
+
+
+@asynccontextmanager
+async def kept_running(keep: Callable[[], Coroutine[Any, Any, None]], number: int) -> AsyncIterator[None]:
+    """This many tasks of an attack until the block ends, which cancels them and waits for their ends."""
+    tasks = [asyncio.create_task(keep()) for _ in range(number)]
     try:
         yield
     finally:

@@ -6,7 +6,7 @@ import onnx
 import pytest
 from onnx import helper
 
-from genai_server.engine.decoder_graph import ATTENTION, DoesNotFit
+from genai_server.engine.decoder_graph import DoesNotFit
 from genai_server.engine.graph_rewriting.cross_attention import CROSS_ATTENTION
 from genai_server.engine.graph_rewriting.native_attention import (
     NATIVE,
@@ -20,6 +20,7 @@ from genai_server.engine.graph_rewriting.native_attention import (
 from genai_server.engine.graph_rewriting.packed_products import DOMAIN
 from genai_server.engine.model.graph import read_decoder_graph
 from genai_server.engine.model.speech_files import read_cross_decoder
+from tests.engine.graph_rewriting.attention_node import attention
 from tests.engine.hybrids import BUILT
 from tests.running_server import DEMO
 
@@ -27,17 +28,6 @@ DECODER = read_decoder_graph(DEMO)
 SPEECH = read_cross_decoder(BUILT / "whisper")
 BIAS, POSITIONS, SINK, KEY_SCALE, QUERY_NORM, KEY_NORM = 10, 9, 11, 12, 14, 15
 SOUND = [state.past for state in SPEECH.cross_states[:2]]
-
-
-def attention(*more: tuple[int, str], **attributes: Any) -> onnx.NodeProto:
-    """A GroupQueryAttention with these inputs besides the usual ones."""
-    inputs = ["q", "k", "v", "past.k", "past.v", "lengths", "total", "cos", "sin", *[""] * 8]
-    for place, name in more:
-        inputs[place] = name
-    outputs = ["out", "present.k", "present.v"]
-    return helper.make_node(
-        ATTENTION, inputs, outputs, "a", domain="com.microsoft", num_heads=4, kv_num_heads=2, **attributes
-    )
 
 
 def to_sound(*more: tuple[int, str], **attributes: Any) -> onnx.NodeProto:

@@ -9,19 +9,9 @@ from onnxruntime.capi.onnxruntime_pybind11_state import get_all_operator_schema
 
 from genai_server.engine.decoder_graph import ATTENTION, DoesNotFit
 from genai_server.engine.graph_rewriting.paged_attention import BLOCKS, BOUNDS, OPERATOR, PAGED, PASTS, STARTS, to_paged
+from tests.engine.graph_rewriting.attention_node import attention
 
 SINK, BIAS, POSITIONS = 11, 10, 9
-
-
-def attention(*more: tuple[int, str], **attributes: Any) -> onnx.NodeProto:
-    """A GroupQueryAttention with these inputs besides the usual ones."""
-    inputs = ["q", "k", "v", "past.k", "past.v", "lengths", "total", "cos", "sin", *[""] * 8]
-    for place, name in more:
-        inputs[place] = name
-    outputs = ["out", "present.k", "present.v"]
-    return helper.make_node(
-        ATTENTION, inputs, outputs, "a", domain="com.microsoft", num_heads=4, kv_num_heads=2, **attributes
-    )
 
 
 def paged(node: onnx.NodeProto) -> onnx.NodeProto:

@@ -15,7 +15,8 @@ from genai_server.engine.graph_rewriting.packed_products import DOMAIN, PACKED
 from genai_server.engine.graph_rewriting.packed_weights import PANEL, pack
 from genai_server.engine.model import native_trial
 from tests.engine.native.native_builds import build
-from tests.engine.native.test_operators import FLOAT, activations, matrix, session
+from tests.engine.native.operator_session import session
+from tests.engine.native.test_operators import FLOAT, activations, matrix
 
 pytestmark = [
     pytest.mark.skipif(

@@ -6,9 +6,7 @@ from functools import cache
 from types import MappingProxyType
 from typing import Any
 
-import genai_server_native
 import numpy as np
-import onnx
 import onnxruntime
 import pytest
 from numpy.typing import NDArray
@@ -16,25 +14,11 @@ from onnx import TensorProto, helper, numpy_helper
 
 from genai_server.engine.graph_rewriting.packed_products import DOMAIN, PACKED
 from genai_server.engine.graph_rewriting.packed_weights import PANEL, QuantizedMatrix, pack
+from tests.engine.native.operator_session import session
 
 pytestmark = pytest.mark.usefixtures("instruction_set")
 _value = helper.make_tensor_value_info
 FLOAT = TensorProto.FLOAT
-
-
-def session(
-    nodes: Sequence[onnx.NodeProto],
-    inputs: Sequence[onnx.ValueInfoProto],
-    tensors: Sequence[TensorProto] = (),
-    threads: int = 2,
-) -> Any:
-    graph = helper.make_graph(nodes, "tested", inputs, [_value("y", FLOAT, None)], list(tensors))
-    opsets = [helper.make_opsetid("", 21), helper.make_opsetid(DOMAIN, 1)]
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads, options.log_severity_level = threads, 4
-    options.register_custom_ops_library(str(genai_server_native.library()))
-    model = helper.make_model(graph, ir_version=10, opset_imports=opsets)
-    return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
 
 def matrix(bits: int, num_outputs: int, num_inputs: int, block: int, *, offsets: bool = False) -> QuantizedMatrix:

@@ -1,32 +1,25 @@
 """The operators of layers with states against references in 64 bits, and bitwise against themselves."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import genai_server_native
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
-DOMAIN = "genai_server.native"
+from genai_server.engine.graph_rewriting.packed_products import DOMAIN
+from tests.engine.native.operator_session import session
+
+pytestmark = pytest.mark.usefixtures("instruction_set")
 SLOTS = 4
 # A row of a pass: its slot, the number of its tokens, and how many of them change its state.
 Row = tuple[int, int, int]
 
 
-@pytest.fixture(params=genai_server_native.instruction_sets(), autouse=True)
-def instruction_set(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Each test runs with the kernels of each instruction set that this processor has."""
-    genai_server_native.use(request.param)
-    yield request.param
-    genai_server_native.use(genai_server_native.instruction_sets()[0])
-
-
-def session(node: onnx.NodeProto, threads: int = 2) -> Any:
+def operator(node: onnx.NodeProto, threads: int = 2) -> Any:
     """A session of one node, whose inputs are the graph's."""
     integers = {"starts", "slots", "committed"}
     inputs = [
@@ -34,14 +27,7 @@ def session(node: onnx.NodeProto, threads: int = 2) -> Any:
         for name in node.input
         if name
     ]
-    output = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
-    graph = helper.make_graph([node], "tested", inputs, [output])
-    opsets = [helper.make_opsetid("", 21), helper.make_opsetid(DOMAIN, 1)]
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads, options.log_severity_level = threads, 4
-    options.register_custom_ops_library(str(genai_server_native.library()))
-    model = helper.make_model(graph, ir_version=10, opset_imports=opsets)
-    return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return session([node], inputs, threads=threads)
 
 
 def run(on: Any, rows: Sequence[Row], given: Mapping[str, NDArray[np.float32]]) -> NDArray[np.float32]:
@@ -70,7 +56,7 @@ class Convolution:
 
     def session(self, threads: int = 2) -> Any:
         inputs = ["x", "weights", "state", "starts", "slots", "committed", *(["bias"] if self.bias else [])]
-        return session(
+        return operator(
             helper.make_node("RaggedConvolution", inputs, ["y"], domain=DOMAIN, silu=int(self.silu)), threads
         )
 
@@ -119,7 +105,7 @@ class LinearAttention:
         node = helper.make_node(
             "RaggedLinearAttention", inputs, ["y"], domain=DOMAIN, delta=int(self.delta), **attributes
         )
-        return session(node, threads)
+        return operator(node, threads)
 
     def state(self) -> NDArray[np.float32]:
         return np.random.default_rng(3).standard_normal((SLOTS, self.heads, self.size, self.value_size), np.float32)
