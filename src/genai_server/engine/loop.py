@@ -25,8 +25,13 @@ from genai_server.engine.profiling.runtime_options import RuntimeOptionState
 from genai_server.engine.requests import RequestTable
 from genai_server.engine.runners.base import try_pass
 from genai_server.engine.runners.loaded_model import RunnerPair
-from genai_server.engine.sampling.choice_threads import ChoiceThreads, slow_grammars
-from genai_server.engine.sampling.continuation import NextToken, choose_next_token, prompt_logprobs
+from genai_server.engine.sampling.continuation import (
+    ChoiceThreads,
+    NextToken,
+    choose_next_token,
+    prompt_logprobs,
+    slow_grammars,
+)
 from genai_server.engine.sampling.grammar import Guidance
 from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.engine.scheduling.scheduler_output import Step

@@ -2,7 +2,7 @@
 
 import pytest
 
-from genai_server.engine.sampling.bad_words import BadWords
+from genai_server.engine.sampling.sampler import BadWords
 
 
 @pytest.mark.parametrize(

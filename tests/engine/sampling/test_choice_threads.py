@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from genai_server.engine.ipc.mailbox import Disconnected
-from genai_server.engine.sampling.choice_threads import slow_grammars
+from genai_server.engine.sampling.continuation import slow_grammars
 from genai_server.engine.sampling.grammar import STEP_SECONDS
 from genai_server.engine.sequence import Sequence
 from genai_server.messages.generation_request import FinishReason, Sampling

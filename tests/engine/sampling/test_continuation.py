@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from genai_server.engine.sampling.continuation import NextToken, choose_next_token, prompt_logprobs
+from genai_server.engine.sampling.continuation import NextToken, choose_next_token, prompt_logprobs, token_logprob
 from genai_server.engine.sampling.grammar import Guide, bytes_guidance
-from genai_server.engine.sampling.logprobs import token_logprob
 from genai_server.engine.scores import Logits, Scores
 from genai_server.engine.sequence import Sequence
 from genai_server.errors import GrammarFailed, InvalidField

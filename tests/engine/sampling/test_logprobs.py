@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from genai_server.engine.sampling.logprobs import token_logprob, token_logprobs
+from genai_server.engine.sampling.continuation import token_logprob, token_logprobs
 from genai_server.engine.scores import Logits, Scores
 
 

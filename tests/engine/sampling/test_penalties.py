@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from genai_server.engine.sampling.penalties import Bias, Penalties
+from genai_server.engine.sampling.sampler import Bias, Penalties
 from genai_server.engine.scores import Logits
 from genai_server.messages.generation_request import Sampling
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from genai_server.engine.sampling.transcript import with_rules
+from genai_server.engine.sampling.continuation import with_rules
 from genai_server.messages.generation_request import TranscriptRules
 
 # Texts are 0 to 3; 4 marks a sound, 5 ends the text, 6 is special. Timestamps follow.

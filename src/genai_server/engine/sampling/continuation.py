@@ -1,18 +1,84 @@
-"""The continuation of a sequence by a step's logits: its next token, log probabilities, or its end."""
+"""The continuation of a sequence by a step's logits: its next token, log probabilities, or its end.
 
+The rules of a transcript are those of openai/whisper (decoding.py: SuppressTokens and ApplyTimestampRules). Tokens of
+sequences whose grammars would take too much of a step's time are chosen in other threads (`ChoiceThreads`).
+"""
+
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Tokens
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
 
-from genai_server.engine.sampling.grammar import Guide
-from genai_server.engine.sampling.logprobs import token_logprob, token_logprobs
-from genai_server.engine.sampling.transcript import with_rules
-from genai_server.engine.scores import Scores
+from genai_server.engine.host.cores import usable_cores
+from genai_server.engine.sampling.grammar import STEP_SECONDS, Guide
+from genai_server.engine.sampling.sampler import top_tokens
+from genai_server.engine.scores import Logits, Scores
 from genai_server.engine.sequence import Sequence
 from genai_server.errors import GrammarFailed, InvalidField
-from genai_server.messages.generation_request import FinishReason, TokenLogprob
+from genai_server.messages.generation_request import FinishReason, TokenLogprob, TranscriptRules
+
+
+def with_rules(rules: TranscriptRules, transcript: Tokens[int], logits: Logits) -> Logits:
+    """A copy of the logits [vocab_size] after the tokens of a transcript. Minus infinity marks excluded tokens."""
+    logits = logits.copy()
+    logits[rules.suppressed] = -np.inf
+    _time(rules, transcript, logits)
+    return logits
+
+
+def _time(rules: TranscriptRules, transcript: Tokens[int], logits: Logits) -> None:
+    """Exclude what would put timestamps into a wrong order."""
+    first, end = rules.first_timestamp, rules.end_of_text
+    texts, times = logits[:first], logits[first:]
+    if not transcript:
+        texts[:] = -np.inf
+        times[rules.max_first + 1 :] = -np.inf
+        return
+    last_is_time = transcript[-1] >= first
+    before_is_time = len(transcript) < 2 or transcript[-2] >= first
+    if last_is_time and before_is_time:  # a segment begins here, and has text
+        times[:] = -np.inf
+    elif last_is_time:  # a segment ended here: either the next one begins, or the transcript ends
+        at_end = logits[end]
+        texts[:] = -np.inf
+        logits[end] = at_end
+    latest = max((token for token in transcript if token >= first), default=None)
+    if latest is not None:
+        # A segment is not empty, but the next one may begin where it ended.
+        times[: latest - first + (0 if last_is_time and not before_is_time else 1)] = -np.inf
+    best_text = texts.max()
+    with np.errstate(over="ignore"):
+        if best_text > -np.inf and np.exp(times - best_text).sum() > 1:  # the times together beat any one text
+            texts[:] = -np.inf
+
+
+def token_logprob(scores: Scores, token: int, num_top: int, scored: Tokens[int] = ()) -> TokenLogprob:
+    """The natural logarithm of a token's softmax among the logits of the last position.
+
+    With it come those of the `num_top` highest, and of the tokens `scored`.
+    """
+    logits: Mapping[int, float] | Logits
+    best, tokens = scores.best, [] if scores.best is None else scores.best.tokens[-1].tolist()
+    if best is not None and best.scales[-1] == 1.0 and num_top <= len(tokens) and {token, *scored} <= set(tokens):
+        logits, top = dict(zip(tokens, best.logits[-1].tolist(), strict=True)), tokens[:num_top]
+        log_of_sum = logits[tokens[0]] - np.log(best.shares[-1])
+    else:
+        logits = scores.last
+        top = top_tokens(logits, num_top).tolist() if num_top else []
+        highest = logits.max()
+        log_of_sum = highest + np.log(np.exp(logits - highest).sum(dtype=np.float64))
+    others = [(other, float(logits[other] - log_of_sum)) for other in (*top, *scored)]
+    return TokenLogprob(token, float(logits[token] - log_of_sum), others)
+
+
+def token_logprobs(positions: Logits, tokens: Iterable[int], num_top: int) -> list[TokenLogprob]:
+    """The log probabilities of a token at each of the positions [tokens, vocab_size]. Copies one position at a time."""
+    pairs = zip(positions, tokens, strict=True)
+    return [token_logprob(Scores(logits[np.newaxis]), token, num_top) for logits, token in pairs]
 
 
 @dataclass(frozen=True)
@@ -140,3 +206,34 @@ def _commit(sequence: Sequence, token: int) -> None:
 def _is_too_early(sequence: Sequence) -> bool:
     """Whether the answer must not end yet."""
     return sequence.num_produced < sequence.request.min_tokens
+
+
+# The model's passes on CPUs also need the cores.
+_CORES_PER_THREAD = 4
+
+
+class ChoiceThreads:
+    """Owned by the loop's thread. A sequence whose token is being chosen takes part in no step.
+
+    llguidance releases Python's lock while it computes masks, so the loop runs passes at the same time.
+    """
+
+    def __init__(self, eos: list[int]) -> None:
+        num_threads = max(1, usable_cores() // _CORES_PER_THREAD)
+        self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="choice")
+        self._eos = eos
+
+    def choose(self, sequence: Sequence, scores: Scores, done: Callable[[Future[NextToken]], None]) -> None:
+        """Choose the next token of a sequence from a copy of its scores, which the next pass overwrites.
+
+        `done` is called with the result, usually in another thread.
+        """
+        sequence.is_choosing = True
+        self._threads.submit(choose_next_token, sequence, scores.copy(), self._eos).add_done_callback(done)
+
+
+def slow_grammars(sequences: Iterable[Sequence]) -> set[Sequence]:
+    """The sequences whose grammars no longer fit into a step's time, after the cheapest ones."""
+    costs = sorted(((s.guide.cost, s.id, s) for s in sequences if s.guide is not None), key=lambda each: each[:2])
+    totals = accumulate(cost for cost, _, _ in costs)
+    return {sequence for (_, _, sequence), total in zip(costs, totals, strict=True) if total > STEP_SECONDS}
