@@ -107,7 +107,7 @@ def test_the_error_names_the_key_as_it_was_written(dotenv: Path) -> None:
     ("name", "value", "reason"),
     [
         ("port", "80000", "must be at most 65535"),
-        ("port", "many", "must be a whole number"),
+        ("port", "many", "must be an integer"),
         ("max_length", "0", "must be greater than 0, or auto"),
         ("itl_target", "soon", "must be a number"),
         ("strict", "maybe", "must be true or false"),
