@@ -267,7 +267,7 @@ def test_a_model_that_was_idle_comes_back_with_its_adapters(own_folder: Path, ex
         wait_until(lambda: server.client.get(model).json()["state"] == "unloaded")
         assert server.chat("say x", model="demo:extra").json()["content"] == "Extra! x"
         wait_until(lambda: server.client.get(model).json()["state"] == "unloaded")
-        assert load(server, name="more", path=extra).json()["state"] == "ready"
+        assert load(server, name="more", path=extra).status_code == 200  # by now its model may be idle again
         wait_until(lambda: server.client.get(model).json()["state"] == "unloaded")
         assert unload(server, name="more").json()["running"] == []
 
