@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from genai_server.config.settings import Settings
-from genai_server.errors import ImageReaderUnavailable, InvalidField
+from genai_server.errors import AsIs, ImageReaderUnavailable, InvalidField
 from genai_server.images.image_files import ImageFiles, ReadImage, RequestSpace
 from genai_server.images.image_size import MAX_KEPT_PIXELS, declared_size
 from genai_server.images.sources import SourceLimits, is_data_url, is_public, load_image
@@ -248,8 +248,10 @@ class Images:
                 self._count("refused")
                 raise InvalidField(
                     source.param,
-                    f"cannot be used: the image may have at most {settings.max_image_pixels} pixels "
-                    f"(GENAI_MAX_IMAGE_PIXELS), given {width}x{height}",
+                    "cannot be used: the image may have at most",
+                    limit=f"{settings.max_image_pixels} pixels",
+                    limited_by="GENAI_MAX_IMAGE_PIXELS",
+                    given=AsIs(f"{width}x{height}"),
                 )
             cost = width * height
         pixels.add(cost, source.param)
