@@ -121,7 +121,7 @@ def test_a_response_continues_the_newest_turns(large: Large) -> None:
     refused = large.alice.post("/v1/responses", json=asked)
     assert refused.status_code == 400
     assert error(refused)["param"] == "conversation"
-    assert "8388608 bytes" in error(refused)["message"]
+    assert "8388608 (8 times GENAI_MAX_BODY_BYTES" in error(refused)["message"]
     answer = large.alice.post("/v1/responses", json={**asked, "truncation": "auto"})
     assert answer.json()["output"][0]["content"][0]["text"] == "hello"
 
