@@ -52,7 +52,7 @@ def test_chat_without_a_template_is_refused_with_the_remedy(
     response = server.client.post(path, json={"model": "base", **fields})
     error = response.json()["error"]
     assert (response.status_code, error["code"], error["param"]) == (400, "no_chat_template", param)
-    assert "messages are not accepted by this model" in error["message"]
+    assert "this model has no chat template" in error["message"]
     assert "GENAI_CHAT_TEMPLATE" in error["message"]
 
 
@@ -61,7 +61,7 @@ def test_anthropics_clients_get_the_same_refusal(server: RunningServer, path: st
     limit = {"max_tokens": 3} if path == "/v1/messages" else {}
     response = server.client.post(path, json={"model": "base", "messages": MESSAGES, **limit})
     assert response.status_code == 400
-    assert "messages are not accepted by this model" in response.json()["error"]["message"]
+    assert "this model has no chat template" in response.json()["error"]["message"]
 
 
 def test_models_show_whether_they_chat_and_the_log_names_others(server: RunningServer) -> None:

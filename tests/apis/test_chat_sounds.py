@@ -121,7 +121,7 @@ def test_unusable_sounds_are_refused_by_the_clients_field(server: RunningServer,
     ):
         response = ask(server, path, sound(data))
         assert response.status_code == 400
-        assert response.json()["error"]["message"].startswith(f"{place}: {reason}")
+        assert response.json()["error"]["message"].startswith(f"{place} cannot be used: {reason}")
     wrong = {"type": "input_audio", "input_audio": {"data": "?", "format": "wav"}}
     response = ask(server, path, wrong)
     assert (response.status_code, response.json()["error"]["param"]) == (400, place)

@@ -37,11 +37,11 @@ def test_exported_settings_overrule_what_the_environment_said() -> None:
     assert (settings.admin_api_key, settings.port) == (None, 2)
 
 
-def test_engines_to_attach_are_those_that_were_exported() -> None:
+def test_engines_to_attach_are_those_that_were_exported(tmp_path: Path) -> None:
     environ: dict[str, str] = {}
     assert environment.engines_to_attach(environ) is None
-    environment.export_engines(Path("/tmp/engines"), environ)
-    assert environment.engines_to_attach(environ) == Path("/tmp/engines")
+    environment.export_engines(tmp_path, environ)
+    assert environment.engines_to_attach(environ) == tmp_path
 
 
 def test_engine_and_builder_processes_inherit_no_keys_of_ours() -> None:

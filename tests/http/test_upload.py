@@ -89,14 +89,14 @@ def test_a_second_file_is_refused() -> None:
 def test_large_fields_are_refused_with_the_limit() -> None:
     error = refusal(form(part("model", b"m"), part("prompt", b"x" * MAX_FIELD_BYTES)))
     assert (error.code, error.param) == ("invalid_value", "prompt")
-    assert f"at most {MAX_FIELD_BYTES} bytes together" in error.message
+    assert f"together, {MAX_FIELD_BYTES} bytes" in error.message
     assert parsed(form(part("prompt", b"x" * (MAX_FIELD_BYTES - 6)))).fields
 
 
 def test_many_fields_are_refused_with_the_limit() -> None:
     error = refusal(form(*(part(f"f{number}", b"1") for number in range(MAX_FIELDS + 1))))
     assert error.param == f"f{MAX_FIELDS}"
-    assert f"at most {MAX_FIELDS} fields" in error.message
+    assert error.message.endswith(f"at most {MAX_FIELDS}")
 
 
 @given(strategies.data())

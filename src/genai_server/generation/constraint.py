@@ -185,7 +185,8 @@ class ChatConstraint:
         try:
             built = grammar.arguments(held.schema, param="tools")
         except InvalidField as error:
-            raise error.at("tools", rule) from None
+            reason = error.sentence(None, error.other, error.given).removeprefix("cannot be used: ")
+            raise InvalidField("tools", f"{rule}: {reason}") from None
         return held, Constraint(
             built, "tools", rule, is_promised=is_promised or held.name in self._loose, name=held.name
         )

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
-from fastapi import Response
+from starlette.responses import Response
 
 # An object of a body.
 JsonObject = dict[str, Any]

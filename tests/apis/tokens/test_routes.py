@@ -93,7 +93,11 @@ def test_pieces_are_texts_or_bytes(demo: RunningServer) -> None:
         ({"prompt": ["x"]}, "prompt", "prompt must be a string"),
         ({"messages": []}, "messages", "messages must not be empty"),
         ({"prompt": "x", "model": "gpt-9"}, "model", 'model "gpt-9" is not served'),
-        (body("x", chat_template_kwargs={"effort": 1}), "chat_template_kwargs", "chat_template_kwargs.effort is not"),
+        (
+            body("x", chat_template_kwargs={"effort": 1}),
+            "chat_template_kwargs",
+            "chat_template_kwargs has effort",
+        ),
     ],
 )
 def test_invalid_body_is_refused(demo: RunningServer, fields: dict[str, Any], param: str | None, reason: str) -> None:

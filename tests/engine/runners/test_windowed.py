@@ -60,36 +60,31 @@ def generator(windowed: Path) -> OgGeneratorRunner:
     return OgGeneratorRunner(windowed, "cpu", threads=1)
 
 
+def assert_follows(runner: Driven, prompts: list[list[int]], chunk: int, generator: OgGeneratorRunner) -> None:
+    """Rows that are decoded together prefer the tokens of the library's greedy answers, or others by less than 0.1.
+
+    The rounding of activations to 8 bits makes that much of a logit of a last bit.
+    """
+    answers = [greedy(generator, prompt, STEPS) for prompt in prompts]
+    for number, prompt in enumerate(prompts):
+        runner.open(number, prompt, MAX_LENGTH)
+        for start in range(0, len(prompt), chunk):
+            logits = runner.prefill(number, prompt[start : start + chunk])
+        assert logits[answers[number][0]] > logits.max() - 0.1
+    for step in range(STEPS - 1):
+        rows = runner.decode(list(range(len(prompts))), [answer[step] for answer in answers])
+        for row, answer in zip(rows, answers, strict=True):
+            assert row[answer[step + 1]] > row.max() - 0.1
+
+
 def test_rows_on_both_sides_of_the_window_match_the_librarys(windowed: Path, generator: OgGeneratorRunner) -> None:
     runner = Driven(batched_runner(windowed, max_length=MAX_LENGTH))
-    prompts = {number: text(length) for number, length in enumerate((120, 3, WINDOW - 2, 60))}
-    answers: dict[int, list[int]] = {}
-    for number, prompt in prompts.items():
-        runner.open(number, prompt, MAX_LENGTH)
-        for start in range(0, len(prompt), 60):
-            logits = runner.prefill(number, prompt[start : start + 60])
-        answers[number] = [int(logits.argmax())]
-    for _ in range(STEPS - 1):
-        rows = runner.decode(list(prompts), [answers[number][-1] for number in prompts])
-        for number, row in enumerate(rows):
-            answers[number].append(int(row.argmax()))
-    assert answers == {number: greedy(generator, prompt, STEPS) for number, prompt in prompts.items()}
+    assert_follows(runner, [text(length) for length in (120, 3, WINDOW - 2, 60)], 60, generator)
 
 
 def test_rows_far_behind_the_window_match_the_librarys(windowed: Path, generator: OgGeneratorRunner) -> None:
     runner = Driven(batched_runner(windowed, num_slots=3, max_length=MAX_LENGTH))
-    prompts = {number: text(length, number) for number, length in enumerate((238, 160, 100))}
-    answers: dict[int, list[int]] = {}
-    for number, prompt in prompts.items():
-        runner.open(number, prompt, MAX_LENGTH)
-        for start in range(0, len(prompt), 40):
-            logits = runner.prefill(number, prompt[start : start + 40])
-        answers[number] = [int(logits.argmax())]
-    for _ in range(STEPS - 1):
-        rows = runner.decode(list(prompts), [answers[number][-1] for number in prompts])
-        for number, row in enumerate(rows):
-            answers[number].append(int(row.argmax()))
-    assert answers == {number: greedy(generator, prompt, STEPS) for number, prompt in prompts.items()}
+    assert_follows(runner, [text(length, number) for number, length in enumerate((238, 160, 100))], 40, generator)
 
 
 @pytest.mark.parametrize("cache_type", [np.float32, np.float16])

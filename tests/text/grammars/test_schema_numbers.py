@@ -36,7 +36,7 @@ LEAST, LARGEST = -(2**63), 2**63 - 1
 @pytest.mark.parametrize("within", ["alone", "a property", "a list"])
 def test_number_beyond_the_limits_is_refused(schema: dict[str, Any], words: str, within: str) -> None:
     around = {"alone": schema, "a property": {"properties": {"a": schema}}, "a list": {"anyOf": [schema]}}
-    with pytest.raises(InvalidField, match=f"^response_format: {words}") as caught:
+    with pytest.raises(InvalidField, match=f"^response_format cannot be used: {words}") as caught:
         grammar.json_schema(around[within])
     assert caught.value.param == "response_format"
     assert len(caught.value.message) < 300

@@ -91,7 +91,7 @@ def test_errors_are_one_line(server: RunningServer, tmp_path: Path, capsys: pyte
     (tmp_path / "a.wav").write_bytes(b"no sound")
     for arguments, words in (
         ([str(tmp_path / "none.wav")], "there is no file"),
-        ([str(tmp_path / "a.wav")], "400: file: the recording is not a flac"),
+        ([str(tmp_path / "a.wav")], "400: file cannot be used: the recording is not a flac"),
         ([str(tmp_path / "a.wav"), "--model", "other"], "404: model"),
         ([str(tmp_path / "a.wav"), "-o", str(tmp_path / "none" / "out")], "cannot be written: No such file"),
     ):

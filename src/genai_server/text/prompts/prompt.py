@@ -84,8 +84,8 @@ class PromptWriter:
         if not self.has_template:
             raise NoChatTemplate(
                 "messages",
-                "are not accepted by this model, which has no chat template: send a raw prompt to /v1/completions; the "
-                "operator can give it a template, a file or a name such as chatml (GENAI_CHAT_TEMPLATE or "
+                "cannot be used: this model has no chat template; send a raw prompt to /v1/completions, or let the "
+                "operator give it a template, a file or a name such as chatml (GENAI_CHAT_TEMPLATE or "
                 "--chat-template)",
             )
 
