@@ -64,7 +64,10 @@ async def send(fuzzer: FileFuzzer, numbers: range, folder: Path) -> None:
 
 
 def _files(folder: Path) -> list[Path]:
-    return [path for path in folder.rglob("*") if path.is_file()]
+    """Files with samples or features of recordings. A process that is ended while it starts leaves others, which the
+    server removes with its own folder.
+    """
+    return [path for path in folder.rglob("*") if path.suffix in (".pcm", ".npz")]
 
 
 if __name__ == "__main__":
