@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -61,25 +62,30 @@ def main() -> int:
         httpx.Client(base_url=f"http://{HOST}:{server.port}", timeout=_TIMEOUT) as client,
     ):
         questions = QUESTIONS[: arguments.questions]
-
-        def ask(at_once: int, **fields: Any) -> list[Answer]:
-            with ThreadPoolExecutor(at_once) as pool:
-                return list(pool.map(lambda question: answer(client, question, arguments.tokens, fields), questions))
-
-        first = ask(1, seed=1, **_NO_CACHE)
-        ask(1)  # so that prefixes are cached
-        others = {
-            "again": ask(1, seed=1, **_NO_CACHE),
-            "eight at once": ask(8, seed=1, **_NO_CACHE),
-            "all at once, with drafts": ask(len(questions), **_NO_CACHE),
-            "with drafts": ask(1, **_NO_CACHE),
-            "with cached prefixes": ask(1),
-            "exact": ask(1, exact=True, **_NO_CACHE),
-        }
-    counts = {way: sum(one != other for one, other in zip(first, found, strict=True)) for way, found in others.items()}
+        counts = count_differences(client, questions, arguments.tokens)
     shown = ", ".join(f"{way} {count}" for way, count in counts.items())
     sys.stdout.write(f"of {len(questions)} answers differ: {shown}\n")
     return int(any(counts.values()))
+
+
+def count_differences(client: httpx.Client, questions: Sequence[str], num_tokens: int) -> dict[str, int]:
+    """How many answers differ from those of the first time, by the way in which the questions are asked."""
+
+    def ask(at_once: int, **fields: Any) -> list[Answer]:
+        with ThreadPoolExecutor(at_once) as pool:
+            return list(pool.map(lambda question: answer(client, question, num_tokens, fields), questions))
+
+    first = ask(1, seed=1, **_NO_CACHE)
+    ask(1)  # so that prefixes are cached
+    others = {
+        "again": ask(1, seed=1, **_NO_CACHE),
+        "eight at once": ask(8, seed=1, **_NO_CACHE),
+        "all at once, with drafts": ask(len(questions), **_NO_CACHE),
+        "with drafts": ask(1, **_NO_CACHE),
+        "with cached prefixes": ask(1),
+        "exact": ask(1, exact=True, **_NO_CACHE),
+    }
+    return {way: sum(one != other for one, other in zip(first, found, strict=True)) for way, found in others.items()}
 
 
 def answer(client: httpx.Client, question: str, num_tokens: int, fields: dict[str, Any]) -> Answer:
