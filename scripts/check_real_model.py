@@ -206,7 +206,7 @@ def compare_answers(client: httpx.Client, file: Path, found: Findings) -> None:
         text = client.post("/detokenize", json={"tokens": expected}).raise_for_status().json()["prompt"]
         body = {"prompt": ids, "max_tokens": _ANSWER, "temperature": 0}
         choice = client.post("/v1/completions", json=body).raise_for_status().json()["choices"][0]
-        equal += choice["text"] == text
+        equal += choice["text"] == text.rstrip("\ufffd")  # a character that the last token cuts is not sent
     found.add(
         "smollm2-fp32", "greedy answers equal to Transformers'", f"{equal} of {len(prompts)}", equal == len(prompts)
     )
