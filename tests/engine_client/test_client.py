@@ -213,7 +213,7 @@ async def test_a_full_engine_is_known_to_be_full_without_asking_it(narrow_router
     engine = narrow_router.engines["scripted:0"]
     await until(lambda: num_free(engine) == 2)
     engine.require_capacity(2, [10**6, 100], param="n")
-    with pytest.raises(InvalidField, match="n may make as many answers .*, 2 .* given 3"):
+    with pytest.raises(InvalidField, match="n asks for more answers .*, 2 .* given 3"):
         engine.require_capacity(3, param="n")  # however long it would wait
     (running,) = await engine.in_flight.submit(request(ENDLESS))
     await until(lambda: num_free(engine) == 1)

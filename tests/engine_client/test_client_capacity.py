@@ -35,7 +35,7 @@ def test_more_answers_than_capacity_are_a_client_error() -> None:
     engine(IDLE).require_capacity(6, [], param="n")
     with pytest.raises(
         InvalidField,
-        match=r"prompt may make as many answers as may run and wait on device cpu, 6 .*GENAI_MAX_QUEUE\); given 7",
+        match=r"prompt asks for more answers than may run and wait on device cpu, 6 .*GENAI_MAX_QUEUE\); given 7",
     ) as no:
         engine(IDLE).require_capacity(7, [], param="prompt")
     assert no.value.param == "prompt"

@@ -96,7 +96,7 @@ def test_more_answers_than_a_key_may_ever_have_are_a_client_error() -> None:
     limits = RateLimits(4, 0, Time())
     with (
         limits.request(CID),
-        pytest.raises(InvalidField, match="prompt may make .*, 2 .* given 3") as raised,
+        pytest.raises(InvalidField, match="prompt asks for .*, 2 .* given 3") as raised,
     ):
         limits.answers(CID, 3, "prompt").__enter__()
     assert raised.value.param == "prompt"

@@ -251,7 +251,7 @@ def _require_possible(capacity: Capacity, device: str, num_answers: int, lengths
     if num_answers > capacity.requests:
         raise InvalidField(
             param,
-            f"may make as many answers as may run and wait on device {device},",
+            f"asks for more answers than may run and wait on device {device},",
             limit=capacity.requests,
             limited_by=f"{capacity.limited_by}, GENAI_MAX_QUEUE",
             given=num_answers,

@@ -68,7 +68,7 @@ class RateLimits:
         if limit and number > limit:
             raise InvalidField(
                 param,
-                "may make as many answers as this key may have at once,",
+                "asks for more answers than this key may have at once,",
                 limit=limit,
                 limited_by="GENAI_MAX_CONCURRENT_PER_KEY, or its own limit",
                 given=number,

@@ -55,7 +55,7 @@ class SupervisorAddress(Struct, frozen=True):
 
     # A Unix socket's path, or host:port.
     address: str
-    # Comes first on each connection, because any local user can open a port.
+    # Sent by each API process before anything else, because any local user can connect to a port.
     secret: str
 
 

@@ -32,7 +32,7 @@ _PAGE_BYTES = 4096
 _MAX_WAITING = 64
 # Seconds to wait while another process writes.
 _BUSY_TIMEOUT = 1.0
-# SQLite instructions between two checks of the deadline.
+# SQLite checks the deadline of a job each time it has run this number of its virtual machine's instructions.
 _CHECK_EVERY = 10_000
 
 JsonObject = dict[str, Any]

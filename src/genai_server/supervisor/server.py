@@ -45,7 +45,8 @@ _PUBLISH_TIMEOUT = 1.0
 
 
 class SupervisorServer:
-    """Serves API processes, from construction to `close`. They find it by the folder, and must show `secret`.
+    """Serves API processes, from construction to `close`. They read the address of its socket in a file of `folder`,
+    and send `secret` first.
 
     `make_pool` is called in the thread. `execute` is called in a thread of its own, with one command at a time; a
     GenaiServerError that it raises is the reply. Raises OSError if the socket cannot be opened.

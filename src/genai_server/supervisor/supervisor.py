@@ -1,7 +1,8 @@
 """Manages the models of one server: starts and watches their engines, and publishes their state.
 
-It uses only threads, so that it can live in an API process, in the parent of several, or next to a reloader. API
-processes connect to it by a folder that only this user can enter.
+It uses only threads, so that it can run in the process of `genai-server serve` (the API process, the parent of several,
+or the reloader), or in a process of its own, which the workers of uvicorn or gunicorn share. API processes find its
+socket in a folder that only the server's user can enter.
 """
 
 import logging

@@ -494,7 +494,7 @@ def not_streamed(id: str) -> InvalidField:
 
 
 def not_cancelled(response: JsonObject) -> InvalidField:
-    """The error for cancelling a response that has ended in another way."""
+    """The error for a request to cancel a response that is no longer running and was not cancelled."""
     return InvalidField("response_id", f"{response['id']} cannot be cancelled: it is {response['status']}")
 
 

@@ -207,10 +207,10 @@ class _States:
 
     # The first token that the head reads of the sequence, if it reads any.
     first: int
-    # The token whose state comes first.
+    # The states are those of the tokens from `start` to before `end`, counted from the beginning of the sequence.
     start: int
     end: int
-    # [tokens, hidden_size] each.
+    # Consecutive arrays of states in that order, each of shape [tokens, hidden_size].
     parts: list[NDArray[Any]] = field(default_factory=list)
 
     def cut(self, end: int) -> None:

@@ -31,7 +31,7 @@ def with_rules(rules: TranscriptRules, transcript: Tokens[int], logits: Logits) 
 
 
 def _time(rules: TranscriptRules, transcript: Tokens[int], logits: Logits) -> None:
-    """Exclude what would put timestamps into a wrong order."""
+    """Set the logits of tokens to -inf whose choice would break the order of timestamps and text of a transcript."""
     first, end = rules.first_timestamp, rules.end_of_text
     texts, times = logits[:first], logits[first:]
     if not transcript:
