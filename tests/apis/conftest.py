@@ -7,7 +7,8 @@ import pytest
 from openai import OpenAI
 
 from genai_server.cli.serve import loaders
-from genai_server.text.answers.dialect import read_dialect
+from genai_server.text.answers.dialect import TOOL_FORMATS, Dialect, read_dialect
+from genai_server.text.answers.reasoning import HARMONY, REASONING_FORMATS
 from genai_server.text.codec import TextCodec, load_text_codec
 from genai_server.text.prompts.chat_template import SCRIPTED_TEMPLATE
 from tests.running_server import RunningServer
@@ -27,8 +28,8 @@ def anyio_backend() -> str:
 
 
 @pytest.fixture(scope="module")
-def server_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], RunningServer]]:
-    """Gives a server whose model writes calls in this format, as by GENAI_TOOL_PARSER. One start serves all formats."""
+def served_codec(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RunningServer, TextCodec]]:
+    """A scripted server and its text side, whose dialect a test may replace. One start serves all dialects."""
     loaded: list[TextCodec] = []
 
     def load(*arguments: Any, **fields: Any) -> TextCodec:
@@ -39,9 +40,29 @@ def server_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[st
         patch.setattr(loaders, "load_text_codec", load)
         with run_here(tmp_path_factory.mktemp("formats"), "--device", "scripted") as server:
             (codec,) = loaded
+            yield server, codec
 
-            def choose(form: str) -> RunningServer:
-                codec.dialect = read_dialect(SCRIPTED_TEMPLATE, form)
-                return server
 
-            yield choose
+@pytest.fixture(scope="module")
+def server_of(served_codec: tuple[RunningServer, TextCodec]) -> Callable[[str], RunningServer]:
+    """Gives a server whose model writes calls in this format, as by GENAI_TOOL_PARSER."""
+    server, codec = served_codec
+
+    def choose(form: str) -> RunningServer:
+        codec.dialect = read_dialect(SCRIPTED_TEMPLATE, form)
+        return server
+
+    return choose
+
+
+@pytest.fixture(scope="module")
+def thinking_server(served_codec: tuple[RunningServer, TextCodec]) -> Callable[[str], RunningServer]:
+    """Gives a server whose model writes thoughts in this format, and calls in that which goes with it."""
+    server, codec = served_codec
+
+    def choose(form: str) -> RunningServer:
+        reasoning = REASONING_FORMATS[form]
+        codec.dialect = Dialect(TOOL_FORMATS["harmony" if reasoning is HARMONY else "hermes"], reasoning)
+        return server
+
+    return choose

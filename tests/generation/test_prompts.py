@@ -84,6 +84,21 @@ def test_switch_has_the_templates_name(source: str, given: dict[str, Any], expec
     assert _variables(source, chat_template_kwargs=given) == (expected, {})
 
 
+@pytest.mark.parametrize(
+    ("source", "given", "expected"),
+    [
+        (SWITCH, {}, {"enable_thinking": False}),
+        (EFFORT, {}, {"reasoning_effort": "none"}),
+        ("", {}, {}),
+        (SWITCH + EFFORT, {"reasoning_effort": "high"}, {"enable_thinking": True, "reasoning_effort": "high"}),
+        (SWITCH, {"chat_template_kwargs": {"enable_thinking": True}}, {"enable_thinking": True}),
+    ],
+)
+def test_budget_of_zero_turns_thinking_off(source: str, given: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert _variables(source, thinking_token_budget=0, **given) == (expected, {})
+    assert _variables(source, thinking_token_budget=1, **given) == _variables(source, **given)
+
+
 def test_effort_without_effect_is_refused_unless_lenient() -> None:
     with pytest.raises(InvalidField, match='reasoning_effort has no effect .*; given "high"') as caught:
         _variables("", reasoning_effort="high")

@@ -16,6 +16,7 @@ from genai_server.engine.profiling.runtime_options import RuntimeOptionState
 from genai_server.engine.requests import RequestTable
 from genai_server.engine.runners.loaded_model import RunnerPair
 from genai_server.engine.sampling.grammar import Compiled, Guidance
+from genai_server.engine.sampling.thoughts import Thought
 from genai_server.engine.sequence import Sequence, SequenceState
 from genai_server.errors import GenaiServerError, InvalidField, RunnerFailed, SessionTerminated
 from genai_server.messages.generation_request import GenerationRequest
@@ -70,6 +71,7 @@ class Admission:
                 if each.request.adapter is not None:
                     sequence.adapter = self._loaded.adapters.find(each.request.adapter)
                 self._give_guide(sequence)
+                self._give_thought(sequence)
                 self._give_inputs(sequence)
         except GenaiServerError as error:
             for sequence in taken:
@@ -218,6 +220,17 @@ class Admission:
                 tenant=sequence.tenant,
                 background=sequence.background,
             )
+
+    def _give_thought(self, sequence: Sequence) -> None:
+        """Have the thoughts of a sequence followed that has a budget for them. Raises InvalidField."""
+        rules = sequence.request.thoughts
+        if rules is None or rules.budget is None:
+            return
+        if not self._guidance.knows_text:
+            raise InvalidField(
+                "thinking_token_budget", "cannot be followed with this model: its tokenizer gives no text of tokens"
+            )
+        sequence.thought = Thought(rules, self._guidance.token_bytes)
 
     def _give_inputs(self, sequence: Sequence) -> None:
         """Have what a sequence has besides text encoded."""

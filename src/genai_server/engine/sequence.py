@@ -9,6 +9,7 @@ from genai_server.engine.loaded_adapter import LoadedAdapter
 from genai_server.engine.prompt_images import PromptImages
 from genai_server.engine.sampling.grammar import Guide
 from genai_server.engine.sampling.sampler import Sampler
+from genai_server.engine.sampling.thoughts import Thought
 from genai_server.engine.scheduling.drafts import Acceptance, Drafter, FindText
 from genai_server.messages.admin import RequestPhase, RequestState
 from genai_server.messages.generation_request import GenerationRequest, Phases
@@ -68,6 +69,7 @@ class Sequence:
         self.max_length = min(request.max_length, len(request.prompt) + request.max_tokens)
         self.sampler = Sampler(request.sampling, request.prompt)
         self.guide = guide  # the grammar's state; None without a grammar
+        self.thought: Thought | None = None  # follows its thoughts, where these may have to end
         self.adapter = adapter  # None without one
         self.reuses_past = reuses_past  # whether it may reuse a cached prefix
         self.state = SequenceState.WAITING

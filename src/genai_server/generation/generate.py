@@ -27,8 +27,9 @@ from genai_server.generation.prompts import (
     encode_prompts,
     engine_images,
 )
+from genai_server.generation.thoughts import thought_rules
 from genai_server.images.image_files import ReadImage
-from genai_server.messages.generation_request import FinishReason, GenerationRequest, ModelInfo, Sampling
+from genai_server.messages.generation_request import FinishReason, GenerationRequest, ModelInfo, Sampling, ThoughtRules
 from genai_server.pooling_model import Task
 from genai_server.text.answers.answer_text import AnswerText
 from genai_server.text.codec import TextCodec
@@ -203,6 +204,7 @@ async def _prepare(
 
     # Determine what the answers must match, and check the grammar.
     echoed: list[EchoedPrompt | None] = [None]
+    thoughts: ThoughtRules | None = None
     requester = context.requester(body.cache_salt)
     if isinstance(body, CompletionRequest):
         echoed = await context.in_turn(partial(echoed_prompts, body, prompts, codec, model.vocab_size))
@@ -215,6 +217,7 @@ async def _prepare(
         output_spec = replace(output_spec, only_complete_calls=only_complete_calls)
         context.leniency.note(output_spec.left_out)
         continues = bool((body.chat_template_kwargs or {}).get(CONTINUE))
+        thoughts = await thought_rules(body, codec, prompts[0], context)
 
     # Build an engine request, and what reads its tokens, for each answer.
     cache_salt = context.cache_salt(body.cache_salt)
@@ -232,6 +235,7 @@ async def _prepare(
             prediction=prediction,
             cache_salt=cache_salt,
             answer_memory=context.answer_memory(body.cache_salt),
+            thoughts=thoughts,
         )
         for request, prompt in zip(requests, encoded, strict=True)
         for index in range(num_per_prompt)

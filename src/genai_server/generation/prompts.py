@@ -250,6 +250,8 @@ def template_variables(body: ChatParameters, codec: TextCodec, leniency: Lenienc
     thinking = codec.writer.thinking
     variables = dict(body.chat_template_kwargs or {})
     effort = body.reasoning_effort
+    if body.thinking_token_budget == 0 and effort is None and not variables.keys() & thinking.names:
+        effort = "none"
     for name in THINKING_NAMES:
         # Clients know one of these names. The template may have another one, or an effort.
         is_renamed = not codec.writer.reads(name) and (thinking.switch_on or thinking.efforts)

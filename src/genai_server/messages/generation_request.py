@@ -103,6 +103,23 @@ class TranscriptRules(Struct, frozen=True):
     max_first: int
 
 
+class ThoughtRules(Struct, frozen=True):
+    """How thoughts begin and end in the text of an answer, and how many tokens they may have."""
+
+    # Regular expressions for the marker that opens a thought, and for the one that ends it.
+    opening: str
+    closing: str
+    # Whether the answer begins within a thought.
+    is_open: bool
+    # Whether an answer may have several thoughts, anywhere; otherwise it may have one, at its beginning.
+    are_several: bool
+    # Tokens that close the first thought whose tokens are used up, and those for each later one.
+    end: list[int]
+    later_end: list[int]
+    # Maximum number of tokens of all thoughts together, before such an end; None for any number.
+    budget: int | None = None
+
+
 class GenerationRequest(Struct, frozen=True):
     """One prompt to continue, or texts to pool, with every default resolved."""
 
@@ -170,6 +187,8 @@ class GenerationRequest(Struct, frozen=True):
     alignment: Alignment | None = None
     # With log probabilities, these tokens' follow the most likely ones of each token.
     scored_tokens: list[int] = []
+    # How the engine finds and ends thoughts; None for a model whose thoughts have no known format.
+    thoughts: ThoughtRules | None = None
 
     @property
     def own_id(self) -> str:

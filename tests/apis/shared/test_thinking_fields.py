@@ -27,7 +27,7 @@ def _effort(**fields: Any) -> tuple[str | None, dict[str, str]]:
         ({"reasoning": {"enabled": True}}, "medium", "reasoning.enabled"),
         ({"reasoning": {"enabled": False, "exclude": False, "summary": "auto"}}, "none", "reasoning.enabled"),
         ({"thinking": {"type": "disabled"}}, "none", "thinking.type"),
-        ({"thinking": {"type": "enabled", "budget_tokens": 2000}}, "medium", "thinking.type"),
+        ({"thinking": {"type": "enabled"}}, "medium", "thinking.type"),
         ({"enable_thinking": False}, "none", "enable_thinking"),
         ({"enable_thinking": True}, "medium", "enable_thinking"),
         ({"enable_thinking": True, "reasoning": {"effort": "low"}}, "low", "reasoning.effort"),
@@ -37,6 +37,27 @@ def _effort(**fields: Any) -> tuple[str | None, dict[str, str]]:
 )
 def test_other_names_are_an_effort(fields: dict[str, Any], effort: str, name: str) -> None:
     assert _effort(**fields) == (effort, {"reasoning_effort": name})
+
+
+@pytest.mark.parametrize(
+    ("fields", "budget", "name"),
+    [
+        ({"thinking_token_budget": 5}, 5, None),
+        ({"thinking_budget_tokens": 5}, 5, "thinking_budget_tokens"),
+        ({"reasoning_budget_tokens": -1}, -1, "reasoning_budget_tokens"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 2000}}, 2000, "thinking.budget_tokens"),
+        ({"reasoning": {"max_tokens": 0}}, 0, "reasoning.max_tokens"),
+        ({"thinking_token_budget": 0, "reasoning_budget_tokens": 0}, 0, None),
+        ({"reasoning_budget_tokens": 7, "reasoning": {"max_tokens": 7}}, 7, "reasoning_budget_tokens"),
+        ({"thinking_token_budget": None, "thinking_budget_tokens": None}, None, None),
+    ],
+    ids=repr,
+)
+def test_other_names_are_a_budget(fields: dict[str, Any], budget: int | None, name: str | None) -> None:
+    body = ChatCompletionRequest.model_validate({"messages": MESSAGES, **fields})
+    again = TypeAdapter(ChatCompletionRequest).validate_python(body)
+    assert again.thinking_token_budget == budget
+    assert again.thinking_names.get("thinking_token_budget") == name
 
 
 @pytest.mark.parametrize(
@@ -77,7 +98,9 @@ def test_contradictions_are_refused(fields: dict[str, Any], field: str) -> None:
     ("fields", "param"),
     [
         ({"reasoning": {"effort": "huge"}}, "reasoning.effort"),
-        ({"reasoning": {"max_tokens": 5}}, "reasoning.max_tokens"),
+        ({"reasoning": {"max_tokens": -2}}, "reasoning.max_tokens"),
+        ({"thinking_token_budget": "5"}, "thinking_token_budget"),
+        ({"thinking_token_budget": 5, "thinking_budget_tokens": 6}, "thinking_budget_tokens"),
         ({"reasoning": {"exclude": True}}, "reasoning.exclude"),
         ({"thinking": {"type": "deep"}}, "thinking.type"),
         ({"enable_thinking": "yes"}, "enable_thinking"),
@@ -96,6 +119,9 @@ def test_a_wrong_option_is_named(scripted: RunningServer, fields: dict[str, Any]
         ({"enable_thinking": True}, "enable_thinking"),
         ({"thinking": {"type": "enabled"}}, "thinking.type"),
         ({"reasoning": {"effort": "high"}}, "reasoning.effort"),
+        ({"thinking_token_budget": 5}, "thinking_token_budget"),
+        ({"reasoning_budget_tokens": 5}, "reasoning_budget_tokens"),
+        ({"reasoning_budget_message": "So."}, "reasoning_budget_message"),
     ],
     ids=repr,
 )
@@ -110,6 +136,6 @@ def test_a_model_that_does_not_think_names_the_clients_field(
 
 
 def test_thinking_that_is_off_is_no_effort_to_leave_out(demo: RunningServer) -> None:
-    for fields in ({"enable_thinking": False}, {"thinking": {"type": "disabled"}}):
+    for fields in ({"enable_thinking": False}, {"thinking": {"type": "disabled"}}, {"thinking_token_budget": 0}):
         response = demo.client.post("/v1/chat/completions", json={"messages": MESSAGES, "max_tokens": 1, **fields})
         assert (response.status_code, IGNORED_HEADER in response.headers) == (200, False)

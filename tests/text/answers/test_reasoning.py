@@ -56,6 +56,25 @@ def test_markers_are_content_where_the_model_has_no_reasoning() -> None:
     assert parse("<think>so</think>yes", None) == [Content("<think>so</think>yes")]
 
 
+@pytest.mark.parametrize(
+    ("form", "written", "end"),
+    [
+        (THINK, "", "\n</think>\n\n"),
+        (THINK, "\n</think>\n\n", "\n</think>\n\n"),
+        (THINK, "</think>", "</think>"),
+        (THINK, "\n\n</think>\n\n\n", "\n\n</think>\n\n"),
+        # Without the marker, or with other text, it is no end of a thought.
+        (THINK, "<|im_end|>", "\n</think>\n\n"),
+        (THINK, "\n</think>\nSo: ", "\n</think>\n\n"),
+        (MISTRAL_THINK, "[/THINK]", "[/THINK]"),
+        (HARMONY, "<|end|>", "<|end|><|start|>assistant"),
+    ],
+)
+def test_a_thought_is_closed_as_the_template_writes_it(form: ReasoningFormat, written: str, end: str) -> None:
+    assert form.end(written) == end
+    assert parse(f"{form.opening}So be it{end}{form.answer_opening}Yes", form)[-1] == Content("Yes")
+
+
 def test_reasoning_is_streamed() -> None:
     pieces = ["<th", "ink>", "\n", "I ", "see", " </", "b>", "\n", "</think>", "\n", "\n", "Yes"]
     streamed = stream(parser(None, (), reasoning=THINK), pieces)

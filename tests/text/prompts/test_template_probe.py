@@ -132,6 +132,10 @@ FOUND: dict[str, tuple[str, dict[str, Any]]] = {
         OPEN + "{{ messages[0].thought if false }}",
         {"reasoning_field": "thought"},
     ),
+    "the end of reasoning": (
+        OPEN.replace("{{ m.content", "{{ '<think>' ~ m.reasoning ~ '\n</think>\n\n' if m.reasoning }}{{ m.content"),
+        {"reasoning_end": "\n</think>\n\n"},
+    ),
     "names of users": (OPEN.replace("{{ m.role", "{{ m.name }}{{ m.role"), {"names": True}),
     "instructions before results": (
         "{% for m in messages %}{% if m.role != 'system' or messages[-1].role == 'user' %}{{ m.content }}"

@@ -1,11 +1,11 @@
-"""Other servers' fields for how much a model thinks, which mean the same as `reasoning_effort`."""
+"""Other servers' fields for how much a model thinks, which mean `reasoning_effort` and `thinking_token_budget`."""
 
 from typing import Literal, Self
 
 from pydantic import Field, PrivateAttr, model_validator
 
 from genai_server.generation.parameters.base import Wire, field_error
-from genai_server.generation.parameters.chat_messages import ChatParameters, ReasoningEffort
+from genai_server.generation.parameters.chat_messages import ChatParameters, ReasoningEffort, ThoughtBudget
 
 # The effort of a request that asks for thoughts without saying how many.
 _SOME: ReasoningEffort = "medium"
@@ -18,6 +18,7 @@ class ReasoningOptions(Wire):
     enabled: bool | None = Field(None, description="false is the effort none, true the effort medium.")
     exclude: Literal[False] | None = Field(None, description="Reasoning is always returned.")
     summary: Literal["auto"] | None = Field(None, description="Reasoning is returned in full, never summarized.")
+    max_tokens: ThoughtBudget | None = Field(None, description="Another name of thinking_token_budget.")
 
 
 class ThinkingOptions(Wire):
@@ -26,20 +27,23 @@ class ThinkingOptions(Wire):
     type: Literal["enabled", "disabled", "adaptive", "auto"] = Field(
         description="disabled is the effort none, enabled the effort medium; the others leave it to the chat template."
     )
-    budget_tokens: int | None = Field(
-        None, ge=1, description="No effect: max_tokens limits reasoning and answer together."
-    )
+    budget_tokens: int | None = Field(None, ge=1, description="Another name of thinking_token_budget.")
 
 
 class OtherThinkingFields(ChatParameters):
-    """Other names for `reasoning_effort`. Several may be given if they do not contradict each other."""
+    """Other names for `reasoning_effort` and `thinking_token_budget`. Several may be given if they do not contradict
+    each other.
+    """
 
     reasoning: ReasoningOptions | None = Field(None, description="OpenRouter's form of reasoning_effort.")
     thinking: ThinkingOptions | None = Field(None, description="Another form of reasoning_effort.")
     enable_thinking: bool | None = Field(None, description="false is the reasoning_effort none, true medium.")
+    thinking_budget_tokens: ThoughtBudget | None = Field(None, description="llama.cpp's thinking_token_budget.")
+    reasoning_budget_tokens: ThoughtBudget | None = Field(None, description="llama.cpp's thinking_token_budget.")
 
-    # The field that has set `reasoning_effort`, if another one has.
+    # The fields that have set `reasoning_effort` and `thinking_token_budget`, if others have.
     _effort_field: str | None = PrivateAttr(default=None)
+    _budget_field: str | None = PrivateAttr(default=None)
 
     @model_validator(mode="after")
     def _are_an_effort(self) -> Self:
@@ -68,10 +72,28 @@ class OtherThinkingFields(ChatParameters):
             self._effort_field, self.reasoning_effort = first, wanted
         return self
 
+    @model_validator(mode="after")
+    def _are_a_budget(self) -> Self:
+        budgets = {
+            "thinking_token_budget": self.thinking_token_budget,
+            "thinking_budget_tokens": self.thinking_budget_tokens,
+            "reasoning_budget_tokens": self.reasoning_budget_tokens,
+            "thinking.budget_tokens": None if self.thinking is None else self.thinking.budget_tokens,
+            "reasoning.max_tokens": None if self.reasoning is None else self.reasoning.max_tokens,
+        }
+        given = {field: budget for field, budget in budgets.items() if budget is not None}
+        for field, budget in given.items():
+            if budget != next(iter(given.values())):
+                raise field_error(field, f"contradicts {next(iter(given))}")
+        if given and self.thinking_token_budget is None:
+            self._budget_field, self.thinking_token_budget = next(iter(given.items()))
+        return self
+
     @property
     def thinking_names(self) -> dict[str, str]:
-        """Maps `reasoning_effort` to the name that the client used."""
-        return {} if self._effort_field is None else {"reasoning_effort": self._effort_field}
+        """Maps `reasoning_effort` and `thinking_token_budget` to the names that the client used."""
+        names = {"reasoning_effort": self._effort_field, "thinking_token_budget": self._budget_field}
+        return {field: name for field, name in names.items() if name is not None}
 
 
 _SWITCHES = {"enabled": True, "disabled": False}

@@ -188,6 +188,20 @@ class Guidance:
         self._kept: OrderedDict[_Key, KeptGrammar] = OrderedDict()
         self._compiling: dict[_Key, Future[Compiled]] = {}
         self._worker = WorkerThread("guidance", has_second=True, starting=partial(stack, ENGINE_STACK))
+        self._texts: dict[int, bytes] = {}  # of tokens, once they were asked for
+
+    @property
+    def knows_text(self) -> bool:
+        """Whether it knows the texts of tokens."""
+        return self._tokenizer is not None
+
+    def token_bytes(self, token: int) -> bytes:
+        """A token's text, possibly a part of a character. Any thread may call this."""
+        text = self._texts.get(token)
+        if text is None:
+            assert self._tokenizer is not None
+            text = self._texts[token] = self._tokenizer.decode_bytes([token])
+        return text
 
     def guide(self, grammar: str, *, tenant: str = "") -> Guide | None:
         """The guide at the start of a tenant's grammar; None if the grammar must be compiled first.

@@ -217,9 +217,11 @@ class Scheduler(Places):
         return self._runner.may_draft(sequence) and not is_slow and not sequence.profile.is_awaited
 
     def _draft(self, sequence: Sequence) -> Draft:
-        """Tokens that may follow a sequence's newest one, by its grammar or its text."""
+        """Tokens that may follow a sequence's newest one, by the end of its thought, its grammar or its text."""
         try:
-            forced = [] if sequence.guide is None else sequence.guide.forced()
+            forced = [] if sequence.thought is None else sequence.thought.forced
+            if not forced and sequence.guide is not None:
+                forced = sequence.guide.forced()
             return sequence.drafter.draft(sequence.tokens, sequence.num_left - 1, forced)
         except Exception:  # the engine must not end for what would only save time
             log.exception("request %s: its next tokens could not be drafted", sequence.request.request_id)

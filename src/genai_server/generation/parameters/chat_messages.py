@@ -30,6 +30,11 @@ ImageDetail = Literal["auto", "low", "high", "original"]
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
+# Tokens; -1 stands for no limit.
+ThoughtBudget = Annotated[int, Field(ge=-1, le=2**31 - 1)]
+EndOfThought = Annotated[str, Field(min_length=0, max_length=1024)]
+
+
 class TextPart(Wire):
     """Text in a message's content."""
 
@@ -408,6 +413,12 @@ class ChatParameters(GenerationFields):
     parallel_tool_calls: bool | None = Field(None, description="Whether an answer may call several tools.")
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="Additional variables for the chat template.")
     reasoning_effort: ReasoningEffort | None = None
+    thinking_token_budget: ThoughtBudget | None = Field(
+        None, description="Maximum number of tokens of the answer's reasoning: 0 for none, -1 for no limit."
+    )
+    reasoning_budget_message: EndOfThought | None = Field(
+        None, description="Text at the end of reasoning whose tokens are used up."
+    )
     prediction: Prediction | None = Field(
         None, description="Expected output; text that repeats it is generated faster."
     )

@@ -47,6 +47,34 @@ class ReasoningFormat:
         return self.closing
 
     @property
+    def thoughts_recur(self) -> bool:
+        """Whether an answer may have several thoughts, anywhere; otherwise it may have one, at its beginning."""
+        return False
+
+    @property
+    def opening_pattern(self) -> str:
+        """A regular expression for the marker that opens a thought, from the beginning of an answer with only one."""
+        return rf"\A[{SPACE}]*{re.escape(self.opening)}"
+
+    @property
+    def closing_pattern(self) -> str:
+        """A regular expression for the marker that ends a thought."""
+        return re.escape(self.closing)
+
+    def end(self, written: str) -> str:
+        """The text with which the server closes a thought. `written` is what the chat template writes between a thought
+        and the answer after it; "" if that is unknown.
+        """
+        before, marker, after = written.partition(self.closing)
+        is_known = marker and not (before + after).strip("\n")
+        # The grammars of answers allow at most two line breaks.
+        return f"{before}{marker}{after[:2]}" if is_known else f"\n{self.closing}\n\n"
+
+    def later_end(self, written: str) -> str:
+        """The same for a thought that the answer opens after the server has closed one."""
+        return self.end(written)
+
+    @property
     def shown_tokens(self) -> tuple[str, ...]:
         """Special tokens that the decoder must show."""
         return (self.opening, self.closing)
@@ -85,6 +113,28 @@ class HarmonyReasoning(ReasoningFormat):
     @property
     def sign(self) -> str:
         return self.opening
+
+    @property
+    def thoughts_recur(self) -> bool:
+        return True
+
+    @property
+    def opening_pattern(self) -> str:
+        channel, constrain, message = map(re.escape, (harmony.CHANNEL, harmony.CONSTRAIN, harmony.MESSAGE))
+        return rf"{channel}\s*analysis\b[^<]*({constrain}[^<]*)?{message}"
+
+    @property
+    def closing_pattern(self) -> str:
+        # The next message may begin without an end of this one, and its header is then still to be read.
+        ends, begins = ("|".join(map(re.escape, some)) for some in (harmony.ENDS, (harmony.START, harmony.CHANNEL)))
+        return f"{ends}|(?={begins})"
+
+    def end(self, written: str) -> str:
+        # The model chooses the channel of the next message, and so whether it calls a tool.
+        return harmony.NEXT_MESSAGE
+
+    def later_end(self, written: str) -> str:
+        return f"{harmony.NEXT_MESSAGE}{harmony.FINAL}"
 
     @property
     def shown_tokens(self) -> tuple[str, ...]:

@@ -286,6 +286,13 @@ class _Probe:
                 break
         else:
             self._traits = replace(self._traits, reasoning_field=read[0] if read else "")
+        texts = (
+            self._rendered(messages, variables) or ""
+            for messages in ([one, said], [one, said, two])
+            for variables in ({}, is_on)
+        )
+        ends = (re.search("thoughtan(.*?)assistantan", text, re.DOTALL) for text in texts)
+        self._traits = replace(self._traits, reasoning_end=next((end[1] for end in ends if end is not None), ""))
         both = {**_assistant("textan", "valuean"), REASONING: "thoughtan"}
         markers = ["useran", "valuean", "resultan"]
         if self._traits.text_beside_calls is not TextBesideCalls.LOST:

@@ -71,6 +71,11 @@ class ThinkingVariables:
     effort: str = ""
     efforts: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def names(self) -> frozenset[str]:
+        """The names of all variables of reasoning, those under which clients send them included."""
+        return frozenset({*self.switch_on, self.effort, *THINKING_NAMES})
+
     def variables(self, effort: str) -> ChosenEffort | None:
         """The variables for an effort, or for the one nearest to it; None if no effort changes the prompt."""
         if effort == "none" and self.switch_off:
@@ -127,6 +132,8 @@ class TemplateTraits:
     # The field in which reasoning is read; "" if it is never written. Whether it may stand next to text and calls.
     reasoning_field: str = "reasoning_content"
     reasoning_beside_text: bool = True
+    # What is written between reasoning and the text after it; "" if that is unknown.
+    reasoning_end: str = ""
     # Whether names of speakers are written.
     names: bool = True
     thinking: ThinkingVariables = ThinkingVariables()

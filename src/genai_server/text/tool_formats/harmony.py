@@ -24,8 +24,8 @@ from genai_server.text.tool_formats.tool_format import Call, Calls, Tool, ToolFo
 
 START, CHANNEL, CONSTRAIN, MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
 END, CALL, RETURN = "<|end|>", "<|call|>", "<|return|>"
-_ENDS = (END, CALL, RETURN)
-MARKERS = (START, CHANNEL, CONSTRAIN, MESSAGE, *_ENDS)
+ENDS = (END, CALL, RETURN)
+MARKERS = (START, CHANNEL, CONSTRAIN, MESSAGE, *ENDS)
 # Before a message for the user.
 FINAL = f"{CHANNEL}final{MESSAGE}"
 NEXT_MESSAGE = f"{END}{START}assistant"
@@ -73,7 +73,7 @@ class Harmony(ToolFormat):
         if not (yield from read_arguments(text, calls)):
             return False
         yield from text.take_space()
-        yield from text.take_any(*_ENDS)
+        yield from text.take_any(*ENDS)
         return True
 
     def lark_calls(self, *, parallel: bool, opaque_tokens: Mapping[str, int], suffix: str = "") -> str:
@@ -205,7 +205,7 @@ class _Messages:
                 continue
             char = yield from text.peek()
             if char == "<":
-                if (yield from text.take_any(*_ENDS)):
+                if (yield from text.take_any(*ENDS)):
                     return
                 if marker := (yield from text.take_any(START, CHANNEL)):  # of the next message
                     text.at -= len(marker)

@@ -1,0 +1,89 @@
+"""Closes the thoughts of an answer whose budget is used up, by tokens that are chosen in place of the model's.
+
+A thought begins and ends in the text of an answer as the answer parser reads it (text/answers/reasoning.py). A marker
+is one token in some vocabularies, and several in others, of which the first and the last may have other text, too.
+"""
+
+import codecs
+import re
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from genai_server.messages.generation_request import ThoughtRules
+
+# Characters of an answer's end in which markers are looked for. No header of a message is longer.
+_SEARCHED = 512
+# Characters of an answer, whitespace at its beginning aside, without a marker that show that it has no thought.
+_PLAIN = 64
+# The end of a sentence or line; a dot behind a digit may belong to a number.
+_SENTENCE_END = re.compile(r"""((?<!\d)\.|[!?…。！？]|\n)["'”’»)\]*_`]*\s*\Z""")
+
+
+class Thought:
+    """The thoughts of one answer: `next_token` is asked before each token is chosen, and `note` told each one.
+
+    For one thread at a time. `token_bytes` gives the text of a token.
+    """
+
+    def __init__(self, rules: ThoughtRules, token_bytes: Callable[[int], bytes]) -> None:
+        # Whether the answer is within a thought, and whether it can have no further one.
+        self.is_open, self.is_over = rules.is_open, False
+        # The next tokens, if these are not chosen by the model.
+        self._forced: deque[int] = deque()
+        # Tokens of all thoughts, and their limit, if any.
+        self._num_tokens, self._budget = 0, rules.budget
+        self._rules = rules
+        self._ending: Sequence[int] = rules.end
+        self._opening, self._closing = re.compile(rules.opening), re.compile(rules.closing)
+        self._token_bytes = token_bytes
+        self._characters = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._end = ""  # of the text, from the last marker on
+
+    @property
+    def forced(self) -> Sequence[int]:
+        """The next tokens that are known, because they close a thought."""
+        return list(self._forced)
+
+    def next_token(self, allows: Callable[[int], bool]) -> int | None:
+        """The token that must come next; None if the model chooses it.
+
+        A thought that the grammar does not allow to end here, because it has begun a tool call, ends when it may.
+        `allows` says so of a token.
+        """
+        begins = not self._forced and self._must_close
+        if begins:
+            self._forced.extend(self._ending)
+        if not self._forced:
+            return None
+        if not allows(self._forced[0]):
+            self._forced.clear()
+            return None
+        if begins:
+            self._ending = self._rules.later_end
+        return self._forced.popleft()
+
+    def note(self, token: int) -> None:
+        """Note the answer's next token."""
+        if self.is_over:
+            return
+        self._end = (self._end + self._characters.decode(self._token_bytes(token)))[-_SEARCHED:]
+        self._num_tokens += self.is_open
+        marker = (self._closing if self.is_open else self._opening).search(self._end)
+        if marker is not None:
+            self.is_open, self._end = not self.is_open, self._end[marker.end() :]
+            self.is_over = not self.is_open and not self._rules.are_several
+        elif not self.is_open and not self._rules.are_several:
+            self.is_over = len(self._end.lstrip()) > _PLAIN
+
+    def end(self) -> bool:
+        """Close the thought as soon as possible, and any later one at once; returns whether there can be one."""
+        self._budget = 0
+        return not self.is_over
+
+    @property
+    def _must_close(self) -> bool:
+        """Whether a thought ends here, though not within a character, whose tokens are at most three more."""
+        if not self.is_open or self._budget is None or self._characters.getstate()[0]:
+            return False
+        left = self._budget - self._num_tokens
+        return left <= 0 or (left <= self._budget // 10 and _SENTENCE_END.search(self._end) is not None)

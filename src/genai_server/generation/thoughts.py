@@ -1,0 +1,46 @@
+"""What the engine is told of an answer's thoughts: how they begin and end, and how many tokens they may have."""
+
+from genai_server.errors import InvalidField
+from genai_server.generation.dependencies import RequestContext
+from genai_server.generation.output_spec import reasoning_state
+from genai_server.generation.parameters.chat_messages import ChatParameters
+from genai_server.messages.generation_request import ThoughtRules
+from genai_server.text.answers.reasoning import ReasoningState
+from genai_server.text.codec import TextCodec
+
+_BUDGET, _MESSAGE = "thinking_token_budget", "reasoning_budget_message"
+# The value of a budget for any number of tokens.
+_NO_LIMIT = -1
+
+
+async def thought_rules(
+    body: ChatParameters, codec: TextCodec, prompt: list[int], context: RequestContext
+) -> ThoughtRules | None:
+    """How the engine finds and ends the thoughts of an answer to this prompt; None for a model without a known format.
+
+    There, a budget has no effect: it is left out, or refused by InvalidField where nothing may be left out. Raises
+    InvalidField, too, for a message that would itself end the thought.
+    """
+    reasoning, budget, message = codec.dialect.reasoning, body.thinking_token_budget, body.reasoning_budget_message
+    if reasoning is None:
+        for name, value in ((_BUDGET, budget), (_MESSAGE, message)):
+            if value not in (None, 0, _NO_LIMIT) and not context.leniency.leave_out(name):
+                raise InvalidField(name, "has no effect with this model, whose thoughts have no known format")
+        return None
+    said: list[int] = []
+    if message:
+        if reasoning.closing in message:
+            raise InvalidField(_MESSAGE, f"must not have {reasoning.closing}, which ends a thought", given=message)
+        said = await codec.encode_text(
+            message, add_special=False, parse_special=False, param=_MESSAGE, owner=context.owner
+        )
+    written = codec.writer.traits(with_tools=bool(body.tools)).reasoning_end
+    return ThoughtRules(
+        reasoning.opening_pattern,
+        reasoning.closing_pattern,
+        is_open=reasoning_state(body, codec, prompt) is ReasoningState.INSIDE,
+        are_several=reasoning.thoughts_recur,
+        end=[*said, *codec.tokenizer.encode(reasoning.end(written))],
+        later_end=codec.tokenizer.encode(reasoning.later_end(written)),
+        budget=None if budget == _NO_LIMIT else budget,
+    )

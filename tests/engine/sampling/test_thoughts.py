@@ -1,0 +1,119 @@
+"""Thoughts whose budget is used up, without a model."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from genai_server.engine.sampling.thoughts import Thought
+from genai_server.messages.generation_request import ThoughtRules
+from genai_server.text.answers.reasoning import HARMONY, MISTRAL_THINK, THINK, ReasoningFormat
+
+END = list(b"\n</think>\n\n")
+
+
+def rules(form: ReasoningFormat = THINK, **fields: Any) -> ThoughtRules:
+    values: dict[str, Any] = {
+        "is_open": True,
+        "end": list(form.end("").encode()),
+        "later_end": list(form.later_end("").encode()),
+        "are_several": form.thoughts_recur,
+    }
+    return ThoughtRules(form.opening_pattern, form.closing_pattern, **values | fields)
+
+
+def written(thought: Thought, text: bytes, *, allowed: bool = True) -> Iterator[int]:
+    """The tokens of an answer, which are bytes: those of the text, where the thought has none of its own."""
+    for byte in text:
+        while (token := thought.next_token(lambda _: allowed)) is not None:
+            thought.note(token)
+            yield token
+        thought.note(byte)
+        yield byte
+
+
+def answer(text: str, budget: int | None, form: ReasoningFormat = THINK, **fields: Any) -> str:
+    thought = Thought(rules(form, budget=budget, **fields), lambda token: bytes([token]))
+    return bytes(written(thought, text.encode())).decode()
+
+
+@pytest.mark.parametrize(
+    ("text", "budget", "found"),
+    [
+        ("abcdefgh", 3, "abc\n</think>\n\ndefgh"),
+        ("abcdefgh", 0, "\n</think>\n\nabcdefgh"),
+        ("ab</think>cdefgh", 12, "ab</think>cdefgh"),
+        ("ab</think>cdefgh", None, "ab</think>cdefgh"),
+        # A sentence counts from the last tenth on, and a number's dot is none.
+        ("a. bcdefghijklm. nopqrst", 20, "a. bcdefghijklm. nop\n</think>\n\nqrst"),
+        ("a. bcdefghijklmnop. rst", 20, "a. bcdefghijklmnop.\n</think>\n\n rst"),
+        ("abcdefghijklmnopq3.14", 20, "abcdefghijklmnopq3.1\n</think>\n\n4"),
+        ('abcdefghijklmnopq." rst', 20, 'abcdefghijklmnopq.\n</think>\n\n" rst'),
+        # A character is not cut.
+        ("abéd", 3, "abé\n</think>\n\nd"),
+        ("ab😀d", 3, "ab😀\n</think>\n\nd"),
+    ],
+)
+def test_a_thought_ends_at_its_budget(text: str, budget: int | None, found: str) -> None:
+    assert answer(text, budget) == found
+
+
+def test_an_answer_may_open_its_only_thought_at_its_beginning() -> None:
+    assert answer(" \n<think>abcd", 2, is_open=False) == " \n<think>ab\n</think>\n\ncd"
+    assert answer("abc<think>abcd", 2, is_open=False) == "abc<think>abcd"
+    text = "a" * 100 + "<think>abcd"
+    assert answer(text, 2, is_open=False) == text
+    assert answer("[THINK]abcd", 2, MISTRAL_THINK, is_open=False) == "[THINK]ab\n[/THINK]\n\ncd"
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "<|channel|>analysis<|message|>",
+        "<|start|>assistant to=browser.open<|channel|>analysis <|constrain|>json<|message|>",
+        "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant<|channel|>analysis<|message|>",
+        "<|channel|>final<|message|>a<|channel|>analysis<|message|>",
+    ],
+)
+def test_messages_on_the_channel_of_analysis_are_thoughts(header: str) -> None:
+    assert answer(f"{header}abcd", 2, HARMONY, is_open=False) == f"{header}ab<|end|><|start|>assistantcd"
+
+
+def test_a_later_message_without_an_end_before_it_is_found() -> None:
+    text = "<|channel|>analysis<|message|>ab<|channel|>final<|message|>cd<|end|><|channel|>analysis<|message|>efgh"
+    budget = 2 + len("<|channel|>") + 2
+    assert answer(text, budget, HARMONY, is_open=False) == text.replace("gh", "<|end|><|start|>assistantgh")
+
+
+def test_a_thought_goes_on_where_the_grammar_does_not_let_it_end() -> None:
+    thought = Thought(rules(budget=2), lambda token: bytes([token]))
+    assert bytes(written(thought, b"abcd", allowed=False)) == b"abcd"
+    assert bytes(written(thought, b"ef")) == b"\n</think>\n\nef"
+
+
+def test_a_thought_can_be_ended_from_outside() -> None:
+    thought = Thought(rules(budget=None), lambda token: bytes([token]))
+    list(written(thought, b"abc"))
+    assert thought.end()
+    assert bytes(written(thought, b"def")) == b"\n</think>\n\ndef"
+    assert not thought.end()
+
+
+@given(text=st.text(alphabet="a.é\n<>/think ", max_size=60), budget=st.integers(0, 40), cuts=st.integers(1, 7))
+def test_tokens_of_any_text_have_the_same_end(text: str, budget: int, cuts: int) -> None:
+    """Markers are found however tokens cut them: what differs is only how many tokens a thought has had by then."""
+    data = text.encode()
+    pieces = [data[start : start + cuts] for start in range(0, len(data), cuts)]
+    thought = Thought(rules(budget=budget), pieces.__getitem__)
+    own = 0
+    for token in range(len(pieces)):
+        if thought.next_token(lambda _: True) is not None:
+            break
+        thought.note(token)
+        own += 1
+    before = b"".join(pieces[:own])
+    assert own <= budget + 3 or b"</think>" in before
+    if own < len(pieces) and b"</think>" not in before:
+        before.decode()  # no character is cut
