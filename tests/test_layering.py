@@ -66,6 +66,7 @@ KNOWN_APIS: dict[str, tuple[str, ...]] = {
     "chat_completions": ("tokens",),
     "batches": ("files",),
     "completions": ("chat_completions", "tokens"),
+    "decisions": ("responses",),
     "embeddings": (),
     "files": (),
     "messages": (),

@@ -16,6 +16,7 @@ from tests.given_settings import given
         ("POST", "/v1/messages", {}, Task.GENERATE),
         ("POST", "/v1/responses", {}, Task.GENERATE),
         ("GET", "/v1/responses/resp_1", {}, Task.GENERATE),
+        ("POST", "/v1/decisions", {}, Task.GENERATE),
         ("POST", "/embeddings", {}, Task.EMBED),
         ("POST", "/rerank", {}, Task.RERANK),
         ("POST", "/v1/audio/translations", {}, Task.TRANSCRIBE),

@@ -24,6 +24,7 @@ from genai_server.apis.batches import routes as batch_routes
 from genai_server.apis.batches.running import files_and_batches
 from genai_server.apis.chat_completions import routes as chat_completions
 from genai_server.apis.completions import routes as completions
+from genai_server.apis.decisions import routes as decisions
 from genai_server.apis.dialects import DIALECTS
 from genai_server.apis.embeddings import routes as embeddings
 from genai_server.apis.files import routes as files
@@ -230,6 +231,7 @@ def create_app(
         chat,
         chat_completions,
         completions,
+        decisions,
         embeddings,
         responses,
         conversations,

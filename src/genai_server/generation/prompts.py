@@ -102,6 +102,37 @@ async def encode_chat(
     )
 
 
+@dataclass(frozen=True)
+class AlikePrompts:
+    """Prompts that begin with the same tokens: `head` and one of the `tails` each."""
+
+    head: EncodedPrompt
+    tails: list[list[int]]
+
+
+async def encode_alike(
+    services: Services, chats: Sequence[ChatParameters], codec: TextCodec, context: RequestContext
+) -> AlikePrompts:
+    """The prompts of chats that differ only in the end of their last message, which has the same images in all.
+
+    The common beginning is encoded once. Each prompt is the same as that of `encode_chat`, and it raises the same.
+    """
+    first = await encode_chat(services, chats[0], codec, context)
+    variables = template_variables(chats[0], codec, Leniency())
+
+    def tails() -> list[list[int]]:
+        written = [codec.render_chat([m.for_template() for m in chat.messages], None, variables) for chat in chats]
+        return codec.encode_ends(written)
+
+    encoded = await context.in_turn(tails, is_long=True)
+    place = len(first.tokens) - len(encoded[0])
+    if first.tokens[place:] == encoded[0]:
+        return AlikePrompts(EncodedPrompt(first.tokens[:place], first.images), encoded)
+    # The tokenizer does not encode the end of a text on its own as it does within the text.
+    others = [await encode_chat(services, chat, codec, context) for chat in chats[1:]]
+    return AlikePrompts(EncodedPrompt([], first.images), [prompt.tokens for prompt in (first, *others)])
+
+
 async def encode_messages(
     services: Services,
     messages: Sequence[ChatMessage],

@@ -9,6 +9,7 @@ from starlette.types import Scope
 
 from genai_server.apis.chat_completions import routes as chat_completions
 from genai_server.apis.completions import routes as completions
+from genai_server.apis.decisions import routes as decisions
 from genai_server.apis.embeddings import routes as embeddings
 from genai_server.apis.messages import routes as messages
 from genai_server.apis.ollama import embed_routes as ollama_embed
@@ -24,7 +25,7 @@ from genai_server.messages.server_status import ANY_NAME
 from genai_server.pooling_model import Task
 from genai_server.quoted_values import quoted
 
-_GENERATING = (chat, chat_completions, completions, conversations, messages, responses)
+_GENERATING = (chat, chat_completions, completions, conversations, decisions, messages, responses)
 _ROUTES = {
     Task.GENERATE: [route for module in _GENERATING for route in module.router.routes],
     Task.EMBED: [*embeddings.router.routes, *ollama_embed.router.routes],

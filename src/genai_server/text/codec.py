@@ -1,6 +1,7 @@
 """The text side of a model: converts messages and text to token ids, and token ids to text."""
 
 from collections.abc import Callable, Mapping, Sequence, Set
+from os.path import commonprefix
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -123,6 +124,15 @@ class TextCodec:
     ) -> WrittenPrompt:
         """The prompt as text. Raises InvalidField like `encode_chat`."""
         return self.writer.write(messages, tools, template_kwargs)
+
+    def encode_ends(self, written: Sequence[WrittenPrompt]) -> list[list[int]]:
+        """The token ids of what follows in each prompt the lines with which all of them begin. Takes long for many.
+
+        Raises InvalidField like `encode_chat`.
+        """
+        place = _end_of_common_lines([one.text for one in written])
+        ends = [self._guard.end(one.prompt, place) for one in written]
+        return [self._encode(end, "messages", check=not self._allow_special_tokens) for end in ends]
 
     async def encode_text(
         self,
@@ -258,6 +268,16 @@ def load_text_codec(
     )
     codec.writer.prepare()
     return codec
+
+
+def _end_of_common_lines(texts: Sequence[str]) -> int:
+    """Where the last line begins before which all texts are the same; no text has whitespace there."""
+    place = len(commonprefix(texts))
+    while (place := texts[0].rfind("\n", 0, place) + 1) > 0:
+        if all(text[place : place + 1].strip() for text in texts):
+            return place
+        place -= 1
+    return 0
 
 
 def _num_in(wanted: Set[int], tokens: list[int]) -> int:

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from genai_server.apis.transcriptions.engine_requests import EngineAnswer
 from genai_server.audio.voice_activity import Detector, Probabilities, Samples, Speech, find_speech
 from genai_server.audio.window_reader import Window
+from genai_server.generation.engine_requests import EngineAnswer
 from genai_server.messages.generation_request import GenerationRequest
 from genai_server.text.codec import TextCodec
 from tests.apis.transcriptions.doubles import HeldRequests, answer, at, load_codec

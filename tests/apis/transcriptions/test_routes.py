@@ -20,12 +20,12 @@ import openai
 import pytest
 from openai.types.audio import TranscriptionTextDeltaEvent, TranscriptionTextDoneEvent, TranscriptionVerbose
 
-from genai_server.apis.transcriptions.engine_requests import EngineAnswer, EngineRequests
 from genai_server.audio.recordings import Recording, Recordings
 from genai_server.audio.window_reader import Window
 from genai_server.engine_client.stream import TokenStream
 from genai_server.errors import EngineDied, QueueFull
 from genai_server.generation.dependencies import Deadline
+from genai_server.generation.engine_requests import EngineAnswer, EngineRequests
 from genai_server.messages.generation_request import GenerationRequest
 from tests import raw_http
 from tests.apis.transcriptions.doubles import DIRECTORY, MODEL, answer, at, load_codec
@@ -388,10 +388,10 @@ def test_headers_of_a_stream_come_before_its_first_window(
     goes_on, read = asyncio.Event(), EngineRequests._read
     loops: list[asyncio.AbstractEventLoop] = []
 
-    async def held(self: EngineRequests, stream: TokenStream, request: GenerationRequest) -> EngineAnswer:
+    async def held(self: EngineRequests, stream: TokenStream, *rest: Any) -> EngineAnswer:
         loops.append(asyncio.get_running_loop())
         await goes_on.wait()
-        return await read(self, stream, request)
+        return await read(self, stream, *rest)
 
     monkeypatch.setattr(EngineRequests, "_read", held)
     fields: dict[str, Any] = {"files": {"file": ("a.wav", SPEECH)}, "data": {"stream": "true", "language": "en"}}

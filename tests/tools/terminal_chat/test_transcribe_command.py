@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from genai_server.apis.transcriptions.engine_requests import EngineAnswer, EngineRequests
 from genai_server.cli import main
+from genai_server.generation.engine_requests import EngineAnswer, EngineRequests
 from genai_server.messages.generation_request import GenerationRequest
 from tests.apis.transcriptions.doubles import DIRECTORY, MODEL, answer, at, load_codec
 from tests.audio.sounds import encoded, sentence

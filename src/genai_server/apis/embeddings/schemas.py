@@ -6,7 +6,7 @@ from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
 
 from genai_server.generation.parameters.base import NonEmptyText, Text, Wire, elements, field_error
 from genai_server.generation.parameters.completion_body import Tokens, form_of_texts
-from genai_server.generation.parameters.other_servers import NullFields
+from genai_server.generation.parameters.result_fields import ResultFields
 from genai_server.http.json_response import JsonObject
 from genai_server.http.leniency import LeftOut
 
@@ -28,18 +28,12 @@ Inputs = Annotated[
 ]
 
 
-class PooledFields(NullFields):
+class PooledFields(ResultFields):
     """Fields of all endpoints for embedding and reranking models."""
 
-    model: str | None = Field(None, description="Id of a served model; by default the first suitable one.")
-    device: str | None = Field(None, description="Configured device to run on; by default the least busy one.")
     truncate_prompt_tokens: int | None = Field(
         None, ge=-1, description="Truncate longer texts to this number of tokens; -1 truncates to the model's maximum."
     )
-    priority: int | None = Field(
-        None, ge=-1000, le=1000, description="Of a key's requests, those with lower values come first; 0 by default."
-    )
-    timeout: float | None = Field(None, gt=0, description="Seconds, including waiting, after which the request fails.")
     user: Any = Field(None, description="Accepted, but has no effect.")
 
     @model_validator(mode="after")

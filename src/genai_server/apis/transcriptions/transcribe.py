@@ -11,7 +11,6 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from itertools import chain
 
-from genai_server.apis.transcriptions.engine_requests import EngineRequests
 from genai_server.apis.transcriptions.languages import ENGLISH
 from genai_server.apis.transcriptions.schemas import AudioForm, ServerVad, TranscriptFormat, TranscriptionForm
 from genai_server.apis.transcriptions.segments import Segment, Span, split
@@ -24,6 +23,7 @@ from genai_server.audio.window_reader import Window
 from genai_server.engine_client.client import EngineClient
 from genai_server.errors import InvalidField
 from genai_server.generation.dependencies import RequestContext, Services, choose_engine, within
+from genai_server.generation.engine_requests import EngineRequests
 from genai_server.http.json_response import JsonObject
 from genai_server.messages.generation_request import GenerationRequest
 from genai_server.messages.worker_tasks import TaskOwner
@@ -229,7 +229,7 @@ async def begin(services: Services, form: AudioForm, context: RequestContext, *,
         _, served = await models.serving(models.choose(chosen.id), context.deadline.seconds_left)
         return served.router.pick(form.device, tenant=context.tenant)[0]
 
-    requests = EngineRequests(context, pick)
+    requests = EngineRequests(context, pick, param="file")
     base = GenerationRequest(
         context.record.request_id,
         [],

@@ -10,9 +10,9 @@ from hashlib import blake2b
 
 from msgspec import structs
 
-from genai_server.apis.transcriptions.engine_requests import EngineRequests
 from genai_server.apis.transcriptions.segments import compression_ratio
 from genai_server.audio.window_reader import Window
+from genai_server.generation.engine_requests import EngineRequests
 from genai_server.messages.generation_request import (
     Alignment,
     GenerationRequest,

@@ -84,6 +84,15 @@ class SpecialTokenGuard:
         """A text without special tokens."""
         return Prompt(self._cut(text, []), 0)
 
+    def end(self, prompt: Prompt, place: int) -> Prompt:
+        """The rest of a prompt from a place in its text on, at which no special token goes on."""
+        pieces = []
+        for piece in prompt.pieces:
+            if place < len(piece):
+                pieces.append(piece[max(0, place) :])
+            place -= len(piece)
+        return Prompt(pieces, sum(len(self._pattern.findall(piece)) for piece in pieces))
+
     def _covered(self, value: Any) -> Any:
         if isinstance(value, str):
             return self._covered_ends(self._covered_keys(value))

@@ -1,4 +1,4 @@
-"""The engine requests of one transcription, one after another, and their figures taken together."""
+"""The engine requests that one HTTP request becomes, one after another or side by side, and their figures together."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
@@ -29,14 +29,14 @@ class EngineAnswer:
     token_times: list[float] = field(default_factory=list)
 
 
-class TranscriptFigures(AnswerFigures):
-    """What log, metrics and traces report about a transcription: the sums of its engine requests."""
+class SummedFigures(AnswerFigures):
+    """What log, metrics and traces report about a result of several engine requests: the sums of these."""
 
     def __init__(self, arrival: Arrival) -> None:
         # A finish reason or an error's code, once it has ended.
         self.ended_as = ABORT
-        # The answer of the current request, or of the last one.
-        self.stream: TokenStream | None = None
+        # The answers of the current requests.
+        self._streams: set[TokenStream] = set()
         self._stopwatch = Stopwatch(arrival)
         self._cached = 0
         # Waiting and reading before the first token, and all else in the engine. None before the first end.
@@ -54,24 +54,25 @@ class TranscriptFigures(AnswerFigures):
         return self._stopwatch.timings(self._phases, self._stopwatch.output_tokens)
 
     def close(self) -> None:
-        if self.stream is not None:
-            self.stream.close()
+        for stream in self._streams:
+            stream.close()
 
     def begin(self, stream: TokenStream, num_tokens: int) -> None:
-        """Note that an engine has accepted a request with a prompt of `num_tokens`."""
-        self.stream = stream
+        """Note that an engine has accepted a request, of whose prompt `num_tokens` count."""
+        self._streams.add(stream)
         self._stopwatch.input_tokens += num_tokens
 
     def count(self, num_tokens: int) -> None:
         """Note that tokens have arrived."""
         self._stopwatch.count(num_tokens)
 
-    def end(self) -> None:
-        """Note the end of the request."""
+    def end(self, stream: TokenStream, num_counted: int = 0) -> None:
+        """Note the end of a request; `num_counted` tokens at the beginning of its prompt do not count."""
         self._stopwatch.stop()
-        if self.stream is None or (phases := self.stream.phases) is None:
+        self._streams.discard(stream)
+        if (phases := stream.phases) is None:
             return
-        self._cached += self.stream.finished.num_cached
+        self._cached += max(0, stream.finished.num_cached - num_counted)
         if self._phases is None:
             self._phases = phases
         else:
@@ -82,33 +83,43 @@ class TranscriptFigures(AnswerFigures):
 class EngineRequests:
     """Runs the engine requests of one HTTP request, which is recorded once the first one is accepted.
 
-    `pick` gives the engine for the next window: that which has encoded a window gets all requests for it.
+    `pick` gives the engine for the next requests: that which has encoded a sound gets all requests for it. `param` is
+    the field that asks for them. Without `generates`, tokens that an engine gives are no output of the HTTP request.
     """
 
-    def __init__(self, context: RequestContext, pick: Callable[[], Awaitable[EngineClient]]) -> None:
+    def __init__(
+        self,
+        context: RequestContext,
+        pick: Callable[[], Awaitable[EngineClient]],
+        *,
+        param: str,
+        generates: bool = True,
+    ) -> None:
         self._context = context
         self._pick = pick
+        self._param = param
+        self._generates = generates
         self.deadline = context.deadline
         # Set when an engine has accepted the first request.
         self.accepted = asyncio.Event()
-        # The engine of the last request, and the digest of its window.
+        # The engine of the last request, and the digest of its sound.
         self._engine: EngineClient | None = None
         self._digest = ""
-        self._figures: TranscriptFigures | None = None
+        self._figures: SummedFigures | None = None
 
-    async def run(self, request: GenerationRequest) -> EngineAnswer:
+    async def run(self, request: GenerationRequest, *, num_counted: int = 0) -> EngineAnswer:
         """Run a request to its end, with log probabilities.
 
-        A full queue refuses only the first request; the others wait. Raises Unavailable, GenerationFailed,
-        DeadlinePassed and RequestCancelled.
+        An earlier request counts `num_counted` tokens at the beginning of its prompt. A full queue refuses only the
+        first request; the others wait. Raises Unavailable, GenerationFailed, DeadlinePassed and RequestCancelled.
         """
         with self.noting_errors():
             stream = await self._submit(request)
-            return await self._read(stream, request)
+            return await self._read(stream, request, num_counted)
 
     @contextmanager
     def noting_errors(self) -> Iterator[None]:
-        """Note an error that ends the block: it ends the transcription, too."""
+        """Note an error that ends the block: it ends the HTTP request, too, unless more requests follow."""
         try:
             yield
         except GenaiServerError as error:
@@ -116,21 +127,21 @@ class EngineRequests:
                 self._figures.ended_as = error.code
             raise
 
-    async def _read(self, stream: TokenStream, request: GenerationRequest) -> EngineAnswer:
+    async def _read(self, stream: TokenStream, request: GenerationRequest, num_counted: int) -> EngineAnswer:
         figures = self._figures
         if figures is None:
-            figures = self._figures = TranscriptFigures(self._context.record.arrival)
+            figures = self._figures = SummedFigures(self._context.record.arrival)
             self._context.record.answered([figures], 1, request)
-        figures.begin(stream, len(request.prompt))
+        figures.begin(stream, len(request.prompt) - num_counted)
         answer = EngineAnswer([], [])
         try:
             async for new in stream:
                 if isinstance(new, Tokens):
-                    figures.count(len(new.tokens))
+                    figures.count(len(new.tokens) if self._generates else 0)
                     answer.tokens.extend(new.tokens)
                     answer.logprobs.extend(new.logprobs)
         finally:
-            figures.end()
+            figures.end(stream, num_counted)
             stream.close()
         self.deadline.require_end(stream.reason)
         answer.token_times.extend(stream.finished.token_times)
@@ -142,12 +153,12 @@ class EngineRequests:
         return Usage(0) if self._figures is None else self._figures.usage
 
     def finish(self) -> None:
-        """Note that the transcript is complete."""
+        """Note that all is complete."""
         if self._figures is not None:
             self._figures.ended_as = FinishReason.STOP.value
 
     def close(self) -> None:
-        """Cancel the request that runs."""
+        """Cancel the requests that run."""
         if self._figures is not None:
             self._figures.close()
 
@@ -159,7 +170,7 @@ class EngineRequests:
         while True:
             engine = self._engine
             try:
-                engine.require_capacity(1, [len(request.prompt)], param="file", tenant=request.tenant)
+                engine.require_capacity(1, [len(request.prompt)], param=self._param, tenant=request.tenant)
                 (stream,) = await engine.in_flight.submit(structs.replace(request, timeout=deadline.seconds_left))
             except QueueFull as error:
                 if self._figures is None:

@@ -1,12 +1,12 @@
-"""The engine requests of a transcription: their order, their ends, and the sums of their figures."""
+"""The engine requests of an HTTP request: their order, their ends, and the sums of their figures."""
 
+import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 from msgspec import structs
 
-from genai_server.apis.transcriptions.engine_requests import EngineRequests
 from genai_server.engine_client.stream import TokenStream
 from genai_server.errors import (
     DeadlinePassed,
@@ -18,6 +18,7 @@ from genai_server.errors import (
     SessionTerminated,
 )
 from genai_server.generation.dependencies import Deadline, RequestContext
+from genai_server.generation.engine_requests import EngineRequests
 from genai_server.http.leniency import Leniency
 from genai_server.http.request_state import begin_request, request_state
 from genai_server.messages.generation_request import FinishReason, GenerationRequest, Phases, Sound, TokenLogprob
@@ -85,7 +86,7 @@ def requests_to_each(engines: Sequence[Engine], context: RequestContext) -> Engi
     async def pick() -> Any:
         return waiting.pop(0) if len(waiting) > 1 else waiting[0]
 
-    return EngineRequests(context, pick)
+    return EngineRequests(context, pick, param="file")
 
 
 @pytest.mark.anyio
@@ -110,6 +111,27 @@ async def test_figures_are_the_sums_of_all_requests(context: RequestContext, clo
     assert (times.breakdown.queue, times.breakdown.prefill) == (0.5, 1.0)
     # The engine was at work for two more seconds, and for all of the second request.
     assert times.breakdown.decode == 3.0
+
+
+@pytest.mark.anyio
+async def test_what_an_earlier_request_counts_counts_once(context: RequestContext) -> None:
+    engine = Engine(feed=fed())
+    requests = EngineRequests(context, requests_to(engine, context)._pick, param="questions", generates=False)
+    await asyncio.gather(requests.run(REQUEST), requests.run(REQUEST, num_counted=1))
+    assert (requests.usage.prompt, requests.usage.completion, requests.usage.cached) == (5, 0, 3)
+
+
+@pytest.mark.anyio
+async def test_all_requests_that_run_are_cancelled(context: RequestContext) -> None:
+    engine = Engine(feed=lambda stream: None)
+    requests = requests_to(engine, context)
+    running = [asyncio.ensure_future(requests.run(REQUEST)) for _ in range(2)]
+    await requests.accepted.wait()
+    await asyncio.sleep(0)
+    requests.close()
+    assert engine.left == 2
+    for one in running:
+        one.cancel()
 
 
 @pytest.mark.anyio
@@ -143,7 +165,7 @@ async def test_a_full_queue_refuses_only_the_first_request(
     async def sleep(seconds: float) -> None:
         slept.append(seconds)
 
-    monkeypatch.setattr("genai_server.apis.transcriptions.engine_requests.asyncio.sleep", sleep)
+    monkeypatch.setattr("genai_server.generation.engine_requests.asyncio.sleep", sleep)
     with pytest.raises(QueueFull):
         await requests_to(Engine(QueueFull("full"), feed=fed()), context).run(REQUEST)
     assert not context.record.answers
@@ -162,7 +184,7 @@ async def test_waiting_for_the_queue_ends_at_the_deadline(
     async def sleep(seconds: float) -> None:
         clock.now += seconds
 
-    monkeypatch.setattr("genai_server.apis.transcriptions.engine_requests.asyncio.sleep", sleep)
+    monkeypatch.setattr("genai_server.generation.engine_requests.asyncio.sleep", sleep)
     engine = Engine(feed=fed())
     requests = requests_to(engine, context)
     await requests.run(REQUEST)

@@ -1,0 +1,239 @@
+"""Bodies of OpenAI's /v1/decisions (openai-python 3.57: `types/decision_create_params.py`, `types/decision.py`)."""
+
+import json
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, model_validator
+
+from genai_server.apis.responses.item_schemas import Input, InputImage, InputText
+from genai_server.generation.parameters.base import (
+    ByType,
+    NonEmptyText,
+    Text,
+    Wire,
+    WithoutEffect,
+    elements,
+    field_error,
+    writable,
+)
+from genai_server.generation.parameters.chat_messages import MAX_PARTS
+from genai_server.generation.parameters.result_fields import ResultFields
+from genai_server.generation.parameters.sampling_parameters import MAX_SALT_LENGTH
+from genai_server.http.json_response import JsonObject
+
+MAX_QUESTIONS = 400
+MAX_CHOICES = 255
+# Choices and levels of all questions together.
+MAX_OPTIONS = 8_192
+MAX_IMAGES = 128
+# An option as the answer has it in JSON.
+Value = str | bool
+
+
+def compact(data: Any) -> str:
+    """A value as the model reads it."""
+    return json.dumps(data, ensure_ascii=False, separators=(",", ":"))
+
+
+def _with_texts(given: Any) -> Any:
+    """An input with the text of JSON in place of an object, and of each part of type `input_json`."""
+    if isinstance(given, dict):
+        return compact(writable(given))
+    if not isinstance(given, list):
+        return given
+    return [
+        {**item, "content": [_as_text(part) for part in item["content"]]}
+        if isinstance(item, dict) and isinstance(item.get("content"), list)
+        else item
+        for item in given
+    ]
+
+
+def _as_text(part: Any) -> Any:
+    if not isinstance(part, dict) or part.get("type") != "input_json":
+        return part
+    data = part.get("data")
+    if not isinstance(data, dict) and not (isinstance(data, list) and all(isinstance(one, dict) for one in data)):
+        raise ValueError("must have an object or a list of objects as the data of each part of type input_json")
+    return {"type": "input_text", "text": compact(writable(data))}
+
+
+class JsonPart(Wire):
+    """A JSON object, or an array of objects, which the model reads as text."""
+
+    type: Literal["input_json"]
+    data: JsonObject | list[JsonObject]
+
+
+Part = Annotated[InputText | InputImage | JsonPart, ByType("part")]
+
+
+class QuestionFields(Wire):
+    """Fields of all questions."""
+
+    instructions: NonEmptyText | Annotated[list[Part], elements(MAX_PARTS, min_length=1)]
+    name: Text | None = None
+
+
+class PredicateQuestion(QuestionFields):
+    """How likely it is that a statement about the input is true."""
+
+    type: Literal["predicate"]
+
+
+class Choice(Wire):
+    """One option of a choice. A text and a boolean that look alike are different."""
+
+    value: NonEmptyText | bool
+    description: Text | None = None
+
+
+class ChoiceQuestion(QuestionFields):
+    """Which one of several options fits the input."""
+
+    type: Literal["choice"]
+    choices: Annotated[list[Choice], elements(MAX_CHOICES, min_length=2)]
+
+
+class Level(Wire):
+    """One level of a score."""
+
+    label: NonEmptyText
+    description: Text | None = None
+
+
+class ScoreQuestion(QuestionFields):
+    """Which one of several levels, the lowest first, the input has."""
+
+    type: Literal["score"]
+    levels: Annotated[list[Level], elements(MAX_CHOICES, min_length=2)]
+
+
+Question = PredicateQuestion | ChoiceQuestion | ScoreQuestion
+
+
+def options_of(question: Question) -> list[tuple[Value, str | None]]:
+    """What the model chooses from, with descriptions."""
+    match question:
+        case ChoiceQuestion():
+            return [(choice.value, choice.description) for choice in question.choices]
+        case ScoreQuestion():
+            return [(level.label, level.description) for level in question.levels]
+    return [(True, None), (False, None)]
+
+
+def key(value: Value) -> tuple[bool, Value]:
+    """Differs for values that Python takes for equal, or that look alike."""
+    return isinstance(value, bool), value
+
+
+def _with_different_options(question: Question) -> Question:
+    keys = [key(value) for value, _ in options_of(question)]
+    if len(set(keys)) < len(keys):
+        field, member = ("choices", "value") if isinstance(question, ChoiceQuestion) else ("levels", "label")
+        number = next(number for number, one in enumerate(keys) if one in keys[:number])
+        rule = f"must differ from the others; given {compact(keys[number][1])} twice"
+        raise field_error(f"{field}[{number}].{member}", rule)
+    return question
+
+
+CheckedQuestion = Annotated[Annotated[Question, ByType("question")], AfterValidator(_with_different_options)]
+
+
+class DecisionRequest(ResultFields, WithoutEffect):
+    """Body of /v1/decisions."""
+
+    input: Annotated[Input, BeforeValidator(_with_texts)] = Field(
+        description="What the questions are about: a text, or messages, calls and their outputs as in /v1/responses. "
+        "Parts of type input_json, and an object in place of all, are read as the text of their JSON."
+    )
+    questions: Annotated[list[CheckedQuestion], elements(MAX_QUESTIONS, min_length=1)]
+    order_invariant: bool | None = Field(
+        None, description="Make the answer to a choice independent of the order of its options. Takes twice as long."
+    )
+    temperature: float | None = Field(
+        None,
+        gt=0,
+        le=100,
+        description="Above 1 makes the probabilities of a question's options more alike; 1 by default.",
+    )
+    chat_template_kwargs: dict[str, Any] | None = Field(None, description="Variables for the chat template.")
+    cache_salt: str | None = Field(
+        None,
+        min_length=1,
+        max_length=MAX_SALT_LENGTH,
+        description="Share cached prefixes only with requests that have the same salt. Use a random secret.",
+    )
+
+    @model_validator(mode="after")
+    def _has_few_options(self) -> Self:
+        num_options = sum(len(options_of(question)) for question in self.questions)
+        if num_options > MAX_OPTIONS:
+            raise field_error(
+                "questions", f"may have at most {MAX_OPTIONS} options, of all questions together; given {num_options}"
+            )
+        return self
+
+
+class PredicateAnswer(BaseModel):
+    """The probability that the statement is true. Of each answer, `label_mass` says how likely the model is to answer
+    with any of the options.
+    """
+
+    type: Literal["predicate"]
+    name: str | None
+    probability: float
+    label_mass: float
+
+
+class ChoiceProbability(BaseModel):
+    """The probability of one option."""
+
+    value: Value
+    probability: float
+
+
+class ChoiceAnswer(BaseModel):
+    """The most likely option, and the probability of each one."""
+
+    type: Literal["choice"]
+    name: str | None
+    choice: Value
+    confidence: float
+    probabilities: list[ChoiceProbability]
+    label_mass: float
+
+
+class LevelProbability(BaseModel):
+    """The probability of one level; `value` is its number, from 0."""
+
+    value: int
+    label: str
+    probability: float
+
+
+class ScoreAnswer(BaseModel):
+    """The expected number of the level, and the probability of each one."""
+
+    type: Literal["score"]
+    name: str | None
+    score: float
+    confidence: float
+    probabilities: list[LevelProbability]
+    label_mass: float
+
+
+class RefusalAnswer(BaseModel):
+    """A question that could not be answered, and why. The others may have answers."""
+
+    type: Literal["refusal"]
+    name: str | None
+    error: JsonObject
+
+
+class DecisionResponse(BaseModel):
+    """Response of /v1/decisions, with the answers in the order of the questions."""
+
+    model: str
+    answers: list[PredicateAnswer | ChoiceAnswer | ScoreAnswer | RefusalAnswer]
+    usage: JsonObject

@@ -1,0 +1,218 @@
+"""How likely a model answers a prompt with each of several options, without generating text.
+
+The options form a tree of tokens. Where all options continue with the same token, an answer that must be one of them
+has no other choice, so the token has the probability 1. Where they part, the model's probabilities of their tokens are
+normalized over these tokens. An option's probability is the product along its tokens, and those of all options sum to
+1. This is how often a model that samples at temperature 1, and must write one of the options, would write this one. So
+wherever an option has more than half of the probability, each of its tokens is the most likely one that is allowed,
+and greedy decoding under a grammar of the options writes it, too.
+"""
+
+import asyncio
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+
+from genai_server.errors import GenerationFailed, InvalidField, PromptTooLong
+from genai_server.generation.dependencies import RequestContext, Services
+from genai_server.generation.next_tokens import NextTokens, NextTokenScorer
+from genai_server.generation.output_spec import reasoning_state
+from genai_server.generation.parameters.chat_messages import ChatParameters
+from genai_server.generation.prompts import EncodedPrompt, encode_alike, encode_chat
+from genai_server.messages.generation_request import ModelInfo
+from genai_server.messages.worker_tasks import TaskOwner
+from genai_server.text.answers.reasoning import ReasoningState
+from genai_server.text.codec import TextCodec
+
+# Tokens of the prompts of a request, in which a beginning that several share counts once.
+MAX_TOKENS = 1024 * 1024
+# A text before which nothing is put, and which no tokenizer joins with what follows.
+_ANCHOR = "a"
+
+# The tokens of an option before one of them.
+Prefix = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class OptionScores:
+    """The probabilities of a prompt's options, in their order."""
+
+    probabilities: Sequence[float]
+    # The model's own probability that it continues with a token of the options, where these part first.
+    mass: float
+
+
+@dataclass(frozen=True)
+class PromptWithOptions:
+    """A prompt, of which others may share the head, and the tokens of at least two options, which all differ."""
+
+    head: EncodedPrompt
+    tail: list[int]
+    options: Sequence[Sequence[int]]
+    # The field that errors name.
+    param: str
+
+    @property
+    def num_tokens(self) -> int:
+        """The length of the prompt."""
+        return len(self.head.tokens) + len(self.tail)
+
+    def asked(self, num_counted: int) -> dict[Prefix, NextTokens]:
+        """What to ask an engine, by the beginnings behind which options part. Earlier prompts count `num_counted`."""
+        return {
+            prefix: NextTokens(self.head, [*self.tail, *prefix], tokens, self.num_tokens if number else num_counted)
+            for number, (prefix, tokens) in enumerate(_branches(self.options).items())
+        }
+
+
+async def score_options(
+    scorer: NextTokenScorer, prompts: Sequence[PromptWithOptions], model: ModelInfo, *, temperature: float = 1.0
+) -> list[OptionScores | GenerationFailed]:
+    """The scores of each prompt's options, or why there are none. A temperature above 1 makes them more alike.
+
+    Raises PromptTooLong and InvalidField before any work, and as NextTokenScorer does.
+    """
+    heads = [prompt.head for prompt in prompts]
+    first = {id(head): number for number, head in reversed(list(enumerate(heads)))}
+    asked = [
+        (number, prefix, wanted)
+        for number, prompt in enumerate(prompts)
+        for prefix, wanted in prompt.asked(0 if first[id(prompt.head)] == number else len(prompt.head.tokens)).items()
+    ]
+    _check_lengths(prompts, [(number, wanted) for number, _, wanted in asked], model)
+    logprobs: list[dict[Prefix, Mapping[int, float]]] = [{} for _ in prompts]
+    errors: dict[int, GenerationFailed] = {}
+    for (number, prefix, _), found in zip(asked, await scorer.run([wanted for *_, wanted in asked]), strict=True):
+        if isinstance(found, GenerationFailed):
+            errors.setdefault(number, found)
+        else:
+            logprobs[number][prefix] = found
+    return [
+        errors[number] if number in errors else _scores(prompt.options, logprobs[number], temperature)
+        for number, prompt in enumerate(prompts)
+    ]
+
+
+def _branches(options: Sequence[Sequence[int]]) -> dict[Prefix, list[int]]:
+    """The tokens with which options continue, by each prefix behind which they part, the shortest first."""
+    following: dict[Prefix, dict[int, None]] = {}
+    for option in options:
+        for length, token in enumerate(option):
+            following.setdefault(tuple(option[:length]), {})[token] = None
+    parting = ((prefix, list(tokens)) for prefix, tokens in following.items() if len(tokens) > 1)
+    return dict(sorted(parting, key=lambda branch: len(branch[0])))
+
+
+def _scores(
+    options: Sequence[Sequence[int]], logprobs: Mapping[Prefix, Mapping[int, float]], temperature: float
+) -> OptionScores:
+    """The scores of options, from the log probabilities of all tokens of `_branches`."""
+    shares = {prefix: log_shares(tokens, temperature) for prefix, tokens in logprobs.items()}
+
+    def probability(option: Sequence[int]) -> float:
+        logs = (shares.get(tuple(option[:length]), {}).get(token, 0.0) for length, token in enumerate(option))
+        return math.exp(math.fsum(logs))
+
+    first = logprobs[min(logprobs, key=len)]
+    return OptionScores(list(map(probability, options)), min(1.0, math.fsum(map(math.exp, first.values()))))
+
+
+def log_shares(logprobs: Mapping[int, float], temperature: float = 1.0) -> dict[int, float]:
+    """Log probabilities of tokens, normalized over these."""
+    highest = max(logprobs.values())
+    scaled = {token: (logprob - highest) / temperature for token, logprob in logprobs.items()}
+    log_of_sum = math.log(math.fsum(map(math.exp, scaled.values())))
+    return {token: value - log_of_sum for token, value in scaled.items()}
+
+
+def _check_lengths(
+    prompts: Sequence[PromptWithOptions], asked: Sequence[tuple[int, NextTokens]], model: ModelInfo
+) -> None:
+    """Raise PromptTooLong for a prompt that does not fit, and InvalidField for too many tokens in total."""
+    total = 0
+    for number, wanted in asked:
+        if wanted.num_tokens >= model.max_length:
+            limit, source = model.max_length, model.limited_by
+            raise PromptTooLong(prompts[number].param, tokens=wanted.num_tokens, limit=limit, limited_by=source)
+        total += wanted.num_tokens - wanted.num_counted
+    if total > MAX_TOKENS:
+        raise InvalidField(
+            prompts[-1].param.partition("[")[0],
+            "may have at most",
+            limit=f"{MAX_TOKENS} tokens in total",
+            limited_by="counting once what all have in common",
+            given=total,
+        )
+
+
+@dataclass(frozen=True)
+class AskedChat:
+    """A chat that is to be answered with one of several texts."""
+
+    chat: ChatParameters
+    answers: Sequence[str]
+    # The field that errors name.
+    param: str
+    # Whether its last message has images that the chats asked with it do not have.
+    has_own_images: bool = False
+
+
+async def encode_asked(
+    services: Services, asked: Sequence[AskedChat], codec: TextCodec, context: RequestContext
+) -> list[PromptWithOptions]:
+    """The prompts of chats that may differ in the end of their last message. What they begin with is encoded once.
+
+    Raises as `encode_chat` does, and InvalidField for answers that the tokenizer does not tell apart.
+    """
+    alike = [number for number, one in enumerate(asked) if not one.has_own_images]
+    encoded: dict[int, tuple[EncodedPrompt, list[int]]] = {}
+    if alike:
+        shared = await encode_alike(services, [asked[number].chat for number in alike], codec, context)
+        encoded = {number: (shared.head, tail) for number, tail in zip(alike, shared.tails, strict=True)}
+    opening: list[int] | None = None
+    prompts = []
+    for number, one in enumerate(asked):
+        if number not in encoded:
+            encoded[number] = await encode_chat(services, one.chat, codec, context), []
+        head, tail = encoded[number]
+        if opening is None:
+            opening = await _answer_opening(one.chat, [*head.tokens, *tail], codec, context.owner)
+        options = await _encode_answers(one.answers, codec, context.owner, param=one.param)
+        prompts.append(PromptWithOptions(head, [*tail, *opening], options, one.param))
+        await asyncio.sleep(0)  # many options together take long
+    return prompts
+
+
+async def _answer_opening(chat: ChatParameters, prompt: list[int], codec: TextCodec, owner: TaskOwner) -> list[int]:
+    """The tokens between a chat's prompt and the answer itself, of a model that thinks or that writes on channels.
+
+    Thinking that the prompt has opened is ended at once.
+    """
+    reasoning = codec.dialect.reasoning
+    if reasoning is None:
+        return []
+    state = reasoning_state(chat, codec, prompt)
+    text = reasoning.answer_opening if state is ReasoningState.BEFORE else ""
+    if state is ReasoningState.INSIDE:
+        text = f"{reasoning.closing}\n\n"
+    return await codec.encode_text(text, add_special=False, owner=owner) if text else []
+
+
+async def _encode_answers(texts: Sequence[str], codec: TextCodec, owner: TaskOwner, *, param: str) -> list[list[int]]:
+    """The tokens of each text as an answer, which follows other text. Special tokens in them are plain text.
+
+    Raises InvalidField, naming `param`, if the tokens of two texts are the same, or one's begin with another's.
+    """
+    encode = partial(codec.encode_text, add_special=False, parse_special=False, param=param, owner=owner)
+    # Some tokenizers put a space before the first word of a text.
+    anchor = await encode(_ANCHOR)
+    found = []
+    for text in texts:
+        tokens = await encode(_ANCHOR + text)
+        found.append(tokens[len(anchor) :] if tokens[: len(anchor)] == anchor else await encode(text))
+    for shorter, longer in pairwise(sorted(found)):
+        if longer[: len(shorter)] == shorter:
+            raise InvalidField(param, "has options that the model's tokenizer does not tell apart")
+    return found

@@ -1,0 +1,286 @@
+"""OpenAI's decisions: the answers of the demo model by OpenAI's client, and what is refused."""
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import openai
+import pytest
+from openai import OpenAI
+from openai.types.decision import (
+    AnswerAnswerResourceChoice,
+    AnswerAnswerResourcePredicate,
+    AnswerAnswerResourceRefusal,
+    AnswerAnswerResourceScore,
+    Decision,
+)
+
+from genai_server.engine_client.in_flight import InFlight
+from genai_server.errors import RunnerFailed
+from genai_server.generation.engine_requests import EngineAnswer, EngineRequests
+from genai_server.messages.generation_request import GenerationRequest
+from tests.running_server import DEMO, RunningServer, refusal
+from tests.server_here import run_here
+
+INPUT = "It will rain all afternoon. Paris is the capital of France, and it is raining there, too."
+PREDICATE = {"type": "predicate", "name": "rain", "instructions": "It rains."}
+CHOICES = [
+    {"value": "sun and rain", "description": "both"},
+    {"value": "sun and snow"},
+    {"value": "sun"},
+    {"value": True},
+]
+CHOICE = {"type": "choice", "name": "weather", "instructions": "How is the weather?", "choices": CHOICES}
+LEVELS = [{"label": "dry"}, {"label": "wet"}, {"label": "very wet", "description": "floods"}]
+SCORE = {"type": "score", "instructions": "How wet is it?", "levels": LEVELS}
+VALUES = [choice["value"] for choice in CHOICES]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    with run_here(tmp_path_factory.mktemp("decisions"), "--model-dir", str(DEMO), "--device", "cpu") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(server: RunningServer) -> Iterator[OpenAI]:
+    with OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def decide(client: OpenAI, *questions: Any, input: Any = INPUT, **fields: Any) -> Decision:
+    return client.decisions.create(model="", input=input, questions=questions, extra_body={"model": None, **fields})
+
+
+def asked(server: RunningServer, *questions: Any, **fields: Any) -> Any:
+    return server.client.post("/v1/decisions", json={"input": INPUT, "questions": questions, **fields})
+
+
+def test_each_question_has_its_answer(client: OpenAI) -> None:
+    predicate, choice, score = decide(client, PREDICATE, CHOICE, SCORE).answers
+    assert isinstance(predicate, AnswerAnswerResourcePredicate)
+    assert predicate.name == "rain"
+    assert 0 < predicate.probability < 1
+    assert isinstance(choice, AnswerAnswerResourceChoice)
+    assert [one.value for one in choice.probabilities] == VALUES
+    shares = [one.probability for one in choice.probabilities]
+    assert sum(shares) == pytest.approx(1)
+    assert choice.choice == VALUES[shares.index(max(shares))]
+    assert choice.confidence == pytest.approx((4 * max(shares) - 1) / 3)
+    assert isinstance(score, AnswerAnswerResourceScore)
+    assert (score.name, [(one.value, one.label) for one in score.probabilities]) == (
+        None,
+        [(0, "dry"), (1, "wet"), (2, "very wet")],
+    )
+    assert score.score == pytest.approx(score.probabilities[1].probability + 2 * score.probabilities[2].probability)
+
+
+def reference(server: RunningServer, question: str, answers: Sequence[str]) -> list[float]:
+    """The probabilities of answers to a chat, from the log probabilities of prompts that end with them."""
+    post = server.client.post
+    messages = [{"role": "user", "content": f"{INPUT}\n\n{question}"}]
+    prompt = post("/v1/chat/completions/render", json={"messages": messages}).json()["token_ids"]
+    options = [post("/tokenize", json={"content": answer}).json()["tokens"] for answer in answers]
+    known: dict[tuple[int, ...], dict[int, float]] = {}
+    for option in options:
+        body = {"prompt": [*prompt, *option], "echo": True, "logprobs": 0, "max_tokens": 0}
+        found = post("/v1/completions", json=body).json()["choices"][0]["logprobs"]["token_logprobs"][-len(option) :]
+        for length, (token, logprob) in enumerate(zip(option, found, strict=True)):
+            known.setdefault(tuple(option[:length]), {})[token] = logprob
+
+    def share(option: Sequence[int], length: int) -> float:
+        together = known[tuple(option[:length])]
+        return math.exp(together[option[length]]) / sum(map(math.exp, together.values()))
+
+    return [math.prod(share(option, length) for length in range(len(option))) for option in options]
+
+
+def test_probabilities_are_those_of_the_options_tokens(server: RunningServer, client: OpenAI) -> None:
+    predicate, choice, score = decide(client, PREDICATE, CHOICE, SCORE).answers
+    question = 'Is the following true? It rains.\nAnswer {"answer": true} or {"answer": false}.'
+    true, _ = reference(server, question, ['{"answer": true}', '{"answer": false}'])
+    assert isinstance(predicate, AnswerAnswerResourcePredicate)
+    assert predicate.probability == pytest.approx(true, rel=1e-4)
+    lines = '- "sun and rain": both\n- "sun and snow"\n- "sun"\n- true'
+    question = f'Question: How is the weather?\n{lines}\nAnswer {{"answer": …}} with one of these.'
+    expected = reference(server, question, [json.dumps({"answer": value}) for value in VALUES])
+    assert isinstance(choice, AnswerAnswerResourceChoice)
+    assert [one.probability for one in choice.probabilities] == pytest.approx(expected, rel=1e-4)
+    lines = '- "dry"\n- "wet"\n- "very wet": floods'
+    question = f'Question: How wet is it?\n{lines}\nAnswer {{"answer": …}} with one of these.'
+    expected = reference(server, question, [json.dumps({"answer": level["label"]}) for level in LEVELS])
+    assert isinstance(score, AnswerAnswerResourceScore)
+    assert [one.probability for one in score.probabilities] == pytest.approx(expected, rel=1e-4)
+
+
+def test_a_question_has_the_same_answer_in_any_company(client: OpenAI) -> None:
+    together = decide(client, PREDICATE, CHOICE, SCORE, cache_salt="together").answers
+    alone = [decide(client, one, cache_salt=str(n)).answers[0] for n, one in enumerate((PREDICATE, CHOICE, SCORE))]
+    assert alone == together
+
+
+def test_the_order_of_options_need_not_matter(client: OpenAI) -> None:
+    def probabilities(choices: Sequence[Any], **fields: Any) -> dict[Any, float]:
+        (found,) = decide(client, {**CHOICE, "choices": choices}, **fields).answers
+        assert isinstance(found, AnswerAnswerResourceChoice)
+        return {one.value: one.probability for one in found.probabilities}
+
+    orders = [CHOICES, CHOICES[::-1], [CHOICES[n] for n in (2, 0, 3, 1)]]
+    first, *others = [probabilities(choices, order_invariant=True) for choices in orders]
+    assert others == [first, first]
+    assert sum(first.values()) == pytest.approx(1)
+    assert probabilities(orders[0]) != probabilities(orders[1])
+
+
+def test_temperature_makes_options_alike(client: OpenAI) -> None:
+    def confidence(temperature: float) -> float:
+        (found,) = decide(client, CHOICE, temperature=temperature).answers
+        assert isinstance(found, AnswerAnswerResourceChoice)
+        return found.confidence
+
+    assert confidence(100) < confidence(1) < confidence(0.1)
+
+
+def test_messages_calls_and_json_are_read(server: RunningServer, client: OpenAI) -> None:
+    data = {"weather": ["rain", "é"]}
+    conversation = [
+        {
+            "role": "user",
+            "content": [{"type": "input_text", "text": "Weather? "}, {"type": "input_json", "data": data}],
+        },
+        {"role": "assistant", "content": [{"type": "output_text", "text": "Rain."}]},
+        {"role": "user", "content": "Thanks."},
+    ]
+    (found,) = decide(client, PREDICATE, input=conversation).answers
+    as_text = [{"role": "user", "content": 'Weather? {"weather":["rain","é"]}'}, *conversation[1:]]
+    assert decide(client, PREDICATE, input=as_text).answers == [found]
+    call = {"type": "function_call", "call_id": "a", "name": "weather", "arguments": "{}"}
+    output = {"type": "function_call_output", "call_id": "a", "output": "rain"}
+    assert decide(client, PREDICATE, input=[*conversation, call, output]).answers != [found]
+    parts = [{"type": "input_text", "text": "It "}, {"type": "input_text", "text": "rains."}]
+    assert decide(client, {**PREDICATE, "instructions": parts}).answers == decide(client, PREDICATE).answers
+    whole = server.client.post("/v1/decisions", json={"input": data, "questions": [PREDICATE]}).json()
+    assert (
+        whole["answers"][0]["probability"]
+        == decide(client, PREDICATE, input=json.dumps(data, ensure_ascii=False, separators=(",", ":")))
+        .answers[0]
+        .probability
+    )  # type: ignore[union-attr]
+
+
+def test_the_input_counts_once(server: RunningServer, client: OpenAI) -> None:
+    one = decide(client, PREDICATE, cache_salt="one").usage
+    three = decide(client, PREDICATE, PREDICATE, PREDICATE, cache_salt="three").usage
+    input = server.client.post("/tokenize", json={"content": INPUT}).json()["count"]
+    assert input < one.input_tokens < three.input_tokens < 3 * one.input_tokens - 2 * input + 1
+    assert (one.output_tokens, one.input_tokens_details.cached_tokens) == (0, 0)
+    again = decide(client, PREDICATE, cache_salt="one").usage
+    assert again.input_tokens == again.total_tokens == one.input_tokens
+    assert again.input_tokens_details.cached_tokens >= input
+
+
+def test_a_question_that_fails_costs_no_other_answer(
+    server: RunningServer, client: OpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, failing = EngineRequests.run, {2}
+    numbers = iter(range(100))
+
+    async def some(self: EngineRequests, request: GenerationRequest, **fields: Any) -> EngineAnswer:
+        if next(numbers) in failing:
+            raise RunnerFailed("the pass failed")
+        return await run(self, request, **fields)
+
+    monkeypatch.setattr(EngineRequests, "run", some)
+    first, second, third = decide(client, *[{**PREDICATE, "name": name} for name in "abc"]).answers
+    assert isinstance(third, AnswerAnswerResourceRefusal)
+    assert (third.name, third.model_extra) == ("c", {"error": {"code": "runner_failed", "message": "the pass failed"}})
+    assert {first.type, second.type} == {"predicate"}
+    failing |= set(range(100))
+    assert refusal(asked(server, PREDICATE, PREDICATE)) == (500, "runner_failed", None)
+
+
+def test_as_many_questions_are_asked_at_a_time_as_run_at_once(client: OpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
+    submit, most = InFlight.submit, 0
+
+    async def counted(self: InFlight, *requests: GenerationRequest, **fields: Any) -> Any:
+        nonlocal most
+        streams = await submit(self, *requests, **fields)
+        most = max(most, len(self))
+        return streams
+
+    monkeypatch.setattr(InFlight, "submit", counted)
+    found = decide(client, *[{**PREDICATE, "instructions": f"It rains {n} times."} for n in range(400)])
+    assert len(found.answers) == 400
+    assert 2 <= most <= 16  # GENAI_MAX_BATCH_SIZE
+
+
+def test_the_deadline_ends_all(server: RunningServer) -> None:
+    assert refusal(asked(server, *[PREDICATE] * 100, timeout=0.001)) == (504, "timeout", None)
+
+
+@pytest.mark.parametrize(
+    ("questions", "fields", "code", "param"),
+    [
+        ([], {}, "invalid_value", "questions"),
+        ([PREDICATE] * 401, {}, "invalid_value", "questions"),
+        ([{**CHOICE, "choices": CHOICES[:1]}], {}, "invalid_value", "questions[0].choices"),
+        (
+            [PREDICATE, {**CHOICE, "choices": [*CHOICES, CHOICES[2]]}],
+            {},
+            "invalid_value",
+            "questions[1].choices[4].value",
+        ),
+        ([{**SCORE, "levels": [*LEVELS, LEVELS[0]]}], {}, "invalid_value", "questions[0].levels[3].label"),
+        ([{"type": "guess", "instructions": "x"}], {}, "invalid_value", "questions[0]"),
+        ([{**PREDICATE, "instructions": ""}], {}, "invalid_value", "questions[0].instructions"),
+        ([{**PREDICATE, "criteria": 1}], {}, "unknown_parameter", "questions[0].criteria"),
+        ([PREDICATE], {"input": []}, "invalid_value", "input"),
+        (
+            [PREDICATE],
+            {"input": [{"role": "user", "content": [{"type": "input_json", "data": 1}]}]},
+            "invalid_value",
+            "input",
+        ),
+        ([PREDICATE], {"temperature": 0}, "invalid_value", "temperature"),
+        ([PREDICATE], {"chat_template_kwargs": {"x": 1}}, "invalid_value", "chat_template_kwargs"),
+        (
+            [PREDICATE, {**PREDICATE, "instructions": "rain " * 3000}],
+            {},
+            "context_length_exceeded",
+            "questions[1]",
+        ),
+        (
+            [{**CHOICE, "choices": [{"value": f"{n} {m}"} for m in range(255)]} for n in range(33)],
+            {},
+            "invalid_value",
+            "questions",
+        ),
+    ],
+)
+def test_invalid_field_is_named(
+    server: RunningServer, questions: list[Any], fields: dict[str, Any], code: str, param: str
+) -> None:
+    assert refusal(asked(server, *questions, **fields)) == (400, code, param)
+
+
+def test_openais_fields_without_effect_are_accepted(client: OpenAI) -> None:
+    found = client.decisions.create(
+        model="chat",
+        input=INPUT,
+        questions=[PREDICATE],  # type: ignore[list-item]
+        prompt_cache_key="a",
+        prompt_cache_options={"mode": "implicit"},
+        safety_identifier="b",
+        extra_body={"model": None},
+    )
+    assert found.answers == decide(client, PREDICATE).answers
+
+
+def test_an_image_is_refused_by_a_model_that_reads_text(client: OpenAI) -> None:
+    image = {"type": "input_image", "image_url": "data:image/png;base64,AAAA"}
+    with pytest.raises(openai.BadRequestError) as error:
+        decide(client, PREDICATE, input=[{"role": "user", "content": [image]}])
+    assert error.value.param == "input[0].content[0]"
+    with pytest.raises(openai.BadRequestError):
+        decide(client, {**PREDICATE, "instructions": [image]})
