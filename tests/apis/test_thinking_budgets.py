@@ -1,13 +1,15 @@
 """Budgets of thoughts, in every format of reasoning and on every API."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import pytest
 
+from genai_server.http.api_keys import line_of
 from genai_server.text.answers.reasoning import HARMONY, REASONING_FORMATS
 from genai_server.text.tool_formats import harmony
 from tests.running_server import RunningServer
+from tests.server_here import run_here
 
 BUDGET = 200
 FORMATS = tuple(REASONING_FORMATS)
@@ -28,7 +30,8 @@ class Answered(NamedTuple):
 
     thought: str
     text: str
-    num_reasoning: int
+    # None where the API does not say it.
+    num_reasoning: int | None = None
 
 
 def _chat_completions(server: RunningServer, question: str, budget: int | None, **fields: Any) -> Answered:
@@ -39,8 +42,48 @@ def _chat_completions(server: RunningServer, question: str, budget: int | None, 
     return Answered(message.get("reasoning_content", ""), message["content"], details["reasoning_tokens"])
 
 
+def _own_chat(server: RunningServer, question: str, budget: int | None) -> Answered:
+    asked = {"messages": [{"role": "user", "content": question}], "thinking_token_budget": budget}
+    body = server.client.post("/v1/chat", json=asked).json()
+    return Answered(body.get("reasoning_content", ""), body["content"])
+
+
+def _messages(server: RunningServer, question: str, budget: int | None) -> Answered:
+    thinking = {"type": "enabled", "budget_tokens": budget}
+    asked = {"max_tokens": 2000, "messages": [{"role": "user", "content": question}], "thinking": thinking}
+    body = server.client.post("/v1/messages", json=asked).json()
+    texts = {block["type"]: block.get("thinking") or block.get("text") for block in body["content"]}
+    num_reasoning = body["usage"]["output_tokens_details"]["thinking_tokens"]
+    return Answered(texts.get("thinking", ""), texts.get("text", ""), num_reasoning)
+
+
+def _responses(server: RunningServer, question: str, budget: int | None) -> Answered:
+    body = server.client.post("/v1/responses", json={"input": question, "reasoning": {"max_tokens": budget}}).json()
+    texts = {item["type"]: "".join(part["text"] for part in item["content"]) for item in body["output"]}
+    num_reasoning = body["usage"]["output_tokens_details"]["reasoning_tokens"]
+    return Answered(texts.get("reasoning", ""), texts.get("message", ""), num_reasoning)
+
+
+def _ollama_chat(server: RunningServer, question: str, budget: int | str | None) -> Answered:
+    asked = {"messages": [{"role": "user", "content": question}], "think": budget, "stream": False}
+    message = server.client.post("/api/chat", json=asked).json()["message"]
+    return Answered(message.get("thinking", ""), message["content"])
+
+
+def _ollama_generate(server: RunningServer, question: str, budget: int | None) -> Answered:
+    body = server.client.post("/api/generate", json={"prompt": question, "think": budget, "stream": False}).json()
+    return Answered(body.get("thinking", ""), body["response"])
+
+
 Ask = Callable[[RunningServer, str, int | None], Answered]
-APIS: dict[str, Ask] = {"chat completions": _chat_completions}
+APIS: dict[str, Ask] = {
+    "chat completions": _chat_completions,
+    "own chat": _own_chat,
+    "messages": _messages,
+    "responses": _responses,
+    "ollama's chat": _ollama_chat,
+    "ollama's generate": _ollama_generate,
+}
 
 
 @pytest.mark.parametrize("form", FORMATS)
@@ -51,7 +94,7 @@ def test_a_thought_is_closed_at_its_budget_and_the_answer_follows(
     server = thinking_server(form)
     thought, text, num_reasoning = APIS[api](server, script(form, "a" * BUDGET), BUDGET)
     assert (thought, text) == ("a" * BUDGET, "yes")
-    assert num_reasoning in (BUDGET, BUDGET + 1)  # a line break before the end may count
+    assert num_reasoning in (None, BUDGET, BUDGET + 1)  # a line break before the end may count
 
 
 @pytest.mark.parametrize("form", FORMATS)
@@ -83,3 +126,47 @@ def test_later_thoughts_of_an_answer_count_and_lead_to_the_answer(
     asked = f"say {HARMONY.opening}{thoughts}{HARMONY.opening}{'b' * len(HARMONY.later_end(''))}yes"
     found = _chat_completions(server, asked, 15 + len(harmony.END) + 5)
     assert (found.thought, found.text) == ("a" * 15 + "\n\n" + "c" * 5, "yes")
+
+
+@pytest.mark.parametrize(("level", "budget"), [("minimal", 512), ("low", 1024), ("high", None), (True, None)])
+def test_levels_of_ollama_are_budgets_where_the_template_knows_none(
+    thinking_server: Callable[[str], RunningServer], level: Any, budget: int | None
+) -> None:
+    asked = script("think", "a" * (budget or 1100))
+    thought, text, _ = _ollama_chat(thinking_server("think"), asked, level)
+    if budget is None:
+        assert (text, thought.startswith("a" * 1100)) == ("", True)
+    else:
+        assert (thought, text) == ("a" * budget, "yes")
+
+
+KEYS = {"ann": "ann-0123456789abcdef", "bob": "bob-0123456789abcdef"}
+
+
+@pytest.fixture(scope="module")
+def limited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """A server with a default budget, and one for a key."""
+    folder = tmp_path_factory.mktemp("limited")
+    lines = [f"{line_of('ann', KEYS['ann'])} thinking_budget=30", line_of("bob", KEYS["bob"])]
+    (folder / "keys").write_text("\n".join(lines))
+    options = ("--device", "scripted", "--thinking-budget", "50", "--api-key-file", str(folder / "keys"))
+    with run_here(folder, *options) as server:
+        yield server
+
+
+@pytest.mark.parametrize(
+    ("name", "own", "budget"), [("ann", None, 30), ("bob", None, 50), ("ann", 70, 70), ("bob", 20, 20)]
+)
+@pytest.mark.parametrize("api", APIS)
+def test_a_request_without_a_budget_has_that_of_its_key_or_model(
+    limited: RunningServer, api: str, name: str, own: int | None, budget: int
+) -> None:
+    limited.client.headers["authorization"] = f"Bearer {KEYS[name]}"
+    found = APIS[api](limited, script("think", "a" * budget), own)
+    assert (found.thought, found.text) == ("a" * budget, "yes")
+
+
+def test_a_request_may_ask_for_no_limit(limited: RunningServer) -> None:
+    limited.client.headers["authorization"] = f"Bearer {KEYS['ann']}"
+    found = _chat_completions(limited, f"say <think>{'a' * 100}</think>yes", -1)
+    assert (found.thought, found.text) == ("a" * 100, "yes")

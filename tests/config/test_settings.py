@@ -157,6 +157,13 @@ def test_chat_templates_belong_to_the_first_or_the_named_model() -> None:
     assert [only_second.chat_template_of(name) for name in only_second.served] == ["", "alpaca"]
 
 
+def test_budgets_of_reasoning_are_those_of_all_models_or_of_the_named_one() -> None:
+    found = given(models="small=./small,big=./big", thinking_budget="4096,big=0")
+    assert [found.thinking_budget_of(name) for name in (*found.served, "pulled")] == [4096, 0, 4096]
+    assert given(models="small=./small,big=./big", thinking_budget="big=7").thinking_budget_of("small") is None
+    assert given().thinking_budget_of("demo") is None
+
+
 def test_aliases_are_names_of_served_models() -> None:
     found = given(models="small=./small,big/1=./big", model_aliases="gpt-4o=big/1, qwen3:4b=small,*=small")
     assert found.aliases == {"gpt-4o": "big/1", "qwen3:4b": "small", "*": "small"}
@@ -184,6 +191,10 @@ def test_models_are_named_directories_or_a_single_model() -> None:
         ("draft_model", "other=./small", '"other=./small" is for a model that is not served'),
         ("draft_model", "demo=", '"demo=" is not the directory of a draft model'),
         ("draft_model", "./a,demo=./b", "a model has two draft models"),
+        ("thinking_budget", "other=5", '"other" is a model that is not served'),
+        ("thinking_budget", "much", '"much" is not a number of tokens'),
+        ("thinking_budget", "-1", '"-1" is not a number of tokens'),
+        ("thinking_budget", "5,6", "a model has two budgets"),
         ("chat_template", "other=chatml", '"other=chatml" is for a model that is not served'),
         (
             "chat_template",

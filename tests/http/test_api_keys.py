@@ -73,6 +73,13 @@ def test_a_line_of_the_file_may_give_absolute_priority(tmp_path: Path) -> None:
     assert not Access().has_absolute_priority
 
 
+def test_a_line_of_the_file_may_give_a_budget_of_reasoning(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text(f"{line_of('ann', KEY)} thinking_budget=0 rate=60\n{line_of('bob', KEY + 'b')}\n")
+    ann, bob = keys(GENAI_API_KEY_FILE=str(file))
+    assert (ann.thinking_budget, ann.rate, bob.thinking_budget) == (0, 60, None)
+
+
 def test_empty_key_file_accepts_no_key(tmp_path: Path) -> None:
     (tmp_path / "keys").touch()
     assert keys(GENAI_API_KEY_FILE=str(tmp_path / "keys")).required
@@ -86,6 +93,7 @@ def test_empty_key_file_accepts_no_key(tmp_path: Path) -> None:
         f"ann sha256:{'0' * 63}",
         f"ann sha256:{'0' * 64} speed=9",
         f"ann sha256:{'0' * 64} priority=5",
+        f"ann sha256:{'0' * 64} thinking_budget=-1",
     ],
 )
 def test_a_wrong_line_is_named_by_its_number(tmp_path: Path, line: str) -> None:

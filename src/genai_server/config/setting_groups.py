@@ -34,6 +34,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         *(
             "strict",
             "default_max_tokens",
+            "thinking_budget",
             "cap_max_tokens",
             "allow_special_tokens",
             "max_body_bytes",

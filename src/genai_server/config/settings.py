@@ -38,6 +38,8 @@ ADAPTER_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 # Valid aliases: also names that other servers use, such as qwen3:4b, and `*` for all other names.
 _ALIAS = r"[A-Za-z0-9][A-Za-z0-9._/:-]{0,127}|\*"
 
+_BUDGET = re.compile(r"[0-9]{1,9}")
+
 
 class Settings(ServerSettings, MediaSettings):
     """All settings of the server. Times are in seconds, sizes in bytes, lengths in tokens."""
@@ -199,6 +201,11 @@ class Settings(ServerSettings, MediaSettings):
     small model that repeats itself would fill it.
     """
 
+    thinking_budget: str = ""
+    """Maximum number of tokens of an answer's reasoning whose request has no budget, such as `4096`, or `4096,big=8192`
+    for another one of a model; 0 is no reasoning, empty no limit. `thinking_budget=N` on an API key's line comes first.
+    """
+
     cap_max_tokens: bool = True
     """Reduce a `max_tokens` of /v1/messages, or a `num_predict` of Ollama's API, above the context to what fits;
     otherwise, and with GENAI_STRICT, it is a 400.
@@ -283,6 +290,18 @@ class Settings(ServerSettings, MediaSettings):
         example = "the directory of a draft model, such as ./small or big=./small"
         return one_for_each_model(value, _named(info), example, "a model has two draft models")
 
+    @field_validator("thinking_budget")
+    @classmethod
+    def _are_budgets(cls, value: str, info: ValidationInfo) -> str:
+        entries = entries_of_models(value, "")
+        for model, budget in entries:
+            if model and model not in _named(info):
+                raise ValueError(f"{quoted(model)} is a model that is not served")
+            if not _BUDGET.fullmatch(budget):
+                raise ValueError(f"{quoted(budget)} is not a number of tokens, as in 4096 or big=4096")
+        require_distinct([model for model, _ in entries], "a model has two budgets")
+        return value
+
     @property
     def devices(self) -> list[str]:
         """The configured devices, in order."""
@@ -307,6 +326,12 @@ class Settings(ServerSettings, MediaSettings):
     def chat_template_of(self, model: str) -> str:
         """The file or name of the chat template that replaces a model's own; "" for none."""
         return dict(entries_of_models(self.chat_template, next(iter(self.served)))).get(model, "")
+
+    def thinking_budget_of(self, model: str) -> int | None:
+        """The default limit of a model's reasoning, in tokens; None without one."""
+        budgets = dict(entries_of_models(self.thinking_budget, ""))
+        budget = budgets.get(model, budgets.get(""))
+        return None if budget is None else int(budget)
 
     def draft_model_of(self, model: str) -> str:
         """The directory of a model's draft model; "" for none, also if drafts are off."""

@@ -159,6 +159,8 @@ class RequestContext:
     has_absolute_priority: bool = False
     # Runs what takes long for a long body.
     in_turn: InTurn = at_once
+    # Maximum number of tokens of reasoning, where the body has no budget; None for the model's default.
+    thinking_budget: int | None = None
 
     @property
     def tenant(self) -> str:
@@ -281,6 +283,7 @@ async def context(request: Request, services: TheServices) -> RequestContext:
         state.count_answers,
         access.has_absolute_priority,
         state.in_turn,
+        None if access.key is None else access.key.thinking_budget,
     )
 
 

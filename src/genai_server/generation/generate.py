@@ -27,7 +27,7 @@ from genai_server.generation.prompts import (
     encode_prompts,
     engine_images,
 )
-from genai_server.generation.thoughts import thought_rules
+from genai_server.generation.thoughts import thought_rules, with_default_budget
 from genai_server.images.image_files import ReadImage
 from genai_server.messages.generation_request import FinishReason, GenerationRequest, ModelInfo, Sampling, ThoughtRules
 from genai_server.pooling_model import Task
@@ -166,11 +166,15 @@ async def _prepare(
     only_complete_calls: bool,
 ) -> _Prepared:
     """All that a request needs before an engine can take it. May have to wait for the work on other requests."""
-    chosen, _, engine, model, codec = choice
+    chosen, served, engine, model, codec = choice
     num_per_prompt = body.n or 1
     multiplier = "prompt" if isinstance(body, CompletionRequest) and num_per_prompt == 1 else "n"
 
     # Render and encode the prompts; resolve all defaults.
+    if isinstance(body, ChatParameters):
+        of_model = services.settings.thinking_budget_of(served.name)
+        default = of_model if context.thinking_budget is None else context.thinking_budget
+        body = with_default_budget(body, default, codec)
     if isinstance(body, CompletionRequest) and body.suffix:
         body = await with_suffix(body, codec, context.owner)
     encoded = await encode_prompts(services, body, codec, context)

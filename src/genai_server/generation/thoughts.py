@@ -1,4 +1,7 @@
-"""What the engine is told of an answer's thoughts: how they begin and end, and how many tokens they may have."""
+"""What the engine is told of an answer's thoughts: how they begin and end, and how many tokens they may have.
+
+A budget is the request's own, or else that of its API key, or else the model's.
+"""
 
 from genai_server.errors import InvalidField
 from genai_server.generation.dependencies import RequestContext
@@ -11,6 +14,19 @@ from genai_server.text.codec import TextCodec
 _BUDGET, _MESSAGE = "thinking_token_budget", "reasoning_budget_message"
 # The value of a budget for any number of tokens.
 _NO_LIMIT = -1
+
+
+# The budgets of efforts, for templates that know none. Others have no limit.
+_BUDGETS = {"minimal": 512, "low": 1024, "medium": 4096}
+
+
+def with_default_budget(body: ChatParameters, default: int | None, codec: TextCodec) -> ChatParameters:
+    """A body with the default budget of its thoughts, if the model has any and the body has no budget of its own."""
+    if body.thinking_token_budget is not None or codec.dialect.reasoning is None:
+        return body
+    if body.effort_is_budget and not codec.writer.thinking.efforts:
+        default = _BUDGETS.get(body.reasoning_effort or "", default)
+    return body if default is None else body.model_copy(update={_BUDGET: default})
 
 
 async def thought_rules(

@@ -28,7 +28,7 @@ _OF_NAMES = "letters, digits, dots, dashes and underscores"
 # Visible characters that have no special meaning in key lists and headers.
 _KEY = re.compile(r"[!-+\--9;-~]+")
 _LINE = re.compile(r"(?P<name>\S+)\s+sha256:(?P<digest>[0-9a-f]{64})(?P<words>(\s+\S+)*)")
-_LIMIT = re.compile(r"(concurrent|rate)=([0-9]{1,6})")
+_LIMIT = re.compile(r"(concurrent|rate|thinking_budget)=([0-9]{1,6})")
 _ABSOLUTE = "priority=absolute"
 
 
@@ -45,6 +45,8 @@ class ApiKey:
     rate: int | None = None
     # Whether the `priority` of its requests counts next to those of other keys; otherwise it orders its own ones only.
     has_absolute_priority: bool = False
+    # Maximum number of tokens of reasoning of its answers whose requests have no budget; None uses the model's.
+    thinking_budget: int | None = None
 
 
 @dataclass(frozen=True)
@@ -188,9 +190,10 @@ def _from_file(path: Path) -> Iterator[ApiKey]:
         if entry is None or None in limits or not NAME.fullmatch(entry["name"]):
             raise ConfigurationError(
                 f"GENAI_API_KEY_FILE={path}: line {number} must be NAME sha256:HASH, as genai-server key prints it, "
-                f"followed by concurrent=N or rate=N if the key has limits of its own, and {_ABSOLUTE} if its priority "
-                "counts next to other keys"
+                "followed by concurrent=N or rate=N if the key has limits of its own, thinking_budget=N if it has a "
+                f"budget of reasoning, and {_ABSOLUTE} if its priority counts next to other keys"
             )
         own = {limit[1]: int(limit[2]) for limit in limits if limit}
         digest = bytes.fromhex(entry["digest"])
-        yield ApiKey(entry["name"], digest, own.get("concurrent"), own.get("rate"), _ABSOLUTE in words)
+        limits_of_key = own.get("concurrent"), own.get("rate")
+        yield ApiKey(entry["name"], digest, *limits_of_key, _ABSOLUTE in words, own.get("thinking_budget"))

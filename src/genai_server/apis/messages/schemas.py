@@ -305,7 +305,7 @@ class Thinking(Wire):
 
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
     budget_tokens: int | None = Field(
-        None, ge=1024, description="No effect: max_tokens limits reasoning and answer together."
+        None, ge=1, description="Maximum number of tokens of the reasoning, also below Anthropic's minimum of 1,024."
     )
     display: Literal["summarized", "omitted", "updates"] | None = Field(
         None, description="summarized, updates: return the reasoning as it is. omitted: do not return it."

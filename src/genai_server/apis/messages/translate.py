@@ -17,7 +17,7 @@ _CONTINUE = "continue_final_message"
 _FORMAT = "response_format"
 _SCHEMA = f"{_FORMAT}.json_schema"
 _PARALLEL = "parallel_tool_calls"
-_EFFORT = "reasoning_effort"
+_EFFORT, _BUDGET = "reasoning_effort", "thinking_token_budget"
 
 
 class Translation:
@@ -72,6 +72,7 @@ def _names(body: CountTokensRequest, places: Sequence[str], images: Mapping[str,
     table = {
         "chat_template_kwargs": places[-1],
         _EFFORT: "thinking.type" if effort_comes_from_thinking else "output_config.effort",
+        _BUDGET: "thinking.budget_tokens",
         _FORMAT: output_format,
         _SCHEMA: output_format,
         _PARALLEL: "tool_choice.disable_parallel_tool_use",
@@ -115,8 +116,8 @@ def _as_tools(functions: list[JsonObject]) -> list[JsonObject]:
 
 
 def _output(body: CountTokensRequest) -> JsonObject:
-    """Reasoning effort and response format. By default the model's own effort is used, or "high" if thinking is
-    enabled, as in Anthropic's API.
+    """Effort and budget of reasoning, and response format. By default the model's own effort is used, or "high" if
+    thinking is enabled, as in Anthropic's API.
     """
     thinking, config = body.thinking, body.output_config
     effort: str | None = config.effort if config is not None else None
@@ -124,7 +125,7 @@ def _output(body: CountTokensRequest) -> JsonObject:
         effort = "none"
     elif thinking is not None and thinking.type == "enabled":
         effort = effort or "high"
-    found: JsonObject = {_EFFORT: effort}
+    found: JsonObject = {_EFFORT: effort, _BUDGET: None if thinking is None else thinking.budget_tokens}
     output_format = body.output_format or (config.format if config is not None else None)
     if output_format is not None:
         schema = {"name": "output", "schema": output_format.schema_}

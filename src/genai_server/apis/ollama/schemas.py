@@ -125,8 +125,8 @@ class AnswerFields(KeptFields, _SamplingOptions):
     options: Options | None = None
     max_tokens: Whole | None = Field(None, description="Another name for `num_predict`.")
     max_output_tokens: Whole | None = Field(None, description="Another name for `num_predict`.")
-    think: bool | ReasoningEffort | None = Field(
-        None, description="Whether, and how much, the model reasons before it answers."
+    think: bool | ReasoningEffort | Annotated[int, Field(ge=0, le=2**31 - 1)] | None = Field(
+        None, description="Whether, and how much, the model reasons before it answers; a number is that of its tokens."
     )
     truncate: Literal[False] | None = Field(
         None, description="Only false is accepted: a prompt that is too long is an error."

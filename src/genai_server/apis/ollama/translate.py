@@ -18,12 +18,13 @@ from genai_server.http.dialect import FieldNames
 from genai_server.http.json_response import JsonObject
 
 _SCHEMA = "response_format.json_schema.schema"
-_EFFORT = "reasoning_effort"
+_EFFORT, _BUDGET = "reasoning_effort", "thinking_token_budget"
 # Ollama's names for fields of chats and text completions.
 _NAMES = {
     "max_tokens": "options.num_predict",
     "repeat_last_n": "options.repeat_last_n",
     _EFFORT: "think",
+    _BUDGET: "think",
     "response_format": "format",
     _SCHEMA: "format",
     "structured_outputs": "format",
@@ -55,6 +56,8 @@ class Translation:
         messages = list(_messages(body.messages or ())) if isinstance(body, OllamaChatRequest) else _question(body)
         tools = _tools(body) if isinstance(body, OllamaChatRequest) else {}
         self.body = ChatParameters.model_validate({**options, "messages": messages, **tools, **_output(body)})
+        if isinstance(body.think, str):
+            self.body.take_effort_as_budget()
         images = image_names(self.body.messages, _image_places(body))
         self.names = replace(self.names, table=_NAMES | _names_of_prompt(body) | images)
 
@@ -123,10 +126,12 @@ def _image_places(body: OllamaChatRequest | GenerateRequest) -> Iterator[ImagePl
 
 
 def _output(body: OllamaChatRequest | GenerateRequest) -> JsonObject:
-    """Reasoning effort, response format and log probabilities; the model's own effort by default."""
+    """Effort and budget of reasoning, response format and log probabilities; the model's own effort by default."""
     found: JsonObject = {}
     if body.think is not None:
         found[_EFFORT] = body.think if isinstance(body.think, str) else "medium" if body.think else "none"
+    if not isinstance(body.think, str | bool):
+        found[_BUDGET] = body.think
     if body.format == "json":
         found["response_format"] = {"type": "json_object"}
     elif body.format:

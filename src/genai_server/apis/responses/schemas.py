@@ -19,7 +19,7 @@ from genai_server.generation.parameters.base import (
     field_error,
     missing_error,
 )
-from genai_server.generation.parameters.chat_messages import MAX_TOOLS, FunctionName, ReasoningEffort
+from genai_server.generation.parameters.chat_messages import MAX_TOOLS, FunctionName, ReasoningEffort, ThoughtBudget
 from genai_server.generation.parameters.sampling_parameters import GenerationFields
 from genai_server.quoted_values import quoted
 
@@ -111,6 +111,9 @@ class ReasoningConfig(Wire):
         None, description="The chat template decides which reasoning stays in the prompt."
     )
     mode: Literal["standard"] | None = None
+    max_tokens: ThoughtBudget | None = Field(
+        None, description="Maximum number of tokens of the reasoning: 0 for none, -1 for no limit. Not OpenAI's."
+    )
 
 
 class ResponseStreamOptions(Wire):

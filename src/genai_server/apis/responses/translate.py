@@ -55,6 +55,7 @@ _NAMES = {
     "messages": "input",
     "max_tokens": "max_output_tokens",
     "reasoning_effort": "reasoning.effort",
+    "thinking_token_budget": "reasoning.max_tokens",
     "response_format.json_schema": "text.format",
     "response_format": "text.format",
 }
@@ -86,7 +87,7 @@ def to_chat(body: ResponsesRequest, conversation: Sequence[JsonObject]) -> ChatP
         if schema := body.text.format.model_dump(exclude={"type"}, exclude_none=True, by_alias=True):
             fields["response_format"]["json_schema"] = schema
     if body.reasoning is not None:
-        fields["reasoning_effort"] = body.reasoning.effort
+        fields |= {"reasoning_effort": body.reasoning.effort, "thinking_token_budget": body.reasoning.max_tokens}
     chat = ChatParameters(messages=messages, max_tokens=body.max_output_tokens, **fields)
     if tools.listed != tools.callable:
         chat.list_tools(_tools(body, tools, tools.listed))

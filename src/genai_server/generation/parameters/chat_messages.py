@@ -431,6 +431,7 @@ class ChatParameters(GenerationFields):
     web_search_options: None = None
     # The tools at the beginning of the prompt, if these are not those that an answer may call.
     _listed_tools: Sequence[Tool | CustomChatTool] | None = PrivateAttr(default=None)
+    _effort_is_budget: bool = PrivateAttr(default=False)
 
     @property
     def listed_tools(self) -> Sequence[Tool | CustomChatTool]:
@@ -442,6 +443,15 @@ class ChatParameters(GenerationFields):
     def list_tools(self, tools: Sequence[Tool | CustomChatTool]) -> None:
         """Set the tools at the beginning of the prompt."""
         self._listed_tools = tools
+
+    @property
+    def effort_is_budget(self) -> bool:
+        """Whether the effort is a budget of reasoning where the chat template does not read it."""
+        return self._effort_is_budget
+
+    def take_effort_as_budget(self) -> None:
+        """Let the effort be a budget of reasoning where the chat template does not read it."""
+        self._effort_is_budget = True
 
     @property
     def custom_names(self) -> frozenset[str]:
