@@ -41,6 +41,7 @@ from genai_server.apis.responses import conversation_routes as conversations
 from genai_server.apis.responses import routes as responses
 from genai_server.apis.responses.store import EndRequest, ResponseStore
 from genai_server.apis.responses.websocket import ResponsesSocket
+from genai_server.apis.scoring import routes as scoring
 from genai_server.apis.status import engine_metrics, health, load_history
 from genai_server.apis.status.api_metrics import Instruments
 from genai_server.apis.status.engine_metrics import EngineMetrics
@@ -235,6 +236,7 @@ def create_app(
         embeddings,
         responses,
         conversations,
+        scoring,
         messages,
         ollama,
         ollama_embed,

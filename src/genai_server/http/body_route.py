@@ -41,7 +41,10 @@ class BodyRoute(APIRoute):
         handle = super().get_route_handler()
         if self.body_field is None:
             return handle
-        adapter: TypeAdapter[Any] = TypeAdapter(cast(type[Any], self.body_field.field_info.annotation))
+        about = self.body_field.field_info
+        # A union of bodies has its discriminator in the metadata.
+        body = Annotated[about.annotation, *about.metadata] if about.metadata else about.annotation
+        adapter: TypeAdapter[Any] = TypeAdapter(cast(type[Any], body))
 
         async def checked(request: Request) -> Response:
             leniency = request_state(request.scope).leniency = self.leniency(request)

@@ -16,6 +16,7 @@ from genai_server.apis.ollama import embed_routes as ollama_embed
 from genai_server.apis.own_chat import routes as chat
 from genai_server.apis.responses import conversation_routes as conversations
 from genai_server.apis.responses import routes as responses
+from genai_server.apis.scoring import routes as scoring
 from genai_server.apis.tokens import routes as tokens
 from genai_server.apis.transcriptions import routes as transcriptions
 from genai_server.config.settings import Settings
@@ -25,7 +26,7 @@ from genai_server.messages.server_status import ANY_NAME
 from genai_server.pooling_model import Task
 from genai_server.quoted_values import quoted
 
-_GENERATING = (chat, chat_completions, completions, conversations, decisions, messages, responses)
+_GENERATING = (chat, chat_completions, completions, conversations, decisions, messages, responses, scoring)
 _ROUTES = {
     Task.GENERATE: [route for module in _GENERATING for route in module.router.routes],
     Task.EMBED: [*embeddings.router.routes, *ollama_embed.router.routes],
@@ -39,6 +40,8 @@ def requested_task(scope: Scope, fields: Mapping[str, Any]) -> Task | None:
     if matches(tokens.router.routes, scope):
         # The prompt that they make, or its tokens.
         return None if fields.get("messages") is None else Task.GENERATE
+    if "label_token_ids" in fields:
+        return Task.GENERATE  # SGLang's form of /v1/score
     return next((task for task, routes in _ROUTES.items() if matches(routes, scope)), None)
 
 

@@ -11,13 +11,16 @@ from fastapi.responses import Response
 from genai_server.apis.embeddings.embed import Pooled, embed, score
 from genai_server.apis.embeddings.schemas import (
     RERANKING,
+    AnyScoreRequest,
     EmbeddingRequest,
     EmbeddingResponse,
+    LabelScoresResponse,
     RerankRequest,
     RerankResponse,
-    ScoreRequest,
     ScoreResponse,
 )
+from genai_server.apis.scoring.schemas import LabelScoreRequest
+from genai_server.apis.scoring.score import label_scores
 from genai_server.apis.shared.router import VersionedRouter
 from genai_server.generation.dependencies import RequestContext, Services, TheRequestContext, TheServices
 from genai_server.http.body_route import BodyRoute, lenient_route
@@ -70,9 +73,13 @@ async def rerank_v2(body: RerankRequest, services: TheServices, context: TheRequ
     return await _ranked(body, services, context, shows=bool(body.return_documents))
 
 
-@rerank_router.post("/v1/score", response_model=ScoreResponse)
-async def score_pairs(body: ScoreRequest, services: TheServices, context: TheRequestContext) -> Response:
-    """vLLM's score API: score pairs of texts."""
+@rerank_router.post("/v1/score", response_model=ScoreResponse | LabelScoresResponse)
+async def score_pairs(body: AnyScoreRequest, services: TheServices, context: TheRequestContext) -> Response:
+    """vLLM's score API: score pairs of texts. In SGLang's form, how likely tokens are after each item."""
+    if isinstance(body, LabelScoreRequest):
+        scored = await label_scores(services, body, context, normalizes=False)
+        whole = {"object": "scoring", "model": scored.model, "scores": scored.probabilities}
+        return json_response(whole | {"usage": scored.usage})
     pairs = [
         Pair(first, second, _place("text_1", body.text_1, number), _place("text_2", body.text_2, number))
         for number, (first, second) in enumerate(body.pairs)

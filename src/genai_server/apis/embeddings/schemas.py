@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
 
+from genai_server.apis.scoring.schemas import LabelScoreRequest
 from genai_server.generation.parameters.base import NonEmptyText, Text, Wire, elements, field_error
 from genai_server.generation.parameters.completion_body import Tokens, form_of_texts
 from genai_server.generation.parameters.result_fields import ResultFields
@@ -127,6 +128,17 @@ class ScoreRequest(PooledFields):
         return [given] if isinstance(given, str) else given
 
 
+def _form_of_scoring(given: Any) -> str:
+    """Whether a body is in SGLang's form or in vLLM's."""
+    has_labels = "label_token_ids" in given if isinstance(given, dict) else isinstance(given, LabelScoreRequest)
+    return "labels" if has_labels else "pairs"
+
+
+AnyScoreRequest = Annotated[
+    Annotated[ScoreRequest, Tag("pairs")] | Annotated[LabelScoreRequest, Tag("labels")], Discriminator(_form_of_scoring)
+]
+
+
 class PooledUsage(BaseModel):
     """Number of tokens processed."""
 
@@ -176,6 +188,15 @@ class ScoreEntry(BaseModel):
     object: str
     index: int
     score: float
+
+
+class LabelScoresResponse(BaseModel):
+    """Response of /v1/score in SGLang's form: for each item the probability of each label."""
+
+    object: str
+    model: str
+    scores: list[list[float]]
+    usage: JsonObject
 
 
 class ScoreResponse(BaseModel):

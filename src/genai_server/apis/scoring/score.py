@@ -1,0 +1,148 @@
+"""Scores texts by a generative model: how likely some tokens, or labels, are after each text."""
+
+import json
+import math
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass
+
+from genai_server.apis.scoring.schemas import ClassifyRequest, LabelScoreRequest
+from genai_server.errors import GenerationFailed, InvalidField, PromptTooLong
+from genai_server.generation.dependencies import RequestContext, Services, choose_engine, within
+from genai_server.generation.next_tokens import NextTokens, NextTokenScorer
+from genai_server.generation.option_scores import AskedChat, OptionScores, encode_asked, log_shares, score_options
+from genai_server.generation.parameters.chat_messages import ChatParameters
+from genai_server.generation.prompts import EncodedPrompt
+from genai_server.http.dialect import FieldNames
+from genai_server.http.json_response import JsonObject
+from genai_server.http.telemetry.usage import Usage
+from genai_server.messages.generation_request import ModelInfo
+from genai_server.pooling_model import Task
+from genai_server.text.codec import TextCodec
+
+_NAMES = FieldNames({"messages": "input"})
+_INSTRUCTIONS = "Choose the label that fits the text."
+
+
+@dataclass(frozen=True)
+class ScoredTexts:
+    """For each text the probability of each label, in their order."""
+
+    # The model's name in responses.
+    model: str
+    probabilities: Sequence[Sequence[float]]
+    tokens: Usage
+
+    @property
+    def usage(self) -> JsonObject:
+        """The usage in vLLM's form."""
+        return {"prompt_tokens": self.tokens.prompt, "total_tokens": self.tokens.prompt, "completion_tokens": 0}
+
+
+async def label_scores(
+    services: Services, body: LabelScoreRequest, context: RequestContext, *, normalizes: bool
+) -> ScoredTexts:
+    """The probabilities of token ids after each prompt; `normalizes` is the default of `apply_softmax`.
+
+    Raises RequestError, Unavailable, GenerationFailed, and ClientLeft as soon as the client has disconnected.
+    """
+    return await context.run_while_connected(_label_scores(services, body, context, normalizes))
+
+
+async def classify(services: Services, body: ClassifyRequest, context: RequestContext) -> ScoredTexts:
+    """The probabilities of the labels of each text. Raises as `label_scores` does."""
+    return await context.run_while_connected(_classify(services, body, context))
+
+
+async def _label_scores(
+    services: Services, body: LabelScoreRequest, context: RequestContext, normalizes: bool
+) -> ScoredTexts:
+    items = [body.items] if isinstance(body.items, str) else body.items
+    context.count_answers(len(items), "items")
+    choice = await choose_engine(services, context, body, Task.GENERATE)
+    chosen, _, engine, model, codec = choice
+    engine.require_capacity(1, param="items", tenant=context.tenant, background=context.background)
+    async with within(context.deadline):
+        prompts = await _prompts(body, items, codec, model, context)
+    with closing(NextTokenScorer(services, context, choice, body, param="items")) as scorer:
+        found = await scorer.run(prompts)
+    normalizes = normalizes if body.apply_softmax is None else body.apply_softmax
+    probabilities = []
+    for logprobs in found:
+        if isinstance(logprobs, GenerationFailed):
+            raise logprobs
+        shares = log_shares(logprobs) if normalizes else logprobs
+        probabilities.append([math.exp(shares[token]) for token in body.label_token_ids])
+    return ScoredTexts(chosen.id, probabilities, scorer.usage)
+
+
+async def _prompts(
+    body: LabelScoreRequest,
+    items: Sequence[str | list[int]],
+    codec: TextCodec,
+    model: ModelInfo,
+    context: RequestContext,
+) -> list[NextTokens]:
+    """The prompts, of which all but the first count only what follows the query, if that comes first."""
+    add_special = body.add_special_tokens is not False
+    query = await _encode(body.query, "query", codec, context, add_special=add_special)
+    places = [f"items[{number}]" for number in range(len(items))]
+    encoding = zip(items, places, strict=True)
+    parts = [await _encode(item, place, codec, context, add_special=False) for item, place in encoding]
+    for name, tokens in (("label_token_ids", body.label_token_ids), ("query", query), *zip(places, parts, strict=True)):
+        if (largest := max(tokens, default=0)) >= model.vocab_size:
+            raise InvalidField(name, "must have token ids below", limit=model.vocab_size, given=largest)
+    head = EncodedPrompt([] if body.item_first else query)
+    tails = [[*part, *query] for part in parts] if body.item_first else parts
+    found = []
+    for number, tail in enumerate(tails):
+        wanted = NextTokens(head, tail, body.label_token_ids, len(head.tokens) if number else 0)
+        if not wanted.num_tokens:
+            raise InvalidField("query", "must have at least one token, together with the item")
+        if wanted.num_tokens >= model.max_length:
+            limit, source = model.max_length, model.limited_by
+            raise PromptTooLong(places[number], tokens=wanted.num_tokens, limit=limit, limited_by=source)
+        found.append(wanted)
+    return found
+
+
+async def _encode(
+    given: str | list[int], param: str, codec: TextCodec, context: RequestContext, *, add_special: bool
+) -> list[int]:
+    if not isinstance(given, str):
+        return given
+    return await codec.encode_text(given, add_special, param=param, owner=context.owner)
+
+
+async def _classify(services: Services, body: ClassifyRequest, context: RequestContext) -> ScoredTexts:
+    context.count_answers(len(body.inputs), "input")
+    choice = await choose_engine(services, context, body, Task.GENERATE)
+    chosen, _, engine, model, codec = choice
+    engine.require_capacity(1, param="input", tenant=context.tenant, background=context.background)
+    with context.leniency.with_names(_NAMES):
+        async with within(context.deadline):
+            asked = await context.in_turn(lambda: [_asked(body, *each) for each in enumerate(body.inputs)])
+            prompts = await encode_asked(services, asked, codec, context)
+    with closing(NextTokenScorer(services, context, choice, body, param="input")) as scorer:
+        found = await score_options(scorer, prompts, model)
+    scores = []
+    for one in found:
+        if not isinstance(one, OptionScores):
+            raise one
+        scores.append(one.probabilities)
+    return ScoredTexts(chosen.id, scores, scorer.usage)
+
+
+def _asked(body: ClassifyRequest, number: int, text: str) -> AskedChat:
+    """The chat in which the model would choose a label. What it has in common with those of other texts comes first."""
+    labels = "".join(f"\n- {json.dumps(label, ensure_ascii=False)}" for label in body.labels)
+    head = f'{body.instructions or _INSTRUCTIONS}{labels}\nAnswer {{"answer": …}} with one of these.'
+    chat = ChatParameters.model_validate(
+        {
+            "messages": [{"role": "user", "content": f"{head}\n\nText:\n{text}"}],
+            "reasoning_effort": "none",
+            "cache_salt": body.cache_salt,
+        }
+    )
+    answers = [json.dumps({"answer": label}, ensure_ascii=False) for label in body.labels]
+    return AskedChat(chat, answers, "input" if isinstance(body.input, str) else f"input[{number}]")
