@@ -1,12 +1,16 @@
 """Budgets of thoughts, in every format of reasoning and on every API."""
 
+import json
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import pytest
 
 from genai_server.http.api_keys import line_of
+from genai_server.text.answers.dialect import PLAIN
 from genai_server.text.answers.reasoning import HARMONY, REASONING_FORMATS
+from genai_server.text.codec import TextCodec
 from genai_server.text.tool_formats import harmony
 from tests.running_server import RunningServer
 from tests.server_here import run_here
@@ -140,17 +144,21 @@ def test_levels_of_ollama_are_budgets_where_the_template_knows_none(
         assert (thought, text) == ("a" * budget, "yes")
 
 
-KEYS = {"ann": "ann-0123456789abcdef", "bob": "bob-0123456789abcdef"}
+KEYS = {name: f"{name}-0123456789abcdef" for name in ("ann", "bob", "admin")}
+
+
+def bearer(name: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {KEYS[name]}"}
 
 
 @pytest.fixture(scope="module")
 def limited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     """A server with a default budget, and one for a key."""
     folder = tmp_path_factory.mktemp("limited")
-    lines = [f"{line_of('ann', KEYS['ann'])} thinking_budget=30", line_of("bob", KEYS["bob"])]
+    lines = [f"{line_of('ann', KEYS['ann'])} thinking_budget=30", f"{line_of('bob', KEYS['bob'])} concurrent=1"]
     (folder / "keys").write_text("\n".join(lines))
     options = ("--device", "scripted", "--thinking-budget", "50", "--api-key-file", str(folder / "keys"))
-    with run_here(folder, *options) as server:
+    with run_here(folder, *options, settings={"GENAI_ADMIN_API_KEY": KEYS["admin"]}) as server:
         yield server
 
 
@@ -161,12 +169,73 @@ def limited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]
 def test_a_request_without_a_budget_has_that_of_its_key_or_model(
     limited: RunningServer, api: str, name: str, own: int | None, budget: int
 ) -> None:
-    limited.client.headers["authorization"] = f"Bearer {KEYS[name]}"
+    limited.client.headers.update(bearer(name))
     found = APIS[api](limited, script("think", "a" * budget), own)
     assert (found.thought, found.text) == ("a" * budget, "yes")
 
 
 def test_a_request_may_ask_for_no_limit(limited: RunningServer) -> None:
-    limited.client.headers["authorization"] = f"Bearer {KEYS['ann']}"
+    limited.client.headers.update(bearer("ann"))
     found = _chat_completions(limited, f"say <think>{'a' * 100}</think>yes", -1)
     assert (found.thought, found.text) == ("a" * 100, "yes")
+
+
+# It thinks until it is told to answer.
+ENDLESS = f"delay 0.01; say <think>{'a' * 1500}"
+
+
+@contextmanager
+def thinking(server: RunningServer, headers: dict[str, str], path: str, **fields: Any) -> Iterator[Iterator[Any]]:
+    """The events of an answer that thinks, from its first thought on."""
+    asked = {"messages": [{"role": "user", "content": ENDLESS}], "stream": True, "max_tokens": 1500, **fields}
+    with server.client.stream("POST", path, json=asked, headers=headers) as response:
+        assert response.status_code == 200
+        lines = (line.removeprefix("data: ") for line in response.iter_lines() if line.startswith("data: {"))
+        events = (json.loads(line) for line in lines)
+        next(event for event in events if "aa" in json.dumps(event) or '"a"' in json.dumps(event))
+        yield events
+
+
+def end(server: RunningServer, name: str, headers: dict[str, str]) -> tuple[int, Any]:
+    response = server.client.post(f"/v1/requests/{name}/end_reasoning", headers=headers)
+    return response.status_code, response.json().get("reasoning_ended", response.json().get("error", {}).get("code"))
+
+
+def _has_text(event: Any) -> bool:
+    delta = event["choices"][0]["delta"] if "choices" in event else event.get("delta", {})
+    return bool(delta.get("content") or delta.get("text"))
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages"])
+def test_the_reader_of_an_answer_ends_its_reasoning(
+    thinking_server: Callable[[str], RunningServer], form: str, path: str
+) -> None:
+    server = thinking_server(form)
+    asked = [{"role": "user", "content": ENDLESS.replace("<think>", REASONING_FORMATS[form].opening)}]
+    with thinking(server, {"x-request-id": "tale"}, path, messages=asked) as events:
+        assert end(server, "tale", {}) == (200, True)
+        assert any(map(_has_text, events))
+    assert end(server, "nobody", {}) == (404, "request_not_found")
+
+
+def test_reasoning_is_ended_by_the_requests_key_and_by_operators(limited: RunningServer) -> None:
+    path = "/v1/chat/completions"
+    with thinking(limited, {**bearer("bob"), "x-request-id": "mine"}, path, thinking_token_budget=-1) as events:
+        id = next(events)["id"]
+        for name in ("mine", id):
+            assert end(limited, name, bearer("ann")) == (404, "request_not_found")
+        assert end(limited, id, bearer("bob")) == (200, True)  # although it may have one answer at a time
+        assert any(map(_has_text, events))
+    with thinking(limited, {**bearer("ann"), "x-request-id": "hers"}, path, thinking_token_budget=-1) as events:
+        assert end(limited, "hers", bearer("admin")) == (200, True)
+        assert any(map(_has_text, events))
+
+
+def test_reasoning_without_a_known_format_cannot_be_ended(
+    served_codec: tuple[RunningServer, TextCodec], thinking_server: Callable[[str], RunningServer]
+) -> None:
+    server = thinking_server("think")
+    served_codec[1].dialect = PLAIN
+    with thinking(server, {"x-request-id": "plain"}, "/v1/chat/completions"):
+        assert end(server, "plain", {}) == (200, False)

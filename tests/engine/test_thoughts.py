@@ -11,6 +11,7 @@ from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.runners.loaded_model import LoadedModel
 from genai_server.engine.sampling.grammar import Guidance
 from genai_server.errors import InvalidField
+from genai_server.messages.admin import EndReasoning, ReasoningEnded
 from genai_server.messages.generation_request import FinishReason, Sampling, ThoughtRules
 from genai_server.messages.protocol import Refused
 from genai_server.text.answers.reasoning import THINK, ReasoningState
@@ -145,3 +146,19 @@ def test_a_budget_is_refused_where_tokens_have_no_known_text(loaded: LoadedModel
     error = refused.error.to_error()
     assert isinstance(error, InvalidField)
     assert (refused.key, error.param) == (1, "thinking_token_budget")
+
+
+def test_an_operators_call_ends_the_thoughts_of_all_answers_of_a_request(device: DemoDevice) -> None:
+    rules = structs.replace(RULES, budget=None)
+    for key, tenant in enumerate(("a", "a", "b")):
+        fields = {"request_id": "twice", "unique_id": f"u-{tenant}", "tenant": tenant}
+        device.submit(key, QUESTION, ignore_eos=True, thoughts=rules, **fields)
+    device.run_to(2, 5)
+    ended = device.ask(EndReasoning(7, "twice"), ReasoningEnded)
+    assert ({state.unique_id for state in ended.requests}, ended.num_ended) == ({"u-a", "u-b"}, 0)
+    ended = device.ask(EndReasoning(8, "twice", tenant="a"), ReasoningEnded)
+    assert ([state.unique_id for state in ended.requests], ended.num_ended) == (["u-a", "u-a"], 2)
+    device.run(0, 1, 2)
+    assert all(5 <= ended_at(device.tokens(key)) <= 12 for key in (0, 1))
+    with pytest.raises(StopIteration):
+        ended_at(device.tokens(2))

@@ -260,6 +260,7 @@ def create_app(
     ):
         app.include_router(module.router)
     app.include_router(embeddings.rerank_router)
+    app.include_router(requests.readers_router)
     app.include_router(ollama.unsupported)
     app.mount(page.API_DOCS_PATH, page.WebFiles(directory=API_DOCS))
     if settings.ui:

@@ -53,11 +53,11 @@ class AdminCalls:
                 if self._scheduler.answers is not None:
                     self._scheduler.answers.clear()
                 return admin.CacheReset(call, self._loaded.forget())
-            case admin.ListRequests(call, name):
-                sequences = list(self._requests) if name is None else self._requests.named(name)
+            case admin.ListRequests(call, name, tenant):
+                sequences = list(self._requests) if name is None else self._requests.named(name, tenant=tenant)
                 return admin.RequestList(call, [sequence.describe() for sequence in sequences])
-            case admin.CancelRequest(call):
-                return admin.RequestList(call, self._cancel(message))
+            case admin.CancelRequest() | admin.EndReasoning():
+                return self._end(message)
             case admin.LoadAdapter(call, adapter):
                 self._loaded.adapters.load(adapter)
                 return admin.AdapterReply(call)
@@ -70,6 +70,12 @@ class AdminCalls:
         having = (sequence.request for sequence in self._requests)
         return sorted({r.request_id for r in having if r.adapter is not None and r.adapter.id == id})
 
+    def _end(self, message: admin.CancelRequest | admin.EndReasoning) -> admin.RequestList | admin.ReasoningEnded:
+        """End a request, or only its thoughts."""
+        if isinstance(message, admin.CancelRequest):
+            return admin.RequestList(message.call, self._cancel(message))
+        return self._end_reasoning(message)
+
     def _cancel(self, message: admin.CancelRequest) -> list[admin.RequestState]:
         """End a request on an operator's behalf, unless several have its name; returns all that have it."""
         sequences = self._requests.named(message.name, is_unique=message.is_unique)
@@ -79,6 +85,17 @@ class AdminCalls:
                 self._requests.finish(sequence, FinishReason.CANCELLED)
             self._requests.tell_load(terminated=self._options.terminated)
         return found
+
+    def _end_reasoning(self, message: admin.EndReasoning) -> admin.ReasoningEnded:
+        """Close the thoughts of a request, unless several have its name."""
+        sequences = self._requests.named(message.name, is_unique=message.is_unique, tenant=message.tenant)
+        thoughts = [sequence.thought for sequence in sequences if sequence.thought is not None]
+        found = [sequence.describe() for sequence in sequences]
+        if len(_requests_of(sequences)) != 1:
+            return admin.ReasoningEnded(message.call, found)
+        for thought in thoughts:
+            thought.end()
+        return admin.ReasoningEnded(message.call, found, len(thoughts))
 
     def _profile_sessions(
         self, message: admin.StartProfile | admin.EndProfile | admin.ListProfiles

@@ -222,15 +222,16 @@ class Admission:
             )
 
     def _give_thought(self, sequence: Sequence) -> None:
-        """Have the thoughts of a sequence followed that has a budget for them. Raises InvalidField."""
+        """Have a sequence's thoughts followed. Raises InvalidField if that is impossible and they have a budget."""
         rules = sequence.request.thoughts
-        if rules is None or rules.budget is None:
+        if rules is None:
             return
-        if not self._guidance.knows_text:
+        if self._guidance.knows_text:
+            sequence.thought = Thought(rules, self._guidance.token_bytes, len(sequence.request.prompt))
+        elif rules.budget is not None:
             raise InvalidField(
                 "thinking_token_budget", "cannot be followed with this model: its tokenizer gives no text of tokens"
             )
-        sequence.thought = Thought(rules, self._guidance.token_bytes)
 
     def _give_inputs(self, sequence: Sequence) -> None:
         """Have what a sequence has besides text encoded."""

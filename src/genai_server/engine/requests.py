@@ -57,10 +57,14 @@ class RequestTable:
         """The sequence of a connection and key; None if it has ended."""
         return self._sequences.get((connection, key))
 
-    def named(self, name: str, *, is_unique: bool = False) -> list[Sequence]:
-        """The sequences of the request with this unique id or, unless `is_unique`, of all requests with this id."""
-        found = [sequence for sequence in self if sequence.request.own_id == name]
-        return found or [sequence for sequence in self if sequence.request.request_id == name and not is_unique]
+    def named(self, name: str, *, is_unique: bool = False, tenant: str | None = None) -> list[Sequence]:
+        """The sequences of the request with this unique id or, unless `is_unique`, of all requests with this id.
+
+        With a `tenant`, only its requests count.
+        """
+        present = [sequence for sequence in self if tenant in (None, sequence.tenant)]
+        found = [sequence for sequence in present if sequence.request.own_id == name]
+        return found or [sequence for sequence in present if sequence.request.request_id == name and not is_unique]
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence, without a message yet. Raises QueueFull."""

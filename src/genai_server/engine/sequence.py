@@ -69,7 +69,7 @@ class Sequence:
         self.max_length = min(request.max_length, len(request.prompt) + request.max_tokens)
         self.sampler = Sampler(request.sampling, request.prompt)
         self.guide = guide  # the grammar's state; None without a grammar
-        self.thought: Thought | None = None  # follows its thoughts, where these may have to end
+        self.thought: Thought | None = None  # ends its thoughts; None if these have no known format
         self.adapter = adapter  # None without one
         self.reuses_past = reuses_past  # whether it may reuse a cached prefix
         self.state = SequenceState.WAITING

@@ -165,6 +165,8 @@ class ListRequests(Call[RequestList], frozen=True):
 
     # Only the request with this unique id or, if there is none, all with this id.
     name: str | None = None
+    # Only requests of this tenant.
+    tenant: str | None = None
 
 
 class CancelRequest(Call[RequestList], frozen=True):
@@ -176,6 +178,26 @@ class CancelRequest(Call[RequestList], frozen=True):
     # The unique id of a request or, unless `is_unique`, its id if no request of the engine has this unique id.
     name: str
     is_unique: bool = False
+
+
+class ReasoningEnded(Reply, frozen=True):
+    """What the call's name stands for, and how many of these sequences may have had thoughts to end."""
+
+    requests: list[RequestState]
+    num_ended: int = 0
+
+
+class EndReasoning(Call[ReasoningEnded], frozen=True):
+    """Close the thoughts of a request's answers, as at the end of their budget, so that the model answers.
+
+    If its name stands for several requests, nothing is done.
+    """
+
+    # As in `CancelRequest`.
+    name: str
+    is_unique: bool = False
+    # Only requests of this tenant.
+    tenant: str | None = None
 
 
 # adapters
@@ -209,8 +231,9 @@ AdminCall = (
     | ResetPrefixCache
     | ListRequests
     | CancelRequest
+    | EndReasoning
     | LoadAdapter
     | UnloadAdapter
 )
 # Each call gets one.
-AdminReply = RuntimeOptionsReply | OpenProfiles | CacheReset | RequestList | AdapterReply | CallFailed
+AdminReply = RuntimeOptionsReply | OpenProfiles | CacheReset | RequestList | ReasoningEnded | AdapterReply | CallFailed

@@ -1,6 +1,5 @@
 """Thoughts whose budget is used up, without a model."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -24,19 +23,20 @@ def rules(form: ReasoningFormat = THINK, **fields: Any) -> ThoughtRules:
     return ThoughtRules(form.opening_pattern, form.closing_pattern, **values | fields)
 
 
-def written(thought: Thought, text: bytes, *, allowed: bool = True) -> Iterator[int]:
-    """The tokens of an answer, which are bytes: those of the text, where the thought has none of its own."""
+def written(thought: Thought, tokens: list[int], text: bytes, *, allowed: bool = True) -> bytes:
+    """Add the bytes of a text to the tokens of an answer, and before each those of the thought; returns what is new."""
+    first = len(tokens)
     for byte in text:
-        while (token := thought.next_token(lambda _: allowed)) is not None:
-            thought.note(token)
-            yield token
-        thought.note(byte)
-        yield byte
+        while (token := thought.next_token(tokens, lambda _: allowed)) is not None:
+            tokens.append(token)
+        tokens.append(byte)
+    return bytes(tokens[first:])
 
 
 def answer(text: str, budget: int | None, form: ReasoningFormat = THINK, **fields: Any) -> str:
-    thought = Thought(rules(form, budget=budget, **fields), lambda token: bytes([token]))
-    return bytes(written(thought, text.encode())).decode()
+    prompt = list(b"Hi</think>")
+    thought = Thought(rules(form, budget=budget, **fields), lambda token: bytes([token]), len(prompt))
+    return written(thought, prompt, text.encode()).decode()
 
 
 @pytest.mark.parametrize(
@@ -89,16 +89,19 @@ def test_a_later_message_without_an_end_before_it_is_found() -> None:
 
 def test_a_thought_goes_on_where_the_grammar_does_not_let_it_end() -> None:
     thought = Thought(rules(budget=2), lambda token: bytes([token]))
-    assert bytes(written(thought, b"abcd", allowed=False)) == b"abcd"
-    assert bytes(written(thought, b"ef")) == b"\n</think>\n\nef"
+    tokens: list[int] = []
+    assert written(thought, tokens, b"abcd", allowed=False) == b"abcd"
+    assert written(thought, tokens, b"ef") == b"\n</think>\n\nef"
 
 
 def test_a_thought_can_be_ended_from_outside() -> None:
     thought = Thought(rules(budget=None), lambda token: bytes([token]))
-    list(written(thought, b"abc"))
-    assert thought.end()
-    assert bytes(written(thought, b"def")) == b"\n</think>\n\ndef"
-    assert not thought.end()
+    tokens: list[int] = []
+    assert written(thought, tokens, b"abc") == b"abc"
+    thought.end()
+    assert written(thought, tokens, b"def") == b"\n</think>\n\ndef"
+    thought.end()
+    assert written(thought, tokens, b"ghi") == b"ghi"
 
 
 @given(text=st.text(alphabet="a.é\n<>/think ", max_size=60), budget=st.integers(0, 40), cuts=st.integers(1, 7))
@@ -109,9 +112,8 @@ def test_tokens_of_any_text_have_the_same_end(text: str, budget: int, cuts: int)
     thought = Thought(rules(budget=budget), pieces.__getitem__)
     own = 0
     for token in range(len(pieces)):
-        if thought.next_token(lambda _: True) is not None:
+        if thought.next_token(range(token), lambda _: True) is not None:
             break
-        thought.note(token)
         own += 1
     before = b"".join(pieces[:own])
     assert own <= budget + 3 or b"</think>" in before

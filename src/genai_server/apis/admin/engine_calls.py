@@ -14,8 +14,10 @@ from genai_server.http.middleware.authentication import require_admin
 from genai_server.messages.admin import (
     Call,
     CancelRequest,
+    EndReasoning,
     ListRequests,
     R,
+    ReasoningEnded,
     RequestList,
     RequestState,
     RuntimeOptionsReply,
@@ -23,7 +25,7 @@ from genai_server.messages.admin import (
 from genai_server.quoted_values import quoted
 
 T = TypeVar("T")
-Named = TypeVar("Named", RequestList, RuntimeOptionsReply)
+Named = TypeVar("Named", RequestList, RuntimeOptionsReply, ReasoningEnded)
 
 # Seconds to wait for an engine's reply, longer than any forward pass should take.
 _REPLY_TIMEOUT = 20.0
@@ -82,17 +84,22 @@ def by_device(replies: Sequence[tuple[EngineClient, T]], convert: Callable[[T], 
 
 
 async def ask_about(
-    engines: Sequence[EngineClient], name: str, make_call: Callable[[int, str, bool], Call[Named]]
+    engines: Sequence[EngineClient],
+    name: str,
+    make_call: Callable[[int, str, bool], Call[Named]],
+    *,
+    tenant: str | None = None,
 ) -> tuple[RequestState, list[tuple[EngineClient, Named]]]:
     """Make a call about the request with this unique id or else this id; returns the request and all replies.
 
     `make_call` takes the call's number, the name, and whether this is a unique id for certain. A single engine resolves
     the name itself, and does nothing if several of its requests have it. Several engines are asked for the unique id
-    first. Raises RequestNotFound, AmbiguousRequest, which lists the unique ids, and NoEngineReady.
+    first, among requests of the `tenant` if one is given. Raises RequestNotFound, AmbiguousRequest, which lists the
+    unique ids, and NoEngineReady.
     """
     is_unique = sum(engine.is_connected for engine in engines) > 1
     if is_unique:
-        found = await ask(engines, partial(ListRequests, name=name))
+        found = await ask(engines, partial(ListRequests, name=name, tenant=tenant))
         name = _only_request(name, found).unique_id
     replies = await ask(engines, lambda number: make_call(number, name, is_unique))
     return _only_request(name, replies), replies
@@ -121,3 +128,12 @@ async def cancel_request(engines: Sequence[EngineClient], name: str) -> RequestS
     """Cancel a request of any API process, named as for `ask_about`; returns it. Raises what `ask_about` raises."""
     cancelled, _ = await ask_about(engines, name, CancelRequest)
     return cancelled
+
+
+async def end_reasoning(engines: Sequence[EngineClient], name: str, tenant: str | None) -> tuple[RequestState, bool]:
+    """Close the thoughts of a request of any API process, among those of the `tenant` if one is given, named as for
+    `ask_about`; returns it, and whether the server knows how its model writes thoughts. Raises what `ask_about` raises.
+    """
+    call = partial(EndReasoning, tenant=tenant)
+    ended, replies = await ask_about(engines, name, call, tenant=tenant)
+    return ended, any(reply.num_ended for _, reply in replies)

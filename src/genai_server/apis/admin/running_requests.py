@@ -1,18 +1,32 @@
-"""Admin endpoints: list the requests of all engines and those that have ended, and cancel one."""
+"""Endpoints for requests: list those of all engines and those that have ended, cancel one, and end its reasoning."""
 
 import asyncio
+import re
 from typing import Any
 
 import msgspec
+from fastapi import APIRouter, Request
 
 from genai_server.apis.admin import engine_calls
 from genai_server.apis.admin.engine_calls import admin_router, ask
-from genai_server.apis.admin.schemas import CancelledRequest, EndedRequestsResponse, NoFields, RequestsResponse
+from genai_server.apis.admin.schemas import (
+    CancelledRequest,
+    EndedReasoning,
+    EndedRequestsResponse,
+    NoFields,
+    RequestsResponse,
+)
+from genai_server.apis.shared.router import error_responses
 from genai_server.engine_client.client import EngineClient
-from genai_server.generation.dependencies import TheServices
+from genai_server.generation.dependencies import TheRequestContext, TheServices
+from genai_server.http.middleware.authentication import rights
 from genai_server.messages.admin import ListRequests, RequestState
 
 router = admin_router(409)
+# For the readers of answers, not only for operators.
+readers_router = APIRouter(tags=["chat"], responses=error_responses(400, 404, 409, 503))
+# Ids of answers have their request's unique id in them.
+_ANSWER_ID = re.compile("(?:chatcmpl-|msg_)([0-9a-f]{24})")
 
 
 @router.get("/v1/requests", response_model=RequestsResponse)
@@ -41,6 +55,22 @@ async def cancel_request(request_id: str, services: TheServices, body: NoFields 
     """
     cancelled = await engine_calls.cancel_request(services.models.engines(), request_id)
     return {"id": cancelled.request_id, "unique_id": cancelled.unique_id, "object": "request", "cancelled": True}
+
+
+@readers_router.post("/v1/requests/{request_id}/end_reasoning", response_model=EndedReasoning)
+async def end_reasoning(
+    request_id: str, request: Request, services: TheServices, context: TheRequestContext, body: NoFields | None = None
+) -> dict[str, Any]:
+    """End the reasoning of a running or waiting request, so that the model answers now.
+
+    For requests of the caller's own API key, and for an operator those of all. `request_id` is as in `cancel`, or the
+    id of an answer.
+    """
+    tenant = None if rights(request).is_admin else context.tenant
+    of_answer = _ANSWER_ID.fullmatch(request_id)
+    name = request_id if of_answer is None else f"req-{of_answer[1]}"
+    ended, has_effect = await engine_calls.end_reasoning(services.models.engines(), name, tenant)
+    return {"id": ended.request_id, "unique_id": ended.unique_id, "object": "request", "reasoning_ended": has_effect}
 
 
 def _entry(state: RequestState, engine: EngineClient) -> dict[str, Any]:

@@ -238,6 +238,15 @@ class CancelledRequest(BaseModel):
     cancelled: Literal[True]
 
 
+class EndedReasoning(BaseModel):
+    """Confirms that the reasoning of a request ends; false for a model whose reasoning has no known format."""
+
+    id: str
+    unique_id: str
+    object: Literal["request"]
+    reasoning_ended: bool
+
+
 def _devices(value: str) -> str:
     try:
         return ",".join(device_list(value))

@@ -117,8 +117,6 @@ def choose_next_token(sequence: Sequence, scores: Scores, eos: Tokens[int]) -> N
         return NextToken(reason=FinishReason.STOP)
     sequence.append(token)
     _commit(sequence, token)
-    if sequence.thought is not None:
-        sequence.thought.note(token)
     wanted = request.top_logprobs is not None
     logprobs = [token_logprob(scores, token, request.top_logprobs or 0, request.scored_tokens)] if wanted else []
     if sequence.guide is not None and sequence.guide.is_complete:
@@ -154,7 +152,9 @@ def _choose(sequence: Sequence, scores: Scores, eos: Tokens[int]) -> int | None:
     """The next token; None if the grammar allows only the end."""
     guide = sequence.guide
     if sequence.thought is not None:
-        closing = sequence.thought.next_token(lambda token: guide is None or _fits(sequence, guide, token, eos))
+        closing = sequence.thought.next_token(
+            sequence.tokens, lambda token: guide is None or _fits(sequence, guide, token, eos)
+        )
         if closing is not None:
             sequence.sampler.note(closing)
             return closing

@@ -20,14 +20,15 @@ _SENTENCE_END = re.compile(r"""((?<!\d)\.|[!?…。！？]|\n)["'”’»)\]*_`]
 
 
 class Thought:
-    """The thoughts of one answer: `next_token` is asked before each token is chosen, and `note` told each one.
+    """The thoughts of one answer, whose tokens begin at `first` in those of its sequence.
 
-    For one thread at a time. `token_bytes` gives the text of a token.
+    As long as there is no budget, nothing of the answer is read. `token_bytes` gives the text of a token. For one
+    thread at a time, apart from `end`.
     """
 
-    def __init__(self, rules: ThoughtRules, token_bytes: Callable[[int], bytes]) -> None:
+    def __init__(self, rules: ThoughtRules, token_bytes: Callable[[int], bytes], first: int = 0) -> None:
         # Whether the answer is within a thought, and whether it can have no further one.
-        self.is_open, self.is_over = rules.is_open, False
+        self._is_open, self._is_over = rules.is_open, False
         # The next tokens, if these are not chosen by the model.
         self._forced: deque[int] = deque()
         # Tokens of all thoughts, and their limit, if any.
@@ -37,19 +38,25 @@ class Thought:
         self._opening, self._closing = re.compile(rules.opening), re.compile(rules.closing)
         self._token_bytes = token_bytes
         self._characters = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        self._end = ""  # of the text, from the last marker on
+        self._num_read = first  # tokens of the sequence
+        self._end = ""  # of their text, from the last marker on
 
     @property
     def forced(self) -> Sequence[int]:
         """The next tokens that are known, because they close a thought."""
         return list(self._forced)
 
-    def next_token(self, allows: Callable[[int], bool]) -> int | None:
-        """The token that must come next; None if the model chooses it.
+    def next_token(self, tokens: Sequence[int], allows: Callable[[int], bool]) -> int | None:
+        """The token that must come after those of the sequence; None if the model chooses it.
 
         A thought that the grammar does not allow to end here, because it has begun a tool call, ends when it may.
         `allows` says so of a token.
         """
+        if self._budget is None:
+            return None
+        for token in tokens[self._num_read :]:
+            self._note(token)
+        self._num_read = len(tokens)
         begins = not self._forced and self._must_close
         if begins:
             self._forced.extend(self._ending)
@@ -62,28 +69,26 @@ class Thought:
             self._ending = self._rules.later_end
         return self._forced.popleft()
 
-    def note(self, token: int) -> None:
-        """Note the answer's next token."""
-        if self.is_over:
+    def end(self) -> None:
+        """Close a thought as soon as possible, and any later one at once. Any thread may call this."""
+        self._budget = 0
+
+    def _note(self, token: int) -> None:
+        if self._is_over:
             return
         self._end = (self._end + self._characters.decode(self._token_bytes(token)))[-_SEARCHED:]
-        self._num_tokens += self.is_open
-        marker = (self._closing if self.is_open else self._opening).search(self._end)
+        self._num_tokens += self._is_open
+        marker = (self._closing if self._is_open else self._opening).search(self._end)
         if marker is not None:
-            self.is_open, self._end = not self.is_open, self._end[marker.end() :]
-            self.is_over = not self.is_open and not self._rules.are_several
-        elif not self.is_open and not self._rules.are_several:
-            self.is_over = len(self._end.lstrip()) > _PLAIN
-
-    def end(self) -> bool:
-        """Close the thought as soon as possible, and any later one at once; returns whether there can be one."""
-        self._budget = 0
-        return not self.is_over
+            self._is_open, self._end = not self._is_open, self._end[marker.end() :]
+            self._is_over = not self._is_open and not self._rules.are_several
+        elif not self._is_open and not self._rules.are_several:
+            self._is_over = len(self._end.lstrip()) > _PLAIN
 
     @property
     def _must_close(self) -> bool:
         """Whether a thought ends here, though not within a character, whose tokens are at most three more."""
-        if not self.is_open or self._budget is None or self._characters.getstate()[0]:
+        if not self._is_open or self._budget is None or self._characters.getstate()[0]:
             return False
         left = self._budget - self._num_tokens
         return left <= 0 or (left <= self._budget // 10 and _SENTENCE_END.search(self._end) is not None)

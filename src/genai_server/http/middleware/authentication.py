@@ -95,7 +95,7 @@ class Authentication:
         if state.receipt.is_counted:
             return
         if scope["method"] == "POST":
-            if not scope["path"].endswith("/cancel"):
+            if not scope["path"].endswith(("/cancel", "/end_reasoning")):
                 state.counted.enter_context(self._limits.request(key))
                 state.count_answers = partial(self._count_answers, key, state)
         elif scope["path"].removeprefix("/v1").startswith(_STORED_PATHS):
