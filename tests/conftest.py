@@ -138,7 +138,7 @@ def refused_start(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 
     # It would replace pytest's own handlers.
     monkeypatch.setattr("genai_server.cli.serve.serve_command.configure_logging", lambda *_: None)
-    monkeypatch.setattr("genai_server.cli.serve.server_lifetime.Supervisor", start)
+    monkeypatch.setattr("genai_server.cli.serve.server_lifetime.SupervisorThread", start)
     monkeypatch.chdir(ROOT)
     return serve
 

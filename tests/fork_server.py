@@ -1,7 +1,8 @@
 """Starts `genai-server` and engines by forking a process that has imported them, ten times as fast as an interpreter.
 
 Run as a program, this module is that process. `fork_server` starts it for the first command or engine. Each server that
-it forks begins with a process of its own to fork engines from, so that these are among its descendants.
+it forks begins with a process of its own to fork its supervisor from, and that with one to fork engines from, so that
+these are among the server's descendants.
 """
 
 import atexit
@@ -21,19 +22,23 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import IO
 from unittest.mock import patch
 
 from genai_server.child_process import start_module
+from genai_server.cli.serve import attach
 from genai_server.supervisor import engine_process
 
 COMMAND = "genai_server.cli"
+SUPERVISOR = "genai_server.supervisor.process"
 ENGINE = "genai_server.engine.process"
-# What is imported before the first engine is forked, and before the first command: `serve` forks engines. Uvicorn
-# imports some by name. None of them starts a thread.
+# What is imported before the first engine is forked, and before the first command: `serve` forks a supervisor, which
+# forks engines. Uvicorn imports some by name. None of them starts a thread.
 _OF_ENGINES = (ENGINE, "onnxruntime", "onnxruntime_genai")
 _OF_COMMANDS = (
     *_OF_ENGINES,
+    SUPERVISOR,
     "genai_server.tools.bench.bench_command",
     "genai_server.tools.terminal_chat.chat_command",
     "genai_server.tools.doctor.doctor_command",
@@ -216,19 +221,29 @@ def _serve(requests: socket.socket) -> str:
     return str(module)
 
 
-def _serve_engines() -> None:
-    """Fork a process from which this one's engines are forked; returns in this one only."""
+def _run(module: str) -> int | None:
+    """Run a module whose processes are forked, too."""
+    if module == COMMAND and sys.argv[1:2] == ["serve"]:
+        _fork_processes_of(attach)
+    elif module == SUPERVISOR:
+        _fork_processes_of(engine_process)
+    status: int | None = importlib.import_module(module).main()
+    return status
+
+
+def _fork_processes_of(starter: ModuleType) -> None:
+    """Fork a process from which is forked what this module starts; returns in this process only."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     if os.fork():
         theirs.close()
-        patch.object(engine_process, "start_module", ForkServer(ours).start_module).start()
+        patch.object(starter, "start_module", ForkServer(ours).start_module).start()
         return
     ours.close()
     _end_with_parent()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    importlib.import_module(_serve(theirs)).main()
+    _run(_serve(theirs))
 
 
 def _end_with_parent() -> None:
@@ -259,11 +274,8 @@ if __name__ == "__main__":
     end = _QuickEnd()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     requests = socket.socket(fileno=int(sys.argv[1]))
-    main = importlib.import_module(_serve(requests)).main
-    if sys.argv[1:2] == ["serve"]:
-        _serve_engines()
     try:
-        end.status = main()
+        end.status = _run(_serve(requests))
     except SystemExit as exit:
         if not isinstance(exit.code, int | None):
             raise

@@ -105,24 +105,12 @@ def has_ended(process: psutil.Process) -> bool:
         return True
 
 
-def fork_origin(server: "RunningServer") -> psutil.Process | None:
-    """The process from which the API processes of `--workers` are forked; None where they are not forked."""
-    return next(iter(_children(server, "multiprocessing.forkserver")), None)
-
-
 def api_processes(server: "RunningServer") -> list[psutil.Process]:
     """The running API processes of `--workers`."""
-    if (origin := fork_origin(server)) is not None:
-        return [child for child in origin.children() if not has_ended(child)]
-    return _children(server, "multiprocessing.spawn")
-
-
-def _children(server: "RunningServer", module: str) -> list[psutil.Process]:
-    """The server's child processes that run a function of this module."""
     found = []
     for child in psutil.Process(server.process.pid).children():
         with suppress(psutil.NoSuchProcess):  # a zombie's error, too
-            if module in " ".join(child.cmdline()):
+            if "multiprocessing.spawn" in " ".join(child.cmdline()):
                 found.append(child)
     return found
 

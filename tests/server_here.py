@@ -9,17 +9,21 @@ import gc
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from unittest.mock import patch
 
 import httpx
 import uvicorn
+from fastapi import FastAPI
 
+from genai_server.apis.app import Attachment
 from genai_server.cli.serve.composition import attached_app
 from genai_server.cli.serve.server_lifetime import _uvicorn_config, listen
 from genai_server.config.settings import Settings
 from genai_server.config.sources import add_options, load_settings
 from genai_server.messages.launch import EngineLaunch
+from genai_server.messages.supervisor import read_address
 from genai_server.supervisor import engine_watch
 from genai_server.supervisor.engine_process import EngineProcess
 from genai_server.supervisor.supervisor import Supervisor
@@ -51,6 +55,12 @@ def starts_held() -> Iterator[None]:
             goes_on.set()
 
 
+def app_for(settings: Settings, folder: Path) -> FastAPI:
+    """The app of an API process for the supervisor in this folder."""
+    attachment = Attachment(folder, partial(read_address, folder))
+    return attached_app(settings, attachment, on_loopback=settings.on_loopback)
+
+
 @contextmanager
 def run_here(
     folder: Path,
@@ -67,7 +77,7 @@ def run_here(
     with listen(chosen) as listener:
         supervisor = supervise(chosen)
         supervisor.start()
-        api = uvicorn.Server(_uvicorn_config(chosen, attached_app(chosen, supervisor.folder)))
+        api = uvicorn.Server(_uvicorn_config(chosen, app_for(chosen, supervisor.folder)))
         thread = threading.Thread(target=api.run, kwargs={"sockets": [listener]})
         thread.start()
         server = ServerHere(listener.getsockname()[1], folder)

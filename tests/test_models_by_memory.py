@@ -120,15 +120,12 @@ def test_keys_and_values_of_loaded_models_share_the_memory(tmp_path: Path) -> No
 
 
 def test_a_server_whose_model_cannot_fit_does_not_start(caplog: pytest.LogCaptureFixture) -> None:
-    called = threading.Event()
     settings = given(model_dir="/9000", device="scripted")
-    supervisor = Supervisor(
-        settings, on_nothing_loaded=called.set, budget=MemoryBudget(settings, free=lambda: 2000 * MIB, read=read)
-    )
+    supervisor = Supervisor(settings, budget=MemoryBudget(settings, free=lambda: 2000 * MIB, read=read))
     with caplog.at_level(logging.WARNING):
         supervisor.start()
     try:
-        assert called.is_set()
+        assert supervisor.status().has_nothing
         (line,) = [record.getMessage() for record in caplog.records]
         assert line == (
             "model 9000 needs about 9200 MiB for its weights, and 20 MiB for keys and values of a short "

@@ -4,8 +4,9 @@ A table in docs/architecture.md describes the processes.
 """
 
 import signal
+import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -13,7 +14,16 @@ import httpx
 import psutil
 import pytest
 
-from tests.running_server import body, has_ended, run_server, running_after, serve_with_uvicorn, suspended, wait_until
+from tests.running_server import (
+    ROOT,
+    body,
+    clean_environment,
+    free_port,
+    has_ended,
+    running_after,
+    suspended,
+    wait_until,
+)
 
 # Longer than a replaced process takes to start on a busy machine.
 SECONDS = 120.0
@@ -38,7 +48,7 @@ class Processes:
         return [psutil.Process(self.engine_id())]
 
     def supervisors(self) -> list[psutil.Process]:
-        """The supervisor, if it is a process of its own."""
+        """The supervisor."""
         return [found for found in self.all() if "genai_server.supervisor.process" in found.cmdline()]
 
     def workers(self) -> list[psutil.Process]:
@@ -72,42 +82,49 @@ class Processes:
 
 
 @contextmanager
-def served(*options: str, folder: Path, temporary: Path) -> Iterator[Processes]:
-    with run_server(folder, "--device", "scripted", *options, settings={"TMPDIR": str(temporary)}) as server:
-        yield Processes(server.process.pid, server.url)
-
-
-@contextmanager
-def under_uvicorn(*options: str, folder: Path, temporary: Path) -> Iterator[Processes]:
-    patient = ["--timeout-worker-healthcheck", "120"]
-    with serve_with_uvicorn(folder, *options, *patient, GENAI_DEVICE="scripted", TMPDIR=str(temporary)) as (
-        process,
-        url,
-        _,
-    ):
-        found = Processes(process.pid, url)
+def started_by(command: Sequence[str], *, folder: Path, temporary: Path) -> Iterator[Processes]:
+    """A server that this command line of Python starts; `PORT` stands for a free port."""
+    port = str(free_port())
+    line = [sys.executable, *(part.replace("PORT", port) for part in command)]
+    environment = clean_environment(GENAI_DEVICE="scripted", TMPDIR=str(temporary))
+    with (folder / "server.log").open("wb") as log:
+        process = subprocess.Popen(line, cwd=ROOT, env=environment, stdout=log, stderr=log)
+    try:
+        found = Processes(process.pid, f"http://127.0.0.1:{port}")
         wait_until(found.is_ready, SECONDS)
         yield found
+    finally:
+        process.terminate()
+        process.wait(SECONDS)
 
 
 def is_worker(process: psutil.Process) -> bool:
     """Whether it is one of several API processes."""
-    parent = process.parent()
-    line, before = " ".join(process.cmdline()), "" if parent is None else " ".join(parent.cmdline())
-    # Those of `serve` are forked from a process that has imported everything.
-    return "multiprocessing.spawn" in line or ("multiprocessing.forkserver" in line and "forkserver" in before)
+    line, parent = " ".join(process.cmdline()), process.parent()
+    is_forked = "gunicorn" in line and parent is not None and "gunicorn" in " ".join(parent.cmdline())
+    return is_forked or "multiprocessing.spawn" in line
 
 
+SERVE = ["-m", "genai_server", "serve", "--port", "PORT"]
+UVICORN = ["-m", "uvicorn", "genai_server.asgi:app", "--port", "PORT"]
+PATIENT = ["--timeout-worker-healthcheck", "120"]
+# What people write to start an app with settings of their own.
+SCRIPT = """import uvicorn
+if __name__ == "__main__":
+    uvicorn.run("genai_server.asgi:app", port=PORT, reload=False, workers=2, timeout_worker_healthcheck=120)
+"""
+GUNICORN = ["-m", "gunicorn", "genai_server.asgi:app", "--bind", "127.0.0.1:PORT", "--workers", "2", "--timeout", "120"]
+ONE = [Processes.engines, Processes.supervisors]
+SEVERAL = [*ONE, Processes.workers]
 WAYS = {
-    "serve": (served, [], [Processes.engines]),
-    "serve --workers 2": (served, ["--workers", "2"], [Processes.engines, Processes.workers]),
-    "serve --reload": (served, ["--reload"], [Processes.engines]),
-    "uvicorn": (under_uvicorn, [], [Processes.engines, Processes.supervisors]),
-    "uvicorn --workers 2": (
-        under_uvicorn,
-        ["--workers", "2"],
-        [Processes.engines, Processes.supervisors, Processes.workers],
-    ),
+    "serve": (SERVE, ONE),
+    "serve --workers 2": ([*SERVE, "--workers", "2"], SEVERAL),
+    "serve --reload": ([*SERVE, "--reload"], ONE),
+    "uvicorn": (UVICORN, ONE),
+    "uvicorn --reload": ([*UVICORN, "--reload", "--reload-dir", "models"], ONE),
+    "uvicorn --workers 2": ([*UVICORN, *PATIENT, "--workers", "2"], SEVERAL),
+    "uvicorn.run": (["-c", SCRIPT], SEVERAL),
+    "gunicorn": ([*GUNICORN, "--worker-class", "uvicorn_worker.UvicornWorker"], SEVERAL),
 }
 
 
@@ -115,9 +132,9 @@ WAYS = {
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("way", WAYS)
 def test_each_process_may_die_and_nothing_is_left(way: str, own_folder: Path, short_folder: Path) -> None:
-    start, options, mortal = WAYS[way]
+    command, mortal = WAYS[way]
     seen: set[psutil.Process] = set()
-    with start(*options, folder=own_folder, temporary=short_folder) as server:
+    with started_by(command, folder=own_folder, temporary=short_folder) as server:
         for find in mortal:
             found = find(server)
             assert found, [process.cmdline() for process in server.all()]

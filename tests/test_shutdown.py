@@ -155,9 +155,13 @@ def test_a_signal_before_the_start_is_over_is_no_error(own_folder: Path) -> None
     script.write_text(
         "import signal, sys\n"
         "from genai_server.cli import main\n"
-        "from genai_server.supervisor.supervisor import Supervisor\n"
-        "start = Supervisor.start\n"
-        "Supervisor.start = lambda supervisor: (start(supervisor), signal.raise_signal(signal.SIGINT))\n"
+        "from genai_server.cli.serve import server_lifetime\n"
+        "begin = server_lifetime.SupervisorThread\n"
+        "def interrupted(*given, **options):\n"
+        "    thread = begin(*given, **options)\n"
+        "    signal.raise_signal(signal.SIGINT)\n"
+        "    return thread\n"
+        "server_lifetime.SupervisorThread = interrupted\n"
         "sys.exit(main(['serve', *sys.argv[1:]]))\n",
         encoding="utf-8",
     )
@@ -168,7 +172,7 @@ def test_a_signal_before_the_start_is_over_is_no_error(own_folder: Path) -> None
         assert "ERROR" not in server.log()
 
 
-@pytest.mark.parametrize("kind", [[], ["--workers", "2"], ["--reload"]], ids=["one", "workers", "reload"])
+@pytest.mark.parametrize("kind", [[], ["--workers", "2"]], ids=["one", "workers"])
 def test_a_second_signal_ends_now(own_folder: Path, kind: list[str]) -> None:
     with run_server(own_folder, "--device", "scripted", "--drain-timeout", "600", *kind) as server:
         with server.stream("delay 0.02; count 20") as short, told_to_stop(server, LONG) as reader:
@@ -272,8 +276,8 @@ HANGS = {
         "ResponseStore.close = lambda *_: threading.Event().wait()\n"
     ),
     "the supervisor": (
-        "from genai_server.supervisor.supervisor import Supervisor\n"
-        "Supervisor.stop = lambda *_: threading.Event().wait()\n"
+        "from genai_server.cli.serve.attach import SupervisorThread\n"
+        "SupervisorThread.end = lambda *_: threading.Event().wait()\n"
     ),
     "standard error": (
         "import asyncio, fcntl, os\n"
@@ -293,7 +297,7 @@ def hanging(folder: Path, hang: str, *options: str) -> Iterator[RunningServer]:
     script = folder / "hangs.py"
     begin = "import sys, threading\nfrom genai_server.cli import main\n"
     patience = (
-        "from genai_server.cli.serve import server_lifetime, signals\nsignals.ENDING = server_lifetime.ENDING = 1\n"
+        "from genai_server.cli.serve import server_lifetime, shutdown\nshutdown.ENDING = server_lifetime.ENDING = 1\n"
     )
     end = "sys.exit(main(['serve', *sys.argv[1:]]))\n"
     script.write_text(begin + patience + HANGS[hang] + end, encoding="utf-8")

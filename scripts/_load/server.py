@@ -58,12 +58,13 @@ class Server:
         )
 
     def api_pids(self) -> list[int]:
-        """The processes that answer HTTP: the server's own, or the several that are forked from a child of it."""
+        """The processes that answer HTTP: the server's own, or its several workers."""
+        workers = []
         for child in psutil.Process(self.pid).children():
             with suppress(psutil.Error):
-                if any("multiprocessing.forkserver" in part for part in child.cmdline()):
-                    return [worker.pid for worker in child.children()]
-        return [self.pid]
+                if any("multiprocessing.spawn" in part for part in child.cmdline()):
+                    workers.append(child.pid)
+        return workers or [self.pid]
 
     def is_up(self) -> bool:
         """Whether it takes work. Raises DoesNotStart once no engine can load its model."""

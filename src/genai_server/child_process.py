@@ -31,6 +31,15 @@ def start_module(
         return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
 
 
+def in_words(status: int) -> str:
+    """An exit status with its meaning for an operator."""
+    if status == -9:
+        return "exit status -9: killed, by the kernel if memory ran out, or by a user"
+    if status < 0:
+        return f"exit status {status}: signal {signal.strsignal(-status) or -status}"
+    return f"exit status {status}"
+
+
 def ignore_group_signals() -> None:
     """Ignore signals to the whole process group: the parent handles them, and its end ends this process."""
     for number in GROUP_SIGNALS:

@@ -367,12 +367,6 @@ class StoreUnavailable(Unavailable, code="store_unavailable"):
     """The file of stored responses cannot be read or written; the message has the reason."""
 
 
-class ServerStarting(Unavailable, code="server_starting"):
-    """No process of the API is ready yet."""
-
-    default_message = "the server is starting; try again"
-
-
 class ServerDraining(Unavailable, code="server_draining"):
     """The server is stopping: running requests continue, and new ones are refused."""
 

@@ -1,7 +1,6 @@
 """The environment of child processes and of libraries that are imported later."""
 
 from collections.abc import Mapping
-from pathlib import Path
 
 from genai_server.config import environment
 from genai_server.config.settings import Settings
@@ -37,15 +36,8 @@ def test_exported_settings_overrule_what_the_environment_said() -> None:
     assert (settings.admin_api_key, settings.port) == (None, 2)
 
 
-def test_engines_to_attach_are_those_that_were_exported(tmp_path: Path) -> None:
-    environ: dict[str, str] = {}
-    assert environment.engines_to_attach(environ) is None
-    environment.export_engines(tmp_path, environ)
-    assert environment.engines_to_attach(environ) == tmp_path
-
-
 def test_engine_and_builder_processes_inherit_no_keys_of_ours() -> None:
-    ours = {"GENAI_API_KEYS": "ann:k", "GENAI_ADMIN_API_KEY": "k", "GENAI_ENGINES_DIR": "/tmp/e", "HF_TOKEN": "t"}
+    ours = {"GENAI_API_KEYS": "ann:k", "GENAI_ADMIN_API_KEY": "k", "HF_TOKEN": "t"}
     ours |= {"OTEL_EXPORTER_OTLP_HEADERS": "authorization=k", "PROMETHEUS_MULTIPROC_DIR": "/tmp/m"}
     others = {"PATH": "/bin", "CUDA_VISIBLE_DEVICES": "1", "ORT_DISABLE_TELEMETRY": "1"}
     assert environment.engine_environment(ours | others) == others

@@ -58,7 +58,7 @@ def test_other_variables_and_options_are_ignored() -> None:
 
 def test_unknown_variables_are_reported_with_the_likely_name(dotenv: Path) -> None:
     dotenv.write_text("GENAI_UNHEARD_OF=1\nGENAI_THREADS=3\n", encoding="utf-8")
-    environ = {"PATH": "/bin", "GENAI_API_KEY": "x", "GENAI_EXTRA": "cpu", "GENAI_ENGINES_DIR": "x", "GENAI_DEVICE": ""}
+    environ = {"PATH": "/bin", "GENAI_API_KEY": "x", "GENAI_EXTRA": "cpu", "GENAI_DEVICE": ""}
     in_file = f"GENAI_UNHEARD_OF in {dotenv}"
     assert unknown_variables(environ, dotenv=dotenv) == {"GENAI_API_KEY": "GENAI_API_KEYS", in_file: None}
     assert unknown_variables({}, dotenv=None) == {}

@@ -44,7 +44,7 @@ def take_files(left):
     return held
 
 settings = load_settings({"device": "scripted", "max_restarts": "1"}, environ={}, dotenv=None)
-supervisor = Supervisor(settings, on_nothing_loaded=lambda: print("nothing loaded", flush=True))
+supervisor = Supervisor(settings)
 """
 FIRST_START = """
 held = take_files(8)

@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -203,36 +202,19 @@ def test_a_load_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_device_that_cannot_load_fails_and_the_others_serve() -> None:
     chosen = settings(device="cpu,cuda", model_dir=str(DEMO))
-    called = threading.Event()
-    with supervised(Supervisor(chosen, on_nothing_loaded=called.set)) as supervisor:
+    with supervised(Supervisor(chosen)) as supervisor:
         wait_until(lambda: {status.state for status in supervisor.statuses()} == {"ready", "failed"})
         cpu, cuda = supervisor.statuses()
         assert (cpu.state, cuda.state) == ("ready", "failed")
         assert cuda.error is not None
         assert "uda" in cuda.error
         assert cuda.pid is None
-        assert not called.is_set()
+        assert not supervisor.status().has_nothing
 
 
-def test_owner_is_notified_when_nothing_loads() -> None:
-    called, started = threading.Event(), threading.Event()
-    chosen = settings(device="cpu", model_dir="/nowhere")
-    with supervised(Supervisor(chosen, on_nothing_loaded=called.set, on_started=started.set)):
-        assert called.wait(90)
-        assert not started.is_set()
-
-
-def test_owner_is_notified_once_when_all_devices_have_loaded() -> None:
-    notified: list[int] = []
-    with supervised(
-        Supervisor(settings(device="scripted:0,scripted:1"), on_started=lambda: notified.append(1))
-    ) as supervisor:
-        wait_until(lambda: bool(notified))
-        assert {status.state for status in supervisor.statuses()} == {"ready"}
-        pid = pid_of_first(supervisor)
-        psutil.Process(pid).kill()
-        wait_until(lambda: first(supervisor).state == "ready" and first(supervisor).pid != pid)
-        assert notified == [1]
+def test_the_status_says_when_nothing_loads() -> None:
+    with supervised(Supervisor(settings(device="cpu", model_dir="/nowhere"))) as supervisor:
+        wait_until(lambda: supervisor.status().has_nothing)
 
 
 def test_an_engine_ends_when_its_supervisor_is_killed(short_folder: Path) -> None:

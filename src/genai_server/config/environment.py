@@ -7,8 +7,6 @@ from pathlib import Path
 from genai_server.config.setting_form import environment_variable
 from genai_server.config.settings import Settings
 
-# The folder of the running engines. `genai-server serve` sets it for its API processes.
-ATTACH_VARIABLE = "GENAI_ENGINES_DIR"
 # prometheus-client also reads it when it is imported.
 SHARED_METRICS = "PROMETHEUS_MULTIPROC_DIR"
 # Prefixes of variables for API processes and commands only. They hold API keys, headers of OpenTelemetry's exporter,
@@ -36,21 +34,6 @@ def export_settings(settings: Settings, environ: MutableMapping[str, str] = os.e
     for name in Settings.model_fields:
         value = getattr(settings, name)
         environ[environment_variable(name)] = "" if value is None else str(value)
-
-
-def engines_to_attach(environ: Mapping[str, str] = os.environ) -> Path | None:
-    """The folder of the engines that this process attaches to; None if it starts its own."""
-    folder = environ.get(ATTACH_VARIABLE)
-    return Path(folder) if folder else None
-
-
-def export_engines(folder: Path, environ: MutableMapping[str, str] = os.environ) -> None:
-    """Write the engines' folder into the environment for the API processes that are started next.
-
-    They keep their metrics in its folder `metrics`, so that each can report the sums.
-    """
-    environ[ATTACH_VARIABLE] = str(folder)
-    export_metrics(folder, environ)
 
 
 def export_metrics(folder: Path, environ: MutableMapping[str, str] = os.environ) -> None:

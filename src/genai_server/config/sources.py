@@ -12,7 +12,6 @@ from dotenv import dotenv_values
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from genai_server.config.environment import ATTACH_VARIABLE
 from genai_server.config.setting_form import FORMER_NAMES, environment_variable, option
 from genai_server.config.setting_groups import GROUPS
 from genai_server.config.settings import Settings
@@ -181,7 +180,7 @@ def unknown_variables(
     known = [environment_variable(name) for name in Settings.model_fields]
     given = {name: f"{name} in {dotenv}" for name in (dotenv_values(dotenv) if dotenv is not None else ())}
     given |= {name: name for name in environ}
-    accepted = {*map(environment_variable, NAMES), ATTACH_VARIABLE, _OF_SCRIPTS}
+    accepted = {*map(environment_variable, NAMES), _OF_SCRIPTS}
     strange = {name for name in given if name.startswith("GENAI_")} - accepted
     return {given[name]: next(iter(difflib.get_close_matches(name, known, 1, 0.8)), None) for name in sorted(strange)}
 

@@ -64,4 +64,8 @@ class RemoveAdapter(Struct, frozen=True, tag=True):
     id: str
 
 
-Command = LoadModel | UnloadModel | SetAlias | KeepModel | WantModel | AddAdapter | RemoveAdapter
+class EndServer(Struct, frozen=True, tag=True):
+    """Leave once no API process is connected, without waiting for another one."""
+
+
+Command = LoadModel | UnloadModel | SetAlias | KeepModel | WantModel | AddAdapter | RemoveAdapter | EndServer

@@ -18,6 +18,9 @@ from genai_server.messages.server_status import ServerStatus
 from genai_server.messages.worker_tasks import MAX_FRAME_BYTES, FromPool, ToPool
 
 _NAME = "supervisor.json"
+# The file in the same folder that is locked by a process that starts the supervisor, and by the supervisor while it
+# leaves.
+LOCK = "lock"
 
 
 class Ask(Struct, frozen=True, tag=True):
@@ -50,6 +53,17 @@ def supervisor_client_decoder() -> FrameDecoder[FromSupervisor]:
     return FrameDecoder(msgspec.msgpack.Decoder(list[FromSupervisor]), MAX_FRAME_BYTES)
 
 
+class SupervisorLaunch(Struct, frozen=True):
+    """What a supervisor is started with, as JSON."""
+
+    # Where API processes look for it.
+    folder: str
+    # The server's settings, by their names.
+    settings: dict[str, object]
+    # The process id of the server's first process: the only API process, or the parent of all.
+    first: int
+
+
 class SupervisorAddress(Struct, frozen=True):
     """Where a supervisor listens; a file that only the server's user can read."""
 
@@ -57,6 +71,8 @@ class SupervisorAddress(Struct, frozen=True):
     address: str
     # Sent by each API process before anything else, because any local user can connect to a port.
     secret: str
+    # The supervisor's process id.
+    pid: int = 0
 
 
 def write_address(folder: Path, address: SupervisorAddress) -> None:

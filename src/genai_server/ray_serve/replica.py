@@ -5,6 +5,7 @@ Serve's handles call it in the process of an actor. The app gets ASGI messages t
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine
+from functools import partial
 from typing import Any
 
 from ray import serve
@@ -12,12 +13,14 @@ from starlette.types import Message
 from uvicorn import Config
 from uvicorn.lifespan.on import LifespanOn
 
+from genai_server.apis.app import Attachment
 from genai_server.cli.serve.composition import attached_app
 from genai_server.cli.serve.preflight import check_models
 from genai_server.config.settings import Settings
 from genai_server.errors import ConfigurationError
 from genai_server.logs import configure_logging
 from genai_server.messages.server_status import EngineState
+from genai_server.messages.supervisor import read_address
 from genai_server.ray_serve.forwarded import READINESS, REPLICA_HEADER, ForwardedRequest, ReplicaAnswer, with_header
 from genai_server.supervisor.supervisor import Supervisor
 
@@ -43,7 +46,9 @@ class Replica:
         # Requests that the app answers; those whose client has left may end a little later.
         self._running: set[asyncio.Task[None]] = set()
         self._supervisor = Supervisor(settings)
-        self._app = attached_app(settings, self._supervisor.folder)
+        folder = self._supervisor.folder
+        attachment = Attachment(folder, partial(read_address, folder))
+        self._app = attached_app(settings, attachment, on_loopback=settings.on_loopback)
         self._lifespan = LifespanOn(Config(self._app, lifespan="on", log_config=None))
         self._supervisor.start()
         try:

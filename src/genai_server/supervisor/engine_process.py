@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import signal
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
@@ -10,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from genai_server.child_process import start_module
+from genai_server.child_process import in_words, start_module
 from genai_server.config.environment import engine_environment
 from genai_server.messages.launch import (
     BEAT_SECONDS,
@@ -199,12 +198,3 @@ class EngineProcess:
     def _kill(self, reason: str) -> None:
         self._killed_because = reason
         self._process.kill()
-
-
-def in_words(status: int) -> str:
-    """An exit status with its meaning for an operator."""
-    if status == -9:
-        return "exit status -9: killed, by the kernel if memory ran out, or by a user"
-    if status < 0:
-        return f"exit status {status}: signal {signal.strsignal(-status) or -status}"
-    return f"exit status {status}"

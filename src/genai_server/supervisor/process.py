@@ -1,8 +1,10 @@
-"""A supervisor as a process of its own, which the workers of uvicorn or gunicorn share.
+"""A supervisor as a process of its own, which all API processes of a server share.
 
-The first API process starts it, with `SupervisorLaunch` on standard input, and it ends after the last one.
+`genai-server serve` starts it, or the first worker of uvicorn or gunicorn, with `SupervisorLaunch` on standard input.
+It writes a line to standard output when it listens, and ends after the last API process.
 """
 
+import contextlib
 import logging
 import os
 import shutil
@@ -14,43 +16,34 @@ from pathlib import Path
 import msgspec
 import psutil
 from filelock import FileLock, Timeout
-from msgspec import Struct
 
-from genai_server.child_process import ignore_group_signals
+from genai_server.child_process import ignore_group_signals, private_standard_output
 from genai_server.config.settings import Settings
 from genai_server.logs import configure_logging
+from genai_server.messages.supervisor import LOCK, SupervisorLaunch
 from genai_server.supervisor.supervisor import Supervisor
 
 log = logging.getLogger(__name__)
-# Held by a process that starts the supervisor of a folder, and by the supervisor while it leaves.
-LOCK = "lock"
 # Seconds between two looks at the number of API processes.
-_LOOK_EVERY = 0.1
+_LOOK_EVERY = 0.05
 # Seconds without an API process after which a supervisor leaves: while the server's first process lives, which replaces
 # workers that die, and after that.
 _PATIENCE, _LINGER = 60.0, 1.0
 
 
-class SupervisorLaunch(Struct, frozen=True):
-    """What a supervisor is started with, as JSON."""
-
-    # Where API processes look for it.
-    folder: str
-    # The server's settings, by their names.
-    settings: dict[str, object]
-    # The process id of the server's first process: the only API process, or the parent of all.
-    first: int
-
-
 def main() -> None:
     """Supervise until no API process is left."""
     ignore_group_signals()
+    output = private_standard_output()
     launch = msgspec.json.decode(sys.stdin.buffer.read(), type=SupervisorLaunch)
     settings = Settings.model_validate(launch.settings)
     configure_logging(settings.log_level, settings.log_format)
     folder = Path(launch.folder)
     supervisor = Supervisor(settings, found_in=folder)
     supervisor.start()
+    with contextlib.suppress(OSError):  # the process that waits for it may have ended
+        os.write(output, b"listening\n")
+    os.close(output)
     _until_unused(supervisor, folder, launch.first)
     os._exit(0)
 
@@ -67,6 +60,8 @@ def _until_unused(supervisor: Supervisor, folder: Path, first: int) -> None:
         never.wait(_LOOK_EVERY)
         now = time.monotonic()
         patience = _PATIENCE if parent is not None and parent.is_running() else _LINGER
+        if supervisor.is_leaving:
+            patience = 0.0
         if supervisor.num_api_processes:
             last_used = now
         elif now - last_used >= patience:

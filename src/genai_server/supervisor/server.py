@@ -6,6 +6,7 @@ Each API process has one connection (messages/supervisor.py).
 import asyncio
 import hmac
 import logging
+import os
 import sys
 import threading
 from collections.abc import Callable
@@ -126,7 +127,7 @@ class SupervisorServer:
         else:
             address = str(self._folder / "supervisor.sock")
             server = await loop.create_unix_server(protocol, address)
-        write_address(self._folder, SupervisorAddress(address, self._secret))
+        write_address(self._folder, SupervisorAddress(address, self._secret, os.getpid()))
         self._commands = ThreadPoolExecutor(1, "commands")
         self._ready.set()
         try:

@@ -1,8 +1,8 @@
 """Manages the models of one server: starts and watches their engines, and publishes their state.
 
-It uses only threads, so that it can run in the process of `genai-server serve` (the API process, the parent of several,
-or the reloader), or in a process of its own, which the workers of uvicorn or gunicorn share. API processes find its
-socket in a folder that only the server's user can enter.
+It uses only threads, so that it can run in a process of its own, which all API processes of a server share, or in that
+of `genai-server doctor` or of a Ray Serve replica. API processes find its socket in a folder that only the server's
+user can enter.
 """
 
 import logging
@@ -26,6 +26,7 @@ from genai_server.errors import ModelLoadFailed
 from genai_server.messages.commands import (
     AddAdapter,
     Command,
+    EndServer,
     KeepModel,
     LoadModel,
     RemoveAdapter,
@@ -54,17 +55,14 @@ _LOOK_EVERY = 0.2
 class Supervisor:
     """Owns the engine processes of one server, from `start` to `stop`.
 
-    `on_nothing_loaded` is called from a thread when no device could load at the start. `on_started` is called from a
-    thread once each device has loaded or failed at the start, if one is ready. API processes find it by `folder`, which
-    it makes, or by the folder `found_in`. Raises ConfigurationError for wrong options of a device.
+    API processes find it by `folder`, which it makes, or by the folder `found_in`. Raises ConfigurationError for wrong
+    options of a device.
     """
 
     def __init__(
         self,
         settings: Settings,
         *,
-        on_nothing_loaded: Callable[[], None] = lambda: None,
-        on_started: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
         budget: MemoryBudget | None = None,
         found_in: Path | None = None,
@@ -76,9 +74,8 @@ class Supervisor:
         self._has_nothing = False
         self._settings = settings
         self._secret = secrets.token_hex(32)
-        self._on_nothing_loaded = on_nothing_loaded
-        self._on_started = on_started
-        self._has_started = False
+        # Whether it is to leave once no API process is connected.
+        self.is_leaving = False
         self._clock = clock
         self._lock = threading.RLock()
         self._stopping = threading.Event()
@@ -157,16 +154,8 @@ class Supervisor:
         with self._lock:
             now = self._clock()
             match command:
-                case LoadModel(name, path, devices, chat_template, at_once, draft_model):
-                    device_options(self._settings, name, devices)
-                    if draft_model and (why := task_of(Path(path)).why_no_drafts):
-                        raise ModelLoadFailed(f"draft_model={draft_model}: {why}", param="draft_model")
-                    model = self._managed_model(name, path, devices, on_demand=True)
-                    drafting = draft_model if self._settings.speculation != "off" else ""
-                    model.change(chat_template=chat_template, draft_model=drafting)
-                    self._models.add(model)
-                    if at_once:
-                        self._models.request_load(name, now)
+                case LoadModel():
+                    self._load(command, now)
                 case UnloadModel(name, timeout):
                     self._models.unload(name, now + timeout, now)
                 case SetAlias(alias, name):
@@ -179,7 +168,21 @@ class Supervisor:
                     self._models.add_adapter(name, adapter)
                 case RemoveAdapter(name, id):
                     self._models.remove_adapter(name, id)
+                case EndServer():
+                    self.is_leaving = True
             self._publish()
+
+    def _load(self, command: LoadModel, now: float) -> None:
+        name, draft_model = command.name, command.draft_model
+        device_options(self._settings, name, command.devices)
+        if draft_model and (why := task_of(Path(command.path)).why_no_drafts):
+            raise ModelLoadFailed(f"draft_model={draft_model}: {why}", param="draft_model")
+        model = self._managed_model(name, command.path, command.devices, on_demand=True)
+        drafting = draft_model if self._settings.speculation != "off" else ""
+        model.change(chat_template=command.chat_template, draft_model=drafting)
+        self._models.add(model)
+        if command.at_once:
+            self._models.request_load(name, now)
 
     def _run_models(self) -> None:
         while not self._stopping.wait(_LOOK_EVERY):
@@ -249,17 +252,10 @@ class Supervisor:
         self._publish()
         if all(engine.status.state == EngineState.FAILED and not engine.has_loaded for engine in self._first):
             self._nothing_loaded()
-        with self._lock:
-            states = {engine.status.state for engine in self._first}
-            is_news = not self._has_started and EngineState.STARTING not in states and EngineState.READY in states
-            self._has_started |= is_news
-        if is_news:
-            self._on_started()
 
     def _nothing_loaded(self) -> None:
         self._has_nothing = True
         self._publish()
-        self._on_nothing_loaded()
 
     def _publish(self) -> None:
         with self._lock:

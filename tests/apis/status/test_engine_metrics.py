@@ -14,7 +14,6 @@ from msgspec import structs
 from prometheus_client.core import Metric
 
 from genai_server.apis.status.engine_metrics import EngineMetrics
-from genai_server.cli.serve.composition import attached_app
 from genai_server.config.settings import Settings
 from genai_server.config.sources import load_settings
 from genai_server.generation.catalog import Catalog
@@ -31,6 +30,7 @@ from genai_server.messages.server_status import (
 from tests.reported_status import reporting
 from tests.running_server import RunningServer, body, run_server, suspended, wait_until
 from tests.scraped import Scraped, scrape
+from tests.server_here import app_for
 
 # vLLM's names: a dashboard replaces only the prefix.
 OF_VLLM = """
@@ -172,7 +172,7 @@ def test_the_operator_says_who_may_read_them(short_folder: Path, who: str, stran
     values = {"device": "scripted", "api_keys": "a-key-of-sixteen-characters", "metrics": who}
     about = ModelStatus("demo", "", ["scripted"], 0, ModelState.LOADING, 0)
     status = ServerStatus("secret", [EngineStatus("scripted", EngineState.STARTING)], [about])
-    app = attached_app(load_settings(values, environ={}, dotenv=None), short_folder)
+    app = app_for(load_settings(values, environ={}, dotenv=None), short_folder)
     with reporting(short_folder, status), TestClient(app, base_url="http://localhost") as client:
         assert client.get("/metrics").status_code == stranger
         bearer = {"authorization": "Bearer a-key-of-sixteen-characters"}

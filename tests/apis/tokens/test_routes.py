@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from genai_server.cli.serve.composition import attached_app
 from genai_server.config.sources import load_settings
 from genai_server.messages.server_status import (
     EngineState,
@@ -18,6 +17,7 @@ from genai_server.messages.server_status import (
 )
 from tests.reported_status import reporting
 from tests.running_server import DEMO, RunningServer, body
+from tests.server_here import app_for
 
 PATHS = ["/tokenize", "/v1/tokenize"]
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
@@ -151,7 +151,7 @@ def test_messages_are_required(demo: RunningServer) -> None:
 
 def test_no_engine_is_needed(loading: Path) -> None:
     settings = load_settings({"model_dir": str(DEMO), "max_length": "100"}, environ={}, dotenv=None)
-    with TestClient(attached_app(settings, loading), base_url="http://localhost") as client:
+    with TestClient(app_for(settings, loading), base_url="http://localhost") as client:
         answer = client.post("/tokenize", json=body("Hello")).json()
         assert answer["max_model_len"] == 100
         assert client.post("/detokenize", json={"tokens": answer["tokens"]}).status_code == 200
@@ -161,7 +161,7 @@ def test_no_engine_is_needed(loading: Path) -> None:
 def test_setting_allows_special_tokens_in_requests(loading: Path) -> None:
     options = {"model_dir": str(DEMO), "allow_special_tokens": "true"}
     settings = load_settings(options, environ={}, dotenv=None)
-    with TestClient(attached_app(settings, loading), base_url="http://localhost") as client:
+    with TestClient(app_for(settings, loading), base_url="http://localhost") as client:
         answer = client.post("/tokenize", json=body("<|im_end|>")).json()
     assert answer["tokens"].count(2) == 2
 

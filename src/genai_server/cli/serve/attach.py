@@ -1,53 +1,41 @@
-"""Attaches an API process to the supervisor of its server, and starts that if there is none."""
+"""Attaches processes of a server to its supervisor, and starts that if there is none."""
 
+import asyncio
 import contextlib
 import logging
 import os
-import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
 import msgspec
+import psutil
 from filelock import FileLock
 
-from genai_server.apis.app import Attachment
-from genai_server.child_process import group_signals_blocked
+from genai_server.child_process import in_words, start_module
 from genai_server.config.settings import Settings
-from genai_server.messages.supervisor import SupervisorAddress, read_address
-from genai_server.runtime_folder import open_runtime_folder, parent_of_workers
-from genai_server.supervisor.engine_process import in_words
-from genai_server.supervisor.process import LOCK, SupervisorLaunch
+from genai_server.engine_client.supervisor import FindSupervisor, SupervisorClient
+from genai_server.errors import GenaiServerError
+from genai_server.messages.commands import EndServer
+from genai_server.messages.server_status import EngineState, ServerStatus
+from genai_server.messages.supervisor import LOCK, SupervisorAddress, SupervisorLaunch, read_address
+from genai_server.runtime_folder import open_runtime_folder
 
-# Seconds in which a supervisor says where it is.
+# Seconds after which a supervisor that does not listen is killed.
 _START_TIMEOUT = 60.0
-_LOOK_EVERY = 0.01
+# Seconds after which a supervisor that has been told to end is killed. Each engine may take several.
+_END_TIMEOUT = 30.0
 # Seconds after a failed start.
 _PAUSE = 5.0
 
 log = logging.getLogger(__name__)
 # The supervisors that this process has started, which may outlive it; kept for their exit statuses.
 _started: list["subprocess.Popen[bytes]"] = []
-
-
-def attachment(settings: Settings) -> Attachment:
-    """The attachment of this process to the supervisor that all workers of its parent share, or to one of its own."""
-    parent = parent_of_workers()
-    first = os.getpid() if parent is None else parent
-    find = partial(find_or_start, settings, first)
-
-    def stop_server() -> None:
-        # As an operator would. A worker alone would be replaced.
-        if parent is None:
-            signal.raise_signal(signal.SIGTERM)
-        else:
-            os.kill(parent, signal.SIGTERM)
-
-    return Attachment(open_runtime_folder(first), find, stop_server)
 
 
 def find_or_start(settings: Settings, first: int) -> SupervisorAddress:
@@ -81,21 +69,20 @@ def _listens(folder: Path) -> bool:
 
 def _start(launch: SupervisorLaunch) -> None:
     """Start a supervisor, and wait until it listens. Raises OSError."""
-    command = [sys.executable, "-m", "genai_server.supervisor.process"]
-    with group_signals_blocked():
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=sys.stderr)
+    process = start_module("genai_server.supervisor.process", os.environ)
     _started.append(process)
     assert process.stdin is not None
-    with process.stdin:
-        process.stdin.write(msgspec.json.encode(launch))
-    end = time.monotonic() + _START_TIMEOUT
-    while not _listens(Path(launch.folder)):
-        if (status := process.poll()) is not None:
-            _fail(f"the supervisor ended while it started, {in_words(status)}")
-        if time.monotonic() > end:
-            process.kill()
-            _fail(f"the supervisor has not started within {_START_TIMEOUT:g} s")
-        time.sleep(_LOOK_EVERY)
+    assert process.stdout is not None
+    limit = threading.Timer(_START_TIMEOUT, process.kill)
+    limit.start()
+    with process.stdin, process.stdout:
+        with contextlib.suppress(OSError):  # it has ended
+            process.stdin.write(msgspec.json.encode(launch))
+            process.stdin.close()
+        listens = bool(process.stdout.readline())
+    limit.cancel()
+    if not listens:
+        _fail(f"the supervisor ended while it started, {in_words(process.wait())}")
 
 
 def _fail(reason: str) -> NoReturn:
@@ -103,3 +90,81 @@ def _fail(reason: str) -> NoReturn:
     log.error("%s; it is started again in %g s", reason, _PAUSE)
     time.sleep(_PAUSE)
     raise OSError(reason)
+
+
+class SupervisorThread:
+    """A thread with a connection to the supervisor, which it starts if there is none, from construction to `end`.
+
+    So the process that has the server's lifetime keeps the supervisor, whichever API processes come and go.
+    `on_nothing_loaded` is called in the thread if no device could load at the start, and `on_started` once, when each
+    device has loaded or failed, if one is ready.
+    """
+
+    def __init__(
+        self,
+        find: FindSupervisor,
+        *,
+        on_nothing_loaded: Callable[[], None],
+        on_started: Callable[[ServerStatus], None],
+    ) -> None:
+        self._find = find
+        # The supervisor's process id; 0 until it listens.
+        self._pid = 0
+        self._on_nothing_loaded = on_nothing_loaded
+        self._on_started = on_started
+        self._is_ending = threading.Event()
+        self._loop = asyncio.new_event_loop()
+        self._task: asyncio.Task[None] | None = None
+        self._thread = threading.Thread(target=self._run, name="supervisor", daemon=True)
+        self._thread.start()
+
+    def end(self) -> None:
+        """Have the supervisor end, which no API process uses any more, and wait for that."""
+        self._is_ending.set()
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(self._leave)
+        self._thread.join()
+        if self._pid:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                supervisor = psutil.Process(self._pid)
+                try:
+                    supervisor.wait(_END_TIMEOUT)
+                except psutil.TimeoutExpired:
+                    log.error("the supervisor does not end; it is killed")
+                    supervisor.kill()
+
+    def _run(self) -> None:
+        with contextlib.suppress(asyncio.CancelledError), asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.run(self._follow())
+
+    def _found(self) -> SupervisorAddress:
+        address = self._find()
+        self._pid = address.pid
+        return address
+
+    def _leave(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _follow(self) -> None:
+        self._task = asyncio.current_task()
+        with contextlib.closing(SupervisorClient(self._found)) as supervisor:
+            try:
+                is_over = False
+                while not self._is_ending.is_set():
+                    is_over = is_over or self._report(supervisor.status)
+                    await supervisor.changed()
+            finally:
+                with contextlib.suppress(GenaiServerError):
+                    await supervisor.command(EndServer())
+
+    def _report(self, status: ServerStatus) -> bool:
+        """Report the end of the start; returns whether it has ended."""
+        states = {engine.state for engine in status.engines}
+        if status.has_nothing:
+            self._on_nothing_loaded()
+        elif EngineState.READY in states and EngineState.STARTING not in states:
+            self._on_started(status)
+        else:
+            return False
+        return True

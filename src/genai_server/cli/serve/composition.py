@@ -1,6 +1,7 @@
 """Composes settings, engines and API: builds the app of an API process.
 
-`command` has the arguments and the lifetime of the processes; `preflight` checks the settings before they start.
+`serve_command` has the arguments, `server_lifetime` the lifetime of the processes, and `preflight` checks the settings
+before they start.
 """
 
 import multiprocessing
@@ -9,47 +10,56 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 from fastapi import FastAPI
 from uvicorn.config import STARTUP_FAILURE
 
-from genai_server.apis.app import Attachment, Engines, ModelFiles, Telemetry, create_app
+from genai_server.apis.app import Attachment, ModelFiles, Telemetry, create_app
 from genai_server.apis.status.api_metrics import api_metrics
-from genai_server.cli.serve.attach import attachment
+from genai_server.cli.serve.attach import find_or_start
 from genai_server.cli.serve.exit_status import WRONG_SETTING, note_cut_off
 from genai_server.cli.serve.loaders import load_traces, model_store, text_loader
 from genai_server.cli.serve.preflight import check_models, check_storage
 from genai_server.cli.serve.process_limits import raise_file_limit
-from genai_server.cli.serve.signals import PARENTS_ORDER, STOP_SIGNALS, StopSignals
-from genai_server.config.environment import engines_to_attach, shared_metrics
+from genai_server.cli.serve.shutdown import StopSignals
+from genai_server.config.environment import shared_metrics
 from genai_server.config.settings import Settings
 from genai_server.config.sources import load_settings
 from genai_server.http.api_keys import ApiKeys, load_keys
 from genai_server.http.middleware.request_lifetime import Drain
 from genai_server.http.telemetry.request_record import log_request
 from genai_server.logs import configure_logging
-from genai_server.messages.supervisor import read_address
 from genai_server.process_memory import release_large_blocks_at_once, share_heaps
+from genai_server.runtime_folder import open_runtime_folder, parent_of_workers
 
+# Seconds between two looks for the parent of a worker of gunicorn.
+_LOOK_EVERY = 1.0
 # Seconds for an API process to end its clients' requests after its parent has died.
 _ORPHAN_SECONDS = 5.0
 
 
-def app_from_environment() -> FastAPI:
-    """The app of an API process: attached to running engines, or with engines of its own."""
+def standalone_app() -> FastAPI:
+    """The app under plain `uvicorn` or `gunicorn`. Raises ConfigurationError.
+
+    That is raised here because an error of the lifespan would be printed with its whole traceback.
+    """
     settings = load_settings()
     configure_logging(settings.log_level, settings.log_format)
-    folder = engines_to_attach()
-    if folder is not None:
-        order = next(iter(_orders(settings)))
-        threading.Thread(target=_end_with_the_parent, args=(order,), name="parent-watch", daemon=True).start()
-        return attached_app(settings, folder)
-    return standalone_app(settings)
+    check_storage(settings)
+    check_models(settings)
+    # uvicorn's own option says where it listens; the app cannot see it.
+    return attached_app(settings, _attachment(settings, stop_server), on_loopback=False)
+
+
+def workers_app() -> FastAPI:
+    """The app of one of several API processes of `genai-server serve`, which has checked the settings."""
+    settings = load_settings()
+    configure_logging(settings.log_level, settings.log_format)
+    return attached_app(settings, _attachment(settings), on_loopback=settings.on_loopback)
 
 
 def status_of_a_failed_start() -> int:
@@ -57,48 +67,52 @@ def status_of_a_failed_start() -> int:
     return WRONG_SETTING if multiprocessing.parent_process() is None else STARTUP_FAILURE
 
 
-def attached_app(settings: Settings, folder: Path) -> FastAPI:
-    """An app for engines that another process supervises. Raises ConfigurationError."""
-    drain = Drain(settings.drain_timeout)
-    orders = _orders(settings)
-
-    @asynccontextmanager
-    async def engines() -> AsyncIterator[Attachment]:
-        with _stop_signals(drain, folder, orders):
-            yield Attachment(folder, partial(read_address, folder))
-
-    return _create(settings, engines, drain, on_loopback=settings.on_loopback)
-
-
-def standalone_app(settings: Settings) -> FastAPI:
-    """An app under plain `uvicorn` or `gunicorn`, whose supervisor the first of their workers starts.
-
-    Raises ConfigurationError: an error of the lifespan would be printed with its whole traceback.
-    """
-    check_storage(settings)
-    check_models(settings)
+def attached_app(settings: Settings, attachment: Attachment, *, on_loopback: bool) -> FastAPI:
+    """An app for the engines of this attachment's supervisor. Raises ConfigurationError."""
+    release_large_blocks_at_once()
+    share_heaps()
+    raise_file_limit()
+    registry, instruments = api_metrics(shared_metrics(), settings.metrics_prefix, with_keys=settings.metrics_keys)
+    telemetry = Telemetry(registry, [log_request, instruments.observe], instruments=instruments)
+    if (traces := load_traces(settings)) is not None:
+        telemetry = replace(telemetry, observers=[*telemetry.observers, traces.observe], close=traces.close)
     drain = Drain(settings.drain_timeout)
 
     @asynccontextmanager
-    async def engines() -> AsyncIterator[Attachment]:
-        found = attachment(settings)
-        with _stop_signals(drain, found.folder, _orders(settings)):
-            yield found
+    async def attached() -> AsyncIterator[Attachment]:
+        if (parent := parent_of_workers()) is not None:
+            threading.Thread(target=_end_with, args=(parent,), name="parent-watch", daemon=True).start()
 
-    # uvicorn's own option says where it listens; the app cannot see it.
-    return _create(settings, engines, drain, on_loopback=False)
+        def note() -> None:
+            note_cut_off(attachment.folder, os.getpid())
+
+        with StopSignals(drain, note, is_worker=parent is not None):
+            yield attachment
+
+    return create_app(
+        settings,
+        attached,
+        ModelFiles(text_loader(settings), model_store(settings)),
+        drain,
+        _live_keys(settings),
+        telemetry,
+        on_loopback=on_loopback,
+    )
 
 
-def _orders(settings: Settings) -> Collection[signal.Signals]:
-    """The signals that stop this process. Ctrl-C reaches the whole group, but one of several obeys its parent only."""
-    orders: Collection[signal.Signals] = STOP_SIGNALS
-    if sys.platform != "win32" and multiprocessing.parent_process() is not None:
-        orders = (PARENTS_ORDER,) if settings.workers > 1 and not settings.reload else (signal.SIGTERM,)
-    return orders
+def stop_server() -> None:
+    """Stop the server that this process belongs to, as an operator would: a worker alone would be replaced."""
+    if (parent := parent_of_workers()) is None:
+        signal.raise_signal(signal.SIGTERM)
+    else:
+        os.kill(parent, signal.SIGTERM)
 
 
-def _stop_signals(drain: Drain, folder: Path, orders: Collection[signal.Signals]) -> StopSignals:
-    return StopSignals(drain, lambda: note_cut_off(folder, os.getpid()), orders)
+def _attachment(settings: Settings, on_nothing_loaded: Callable[[], None] = lambda: None) -> Attachment:
+    """The attachment of this process to the supervisor that all workers of its parent share, or to one of its own."""
+    parent = parent_of_workers()
+    first = os.getpid() if parent is None else parent
+    return Attachment(open_runtime_folder(first), partial(find_or_start, settings, first), on_nothing_loaded)
 
 
 def _live_keys(settings: Settings) -> ApiKeys:
@@ -112,30 +126,13 @@ def _live_keys(settings: Settings) -> ApiKeys:
     return keys
 
 
-def _create(settings: Settings, engines: Engines, drain: Drain, *, on_loopback: bool) -> FastAPI:
-    release_large_blocks_at_once()
-    share_heaps()
-    raise_file_limit()
-    registry, instruments = api_metrics(shared_metrics(), settings.metrics_prefix, with_keys=settings.metrics_keys)
-    telemetry = Telemetry(registry, [log_request, instruments.observe], instruments=instruments)
-    if (traces := load_traces(settings)) is not None:
-        telemetry = replace(telemetry, observers=[*telemetry.observers, traces.observe], close=traces.close)
-    return create_app(
-        settings,
-        engines,
-        ModelFiles(text_loader(settings), model_store(settings)),
-        drain,
-        _live_keys(settings),
-        telemetry,
-        on_loopback=on_loopback,
-    )
-
-
-def _end_with_the_parent(order: signal.Signals) -> None:
-    """End this process with its parent: without engines it would only keep the port."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        signal.raise_signal(order)
-        time.sleep(_ORPHAN_SECONDS)
-        os._exit(1)
+def _end_with(parent: int) -> None:
+    """End this worker with its parent, the process with this id: nobody would stop it otherwise."""
+    if (started_by := multiprocessing.parent_process()) is not None:
+        started_by.join()
+    else:
+        while os.getppid() == parent:
+            time.sleep(_LOOK_EVERY)
+    signal.raise_signal(signal.SIGTERM)
+    time.sleep(_ORPHAN_SECONDS)
+    os._exit(1)

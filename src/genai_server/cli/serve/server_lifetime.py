@@ -4,7 +4,6 @@ import asyncio
 import gc
 import logging
 import os
-import signal
 import socket
 import sys
 import threading
@@ -16,21 +15,22 @@ from typing import TYPE_CHECKING, cast
 
 import uvicorn
 from uvicorn.config import STARTUP_FAILURE
+from uvicorn.supervisors import ChangeReload, Multiprocess
 
 import genai_server
+from genai_server.cli.serve.attach import SupervisorThread, find_or_start
 from genai_server.cli.serve.exit_status import CUT_OFF, DRAINED, NOTHING_LOADED, has_cut_off
 from genai_server.cli.serve.preflight import bind, check_server, lone_reloader
-from genai_server.cli.serve.processes import Reloader, Workers
 from genai_server.cli.serve.protocol import GuardedProtocol
-from genai_server.cli.serve.signals import CLOSING, ENDING, STOP_SIGNALS, end_now, end_within
-from genai_server.cli.serve.stand_in import StandIn
+from genai_server.cli.serve.shutdown import CLOSING, ENDING, ServerStop
 from genai_server.cli.serve.tls_handshakes import HandshakeConfig
 from genai_server.cli.serve.websocket import GuardedWebSocket
 from genai_server.cli.serve.welcome import welcome
-from genai_server.config.environment import export_engines, export_settings
+from genai_server.config.environment import export_metrics, export_settings
 from genai_server.config.settings import Settings
+from genai_server.engine_client.supervisor import FindSupervisor
 from genai_server.messages.server_status import EngineStatus
-from genai_server.supervisor.supervisor import Supervisor
+from genai_server.runtime_folder import open_runtime_folder
 from genai_server.vision_model import any_takes_media
 
 if TYPE_CHECKING:
@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 # Most connections that wait to be accepted.
 _BACKLOG = 2048
+# Seconds after which a worker that does not respond is replaced. A busy machine may take many for its start.
+_HEALTH_CHECK_TIMEOUT = 60
 # Bytes of a message on a WebSocket beyond those of a body.
 _SPARE_BYTES = 1024
 
@@ -50,72 +52,36 @@ def serve(settings: Settings) -> int:
         settings = settings.model_copy(update={"workers": 1})
     check_server(settings)
     listener = listen(settings)
-    stop = _Stop(settings.drain_timeout + ENDING)
+    folder = open_runtime_folder(os.getpid())
+    stop = ServerStop(settings.drain_timeout + ENDING)
     stop.handle_signals()
-    supervisor = Supervisor(
-        settings,
-        on_nothing_loaded=stop.nothing_loaded,
-        on_started=lambda: _welcome(settings, listener, supervisor.statuses(), stop),
-    )
     in_processes = settings.workers > 1 or settings.reload
+    if in_processes:
+        # The API processes get both through the environment. A process that is being started reads it, so that it must
+        # not change from now on (seen: `Bad address`).
+        export_settings(settings)
+        export_metrics(folder)
+    find = partial(find_or_start, settings, os.getpid())
+    supervisor = SupervisorThread(
+        find,
+        on_nothing_loaded=stop.nothing_loaded,
+        on_started=lambda status: _welcome(settings, listener, status.engines, stop),
+    )
     try:
         if in_processes:
-            _export(settings, supervisor.folder)
-        supervisor.start()
-        if in_processes:
-            status = _serve_in_processes(settings, listener, supervisor.folder, stop)
+            status = _serve_in_processes(settings, listener, folder, stop)
         else:
-            status = _serve_here(settings, listener, supervisor.folder, stop)
+            status = _serve_here(settings, listener, folder, find, stop)
     finally:
-        supervisor.stop()
+        supervisor.end()
     return NOTHING_LOADED if stop.has_nothing else status
 
 
-def _welcome(settings: Settings, listener: socket.socket, engines: Sequence[EngineStatus], stop: "_Stop") -> None:
+def _welcome(settings: Settings, listener: socket.socket, engines: Sequence[EngineStatus], stop: ServerStop) -> None:
     """Say where the server is and what to do first, if a person watches and has not stopped it."""
     if sys.stdout.isatty() and not stop.order.is_set():
         with suppress(OSError):  # the terminal may be gone
             welcome(settings, listener.getsockname()[1], engines)
-
-
-class _Stop:
-    """Ends the server when no device could load its model, and at signals outside of an API process's own life.
-
-    The process ends `patience` seconds after a signal at the latest.
-    """
-
-    def __init__(self, patience: float) -> None:
-        self.has_nothing = False
-        self.order = threading.Event()
-        self._patience = patience
-        self._is_signalled = False
-
-    def handle_signals(self, *, is_signalled: bool = False) -> None:
-        """Handle stop signals: the first one orders the stop, a second one ends the process.
-
-        After its own shutdown, uvicorn raises the signal that it got again for these handlers.
-        """
-        self._is_signalled = is_signalled
-        for number in STOP_SIGNALS:
-            signal.signal(number, lambda *_: self._on_signal())
-
-    def _on_signal(self) -> None:
-        if self._is_signalled:
-            end_now()
-        self._is_signalled = True
-        end_within(self._patience)
-        self.order.set()
-
-    def obeyed_by(self, parent: Reloader | Workers) -> None:
-        """Connect one of uvicorn's parent processes to this order."""
-        self.order = parent.should_exit
-        if self.has_nothing:
-            self.order.set()
-
-    def nothing_loaded(self) -> None:
-        log.error("no device could load the model; the server ends")
-        self.has_nothing = True
-        self.order.set()
 
 
 def listen(settings: Settings) -> socket.socket:
@@ -129,17 +95,21 @@ def listen(settings: Settings) -> socket.socket:
     return listener
 
 
-def _serve_here(settings: Settings, listener: socket.socket, engines: Path, stop: _Stop) -> int:
+def _serve_here(
+    settings: Settings, listener: socket.socket, folder: Path, find: FindSupervisor, stop: ServerStop
+) -> int:
     """Serve with one API process: this one."""
     # Two seconds' work, which the parent of several API processes never needs; here the engines load in the meantime.
     gc.disable()
+    from genai_server.apis.app import Attachment
     from genai_server.cli.serve.composition import attached_app
 
     gc.enable()
     if stop.order.is_set():
         log.info("stopped during the start")
         return DRAINED
-    server = uvicorn.Server(_uvicorn_config(settings, attached_app(settings, engines)))
+    app = attached_app(settings, Attachment(folder, find), on_loopback=settings.on_loopback)
+    server = uvicorn.Server(_uvicorn_config(settings, app))
 
     def obey() -> None:
         stop.order.wait()
@@ -150,41 +120,34 @@ def _serve_here(settings: Settings, listener: socket.socket, engines: Path, stop
         server.run(sockets=[listener])
     except SystemExit:  # raised by uvicorn, whose status STARTUP_FAILURE means something else here
         return NOTHING_LOADED
-    return CUT_OFF if has_cut_off(engines, [os.getpid()]) else DRAINED
+    return CUT_OFF if has_cut_off(folder, [os.getpid()]) else DRAINED
 
 
-def _export(settings: Settings, engines: Path) -> None:
-    """Pass to the API processes what they need through the environment.
-
-    This comes before the supervisor's threads start engines. A process that is being started reads the environment,
-    which must not change until then (seen: `Bad address`).
-    """
-    export_settings(settings)
-    export_engines(engines)
-
-
-def _serve_in_processes(settings: Settings, listener: socket.socket, engines: Path, stop: _Stop) -> int:
+def _serve_in_processes(settings: Settings, listener: socket.socket, folder: Path, stop: ServerStop) -> int:
     """Serve with several API processes, or with one that restarts whenever a source file changes."""
-    config = _uvicorn_config(settings, "genai_server.asgi:app")
+    config = _uvicorn_config(settings, "genai_server.cli.serve.composition:workers_app")
     listener.set_inheritable(True)
-    patience = settings.drain_timeout + ENDING
-    parent: Reloader | Workers
     if settings.reload:
-        parent = Reloader(config, [listener], patience)
+        reloader = ChangeReload(config, target=uvicorn.Server(config).run, sockets=[listener])
+        stop.obeyed_by(reloader.should_exit)
+        reloader.run()
+        workers = [(reloader.process.pid, reloader.process.exitcode)]
     else:
-        stand_in = StandIn(lambda app: _uvicorn_config(settings, app), listener)
-        parent = Workers(config, [listener], stand_in, patience)
-    stop.obeyed_by(parent)
-    parent.run()
-    stop.handle_signals(is_signalled=True)
-    if STARTUP_FAILURE in parent.exit_statuses:
+        parent = Multiprocess(config, [listener])
+        stop.obeyed_by(parent.should_exit)
+        stop.handle_signals_for(lambda: [process.pid for process in parent.processes])
+        parent.run()
+        workers = [(process.pid, process.exitcode) for process in parent.processes]
+    stop.handle_signals()
+    if any(status == STARTUP_FAILURE for _, status in workers):
         return NOTHING_LOADED
-    return CUT_OFF if parent.has_killed or has_cut_off(engines, parent.pids) else DRAINED
+    return CUT_OFF if stop.has_killed or has_cut_off(folder, [pid for pid, _ in workers]) else DRAINED
 
 
 def _uvicorn_config(settings: Settings, app: "ASGIApp | str") -> uvicorn.Config:
     return HandshakeConfig(
         app,
+        factory=isinstance(app, str),
         host=settings.host,
         port=settings.port,
         workers=settings.workers,
@@ -212,6 +175,7 @@ def _uvicorn_config(settings: Settings, app: "ASGIApp | str") -> uvicorn.Config:
         ssl_certfile=settings.tls_cert or None,
         ssl_keyfile=settings.tls_key or None,
         timeout_graceful_shutdown=CLOSING,
+        timeout_worker_healthcheck=_HEALTH_CHECK_TIMEOUT,
     )
 
 

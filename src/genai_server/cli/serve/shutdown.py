@@ -1,0 +1,219 @@
+"""How a server stops, however it was started: what its signals do, and when its processes end at the latest.
+
+A server of one process (`serve`, `uvicorn`), by the number of its SIGINT and SIGTERM:
+
+1. It accepts no more work, and running requests may end within GENAI_DRAIN_TIMEOUT.
+2. The running requests are cut off.
+3. The process ends at once.
+
+A worker (of `serve --workers`, `serve --reload`, `uvicorn --workers` or gunicorn) begins to drain with the SIGTERM of
+its parent. It ignores SIGINT, because Ctrl-C reaches the parent as well, and further SIGTERMs, because a process
+manager may send one to each process. SIGUSR1 cuts its drain short: the parent of `serve --workers` sends it with the
+second signal that it gets, and kills its workers with the third.
+
+Each process has the system end it `ENDING` seconds after its drain, whatever its threads do. The supervisor and the
+engines ignore these signals, and leave after the last API process.
+"""
+
+import asyncio
+import faulthandler
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from types import FrameType
+
+from uvicorn.server import HANDLED_SIGNALS
+
+from genai_server.http.middleware.request_lifetime import LAST_WORDS, Drain
+
+log = logging.getLogger(__name__)
+
+STOP_SIGNALS = tuple(signal.Signals(number) for number in HANDLED_SIGNALS)
+# Seconds after the drain until connections are closed by force, such as those of slow readers and unfinished bodies.
+CLOSING = 5
+# Seconds after the drain until the system ends the process.
+ENDING = LAST_WORDS + 2 * CLOSING
+# What ends another process at once.
+if sys.platform == "win32":
+    _KILL = signal.SIGTERM
+else:
+    _KILL = signal.SIGKILL
+# Seconds for a parent's own end after that of its workers.
+_PARENTS_END = 5.0
+# Seconds in which the traces of all threads are written before that.
+_TRACES = 1.0
+
+
+def end_within(seconds: float) -> None:
+    """Have the system end this process after `seconds`, whatever its threads do. An earlier end stays.
+
+    This needs neither Python's lock nor an output that can be written. Must be called in the main thread.
+    """
+    if sys.platform == "win32":
+        faulthandler.dump_traceback_later(seconds, exit=True, file=2)
+    else:
+        left, _ = signal.getitimer(signal.ITIMER_REAL)
+        if not 0 < left <= seconds + _TRACES:
+            faulthandler.dump_traceback_later(seconds, file=2)
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.setitimer(signal.ITIMER_REAL, seconds + _TRACES)
+
+
+def end_now() -> None:
+    """End this process. Its engines see the end of their standard input, and leave."""
+    if sys.platform == "win32":
+        os.kill(os.getpid(), signal.SIGTERM)  # which no handler keeps from ending it there
+    else:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class StopSignals:
+    """Handles the stop signals of an API process while its block runs. After the drain, uvicorn gets the first one.
+
+    Must be entered on the event loop. In other threads than the main one it does nothing, since signals belong to the
+    main thread. `on_cut_off` is called when some requests could not be completed. `is_worker` says whether the process
+    has a parent that stops it.
+    """
+
+    def __init__(self, drain: Drain, on_cut_off: Callable[[], None], *, is_worker: bool) -> None:
+        self._drain = drain
+        self._on_cut_off = on_cut_off
+        self._is_worker = is_worker
+        self._previous: dict[signal.Signals, signal._HANDLER] = {}
+        self._num_orders = 0
+        self._is_drained = False
+        self._draining: asyncio.Task[None] | None = None
+
+    def __enter__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for number in STOP_SIGNALS:
+            self._handle(number, self._on_workers_signal if self._is_worker else self._on_signal)
+        if self._is_worker and sys.platform != "win32":
+            self._handle(signal.SIGUSR1, lambda *_: self._hurry() if self._num_orders else None)
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+        self._previous.clear()
+
+    def _handle(self, number: signal.Signals, handler: "signal._HANDLER") -> None:
+        self._previous[number] = signal.signal(number, handler)
+
+    # Not on the loop, which may hang.
+
+    def _on_signal(self, number: int, _: FrameType | None) -> None:
+        self._num_orders += 1
+        if self._is_drained or self._num_orders > 2:
+            end_now()
+        elif self._num_orders == 1:
+            self._order(number)
+        else:
+            self._hurry()
+
+    def _on_workers_signal(self, number: int, _: FrameType | None) -> None:
+        if number == signal.SIGTERM and self._num_orders == 0:
+            self._num_orders = 1
+            self._order(number)
+
+    def _order(self, number: int) -> None:
+        end_within(self._drain.timeout + ENDING)
+        self._loop.call_soon_threadsafe(self._begin, signal.Signals(number))
+
+    def _hurry(self) -> None:
+        end_within(ENDING)
+        self._loop.call_soon_threadsafe(self._drain.hurry)
+
+    def _begin(self, number: signal.Signals) -> None:
+        self._draining = self._loop.create_task(self._drain_and_stop(number))
+
+    async def _drain_and_stop(self, number: signal.Signals) -> None:
+        log.info("signal %s: no new work; running requests may end (GENAI_DRAIN_TIMEOUT)", number.name)
+        await self._drain.run()
+        if self._drain.num_cut_off:
+            log.warning("running requests cut off: %d", self._drain.num_cut_off)
+            self._on_cut_off()
+        self._is_drained = True
+        self._pass_on(number)
+
+    def _pass_on(self, number: signal.Signals) -> None:
+        """Give the signal to its previous handler, which may be a function or the default."""
+        if number in self._previous:
+            ours = signal.signal(number, self._previous[number])
+            signal.raise_signal(number)
+            signal.signal(number, ours)
+
+
+class ServerStop:
+    """The order to stop a server, by signals outside of an API process's own handling, or because nothing could load.
+
+    `patience` are the seconds within which the API processes end after a signal.
+    """
+
+    def __init__(self, patience: float) -> None:
+        self.order = threading.Event()
+        # Whether no device could load its model.
+        self.has_nothing = False
+        # Whether workers were killed because of repeated signals.
+        self.has_killed = False
+        self._patience = patience
+        self._num_signals = 0
+        self._workers: Callable[[], Collection[int | None]] | None = None
+
+    def handle_signals(self) -> None:
+        """Handle stop signals: the first one orders the stop, a second one ends the process.
+
+        An API process in this process replaces these handlers while it runs; when it has ended, uvicorn raises the
+        signal that it got again.
+        """
+        self._workers = None
+        for number in STOP_SIGNALS:
+            signal.signal(number, lambda *_: self._on_signal())
+
+    def obeyed_by(self, order: threading.Event) -> None:
+        """Set this event, too, which makes one of uvicorn's parents stop its workers."""
+        if self.order.is_set():
+            order.set()
+        self.order = order
+
+    def handle_signals_for(self, workers: Callable[[], Collection[int | None]]) -> None:
+        """Handle stop signals for the workers with these process ids, and pass SIGHUP on to them."""
+        self.handle_signals()
+        self._workers = workers
+        if sys.platform != "win32":
+            # uvicorn's parent would replace all workers. One without a handler yet is ended by it, and replaced.
+            signal.signal(signal.SIGHUP, lambda *_: self._signal_workers(signal.SIGHUP))
+
+    def nothing_loaded(self) -> None:
+        """Stop the server because no device could load its model."""
+        log.error("no device could load the model; the server ends")
+        self.has_nothing = True
+        self.order.set()
+
+    def _on_signal(self) -> None:
+        self._num_signals += 1
+        if self._num_signals == 1:
+            end_within(self._patience + _PARENTS_END)
+            self.order.set()
+            if sys.platform != "win32":  # where uvicorn's parent does it
+                self._signal_workers(signal.SIGTERM)
+        elif self._workers is None:
+            end_now()
+        elif self._num_signals == 2 and sys.platform != "win32":
+            end_within(ENDING + _PARENTS_END)
+            self._signal_workers(signal.SIGUSR1)
+        else:
+            self.has_killed = True
+            self._signal_workers(_KILL)
+
+    def _signal_workers(self, number: signal.Signals) -> None:
+        """Send a signal to all workers: at once, because uvicorn's parent may be waiting for one that hangs."""
+        for pid in self._workers() if self._workers is not None else []:
+            with suppress(OSError):  # it has ended
+                if pid is not None:
+                    os.kill(pid, number)
