@@ -52,6 +52,11 @@ def shared_metrics(environ: Mapping[str, str] = os.environ) -> Path | None:
     return Path(folder) if folder else None
 
 
+def supervisor_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The environment for the supervisor: this process's, from which the supervisor makes that of its engines."""
+    return dict(environ)
+
+
 def engine_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     """The environment for a process that runs a model's library: this process's, without API keys and tokens.
 

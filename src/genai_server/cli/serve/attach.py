@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import logging
-import os
 import socket
 import subprocess
 import sys
@@ -18,6 +17,7 @@ import psutil
 from filelock import FileLock
 
 from genai_server.child_process import in_words, start_module
+from genai_server.config.environment import supervisor_environment
 from genai_server.config.settings import Settings
 from genai_server.engine_client.supervisor import FindSupervisor, SupervisorClient
 from genai_server.errors import GenaiServerError
@@ -69,7 +69,7 @@ def _listens(folder: Path) -> bool:
 
 def _start(launch: SupervisorLaunch) -> None:
     """Start a supervisor, and wait until it listens. Raises OSError."""
-    process = start_module("genai_server.supervisor.process", os.environ)
+    process = start_module("genai_server.supervisor.process", supervisor_environment())
     _started.append(process)
     assert process.stdin is not None
     assert process.stdout is not None
