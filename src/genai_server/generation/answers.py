@@ -18,6 +18,7 @@ from genai_server.http.telemetry.usage import Usage
 from genai_server.messages.generation_request import FinishReason, Sampling
 from genai_server.messages.protocol import Progress, Tokens
 from genai_server.text.answers.answer_text import AnswerText
+from genai_server.text.answers.repetition import RepetitionDetector
 from genai_server.timing import Stopwatch, Timings
 from genai_server.vision_model import Medium
 
@@ -94,6 +95,7 @@ class RunningAnswer(AnswerFigures):
         *,
         echo: EchoedPrompt | None = None,
         reports_progress: bool = False,
+        repetition: RepetitionDetector | None = None,
     ) -> None:
         # Whether the answer has complete and incomplete tool calls so far.
         self._calls_tools = self._has_incomplete_call = False
@@ -106,6 +108,9 @@ class RunningAnswer(AnswerFigures):
         self._reports_progress = reports_progress
         # Number of prompt tokens processed.
         self._num_read = 0
+        # Finds out whether the answer repeats itself, None if it may, and whether it does.
+        self._repetition = repetition
+        self._repeats = False
 
     async def pieces(self) -> AsyncIterator[Piece]:
         """The answer, token by token. Incomplete characters, stop strings and markers are held until their last token.
@@ -124,9 +129,9 @@ class RunningAnswer(AnswerFigures):
                 parts, tokens = self._text.feed(token, new.logprobs[index] if new.logprobs else None)
                 if parts or tokens:
                     yield self._piece(parts, tokens) if self._echo is None else await self._echoed(parts, tokens)
-                if self._text.is_stopped:
+                if self._ends_with(token):
                     break
-            if self._text.is_stopped:
+            if self._is_ended:
                 # Stop reading: a complete answer does not fail if its engine dies now.
                 await self._stream.stop()
                 break
@@ -146,11 +151,24 @@ class RunningAnswer(AnswerFigures):
             share.renew()
         return self._stream.take()
 
+    def _ends_with(self, token: int) -> bool:
+        """Whether the text ends with this token, which it has."""
+        if self._repetition is not None:
+            self._repeats = self._repetition.repeats(token, is_within=self._text.is_within)
+        return self._is_ended
+
+    @property
+    def _is_ended(self) -> bool:
+        """Whether the text has ended, which the engine may not know yet."""
+        return self._text.is_stopped or self._repeats
+
     @property
     def reason(self) -> FinishReason:
         """Why the answer ended."""
         if self._text.is_stopped:
             return FinishReason.STOP
+        if self._repeats:
+            return FinishReason.REPETITION
         assert self._stream.reason is not None, "pieces() has not ended yet"
         return self._stream.reason
 
@@ -163,7 +181,7 @@ class RunningAnswer(AnswerFigures):
 
     @property
     def outcome(self) -> str:
-        if self._text.is_stopped or self._stream.reason is not None:
+        if self._is_ended or self._stream.reason is not None:
             return self.reason.value
         return self._stream.error_code or ABORT
 

@@ -32,6 +32,7 @@ from genai_server.images.image_files import ReadImage
 from genai_server.messages.generation_request import FinishReason, GenerationRequest, ModelInfo, Sampling, ThoughtRules
 from genai_server.pooling_model import Task
 from genai_server.text.answers.answer_text import AnswerText
+from genai_server.text.answers.repetition import RepetitionDetector, RepetitionRule
 from genai_server.text.codec import TextCodec
 from genai_server.text.prompts.prompt import CONTINUE
 from genai_server.timing import Stopwatch
@@ -147,6 +148,7 @@ async def _generate(
             Stopwatch(context.record.arrival, len(request.prompt)),
             echo=echo,
             reports_progress=reports_progress,
+            repetition=_repetition(body, text),
         )
         for stream, text, request, echo in zip(streams, prepared.texts, prepared.requests, prepared.echoes, strict=True)
     ]
@@ -280,6 +282,16 @@ def _answer_text(
         max_calls=output_spec.max_calls,
         shows_stop=bool(body.include_stop_str_in_output),
     )
+
+
+def _repetition(body: SamplingFields, text: AnswerText) -> RepetitionDetector | None:
+    """What ends an answer that repeats itself; None if nothing does."""
+    asked = body.repetition_detection
+    if asked is None:
+        return RepetitionDetector(None) if text.has_parts and not body.ignore_eos else None
+    if not asked.max_pattern_size:
+        return None
+    return RepetitionDetector(RepetitionRule(max(1, asked.min_pattern_size), asked.max_pattern_size, asked.min_count))
 
 
 def to_generation_request(

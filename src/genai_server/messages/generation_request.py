@@ -224,11 +224,18 @@ class FinishReason(StrEnum):
     TIMEOUT = "timeout"
     # Ended by an admin call that named the request.
     CANCELLED = "cancelled"
+    # The answer repeated itself.
+    REPETITION = "repetition"
 
     @property
     def is_interruption(self) -> bool:
-        """Whether the answer was ended from outside, for which other servers' APIs have no reason."""
+        """Whether the answer was ended from outside."""
         return self in (FinishReason.TERMINATED, FinishReason.TIMEOUT, FinishReason.CANCELLED)
+
+    @property
+    def is_own(self) -> bool:
+        """Whether other servers' APIs have no such reason."""
+        return self is FinishReason.REPETITION or self.is_interruption
 
 
 class Phases(Struct, frozen=True):

@@ -16,7 +16,7 @@ def ending(reason: FinishReason, usage: Usage, total: float, breakdown: Breakdow
 
     `total` is in seconds since the request's first byte. Without a breakdown its phases are reported as 0.
     """
-    is_cut = reason.is_interruption
+    is_cut = reason.is_own
     return {
         "done": True,
         "done_reason": "length" if is_cut else reason.value,

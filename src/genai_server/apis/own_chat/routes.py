@@ -118,7 +118,7 @@ class ChatBuilder:
 
 def _reason(ending: Ending) -> str:
     """The true reason where OpenAI has none, and otherwise OpenAI's."""
-    return ending.reason.value if ending.reason.is_interruption else openai_reason(ending)["finish_reason"]
+    return ending.reason.value if ending.reason.is_own else openai_reason(ending)["finish_reason"]
 
 
 @router.post("/v1/chat", response_model=ChatResponse)

@@ -23,6 +23,8 @@ MAX_BAD_WORDS = 1024
 MAX_ALLOWED_TOKENS = 2**19
 MAX_CHOICES = 16
 MAX_SALT_LENGTH = 1024
+# Tokens of a pattern of which repetition is detected.
+MAX_PATTERN = 1024
 _TOKEN_ID_LIMIT = 2**31
 
 
@@ -56,6 +58,24 @@ class StructuredOutputs(Wire):
             raise ValueError("must have one of json, regex, choice and grammar")
         if len(given) > 1:
             raise field_error(given[1], f"cannot be combined with {given[0].removesuffix('_')}")
+        return self
+
+
+class RepetitionDetection(Wire):
+    """Which repetition ends the answer, in vLLM's form: the same tokens `min_count` times in a row."""
+
+    max_pattern_size: int = Field(
+        0, ge=0, le=MAX_PATTERN, description="Maximum length in tokens of what is repeated; 0 detects nothing."
+    )
+    min_pattern_size: int = Field(0, ge=0, description="Minimum length in tokens; 0 is 1.")
+    min_count: int = Field(0, ge=0, le=2**31 - 1, description="At least 2, unless max_pattern_size is 0.")
+
+    @model_validator(mode="after")
+    def _fit(self) -> Self:
+        if self.max_pattern_size and self.min_count < 2:
+            raise field_error("min_count", "must be at least 2 unless max_pattern_size is 0")
+        if self.min_pattern_size > self.max_pattern_size:
+            raise field_error("min_pattern_size", "must be at most max_pattern_size")
         return self
 
 
@@ -155,6 +175,9 @@ class SamplingFields(NullFields):
         None, ge=-1000, le=1000, description="Of a key's requests, those with lower values come first; 0 by default."
     )
     exact: bool | None = Field(None, description="Make the answer bitwise independent of other requests in the batch.")
+    repetition_detection: RepetitionDetection | None = Field(
+        None, description="End the answer when it repeats itself; by default in reasoning and tool calls only."
+    )
     structured_outputs: StructuredOutputs | None = None
     timeout: float | None = Field(
         None,
@@ -166,6 +189,13 @@ class SamplingFields(NullFields):
     def _shows_a_stop_text(self) -> Self:
         if self.include_stop_str_in_output and self.stop_token_ids:
             raise field_error("include_stop_str_in_output", "cannot be true with stop_token_ids, which have no text")
+        return self
+
+    @model_validator(mode="after")
+    def _ends_early_or_not(self) -> Self:
+        detection = self.repetition_detection
+        if self.ignore_eos and detection is not None and detection.max_pattern_size:
+            raise field_error("repetition_detection", "cannot be combined with ignore_eos: true")
         return self
 
 

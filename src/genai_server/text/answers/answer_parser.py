@@ -46,9 +46,16 @@ class AnswerParser(PlainParser):
         self._calls = Calls(tools, new_id, self._emit, only_complete=only_complete_calls)
         self._reasoning = reasoning
         self._starts_in_reasoning = starts_in_reasoning
+        self._thought: ReasoningReader | None = None
+        self._last: type[Part] = Content  # of the parts so far
         self._reader = self._read()
         # Whether everything before has been returned and the rest is content.
         self._is_plain = False
+
+    @property
+    def is_within(self) -> bool:
+        thinks = self._thought is not None and self._thought.is_open
+        return thinks or self._calls.is_open or (self._reasoning is HARMONY and self._last is Reasoning)
 
     def feed(self, text: str) -> list[Part]:
         if self._is_plain:
@@ -71,6 +78,7 @@ class AnswerParser(PlainParser):
 
     def _emit(self, part: Part) -> None:
         """Add a part, or append its text to the previous part if both are of one kind."""
+        self._last = type(part)
         last = self._parts[-1] if self._parts else None
         match last, part:
             case (Content(before), Content(text)):
@@ -94,8 +102,8 @@ class AnswerParser(PlainParser):
             return
         if self._reasoning is not None:
             new_calls = partial(Calls, self._calls.parameters, self._new_id, only_complete=True)
-            reader = ReasoningReader(self._text, self._reasoning, self._emit, self._format, new_calls)
-            yield from reader.read(inside=self._starts_in_reasoning)
+            self._thought = ReasoningReader(self._text, self._reasoning, self._emit, self._format, new_calls)
+            yield from self._thought.read(inside=self._starts_in_reasoning)
         yield from self._read_with_calls(self._format) if self._format else self._read_plain()
 
     def _read_calls_here(self, *, new_line: bool = True) -> Reader[bool]:

@@ -14,6 +14,11 @@ _IMPOSSIBLE = -9999.0
 class PlainParser:
     """Treats all text as content. Others separate the parts of an answer (text/answers/answer_parser.py)."""
 
+    @property
+    def is_within(self) -> bool:
+        """Whether the text so far ends within a thought or a tool call."""
+        return False
+
     def feed(self, text: str) -> list[Part]:
         """The parts completed by this text. Adjacent parts of one kind are joined."""
         return [Content(text)] if text else []
@@ -90,6 +95,16 @@ class AnswerText:
                 return parts[:count]
             self._num_calls += isinstance(part, ToolCallEnd) and part.is_complete
         return parts
+
+    @property
+    def has_parts(self) -> bool:
+        """Whether the answer may have thoughts or tool calls."""
+        return type(self._parser) is not PlainParser
+
+    @property
+    def is_within(self) -> bool:
+        """Whether the text so far ends within a thought or a tool call."""
+        return self._parser.is_within
 
     @property
     def stop_string(self) -> str | None:

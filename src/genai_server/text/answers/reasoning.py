@@ -182,6 +182,8 @@ class ReasoningReader:
         tool_format: ToolFormat | None,
         new_calls: Callable[[Callable[[Part], None]], Calls],
     ) -> None:
+        # Whether a thought has begun that is not closed.
+        self.is_open = False
         self._text = text
         self._form = form
         self._emit = emit
@@ -202,6 +204,7 @@ class ReasoningReader:
             text.at = place
             if not inside:
                 return
+        self.is_open = True
         yield from text.take_all(_NEWLINES)
         beginnings = "" if self._tool_format is None else self._tool_format.beginnings
         plain = re.compile(rf"[^\n{re.escape(closing[0] + beginnings)}]+")
@@ -216,6 +219,7 @@ class ReasoningReader:
                 return
             if (yield from text.take(closing)):
                 self._close(text.at - len(newlines + closing))
+                self.is_open = False
                 yield from text.take_all(_NEWLINES)
                 return
             if is_blank and char in beginnings and (yield from self._read_calls(text.at - len(newlines))):

@@ -11,7 +11,7 @@ import { copyText } from "./parts.js";
 
 const ENDS = {
   length: "stopped at max tokens", timeout: "timed out", cancelled: "cancelled by an operator",
-  terminated: "ended by an operator", stopped: "stopped", edited: "edited by you",
+  terminated: "ended by an operator", repetition: "repeated itself", stopped: "stopped", edited: "edited by you",
   incomplete_call: "ended within a tool call",
 };
 

@@ -1,0 +1,54 @@
+"""Finds answers that repeat themselves without end, by their tokens."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+# Tokens after which a rule that the request has not asked for is applied again.
+_EVERY = 16
+
+
+@dataclass(frozen=True)
+class RepetitionRule:
+    """Which repetition ends an answer: the same tokens `min_count` times in a row, and `min_tokens` in all."""
+
+    # Length in tokens of what is repeated.
+    min_pattern: int
+    max_pattern: int
+    min_count: int
+    min_tokens: int = 0
+
+    def applies(self, tokens: Sequence[int]) -> bool:
+        """Whether the tokens end with such a repetition."""
+        for pattern in range(self.min_pattern, self.max_pattern + 1):
+            length = max(self.min_count * pattern, self.min_tokens)
+            if length > len(tokens):
+                return False
+            # Most patterns differ at an end.
+            fits_at_ends = tokens[-1] == tokens[-1 - pattern] and tokens[-length] == tokens[pattern - length]
+            if fits_at_ends and tokens[pattern - length :] == tokens[-length:-pattern]:
+                return True
+        return False
+
+
+# What ends thoughts and tool arguments, unless the request has a rule: no useful text repeats so much.
+IN_THOUGHTS_AND_CALLS = RepetitionRule(1, 256, 8, min_tokens=512)
+
+
+class RepetitionDetector:
+    """Watches one answer: all of it by the request's rule, or else its thoughts and tool calls."""
+
+    def __init__(self, rule: RepetitionRule | None) -> None:
+        self._rule = rule or IN_THOUGHTS_AND_CALLS
+        self._is_asked = rule is not None
+        # What is watched, up to now.
+        self._tokens: list[int] = []
+
+    def repeats(self, token: int, *, is_within: bool) -> bool:
+        """Whether the answer repeats itself with its next token. `is_within`: in a thought or tool call."""
+        if not (self._is_asked or is_within):
+            self._tokens.clear()
+            return False
+        self._tokens.append(token)
+        if not self._is_asked and len(self._tokens) % _EVERY:
+            return False
+        return self._rule.applies(self._tokens)
