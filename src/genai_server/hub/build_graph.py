@@ -205,7 +205,7 @@ def write_blocks(weights: "EightBitEnds | GgufWeights") -> None:
     """Let the builder write the blocks of matrices that have a form in place of their floats."""
     model: Any = importlib.import_module("builders.base").Model
     for function in (
-        *(load_weights, is_qkv_projection_packable, make_packed_matmul_float_class),
+        *(load_weights, make_attention_input_proj, is_qkv_projection_packable, make_packed_matmul_float_class),
         *(make_matmul_float, make_embedding_lookup, save_model),
     ):
         original = getattr(model, function.__name__)
@@ -220,6 +220,15 @@ def load_weights(model: Any, original: Any, weights: Any, *arguments: Any) -> An
     loaded = original(model, *arguments)
     weights.find(loaded)
     return loaded
+
+
+def make_attention_input_proj(model: Any, original: Any, _weights: Any, *arguments: Any, **others: Any) -> None:
+    """Forget the keys and values of the layer before, which the builder gives to a layer whose products are joined.
+
+    It joins those of all layers or of none. Files of mixed types (Q4_K_M) have layers of either kind.
+    """
+    model.attention_attrs |= {"k_path": "", "v_path": ""}
+    original(model, *arguments, **others)
 
 
 def is_qkv_projection_packable(model: Any, original: Any, weights: Any, layer_id: int, attention: Any) -> bool:
