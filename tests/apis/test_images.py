@@ -341,3 +341,31 @@ def test_a_websocket_takes_images(server: RunningServer) -> None:
         while events[-1]["type"] not in ("response.completed", "response.incomplete"):
             events.append(json.loads(socket.recv(60)))
     assert events[-1]["response"]["usage"]["input_tokens"] == counted > NUM_FEATURES
+
+
+def test_decisions_about_an_image(server: RunningServer) -> None:
+    def probabilities(url: str, *questions: Any, **fields: Any) -> list[float]:
+        content = [{"type": "input_image", "image_url": url}, {"type": "input_text", "text": "hi"}]
+        body = {"model": "sees", "input": [{"role": "user", "content": content}], "questions": questions, **fields}
+        response = server.client.post("/v1/decisions", json=body)
+        assert response.status_code == 200, response.text
+        return [answer["probability"] for answer in response.json()["answers"]]
+
+    first, second = ({"type": "predicate", "instructions": text} for text in ("It is red.", "It is round."))
+    found = probabilities(URL, first, second)
+    assert found == [probabilities(URL, one, cache_salt=one["instructions"])[0] for one in (first, second)]
+    assert found != probabilities(OTHER, first, second)
+    # A question may have an image, too.
+    shown = {**first, "instructions": [{"type": "input_text", "text": "Like "}, part("/v1/responses", OTHER)]}
+    other = {**first, "instructions": [{"type": "input_text", "text": "Like "}, part("/v1/responses", URL)]}
+    like_other, plain, like_itself = probabilities(URL, shown, first, other)
+    assert plain == found[0]
+    assert like_other != like_itself
+
+
+def test_decisions_have_at_most_128_images(server: RunningServer) -> None:
+    content = [part("/v1/responses", URL)] * 127
+    shown = {"type": "predicate", "instructions": [part("/v1/responses", OTHER)]}
+    body = {"model": "sees", "input": [{"role": "user", "content": content}], "questions": [shown, shown]}
+    error = server.client.post("/v1/decisions", json=body).json()["error"]
+    assert (error["param"], error["code"]) == ("input", "invalid_value")

@@ -28,6 +28,8 @@ from genai_server.text.codec import TextCodec
 
 # Tokens of the prompts of a request, in which a beginning that several share counts once.
 MAX_TOKENS = 1024 * 1024
+# Images and sounds of a request.
+MAX_IMAGES = 128
 # A text before which nothing is put, and which no tokenizer joins with what follows.
 _ANCHOR = "a"
 
@@ -155,8 +157,8 @@ class AskedChat:
     answers: Sequence[str]
     # The field that errors name.
     param: str
-    # Whether its last message has images that the chats asked with it do not have.
-    has_own_images: bool = False
+    # How many images its last message has that the chats asked with it do not have.
+    num_own_images: int = 0
 
 
 async def encode_asked(
@@ -164,9 +166,14 @@ async def encode_asked(
 ) -> list[PromptWithOptions]:
     """The prompts of chats that may differ in the end of their last message. What they begin with is encoded once.
 
-    Raises as `encode_chat` does, and InvalidField for answers that the tokenizer does not tell apart.
+    Raises as `encode_chat` does, and InvalidField for too many images in all chats, where those that they have in
+    common count once, and for answers that the tokenizer does not tell apart.
     """
-    alike = [number for number, one in enumerate(asked) if not one.has_own_images]
+    num_images = sum(1 for message in asked[0].chat.messages for _ in message.media)
+    num_images += sum(one.num_own_images for one in asked[1:])
+    if num_images > MAX_IMAGES:
+        raise InvalidField("messages", "may have at most", limit=f"{MAX_IMAGES} images in total", given=num_images)
+    alike = [number for number, one in enumerate(asked) if not one.num_own_images]
     encoded: dict[int, tuple[EncodedPrompt, list[int]]] = {}
     if alike:
         shared = await encode_alike(services, [asked[number].chat for number in alike], codec, context)

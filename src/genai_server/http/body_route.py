@@ -125,7 +125,7 @@ class _CheckedRequest(Request):
     async def json(self) -> Any:
         """The validated body, whose text is then dropped. Raises RequestError."""
         if self._upload is not None:
-            return _validated(self._adapter, form_object(self._upload))
+            return validated(self._adapter, form_object(self._upload))
         state, text = request_state(self.scope), await super().body()
         parsed = await state.parse(lambda: _read(text, self._adapter, state.leniency), num_bytes=len(text))
         self._body = b""
@@ -152,10 +152,10 @@ def _read(text: bytes, adapter: TypeAdapter[Any], leniency: Leniency) -> Any:
     except ValueError as error:
         raise malformed(error) from None
     leniency.apply(body)
-    return _validated(adapter, body)
+    return validated(adapter, body)
 
 
-def _validated(adapter: TypeAdapter[Any], body: Any) -> Any:
+def validated(adapter: TypeAdapter[Any], body: Any) -> Any:
     """The object of a body. Raises RequestError."""
     try:
         return adapter.validate_python(body)

@@ -3,8 +3,10 @@
 import json
 import math
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
 from openai import OpenAI
@@ -19,10 +21,12 @@ from openai.types.decision import (
 from genai_server.engine_client.in_flight import InFlight
 from genai_server.errors import RunnerFailed
 from genai_server.generation.engine_requests import EngineAnswer, EngineRequests
+from genai_server.http.api_keys import line_of
 from genai_server.messages.generation_request import GenerationRequest
-from tests.running_server import DEMO, RunningServer, refusal
+from tests.running_server import DEMO, RunningServer, refusal, wait_until
 from tests.server_here import run_here
 
+KEY = "0123456789abcdef"
 INPUT = "It will rain all afternoon. Paris is the capital of France, and it is raining there, too."
 PREDICATE = {"type": "predicate", "name": "rain", "instructions": "It rains."}
 CHOICES = [
@@ -112,6 +116,20 @@ def test_probabilities_are_those_of_the_options_tokens(server: RunningServer, cl
     expected = reference(server, question, [json.dumps({"answer": level["label"]}) for level in LEVELS])
     assert isinstance(score, AnswerAnswerResourceScore)
     assert [one.probability for one in score.probabilities] == pytest.approx(expected, rel=1e-4)
+
+
+def test_a_chat_with_a_schema_decides_the_same(server: RunningServer, client: OpenAI) -> None:
+    texts = ["It rains.", "The sun shines.", "Paris is in France.", "It is late.", "Rain is wet.", "It is dry."]
+    questions = [{**PREDICATE, "instructions": text} for text in texts]
+    schema = {"properties": {"answer": {"type": "boolean"}}, "required": ["answer"], "additionalProperties": False}
+    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object", **schema}}}
+    for text, found in zip(texts, decide(client, *questions).answers, strict=True):
+        assert isinstance(found, AnswerAnswerResourcePredicate)
+        question = f'Is the following true? {text}\nAnswer {{"answer": true}} or {{"answer": false}}.'
+        messages = [{"role": "user", "content": f"{INPUT}\n\n{question}"}]
+        body = {"messages": messages, "temperature": 0, "response_format": form}
+        answer = server.client.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]["content"]
+        assert json.loads(answer) == {"answer": found.probability > 0.5}
 
 
 def test_a_question_has_the_same_answer_in_any_company(client: OpenAI) -> None:
@@ -213,6 +231,21 @@ def test_as_many_questions_are_asked_at_a_time_as_run_at_once(client: OpenAI, mo
     found = decide(client, *[{**PREDICATE, "instructions": f"It rains {n} times."} for n in range(400)])
     assert len(found.answers) == 400
     assert 2 <= most <= 16  # GENAI_MAX_BATCH_SIZE
+
+
+def test_each_question_counts_for_the_key(tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text(line_of("ann", KEY) + " concurrent=2")
+    with run_here(tmp_path, "--device", "scripted", "--api-key-file", str(tmp_path / "keys")) as limited:
+        limited.client.headers["authorization"] = f"Bearer {KEY}"
+        assert asked(limited, PREDICATE, PREDICATE).status_code == 200
+        assert refusal(asked(limited, PREDICATE, PREDICATE, PREDICATE)) == (400, "invalid_value", "questions")
+
+
+def test_nothing_is_left_running_for_a_client_that_has_left(server: RunningServer) -> None:
+    questions = [{**PREDICATE, "instructions": f"It rains {n} times."} for n in range(400)]
+    with pytest.raises(httpx.TimeoutException):
+        server.client.post("/v1/decisions", json={"input": INPUT, "questions": questions}, timeout=0.2)
+    wait_until(lambda: server.client.get("/v1/requests").json()["data"] == [])
 
 
 def test_the_deadline_ends_all(server: RunningServer) -> None:

@@ -3,18 +3,16 @@
 The engine reads the input with the first question. Each other question is a short prompt behind a cached prefix.
 """
 
-from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 
-from genai_server.apis.decisions.questions import Reading, answer, asked_chats, readings
-from genai_server.apis.decisions.schemas import MAX_IMAGES, DecisionRequest
-from genai_server.errors import GenerationFailed, InvalidField
+from genai_server.apis.decisions.questions import answer, asked_chats, readings
+from genai_server.apis.decisions.schemas import DecisionRequest
+from genai_server.errors import GenerationFailed
 from genai_server.generation.dependencies import RequestContext, Services, choose_engine, within
 from genai_server.generation.next_tokens import NextTokenScorer
 from genai_server.generation.option_scores import OptionScores, encode_asked, score_options
-from genai_server.generation.parameters.chat_messages import ChatParameters
 from genai_server.http.dialect import FieldNames
 from genai_server.http.json_response import JsonObject
 from genai_server.http.telemetry.usage import Usage
@@ -52,7 +50,6 @@ async def _decide(services: Services, body: DecisionRequest, context: RequestCon
     with context.leniency.with_names(_NAMES):
         async with within(context.deadline):
             asking = await context.in_turn(partial(asked_chats, body, asked), is_long=True)
-            _check_images(asked, asking[0].chat)
             prompts = await encode_asked(services, asking, codec, context)
     scorer = NextTokenScorer(services, context, choice, body, param="questions")
     with closing(scorer):
@@ -71,12 +68,3 @@ async def _decide(services: Services, body: DecisionRequest, context: RequestCon
     if len(errors) == len(answers):
         raise errors[0]
     return Decided(chosen.id, answers, scorer.usage)
-
-
-def _check_images(asked: Sequence[Reading], first: ChatParameters) -> None:
-    """Raise InvalidField for too many images and sounds. `first` is the chat with the first question."""
-    num_images = sum(1 for message in first.messages for _ in message.media)
-    num_images += sum(reading.num_images for reading in asked[1:])
-    if num_images > MAX_IMAGES:
-        limit = f"{MAX_IMAGES} images, those of the questions included"
-        raise InvalidField("input", "may have at most", limit=limit, given=num_images)

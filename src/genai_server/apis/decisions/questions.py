@@ -103,21 +103,21 @@ def asked_chats(body: DecisionRequest, asked: Sequence[Reading]) -> list[AskedCh
         messages = [*before, {"role": "user", "content": _continued(last, reading.parts)}]
         chat = ChatParameters.model_validate({"messages": messages, "reasoning_effort": "none", **fields})
         answers = [_answer_text(value) for value in reading.values]
-        found.append(AskedChat(chat, answers, f"questions[{reading.number}]", reading.num_images > 0))
+        found.append(AskedChat(chat, answers, f"questions[{reading.number}]", reading.num_images))
     return found
 
 
 def _continued(last: ChatMessage | None, question: Sequence[JsonObject]) -> str | list[JsonObject]:
     """The content of the user's last message, which may have been empty, and the question."""
     first, *others = question
-    content = None if last is None else last.content
-    if not content:
-        return first["text"] if not others else [first, *others]
-    if isinstance(content, str):
-        first = _text_part(f"{content}\n\n{first['text']}")
-        return first["text"] if not others else [first, *others]
-    given = [part.model_dump(exclude_none=True) for part in content]
-    return [*given, _text_part(f"\n\n{first['text']}"), *others]
+    content = (None if last is None else last.content) or []
+    given = (
+        [_text_part(content)] if isinstance(content, str) else [part.model_dump(exclude_none=True) for part in content]
+    )
+    if given and given[-1]["type"] == "text":
+        first = _text_part(f"{given.pop()['text']}\n\n{first['text']}")
+    parts = [*given, first, *others]
+    return parts[0]["text"] if len(parts) == 1 else parts
 
 
 def _text_part(text: str) -> JsonObject:

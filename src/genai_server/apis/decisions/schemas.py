@@ -25,7 +25,6 @@ MAX_QUESTIONS = 400
 MAX_CHOICES = 255
 # Choices and levels of all questions together.
 MAX_OPTIONS = 8_192
-MAX_IMAGES = 128
 # An option as the answer has it in JSON.
 Value = str | bool
 
