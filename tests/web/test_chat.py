@@ -146,6 +146,13 @@ def test_reasoning_is_folded_and_a_stream_error_is_shown(scripted_page: Page) ->
     expect(scripted_page.get_by_text("Let me think.")).to_be_visible()
 
 
+def test_the_reader_asks_for_the_answer_now(scripted_page: Page) -> None:
+    say(scripted_page, f"delay 0.02; say <think>{''.join(map(str, range(300)))}</think>Yes")
+    scripted_page.get_by_role("button", name="Answer now").click()
+    expect(scripted_page.locator(".answer, .markdown").last).to_contain_text("Yes")
+    expect(scripted_page.get_by_role("button", name="Answer now")).to_have_count(0)
+
+
 @pytest.mark.smoke
 def test_a_tool_is_called_and_its_result_goes_back(page: Page) -> None:
     set_option(page, "Tools", json.dumps([{"type": "function", "function": WEATHER}]))

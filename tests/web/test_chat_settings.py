@@ -49,6 +49,7 @@ def test_settings_belong_to_a_chat_and_are_seen(page: Page, bodies: list[dict[st
     settings(page, System_prompt=PIRATE, Max_tokens="3")
     ask(page, "First")
     assert bodies[0]["max_tokens"] == 3
+    assert "thinking_token_budget" not in bodies[0]
     assert bodies[0]["messages"][0] == {"role": "system", "content": PIRATE}
     for _ in range(2):
         expect(page.locator(".badge")).to_have_text("2 set")
@@ -127,3 +128,11 @@ def test_asking_again_with_probabilities_applies_once(page: Page, bodies: list[d
     ask(page, "Second")
     assert [body.get("logprobs") for body in bodies] == [None, True, None]
     expect(page.locator(".badge")).to_have_count(0)
+
+
+def test_a_budget_of_reasoning_is_sent(page: Page, bodies: list[dict[str, Any]]) -> None:
+    settings(page, Reasoning_budget="0")
+    ask(page, "First")
+    settings(page, Reasoning_budget="200")
+    ask(page, "Second")
+    assert [body["thinking_token_budget"] for body in bodies] == [0, 200]

@@ -123,6 +123,38 @@ def test_a_question_is_answered_with_its_times_and_asked_again(scripted: Running
         assert chat.status() == 0
 
 
+def test_ctrl_c_ends_reasoning_and_then_stops_the_answer(scripted: RunningServer) -> None:
+    thought = " ".join(map(str, range(100, 300)))
+    with terminal(scripted.url) as chat:
+        chat.see("> ")
+        chat.type(f"delay 0.02; say <think>{thought}</think>Yes\r")
+        chat.see("Yes")  # as it is typed
+        chat.see("100 101 102")
+        chat.type(CTRL_C)
+        chat.see("\n\r\n")  # between reasoning and answer
+        chat.see("1")
+        chat.type(CTRL_C)
+        chat.see("[stopped]")
+        assert "Yes" not in chat.text[chat.text.index("Yes") + 3 :]
+
+
+def test_a_budget_of_reasoning_is_set(scripted: RunningServer) -> None:
+    with terminal(scripted.url) as chat:
+        chat.see("> ")
+        chat.type("/think 5\r")
+        chat.see("thinking_token_budget = 5")
+        chat.type("say <think>I think on</think>Yes\r")
+        chat.see("I thi")
+        chat.see("tokens, first after")
+        chat.type("/think much\r")
+        chat.see('thinking_token_budget must be a whole number, not "much"')
+        chat.type("/think default\r")
+        chat.see("thinking_token_budget = default")
+        chat.type("/think\r")
+        chat.see("thinking_token_budget = default")
+        chat.type("/bye\r")
+
+
 def test_ctrl_c_stops_the_answer_and_twice_ends_the_program(scripted: RunningServer) -> None:
     with terminal(scripted.url, **DRAWN) as chat:
         chat.see(READS)

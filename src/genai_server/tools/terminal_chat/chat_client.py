@@ -3,12 +3,13 @@
 import http.client
 import json
 import ssl
+import threading
 import time
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from genai_server.answer_parts import Content, Reasoning
 from genai_server.errors import ChatFailed
@@ -37,6 +38,9 @@ class Answer:
     is_counted: bool = False
     # Fields of the request that had no effect; "" for none.
     ignored: str = ""
+    # The server's id of the answer, and whether its last piece was reasoning.
+    id: str = ""
+    is_reasoning: bool = False
 
     def took(self) -> str:
         """The times in words."""
@@ -102,10 +106,28 @@ class ChatClient:
             response = self.response(connection, "POST", "/v1/chat/completions", json.dumps(body).encode())
             answer.ignored = response.getheader("x-genai-ignored", "")
             for event in self.events(response):
+                answer.id = str(event.get("id") or "")
                 if usage := event.get("usage"):
                     answer.tokens, answer.is_counted = int(usage["completion_tokens"]), True
                 for choice in event.get("choices") or ():
                     yield from _noted(choice.get("delta") or {}, answer)
+
+    def end_reasoning(self, answer: Answer) -> bool:
+        """Let the model of a running answer end its reasoning and answer; returns False if it does not reason now.
+
+        Does not wait for the server, which may be another one that cannot do this.
+        """
+        if not (answer.is_reasoning and answer.id):
+            return False
+
+        path = f"/v1/requests/{quote(answer.id, safe='')}/end_reasoning"
+
+        def ask() -> None:
+            with closing(self.connect(_SHORT)) as connection, suppress(OSError, http.client.HTTPException):
+                self.exchange(connection, "POST", path, b"{}").read()
+
+        threading.Thread(target=ask, daemon=True).start()
+        return True
 
     def connect(self, patience: float) -> http.client.HTTPConnection:
         """A connection whose waits take at most `patience` seconds."""
@@ -172,6 +194,7 @@ def _noted(delta: dict[str, Any], answer: Answer) -> Iterator[Content | Reasonin
             answer.last = time.monotonic()
             answer.first = answer.first or answer.last
             answer.tokens += 1
+            answer.is_reasoning = kind is Reasoning
             if kind is Content:
                 answer.text += text
             yield kind(text)

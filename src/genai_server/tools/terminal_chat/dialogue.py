@@ -1,9 +1,12 @@
 """The dialogue: reads lines, runs commands or sends questions, and shows the answers."""
 
 import contextlib
+import signal
 import sys
+import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
+from types import FrameType
 
 from genai_server.answer_parts import Content, Reasoning
 from genai_server.cli.option_types import path_of
@@ -18,19 +21,21 @@ from genai_server.tools.terminal_chat.questions import question_reader
 from genai_server.tools.terminal_chat.typed_parameters import PARAMETERS, Value, parse, require_known
 
 _DEFAULT = "default"
+_BUDGET = "thinking_token_budget"
 _WITH_FILE = ("/image", "/save", "/load")
 _ENDS = ("/quit", "/bye", "/exit")
 _HELP = """\
 /image FILE         attach an image to the next question
 /system [TEXT]      show the system prompt, or set it
 /set [NAME VALUE]   show the fields of requests, or set one: /set temperature 0
+/think [N]          show the limit of tokens of reasoning, or set it: 0 for none, default
 /model [NAME]       list the models that chat, or continue with another one
 /retry              ask the last question again
 /clear              forget the questions and answers so far
 /save, /load FILE   save the chat, or continue a saved one
 /help, /?           this list
 /quit, /bye, /exit  end
-Ctrl-C stops an answer; pressed again, it ends the chat.
+Ctrl-C ends reasoning, so that the model answers, and stops an answer; pressed again, it ends the chat.
 Two \""" begin and end a question of several lines."""
 
 
@@ -76,6 +81,7 @@ class Dialogue:
             "/clear": self._clear,
             "/retry": self._retry,
             "/set": self._set,
+            "/think": lambda budget: self._set(f"{_BUDGET} {budget}"),
             "/model": self._switch,
             "/save": self._save,
             "/load": self._load,
@@ -184,7 +190,8 @@ class Dialogue:
     def _ask(self, messages: list[Message]) -> None:
         answer = Answer()
         try:
-            show_answer(self._client.answer(self._model, messages, answer, self._parameters))
+            with _interrupting_reasoning(lambda: self._client.end_reasoning(answer)):
+                show_answer(self._client.answer(self._model, messages, answer, self._parameters))
         except KeyboardInterrupt:
             print(" [stopped]", end="")
             raise
@@ -203,6 +210,25 @@ def show_answer(pieces: Generator[Content | Reasoning, None, None], *, shows_rea
         for piece in pieces:
             if shows_reasoning or isinstance(piece, Content):
                 display(piece)
+
+
+@contextmanager
+def _interrupting_reasoning(end: Callable[[], bool]) -> Iterator[None]:
+    """In the block, the first Ctrl-C calls `end`, and interrupts only if that returns False. Later ones interrupt."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread may set handlers
+        return
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGINT, before)
+        if not end():
+            raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, handle)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @contextmanager

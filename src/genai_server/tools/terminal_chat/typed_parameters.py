@@ -18,6 +18,7 @@ _KINDS: dict[str, type[float] | type[int] | type[str]] = {
     "presence_penalty": float,
     "repeat_last_n": int,
     "reasoning_effort": str,
+    "thinking_token_budget": int,
 }
 PARAMETERS = tuple(_KINDS)
 _WORDS = {float: "a number", int: "a whole number"}

@@ -12,6 +12,7 @@ export const NUMBERS = [
   { name: "frequency_penalty", label: "Frequency penalty", min: -2, max: 2, step: 0.1 },
   { name: "presence_penalty", label: "Presence penalty", min: -2, max: 2, step: 0.1 },
   { name: "seed", label: "Seed", step: 1, hint: "the same seed gives the same answer" },
+  { name: "thinking_token_budget", label: "Reasoning budget", min: 0, step: 1, hint: "tokens of reasoning; 0: none" },
 ];
 // Fields of a request whose answer has the probabilities of its tokens.
 export const PROBABILITIES = { logprobs: true, top_logprobs: 5 };

@@ -16,8 +16,13 @@ export function streamed(body) {
 export function emptyAnswer() {
   return {
     role: "assistant", content: "", reasoning: "", calls: [], pieces: [], finish: null, usage: null, metrics: null,
-    progress: null, error: null, ttft: null, ignored: null,
+    progress: null, error: null, ttft: null, ignored: null, answerId: null,
   };
+}
+
+// Let the model of an answer that is being written end its reasoning. An answer that has ended needs nothing.
+export function answerNow(turn) {
+  call(`v1/requests/${encodeURIComponent(turn.answerId)}/end_reasoning`, { method: "POST" }).catch(() => {});
 }
 
 // Fill a turn with, or continue it by, the answer to a body. `changed` is called after each chunk. Never throws: the turn has the error.
@@ -60,6 +65,7 @@ function add(turn, chunk, at) {
     return;
   }
   turn.model = chunk.model ?? turn.model;
+  turn.answerId = chunk.id ?? turn.answerId;
   turn.usage = chunk.usage ?? turn.usage;
   turn.metrics = chunk.metrics ?? turn.metrics;
   if (chunk.prompt_progress) turn.progress = chunk.prompt_progress;

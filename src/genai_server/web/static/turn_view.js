@@ -1,5 +1,6 @@
 // One turn of a conversation.
 import { AttachmentList } from "./attachment_list.js";
+import { answerNow } from "./completion.js";
 import { edit, giveResults } from "./conversation.js";
 import { whole } from "./figures.js";
 import { html, useRef, useState } from "./html.js";
@@ -59,6 +60,8 @@ function Answer({ chat, turn, isLast, isWriting }) {
   return html`
     ${turn.reasoning && html`<details class="reasoning"><summary>${isWriting && !turn.content ? "Reasoning …" : "Reasoning"}</summary>
       <div>${turn.reasoning}</div></details>`}
+    ${isWriting && turn.reasoning && !turn.content && turn.answerId && html`<button type="button" class="small"
+      onClick=${() => answerNow(turn)}>Answer now</button>`}
     <${MarkdownView} text=${turn.content} isWriting=${isWriting} />
     ${turn.calls.map((call) => html`<${Call} key=${call.id} call=${call} />`)}
     ${isLast && !isWriting && turn.calls.length > 0 && turn.finish === "tool_calls"
