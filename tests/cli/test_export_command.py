@@ -308,7 +308,7 @@ def test_a_gguf_file_is_unpacked_and_built(tmp_path: Path, gguf_libraries: Path,
     done = export(tmp_path, gguf_libraries, str(folder / named))
     assert done.returncode == 0, done.stderr
     directory = tmp_path / "models" / "tiny-Q4_0-gguf-cpu"
-    assert "unpacking tiny-Q4_0.gguf\nReading GGUF file\nReading weights\n" in done.stdout
+    assert "unpacking tiny-Q4_0.gguf\nReading GGUF file\nReading weights into 16 bits\n" in done.stdout
     log = (directory / "export.log").read_text(encoding="utf-8")
     assert "'fp32'" in log
     assert "'accuracy_level=4'" in log
@@ -316,6 +316,13 @@ def test_a_gguf_file_is_unpacked_and_built(tmp_path: Path, gguf_libraries: Path,
     note = json.loads((directory / ".genai-server.json").read_bytes())
     assert note["source"] == str(folder / "tiny-Q4_0.gguf")
     assert [path.name for path in (tmp_path / "models").iterdir()] == [directory.name]
+
+
+def test_a_gguf_file_in_fp32_is_not_rounded_to_16_bits(tmp_path: Path, gguf_libraries: Path) -> None:
+    (tmp_path / "tiny.gguf").write_bytes(gguf())
+    done = export(tmp_path, gguf_libraries, "tiny.gguf", "--precision", "fp32")
+    assert done.returncode == 0, done.stderr
+    assert "Reading weights into 32 bits\n" in done.stdout
 
 
 def test_a_tokenizer_next_to_a_gguf_file_is_taken(tmp_path: Path, gguf_libraries: Path) -> None:

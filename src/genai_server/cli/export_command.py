@@ -167,7 +167,7 @@ def _check_gguf(arguments: argparse.Namespace, path: Path) -> str:
     """
     builder.check_environment(arguments.python, builder.NEEDED_FOR_GGUF)
     with tempfile.TemporaryDirectory() as folder:
-        _unpack(arguments, path, Path(folder), with_weights=False)
+        gguf_source.unpack(path, Path(folder), arguments.python, builder_environment(), lambda _: None)
         return _chosen(arguments, _order(arguments, Path(folder), Path(folder), path)).precision
 
 
@@ -177,15 +177,11 @@ def _build_gguf(arguments: argparse.Namespace, path: Path, directory: Path, orig
     shutil.rmtree(source, ignore_errors=True)
     try:
         say(f"unpacking {path.name}")
-        _unpack(arguments, path, source)
+        bits = 32 if arguments.precision == "fp32" else 16
+        gguf_source.unpack(path, source, arguments.python, builder_environment(), say, bits=bits)
         _build(arguments, source, directory, origin, path)
     finally:
         shutil.rmtree(source, ignore_errors=True)
-
-
-def _unpack(arguments: argparse.Namespace, path: Path, target: Path, *, with_weights: bool = True) -> None:
-    tell = say if with_weights else lambda line: None
-    gguf_source.unpack(path, target, arguments.python, builder_environment(), tell, with_weights=with_weights)
 
 
 def _build(

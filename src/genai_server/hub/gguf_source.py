@@ -37,14 +37,14 @@ def unpack(
     environment: dict[str, str],
     tell: Callable[[str], None],
     *,
-    with_weights: bool = True,
+    bits: int | None = None,
 ) -> None:
-    """Write what a GGUF file describes, and its weights, into a new directory, and report each step.
+    """Write what a GGUF file describes, and its weights in 16 or 32 bits, into a new directory, and report each step.
 
     Raises ConfigurationError if the file cannot be built, and ExportFailed with the program's last lines.
     """
     target.mkdir(parents=True, exist_ok=True)
-    command = [str(python), "-u", str(_PROGRAM), str(path), str(target), *(["--weights"] if with_weights else [])]
+    command = [str(python), "-u", str(_PROGRAM), str(path), str(target), *([str(bits)] if bits else [])]
     status, last = run_logged(command, environment | {"TQDM_DISABLE": "1"}, target / LOG, tell)
     reasons = [line.removeprefix(_REFUSED) for line in last if line.startswith(_REFUSED)]
     if reasons:

@@ -1,11 +1,11 @@
 """Writes a GGUF file as a directory in Hugging Face's format: a program for the Python that `export` names.
 
-    python unpack_gguf.py FILE TARGET [--weights]
+    python unpack_gguf.py FILE TARGET [16|32]
 
 Transformers reads the file, with whatever quantization, and its tokenizer and chat template. This program corrects what
 Transformers leaves out, and refuses what would become another model: it then prints `refused: ` with the reason.
-Without `--weights` it writes what describes the model only. It imports nothing of this package but
-gguf_tokenizers.py next to it, because that environment need not have it.
+Weights are written in 16 or 32 bits; without either, what describes the model only. It imports nothing of this package
+but gguf_tokenizers.py next to it, because that environment need not have it.
 """
 
 import json
@@ -42,7 +42,7 @@ _TOKENIZER_FILES = (_TOKENIZER, "tokenizer_config.json", "chat_template.jinja")
 
 def main() -> None:
     """Write the directory that the command line names."""
-    path, target, with_weights = Path(sys.argv[1]), Path(sys.argv[2]), "--weights" in sys.argv[3:]
+    path, target, bits = Path(sys.argv[1]), Path(sys.argv[2]), "".join(sys.argv[3:])
     target.mkdir(parents=True, exist_ok=True)
     print("Reading GGUF file", flush=True)
     try:
@@ -51,20 +51,21 @@ def main() -> None:
         refuse(f"it is damaged, or no GGUF file ({error})")
     architecture = check(gguf, path)
     config = read_config(gguf, path, architecture)
-    if with_weights:
+    if bits:
         correct_rope(gguf, config)
     save_tokenizer(gguf, path, target)
-    if not with_weights:
+    if not bits:
         config.save_pretrained(target)
         return
-    print("Reading weights", flush=True)
-    exact = all(tensor.tensor_type == GGMLQuantizationType.F32 for tensor in gguf.tensors)
+    if all(tensor.tensor_type == GGMLQuantizationType.F32 for tensor in gguf.tensors):
+        bits = "32"
+    print(f"Reading weights into {bits} bits", flush=True)
     model, found = _MODELS.from_pretrained(
         path.parent,
         gguf_file=path.name,
         config=config,
         quantization_config=GgufConfig(dequantize=True),
-        dtype=torch.float32 if exact else torch.float16,
+        dtype=torch.float32 if bits == "32" else torch.float16,
         output_loading_info=True,
     )
     check_weights(gguf, model, found)
