@@ -33,6 +33,7 @@ def engine_spec(
         exact=False,
         kv_cache_bytes=0,
         kv_cache_type="fp32",
+        attention_type="fp32",
         encoder_weights="own",
         encoder_cache_bytes=0,
         cache_dir=str(cache_dir or ""),

@@ -14,6 +14,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
             "scheduler",
             "kv_cache_bytes",
             "kv_cache_type",
+            "attention_type",
             "exact",
             "speculation",
             "draft_memory_bytes",

@@ -104,6 +104,11 @@ class Settings(ServerSettings, MediaSettings):
     in 32 bits.
     """
 
+    attention_type: Literal["fp32", "bf16"] = "fp32"
+    """Numbers that a batch's attention multiplies on CPUs: `fp32`, or `bf16` (less exact, faster for long prompts) on
+    processors with AVX-512 BF16.
+    """
+
     exact: bool = False
     """Make all answers bitwise independent of other requests. Where a batch cannot, requests run one by one."""
 

@@ -130,6 +130,8 @@ class DecoderGraph:
     hidden_size: int = 0
     # Tokens of a block of keys and values on a device with memory of its own; 0 where each row has a slot.
     block_tokens: int = 0
+    # Whether attention multiplies bfloat16 numbers where the processor can, and adds them in 32 bits.
+    has_bf16_attention: bool = False
     # Whether genai-server-native computes all products with the model's weights. With its attention, a token's result
     # is then bitwise the same in any pass.
     has_packed_products_only: bool = False

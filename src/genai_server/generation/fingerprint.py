@@ -14,6 +14,7 @@ from genai_server.messages.server_status import ModelStatus
 
 # Settings that can affect answers, if only by rounding.
 _SETTINGS = (
+    "attention_type",
     "exact",
     "max_length",
     "encoder_weights",

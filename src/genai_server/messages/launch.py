@@ -38,6 +38,7 @@ class EngineSpec(Struct, frozen=True):
     exact: bool
     kv_cache_bytes: int
     kv_cache_type: str
+    attention_type: str
     encoder_weights: str
     # Bytes of encoded images and sounds that no present request has.
     encoder_cache_bytes: int

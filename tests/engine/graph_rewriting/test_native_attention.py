@@ -1,5 +1,6 @@
 """Which attentions become those of genai-server-native, and with which inputs and attributes."""
 
+from dataclasses import replace
 from typing import Any
 
 import onnx
@@ -98,3 +99,9 @@ def test_attention_to_a_sound_reads_all_of_its_slot_and_writes_nothing() -> None
 def test_another_attention_to_sounds_is_refused(more: list[tuple[int, str]], attributes: dict[str, int]) -> None:
     with pytest.raises(DoesNotFit, match="attention to sounds"):
         to_native_sound(to_sound(*more, **attributes), SPEECH)
+
+
+def test_attention_multiplies_bfloat16_where_the_decoder_says_so() -> None:
+    found = to_native(attention(do_rotary=1), replace(DECODER, has_bf16_attention=True))
+    assert given(found)["bf16"] == 1
+    assert "bf16" not in given(to_native(attention(do_rotary=1), DECODER))

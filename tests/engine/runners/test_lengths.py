@@ -103,6 +103,11 @@ def test_sixteen_bits_are_chosen_where_the_context_does_not_fit() -> None:
         assert (graph.cache_type is np.float16) == half
 
 
+def test_attention_has_the_type_of_the_setting() -> None:
+    given = [with_cache_type(spec(0, attention_type=kind), GRAPH, CONTEXT) for kind in ("fp32", "bf16")]
+    assert [graph.has_bf16_attention for graph in given] == [False, True]
+
+
 def test_generators_share_the_memory_by_tokens() -> None:
     given = spec(0, kv_cache_bytes=5000 * GRAPH.bytes_per_token)
     memory, model = generator_limits(given, DEMO, MODEL)

@@ -95,6 +95,7 @@ def open_disk_cache(spec: EngineSpec, runner: Runner, clock: Clock = time.perf_c
         "stored": f"{arrays[0].dtype} as {np.dtype(stored_type)}, {memory.segment_tokens} tokens",
         "threads": str(num_threads(spec.options, spec.threads)),
         "operators": library_key(),
+        "attention": spec.attention_type,
     }
     try:
         root = Path(spec.prefix_cache_dir)

@@ -64,6 +64,8 @@ def to_native(node: onnx.NodeProto, decoder: DecoderGraph) -> onnx.NodeProto:
     inputs = [*given[:3], *(NATIVE + name for name in given[PAST]), STARTS, PASTS, SLOTS, *ropes, *rest]
     found = helper.make_node(OPERATOR, inputs, node.output[:1], node.name, domain=DOMAIN)
     found.attribute.extend(attribute for name, attribute in attributes.items() if name in _ATTRIBUTES)
+    if decoder.has_bf16_attention:
+        found.attribute.append(helper.make_attribute("bf16", 1))
     return found
 
 

@@ -19,6 +19,8 @@ log = logging.getLogger(__name__)
 _PACKAGE = "genai_server_native"
 _TRIAL = "genai_server.engine.model.native_trial"
 _TRIAL_SECONDS = 60.0
+# The instruction sets with products of bfloat16 numbers.
+_WITH_BF16 = ("amx", "avx512bf16")
 
 
 NOT_INSTALLED = "genai-server-native, which has the operators of a batch on CPUs, is not installed"
@@ -60,6 +62,11 @@ def why_not_native(options: DeviceOptions, cache_dir: Path | None) -> str | None
         return "none of the kernels of genai-server-native computes rightly on this processor"
     _package().use(chosen)
     return None
+
+
+def multiplies_bf16(cache_dir: Path | None) -> bool:
+    """Whether the chosen kernels' attention can multiply bfloat16 numbers."""
+    return choose_instruction_set(cache_dir) in _WITH_BF16
 
 
 def choose_instruction_set(cache_dir: Path | None) -> str | None:

@@ -131,13 +131,14 @@ def with_limit(model: ModelInfo, max_length: int, affordable: int | None = None,
 
 
 def with_cache_type(spec: EngineSpec, graph: DecoderGraph, context_length: int) -> DecoderGraph:
-    """The graph with the type that its keys and values are kept in: those of 32 bits may be kept in 16.
+    """The graph with the types of its keys and values, which may be kept in 16 bits instead of 32, and of attention.
 
     On a device with memory of its own they are kept in blocks, and in 16 bits.
     """
     wanted = spec.kv_cache_type
     if not on_cpu(spec):
         return replace(graph, cache_type=np.float16, block_tokens=BLOCK_TOKENS)
+    graph = replace(graph, has_bf16_attention=spec.attention_type == "bf16")
     if wanted == "auto":
         rows, length = (spec.max_batch_size, spec.max_length) if spec.max_length else (1, context_length)
         needed = rows * min(length, context_length) * graph.bytes_per_token

@@ -35,7 +35,7 @@ def load_batched(spec: EngineSpec, model_dir: Path, model: ModelInfo) -> "Batche
     Raises DoesNotFit if the settings exclude it or it cannot run the model. Raises ConfigurationError if
     GENAI_KV_CACHE_BYTES is too small for a single request, because Generators would not keep to that limit.
     """
-    from genai_server.engine.model.native_library import why_not_native
+    from genai_server.engine.model.native_library import multiplies_bf16, why_not_native
     from genai_server.engine.model.weights import native_model
 
     why = never_batched(spec.device, spec)
@@ -45,6 +45,8 @@ def load_batched(spec: EngineSpec, model_dir: Path, model: ModelInfo) -> "Batche
     if on_cpu(spec):
         if (why := why_not_native(spec.options, cache_dir(spec))) is not None:
             raise DoesNotFit(why)
+        if spec.attention_type == "bf16" and not multiplies_bf16(cache_dir(spec)):
+            log.warning("GENAI_ATTENTION_TYPE=bf16 has no effect: this processor cannot multiply bfloat16 numbers")
         model_dir = native_model(model_dir, cache_dir(spec), spec.options)
     graph = read_cross_decoder(model_dir) if is_speech_model else read_decoder_graph(model_dir)
     if on_cpu(spec):
