@@ -1,5 +1,6 @@
-// Products of many rows with the tiles of AMX. The results are bitwise those of the AVX-512 kernels, which compute
-// everything else: the sums of a block are integers, and the steps in floats are the same in the same order.
+// Products of many rows, and attention in bfloat16, with the tiles of AMX. The AVX-512 kernels compute everything else.
+// Products are bitwise theirs: the sums of a block are integers, and the steps in floats are the same in the same
+// order. Attention adds in an order of its own, which is the same for any number of rows.
 #include <immintrin.h>
 #if defined(__linux__)
 #include <sys/syscall.h>
@@ -139,13 +140,82 @@ void product(const Product& p, int64_t panel, int64_t row, int64_t end) {
   before.palette ? load_config(&before) : release_tiles();
 }
 
+// The tiles of a product of pairs: of sums, then of A, then two of B in turn.
+constexpr int kSums = 4, kOfA = kSums;
+
+template <int COLUMNS>
+void multiply_pairs_strip(const uint32_t* a, int64_t lda, const uint32_t* b, int64_t ldb, float* c, int64_t ldc,
+                          int depth) {
+  load_tile<0>(c, ldc * 4);
+  if constexpr (COLUMNS > 1) load_tile<1>(c + kSide, ldc * 4);
+  if constexpr (COLUMNS > 2) load_tile<2>(c + 2 * kSide, ldc * 4);
+  if constexpr (COLUMNS > 3) load_tile<3>(c + 3 * kSide, ldc * 4);
+  for (int k = 0; k < depth; k += kSide) {
+    const uint32_t* row = b + k * ldb;
+    load_tile<kOfA>(a + k, lda * 4);
+    load_tile<5>(row, ldb * 4);
+    multiply_bf16_tiles<0, kOfA, 5>();
+    if constexpr (COLUMNS > 1) {
+      load_tile<6>(row + kSide, ldb * 4);
+      multiply_bf16_tiles<1, kOfA, 6>();
+    }
+    if constexpr (COLUMNS > 2) {
+      load_tile<5>(row + 2 * kSide, ldb * 4);
+      multiply_bf16_tiles<2, kOfA, 5>();
+    }
+    if constexpr (COLUMNS > 3) {
+      load_tile<6>(row + 3 * kSide, ldb * 4);
+      multiply_bf16_tiles<3, kOfA, 6>();
+    }
+  }
+  store_tile<0>(c, ldc * 4);
+  if constexpr (COLUMNS > 1) store_tile<1>(c + kSide, ldc * 4);
+  if constexpr (COLUMNS > 2) store_tile<2>(c + 2 * kSide, ldc * 4);
+  if constexpr (COLUMNS > 3) store_tile<3>(c + 3 * kSide, ldc * 4);
+}
+
+void configure_pairs(int64_t height) {
+  TileConfig config{};
+  config.palette = 1;
+  for (int i = 0; i < 7; ++i) config.rows[i] = (uint8_t)(i <= kOfA ? height : kSide), config.columns[i] = 4 * kSide;
+  load_config(&config);
+}
+
+void multiply_pairs(const uint32_t* a, int64_t lda, const uint32_t* b, int64_t ldb, float* c, int64_t ldc, int64_t rows,
+                    int columns, int depth) {
+  for (int64_t r = 0; r < rows; r += kSide) {
+    const int64_t height = rows - r < kSide ? rows - r : kSide;
+    if (r == 0 || height < kSide) configure_pairs(height);
+    const uint32_t* from = a + r * lda;
+    float* to = c + r * ldc;
+    for (int j = 0; j < columns; j += kSums * kSide) {
+      const int left = (columns - j) / kSide;
+      const auto strip = left >= 4   ? multiply_pairs_strip<4>
+                         : left == 3 ? multiply_pairs_strip<3>
+                         : left == 2 ? multiply_pairs_strip<2>
+                                     : multiply_pairs_strip<1>;
+      strip(from, lda, b + j, ldb, to + j, ldc, depth);
+    }
+  }
+}
+
+void attend(const Attend& p) {
+  if (!p.bf16) return kernels_avx512bf16.attend(p);
+  Attend with_tiles = p;
+  with_tiles.multiply_pairs = multiply_pairs;
+  TileConfig before;
+  store_config(&before);
+  kernels_avx512bf16.attend(with_tiles);
+  before.palette ? load_config(&before) : release_tiles();
+}
+
 // Whether the processor and the system have tiles, and this process may use them.
 bool has_tiles() {
 #if defined(EMULATED_AMX)
   return true;
 #elif defined(__linux__)
   constexpr long kRequestPermission = 0x1023, kTileData = 18;
-  return processor_features().amx_int8 && !syscall(SYS_arch_prctl, kRequestPermission, kTileData);
+  return processor_features().amx && !syscall(SYS_arch_prctl, kRequestPermission, kTileData);
 #else
   return false;
 #endif
@@ -158,6 +228,7 @@ const Kernels* amx_kernels() {
   if (!found.name && has_tiles()) {
     found = kernels_avx512bf16;
     found.product = product;
+    found.attend = attend;
     found.name = "amx";
   }
   return found.name ? &found : nullptr;

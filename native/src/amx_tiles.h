@@ -43,6 +43,11 @@ template <int SUMS, int A, int B>
 INLINE void multiply_tiles() {
   asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(SUMS), "i"(A), "i"(B) : "memory");
 }
+// Add to each float [m][n] of SUMS the products of bfloat16 numbers [m][k] of A and [k / 2][n][k % 2] of B.
+template <int SUMS, int A, int B>
+INLINE void multiply_bf16_tiles() {
+  asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(SUMS), "i"(A), "i"(B) : "memory");
+}
 
 #else
 
@@ -109,6 +114,33 @@ INLINE void multiply_tiles() {
         for (int j = 0; j < 4; ++j)
           sum += (uint32_t)((int8_t)tiles.data[A][m][4 * k + j] * (int8_t)tiles.data[B][k][4 * n + j]);
       memcpy(tiles.data[SUMS][m] + 4 * n, &sum, 4);
+    }
+}
+template <int SUMS, int A, int B>
+INLINE void multiply_bf16_tiles() {
+  static_assert(SUMS != A && SUMS != B && A != B);
+  const uint16_t* columns = tiles.config.columns;
+  const int rows = rows_of_tile(SUMS), depth = columns[A] / 4, width = columns[SUMS] / 4;
+  expect(rows == rows_of_tile(A) && depth == rows_of_tile(B) && columns[SUMS] == columns[B]);
+  expect(columns[SUMS] % 4 == 0 && columns[A] % 4 == 0 && columns[B] % 4 == 0);
+  __atomic_add_fetch(&num_multiplied, 1, __ATOMIC_RELAXED);
+  const auto widened = [](const uint8_t* from) {
+    uint16_t half;
+    memcpy(&half, from, 2);
+    const uint32_t bits = (uint32_t)half << 16;
+    float value;
+    memcpy(&value, &bits, 4);
+    return value;
+  };
+  for (int m = 0; m < rows; ++m)
+    for (int n = 0; n < width; ++n) {
+      float total, sums[2] = {0, 0};
+      memcpy(&total, tiles.data[SUMS][m] + 4 * n, 4);
+      for (int k = 0; k < depth; ++k)
+        for (int j = 0; j < 2; ++j)
+          sums[j] += widened(tiles.data[A][m] + 4 * k + 2 * j) * widened(tiles.data[B][k] + 4 * n + 2 * j);
+      total += sums[0] + sums[1];
+      memcpy(tiles.data[SUMS][m] + 4 * n, &total, 4);
     }
 }
 

@@ -599,6 +599,16 @@ void attend(const Attend& p) {
     at_scores[m] = m * kKeyBlock / (p.bf16 ? 2 : 1);
     if (p.bf16) to_bfloat(p.queries + from, kCacheFloat, size, (uint16_t*)halves + m * size);
   }
+  const auto multiply_pairs = [&](const float* a, const int64_t* at_rows, int64_t lda, const float* b, int64_t ldb,
+                                  float* c, int64_t ldc, int64_t rows, int columns, int depth) {
+    const auto *pairs = (const uint32_t*)a, *others = (const uint32_t*)b;
+    // The sizes alone decide, so that a token is computed in one way, next to whatever others.
+    if (p.multiply_pairs && size % 32 == 0)
+      return p.multiply_pairs(pairs + at_rows[0], lda, others, ldb, c, ldc, rows, columns, depth);
+#if defined(__AVX512BF16__)
+    multiply(pairs, at_rows, others, ldb, c, ldc, rows, columns, depth);
+#endif
+  };
   memset(p.acc, 0, queries * size * 4);
   for (int64_t key = p.begin; key < p.end; key += kKeyBlock) {
     const int count = (int)(p.end - key < kKeyBlock ? p.end - key : kKeyBlock);
@@ -612,10 +622,8 @@ void attend(const Attend& p) {
       to_bfloat(k, p.type, (int64_t)count * size, (uint16_t*)keys);
       memset((uint16_t*)keys + count * size, 0, (kKeyBlock - count) * size * 2);
       transpose((const uint32_t*)keys, size / 2, (uint32_t*)turned);
-#if defined(__AVX512BF16__)
-      multiply((const uint32_t*)halves, at + skipped, (const uint32_t*)turned, kKeyBlock, scores + skipped * kKeyBlock,
-               kKeyBlock, left, kKeyBlock, size / 2);
-#endif
+      multiply_pairs(halves, at + skipped, size / 2, turned, kKeyBlock, scores + skipped * kKeyBlock, kKeyBlock, left,
+                     kKeyBlock, size / 2);
       to_bfloat(v, p.type, (int64_t)count * size, (uint16_t*)keys);
       memset((uint16_t*)keys + count * size, 0, (kKeyBlock - count) * size * 2);
       uint16_t *from = (uint16_t*)keys, *to = (uint16_t*)values;
@@ -665,13 +673,10 @@ void attend(const Attend& p) {
       p.sum[m] += reduce_add(sum);
       if (p.bf16) to_bfloat(s, kCacheFloat, kKeyBlock, (uint16_t*)scores + m * kKeyBlock);
     }
-#if defined(__AVX512BF16__)
     if (p.bf16)
-      multiply((const uint32_t*)scores, at_scores + skipped, (const uint32_t*)values, size, p.acc + skipped * size,
-               size, left, size, kKeyBlock / 2);
-#endif
-    if (!p.bf16)
-      multiply(scores, at_scores + skipped, values_at, size, p.acc + skipped * size, size, left, size, count);
+      multiply_pairs(scores, at_scores + skipped, kKeyBlock / 2, values, size, p.acc + skipped * size, size, left, size,
+                     kKeyBlock / 2);
+    else multiply(scores, at_scores + skipped, values_at, size, p.acc + skipped * size, size, left, size, count);
   }
 }
 

@@ -56,6 +56,11 @@ struct Activation {
   bool limits_result;
 };
 
+// Add the product of pairs of bfloat16 numbers, a [rows][depth][2] by b [depth][columns][2], to c [rows][columns]. The
+// strides are those of a row in 32-bit values. Of the sizes, `columns` and `depth` are multiples of 16.
+using MultiplyPairs = void (*)(const uint32_t* a, int64_t lda, const uint32_t* b, int64_t ldb, float* c, int64_t ldc,
+                               int64_t rows, int columns, int depth);
+
 // Consecutive tokens of one sequence, whose query heads share one head of keys and values.
 struct Attend {
   const float* queries;  // rotated and scaled; head g of token t at queries + t * token_stride + g * head_size
@@ -63,7 +68,9 @@ struct Attend {
   int group, head_size, tokens;
   const void *keys, *values;  // [length][head_size]
   CacheType type;
-  bool bf16;           // multiply in bfloat16
+  bool bf16;  // multiply in bfloat16
+  // Does that in place of the kernel's own instructions, if it is not null and the sizes allow it.
+  MultiplyPairs multiply_pairs;
   float softcap;       // scores become softcap * tanh(score / softcap); 0 for none
   int64_t window;      // a token reads this many of the last keys, itself included; 0 for all
   int64_t first;       // the position of the first token

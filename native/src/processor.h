@@ -11,7 +11,7 @@ struct Features {
   bool avx2 = false;        // with FMA, F16C and BMI2
   bool avx512vnni = false;  // with F, BW, DQ and VL, and the above
   bool avx512bf16 = false;  // with the above
-  bool amx_int8 = false;
+  bool amx = false;         // with products of int8 and of bfloat16
 };
 
 inline Features processor_features() {
@@ -19,7 +19,7 @@ inline Features processor_features() {
   constexpr unsigned kAvx2 = 1u << 5, kBmi2 = 1u << 8;                                       // leaf 7, EBX
   constexpr unsigned kAvx512 = 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31;                    // F, DQ, BW and VL
   constexpr unsigned kVnni = 1u << 11;                                                       // leaf 7, ECX
-  constexpr unsigned kTiles = 1u << 24 | 1u << 25;                                           // leaf 7, EDX: with int8
+  constexpr unsigned kTiles = 1u << 22 | 1u << 24 | 1u << 25;                                // leaf 7, EDX
   constexpr unsigned kBf16 = 1u << 5;                                                        // leaf 7.1, EAX
   constexpr unsigned kAvxState = 6, kAvx512State = kAvxState | 0xe0, kTileState = 3u << 17;  // XCR0
   const auto has = [](unsigned bits, unsigned wanted) { return (bits & wanted) == wanted; };
@@ -32,7 +32,7 @@ inline Features processor_features() {
   found.avx2 = has(state, kAvxState) && has(base, kFma | kF16c) && has(b, kAvx2 | kBmi2);
   found.avx512vnni = found.avx2 && has(state, kAvx512State) && has(b, kAvx512) && has(c, kVnni);
   found.avx512bf16 = found.avx512vnni && has(with_bf16, kBf16);
-  found.amx_int8 = has(state, kTileState) && has(d, kTiles);
+  found.amx = has(state, kTileState) && has(d, kTiles);
   return found;
 }
 
