@@ -1,7 +1,7 @@
 """Log probabilities of tokens that may come next, after each of many prompts of one HTTP request."""
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -45,7 +45,7 @@ Logprobs = dict[int, float] | GenerationFailed
 
 
 class NextTokenScorer:
-    """Asks one engine of a model, with as many prompts at a time as it runs at once.
+    """Asks one engine of a model, with at most as many prompts at a time as it runs at once, and fewer next to others.
 
     So they never fill its queue, and the keys' shares of its places hold for each. The first prompt is read alone: the
     others find what they have in common with it in the cache. Must be closed.
@@ -68,7 +68,7 @@ class NextTokenScorer:
             return served.router.pick(body.device, tenant=context.tenant, background=context.background)[0]
 
         self._requests = EngineRequests(context, pick, param=param, generates=False)
-        self._width = max(1, engine.batching.num_slots)
+        self._engine = engine
         self._base = GenerationRequest(
             context.record.request_id,
             [],
@@ -98,22 +98,34 @@ class NextTokenScorer:
 
         Raises Unavailable if the first prompt is refused, DeadlinePassed, SessionTerminated and RequestCancelled.
         """
-        found: list[Logprobs] = [{} for _ in asked]
-
-        async def work(numbers: Iterator[int]) -> None:
-            for number in numbers:
-                found[number] = await self._logprobs(asked[number])
-
-        await work(iter([0]))
-        numbers = iter(range(1, len(asked)))
-        workers = [asyncio.ensure_future(work(numbers)) for _ in range(min(self._width, len(asked) - 1))]
+        found = [await self._logprobs(asked[0])]
+        running: set[asyncio.Future[Logprobs]] = set()
+        others: list[asyncio.Future[Logprobs]] = []
         try:
-            await asyncio.gather(*workers)
+            for one in asked[1:]:
+                while len(running) >= self._width(len(running)):
+                    done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                    for each in done:
+                        each.result()  # raises what ends all
+                others.append(asyncio.ensure_future(self._logprobs(one)))
+                running.add(others[-1])
+                await asyncio.sleep(0)  # it is submitted, and counts as work of the engine
+            found += await asyncio.gather(*others)
         finally:
-            for worker in workers:
-                worker.cancel()
+            for each in others:
+                each.cancel()
         self._requests.finish()
         return found
+
+    def _width(self, num_own: int) -> int:
+        """How many prompts the engine may have of these at a time, while it has `num_own`.
+
+        Next to requests of others they are no more than those, but two, so that one is read while another is on its
+        way. A stream of another client is otherwise as slow as if each question were a client of its own.
+        """
+        num_slots = max(1, self._engine.batching.num_slots)
+        num_others = self._engine.work - (0 if self._base.background else num_own)
+        return num_slots if num_others <= 0 else min(num_slots, max(2, num_others))
 
     def close(self) -> None:
         """Cancel what runs."""
