@@ -16,7 +16,7 @@ from genai_server.engine.graph_rewriting.packed_weights import PANEL, pack
 from genai_server.engine.model import native_trial
 from tests.engine.native.native_builds import build
 from tests.engine.native.operator_session import session
-from tests.engine.native.test_operators import FLOAT, activations, matrix
+from tests.engine.native.test_operators import FLOAT, Attention, activations, matrix
 
 pytestmark = [
     pytest.mark.skipif(
@@ -133,3 +133,20 @@ def test_the_trial_of_a_processor_tries_tiles_of_all_sizes(
     monkeypatch.setattr(native_trial, "_product", counted)
     native_trial.main(AMX)
     assert tried == set(itertools.product((4, 8), (16, 32, 64, 128), (False, True)))
+
+
+def test_attention_in_bfloat16_is_by_tiles_however_few_rows_there_are(emulated: ctypes.CDLL) -> None:
+    given = Attention(bf16=True, length=160)
+    text = given.tokens(150, 3)
+    found = []
+    for cut in ([150], [100, 1, 1, 48], [1] * 20 + [130]):
+        run, caches, done = given.run(), given.caches(), 0
+        before, parts = emulated.emulated_multiplications(), []
+        for number in cut:
+            parts.append(given.read(run, [(1, done, number)], text[done : done + number], caches))
+            done += number
+        assert emulated.emulated_multiplications() > before
+        found.append(np.concatenate(parts))
+    assert np.abs(found[0] - given.expected(text)).max() < 0.03
+    assert (found[1] == found[0]).all()
+    assert (found[2] == found[0]).all()
