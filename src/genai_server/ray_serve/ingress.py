@@ -278,8 +278,10 @@ class _IngressApp:
         return kept
 
 
+# Calls about what runs on any replica; that of the readers of answers is one of them.
 _ADMIN: list[BaseRoute] = [
-    route for module in (runtime_options, requests, key_usage, profiles) for route in module.router.routes
+    *(route for module in (runtime_options, requests, key_usage, profiles) for route in module.router.routes),
+    *requests.readers_router.routes,
 ]
 # A replica that is started later would not have what these bring.
 _FIXED: list[BaseRoute] = [route for module in (model_admin, adapters, ollama_pull) for route in module.router.routes]
