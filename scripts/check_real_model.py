@@ -53,6 +53,8 @@ _ANSWER, _LONG = 20, 3000
 # By how much may differ: a perplexity, with activations of 8 and of 32 bits; a log probability in 32 bits; and a number
 # of a vector.
 _QUALITY, _FLOAT_QUALITY, _SCORE, _VECTOR = 0.01, 0.002, 0.01, 1e-5
+# The file of Gemma 3 has no chat template.
+_GEMMA = {"GENAI_CHAT_TEMPLATE": "gemma"}
 _SCHEMA = {
     "type": "object",
     "properties": {
@@ -164,9 +166,8 @@ def check_gemma3(work: Path, found: Findings, tool: Path | None) -> None:
     built = export(work, file, "gemma3")
     check_quality(built, found)
     check_perplexity(work, built, file, found, tool)
-    check_repeats(work, built, found)
-    with served(work, built) as client:
-        check_capital(client, built.name, found)
+    check_repeats(work, built, found, **_GEMMA)
+    with served(work, built, **_GEMMA) as client:
         check_chat(client, built.name, found, _TURNS)
         check_tools(client, built.name, found)
         check_emoji(client, built.name, found)
@@ -269,9 +270,9 @@ def compare_scores(client: httpx.Client, file: Path, found: Findings) -> None:
     found.add("smollm2-fp32", "largest difference of a log probability to Transformers", said, gap < _SCORE)
 
 
-def check_repeats(work: Path, built: Path, found: Findings) -> None:
+def check_repeats(work: Path, built: Path, found: Findings, **settings: str) -> None:
     """Answers in any company."""
-    with served(work, built) as client:
+    with served(work, built, **settings) as client:
         counts = count_differences(client, QUESTIONS, 24)
     said = ", ".join(f"{way} {count}" for way, count in counts.items())
     found.add(built.name, f"of {len(QUESTIONS)} answers differ", said, not any(counts.values()))
@@ -426,12 +427,12 @@ def export(work: Path, source: Path, name: str, *options: str) -> Path:
 
 
 @contextmanager
-def served(work: Path, built: Path) -> Iterator[httpx.Client]:
+def served(work: Path, built: Path, **settings: str) -> Iterator[httpx.Client]:
     """A client of a server of one model."""
-    settings = {"GENAI_MODEL_DIR": str(built), "GENAI_MAX_LENGTH": "4096"}
+    given = {"GENAI_MODEL_DIR": str(built), "GENAI_MAX_LENGTH": "4096", **settings}
     with (
         tempfile.TemporaryDirectory(prefix="served", dir=work) as folder,
-        run_server(Path(folder), settings, _SECONDS_TO_START) as server,
+        run_server(Path(folder), given, _SECONDS_TO_START) as server,
         httpx.Client(base_url=f"http://{HOST}:{server.port}", timeout=_TIMEOUT) as client,
     ):
         yield client
