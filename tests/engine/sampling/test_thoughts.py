@@ -1,14 +1,24 @@
 """Thoughts whose budget is used up, without a model."""
 
+import re
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from genai_server.engine.sampling.continuation import choose_next_token
+from genai_server.engine.sampling.grammar import Guidance
 from genai_server.engine.sampling.thoughts import Thought
-from genai_server.messages.generation_request import ThoughtRules
-from genai_server.text.answers.reasoning import HARMONY, MISTRAL_THINK, THINK, ReasoningFormat
+from genai_server.engine.scores import Scores
+from genai_server.engine.sequence import Sequence
+from genai_server.grammar_checker.compiler import byte_tokenizer
+from genai_server.messages.generation_request import GenerationRequest, ThoughtRules
+from genai_server.text.answers.reasoning import HARMONY, MISTRAL_THINK, THINK, ReasoningFormat, ReasoningState
+from genai_server.text.grammars.grammar import after_reasoning, after_text, regex
+from genai_server.text.tool_formats import harmony
+from tests.engine.sampling.grammars import guide
 
 END = list(b"\n</think>\n\n")
 
@@ -119,3 +129,45 @@ def test_tokens_of_any_text_have_the_same_end(text: str, budget: int, cuts: int)
     assert own <= budget + 3 or b"</think>" in before
     if own < len(pieces) and b"</think>" not in before:
         before.decode()  # no character is cut
+
+
+SPECIAL = ["<end>", "<think>", "</think>", *harmony.MARKERS]
+IDS = {text: 256 + place for place, text in enumerate(SPECIAL)}
+EOS = [IDS["<end>"]]
+NUMBER = regex("[0-9]{3}!")
+
+
+def encoded(text: str) -> list[int]:
+    """The tokens of a text: its markers, and bytes."""
+    pieces = re.split(f"({'|'.join(map(re.escape, SPECIAL))})", text)
+    return [token for piece in pieces for token in ([IDS[piece]] if piece in IDS else piece.encode())]
+
+
+@pytest.mark.parametrize(
+    ("form", "answer_grammar", "found"),
+    [
+        (THINK, NUMBER, "aaaaaaaa\n</think>\n\n777!"),
+        (
+            HARMONY,
+            after_text(harmony.FINAL, NUMBER, IDS),
+            "aaaaaaaa<|end|><|start|>assistant<|channel|>analysis<|message|><|end|><|start|>assistant"
+            "<|channel|>final<|message|>777!",
+        ),
+    ],
+    ids=["think", "harmony"],
+)
+def test_grammars_hold_where_markers_are_tokens(form: ReasoningFormat, answer_grammar: str, found: str) -> None:
+    """The model prefers to think on, then a new channel, and then digits."""
+    guidance = Guidance(
+        byte_tokenizer([text.encode() for text in SPECIAL], EOS, 256 + len(SPECIAL)), 256 + len(SPECIAL)
+    )
+    grammar = after_reasoning(answer_grammar, form, ReasoningState.INSIDE, IDS)
+    ends = {"end": encoded(form.end("")), "later_end": encoded(form.later_end(""))}
+    request = GenerationRequest("r", [1, 2], grammar=grammar, max_tokens=80, max_length=200)
+    sequence = Sequence(0, (0, 0), request, lambda: 0.0, guide(guidance, grammar))
+    sequence.thought = Thought(rules(form, budget=8, **ends), guidance.token_bytes, 2)
+    logits = np.zeros((1, 256 + len(SPECIAL)), np.float32)
+    logits[0, [ord("a"), IDS[harmony.CHANNEL], ord("7")]] = 9, 8, 7
+    while choose_next_token(sequence, Scores(logits), EOS).reason is None:
+        pass
+    assert b"".join(map(guidance.token_bytes, sequence.tokens[2:])).decode() == found
