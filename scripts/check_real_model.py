@@ -121,7 +121,7 @@ def main() -> int:
                 checks[name](work, found)
             except Exception as error:  # the other models must still be checked, and the rows so far be shown
                 traceback.print_exc()
-                found.add(name, "all checks are made", f"{type(error).__name__}: {error}", False)
+                found.add(name, "all checks are made", " ".join(f"{type(error).__name__}: {error}".split()), False)
     head = ("model", "check", "found", "")
     shown = [(model, check, said, "" if holds else "**does not hold**") for model, check, said, holds in found.rows]
     print(table([head, *shown], markdown=True))
