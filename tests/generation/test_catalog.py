@@ -81,10 +81,13 @@ def test_an_unknown_name_is_refused(named: RunningServer, name: str) -> None:
 
 
 def _fields(server: RunningServer, path: str) -> dict[str, Any]:
-    """The fields of an endpoint's body."""
+    """The fields of an endpoint's body, of all its forms."""
     document = server.client.get("/openapi.json").json()
     schema = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
-    found: dict[str, Any] = document["components"]["schemas"][schema["$ref"].rpartition("/")[2]]["properties"]
+    names = [form["$ref"].rpartition("/")[2] for form in schema.get("oneOf", schema.get("anyOf", [schema]))]
+    found: dict[str, Any] = {}
+    for name in names:
+        found |= document["components"]["schemas"][name]["properties"]
     return found
 
 

@@ -76,7 +76,7 @@ def scorer_of(engine: Engine, context: RequestContext) -> NextTokenScorer:
     services: Any = SimpleNamespace(settings=SimpleNamespace(exact=False))
     chosen, model = SimpleNamespace(adapter=None), SimpleNamespace(max_length=100)
     choice: Any = (chosen, None, engine, model, None)
-    return NextTokenScorer(services, context, choice, Fields(), param="questions")
+    return NextTokenScorer(services, context, choice, Fields.model_validate({}), param="questions")
 
 
 async def settled() -> None:

@@ -29,7 +29,7 @@ from tests.server_here import run_here
 KEY = "0123456789abcdef"
 INPUT = "It will rain all afternoon. Paris is the capital of France, and it is raining there, too."
 PREDICATE = {"type": "predicate", "name": "rain", "instructions": "It rains."}
-CHOICES = [
+CHOICES: list[dict[str, Any]] = [
     {"value": "sun and rain", "description": "both"},
     {"value": "sun and snow"},
     {"value": "sun"},
@@ -155,7 +155,7 @@ def test_temperature_makes_options_alike(client: OpenAI) -> None:
     def confidence(temperature: float) -> float:
         (found,) = decide(client, CHOICE, temperature=temperature).answers
         assert isinstance(found, AnswerAnswerResourceChoice)
-        return found.confidence
+        return float(found.confidence)
 
     assert confidence(100) < confidence(1) < confidence(0.1)
 
@@ -184,7 +184,7 @@ def test_messages_calls_and_json_are_read(server: RunningServer, client: OpenAI)
         == decide(client, PREDICATE, input=json.dumps(data, ensure_ascii=False, separators=(",", ":")))
         .answers[0]
         .probability
-    )  # type: ignore[union-attr]
+    )
 
 
 def test_the_input_counts_once(server: RunningServer, client: OpenAI) -> None:
@@ -301,7 +301,7 @@ def test_openais_fields_without_effect_are_accepted(client: OpenAI) -> None:
     found = client.decisions.create(
         model="chat",
         input=INPUT,
-        questions=[PREDICATE],  # type: ignore[list-item]
+        questions=[PREDICATE],
         prompt_cache_key="a",
         prompt_cache_options={"mode": "implicit"},
         safety_identifier="b",

@@ -25,6 +25,8 @@ MAX_QUESTIONS = 400
 MAX_CHOICES = 255
 # Choices and levels of all questions together.
 MAX_OPTIONS = 8_192
+# Values in a list that is given in place of a text.
+MAX_OBJECTS = 10_000
 # An option as the answer has it in JSON.
 Value = str | bool
 
@@ -52,6 +54,8 @@ def _as_text(part: Any) -> Any:
     if not isinstance(part, dict) or part.get("type") != "input_json":
         return part
     data = part.get("data")
+    if isinstance(data, list) and len(data) > MAX_OBJECTS:
+        raise ValueError(f"may have at most {MAX_OBJECTS} objects as the data of a part of type input_json")
     if not isinstance(data, dict) and not (isinstance(data, list) and all(isinstance(one, dict) for one in data)):
         raise ValueError("must have an object or a list of objects as the data of each part of type input_json")
     return {"type": "input_text", "text": compact(writable(data))}
@@ -61,7 +65,7 @@ class JsonPart(Wire):
     """A JSON object, or an array of objects, which the model reads as text."""
 
     type: Literal["input_json"]
-    data: JsonObject | list[JsonObject]
+    data: JsonObject | Annotated[list[JsonObject], elements(MAX_OBJECTS)]
 
 
 Part = Annotated[InputText | InputImage | JsonPart, ByType("part")]
