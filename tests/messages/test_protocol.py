@@ -12,6 +12,7 @@ from genai_server.messages.admin import (
     CallFailed,
     CancelRequest,
     EndProfile,
+    EndReasoning,
     GetRuntimeOptions,
     ListProfiles,
     ListRequests,
@@ -100,6 +101,7 @@ TO_ENGINE: list[ToEngine] = [
     ResetPrefixCache(6),
     ListRequests(7),
     CancelRequest(8, "req-é"),
+    EndReasoning(8, "req-é", is_unique=True, tenant="one"),
     LoadAdapter(9, Adapter("law", "/srv/é.onnx_adapter", "1f")),
     UnloadAdapter(10, "1f"),
 ]
