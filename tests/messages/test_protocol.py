@@ -19,6 +19,7 @@ from genai_server.messages.admin import (
     LoadAdapter,
     OpenProfiles,
     ProfiledRequest,
+    ReasoningEnded,
     RequestList,
     RequestPhase,
     RequestState,
@@ -142,6 +143,7 @@ TO_API: list[ToApi] = [
     CacheReset(6, 3),
     RequestList(7, []),
     RequestList(8, [RequestState("r1", RequestPhase.DECODE, 0.5, 7, 3, 2**20, "law")]),
+    ReasoningEnded(8, [RequestState("r1", RequestPhase.DECODE, 0.5, 7, 3, 9)], 2),
     AdapterReply(10, ["r1", "r2"]),
 ]
 
