@@ -98,14 +98,22 @@ INLINE void store_tile(void* to, int64_t stride) {
   for (int m = 0; m < rows; ++m)
     memcpy(static_cast<char*>(to) + m * stride, tiles.data[TILE][m], tiles.config.columns[TILE]);
 }
+struct Sizes {
+  int rows, depth, width;  // of a product, in 32-bit values
+};
 template <int SUMS, int A, int B>
-INLINE void multiply_tiles() {
+INLINE Sizes sizes_of_product() {
   static_assert(SUMS != A && SUMS != B && A != B);
   const uint16_t* columns = tiles.config.columns;
   const int rows = rows_of_tile(SUMS), depth = columns[A] / 4, width = columns[SUMS] / 4;
   expect(rows == rows_of_tile(A) && depth == rows_of_tile(B) && columns[SUMS] == columns[B]);
   expect(columns[SUMS] % 4 == 0 && columns[A] % 4 == 0 && columns[B] % 4 == 0);
   __atomic_add_fetch(&num_multiplied, 1, __ATOMIC_RELAXED);
+  return {rows, depth, width};
+}
+template <int SUMS, int A, int B>
+INLINE void multiply_tiles() {
+  const auto [rows, depth, width] = sizes_of_product<SUMS, A, B>();
   for (int m = 0; m < rows; ++m)
     for (int n = 0; n < width; ++n) {
       uint32_t sum;
@@ -118,12 +126,7 @@ INLINE void multiply_tiles() {
 }
 template <int SUMS, int A, int B>
 INLINE void multiply_bf16_tiles() {
-  static_assert(SUMS != A && SUMS != B && A != B);
-  const uint16_t* columns = tiles.config.columns;
-  const int rows = rows_of_tile(SUMS), depth = columns[A] / 4, width = columns[SUMS] / 4;
-  expect(rows == rows_of_tile(A) && depth == rows_of_tile(B) && columns[SUMS] == columns[B]);
-  expect(columns[SUMS] % 4 == 0 && columns[A] % 4 == 0 && columns[B] % 4 == 0);
-  __atomic_add_fetch(&num_multiplied, 1, __ATOMIC_RELAXED);
+  const auto [rows, depth, width] = sizes_of_product<SUMS, A, B>();
   const auto widened = [](const uint8_t* from) {
     uint16_t half;
     memcpy(&half, from, 2);

@@ -105,8 +105,8 @@ class Settings(ServerSettings, MediaSettings):
     """
 
     attention_type: Literal["fp32", "bf16"] = "fp32"
-    """Numbers that a batch's attention multiplies on CPUs: `fp32`, or `bf16` (less exact, and with AMX faster for long
-    prompts) on processors with AVX-512 BF16.
+    """Type of numbers in which attention is computed on CPUs: `fp32`, or `bf16` on processors with AVX-512 BF16, which
+    is less exact, and faster for long prompts where the processor has AMX.
     """
 
     exact: bool = False

@@ -33,7 +33,7 @@ class NextTokens:
 
 
 class ScoredFields(Protocol):
-    """The fields of a body that say where and when its prompts are read, and who shares their cached beginnings."""
+    """The fields of a request's body that choose its device and priority, and with whom it shares cached prefixes."""
 
     device: str | None
     priority: int | None

@@ -26,9 +26,9 @@ from genai_server.messages.worker_tasks import TaskOwner
 from genai_server.text.answers.reasoning import ReasoningState
 from genai_server.text.codec import TextCodec
 
-# Tokens of the prompts of a request, in which a beginning that several share counts once.
+# Maximum number of tokens of all prompts of one HTTP request. A beginning that several prompts share counts once.
 MAX_TOKENS = 1024 * 1024
-# Images and sounds of a request.
+# Maximum number of images and sounds in all prompts of one HTTP request.
 MAX_IMAGES = 128
 # A text before which nothing is put, and which no tokenizer joins with what follows.
 _ANCHOR = "a"
@@ -110,7 +110,10 @@ def _branches(options: Sequence[Sequence[int]]) -> dict[Prefix, list[int]]:
 def _scores(
     options: Sequence[Sequence[int]], logprobs: Mapping[Prefix, Mapping[int, float]], temperature: float
 ) -> OptionScores:
-    """The scores of options, from the log probabilities of all tokens of `_branches`."""
+    """The scores of options, from the log probabilities of the tokens with which they continue where they part.
+
+    `logprobs` has these tokens by what the options that part there have in common: the tokens before.
+    """
     shares = {prefix: log_shares(tokens, temperature) for prefix, tokens in logprobs.items()}
 
     def probability(option: Sequence[int]) -> float:
@@ -151,7 +154,7 @@ def _check_lengths(
 
 @dataclass(frozen=True)
 class AskedChat:
-    """A chat that is to be answered with one of several texts."""
+    """A chat whose answer must be one of several texts, of which each gets a probability."""
 
     chat: ChatParameters
     answers: Sequence[str]

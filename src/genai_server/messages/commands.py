@@ -65,7 +65,7 @@ class RemoveAdapter(Struct, frozen=True, tag=True):
 
 
 class EndServer(Struct, frozen=True, tag=True):
-    """Leave once no API process is connected, without waiting for another one."""
+    """End the engines and the supervisor itself as soon as no API process is connected; none will connect again."""
 
 
 Command = LoadModel | UnloadModel | SetAlias | KeepModel | WantModel | AddAdapter | RemoveAdapter | EndServer

@@ -106,7 +106,7 @@ class TranscriptRules(Struct, frozen=True):
 class ThoughtRules(Struct, frozen=True):
     """How thoughts begin and end in the text of an answer, and how many tokens they may have."""
 
-    # Regular expressions for the marker that opens a thought, and for the one that ends it.
+    # Regular expressions that find, in an answer's text, the marker that begins a thought and the one that ends it.
     opening: str
     closing: str
     # Whether the answer begins within a thought.

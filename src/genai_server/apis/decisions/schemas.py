@@ -25,7 +25,7 @@ MAX_QUESTIONS = 400
 MAX_CHOICES = 255
 # Choices and levels of all questions together.
 MAX_OPTIONS = 8_192
-# Values in a list that is given in place of a text.
+# Maximum number of JSON objects in a list that stands in place of a text.
 MAX_OBJECTS = 10_000
 # An option as the answer has it in JSON.
 Value = str | bool

@@ -12,7 +12,7 @@ from genai_server.generation.parameters.chat_messages import ImageUrl
 from genai_server.generation.parameters.result_fields import ResultFields
 from genai_server.http.json_response import JsonObject
 
-# Values in a list that is given in place of a text.
+# Maximum number of JSON values in a list that stands in place of a text.
 _MAX_VALUES = 10_000
 _JsonText = NonEmptyText | JsonObject | Annotated[list[Any], elements(_MAX_VALUES)]
 # A text, or JSON that is read as text.

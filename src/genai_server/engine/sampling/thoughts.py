@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from genai_server.messages.generation_request import ThoughtRules
 
-# Characters of an answer's end in which markers are looked for. No header of a message is longer.
+# How many of an answer's last characters are searched for a marker. No marker is longer, nor the header of a message.
 _SEARCHED = 512
 # Characters of an answer, whitespace at its beginning aside, without a marker that show that it has no thought.
 _PLAIN = 64
