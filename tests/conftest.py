@@ -117,6 +117,10 @@ def adapted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def _no_process() -> None:
+    raise OSError
+
+
 @pytest.fixture
 def refused_start(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
     """Run `genai-server serve` in this process with options and settings that it refuses; returns its error line.
@@ -139,6 +143,8 @@ def refused_start(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
     # It would replace pytest's own handlers.
     monkeypatch.setattr("genai_server.cli.serve.serve_command.configure_logging", lambda *_: None)
     monkeypatch.setattr("genai_server.cli.serve.server_lifetime.SupervisorThread", start)
+    # It would import much before it is killed.
+    monkeypatch.setattr("genai_server.cli.serve.supervisor_start.start_supervisor", _no_process)
     monkeypatch.chdir(ROOT)
     return serve
 

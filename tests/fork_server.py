@@ -27,7 +27,7 @@ from typing import IO
 from unittest.mock import patch
 
 from genai_server.child_process import start_module
-from genai_server.cli.serve import attach
+from genai_server.cli.serve import supervisor_start
 from genai_server.supervisor import engine_process
 
 COMMAND = "genai_server.cli"
@@ -224,7 +224,7 @@ def _serve(requests: socket.socket) -> str:
 def _run(module: str) -> int | None:
     """Run a module whose processes are forked, too."""
     if module == COMMAND and sys.argv[1:2] == ["serve"]:
-        _fork_processes_of(attach)
+        _fork_processes_of(supervisor_start)
     elif module == SUPERVISOR:
         _fork_processes_of(engine_process)
     status: int | None = importlib.import_module(module).main()

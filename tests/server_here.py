@@ -58,7 +58,7 @@ def starts_held() -> Iterator[None]:
 def app_for(settings: Settings, folder: Path) -> FastAPI:
     """The app of an API process for the supervisor in this folder."""
     attachment = Attachment(folder, partial(read_address, folder))
-    return attached_app(settings, attachment, on_loopback=settings.on_loopback)
+    return attached_app(settings, attachment, {}, on_loopback=settings.on_loopback)
 
 
 @contextmanager

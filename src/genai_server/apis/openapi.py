@@ -9,9 +9,14 @@ from collections.abc import Callable, Iterator
 from typing import Any, get_args
 
 from fastapi import FastAPI
+from pydantic import BaseModel
 
+from genai_server.apis.messages.schemas import AnthropicErrorResponse
+from genai_server.apis.ollama.schemas import OllamaErrorResponse
 from genai_server.apis.responses.item_schemas import Status
 from genai_server.apis.responses.schemas import Include
+from genai_server.apis.shared.router import REFERENCE
+from genai_server.generation.parameters.base import ErrorResponse
 from genai_server.generation.parameters.chat_messages import ImageDetail, ReasoningEffort
 from genai_server.http.json_response import JsonObject
 
@@ -27,7 +32,8 @@ _SHARED: dict[tuple[Any, ...], str] = {
     ("server", "client"): "ToolSearchExecution",
     ("asc", "desc"): "Order",
 }
-_REFERENCE = "#/components/schemas/"
+# The forms of errors, to which the routes refer (apis/shared/router.py).
+_ERRORS: tuple[type[BaseModel], ...] = (ErrorResponse, AnthropicErrorResponse, OllamaErrorResponse)
 
 
 def documented(app: FastAPI) -> Callable[[], JsonObject]:
@@ -39,6 +45,9 @@ def documented(app: FastAPI) -> Callable[[], JsonObject]:
             found = build()
             _name_operations(found["paths"])
             schemas: JsonObject = found["components"]["schemas"]
+            for error in _ERRORS:
+                schema = error.model_json_schema(ref_template=f"{REFERENCE}{{model}}")
+                schemas |= {**schema.pop("$defs", {}), error.__name__: schema}
             for model, schema in list(schemas.items()):
                 for field, inner in schema.get("properties", {}).items():
                     _name_enums(inner, f"{model}{_camel(field)}", schemas)
@@ -90,7 +99,7 @@ def _name_enums(schema: JsonObject, name: str, schemas: JsonObject) -> None:
         return
     name = _SHARED.get(values, name)
     schemas[name] = {"type": schema.pop("type"), "enum": schema.pop("enum"), "title": name}
-    schema["$ref"] = f"{_REFERENCE}{name}"
+    schema["$ref"] = f"{REFERENCE}{name}"
 
 
 def _camel(name: str) -> str:

@@ -14,7 +14,6 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from genai_server.cli.download_progress import download_progress
 from genai_server.cli.option_types import path_of
 from genai_server.cli.screen import say
 from genai_server.config.sources import load_settings
@@ -164,6 +163,8 @@ def _fetch(
 
     Raises ConfigurationError and PullFailed.
     """
+    from genai_server.cli.download_progress import download_progress  # with Rich, which servers need for a pull only
+
     folder = store.staging(directory)
     try:
         with tempfile.TemporaryDirectory() as added:

@@ -37,6 +37,8 @@ class SettingsForm(BaseModel):
 
     model_config = ConfigDict(
         frozen=True,
+        # The classes below Settings validate nothing.
+        defer_build=True,
         populate_by_name=True,
         extra="forbid",
         alias_generator=environment_variable,

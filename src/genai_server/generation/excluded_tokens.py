@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Collection, Sequence
 from typing import TypeVar
 
-import numpy as np
 from msgspec import structs
 
 from genai_server.errors import InvalidField
@@ -43,9 +42,10 @@ def _bits(tokens: list[int], model: ModelInfo) -> bytes:
     """A bit for each token of the vocabulary, set for these tokens; empty without any."""
     if not tokens:
         return b""
-    found = np.zeros(model.vocab_size, np.bool_)
-    found[known_tokens(tokens, model, "allowed_token_ids")] = True
-    return np.packbits(found, bitorder="little").tobytes()
+    bits = bytearray(-(-model.vocab_size // 8))
+    for token in known_tokens(tokens, model, "allowed_token_ids"):
+        bits[token // 8] |= 1 << token % 8
+    return bytes(bits)
 
 
 def _encoded(words: Sequence[str], tokenizer: Tokenizer, model: ModelInfo) -> list[list[int]]:

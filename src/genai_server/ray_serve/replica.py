@@ -36,7 +36,7 @@ class Replica:
     async def __init__(self, settings: Settings) -> None:  # type: ignore[misc]  # Serve waits for it
         """Return once the model is loaded. Raises ConfigurationError if it cannot be."""
         configure_logging(settings.log_level, settings.log_format)
-        await asyncio.to_thread(check_models, settings)
+        texts = await asyncio.to_thread(check_models, settings)
         context = serve.get_replica_context()
         # Replicas of one machine write no sessions into each other's folders; a dead one's successor has its rank.
         own = settings.profile_dir / context.deployment / f"replica-{context.rank.rank}"
@@ -48,7 +48,7 @@ class Replica:
         self._supervisor = Supervisor(settings)
         folder = self._supervisor.folder
         attachment = Attachment(folder, partial(read_address, folder))
-        self._app = attached_app(settings, attachment, on_loopback=settings.on_loopback)
+        self._app = attached_app(settings, attachment, texts, on_loopback=settings.on_loopback)
         self._lifespan = LifespanOn(Config(self._app, lifespan="on", log_config=None))
         self._supervisor.start()
         try:

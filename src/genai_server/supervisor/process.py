@@ -35,7 +35,10 @@ def main() -> None:
     """Supervise until no API process is left."""
     ignore_group_signals()
     output = private_standard_output()
-    launch = msgspec.json.decode(sys.stdin.buffer.read(), type=SupervisorLaunch)
+    given = sys.stdin.buffer.read()
+    if not given:  # `serve` has refused its settings
+        return
+    launch = msgspec.json.decode(given, type=SupervisorLaunch)
     settings = Settings.model_validate(launch.settings)
     configure_logging(settings.log_level, settings.log_format)
     folder = Path(launch.folder)

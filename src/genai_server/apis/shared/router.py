@@ -9,10 +9,18 @@ from pydantic import BaseModel
 
 from genai_server.generation.parameters.base import ErrorResponse
 
+# Begins a reference to a schema in OpenAPI's document.
+REFERENCE = "#/components/schemas/"
+
 
 def error_responses(*codes: int, error: type[BaseModel] = ErrorResponse) -> dict[int | str, dict[str, Any]]:
-    """OpenAPI's description of errors with these statuses; `error` is the form of their bodies."""
-    return {code: {"model": error} for code in codes}
+    """OpenAPI's description of errors with these statuses; `error` is the form of their bodies.
+
+    It refers to the form, which openapi.py describes. FastAPI would build a validator for each route and status, which
+    takes a tenth of a second of each start.
+    """
+    body = {"content": {"application/json": {"schema": {"$ref": f"{REFERENCE}{error.__name__}"}}}}
+    return dict.fromkeys(codes, body)
 
 
 class VersionedRouter(APIRouter):

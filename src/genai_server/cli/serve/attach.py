@@ -16,13 +16,13 @@ import msgspec
 import psutil
 from filelock import FileLock
 
-from genai_server.child_process import in_words, start_module
-from genai_server.config.environment import supervisor_environment
+from genai_server.child_process import in_words
+from genai_server.cli.serve.supervisor_start import start_supervisor
 from genai_server.config.settings import Settings
 from genai_server.engine_client.supervisor import FindSupervisor, SupervisorClient
 from genai_server.errors import GenaiServerError
 from genai_server.messages.commands import EndServer
-from genai_server.messages.server_status import EngineState, ServerStatus
+from genai_server.messages.server_status import NO_SERVER, EngineState, ServerStatus
 from genai_server.messages.supervisor import LOCK, SupervisorAddress, SupervisorLaunch, read_address
 from genai_server.runtime_folder import open_runtime_folder
 
@@ -38,16 +38,20 @@ log = logging.getLogger(__name__)
 _started: list["subprocess.Popen[bytes]"] = []
 
 
-def find_or_start(settings: Settings, first: int) -> SupervisorAddress:
+def find_or_start(
+    settings: Settings, first: int, prepared: list["subprocess.Popen[bytes]"] | None = None
+) -> SupervisorAddress:
     """Where the supervisor of the server with this first process listens; starts it if there is none.
 
+    `prepared` has processes of supervisors that wait for what they are to supervise; a start takes one of these.
     Raises OSError if it cannot be started, and ConfigurationError without a folder for it.
     """
     while True:
         folder = open_runtime_folder(first)
         with contextlib.suppress(FileNotFoundError), FileLock(folder / LOCK, mode=0o600):
             if not _listens(folder):
-                _start(SupervisorLaunch(str(folder), settings.model_dump(mode="json"), first))
+                process = prepared.pop() if prepared else start_supervisor()
+                _launch(process, SupervisorLaunch(str(folder), settings.model_dump(mode="json"), first))
             return read_address(folder)
         # The supervisor has just removed the folder.
 
@@ -67,9 +71,8 @@ def _listens(folder: Path) -> bool:
     return True
 
 
-def _start(launch: SupervisorLaunch) -> None:
-    """Start a supervisor, and wait until it listens. Raises OSError."""
-    process = start_module("genai_server.supervisor.process", supervisor_environment())
+def _launch(process: "subprocess.Popen[bytes]", launch: SupervisorLaunch) -> None:
+    """Have a supervisor supervise, and wait until it listens. Raises OSError."""
     _started.append(process)
     assert process.stdin is not None
     assert process.stdout is not None
@@ -95,18 +98,19 @@ def _fail(reason: str) -> NoReturn:
 class SupervisorThread:
     """A thread with a connection to the supervisor, which it starts if there is none, from construction to `end`.
 
-    So the process that has the server's lifetime keeps the supervisor, whichever API processes come and go.
-    `on_nothing_loaded` is called in the thread if no device could load at the start, and `on_started` once, when each
-    device has loaded or failed, if one is ready.
+    So the process that has the server's lifetime keeps the supervisor, whichever API processes come and go. `status` is
+    what the supervisor reported last; any thread may read it. `on_nothing_loaded` is called in the thread if no device
+    could load at the start, and `on_started` once, when each device has loaded or failed, if one is ready.
     """
 
     def __init__(
         self,
         find: FindSupervisor,
         *,
-        on_nothing_loaded: Callable[[], None],
-        on_started: Callable[[ServerStatus], None],
+        on_nothing_loaded: Callable[[], None] = lambda: None,
+        on_started: Callable[[ServerStatus], None] = lambda status: None,
     ) -> None:
+        self.status = NO_SERVER
         self._find = find
         # The supervisor's process id; 0 until it listens.
         self._pid = 0
@@ -152,7 +156,8 @@ class SupervisorThread:
             try:
                 is_over = False
                 while not self._is_ending.is_set():
-                    is_over = is_over or self._report(supervisor.status)
+                    self.status = supervisor.status
+                    is_over = is_over or self._report(self.status)
                     await supervisor.changed()
             finally:
                 with contextlib.suppress(GenaiServerError):

@@ -22,7 +22,7 @@ from genai_server.apis.app import Attachment, ModelFiles, Telemetry, create_app
 from genai_server.apis.status.api_metrics import api_metrics
 from genai_server.cli.serve.attach import find_or_start
 from genai_server.cli.serve.exit_status import WRONG_SETTING, note_cut_off
-from genai_server.cli.serve.loaders import load_traces, model_store, text_loader
+from genai_server.cli.serve.loaders import ReadTexts, handing_out, load_traces, model_store, text_loader
 from genai_server.cli.serve.preflight import check_models, check_storage
 from genai_server.cli.serve.process_limits import raise_file_limit
 from genai_server.cli.serve.shutdown import StopSignals
@@ -50,16 +50,16 @@ def standalone_app() -> FastAPI:
     settings = load_settings()
     configure_logging(settings.log_level, settings.log_format)
     check_storage(settings)
-    check_models(settings)
+    texts = check_models(settings)
     # uvicorn's own option says where it listens; the app cannot see it.
-    return attached_app(settings, _attachment(settings, stop_server), on_loopback=False)
+    return attached_app(settings, _attachment(settings, stop_server), texts, on_loopback=False)
 
 
 def workers_app() -> FastAPI:
     """The app of one of several API processes of `genai-server serve`, which has checked the settings."""
     settings = load_settings()
     configure_logging(settings.log_level, settings.log_format)
-    return attached_app(settings, _attachment(settings), on_loopback=settings.on_loopback)
+    return attached_app(settings, _attachment(settings), {}, on_loopback=settings.on_loopback)
 
 
 def status_of_a_failed_start() -> int:
@@ -67,8 +67,8 @@ def status_of_a_failed_start() -> int:
     return WRONG_SETTING if multiprocessing.parent_process() is None else STARTUP_FAILURE
 
 
-def attached_app(settings: Settings, attachment: Attachment, *, on_loopback: bool) -> FastAPI:
-    """An app for the engines of this attachment's supervisor. Raises ConfigurationError."""
+def attached_app(settings: Settings, attachment: Attachment, texts: ReadTexts, *, on_loopback: bool) -> FastAPI:
+    """An app for the engines of this attachment's supervisor, which takes `texts` over. Raises ConfigurationError."""
     release_large_blocks_at_once()
     share_heaps()
     raise_file_limit()
@@ -92,7 +92,7 @@ def attached_app(settings: Settings, attachment: Attachment, *, on_loopback: boo
     return create_app(
         settings,
         attached,
-        ModelFiles(text_loader(settings), model_store(settings)),
+        ModelFiles(handing_out(texts, text_loader(settings)), model_store(settings)),
         drain,
         _live_keys(settings),
         telemetry,

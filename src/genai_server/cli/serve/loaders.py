@@ -60,6 +60,20 @@ def text_loader(settings: Settings) -> "LoadText":
     return load_text
 
 
+# The text sides that the checks of a start have read, by the model's path and its chat template.
+ReadTexts = dict[tuple[str, str], Mapping[str, TextCodec]]
+
+
+def handing_out(texts: ReadTexts, load_text: "LoadText") -> "LoadText":
+    """A function like `load_text`, which gives each of these text sides once instead of loading it again."""
+
+    def handed_out(path: str, devices: Sequence[str], chat_template: str = "") -> Mapping[str, TextCodec]:
+        codecs = texts.pop((path, chat_template), {})
+        return codecs if codecs.keys() == set(devices) else load_text(path, devices, chat_template)
+
+    return handed_out
+
+
 def model_store(settings: Settings) -> ModelStore:
     """The models in GENAI_MODELS_DIR, and those of a hub, with the token of HF_TOKEN or of `hf auth login`."""
 

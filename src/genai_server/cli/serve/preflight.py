@@ -1,6 +1,6 @@
 """Checks the settings as far as possible before anything starts, and reports the first fault in one line.
 
-Every way of starting engines runs these checks. What they load is loaded again by its users.
+Every way of starting engines runs these checks.
 """
 
 import errno
@@ -14,7 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 
 from genai_server.audio import decoder_library
-from genai_server.cli.serve.loaders import load_traces, text_loader
+from genai_server.cli.serve.loaders import ReadTexts, load_traces, text_loader
 from genai_server.config.setting_form import environment_variable
 from genai_server.config.settings import Settings
 from genai_server.config.sources import device_options
@@ -35,13 +35,16 @@ from genai_server.vision_model import Medium
 log = logging.getLogger(__name__)
 
 
-def check_server(settings: Settings) -> None:
-    """Check that the server may be opened and its models served. Raises ConfigurationError."""
+def check_server(settings: Settings) -> ReadTexts:
+    """Check that the server may be opened and its models served; returns what `check_models` does.
+
+    Raises ConfigurationError.
+    """
     check_access(settings)
     check_kv_events(settings)
     check_traces(settings)
     check_storage(settings)
-    check_models(settings)
+    return check_models(settings)
 
 
 def bind(settings: Settings, *, backlog: int | None = None) -> socket.socket:
@@ -65,12 +68,14 @@ def _why_not_listening(settings: Settings, error: OSError) -> str:
     return f"HOST={host} PORT={port}: cannot listen: {reason.lower()}"
 
 
-def check_models(settings: Settings) -> None:
+def check_models(settings: Settings) -> ReadTexts:
     """Check that all configured models can be served. Under plain uvicorn nothing else can be checked here.
 
+    Returns the text side of the first model, which is the one that is certainly loaded at the start.
     Raises ConfigurationError.
     """
     load_text = text_loader(settings)
+    texts: ReadTexts = {}
     for name, path in settings.served.items():
         check_runners(settings, name)
         for adapter, file in settings.adapter_files(name).items():
@@ -97,6 +102,8 @@ def check_models(settings: Settings) -> None:
             )
         if any(codec.task is Task.GENERATE and not codec.has_chat_template for codec in codecs.values()):
             log.warning("model %s %s; %s", name, NO_CHAT_TEMPLATE, GIVE_A_TEMPLATE)
+        texts = texts or {(path, settings.chat_template_of(name)): codecs}
+    return texts
 
 
 def takes_recordings(codec: TextCodec) -> bool:

@@ -45,10 +45,13 @@ def run(arguments: argparse.Namespace) -> int:
         log.warning("[models.%s] is for a model that is not served; served: %s", name, ", ".join(settings.served))
     served = ", ".join(f"{name} ({path})" for name, path in settings.served.items())
     log.info("genai-server %s starts with %s", __version__, served)
-    # After the first line, because this takes most of a second.
-    from genai_server.cli.serve.server_lifetime import serve
+    from genai_server.cli.serve.supervisor_start import prepared_supervisor
 
-    return serve(settings)
+    with prepared_supervisor() as prepared:
+        # After the first line, because this takes most of a second.
+        from genai_server.cli.serve.server_lifetime import serve
+
+        return serve(settings, prepared)
 
 
 def _directory(arguments: argparse.Namespace, settings: Settings) -> str:

@@ -5,6 +5,7 @@ import gc
 import logging
 import os
 import socket
+import subprocess
 import sys
 import threading
 from collections.abc import Sequence
@@ -20,6 +21,7 @@ from uvicorn.supervisors import ChangeReload, Multiprocess
 import genai_server
 from genai_server.cli.serve.attach import SupervisorThread, find_or_start
 from genai_server.cli.serve.exit_status import CUT_OFF, DRAINED, NOTHING_LOADED, has_cut_off
+from genai_server.cli.serve.loaders import ReadTexts
 from genai_server.cli.serve.preflight import bind, check_server, lone_reloader
 from genai_server.cli.serve.protocol import GuardedProtocol
 from genai_server.cli.serve.shutdown import CLOSING, ENDING, ServerStop
@@ -45,12 +47,15 @@ _HEALTH_CHECK_TIMEOUT = 60
 _SPARE_BYTES = 1024
 
 
-def serve(settings: Settings) -> int:
-    """Serve until a signal arrives; returns the exit status. Raises ConfigurationError."""
+def serve(settings: Settings, prepared: list["subprocess.Popen[bytes]"]) -> int:
+    """Serve until a signal arrives; returns the exit status. Raises ConfigurationError.
+
+    `prepared` has the process of a supervisor that waits for its launch (supervisor_start.py).
+    """
     if warning := lone_reloader(settings):
         log.warning("%s", warning)
         settings = settings.model_copy(update={"workers": 1})
-    check_server(settings)
+    texts = check_server(settings)
     listener = listen(settings)
     folder = open_runtime_folder(os.getpid())
     stop = ServerStop(settings.drain_timeout + ENDING)
@@ -61,7 +66,7 @@ def serve(settings: Settings) -> int:
         # not change from now on (seen: `Bad address`).
         export_settings(settings)
         export_metrics(folder)
-    find = partial(find_or_start, settings, os.getpid())
+    find = partial(find_or_start, settings, os.getpid(), prepared)
     supervisor = SupervisorThread(
         find,
         on_nothing_loaded=stop.nothing_loaded,
@@ -71,7 +76,7 @@ def serve(settings: Settings) -> int:
         if in_processes:
             status = _serve_in_processes(settings, listener, folder, stop)
         else:
-            status = _serve_here(settings, listener, folder, find, stop)
+            status = _serve_here(settings, listener, folder, find, texts, stop)
     finally:
         supervisor.end()
     return NOTHING_LOADED if stop.has_nothing else status
@@ -96,7 +101,12 @@ def listen(settings: Settings) -> socket.socket:
 
 
 def _serve_here(
-    settings: Settings, listener: socket.socket, folder: Path, find: FindSupervisor, stop: ServerStop
+    settings: Settings,
+    listener: socket.socket,
+    folder: Path,
+    find: FindSupervisor,
+    texts: ReadTexts,
+    stop: ServerStop,
 ) -> int:
     """Serve with one API process: this one."""
     # Two seconds' work, which the parent of several API processes never needs; here the engines load in the meantime.
@@ -108,7 +118,7 @@ def _serve_here(
     if stop.order.is_set():
         log.info("stopped during the start")
         return DRAINED
-    app = attached_app(settings, Attachment(folder, find), on_loopback=settings.on_loopback)
+    app = attached_app(settings, Attachment(folder, find), texts, on_loopback=settings.on_loopback)
     server = uvicorn.Server(_uvicorn_config(settings, app))
 
     def obey() -> None:

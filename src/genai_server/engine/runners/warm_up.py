@@ -96,18 +96,19 @@ def _try_profiling(loaded: LoadedModel) -> None:
 def _run(runner: Runner, rows: int, num_tokens: int, passes: dict[int, list[float]], clock: Clock) -> float:
     """Read a prompt of `num_tokens` in each row, or what the model allows, and decode all rows together.
 
-    Adds the seconds of these passes by their number of tokens; returns those for a token of the last prompt.
+    Only a runner that mixes has several rows. Adds the seconds of the decoding passes by their number of tokens;
+    returns those for a token of the prompts.
     """
-    token, per_token = 1 % runner.model.vocab_size, 0.0
+    token = 1 % runner.model.vocab_size
     prompt = [token] * min(num_tokens, runner.model.max_length - _DECODED)
     if len(prompt) < _SHORT:
-        return per_token
+        return 0.0
     opened: list[Sequence] = []
     try:
         for _ in range(rows):
             # A Generator has memory for this length at once.
             opened.append(open_bare(runner, prompt, len(prompt) + _DECODED))
-            per_token = _seconds(runner, opened[-1:], clock) / len(prompt)
+        per_token = _seconds(runner, opened, clock) / (rows * len(prompt))
         for _ in range(_DECODED):
             for sequence in opened:
                 sequence.append(token)
