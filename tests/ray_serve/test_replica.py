@@ -18,7 +18,7 @@ READY = EngineStatus("cuda:0", EngineState.READY, model="m")
 def _check(*statuses: EngineStatus) -> None:
     from genai_server.ray_serve.replica import Replica  # takes seconds
 
-    replica: Any = SimpleNamespace(_supervisor=SimpleNamespace(statuses=lambda: list(statuses)))
+    replica: Any = SimpleNamespace(_supervisor=SimpleNamespace(status=SimpleNamespace(engines=list(statuses))))
     Replica.check_health(replica)
 
 

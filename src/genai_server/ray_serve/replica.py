@@ -1,9 +1,10 @@
-"""A replica in a Ray Serve deployment: a supervisor with its engines, and the same app as that of `genai-server serve`.
+"""A replica in a Ray Serve deployment: the same app as that of `genai-server serve`, with a supervisor of its own.
 
 Serve's handles call it in the process of an actor. The app gets ASGI messages there, so no port is opened.
 """
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Coroutine
 from functools import partial
 from typing import Any
@@ -14,15 +15,15 @@ from uvicorn import Config
 from uvicorn.lifespan.on import LifespanOn
 
 from genai_server.apis.app import Attachment
+from genai_server.cli.serve.attach import SupervisorThread, find_or_start
 from genai_server.cli.serve.composition import attached_app
 from genai_server.cli.serve.preflight import check_models
 from genai_server.config.settings import Settings
 from genai_server.errors import ConfigurationError
 from genai_server.logs import configure_logging
 from genai_server.messages.server_status import EngineState
-from genai_server.messages.supervisor import read_address
 from genai_server.ray_serve.forwarded import READINESS, REPLICA_HEADER, ForwardedRequest, ReplicaAnswer, with_header
-from genai_server.supervisor.supervisor import Supervisor
+from genai_server.runtime_folder import open_runtime_folder
 
 _LOOK_EVERY = 0.05
 
@@ -45,12 +46,12 @@ class Replica:
         self._model = context.deployment
         # Requests that the app answers; those whose client has left may end a little later.
         self._running: set[asyncio.Task[None]] = set()
-        self._supervisor = Supervisor(settings)
-        folder = self._supervisor.folder
-        attachment = Attachment(folder, partial(read_address, folder))
+        find = partial(find_or_start, settings, os.getpid())
+        attachment = Attachment(open_runtime_folder(os.getpid()), find)
         self._app = attached_app(settings, attachment, texts, on_loopback=settings.on_loopback)
         self._lifespan = LifespanOn(Config(self._app, lifespan="on", log_config=None))
-        self._supervisor.start()
+        # Besides the app's own connection, so that the supervisor has ended when the replica has.
+        self._supervisor = SupervisorThread(find)
         try:
             await self._lifespan.startup()
             if self._lifespan.should_exit:
@@ -59,7 +60,7 @@ class Replica:
                 self.check_health()
                 await asyncio.sleep(_LOOK_EVERY)
         except BaseException:
-            await asyncio.to_thread(self._supervisor.stop)
+            await self._stop()
             raise
         self._is_up = True
 
@@ -68,9 +69,9 @@ class Replica:
 
         A model that is unloaded while it is idle has no devices, and is well.
         """
-        statuses = self._supervisor.statuses()
-        if statuses and all(status.state == EngineState.FAILED for status in statuses):
-            raise ConfigurationError("; ".join(f"device {status.device}: {status.error}" for status in statuses))
+        engines = self._supervisor.status.engines
+        if engines and all(engine.state == EngineState.FAILED for engine in engines):
+            raise ConfigurationError("; ".join(f"device {engine.device}: {engine.error}" for engine in engines))
 
     async def stream(self, request: ForwardedRequest) -> AsyncIterator[list[Message]]:
         """The messages of the app's response, those together that are there together.
@@ -125,4 +126,4 @@ class Replica:
 
     async def _stop(self) -> None:
         await self._lifespan.shutdown()
-        await asyncio.to_thread(self._supervisor.stop)
+        await asyncio.to_thread(self._supervisor.end)

@@ -1,8 +1,7 @@
 """Manages the models of one server: starts and watches their engines, and publishes their state.
 
 It uses only threads, so that it can run in a process of its own, which all API processes of a server share, or in that
-of `genai-server doctor` or of a Ray Serve replica. API processes find its socket in a folder that only the server's
-user can enter.
+of `genai-server doctor`. API processes find its socket in a folder that only the server's user can enter.
 """
 
 import logging
