@@ -3,11 +3,12 @@
 A table in docs/architecture.md describes the processes.
 """
 
+import os
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import httpx
@@ -27,6 +28,9 @@ from tests.running_server import (
 
 # Longer than a replaced process takes to start on a busy machine.
 SECONDS = 120.0
+# How often four workers are started next to processes that never wait.
+START_ROUNDS = int(os.environ.get("START_ROUNDS", "0"))
+BUSY_PROCESSES = 6
 
 
 class Processes:
@@ -152,3 +156,24 @@ def test_each_process_may_die_and_nothing_is_left(way: str, own_folder: Path, sh
         wait_until(lambda: has_ended(server.first), SECONDS)
     assert running_after(seen, SECONDS) == []
     wait_until(lambda: list(short_folder.glob("genai-server-*")) == [], SECONDS)
+
+
+@contextmanager
+def busy_machine() -> Iterator[None]:
+    """Processes that never wait, while the block runs."""
+    with ExitStack() as processes:
+        for _ in range(BUSY_PROCESSES):
+            busy = processes.enter_context(subprocess.Popen([sys.executable, "-c", "while True: pass"]))
+            processes.callback(busy.kill)
+        yield
+
+
+@pytest.mark.skipif(not START_ROUNDS, reason="takes ten seconds a start: START_ROUNDS=100 for a hundred")
+@pytest.mark.timeout(SECONDS * max(1, START_ROUNDS))
+def test_no_worker_is_killed_while_it_starts_on_a_busy_machine(own_folder: Path, short_folder: Path) -> None:
+    with busy_machine():
+        for _ in range(START_ROUNDS):
+            with started_by([*UVICORN, "--workers", "4"], folder=own_folder, temporary=short_folder) as server:
+                server.answers()
+                # uvicorn's parent kills and replaces a worker that has not responded for five seconds.
+                assert "died" not in (own_folder / "server.log").read_text()
