@@ -50,7 +50,18 @@ class ToolCallEnd:
     is_complete: bool
 
 
-Part = Content | Reasoning | ToolCallStart | ToolCallArguments | ToolCallEnd
+@dataclass(frozen=True)
+class ToolResult:
+    """What a tool that the server has run returned. It comes after the ends of all calls of a round."""
+
+    # As in ToolCallStart.
+    index: int
+    text: str
+    # Whether the tool failed, or could not be run.
+    is_error: bool
+
+
+Part = Content | Reasoning | ToolCallStart | ToolCallArguments | ToolCallEnd | ToolResult
 
 
 # Without gc: an answer may have a million of them, and a full collection stopped the process for 0.9 s.
@@ -106,10 +117,19 @@ class WholeText:
 
 
 @dataclass
+class WholeToolResult:
+    """The result of a call that the server has run."""
+
+    call: WholeToolCall
+    text: str
+    is_error: bool
+
+
+@dataclass
 class WholeAnswer:
     """All parts of one answer, put together in the order in which the model wrote them."""
 
-    blocks: list[WholeText | WholeToolCall] = field(default_factory=list)
+    blocks: list[WholeText | WholeToolCall | WholeToolResult] = field(default_factory=list)
     tokens: list[ScoredToken] = field(default_factory=list)
 
     @property
@@ -125,6 +145,10 @@ class WholeAnswer:
     @property
     def tool_calls(self) -> list[WholeToolCall]:
         return [block for block in self.blocks if isinstance(block, WholeToolCall)]
+
+    @property
+    def tool_results(self) -> list[WholeToolResult]:
+        return [block for block in self.blocks if isinstance(block, WholeToolResult)]
 
     def add(self, part: Part) -> None:
         """Add one more part."""
@@ -144,6 +168,8 @@ class WholeAnswer:
             case ToolCallEnd(_, is_complete):
                 assert isinstance(last, WholeToolCall)
                 last.is_complete = is_complete
+            case ToolResult(index, text, is_error):
+                self.blocks.append(WholeToolResult(self.tool_calls[index], text, is_error))
 
     def _text(self, *, is_reasoning: bool) -> str:
         texts = (block for block in self.blocks if isinstance(block, WholeText))

@@ -363,6 +363,10 @@ class AudioReaderUnavailable(Unavailable, code="audio_reader_unavailable"):
     """A process that decodes recordings or reads them cannot be started, or has no space for its files."""
 
 
+class ToolServerUnavailable(Unavailable, code="tool_server_unavailable"):
+    """A tool server does not run, or does not list its tools."""
+
+
 class StoreUnavailable(Unavailable, code="store_unavailable"):
     """The file of stored responses cannot be read or written; the message has the reason."""
 

@@ -47,10 +47,12 @@ from genai_server.apis.status.api_metrics import Instruments
 from genai_server.apis.status.engine_metrics import EngineMetrics
 from genai_server.apis.status.load_history import LoadHistory
 from genai_server.apis.tokens import routes as tokens
+from genai_server.apis.tool_servers import routes as tool_server_list
 from genai_server.apis.transcriptions import routes as transcriptions
 from genai_server.apis.web_page import routes as page
 from genai_server.audio.recordings import Recordings
 from genai_server.config.settings import Settings
+from genai_server.config.tool_servers import tool_servers
 from genai_server.engine_client.supervisor import FindSupervisor, SupervisorClient
 from genai_server.generation.catalog import Catalog
 from genai_server.generation.dependencies import ClientLeft, Services
@@ -78,6 +80,7 @@ from genai_server.process_memory import rare_full_collections
 from genai_server.store.database import Database
 from genai_server.store.tables import open_store
 from genai_server.timing import Clock, request_clock
+from genai_server.tool_servers.client import Tools
 from genai_server.vision_model import any_takes_media
 from genai_server.web.files import API_DOCS, PAGE
 
@@ -139,6 +142,7 @@ def create_app(
     """
 
     bodies = BodyBudget(settings.max_bodies_bytes)
+    tools = tool_servers(settings)
     recent, usage = RecentRequests(), KeyUsage()
     telemetry = replace(telemetry, observers=[*telemetry.observers, recent.observe, usage.observe])
     counts = telemetry.instruments
@@ -190,6 +194,7 @@ def create_app(
                     model_files.store,
                     recent,
                     usage,
+                    Tools(tools, supervisor.tools),
                 )
                 tasks = [
                     asyncio.create_task(_start_image_readers(models, images)),
@@ -245,6 +250,7 @@ def create_app(
         lm_studio,
         models,
         tokens,
+        tool_server_list,
         transcriptions,
         files,
         batch_routes,

@@ -29,6 +29,13 @@ _OF_PYTHON = (
 )
 
 
+# The same for a program of the operator's that the server starts, such as a tool server.
+_OF_PROGRAMS = (
+    *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "TERM", "TMPDIR", "TEMP", "TMP", "LANG", "LC_"),
+    *("USERPROFILE", "APPDATA", "LOCALAPPDATA", "PROGRAMDATA", "SYSTEMROOT", "SYSTEMDRIVE", "COMSPEC"),
+)
+
+
 def export_settings(settings: Settings, environ: MutableMapping[str, str] = os.environ) -> None:
     """Write the settings into the environment for the API processes that are started next."""
     for name in Settings.model_fields:
@@ -78,6 +85,11 @@ def builder_environment(environ: Mapping[str, str] = os.environ) -> dict[str, st
 def untrusted_work_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     """The environment for a process that works on untrusted input: what Python needs, no keys or settings."""
     return {name: value for name, value in environ.items() if name.upper().startswith(_OF_PYTHON)}
+
+
+def program_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The environment for a program of the operator's: what every program needs, no keys or settings."""
+    return {name: value for name, value in environ.items() if name.upper().startswith(_OF_PROGRAMS)}
 
 
 def limit_tokenizer_threads(environ: MutableMapping[str, str] = os.environ) -> None:

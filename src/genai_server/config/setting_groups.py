@@ -37,6 +37,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
             "default_max_tokens",
             "thinking_budget",
             "cap_max_tokens",
+            "max_tool_rounds",
             "allow_special_tokens",
             "max_body_bytes",
             "max_bodies_bytes",

@@ -216,6 +216,11 @@ class Settings(ServerSettings, MediaSettings):
     otherwise, and with GENAI_STRICT, it is a 400.
     """
 
+    max_tool_rounds: int = Field(16, ge=1, le=10_000)
+    """Maximum number of times that tools of the operator's servers (`[mcp.NAME]` in the configuration file) are run for
+    one answer; then the model has to answer without them.
+    """
+
     allow_special_tokens: bool = False
     """Let messages and tools contain the tokens that structure a prompt, such as the end of a turn."""
 

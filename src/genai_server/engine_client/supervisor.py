@@ -1,4 +1,4 @@
-"""The supervisor as an API process sees it: the state of models and engines, commands, and the worker pool."""
+"""The supervisor as an API process sees it: the state of models and engines, commands, the worker pool, and tools."""
 
 import asyncio
 import logging
@@ -20,6 +20,8 @@ from genai_server.messages.supervisor import (
     ToSupervisor,
     supervisor_client_decoder,
 )
+from genai_server.messages.tool_servers import ToolList, ToolOutput, ToolServerFailed
+from genai_server.tool_servers.client import ToolServerClient
 from genai_server.workers.client import WorkerClient
 
 log = logging.getLogger(__name__)
@@ -42,6 +44,7 @@ class SupervisorClient:
     def __init__(self, find: FindSupervisor) -> None:
         self.status = NO_SERVER
         self.workers = WorkerClient(self._send)
+        self.tools = ToolServerClient(self._send)
         self._find = find
         # None while not connected.
         self._transport: asyncio.WriteTransport | None = None
@@ -136,6 +139,7 @@ class SupervisorClient:
         """Fail all that waits for the supervisor."""
         self._transport, self._unsent = None, None
         self.workers.lose(reason)
+        self.tools.lose(reason)
         replies, self._replies = self._replies, {}
         for reply in replies.values():
             if not reply.done():
@@ -151,6 +155,8 @@ class SupervisorClient:
                     reply.set_result(None)
                 else:
                     reply.set_exception(message.error.to_error())
+        elif isinstance(message, ToolList | ToolOutput | ToolServerFailed):
+            self.tools.receive(message)
         else:
             self.workers.receive(message)
 

@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 from msgspec import Struct
@@ -84,7 +84,29 @@ class Ending:
         return self.reason is not FinishReason.STOP or self.has_incomplete_call
 
 
-class RunningAnswer(AnswerFigures):
+class Answer(AnswerFigures, Protocol):
+    """An answer that runs. Must be closed, which cancels it."""
+
+    def pieces(self) -> AsyncIterator[Piece]:
+        """The answer as it arrives. Raises GenerationFailed after the pieces before the failure."""
+
+    @property
+    def ending(self) -> Ending:
+        """How the answer ended, after its last piece."""
+
+    @property
+    def num_unread(self) -> int:
+        """Prompt tokens not yet processed, as last reported; 0 from the first token on."""
+
+    @property
+    def num_profiled(self) -> int:
+        """Number of profiled tokens, known at the end."""
+
+    def end(self) -> None:
+        """End the answer at once. Its reader receives the partial answer."""
+
+
+class RunningAnswer(Answer):
     """Reads a TokenStream and builds the answer's pieces. Must be closed, which cancels a running answer."""
 
     def __init__(
@@ -255,7 +277,7 @@ class Generation:
     # The model's name in responses, including the adapter if any.
     model: str
     # Answers to the same prompt are adjacent.
-    answers: Sequence[RunningAnswer]
+    answers: Sequence[Answer]
     num_per_prompt: int
     # Sampling values with all defaults resolved.
     sampling: Sampling
@@ -265,7 +287,7 @@ class Generation:
     num_media_tokens: int = 0
     medium: Medium = Medium.IMAGE
 
-    async def pieces(self) -> AsyncIterator[tuple[int, RunningAnswer, Piece | None]]:
+    async def pieces(self) -> AsyncIterator[tuple[int, Answer, Piece | None]]:
         """The pieces of all answers as they arrive, each with its answer and index; None when that answer has ended.
 
         Raises GenerationFailed as soon as one answer fails.
@@ -331,9 +353,7 @@ def _rounded(value: Any) -> Any:
     return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
-async def _read(
-    index: int, answer: RunningAnswer, arrived: "asyncio.Queue[tuple[int, Piece | None | Exception]]"
-) -> None:
+async def _read(index: int, answer: Answer, arrived: "asyncio.Queue[tuple[int, Piece | None | Exception]]") -> None:
     try:
         async for piece in answer.pieces():
             arrived.put_nowait((index, piece))

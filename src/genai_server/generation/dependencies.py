@@ -36,6 +36,7 @@ from genai_server.messages.worker_tasks import TaskOwner
 from genai_server.pooling_model import Task
 from genai_server.text.codec import TextCodec
 from genai_server.timing import Clock
+from genai_server.tool_servers.client import Tools
 from genai_server.workers.workers import Requester
 
 T = TypeVar("T")
@@ -64,6 +65,8 @@ class Services:
     recent: RecentRequests
     # Requests and tokens by day and API key.
     usage: KeyUsage
+    # What runs tools for clients.
+    tools: Tools
 
     async def served(self, model: str | None, task: Task | None = None) -> ServedModel:
         """The model of a request that only needs its text side.

@@ -51,26 +51,26 @@ async def generate(
     is_streamed: bool = False,
     keeps_media: bool = False,
     only_complete_calls: bool = False,
+    while_connected: bool = True,
 ) -> Generation:
     """Start all answers to a request. On return, the engine has accepted them.
 
     The data of images and sounds is dropped from the body once it has been read, unless the caller keeps it
     (`keeps_media`). `only_complete_calls` is for APIs in which a tool call cannot be shown as incomplete (see
-    AnswerParser).
+    AnswerParser). Without `while_connected`, something else watches the client.
 
     Raises RequestError, Unavailable, and ClientLeft as soon as the client has disconnected, after which nothing is left
     running.
     """
-    return await context.run_while_connected(
-        _generate(
-            services,
-            body,
-            context,
-            is_streamed=is_streamed,
-            keeps_media=keeps_media,
-            only_complete_calls=only_complete_calls,
-        )
+    generating = _generate(
+        services,
+        body,
+        context,
+        is_streamed=is_streamed,
+        keeps_media=keeps_media,
+        only_complete_calls=only_complete_calls,
     )
+    return await (context.run_while_connected(generating) if while_connected else generating)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 Each API process has one connection, in the frames of protocol.py. It begins with `Hello`. The supervisor then sends its
 `ServerStatus`, and again whenever that changes; it answers each `Ask` with a `CommandReply`, after the status that the
-command has changed. The messages of the worker pool are in worker_tasks.py.
+command has changed. The messages of the worker pool are in worker_tasks.py, those about tools in tool_servers.py.
 """
 
 import os
@@ -15,6 +15,7 @@ from genai_server.messages.commands import Command
 from genai_server.messages.error import ErrorInfo
 from genai_server.messages.protocol import FrameDecoder, Hello
 from genai_server.messages.server_status import ServerStatus
+from genai_server.messages.tool_servers import FromToolServers, ToToolServers
 from genai_server.messages.worker_tasks import MAX_FRAME_BYTES, FromPool, ToPool
 
 _NAME = "supervisor.json"
@@ -39,8 +40,8 @@ class CommandReply(Struct, frozen=True, tag=True):
     error: ErrorInfo | None = None
 
 
-ToSupervisor = Hello | Ask | ToPool
-FromSupervisor = ServerStatus | CommandReply | FromPool
+ToSupervisor = Hello | Ask | ToPool | ToToolServers
+FromSupervisor = ServerStatus | CommandReply | FromPool | FromToolServers
 
 
 def supervisor_decoder(max_bytes: int = MAX_FRAME_BYTES) -> FrameDecoder[ToSupervisor]:

@@ -1,4 +1,5 @@
-"""The configuration file: settings by name, and the tables with the options of sessions and providers.
+"""The configuration file: settings by name, and the tables with the options of sessions and providers. The tables of
+tool servers (`[mcp.NAME]`) are read by config/tool_servers.py.
 
 A table may be at the top level, for one device (`[devices.cuda.session]`, `[devices."cuda:1".session]`), for one model
 (`[models.NAME.session]`), or for both. More specific settings win, key by key.
@@ -17,6 +18,8 @@ from genai_server.quoted_values import quoted
 
 DEFAULT_FILE = "genai-server.toml"
 _SCOPES = ("devices", "models")
+# Tables that config/tool_servers.py reads.
+_OTHERS = ("mcp",)
 
 
 def read_file(path: str) -> dict[str, Any]:
@@ -50,10 +53,10 @@ def file_settings(tables: Mapping[str, Any], known: Sequence[str], path: str) ->
     """The settings in the file, as they would be written in the environment. Raises ConfigurationError."""
     found: dict[str, str] = {}
     for name, value in tables.items():
-        if name in (*SECTIONS, *_SCOPES):
+        if name in (*SECTIONS, *_SCOPES, *_OTHERS):
             continue
         if name not in known:
-            names = (*known, *SECTIONS, *_SCOPES)
+            names = (*known, *SECTIONS, *_SCOPES, *_OTHERS)
             raise ConfigurationError(f"{path or DEFAULT_FILE}: {name}: unknown setting{nearest(name, names)}")
         if name == "config":
             raise ConfigurationError(f"{path or DEFAULT_FILE}: {name}={quoted(value)}: a file cannot name another")

@@ -1,4 +1,5 @@
-"""The supervisor's end of its connections to the API processes: a thread with an event loop, which has the worker pool.
+"""The supervisor's end of its connections to the API processes: a thread with an event loop, which has the worker pool
+and the tool servers.
 
 Each API process has one connection (messages/supervisor.py).
 """
@@ -9,15 +10,17 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import cast
 
 import msgspec
 
+from genai_server.config.tool_servers import ToolServer
 from genai_server.errors import ConfigurationError, GenaiServerError, in_one_line
 from genai_server.messages.commands import Command
 from genai_server.messages.error import ErrorInfo
@@ -32,7 +35,9 @@ from genai_server.messages.supervisor import (
     supervisor_decoder,
     write_address,
 )
+from genai_server.messages.tool_servers import ListTools, RunTool, StopTool
 from genai_server.messages.worker_tasks import MAX_FRAME_BYTES
+from genai_server.tool_servers.servers import ToolServers, ToolSession
 from genai_server.workers.pool import WorkerPool
 from genai_server.workers.session import PoolSession
 
@@ -59,11 +64,14 @@ class SupervisorServer:
         secret: str,
         make_pool: Callable[[], WorkerPool],
         execute: Callable[[Command], None] = lambda command: None,
+        *,
+        tool_servers: Mapping[str, ToolServer] = MappingProxyType({}),
     ) -> None:
         self._folder = folder
         self._secret = secret
         self._make_pool = make_pool
         self._execute = execute
+        self._tool_servers = tool_servers
         # The last status, for API processes that connect later.
         self._status = NO_SERVER
         self._connected: set[_ApiProcess] = set()
@@ -120,7 +128,8 @@ class SupervisorServer:
         loop = self._loop = asyncio.get_running_loop()
         self._stopping = asyncio.Event()
         pool = self._make_pool()
-        protocol = partial(_ApiProcess, self, pool)
+        tools = ToolServers(self._tool_servers)
+        protocol = partial(_ApiProcess, self, pool, tools)
         if sys.platform == "win32":
             server = await loop.create_server(protocol, "127.0.0.1", 0)
             address = "{}:{}".format(*server.sockets[0].getsockname())
@@ -139,6 +148,7 @@ class SupervisorServer:
             for api_process in list(self._connected):
                 api_process.abort()
             await asyncio.sleep(0)
+            await tools.close()
             self._commands.shutdown(wait=False, cancel_futures=True)
 
     # the connections
@@ -176,12 +186,13 @@ class SupervisorServer:
 class _ApiProcess(asyncio.Protocol):
     """The connection of one API process."""
 
-    def __init__(self, server: SupervisorServer, pool: WorkerPool) -> None:
+    def __init__(self, server: SupervisorServer, pool: WorkerPool, tools: ToolServers) -> None:
         self._server = server
         self._decoder = supervisor_decoder(_MAX_UNAUTHENTICATED_BYTES)
         self._is_welcome = False
         self._transport: asyncio.WriteTransport | None = None
         self._session = PoolSession(pool, self.send)
+        self._tools = ToolSession(tools, self.send)
         self._commands: set[asyncio.Task[None]] = set()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -207,6 +218,7 @@ class _ApiProcess(asyncio.Protocol):
         self._transport = None
         self._server.remove(self)
         self._session.close()
+        self._tools.close()
 
     def send(self, message: FromSupervisor) -> None:
         """Send a message, unless the connection has ended."""
@@ -228,6 +240,8 @@ class _ApiProcess(asyncio.Protocol):
             task = asyncio.create_task(self._obey(message))
             self._commands.add(task)
             task.add_done_callback(self._commands.discard)
+        elif isinstance(message, ListTools | RunTool | StopTool):
+            self._tools.receive(message)
         elif not isinstance(message, Hello):
             self._session.receive(message)
 

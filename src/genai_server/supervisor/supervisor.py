@@ -21,6 +21,7 @@ from msgspec import structs
 
 from genai_server.config.settings import Settings
 from genai_server.config.sources import device_options, engine_spec
+from genai_server.config.tool_servers import tool_servers
 from genai_server.errors import ModelLoadFailed
 from genai_server.messages.commands import (
     AddAdapter,
@@ -55,7 +56,7 @@ class Supervisor:
     """Owns the engine processes of one server, from `start` to `stop`.
 
     API processes find it by `folder`, which it makes, or by the folder `found_in`. Raises ConfigurationError for wrong
-    options of a device.
+    options of a device, or wrong tables of tool servers.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class Supervisor:
         self._found_in = found_in or self.folder
         self._has_nothing = False
         self._settings = settings
+        self._tool_servers = tool_servers(settings)
         self._secret = secrets.token_hex(32)
         # Whether it is to leave once no API process is connected.
         self.is_leaving = False
@@ -105,7 +107,13 @@ class Supervisor:
     def start(self) -> None:
         """Start the engines of the models that are loaded at the start; returns at once."""
         limits = WorkerLimits.of(self._settings)
-        self._server = SupervisorServer(self._found_in, self._secret, lambda: WorkerPool(limits), self._execute)
+        self._server = SupervisorServer(
+            self._found_in,
+            self._secret,
+            lambda: WorkerPool(limits),
+            self._execute,
+            tool_servers=self._tool_servers,
+        )
         with self._lock:
             self._models.load_first(self._clock())
             self._first = [engine for model in self._models for engine in model.engines]

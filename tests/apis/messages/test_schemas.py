@@ -112,7 +112,7 @@ def test_fields_of_anthropics_clients_are_accepted(body: dict[str, Any]) -> None
         (_body(messages=[{**HELLO, "clear_at": "never"}]), "messages[0].clear_at"),
         (_body(messages=[HELLO, {"role": "system", "content": "x", "clear_at": "soon"}]), "messages[1].clear_at"),
         (_content({"type": "tool_addition", "tool": {"type": "tool_reference", "name": "add"}}), TYPE_OF_FIRST),
-        (_body(mcp_servers=[]), "mcp_servers"),
+        (_body(mcp_servers=[{}]), "mcp_servers[0].type"),
         (_content({"type": "image", "source": {}}), "messages[0].content[0].source"),
         (_content({"type": "image", "source": {"type": "file", "file_id": "f"}}), "messages[0].content[0].source"),
         (_content({"type": "image", "source": {**PNG, "data": ""}}), "messages[0].content[0].source.data"),

@@ -19,9 +19,9 @@ NO_FILE = {"type": "input_text", "text": "[file left out: this model reads text 
         ({"client_metadata": {"a": "b"}}, {}, ["client_metadata"]),
         ({"text": {"verbosity": "low"}}, {"text": {}}, ["text.verbosity"]),
         (
-            {"tools": [{"type": "web_search"}, FUNCTION, {"type": "mcp"}]},
+            {"tools": [{"type": "web_search"}, FUNCTION, {"type": "image_generation"}]},
             {"tools": [FUNCTION]},
-            ["tools[0] (web_search)", "tools[2] (mcp)"],
+            ["tools[0] (web_search)", "tools[2] (image_generation)"],
         ),
         (
             {"input": [{"role": "user", "content": [FILE, IMAGE]}]},

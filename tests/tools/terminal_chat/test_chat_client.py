@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from genai_server.answer_parts import Content
 from genai_server.errors import ChatFailed, ServerUnusable
 from genai_server.tools.terminal_chat.chat_client import Answer, ChatClient
 from genai_server.tools.terminal_chat.chat_history import Message
@@ -18,7 +19,9 @@ def test_an_answer_comes_in_pieces_and_is_counted_by_the_server(scripted: Runnin
     client = ChatClient(scripted.url)
     answer = Answer()
     pieces = [
-        piece.text for piece in client.answer(next(iter(client.models())), messages("count 9; delay 0.02"), answer)
+        piece.text
+        for piece in client.answer(next(iter(client.models())), messages("count 9; delay 0.02"), answer)
+        if isinstance(piece, Content)
     ]
     assert len(pieces) > 1
     assert "".join(pieces) == answer.text == "1, 2, 3, 4, 5, 6, 7, 8, 9"

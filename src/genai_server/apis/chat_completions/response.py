@@ -19,6 +19,7 @@ from genai_server.answer_parts import (
     ToolCallArguments,
     ToolCallEnd,
     ToolCallStart,
+    ToolResult,
     WholeAnswer,
     WholeToolCall,
 )
@@ -29,6 +30,7 @@ from genai_server.generation.generate import generate
 from genai_server.generation.parameters.completion_body import CompletionRequest
 from genai_server.generation.parameters.custom_tools import text_of
 from genai_server.generation.parameters.sampling_parameters import StreamFields
+from genai_server.generation.tool_loop import NO_TOOLS, ServedTool, ServedTools, generate_with_tools
 from genai_server.http.dialect import FieldNames
 from genai_server.http.json_response import JsonObject, built_response
 from genai_server.http.sse import EventStream
@@ -40,6 +42,8 @@ _MANY_TOKENS = 100
 _encode = msgspec.json.Encoder().encode
 # Field names for reasoning: DeepSeek's and llama.cpp's, then vLLM's and OpenRouter's.
 REASONING = ("reasoning_content", "reasoning")
+# The field with the calls that the server has run.
+RUNS = "genai_tool_runs"
 # The finish reason of answers that call tools.
 CALLING = "tool_calls"
 
@@ -117,8 +121,16 @@ class ChatCompletionBuilder(ChoicesBuilder):
     text_key = "content"
     calling: ClassVar[str] = CALLING
 
-    def __init__(self, *common: Any, custom_tools: Collection[str] = (), **options: Any) -> None:
+    def __init__(
+        self, *common: Any, custom_tools: Collection[str] = (), served: ServedTools = NO_TOOLS, **options: Any
+    ) -> None:
         super().__init__(*common, **options)
+        # The tools that the server runs.
+        self._served = served
+        # A stream's calls of these, keyed by the indexes of the answer and of the call.
+        self._runs: dict[tuple[int, int], JsonObject] = {}
+        # The positions of the client's calls, if the server runs others, keyed in the same way.
+        self._places: dict[tuple[int, int], int] = {}
         # The names of the tools that are called with a text.
         self._custom_tools = custom_tools
         # A stream's calls of these that are not complete yet, keyed by the indexes of the answer and of the call. A
@@ -132,7 +144,8 @@ class ChatCompletionBuilder(ChoicesBuilder):
     def part(self, index: int, parts: list[Part], tokens: list[ScoredToken], usage: Usage | None = None) -> JsonObject:
         delta: JsonObject = {}
         for part in parts:
-            self._add(delta, part, index)
+            if not (self._served.tools and self._is_run(delta, part, index)):
+                self._add(delta, part, index)
         return self._delta(index, self._with_calls(delta), tokens, usage)
 
     def last(self, index: int, ending: Ending, usage: Usage | None = None) -> JsonObject:
@@ -141,7 +154,7 @@ class ChatCompletionBuilder(ChoicesBuilder):
     def choice(self, index: int, answer: WholeAnswer, ending: Ending) -> JsonObject:
         return {
             "index": index,
-            "message": self._with_calls(message(answer, self._custom_tools)),
+            "message": self._with_calls(message(answer, self._custom_tools, self._served)),
             "logprobs": self._logprobs(answer.tokens, always=True),
             **openai_reason(ending, calling=self.calling),
         }
@@ -157,6 +170,25 @@ class ChatCompletionBuilder(ChoicesBuilder):
         ended = reason or {"finish_reason": None}
         return self._chunk({"index": index, "delta": delta, "logprobs": self._logprobs(tokens), **ended}, usage)
 
+    def _is_run(self, delta: JsonObject, part: Part, answer: int) -> bool:
+        """Whether a part belongs to a call that the server runs. It is added, then: a call once it is complete, and its
+        result.
+        """
+        match part:
+            case ToolCallStart(index, id, name) if (tool := self._served.of(id, name)) is not None:
+                self._runs[answer, index] = _run(id, tool)
+            case ToolCallArguments(index, fragment) if (answer, index) in self._runs:
+                self._runs[answer, index]["arguments"] += fragment
+            case ToolCallEnd(index, is_complete) if (answer, index) in self._runs:
+                run = {"index": index, **self._runs[answer, index]}
+                delta.setdefault(RUNS, []).append({**run, "status": "in_progress" if is_complete else "incomplete"})
+            case ToolResult(index, text, is_error):
+                run = {"index": index, "id": self._runs[answer, index]["id"]}
+                delta.setdefault(RUNS, []).append({**run, **_result(text, is_error=is_error)})
+            case _:
+                return False
+        return True
+
     def _add(self, delta: JsonObject, part: Part, answer: int) -> None:
         match part:
             case Content(text):
@@ -166,21 +198,31 @@ class ChatCompletionBuilder(ChoicesBuilder):
             case ToolCallStart(index, id, name) if name in self._custom_tools:
                 self._held[answer, index] = WholeToolCall(id, name)
             case ToolCallStart(index, id, name):
-                call = {"index": index, "id": id, "type": "function", "function": {"name": name, "arguments": ""}}
+                place = self._place(answer, index)
+                call = {"index": place, "id": id, "type": "function", "function": {"name": name, "arguments": ""}}
                 delta.setdefault("tool_calls", []).append(call)
             case ToolCallArguments(index, fragment) if (answer, index) in self._held:
                 self._held[answer, index].arguments += fragment
             case ToolCallArguments(index, fragment):
-                calls = delta.setdefault("tool_calls", [])
-                if calls and calls[-1]["index"] == index:
+                calls, place = delta.setdefault("tool_calls", []), self._place(answer, index)
+                if calls and calls[-1]["index"] == place:
                     calls[-1]["function"]["arguments"] += fragment
                 else:
-                    calls.append({"index": index, "function": {"arguments": fragment}})
+                    calls.append({"index": place, "function": {"arguments": fragment}})
             case ToolCallEnd(index, is_complete) if (answer, index) in self._held:
                 made = self._held.pop((answer, index))
                 if is_complete:
-                    call = {"index": index, **_call(made, is_custom=True)}
+                    call = {"index": self._place(answer, index), **_call(made, is_custom=True)}
                     delta.setdefault("tool_calls", []).append(call)
+
+    def _place(self, answer: int, index: int) -> int:
+        """The position of a call among those that the client sees, which are not the first ones if the server has run
+        some.
+        """
+        if not self._served.tools:
+            return index
+        before = sum(each == answer for each, _ in self._places)
+        return self._places.setdefault((answer, index), before)
 
     def _with_calls(self, found: JsonObject) -> JsonObject:
         """A message or delta, with its calls in the format that the client uses."""
@@ -203,18 +245,43 @@ class FunctionCallBuilder(ChatCompletionBuilder):
         return found
 
 
-def message(answer: WholeAnswer, custom_tools: Collection[str] = ()) -> JsonObject:
+def message(answer: WholeAnswer, custom_tools: Collection[str] = (), served: ServedTools = NO_TOOLS) -> JsonObject:
     """The assistant's message. `custom_tools` are the names of the tools that are called with a text: their calls are
-    left out if they are not complete, because a client could execute the beginning of a text.
+    left out if they are not complete, because a client could execute the beginning of a text. Calls of `served` tools
+    are not for the client.
     """
-    calls = [call for call in answer.tool_calls if call.is_complete or call.name not in custom_tools]
+    runs = [call for call in answer.tool_calls if served.of(call.id, call.name) is not None]
+    calls = [
+        call for call in answer.tool_calls if call not in runs and (call.is_complete or call.name not in custom_tools)
+    ]
     found: JsonObject = {"role": "assistant", "content": answer.content, "refusal": None}
     if answer.reasoning:
         found |= dict.fromkeys(REASONING, answer.reasoning)
+    if runs:
+        found[RUNS] = [_whole_run(call, answer, served) for call in runs]
     if calls:
         found["content"] = answer.content or None
         found["tool_calls"] = [_call(call, is_custom=call.name in custom_tools) for call in calls]
     return found
+
+
+def _run(id: str, tool: ServedTool, arguments: str = "") -> JsonObject:
+    """A call that the server runs, without its result."""
+    return {"id": id, "server": tool.server, "name": tool.info.name, "arguments": arguments}
+
+
+def _result(text: str, *, is_error: bool) -> JsonObject:
+    return {"status": "failed" if is_error else "completed", "output": text}
+
+
+def _whole_run(call: WholeToolCall, answer: WholeAnswer, served: ServedTools) -> JsonObject:
+    tool = served.of(call.id, call.name)
+    assert tool is not None
+    run = _run(call.id, tool, call.arguments)
+    result = next((result for result in answer.tool_results if result.call is call), None)
+    if result is None:
+        return {**run, "status": "incomplete"}
+    return {**run, **_result(result.text, is_error=result.is_error)}
 
 
 def _call(call: WholeToolCall, *, is_custom: bool) -> JsonObject:
@@ -251,13 +318,17 @@ async def choices_response(
     *,
     id_prefix: str,
     is_long: bool,
+    tools: ServedTools = NO_TOOLS,
 ) -> Response:
     """The response with all answers, in one object or as a stream. `is_long`: it may be large.
 
     Raises what `generate` does, naming the client's fields, and GenerationFailed.
     """
     with context.leniency.with_names(FieldNames(body.other_names)):
-        generation = await generate(services, body, context, is_streamed=bool(body.stream))
+        if tools.tools and isinstance(body, ChatCompletionRequest):
+            generation = await generate_with_tools(services, body, context, tools, is_streamed=bool(body.stream))
+        else:
+            generation = await generate(services, body, context, is_streamed=bool(body.stream))
     build = builder(
         context.answer_id(id_prefix),
         generation.model,

@@ -5,6 +5,7 @@ from functools import partial
 from fastapi.responses import Response
 
 from genai_server.apis.chat_completions.response import ChatCompletionBuilder, FunctionCallBuilder, choices_response
+from genai_server.apis.chat_completions.run_tools import RunTools, find_run_tools
 from genai_server.apis.chat_completions.schemas import CHATS, ChatCompletionRequest
 from genai_server.apis.shared.chat_history import convert_messages
 from genai_server.apis.shared.router import VersionedRouter
@@ -22,12 +23,14 @@ router = VersionedRouter(lenient_route(CHATS, convert=convert_messages), "openai
 @router.post("/v1/chat/completions", responses=STREAMS)
 @router.post("/api/v0/chat/completions", include_in_schema=False)  # LM Studio's name
 async def create_chat_completion(
-    body: ChatCompletionRequest, services: TheServices, context: TheRequestContext
+    body: ChatCompletionRequest, services: TheServices, context: TheRequestContext, run_tools: RunTools = None
 ) -> Response:
     """OpenAI's chat completion, complete or as a stream of chunks."""
+    body, tools = await find_run_tools(run_tools, body, services, context)
     kind = ChatCompletionBuilder if body.functions is None else FunctionCallBuilder
-    builder = partial(kind, custom_tools=body.custom_names)
-    return await choices_response(services, body, context, builder, id_prefix="chatcmpl-", is_long=bool(body.logprobs))
+    builder = partial(kind, custom_tools=body.custom_names, served=tools)
+    is_long = bool(body.logprobs) or bool(tools.tools)
+    return await choices_response(services, body, context, builder, id_prefix="chatcmpl-", is_long=is_long, tools=tools)
 
 
 @router.post("/v1/chat/completions/render", response_model=RenderedPrompt)

@@ -20,6 +20,7 @@ _KNOWN = {
     "messages[].content[]": (
         *_TEXTS,
         *("thinking", "redacted_thinking", "tool_use", "tool_result", "compaction"),
+        *("mcp_tool_use", "mcp_tool_result"),
         *_CHANGES,
     ),
     "messages[].content[].content[]": (*_TEXTS, "tool_reference"),

@@ -4,12 +4,12 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from genai_server.apis.messages.schemas import AnthropicMessage, AnthropicTool, TextBlock
+from genai_server.apis.messages.schemas import AnthropicMessage, AnthropicTool, McpServer, McpToolset, TextBlock
 from genai_server.http.leniency import LeftOut, history_of, objects_at, remove, remove_tools, replace_media
 
 # Tools that Anthropic's servers run, or that return images. The name is followed by a version.
 SERVER_TOOLS = re.compile(
-    r"(advisor|browser_toolset|code_execution|computer(_toolset)?|mcp_toolset|tool_search_tool_(bm25|regex)|web_fetch"
+    r"(advisor|browser_toolset|code_execution|computer(_toolset)?|tool_search_tool_(bm25|regex)|web_fetch"
     r"|web_search)(_\d{8})?",
     re.ASCII,
 )
@@ -119,7 +119,6 @@ LEFT_OUT = LeftOut(
         "fallback_credit_token",
         "fallbacks",
         "inference_geo",
-        "mcp_servers",
         "output_config.task_budget",
         "safeguards",
         "speed",
@@ -127,5 +126,10 @@ LEFT_OUT = LeftOut(
         "workspace_id",
     ),
     rules=(_leave_out_media, _leave_out_citations, _leave_out_tools, _leave_out_callers, _effort),
-    forms={"messages[]": AnthropicMessage, "system[]": TextBlock, "tools[]": AnthropicTool},
+    forms={
+        "messages[]": AnthropicMessage,
+        "system[]": TextBlock,
+        "tools[]": AnthropicTool | McpToolset,
+        "mcp_servers[]": McpServer,
+    },
 )

@@ -9,11 +9,14 @@ from genai_server.answer_parts import (
     ToolCallArguments,
     ToolCallEnd,
     ToolCallStart,
+    ToolResult,
     WholeAnswer,
     WholeText,
     WholeToolCall,
+    WholeToolResult,
 )
 from genai_server.generation.answers import Ending
+from genai_server.generation.tool_loop import NO_TOOLS, ServedTools
 from genai_server.http.json_response import JsonObject
 from genai_server.http.telemetry.usage import Usage
 from genai_server.messages.generation_request import FinishReason
@@ -25,7 +28,18 @@ _SIGNATURE = "unsigned"
 class MessageBuilder:
     """Builds the message of one request, or its stream events in the order `first`, `parts`, `last`."""
 
-    def __init__(self, id: str, model: str, max_tokens: int, *, shows_thinking: bool = True) -> None:
+    def __init__(
+        self,
+        id: str,
+        model: str,
+        max_tokens: int,
+        *,
+        shows_thinking: bool = True,
+        served: ServedTools = NO_TOOLS,
+    ) -> None:
+        # The tools that the server runs, and the ids of a stream's calls by their indexes.
+        self._served = served
+        self._ids: dict[int, str] = {}
         self._message = {"id": id, "type": "message", "role": "assistant", "model": model}
         self._max_tokens = max_tokens
         # Whether thinking blocks contain their text.
@@ -55,12 +69,16 @@ class MessageBuilder:
                     events += self._within({"type": "thinking", "thinking": "", "signature": ""})
                     if self._shows_thinking:
                         events.append(self._delta({"type": "thinking_delta", "thinking": text}))
-                case ToolCallStart(_, id, name):
-                    events += self._within({"type": "tool_use", "id": _tool_use_id(id), "name": name, "input": {}})
+                case ToolCallStart(index, id, name):
+                    self._ids[index] = id
+                    events += self._within(self._call(id, name, {}))
                 case ToolCallArguments(_, fragment):
                     events.append(self._delta({"type": "input_json_delta", "partial_json": fragment}))
                 case ToolCallEnd():
                     events += self._close()
+                case ToolResult(index, text, is_error):
+                    result = _result(self._ids[index], text, is_error=is_error)
+                    events += [*self._within(result), *self._close()]
         return events
 
     def last(self, ending: Ending, usage: Usage) -> list[JsonObject]:
@@ -68,9 +86,18 @@ class MessageBuilder:
         end = {"type": "message_delta", "delta": self._end(ending, usage), "usage": _usage(usage)}
         return [*self._close(), end, {"type": "message_stop"}]
 
-    def _block(self, block: WholeText | WholeToolCall) -> JsonObject:
+    def _call(self, id: str, name: str, given: JsonObject) -> JsonObject:
+        tool = self._served.of(id, name)
+        if tool is None:
+            return {"type": "tool_use", "id": _tool_use_id(id), "name": name, "input": given}
+        called = {"name": tool.info.name, "server_name": tool.server, "input": given}
+        return {"type": "mcp_tool_use", "id": _served_id(id), **called}
+
+    def _block(self, block: WholeText | WholeToolCall | WholeToolResult) -> JsonObject:
         if isinstance(block, WholeToolCall):
-            return {"type": "tool_use", "id": _tool_use_id(block.id), "name": block.name, "input": block.given}
+            return self._call(block.id, block.name, block.given)
+        if isinstance(block, WholeToolResult):
+            return _result(block.call.id, block.text, is_error=block.is_error)
         if block.is_reasoning:
             thinking = block.text if self._shows_thinking else ""
             return {"type": "thinking", "thinking": thinking, "signature": _SIGNATURE}
@@ -115,6 +142,16 @@ class MessageBuilder:
 def _tool_use_id(id: str) -> str:
     """A call's id in Anthropic's format, unless the model's template requires another one, as Mistral's does."""
     return f"toolu_{id.removeprefix('call_')}" if id.startswith("call_") else id
+
+
+def _served_id(id: str) -> str:
+    """The id of a call that the server has run, in Anthropic's format, unless the model's template requires another."""
+    return f"mcptoolu_{id.removeprefix('call_')}" if id.startswith("call_") else id
+
+
+def _result(id: str, text: str, *, is_error: bool) -> JsonObject:
+    content = [{"type": "text", "text": text}]
+    return {"type": "mcp_tool_result", "tool_use_id": _served_id(id), "is_error": is_error, "content": content}
 
 
 def _usage(usage: Usage) -> JsonObject:

@@ -7,6 +7,7 @@ from fastapi.responses import JSONResponse, Response
 
 from genai_server.apis.messages.history import convert
 from genai_server.apis.messages.leniency import LEFT_OUT
+from genai_server.apis.messages.mcp_servers import find_server_tools
 from genai_server.apis.messages.response import MessageBuilder
 from genai_server.apis.messages.schemas import AnthropicErrorResponse, CountTokensRequest, MessagesRequest
 from genai_server.apis.messages.translate import Translation
@@ -15,6 +16,7 @@ from genai_server.generation.answers import Generation
 from genai_server.generation.dependencies import TheRequestContext, TheServices
 from genai_server.generation.generate import generate
 from genai_server.generation.prompts import encode_chat
+from genai_server.generation.tool_loop import generate_with_tools
 from genai_server.http.body_route import lenient_route
 from genai_server.http.json_response import JsonObject
 from genai_server.http.sse import STREAMS, EventStream
@@ -26,16 +28,23 @@ router = VersionedRouter(lenient_route(LEFT_OUT, convert=convert, caps=True), "a
 @router.post("/v1/messages", responses=STREAMS)
 async def create_message(body: MessagesRequest, services: TheServices, context: TheRequestContext) -> Response:
     """Anthropic's message, complete or as a stream of events."""
-    translation = await asyncio.to_thread(Translation, body)
+    served = await find_server_tools(body, services, context)
+    translation = await asyncio.to_thread(Translation, body, served)
     body.messages.clear()  # the translation has them, and drops the data of their images
     translation.report(context.leniency)
     with context.leniency.with_names(translation.names):
-        generation = await generate(services, translation.chat, context, is_streamed=bool(body.stream))
+        if translation.tools.tools:
+            generation = await generate_with_tools(
+                services, translation.chat, context, translation.tools, is_streamed=bool(body.stream)
+            )
+        else:
+            generation = await generate(services, translation.chat, context, is_streamed=bool(body.stream))
     build = MessageBuilder(
         context.answer_id("msg_"),
         generation.model,
         body.max_tokens,
         shows_thinking=body.thinking is None or body.thinking.display != "omitted",
+        served=translation.tools,
     )
     if body.stream:
         return EventStream(generation, _events(generation, build), named=True)
@@ -48,7 +57,8 @@ async def create_message(body: MessagesRequest, services: TheServices, context: 
 async def count_tokens(body: CountTokensRequest, services: TheServices, context: TheRequestContext) -> dict[str, int]:
     """Count the tokens of a prompt. Needs no engine."""
     codec = (await services.served(body.model, Task.GENERATE)).codec
-    translation = await asyncio.to_thread(Translation, body)
+    served = await find_server_tools(body, services, context)
+    translation = await asyncio.to_thread(Translation, body, served)
     translation.report(context.leniency)
     with context.leniency.with_names(translation.names):
         prompt = await context.run_in_time(encode_chat(services, translation.chat, codec, context))

@@ -14,6 +14,7 @@ from genai_server.generation.parameters.base import (
     check_with_type,
     elements,
     field_error,
+    members,
     missing_error,
 )
 from genai_server.generation.parameters.chat_messages import MAX_MESSAGES, MAX_PARTS, MAX_TOOLS, FunctionName
@@ -22,7 +23,10 @@ from genai_server.quoted_values import quoted
 
 _BLOCKS_OF_ROLE = {
     "user": ("text", "image", "document", "tool_result", "compaction"),
-    "assistant": ("text", "image", "document", "thinking", "redacted_thinking", "tool_use", "compaction"),
+    "assistant": (
+        *("text", "image", "document", "thinking", "redacted_thinking", "tool_use", "compaction"),
+        *("mcp_tool_use", "mcp_tool_result"),
+    ),
     "system": ("text", "image", "document", "tool_addition", "tool_removal"),
 }
 
@@ -164,6 +168,32 @@ class ToolResultBlock(_Cacheable):
     toolset_name: Any = Field(None, description="No effect: the call has the tool's name.")
 
 
+class McpToolUseBlock(_Cacheable):
+    """A call of a tool server's tool, which the server has run."""
+
+    type: Literal["mcp_tool_use"]
+    id: NonEmptyText
+    name: NonEmptyText
+    server_name: NonEmptyText
+    input: WritableObject
+
+
+class McpToolResultBlock(_Cacheable):
+    """The result of such a call."""
+
+    type: Literal["mcp_tool_result"]
+    tool_use_id: NonEmptyText
+    content: Text | TextBlocks | None = None
+    is_error: bool | None = None
+
+    @property
+    def text(self) -> str:
+        """What the model reads."""
+        content = self.content or ""
+        text = content if isinstance(content, str) else "\n".join(block.text for block in content)
+        return f"Error: {text}" if self.is_error else text
+
+
 class AnthropicTool(_Cacheable):
     """A tool the model may call. The client runs it. `input_schema` is a JSON schema."""
 
@@ -248,7 +278,9 @@ Block = Annotated[
     | ToolResultBlock
     | CompactionBlock
     | ToolAdditionBlock
-    | ToolRemovalBlock,
+    | ToolRemovalBlock
+    | McpToolUseBlock
+    | McpToolResultBlock,
     ByType("block"),
 ]
 
@@ -340,6 +372,48 @@ class OutputConfig(Wire):
     format: OutputFormat | None = None
 
 
+class McpToolConfiguration(Wire):
+    """Which tools of a tool server the model may call, in the older form."""
+
+    enabled: bool | None = None
+    allowed_tools: Annotated[list[NonEmptyText], elements(MAX_TOOLS)] | None = None
+
+
+class McpServer(Wire):
+    """A tool server of this server's configuration, whose tools this server runs."""
+
+    type: Literal["url"]
+    name: NonEmptyText = Field(description="The name of the tool server in this server's configuration.")
+    url: Text | None = Field(None, description="No effect: the configuration has the address.")
+    authorization_token: Text | None = Field(None, description="No effect: the configuration has what it needs.")
+    tool_configuration: McpToolConfiguration | None = None
+
+
+class McpToolConfig(Wire):
+    """Whether the model may call a tool."""
+
+    enabled: bool | None = None
+    defer_loading: bool | None = Field(None, description="No effect: all tools are shown to the model.")
+
+
+class McpToolset(_Cacheable):
+    """Which tools of a tool server the model may call."""
+
+    type: Literal["mcp_toolset"]
+    mcp_server_name: NonEmptyText
+    default_config: McpToolConfig | None = None
+    configs: Annotated[dict[str, McpToolConfig], members(MAX_TOOLS)] | None = None
+    tools: Any = Field(None, description="No effect: the tool server lists its tools.")
+
+    def allows(self, tool: str) -> bool:
+        """Whether the model may call a tool of the server."""
+        own = (self.configs or {}).get(tool)
+        for config in (own, self.default_config):
+            if config is not None and config.enabled is not None:
+                return config.enabled
+        return True
+
+
 class CountTokensRequest(Wire):
     """Body of /v1/messages/count_tokens: the fields that make up the prompt."""
 
@@ -352,6 +426,22 @@ class CountTokensRequest(Wire):
     output_config: OutputConfig | None = None
     output_format: OutputFormat | None = Field(None, description="Anthropic's older name for output_config.format.")
     cache_control: Any = Field(None, description="No effect: cached prefixes are reused automatically.")
+    mcp_servers: Annotated[list[McpServer], elements(MAX_TOOLS)] | None = None
+    mcp_toolsets: Annotated[list[McpToolset], elements(MAX_TOOLS)] | None = Field(
+        None, description="The tools of type mcp_toolset, which Anthropic's API has in tools."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _toolsets_apart(cls, given: Any) -> Any:
+        """Move toolsets from `tools`, where Anthropic's API has them, to a field of their own."""
+        tools = given.get("tools") if isinstance(given, dict) else None
+        if not isinstance(tools, list):
+            return given
+        sets = [tool for tool in tools if isinstance(tool, dict) and tool.get("type") == "mcp_toolset"]
+        if not sets:
+            return given
+        return {**given, "tools": [tool for tool in tools if tool not in sets], "mcp_toolsets": sets}
 
     @model_validator(mode="after")
     def _belong_together(self) -> Self:
@@ -359,10 +449,11 @@ class CountTokensRequest(Wire):
         if twice := [name for name, times in Counter(names).items() if times > 1]:
             raise field_error("tools", f"must have unique names; given {quoted(twice[0])} twice")
         choice = self.tool_choice
-        if choice is not None and choice.type in ("any", "tool") and not names:
+        if choice is not None and choice.type in ("any", "tool") and not names and not self.mcp_servers:
             raise field_error("tool_choice", f"of type {choice.type} is only allowed with tools")
-        if choice is not None and choice.name is not None and choice.name not in names:
-            raise field_error("tool_choice.name", f"must be the name of one of tools; given {quoted(choice.name)}")
+        name = None if choice is None else choice.name
+        if name is not None and name not in names and not self.mcp_servers:
+            raise field_error("tool_choice.name", f"must be the name of one of tools; given {quoted(name)}")
         config = self.output_config
         if self.thinking is not None and self.thinking.is_off and config is not None and config.effort is not None:
             raise field_error("output_config.effort", f"is not allowed with thinking of type {self.thinking.type}")

@@ -42,7 +42,7 @@ class OfferedTools:
         self._callable = dict.fromkeys(name for name in self._declared if name not in deferred)
         for message in body.messages:
             self._apply(message.blocks)
-        if body.tool_choice is not None and body.tool_choice.name is not None:
+        if body.tool_choice is not None and body.tool_choice.name in self._known:
             self._callable[body.tool_choice.name] = None
 
     @property

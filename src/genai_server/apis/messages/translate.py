@@ -9,6 +9,7 @@ from genai_server.apis.shared.image_places import image_names
 from genai_server.errors import InvalidField, ThreadUnsupported
 from genai_server.generation.parameters.chat_messages import MAX_MESSAGES, MAX_TOOLS, ChatParameters, Tool
 from genai_server.generation.parameters.sampling_parameters import SamplingFields
+from genai_server.generation.tool_loop import ServedTool, ServedTools
 from genai_server.http.dialect import FieldNames
 from genai_server.http.json_response import JsonObject
 from genai_server.http.leniency import Leniency
@@ -21,18 +22,24 @@ _EFFORT, _BUDGET = "reasoning_effort", "thinking_token_budget"
 
 
 class Translation:
-    """Translates a body to the chat parameters `chat`.
+    """Translates a body to the chat parameters `chat`. `served` has the tools of its tool servers, by their names.
 
     Raises ThreadUnsupported, and InvalidField for errors that concern the entire conversation.
     """
 
-    def __init__(self, body: CountTokensRequest) -> None:
+    def __init__(self, body: CountTokensRequest, served: Mapping[str, Sequence[ServedTool]] | None = None) -> None:
         if isinstance(body, MessagesRequest) and body.thread is not None:
             raise ThreadUnsupported(
                 "thread is not supported: this server does not store Anthropic conversations", param="thread"
             )
         tools = OfferedTools(body)
-        turns = Turns(body, tools)
+        functions = tools.callable
+        own = {function["name"] for function in functions}
+        ours = [tool for each in (served or {}).values() for tool in each if tool.name not in own]
+        more = [tool.function for tool in ours]
+        # The tools that the server runs. Functions of the body with the name of one replace it.
+        self.tools = ServedTools({tool.name: tool for tool in ours})
+        turns = Turns(body, tools, served or {})
         places = [place for place, _ in turns.messages]
         if len(places) > MAX_MESSAGES:
             raise InvalidField(
@@ -44,14 +51,14 @@ class Translation:
             {
                 "model": body.model,
                 "messages": [message for _, message in turns.messages],
-                **_tools(body, tools),
+                **_tools(body, [*functions, *more]),
                 **_output(body),
                 **(_generation(body) if isinstance(body, MessagesRequest) else {}),
                 "chat_template_kwargs": {_CONTINUE: True} if _is_continued(body) else None,
             }
         )
-        if tools.listed != tools.callable:
-            self.chat.list_tools([Tool.model_validate(tool) for tool in _as_tools(tools.listed)])
+        if tools.listed != functions:
+            self.chat.list_tools([Tool.model_validate(tool) for tool in _as_tools([*tools.listed, *more])])
         # The body's names for fields of the chat.
         self.names = _names(body, places, image_names(self.chat.messages, image_places(body)))
         self._converted = turns.converted
@@ -91,11 +98,11 @@ def _generation(body: MessagesRequest) -> JsonObject:
 def _is_continued(body: CountTokensRequest) -> bool:
     """Whether the answer continues the last message. Calls are complete: what follows them is another turn."""
     last = body.messages[-1]
-    return last.role == "assistant" and all(block.type != "tool_use" for block in last.blocks)
+    calls = ("tool_use", "mcp_tool_use", "mcp_tool_result")
+    return last.role == "assistant" and all(block.type not in calls for block in last.blocks)
 
 
-def _tools(body: CountTokensRequest, tools: OfferedTools) -> JsonObject:
-    functions = tools.callable
+def _tools(body: CountTokensRequest, functions: list[JsonObject]) -> JsonObject:
     if len(functions) > MAX_TOOLS:
         raise InvalidField("messages", f"may define tools until there are {MAX_TOOLS}", given=len(functions))
     found: JsonObject = {"tools": _as_tools(functions) or None}
@@ -105,6 +112,8 @@ def _tools(body: CountTokensRequest, tools: OfferedTools) -> JsonObject:
     if choice.disable_parallel_tool_use:
         found[_PARALLEL] = False
     if choice.name is not None:
+        if all(choice.name != function["name"] for function in functions):
+            raise InvalidField("tool_choice.name", "must be the name of one of tools", given=choice.name)
         return {**found, "tool_choice": {"type": "function", "function": {"name": choice.name}}}
     if choice.type == "any" and not functions:
         raise InvalidField("tool_choice", "of type any is only allowed with a tool that is loaded and not removed")

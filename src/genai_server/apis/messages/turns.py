@@ -1,8 +1,8 @@
 """Anthropic's turns and blocks as OpenAI's messages."""
 
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 from genai_server.apis.messages.schemas import (
@@ -14,6 +14,8 @@ from genai_server.apis.messages.schemas import (
     CountTokensRequest,
     DocumentBlock,
     ImageBlock,
+    McpToolResultBlock,
+    McpToolUseBlock,
     RedactedThinkingBlock,
     TextBlock,
     ThinkingBlock,
@@ -28,6 +30,7 @@ from genai_server.apis.messages.schemas import (
 from genai_server.apis.messages.tools import OfferedTools
 from genai_server.apis.shared.foreign_tools import note
 from genai_server.apis.shared.image_places import ImagePlace
+from genai_server.generation.tool_loop import function_name
 from genai_server.http.json_response import JsonObject
 
 # What a tool's result may consist of, too.
@@ -54,8 +57,10 @@ class Turns:
     each tool result becomes a message.
     """
 
-    def __init__(self, body: CountTokensRequest, tools: OfferedTools) -> None:
+    def __init__(self, body: CountTokensRequest, tools: OfferedTools, served: Collection[str] = ()) -> None:
         self._tools = tools
+        # The names of the tool servers whose earlier calls are calls of functions. Those of others are texts.
+        self._served = served
         # Names of tools, keyed by the ids of their calls.
         self._called: dict[str, str] = {}
         # Locations of what the messages have in another form, each with the form, and of what they do not have.
@@ -72,7 +77,11 @@ class Turns:
                 for index, block in enumerate(message.blocks)
             ]
             if role == "assistant":
-                yield messages[0][0], self._assistant(blocks)
+                for part in _between_results(self._with_notes(blocks)):
+                    if part and isinstance(result := part[0].block, McpToolResultBlock):
+                        yield part[0].place, self._served_result(result)
+                    else:
+                        yield messages[0][0], self._assistant(part)
                 continue
             for is_result, run in groupby(blocks, key=self._answers_a_call):
                 found = list(run)
@@ -91,18 +100,43 @@ class Turns:
         self.left_out += [
             f"{one.place} (redacted_thinking)" for one in blocks if isinstance(one.block, RedactedThinkingBlock)
         ]
-        if calls := [one.block for one in blocks if isinstance(one.block, ToolUseBlock)]:
-            self._called |= {call.id: call.name for call in calls}
+        calls = [one.block for one in blocks if isinstance(one.block, ToolUseBlock | McpToolUseBlock)]
+        if calls:
+            self._called |= {call.id: _function_name(call) for call in calls}
             message["content"] = message["content"] or None
             message["tool_calls"] = [
                 {
                     "id": call.id,
                     "type": "function",
-                    "function": {"name": call.name, "arguments": json.dumps(call.input, ensure_ascii=False)},
+                    "function": {"name": _function_name(call), "arguments": json.dumps(call.input, ensure_ascii=False)},
                 }
                 for call in calls
             ]
         return message
+
+    def _with_notes(self, blocks: Sequence[_Located]) -> list[_Located]:
+        """The blocks of an assistant's turn, with texts in the place of calls of servers that are not served, and of
+        their results.
+        """
+        found: list[_Located] = []
+        known: set[str] = set()
+        for one in blocks:
+            block = one.block
+            if isinstance(block, McpToolUseBlock) and block.server_name in self._served:
+                known.add(block.id)
+            elif isinstance(block, McpToolUseBlock) or (
+                isinstance(block, McpToolResultBlock) and block.tool_use_id not in known
+            ):
+                self.converted.append(f"{one.place} ({block.type} as text)")
+                text = note(block.model_dump(exclude={"cache_control"}, exclude_none=True))
+                one = replace(one, block=_text(text))
+            found.append(one)
+        return found
+
+    def _served_result(self, block: McpToolResultBlock) -> JsonObject:
+        """The message of the result of a call that the server has run."""
+        id = block.tool_use_id
+        return {"role": "tool", "tool_call_id": id, "name": self._called[id], "content": block.text}
 
     def _result(self, located: _Located) -> JsonObject:
         """The message of a tool's result."""
@@ -179,6 +213,26 @@ class Turns:
                 self.converted.append(f"{place} (tool_removal as text)")
                 return [_text(note({"type": "tool_removal", "name": removed.name}))]
         return []
+
+
+def _between_results(blocks: Sequence[_Located]) -> Iterator[list[_Located]]:
+    """The blocks of an assistant's turn in parts that each become a message: a result, or what is between results."""
+    part: list[_Located] = []
+    for one in blocks:
+        if isinstance(one.block, McpToolResultBlock):
+            if part:
+                yield part
+            yield [one]
+            part = []
+        else:
+            part.append(one)
+    if part or not blocks:
+        yield part
+
+
+def _function_name(call: ToolUseBlock | McpToolUseBlock) -> str:
+    """The name of a called function in prompts."""
+    return function_name(call.server_name, call.name) if isinstance(call, McpToolUseBlock) else call.name
 
 
 def _shown_messages(body: CountTokensRequest) -> Iterator[tuple[str, AnthropicMessage]]:

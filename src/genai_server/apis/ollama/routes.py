@@ -103,4 +103,4 @@ async def _lines(generation: Generation, build: AnswerBuilder, context: RequestC
 
 def _ending(generation: Generation, context: RequestContext) -> JsonObject:
     (answer,) = generation.answers
-    return ending(answer.reason, answer.usage, context.record.arrival.elapsed, answer.timings().breakdown)
+    return ending(answer.ending.reason, answer.usage, context.record.arrival.elapsed, answer.timings().breakdown)

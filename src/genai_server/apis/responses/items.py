@@ -64,6 +64,8 @@ _PREFIXES = {
     "additional_tools": "at",
     "compaction": "cmp",
 }
+# The same of items about calls that this server runs.
+_SERVED_PREFIXES = {"mcp_call": "mcp", "mcp_list_tools": "mcpl", "mcp_approval_request": "mcpr"}
 _OTHER_PREFIX = "item"
 # Precedes the summary of a compacted conversation.
 _COMPACTED = "Summary of the conversation up to here:"
@@ -79,7 +81,8 @@ def new_id(prefix: str) -> str:
 def new_item(type: str, id: str | None = None, **fields: Any) -> JsonObject:
     """An item of this type, with a new id if none is given. Fields that are None are left out."""
     given = {name: value for name, value in fields.items() if value is not None}
-    return {"id": id or new_id(_PREFIXES.get(type, _OTHER_PREFIX)), "type": type, **given}
+    prefix = _PREFIXES.get(type) or _SERVED_PREFIXES.get(type, _OTHER_PREFIX)
+    return {"id": id or new_id(prefix), "type": type, **given}
 
 
 def message(role: str, content: list[JsonObject], id: str | None = None, status: Status = "completed") -> JsonObject:

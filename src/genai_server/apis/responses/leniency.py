@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 from genai_server.apis.responses.item_schemas import InputItem
 from genai_server.apis.responses.items import is_readable
-from genai_server.apis.responses.tool_schemas import ItemTool
+from genai_server.apis.responses.tool_schemas import ItemTool, McpTool
 from genai_server.apis.shared.chat_history import convert_parts
 from genai_server.http.json_response import JsonObject
 from genai_server.http.leniency import (
@@ -18,6 +18,7 @@ from genai_server.http.leniency import (
     objects_at,
     remove,
     remove_tools,
+    remove_unknown_keys,
     replace_media,
 )
 
@@ -30,7 +31,6 @@ SERVER_TOOLS = (
     "computer_use_preview",
     "file_search",
     "image_generation",
-    "mcp",
     "programmatic_tool_calling",
     "web_search",
     "web_search_2025_08_26",
@@ -70,6 +70,9 @@ def _leave_out_tools(body: Any) -> list[str]:
     ):
         found = remove(body, *_DEFERRED)
     found += remove_tools(body, SERVER_TOOLS.__contains__, but=_is_run_by_client)
+    for place, tool in objects_at(body, "tools[]"):
+        if tool.get("type") == "mcp":
+            found += [f"{place}.{key}" for key in remove_unknown_keys(tool, "", McpTool)]
     if any(tool.get("type") == "namespace" for _, tool in objects_at(body, "tools[]")):
         body["tools"] = [one for tool in body["tools"] for one in _flattened(tool)]
     return found

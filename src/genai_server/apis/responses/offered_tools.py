@@ -16,6 +16,7 @@ from genai_server.apis.responses.tool_schemas import (
     CustomTool,
     FunctionTool,
     ItemTool,
+    McpTool,
     NamespacedTool,
     ResponseTool,
     flattened,
@@ -64,6 +65,7 @@ class OfferedTools:
             form = tool.format
             grammar = (None, None) if form is None else (form.syntax, form.definition)
             return custom_tools.function_of(tool.full_name, tool.full_description, *grammar)
+        assert not isinstance(tool, McpTool), "its functions are in its place"
         return CLIENT_TOOLS[tool.type].function(tool, self._deferred)
 
     def introduce(self, item: JsonObject) -> str:

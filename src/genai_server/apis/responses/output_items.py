@@ -152,6 +152,114 @@ class ClientToolCall(OutputItem):
             yield from super().closing()
 
 
+class McpCall(OutputItem):
+    """A call that the server runs. Its arguments arrive in pieces, then its result in one."""
+
+    type = "mcp_call"
+
+    def __init__(self, server: str, name: str, approval_request_id: str | None) -> None:
+        super().__init__()
+        self._server = server
+        self._name = name
+        self._approval_request_id = approval_request_id
+        # The result, and whether it is an error; None before.
+        self._result: tuple[str, bool] | None = None
+
+    def to_json(self) -> JsonObject:
+        output = error = None
+        status: str = self.status
+        if self._result is not None:
+            text, is_error = self._result
+            if is_error:
+                status, error = "failed", tool_error(text)
+            else:
+                output = text
+        return {
+            "id": self.id,
+            "type": self.type,
+            "status": status,
+            "approval_request_id": self._approval_request_id,
+            "arguments": self.text,
+            "error": error,
+            "name": self._name,
+            "output": output,
+            "server_label": self._server,
+        }
+
+    def opening(self) -> Iterator[NamedEvent]:
+        yield from super().opening()
+        yield "mcp_call.in_progress", {}
+
+    def more(self, text: str, tokens: Sequence[ScoredToken]) -> Iterator[NamedEvent]:
+        self._texts.append(text)
+        yield "mcp_call_arguments.delta", {"delta": text}
+
+    def called(self) -> Iterator[NamedEvent]:
+        """The event of a call that is complete, whose result follows."""
+        yield "mcp_call_arguments.done", {"arguments": self.text}
+
+    def end(self, text: str, *, is_error: bool) -> Iterator[NamedEvent]:
+        """Add the result; yields the last events."""
+        self._result, self.status = (text, is_error), "completed"
+        yield "mcp_call.failed" if is_error else "mcp_call.completed", {}
+        yield from self.closing()
+
+
+def tool_error(text: str) -> JsonObject:
+    """The error of a call whose tool failed with this text."""
+    return {"type": "mcp_tool_execution_error", "content": [{"type": "text", "text": text}]}
+
+
+class McpApprovalRequest(OutputItem):
+    """A call that the client has to approve. It is shown when complete: a part of one cannot be approved."""
+
+    type = "mcp_approval_request"
+    is_announced = False
+
+    def __init__(self, server: str, name: str) -> None:
+        super().__init__()
+        self._server = server
+        self._name = name
+
+    @property
+    def is_shown(self) -> bool:
+        return self.status == "completed"
+
+    def to_json(self) -> JsonObject:
+        return items.new_item(self.type, self.id, arguments=self.text, name=self._name, server_label=self._server)
+
+    def opening(self) -> Iterator[NamedEvent]:
+        yield from ()
+
+    def closing(self) -> Iterator[NamedEvent]:
+        if self.is_shown:
+            yield from super().opening()
+            yield from super().closing()
+
+
+class McpToolList(OutputItem):
+    """The tools of a tool server, which is complete from its beginning on."""
+
+    type = "mcp_list_tools"
+
+    def __init__(self, server: str, tools: Sequence[JsonObject]) -> None:
+        super().__init__()
+        self._server = server
+        self._tools = tools
+
+    def to_json(self) -> JsonObject:
+        tools = [] if self.status == "in_progress" else [*self._tools]
+        return items.new_item(self.type, self.id, server_label=self._server, tools=tools)
+
+    def opening(self) -> Iterator[NamedEvent]:
+        yield from super().opening()
+        yield "mcp_list_tools.in_progress", {}
+
+    def closing(self) -> Iterator[NamedEvent]:
+        yield "mcp_list_tools.completed", {}
+        yield from super().closing()
+
+
 class TextItem(OutputItem):
     """An item with one content part. `kind` is the part's type and the prefix of its events' names."""
 

@@ -6,7 +6,15 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from genai_server.answer_parts import Content, Part, ScoredToken, ToolCallArguments, ToolCallEnd, ToolCallStart
+from genai_server.answer_parts import (
+    Content,
+    Part,
+    ScoredToken,
+    ToolCallArguments,
+    ToolCallEnd,
+    ToolCallStart,
+    ToolResult,
+)
 from genai_server.answer_parts import Reasoning as Thought
 from genai_server.apis.chat_completions.response import openai_reason
 from genai_server.apis.responses.client_tools import CLIENT_TOOLS
@@ -15,12 +23,15 @@ from genai_server.apis.responses.output_items import (
     ClientToolCall,
     CustomCall,
     FunctionCall,
+    McpApprovalRequest,
+    McpCall,
+    McpToolList,
     Message,
     NamedEvent,
     OutputItem,
     Reasoning,
 )
-from genai_server.apis.responses.tool_schemas import CustomTool, FunctionTool, ResponseTool, TypedTool
+from genai_server.apis.responses.tool_schemas import CustomTool, FunctionTool, McpFunction, ResponseTool, TypedTool
 from genai_server.errors import GenaiServerError
 from genai_server.generation.answers import Ending
 from genai_server.http.json_response import JsonObject
@@ -45,9 +56,21 @@ class ResponseBuilder:
     """
 
     def __init__(
-        self, begun: JsonObject, *, is_encrypted: bool = False, tools: Mapping[str, ResponseTool] = MappingProxyType({})
+        self,
+        begun: JsonObject,
+        *,
+        is_encrypted: bool = False,
+        tools: Mapping[str, ResponseTool] = MappingProxyType({}),
+        listed: Sequence[McpToolList] = (),
+        approved: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self._begun = begun
+        # The tools of tool servers that the response begins with.
+        self._listed = listed
+        # The approval requests of the calls that the client has approved, keyed by the calls' ids.
+        self._approved = approved
+        # Calls that the server runs, keyed by their indexes, until they have their results.
+        self._called: dict[int, McpCall] = {}
         # See translate.tools_by_name.
         self._tools = tools
         # Whether reasoning items include `encrypted_content`.
@@ -75,7 +98,10 @@ class ResponseBuilder:
 
     def begin(self) -> list[JsonObject]:
         """The first events."""
-        return [self._state("created"), self._state(self._begun["status"])]
+        events = [self._state("created"), self._state(self._begun["status"])]
+        for each in self._listed:
+            events += [*self._open(each), *self._close("completed")]
+        return events
 
     def start(self) -> list[JsonObject]:
         """The event that a queued response is in progress; empty if it was not queued."""
@@ -98,37 +124,57 @@ class ResponseBuilder:
                     if not isinstance(self._last_item, Message):
                         events += self._open(Message())
                     events += self._more(text, self._tokens_of(text))
-                case ToolCallStart(_, call_id, name):
-                    events += self._open(self._call(call_id, name))
-                case ToolCallArguments(_, fragment):
-                    events += self._more(fragment)
-                case ToolCallEnd(_, is_complete):
-                    events += self._close("completed" if is_complete else "incomplete")
+                case _:
+                    events += self._add_call(part)
         if parts:
             self._tokens = []
         return events
+
+    def _add_call(self, part: ToolCallStart | ToolCallArguments | ToolCallEnd | ToolResult) -> list[JsonObject]:
+        """Add a part of a call."""
+        match part:
+            case ToolCallStart(index, call_id, name):
+                item = self._call(call_id, name)
+                if isinstance(item, McpCall):
+                    self._called[index] = item
+                return self._open(item)
+            case ToolCallArguments(_, fragment):
+                return self._more(fragment)
+            case ToolCallEnd(index, True) if index in self._called:
+                self._open_item = None
+                return self._events(self._called[index].called())
+            case ToolCallEnd(index, is_complete):
+                self._called.pop(index, None)
+                return self._close("completed" if is_complete else "incomplete")
+        called = self._called.pop(part.index)
+        return self._events(called.end(part.text, is_error=part.is_error), called)
 
     def finish(self, ending: Ending, usage: Usage, at: int, **more: Any) -> list[JsonObject]:
         """End the response with a complete or truncated answer at Unix time `at`; returns the last events.
 
         `more` are additional fields of this server.
         """
+        left = self._close_called()
         if ending.is_cut:
             true_reason = {key: value for key, value in openai_reason(ending).items() if key != "finish_reason"}
             details = {"reason": "max_output_tokens", **true_reason}
-            return [*self._close("incomplete"), self._end("incomplete", usage, incomplete_details=details, **more)]
+            left += self._close("incomplete")
+            return [*left, self._end("incomplete", usage, incomplete_details=details, **more)]
         # Clients expect a message after reasoning, even if it is empty.
-        events = self._open(Message()) if isinstance(self._last_item, Reasoning | None) else []
-        return [*events, *self._close("completed"), self._end("completed", usage, completed_at=at, **more)]
+        events = self._open(Message()) if isinstance(self._last_item, Reasoning | McpToolList | None) else []
+        return [*left, *events, *self._close("completed"), self._end("completed", usage, completed_at=at, **more)]
 
     def cancel(self, usage: Usage) -> list[JsonObject]:
         """Cancel the response; returns the last events. OpenAI has no event for cancellation."""
-        return [*self._close("incomplete"), self._end("incomplete", usage, status="cancelled")]
+        left = self._close_called()
+        return [*left, *self._close("incomplete"), self._end("incomplete", usage, status="cancelled")]
 
     def fail(self, error: GenaiServerError, usage: Usage) -> JsonObject:
         """End the response with an error; returns the last event, or the existing one if it has already ended."""
         if self.is_ended:
             return self._state(self._last_event)
+        for called in self._called.values():
+            called.status = "incomplete"
         if self._open_item is not None:
             self._open_item.status = "incomplete"
         return self._end("failed", usage, error=error_of(error))
@@ -144,6 +190,10 @@ class ResponseBuilder:
 
     def _call(self, call_id: str, name: str) -> OutputItem:
         match self._tools.get(name):
+            case McpFunction(namespace=str(server)) as tool if tool.needs_approval and call_id not in self._approved:
+                return McpApprovalRequest(server, tool.name)
+            case McpFunction(namespace=str(server)) as tool:
+                return McpCall(server, tool.name, self._approved.get(call_id))
             case FunctionTool() as tool:
                 return FunctionCall(call_id, tool.name, tool.namespace)
             case CustomTool() as tool:
@@ -176,9 +226,20 @@ class ResponseBuilder:
         self._last_event = event
         return self._state(event)
 
-    def _events(self, named: Iterable[NamedEvent]) -> list[JsonObject]:
-        """Complete events about the last item."""
-        item, place = self._items[-1], {"output_index": len(self._items) - 1}
+    def _close_called(self) -> list[JsonObject]:
+        """The events that close the calls which get no result any more."""
+        events: list[JsonObject] = []
+        for called in self._called.values():
+            called.status = "incomplete"
+            if called is not self._open_item:
+                events += self._events(called.closing(), called)
+        self._called.clear()
+        return events
+
+    def _events(self, named: Iterable[NamedEvent], item: OutputItem | None = None) -> list[JsonObject]:
+        """Complete events about an item, by default the last one."""
+        place = {"output_index": len(self._items) - 1 if item is None else self._items.index(item)}
+        item = self._items[-1] if item is None else item
         return [
             self._event(name, {**place, **({} if "item" in fields else {"item_id": item.id}), **fields})
             for name, fields in named

@@ -21,6 +21,7 @@ from genai_server.apis.responses.schemas import (
     ResponsesRequest,
     RetrieveParameters,
 )
+from genai_server.apis.responses.served_tools import find_mcp_tools, with_calls
 from genai_server.apis.responses.store import RUNNING, KeptResponse
 from genai_server.apis.responses.store_access import CallerStore, TheStore, not_stored, page_response
 from genai_server.apis.responses.translate import (
@@ -40,6 +41,7 @@ from genai_server.generation.dependencies import RequestContext, Services, TheRe
 from genai_server.generation.generate import generate
 from genai_server.generation.parameters.chat_messages import ChatParameters
 from genai_server.generation.prompts import encode_chat
+from genai_server.generation.tool_loop import generate_with_tools
 from genai_server.http.body_route import lenient_route
 from genai_server.http.json_response import JsonObject, built_response, json_response
 from genai_server.http.sse import STREAMS, EventStream
@@ -88,8 +90,9 @@ async def count_input_tokens(
     """Count the tokens of a response's prompt. Needs no engine and stores nothing."""
     codec = (await services.served(body.model, Task.GENERATE)).codec
     earlier, given = await _items(body, stored)
-    conversation = [*earlier, *given]
-    chat = await asyncio.to_thread(to_chat, body, conversation)
+    mcp = await find_mcp_tools(body, services, context)
+    conversation = with_calls([*earlier, *given], mcp.labels).items
+    chat = await asyncio.to_thread(to_chat, mcp.instead(body), conversation)
     name_conversions(context.leniency, conversation, given, _field_of_earlier(body))
     with context.leniency.with_names(field_names(chat, conversation, given, _field_of_earlier(body))):
         prompt = await context.run_in_time(encode_chat(services, chat, codec, context))
@@ -180,12 +183,22 @@ async def _start(
     if body.store or body.conversation is not None:
         await store.check(stored.owner)
     earlier, given = await _items(body, stored)
+    mcp = await find_mcp_tools(body, services, context)
+    expanded = mcp.instead(body)
 
     async def begin(items: Sequence[JsonObject]) -> Generation:
-        chat: ChatParameters = await asyncio.to_thread(to_chat, body, items)
-        name_conversions(context.leniency, items, given, _field_of_earlier(body))
-        with context.leniency.with_names(field_names(chat, items, given, _field_of_earlier(body))):
-            return await generate(services, chat, context, is_streamed=bool(body.stream), keeps_media=True)
+        history = with_calls(items, mcp.labels)
+        chat: ChatParameters = await asyncio.to_thread(to_chat, expanded, history.items)
+        name_conversions(context.leniency, history.items, given, _field_of_earlier(body))
+        with context.leniency.with_names(field_names(chat, history.items, given, _field_of_earlier(body))):
+            return await generate_with_tools(
+                services,
+                chat,
+                context,
+                mcp.served(history.approved),
+                is_streamed=bool(body.stream),
+                max_calls=body.max_tool_calls,
+            )
 
     items, generation = await _begun(begin, [*earlier, *given], is_shortened=body.truncation == "auto")
     begun = new_response(
@@ -197,7 +210,11 @@ async def _start(
         is_stored=store.is_on and body.store is not False and (bool(body.store) or not context.background),
     )
     build = ResponseBuilder(
-        begun, is_encrypted=ENCRYPTED_REASONING in (body.include or []), tools=tools_by_name(body, items)
+        begun,
+        is_encrypted=ENCRYPTED_REASONING in (body.include or []),
+        tools=tools_by_name(expanded, items),
+        listed=mcp.lists(items),
+        approved=with_calls(items, mcp.labels).approved,
     )
     return RunningResponse(
         generation,

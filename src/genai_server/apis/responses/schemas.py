@@ -66,6 +66,14 @@ class NamedResponseFunction(Wire):
     namespace: FunctionName | None = None
 
 
+class NamedMcpTool(Wire):
+    """Requires a call of a tool of a tool server in `tools`: of the one with this name, or of any."""
+
+    type: Literal["mcp"]
+    server_label: NonEmptyText
+    name: NonEmptyText | None = None
+
+
 ChosenTool = NamedResponseFunction | NamedCustom | NamedTypedTool
 
 
@@ -140,7 +148,7 @@ class ResponsesRequest(GenerationFields):
         None, ge=1, description="Maximum number of tokens of the answer; by default all that fit."
     )
     tools: Annotated[list[ResponseTool], elements(MAX_TOOLS)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | ChosenTool | AllowedResponseTools | None = None
+    tool_choice: Literal["none", "auto", "required"] | ChosenTool | NamedMcpTool | AllowedResponseTools | None = None
     parallel_tool_calls: bool | None = Field(None, description="Whether an answer may call several tools.")
     text: TextConfig | None = None
     reasoning: ReasoningConfig | None = None
@@ -158,9 +166,7 @@ class ResponsesRequest(GenerationFields):
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="Additional variables for the chat template.")
     include_metrics: bool | None = Field(None, description="Include the metrics of /v1/chat in the completed response.")
     max_tool_calls: int | None = Field(
-        None,
-        ge=1,
-        description="No effect: the limit applies to OpenAI's built-in tools, which this server does not have.",
+        None, ge=1, description="Maximum number of calls that this server runs; it does not count those of the client."
     )
     background: bool | None = Field(None, description="Respond at once and generate in the background.")
     conversation: NonEmptyText | ConversationId | None = Field(

@@ -1,4 +1,6 @@
-"""Tools of OpenAI's Responses API that the model may call and the client runs, one class for each type."""
+"""Tools of OpenAI's Responses API that the model may call, one class for each type. The client runs them, except those
+of type mcp.
+"""
 
 from collections.abc import Iterable, Iterator
 from typing import Annotated, Any, Literal, Self
@@ -16,6 +18,7 @@ from genai_server.generation.parameters.base import (
     field_error,
 )
 from genai_server.generation.parameters.chat_messages import MAX_NAME_LENGTH, MAX_TOOLS, FunctionName
+from genai_server.messages.tool_servers import ToolInfo
 
 
 def full_name(name: str, namespace: str | None) -> str:
@@ -153,8 +156,79 @@ class ToolSearchTool(TypedTool):
     parameters: WritableObject | None = Field(None, description="JSON schema of a search; by default paths of tools.")
 
 
+class McpFilter(Wire):
+    """Tools of a tool server, by name, or by what the server says about them; by both if both are given."""
+
+    tool_names: Annotated[list[NonEmptyText], elements(MAX_TOOLS)] | None = None
+    read_only: bool | None = None
+
+    def matches(self, tool: ToolInfo) -> bool:
+        """Whether a tool is one of them."""
+        is_named = self.tool_names is None or tool.name in self.tool_names
+        return is_named and (self.read_only is None or tool.is_read_only == self.read_only)
+
+
+class McpApproval(Wire):
+    """The tools whose calls need an approval, or those whose calls do not."""
+
+    always: McpFilter | None = None
+    never: McpFilter | None = None
+
+
+class McpTool(Wire):
+    """The tools of one of the operator's tool servers, which this server runs."""
+
+    type: Literal["mcp"]
+    server_label: NonEmptyText = Field(description="The name of the tool server in this server's configuration.")
+    allowed_tools: Annotated[list[NonEmptyText], elements(MAX_TOOLS)] | McpFilter | None = None
+    require_approval: Literal["always", "never"] | McpApproval | None = Field(
+        None, description="always by default, as in OpenAI's API. The operator may demand it for more tools."
+    )
+    allowed_callers: AllowedCallers | None = None
+    server_description: Text | None = Field(None, description="Placed before the descriptions of the tools.")
+    server_url: Text | None = Field(None, description="No effect: the configuration has the address.")
+    authorization: Text | None = Field(None, description="No effect: the configuration has what the server needs.")
+    headers: dict[str, Text] | None = Field(None, description="No effect: the configuration has what it needs.")
+    connector_id: Text | None = Field(None, description="No effect.")
+    tunnel_id: Text | None = Field(None, description="No effect.")
+    defer_loading: bool | None = Field(None, description="No effect: all tools are shown to the model.")
+
+    @property
+    def full_name(self) -> str:
+        """What no tool's name in a prompt is: its tools have names of their own."""
+        return f"mcp:{self.server_label}"
+
+    def allows(self, tool: ToolInfo) -> bool:
+        """Whether the model may call a tool of the server."""
+        allowed = self.allowed_tools
+        if isinstance(allowed, McpFilter):
+            return allowed.matches(tool)
+        return allowed is None or tool.name in allowed
+
+    def wants_approval(self, tool: ToolInfo) -> bool:
+        """Whether the client wants to approve each call of a tool."""
+        rule = self.require_approval
+        if isinstance(rule, McpApproval):
+            if rule.never is not None and rule.never.matches(tool):
+                return False
+            return rule.always is None or rule.always.matches(tool)
+        return rule != "never"
+
+    @property
+    def without_effect(self) -> list[str]:
+        """The given fields that only OpenAI's servers use."""
+        fields = ("server_url", "authorization", "headers", "connector_id", "tunnel_id", "defer_loading")
+        return [field for field in fields if getattr(self, field)]
+
+
+class McpFunction(FunctionTool):
+    """A tool of a tool server, in the place of its McpTool. The namespace is the name of the server."""
+
+    needs_approval: bool = False
+
+
 ResponseTool = Annotated[
-    FunctionTool | CustomTool | ApplyPatchTool | ShellTool | LocalShellTool | ToolSearchTool, ByType("tool")
+    FunctionTool | CustomTool | ApplyPatchTool | ShellTool | LocalShellTool | ToolSearchTool | McpTool, ByType("tool")
 ]
 
 

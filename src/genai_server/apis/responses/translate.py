@@ -28,9 +28,10 @@ from genai_server.apis.responses.schemas import (
     AllowedResponseTools,
     ChosenTool,
     CompactRequest,
+    NamedMcpTool,
     ResponsesRequest,
 )
-from genai_server.apis.responses.tool_schemas import FunctionTool, NamespacedTool, ResponseTool
+from genai_server.apis.responses.tool_schemas import FunctionTool, McpFunction, NamespacedTool, ResponseTool
 from genai_server.apis.shared.image_places import ImagePlace, image_names
 from genai_server.errors import InvalidField
 from genai_server.generation.parameters.base import WithoutEffect
@@ -40,6 +41,7 @@ from genai_server.http.dialect import FieldNames
 from genai_server.http.json_response import JsonObject
 from genai_server.http.leniency import Leniency
 from genai_server.messages.generation_request import Sampling
+from genai_server.quoted_values import quoted
 
 # The instruction to the model for compacting a conversation.
 _COMPACT = (
@@ -111,7 +113,25 @@ def _tool_choice(body: ResponsesRequest) -> Any:
         return choice.mode
     if isinstance(choice, ChosenTool):
         return {"type": "function", "function": {"name": body.chosen_names()[0]}}
+    if isinstance(choice, NamedMcpTool):
+        return _mcp_choice(body, choice)
     return choice
+
+
+def _mcp_choice(body: ResponsesRequest, choice: NamedMcpTool) -> JsonObject:
+    names = [
+        tool.full_name
+        for tool in body.tools or ()
+        if isinstance(tool, McpFunction) and tool.namespace == choice.server_label
+        if choice.name in (None, tool.name)
+    ]
+    if not names:
+        what = f"{choice.server_label} {choice.name or ''}".strip()
+        raise InvalidField("tool_choice", f"names the tool {quoted(what)}, which is not in tools")
+    functions = [{"type": "function", "function": {"name": name}} for name in names]
+    if choice.name is not None:
+        return functions[0]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": functions}}
 
 
 def field_names(
@@ -208,7 +228,7 @@ def _repeated(tools: Sequence[ResponseTool]) -> list[JsonObject]:
     found: list[JsonObject] = []
     for tool in tools:
         if not isinstance(tool, NamespacedTool):
-            found.append(tool.model_dump(exclude_none=True))
+            found.append(tool.model_dump(exclude={"authorization", "headers"}, exclude_none=True))
             continue
         without = {"namespace", "namespace_description"}
         # OpenAI's functions have a null for each of their older fields.

@@ -18,6 +18,7 @@ from genai_server.cli.serve.loaders import ReadTexts, load_traces, text_loader
 from genai_server.config.setting_form import environment_variable
 from genai_server.config.settings import Settings
 from genai_server.config.sources import device_options
+from genai_server.config.tool_servers import tool_servers
 from genai_server.engine.model.draft_model_files import check_draft_model
 from genai_server.engine.model.files import GIVE_A_TEMPLATE, NO_CHAT_TEMPLATE
 from genai_server.engine.runners.runner_rules import check_runner
@@ -42,6 +43,7 @@ def check_server(settings: Settings) -> ReadTexts:
     """
     check_access(settings)
     check_kv_events(settings)
+    check_tool_servers(settings)
     check_traces(settings)
     check_storage(settings)
     return check_models(settings)
@@ -151,6 +153,15 @@ def check_kv_events(settings: Settings) -> None:
         raise ConfigurationError(
             f"GENAI_KV_EVENTS={settings.kv_events}: {' and '.join(missing)} missing; install what it needs: "
             f"{this_installation().extra_command('kv-events')}"
+        )
+
+
+def check_tool_servers(settings: Settings) -> None:
+    """Check the tables of tool servers, and that they can be used, if there are any. Raises ConfigurationError."""
+    if tool_servers(settings) and importlib.util.find_spec("mcp") is None:
+        raise ConfigurationError(
+            f"[mcp.NAME] in the configuration file: mcp missing; install what it needs: "
+            f"{this_installation().extra_command('mcp')}"
         )
 
 

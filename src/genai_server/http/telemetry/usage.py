@@ -1,6 +1,6 @@
 """Token counts in OpenAI's format."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from genai_server.http.json_response import JsonObject
 
@@ -19,6 +19,10 @@ class Usage:
     # Tokens of the prompt that stand for images, and for sounds.
     images: int = 0
     sounds: int = 0
+
+    def __add__(self, other: "Usage") -> "Usage":
+        """The tokens of both."""
+        return Usage(*(getattr(self, field.name) + getattr(other, field.name) for field in fields(self)))
 
     def to_json(self) -> JsonObject:
         """OpenAI's usage object."""

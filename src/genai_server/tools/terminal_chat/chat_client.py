@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import quote, urlsplit
 
@@ -24,12 +24,37 @@ _SHORT, _LONG = 10.0, 600.0
 _MEASURABLE = 0.02
 
 
+@dataclass(frozen=True)
+class ToolRun:
+    """A tool that the server runs, when it begins and when it has ended."""
+
+    # The tool server and its tool.
+    server: str
+    name: str
+    arguments: str
+    # What it has returned; None while it runs.
+    output: str | None = None
+    is_error: bool = False
+
+
+ChatPiece = Content | Reasoning | ToolRun
+
+
 @dataclass
 class Answer:
     """An answer and its figures; times in seconds of `time.monotonic`."""
 
     sent: float = field(default_factory=time.monotonic)
+    # What follows the last call of a tool.
     text: str = ""
+    # The calls that the server has run with their results, as messages of the conversation.
+    rounds: list[Message] = field(default_factory=list)
+    # The calls that the user has to approve, by their positions.
+    calls: dict[int, dict[str, Any]] = field(default_factory=dict)
+    # Ids of the calls that the user has approved: the conversation has them already.
+    approved: frozenset[str] = frozenset()
+    # The tools that have begun, by the ids of their calls.
+    running: dict[str, ToolRun] = field(default_factory=dict)
     # The server's count. For a stopped answer without a count, the number of pieces.
     tokens: int = 0
     first: float | None = None
@@ -66,9 +91,13 @@ class ListedModel:
 
 
 class ChatClient:
-    """A client of one server, whose URL may end in `/v1`. Raises ServerUnusable for other URLs and impossible keys."""
+    """A client of one server, whose URL may end in `/v1`. Raises ServerUnusable for other URLs and impossible keys.
 
-    def __init__(self, url: str, api_key: str | None = None) -> None:
+    The server runs the tools of `tool_servers` in its chats.
+    """
+
+    def __init__(self, url: str, api_key: str | None = None, tool_servers: Sequence[str] = ()) -> None:
+        self.tool_servers = tool_servers
         self.url = checked_url(url)
         self._parts = urlsplit(self.url)
         self._path = self._parts.path.rstrip("/").removesuffix("/v1")
@@ -93,7 +122,7 @@ class ChatClient:
 
     def answer(
         self, model: str, messages: Sequence[Message], answer: Answer, parameters: Mapping[str, Value] | None = None
-    ) -> Generator[Content | Reasoning, None, None]:
+    ) -> Generator[ChatPiece, None, None]:
         """Send the messages, yield the pieces as they arrive, and fill `answer`. Raises ChatFailed.
 
         `parameters` are further fields of the request.
@@ -103,7 +132,8 @@ class ChatClient:
         streamed = {"stream": True, "stream_options": {"include_usage": True}}
         body = {"model": model, "messages": messages, **streamed, **(parameters or {})}
         with closing(self.connect(_LONG)) as connection:
-            response = self.response(connection, "POST", "/v1/chat/completions", json.dumps(body).encode())
+            tools = {"x-genai-run-tools": ",".join(self.tool_servers)} if self.tool_servers else None
+            response = self.response(connection, "POST", "/v1/chat/completions", json.dumps(body).encode(), tools)
             answer.ignored = response.getheader("x-genai-ignored", "")
             for event in self.events(response):
                 answer.id = str(event.get("id") or "")
@@ -188,7 +218,14 @@ def _listed(entry: Mapping[str, Any]) -> ListedModel:
     return ListedModel(endpoint, entry.get("chat") is not False, takes_images)
 
 
-def _noted(delta: dict[str, Any], answer: Answer) -> Iterator[Content | Reasoning]:
+def _noted(delta: dict[str, Any], answer: Answer) -> Iterator[ChatPiece]:
+    for run in delta.get("genai_tool_runs") or ():
+        yield _noted_run(run, answer)
+    for part in delta.get("tool_calls") or ():
+        made = answer.calls.setdefault(part["index"], {"type": "function", "function": {"name": "", "arguments": ""}})
+        made["id"] = part.get("id") or made.get("id")
+        for name in ("name", "arguments"):
+            made["function"][name] += part["function"].get(name) or ""
     for name, kind in (("reasoning_content", Reasoning), ("content", Content)):
         if text := delta.get(name):
             answer.last = time.monotonic()
@@ -198,6 +235,25 @@ def _noted(delta: dict[str, Any], answer: Answer) -> Iterator[Content | Reasonin
             if kind is Content:
                 answer.text += text
             yield kind(text)
+
+
+def _noted_run(given: Mapping[str, Any], answer: Answer) -> ToolRun:
+    id, rounds = str(given["id"]), answer.rounds
+    begun = answer.running.get(id)
+    if begun is None:
+        run = answer.running[id] = ToolRun(given["server"], given["name"], given["arguments"])
+        if id not in answer.approved and given.get("status") != "incomplete":
+            if answer.text or not rounds or rounds[-1]["role"] == "tool":
+                rounds.append(Message(role="assistant", content=answer.text or None, tool_calls=[]))
+                answer.text = ""
+            function = {"name": f"{run.server}__{run.name}", "arguments": run.arguments}
+            rounds[-1]["tool_calls"].append({"id": id, "type": "function", "function": function})
+        return run
+    is_error = given.get("status") == "failed"
+    ended = replace(begun, output=str(given.get("output", "")), is_error=is_error)
+    text = f"Error: {ended.output}" if is_error else ended.output
+    rounds.append(Message(role="tool", content=text, tool_call_id=id))
+    return ended
 
 
 def _message(event: Any) -> str:

@@ -29,9 +29,10 @@ from genai_server.errors import ChatFailed
 from genai_server.http.api_keys import make_key
 from genai_server.tools.terminal_chat.chat_client import Answer, ChatClient
 from genai_server.tools.terminal_chat.chat_history import Conversation, Message
-from genai_server.tools.terminal_chat.dialogue import Dialogue, choose_model, require_images, show_answer
+from genai_server.tools.terminal_chat.dialogue import Dialogue, choose_model, continued, require_images, show_answer
 from genai_server.tools.terminal_chat.image_files import data_url
 from genai_server.tools.terminal_chat.own_server import own_server
+from genai_server.tools.terminal_chat.questions import is_confirmed
 
 # A URL, or one whose scheme was forgotten.
 _ADDRESS = re.compile(r".*://.*|[\w.-]+:\d+", re.DOTALL)
@@ -49,6 +50,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def add_dialogue_options(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of a chat that `chat` and `run` share."""
     parser.add_argument("question", nargs="?", metavar="QUESTION", help="print the answer to this and end")
+    parser.add_argument(
+        "--mcp",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="let the server run the tools of this tool server of its configuration; may be repeated",
+    )
     parser.add_argument("--system", default="", metavar="TEXT", help="the system prompt")
     parser.add_argument(
         "--image",
@@ -79,6 +87,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         with connected(arguments.target, arguments.api_key, say_aside if question else say) as client:
             model = choose_model(client, arguments.model)
+            client.tool_servers = arguments.mcp
             if arguments.image:
                 require_images(client, model)
             if question:
@@ -94,12 +103,24 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _answer_one(client: ChatClient, model: str, messages: list[Message]) -> None:
-    answer = Answer()
-    try:
-        show_answer(client.answer(model, messages, answer), shows_reasoning=sys.stdout.isatty())
-    finally:
-        if answer.first is not None:  # what follows, such as an error, has a line of its own
-            print()
+    rounds: list[Message] = []
+    answer: Answer | None = Answer()
+    while answer is not None:
+        try:
+            show_answer(client.answer(model, [*messages, *rounds], answer), shows_reasoning=sys.stdout.isatty())
+        finally:
+            if answer.first is not None:  # what follows, such as an error, has a line of its own
+                print()
+        rounds += answer.rounds
+        answer = continued(answer, rounds, _is_confirmed)
+
+
+def _is_confirmed(question: str) -> bool:
+    """Whether the user approves a call, which only a user at a terminal can."""
+    if sys.stdin is not None and sys.stdin.isatty():
+        return is_confirmed(question)
+    say_aside(f"{question}no: there is no terminal")
+    return False
 
 
 def _with_piped(question: str) -> str:

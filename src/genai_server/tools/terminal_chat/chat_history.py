@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NotRequired, Self, TypedDict
+from typing import Any, Literal, NotRequired, Self, TypedDict
 
 import msgspec
 
@@ -33,7 +33,10 @@ class Message(TypedDict):
     """A message of a request."""
 
     role: str
-    content: str | list[Part]
+    content: str | list[Part] | None
+    # Of an answer that calls tools, and of the result of a call.
+    tool_calls: NotRequired[list[Any]]
+    tool_call_id: NotRequired[str]
 
 
 class Conversation:
@@ -57,10 +60,12 @@ class Conversation:
             if not isinstance(system, str):
                 raise ValueError("the system prompt must be a text")
             made.system = system
-        for number, message in enumerate(made._turns):
-            expected = "user" if number % 2 == 0 else "assistant"
-            if message["role"] != expected:
-                raise ValueError(f"a message of the role {expected} must follow, not of {message['role']}")
+        last: Message | None = None
+        for message in made._turns:
+            expected = _following(last)
+            if message["role"] not in expected:
+                raise ValueError(f"a message of the role {expected[0]} must follow, not of {message['role']}")
+            last = message
         return made
 
     def messages(self) -> list[Message]:
@@ -72,28 +77,48 @@ class Conversation:
 
         The images come first, so that another question about them has the same beginning of its prompt.
         """
-        del self._turns[len(self._turns) // 2 * 2 :]
+        if self._turns and not _is_answer(self._turns[-1]):
+            self.ask_again()
+            self._turns.pop()
         parts = [Part(type="image_url", image_url=ImageUrl(url=url)) for url in images]
         content = [*parts, Part(type="text", text=question)] if parts else question
         self._turns.append(Message(role="user", content=content))
         return self.messages()
 
-    def answered(self, answer: str) -> None:
-        """Add the answer to the last question, complete or not. An empty answer is ignored."""
+    def answered(self, answer: str, calls: Sequence[Message] = ()) -> None:
+        """Add the answer to the last question, complete or not, after `calls` of tools and their results.
+
+        An empty answer is ignored.
+        """
         if answer:
+            self._turns += calls
             self._turns.append(Message(role="assistant", content=answer))
 
     def ask_again(self) -> list[Message] | None:
         """The messages for the last question, without its answer; None if there was no question."""
         if not self._turns:
             return None
-        if self._turns[-1]["role"] == "assistant":
+        while self._turns[-1]["role"] != "user":
             self._turns.pop()
         return self.messages()
 
     def clear(self) -> None:
         """Forget all turns but keep the system prompt."""
         self._turns.clear()
+
+
+def _is_answer(message: Message) -> bool:
+    """Whether a message ends the answer to a question."""
+    return message["role"] == "assistant" and not message.get("tool_calls")
+
+
+def _following(last: Message | None) -> tuple[str, ...]:
+    """The roles of messages that may follow this one, the usual one first."""
+    if last is None or _is_answer(last):
+        return ("user",)
+    if last["role"] == "user":
+        return ("assistant",)
+    return ("tool",) if last["role"] == "assistant" else ("assistant", "tool")
 
 
 @dataclass(frozen=True)

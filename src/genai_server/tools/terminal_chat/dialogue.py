@@ -6,6 +6,7 @@ import sys
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from types import FrameType
 
 from genai_server.answer_parts import Content, Reasoning
@@ -13,16 +14,18 @@ from genai_server.cli.option_types import path_of
 from genai_server.cli.screen import screen, show
 from genai_server.engine.model.files import GIVE_A_TEMPLATE, NO_CHAT_TEMPLATE
 from genai_server.errors import ChatFailed
-from genai_server.quoted_values import did_you_mean, quoted
-from genai_server.tools.terminal_chat.chat_client import Answer, ChatClient
+from genai_server.quoted_values import did_you_mean, escaped, quoted
+from genai_server.tools.terminal_chat.chat_client import Answer, ChatClient, ChatPiece, ToolRun
 from genai_server.tools.terminal_chat.chat_history import Conversation, Message, SavedChat, load, save
 from genai_server.tools.terminal_chat.image_files import data_url
-from genai_server.tools.terminal_chat.questions import question_reader
+from genai_server.tools.terminal_chat.questions import is_confirmed, question_reader
 from genai_server.tools.terminal_chat.typed_parameters import PARAMETERS, Value, parse, require_known
 
 _DEFAULT = "default"
 _BUDGET = "thinking_token_budget"
 _WITH_FILE = ("/image", "/save", "/load")
+# Characters of a tool's arguments or result that are shown.
+_MAX_SHOWN = 300
 _ENDS = ("/quit", "/bye", "/exit")
 _HELP = """\
 /image FILE         attach an image to the next question
@@ -188,28 +191,66 @@ class Dialogue:
         print(f"{turns} question{'s' * (turns != 1)} loaded; model: {self._model}")
 
     def _ask(self, messages: list[Message]) -> None:
-        answer = Answer()
-        try:
-            with _interrupting_reasoning(lambda: self._client.end_reasoning(answer)):
-                show_answer(self._client.answer(self._model, messages, answer, self._parameters))
-        except KeyboardInterrupt:
-            print(" [stopped]", end="")
-            raise
-        finally:
-            self._conversation.answered(answer.text)
-            if answer.first is not None:
-                print()
-                show((f"[{answer.took()}]", "dim"))
-            if answer.ignored:
-                show((f"[had no effect: {answer.ignored}]", "dim"))
+        rounds: list[Message] = []
+        answer: Answer | None = Answer()
+        while answer is not None:
+            try:
+                with _interrupting_reasoning(partial(self._client.end_reasoning, answer)):
+                    show_answer(self._client.answer(self._model, [*messages, *rounds], answer, self._parameters))
+            except KeyboardInterrupt:
+                print(" [stopped]", end="")
+                raise
+            finally:
+                rounds += answer.rounds
+                if not answer.calls:
+                    self._conversation.answered(answer.text, rounds)
+                if answer.first is not None:
+                    print()
+                    show((f"[{answer.took()}]", "dim"))
+                if answer.ignored:
+                    show((f"[had no effect: {answer.ignored}]", "dim"))
+            answer = continued(answer, rounds, is_confirmed)
 
 
-def show_answer(pieces: Generator[Content | Reasoning, None, None], *, shows_reasoning: bool = True) -> None:
+def continued(answer: Answer, rounds: list[Message], confirm: Callable[[str], bool]) -> Answer | None:
+    """What receives the rest of an answer whose calls the user has to approve, asked by `confirm`; None if it has none.
+
+    The calls, and a result for each that is declined, are added to `rounds`.
+    """
+    if not answer.calls:
+        return None
+    calls = list(answer.calls.values())
+    rounds.append(Message(role="assistant", content=answer.text or None, tool_calls=calls))
+    approved = set()
+    for call in calls:
+        server, _, tool = call["function"]["name"].partition("__")
+        if confirm(f"Run {tool} of {server} with {_shown(call['function']['arguments'])}? [y/N] "):
+            approved.add(call["id"])
+        else:
+            rounds.append(
+                Message(role="tool", content="Error: the user has declined this call", tool_call_id=call["id"])
+            )
+    return Answer(approved=frozenset(approved))
+
+
+def show_answer(pieces: Generator[ChatPiece, None, None], *, shows_reasoning: bool = True) -> None:
     """Show an answer as it arrives. Raises ChatFailed."""
     with contextlib.closing(pieces), _display() as display:
         for piece in pieces:
             if shows_reasoning or isinstance(piece, Content):
                 display(piece)
+
+
+def _shown(text: str) -> str:
+    """The beginning of a text that a tool server or a model has written, on one line and without control characters."""
+    return escaped(text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}…")
+
+
+def _line_of(run: ToolRun) -> str:
+    """A line about a tool that has begun or ended."""
+    if run.output is None:
+        return f"[{run.server}: {run.name} {_shown(run.arguments)}]"
+    return f"[{run.server}: {run.name} {'failed: ' if run.is_error else '→ '}{_shown(run.output)}]"
 
 
 @contextmanager
@@ -232,8 +273,10 @@ def _interrupting_reasoning(end: Callable[[], bool]) -> Iterator[None]:
 
 
 @contextmanager
-def _display() -> Iterator[Callable[[Content | Reasoning], None]]:
-    """A function that shows the pieces of one answer: reasoning dim, and the rest as Markdown on a terminal."""
+def _display() -> Iterator[Callable[[ChatPiece], None]]:
+    """A function that shows the pieces of one answer: reasoning dim, tools on lines of their own, and the rest as
+    Markdown on a terminal.
+    """
     console = screen()
     is_thinking = False
     with contextlib.ExitStack() as stack:
@@ -242,8 +285,15 @@ def _display() -> Iterator[Callable[[Content | Reasoning], None]]:
         def plain(text: str) -> None:
             print(text, end="", flush=True)
 
-        def display(piece: Content | Reasoning) -> None:
+        def display(piece: ChatPiece) -> None:
             nonlocal add, is_thinking
+            if isinstance(piece, ToolRun):
+                if add is None:
+                    print()
+                    show((_line_of(piece), "dim"))
+                else:  # as a quotation of Markdown
+                    add(f"\n\n> `{_line_of(piece).replace('`', chr(39))}`\n\n")
+                return
             if is_thinking and isinstance(piece, Content):
                 print("\n")
             is_thinking = isinstance(piece, Reasoning)

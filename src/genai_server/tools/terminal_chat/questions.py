@@ -31,6 +31,15 @@ def question_reader(commands: Sequence[str]) -> Callable[[], str]:
     return read
 
 
+def is_confirmed(question: str) -> bool:
+    """Whether the user says yes to a question; the end of the input is a no."""
+    try:
+        answer = input(question) if sys.stdin.isatty() else piped_line()
+    except EOFError:
+        return False
+    return answer.strip().lower() in ("y", "yes")
+
+
 def _is_open(text: str) -> bool:
     """Whether a text in quotes lacks the closing ones."""
     text = text.strip()

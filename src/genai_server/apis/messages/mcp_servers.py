@@ -1,0 +1,60 @@
+"""Anthropic's `mcp_servers`, each of which names a tool server of this server's configuration."""
+
+from collections.abc import Mapping, Sequence
+
+from genai_server.apis.messages.schemas import CountTokensRequest, McpServer, McpToolset
+from genai_server.errors import InvalidField
+from genai_server.generation.dependencies import RequestContext, Services
+from genai_server.generation.tool_loop import Selection, ServedTool, find_tools, usable_servers
+from genai_server.messages.tool_servers import ToolInfo
+
+
+async def find_server_tools(
+    body: CountTokensRequest, services: Services, context: RequestContext
+) -> Mapping[str, Sequence[ServedTool]]:
+    """The tools of the servers that a request names. Servers that it may not use are left out, and named; so are tools
+    whose calls have to be approved, for which Anthropic's API has no form.
+
+    Raises InvalidField, ToolServerUnavailable, ClientLeft and DeadlinePassed.
+    """
+    usable = usable_servers(services, context)
+    toolsets = {each.mcp_server_name: each for each in body.mcp_toolsets or ()}
+    names = [each.name for each in body.mcp_servers or ()]
+    for name in toolsets:
+        if name not in names and not context.leniency.leave_out("tools", " (mcp_toolset)"):
+            raise InvalidField("tools", "has an mcp_toolset of a server that is not in mcp_servers", given=name)
+    found: dict[str, McpServer] = {}
+    for place, server in enumerate(body.mcp_servers or ()):
+        if server.name in usable:
+            found[server.name] = server
+            if server.authorization_token:
+                _leave_out(context, f"mcp_servers[{place}].authorization_token", "", server.name)
+        else:
+            _leave_out(context, f"mcp_servers[{place}]", "", server.name)
+    selected = [Selection(name, _Allowed(server, toolsets.get(name))) for name, server in found.items()]
+    tools = await find_tools(services, context, selected) if selected else []
+    for tool in tools:
+        if tool.needs_approval:
+            context.leniency.note([f"mcp_servers ({tool.server}: {tool.info.name} needs an approval)"])
+    return {name: [tool for tool in tools if tool.server == name and not tool.needs_approval] for name in found}
+
+
+def _leave_out(context: RequestContext, path: str, remark: str, name: str) -> None:
+    if not context.leniency.leave_out(path, remark):
+        rule = "must be of a tool server that this request may use ([mcp.NAME] in the configuration file)"
+        raise InvalidField(path, rule, given=name)
+
+
+class _Allowed:
+    """Whether a request may use a tool of a server, called with it."""
+
+    def __init__(self, server: McpServer, toolset: McpToolset | None) -> None:
+        self._older = server.tool_configuration
+        self._toolset = toolset
+
+    def __call__(self, tool: ToolInfo) -> bool:
+        if self._older is not None:
+            allowed = self._older.allowed_tools
+            if self._older.enabled is False or (allowed is not None and tool.name not in allowed):
+                return False
+        return self._toolset is None or self._toolset.allows(tool.name)

@@ -1,0 +1,185 @@
+"""Tools of type mcp, which this server runs: those of the operator's tool servers, their items, and approvals."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from genai_server.apis.responses.output_items import McpToolList
+from genai_server.apis.responses.schemas import ResponsesRequest
+from genai_server.apis.responses.tool_schemas import McpFunction, McpTool
+from genai_server.errors import InvalidField
+from genai_server.generation.dependencies import RequestContext, Services
+from genai_server.generation.tool_loop import Selection, ServedTool, ServedTools, find_tools, usable_servers
+from genai_server.http.json_response import JsonObject
+from genai_server.quoted_values import quoted
+
+_NOT_APPROVED = "Error: the user has not approved this call"
+
+
+@dataclass(frozen=True)
+class McpTools:
+    """What a request may use of the operator's tool servers."""
+
+    tools: Sequence[ServedTool] = ()
+    # The labels of the servers that the request may use.
+    labels: frozenset[str] = frozenset()
+    # The servers' own descriptions in the request, by label.
+    descriptions: Mapping[str, str | None] = field(default_factory=dict)
+
+    def functions(self, label: str) -> list[McpFunction]:
+        """The functions in the place of the tool that names a server."""
+        return [
+            McpFunction.model_validate(
+                {
+                    "type": "function",
+                    "name": tool.info.name,
+                    "namespace": label,
+                    "namespace_description": self.descriptions.get(label),
+                    "description": tool.info.description or None,
+                    "parameters": msgspec.json.decode(tool.info.parameters),
+                    "needs_approval": tool.needs_approval,
+                }
+            )
+            for tool in self.tools
+            if tool.server == label
+        ]
+
+    def instead(self, body: ResponsesRequest) -> ResponsesRequest:
+        """The request with the functions of the servers in the place of the tools that name them."""
+        if not any(isinstance(tool, McpTool) for tool in body.tools or ()):
+            return body
+        tools = [
+            one
+            for tool in body.tools or ()
+            for one in (self.functions(tool.server_label) if isinstance(tool, McpTool) else [tool])
+        ]
+        if not tools and body.tool_choice not in (None, "none", "auto"):
+            raise InvalidField("tool_choice", "is only allowed with tools")
+        return body.model_copy(update={"tools": tools or None})
+
+    def served(self, approved: Collection[str]) -> ServedTools:
+        """What the loop runs. `approved` are the ids of the calls that the client has approved."""
+        return ServedTools({tool.name: tool for tool in self.tools}, frozenset(approved))
+
+    def lists(self, conversation: Sequence[JsonObject]) -> list[McpToolList]:
+        """The items with the tools of each server that the conversation has not listed yet."""
+        known = {item.get("server_label") for item in conversation if item["type"] == "mcp_list_tools"}
+        return [
+            McpToolList(label, [_listed(tool) for tool in self.tools if tool.server == label])
+            for label in sorted(self.labels - known)
+        ]
+
+
+def _listed(tool: ServedTool) -> JsonObject:
+    return {
+        "annotations": {"read_only": tool.info.is_read_only},
+        "description": tool.info.description,
+        "input_schema": msgspec.json.decode(tool.info.parameters),
+        "name": tool.info.name,
+    }
+
+
+async def find_mcp_tools(body: ResponsesRequest, services: Services, context: RequestContext) -> McpTools:
+    """The tools of the servers that a request names. Servers that it may not use are left out, and named.
+
+    Raises InvalidField, ToolServerUnavailable, ClientLeft and DeadlinePassed.
+    """
+    named = [(place, tool) for place, tool in enumerate(body.tools or ()) if isinstance(tool, McpTool)]
+    if not named:
+        return McpTools()
+    usable = usable_servers(services, context)
+    found: dict[str, McpTool] = {}
+    for place, tool in named:
+        if tool.server_label in found:
+            raise InvalidField(f"tools[{place}].server_label", "must be unique", given=tool.server_label)
+        if tool.server_label in usable:
+            found[tool.server_label] = tool
+            for name in tool.without_effect:
+                if not context.leniency.leave_out(f"tools[{place}].{name}"):
+                    raise InvalidField(f"tools[{place}].{name}", "has no effect: the server's configuration has it")
+        elif not context.leniency.leave_out(f"tools[{place}]", " (mcp)"):
+            rule = "must be the name of a tool server that this request may use ([mcp.NAME] in the configuration file)"
+            raise InvalidField(f"tools[{place}].server_label", rule, given=tool.server_label)
+    selected = [Selection(label, tool.allows, tool.wants_approval) for label, tool in found.items()]
+    tools = await find_tools(services, context, selected) if selected else []
+    return McpTools(tools, frozenset(found), {label: tool.server_description for label, tool in found.items()})
+
+
+@dataclass(frozen=True)
+class ServedHistory:
+    """A conversation whose items about tool servers have become calls of functions, and results."""
+
+    items: list[JsonObject]
+    # The approval requests of the calls that the client has approved, keyed by the calls' ids.
+    approved: Mapping[str, str]
+
+
+def with_calls(conversation: Sequence[JsonObject], labels: Collection[str]) -> ServedHistory:
+    """Convert the items about these servers. Those of others stay, and become notes.
+
+    Raises InvalidField for the approval of what the conversation does not request.
+    """
+    if not labels:
+        return ServedHistory([*conversation], {})
+    answers = _approvals(conversation)
+    done = {item.get("approval_request_id") for item in conversation if item["type"] == "mcp_call"}
+    found: list[JsonObject] = []
+    approved: dict[str, str] = {}
+    for number, item in enumerate(conversation):
+        kind = item["type"]
+        if kind == "mcp_approval_response" or (kind.startswith("mcp_") and item.get("server_label") in labels):
+            call_id = f"call{number:05}"  # Mistral's templates require ids of this length
+            if kind == "mcp_call":
+                found += [_call(item, call_id), _output(item, call_id, _result(item))]
+            elif kind == "mcp_approval_request" and item["id"] not in done:
+                found.append(_call(item, call_id))
+                answer = answers.get(item["id"], {})
+                if answer.get("approve"):
+                    approved[call_id] = item["id"]
+                else:
+                    reason = answer.get("reason")
+                    found.append(_output(item, call_id, f"{_NOT_APPROVED}: {reason}" if reason else _NOT_APPROVED))
+        else:
+            found.append(item)
+    return ServedHistory(found, approved)
+
+
+def _approvals(conversation: Sequence[JsonObject]) -> dict[object, JsonObject]:
+    """The items that approve or decline calls, keyed by the ids of the requests."""
+    requests = {item["id"] for item in conversation if item["type"] == "mcp_approval_request"}
+    answers: dict[object, JsonObject] = {}
+    for item in conversation:
+        if item["type"] == "mcp_approval_response":
+            asked = item.get("approval_request_id")
+            if not isinstance(asked, str) or asked not in requests:
+                raise InvalidField("input", f"has an approval of {quoted(asked)}, which it does not request")
+            if not isinstance(item.get("approve"), bool):
+                raise InvalidField("input", f"has an approval of {asked} whose approve is not true or false")
+            answers[asked] = item
+    return answers
+
+
+def _call(item: JsonObject, call_id: str) -> JsonObject:
+    fields = {"name": _text(item, "name"), "namespace": item["server_label"], "arguments": _text(item, "arguments")}
+    return {"id": item["id"], "type": "function_call", "status": "completed", "call_id": call_id, **fields}
+
+
+def _output(item: JsonObject, call_id: str, text: str) -> JsonObject:
+    return {"id": item["id"], "type": "function_call_output", "call_id": call_id, "output": text}
+
+
+def _result(item: JsonObject) -> str:
+    """What the model reads of a call's result."""
+    match item.get("error"):
+        case {"content": [{"text": str(text)}, *_]} | {"message": str(text)} | str(text):
+            return f"Error: {text}"
+    output = item.get("output")
+    return output if isinstance(output, str) else "Error: the call was not completed"
+
+
+def _text(item: JsonObject, field: str) -> str:
+    value = item.get(field)
+    if not isinstance(value, str) or not value:
+        raise InvalidField("input", f"has an item of type {item['type']} without a text in {field}")
+    return value

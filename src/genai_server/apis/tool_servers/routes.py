@@ -1,0 +1,39 @@
+"""/v1/tool_servers: the operator's tool servers that a caller may use."""
+
+from typing import Literal
+
+from fastapi import APIRouter
+from pydantic import BaseModel
+
+from genai_server.apis.shared.router import error_responses
+from genai_server.generation.dependencies import TheRequestContext, TheServices
+from genai_server.generation.tool_loop import usable_servers
+
+router = APIRouter(tags=["tools"], responses=error_responses(401, 429))
+
+
+class ListedToolServer(BaseModel):
+    """A tool server; its name goes into `x-genai-run-tools`, `server_label` or `mcp_servers`."""
+
+    id: str
+    object: Literal["tool_server"] = "tool_server"
+    description: str
+
+
+class ToolServerList(BaseModel):
+    """All of them."""
+
+    object: Literal["list"] = "list"
+    data: list[ListedToolServer]
+
+
+@router.get("/v1/tool_servers", response_model=ToolServerList)
+async def list_tool_servers(services: TheServices, context: TheRequestContext) -> ToolServerList:
+    """The tool servers whose tools this server runs for requests with the caller's API key."""
+    servers = services.tools.servers
+    return ToolServerList(
+        data=[
+            ListedToolServer(id=name, description=servers[name].description)
+            for name in usable_servers(services, context)
+        ]
+    )

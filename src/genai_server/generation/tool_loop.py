@@ -1,0 +1,438 @@
+"""Answers whose tool calls the server runs, for all APIs: read `ToolLoop.pieces` from top to bottom.
+
+Each round is a generation like any other, whose prompt continues that of the round before. A round that calls tools of
+the operator's servers is followed by their results and another round; one that calls other tools, or tools that the
+client has to approve, ends the answer, and the client continues.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+from genai_server.answer_parts import (
+    Part,
+    ToolCallArguments,
+    ToolCallEnd,
+    ToolCallStart,
+    ToolResult,
+    WholeAnswer,
+    WholeToolCall,
+)
+from genai_server.errors import PromptTooLong, QueueFull
+from genai_server.generation.answers import Answer, Ending, Generation, Piece
+from genai_server.generation.dependencies import RequestContext, Services
+from genai_server.generation.generate import generate
+from genai_server.generation.parameters.chat_messages import ChatMessage, ChatParameters, Tool
+from genai_server.http.api_keys import ADMIN_KEY_NAME
+from genai_server.http.telemetry.usage import Usage
+from genai_server.messages.generation_request import FinishReason
+from genai_server.messages.tool_servers import ToolInfo, ToolOutput
+from genai_server.text.prompts.prompt import CONTINUE
+from genai_server.timing import Timings
+
+Chat = TypeVar("Chat", bound=ChatParameters)
+
+# Between the name of a server and that of its tool.
+_BETWEEN = "__"
+# The limits of an answer's tokens, of which at most one is given.
+_LIMITS = ("max_tokens", "max_completion_tokens")
+_TOO_MANY = "the call was not run: the limit of tool calls is reached"
+# Precedes a result that is an error, for the model.
+_ERROR = "Error: "
+
+
+@dataclass(frozen=True)
+class ServedTool:
+    """A tool of one of the operator's servers, as a request may use it."""
+
+    server: str
+    info: ToolInfo
+    # Whether the client has to approve each call.
+    needs_approval: bool = False
+
+    @property
+    def name(self) -> str:
+        """The name of its function in prompts. Names of functions that clients define may be the same; see
+        `with_tools`.
+        """
+        return function_name(self.server, self.info.name)
+
+    @property
+    def function(self) -> dict[str, Any]:
+        """The function that the model calls."""
+        description = {"description": self.info.description} if self.info.description else {}
+        return {"name": self.name, **description, "parameters": json.loads(self.info.parameters)}
+
+
+@dataclass(frozen=True)
+class ServedTools:
+    """The tools that the server runs for one request."""
+
+    tools: Mapping[str, ServedTool] = field(default_factory=dict)
+    # Ids of the calls in the conversation that the client has approved.
+    approved: frozenset[str] = frozenset()
+    # Results of approved calls, by function and arguments: a request whose prompt is too long begins several times.
+    results: dict[tuple[str, str], ToolOutput] = field(default_factory=dict)
+
+    def of(self, call_id: str, name: str) -> ServedTool | None:
+        """The tool, if the server runs this call of it."""
+        tool = self.tools.get(name)
+        return None if tool is None or (tool.needs_approval and call_id not in self.approved) else tool
+
+
+NO_TOOLS = ServedTools()
+
+
+def function_name(server: str, tool: str) -> str:
+    """The name of the function of a server's tool in prompts."""
+    return f"{server}{_BETWEEN}{tool}"
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What a request wants of one server."""
+
+    server: str
+    allows: Callable[[ToolInfo], bool] = lambda tool: True
+    # Whether the client wants to approve the calls of a tool. The operator may demand it for others.
+    wants_approval: Callable[[ToolInfo], bool] = lambda tool: False
+
+
+def usable_servers(services: Services, context: RequestContext) -> list[str]:
+    """The names of the tool servers that a request may use."""
+    key = context.record.key_name
+    servers = services.tools.servers.values()
+    return [server.name for server in servers if server.may_be_used_by(key, is_admin=key == ADMIN_KEY_NAME)]
+
+
+async def find_tools(services: Services, context: RequestContext, selected: Sequence[Selection]) -> list[ServedTool]:
+    """The selected tools of usable servers. Raises ToolServerUnavailable, ClientLeft and DeadlinePassed."""
+    listing = asyncio.gather(*(services.tools.client.tools(each.server) for each in selected))
+
+    async def listed() -> list[list[ToolInfo]]:
+        return await listing
+
+    return [
+        ServedTool(
+            each.server,
+            info,
+            each.wants_approval(info) or services.tools.servers[each.server].needs_approval(info.name),
+        )
+        for each, infos in zip(selected, await context.run_in_time(listed()), strict=True)
+        for info in infos
+        if each.allows(info)
+    ]
+
+
+def with_tools(chat: Chat, tools: Iterable[ServedTool]) -> Chat:
+    """A chat whose answer may call these tools, too. A function of the chat with the name of one replaces it."""
+    own = {tool.function.name for tool in chat.tools or ()}
+    more = [
+        Tool.model_validate({"type": "function", "function": tool.function}) for tool in tools if tool.name not in own
+    ]
+    listed = list(chat.listed_tools)
+    both = chat.model_copy(update={"tools": [*(chat.tools or ()), *more] or None})
+    if listed != (chat.tools or []):
+        both.list_tools([*listed, *more])
+    return both
+
+
+def served_tools(tools: Iterable[ServedTool], chat: ChatParameters, approved: Iterable[str] = ()) -> ServedTools:
+    """The tools of `with_tools`, without those that functions of the chat replace."""
+    own = {tool.function.name for tool in chat.tools or ()}
+    return ServedTools({tool.name: tool for tool in tools if tool.name not in own}, frozenset(approved))
+
+
+def unanswered(messages: Sequence[ChatMessage]) -> list[str]:
+    """The ids of the calls at the end of a conversation that have no result yet."""
+    results: set[str | None] = set()
+    for message in reversed(messages):
+        if message.role != "tool":
+            calls = message.tool_calls or []
+            return [call.id for call in calls if call.id not in results]
+        results.add(message.tool_call_id)
+    return []
+
+
+async def generate_with_tools(
+    services: Services,
+    chat: ChatParameters,
+    context: RequestContext,
+    tools: ServedTools,
+    *,
+    is_streamed: bool = False,
+    only_complete_calls: bool = False,
+    max_calls: int | None = None,
+) -> Generation:
+    """Start the one answer to a chat, after the calls that the client has approved. Otherwise like `generate`.
+
+    Media in messages are kept. Without tools nothing is run.
+    """
+    loop = ToolLoop(services, chat, context, tools, max_calls=max_calls)
+    return await loop.begin(is_streamed=is_streamed, only_complete_calls=only_complete_calls)
+
+
+class ToolLoop(Answer):
+    """The answer of all rounds."""
+
+    def __init__(
+        self,
+        services: Services,
+        chat: ChatParameters,
+        context: RequestContext,
+        tools: ServedTools,
+        *,
+        max_calls: int | None = None,
+    ) -> None:
+        self._services = services
+        self._chat = chat
+        self._context = context
+        self._tools = tools
+        self._calls_left = max_calls
+        self._rounds_left = services.settings.max_tool_rounds
+        # What came before the first round: approved calls and their results.
+        self._before: list[Part] = []
+        self._num_before = 0
+        # The answer of the round that runs, and the tokens of those before.
+        self._round: Answer
+        self._first: Answer
+        self._spent = Usage(0)
+        # Why no further round follows; None if the last one ended it.
+        self._reason: FinishReason | None = None
+        self._stopped = asyncio.Event()
+
+    async def begin(self, *, is_streamed: bool, only_complete_calls: bool) -> Generation:
+        """Run what the client has approved, and start the first round."""
+        self._is_streamed, self._only_complete_calls = is_streamed, only_complete_calls
+        if self._tools.approved:
+            await self._context.run_while_connected(self._run_approved())
+        generation = await generate(
+            self._services,
+            self._chat,
+            self._context,
+            is_streamed=is_streamed,
+            keeps_media=True,
+            only_complete_calls=only_complete_calls,
+        )
+        if not self._tools.tools:
+            return generation
+        (self._round,) = generation.answers
+        self._first = self._round
+        self._context.record.answers = [self]
+        return replace(generation, answers=[self])
+
+    async def pieces(self) -> AsyncIterator[Piece]:
+        """The answer of all rounds, with the results of tools between them."""
+        if self._before:
+            yield Piece(self._before, [])
+        num_calls = self._num_before
+        while True:
+            # One round, as it arrives.
+            answer = WholeAnswer()
+            async for piece in self._round.pieces():
+                for part in piece.parts:
+                    answer.add(part)
+                yield replace_indexes(piece, num_calls) if num_calls else piece
+            calls = answer.tool_calls
+            if self._stopped.is_set() or not self._round.ending.calls_tools:
+                return
+
+            # Its calls that the server runs. The client runs, or approves, the others.
+            ours = [place for place, call in enumerate(calls) if self._tools.of(call.id, call.name) is not None]
+            results: dict[int, ToolOutput] = {}
+            async for place, result in self._run([(place, calls[place]) for place in ours]):
+                results[place] = result
+                yield Piece([ToolResult(num_calls + place, result.text, result.is_error)], [])
+            if len(results) < len(calls) or self._stopped.is_set():
+                return
+
+            # The next round.
+            num_calls += len(calls)
+            if not await self._continue(answer, [results[place] for place in range(len(calls))]):
+                return
+
+    @property
+    def ending(self) -> Ending:
+        if self._reason is not None:
+            return Ending(self._reason)
+        ending = self._round.ending
+        return replace(ending, calls_tools=False) if self._stopped.is_set() else ending
+
+    @property
+    def outcome(self) -> str:
+        return self._round.outcome if self._reason is None else self._reason.value
+
+    @property
+    def usage(self) -> Usage:
+        """The tokens of all rounds."""
+        return self._spent + self._round.usage
+
+    @property
+    def num_unread(self) -> int:
+        return self._round.num_unread
+
+    @property
+    def num_profiled(self) -> int:
+        return self._round.num_profiled
+
+    def timings(self) -> Timings:
+        """Those of the first round."""
+        return self._first.timings()
+
+    def end(self) -> None:
+        self._stopped.set()
+        self._round.end()
+
+    def close(self) -> None:
+        self._stopped.set()
+        self._round.close()
+
+    async def _run(self, calls: Sequence[tuple[int, WholeToolCall]]) -> AsyncIterator[tuple[int, ToolOutput]]:
+        """The results of calls, each with the place of its call, until the answer is ended or its time is over."""
+        running = [asyncio.create_task(self._result(call)) for _, call in calls]
+        stopping = asyncio.create_task(self._stopped.wait())
+        try:
+            for (place, _), task in zip(calls, running, strict=True):
+                seconds = self._context.deadline.seconds_left
+                await asyncio.wait({task, stopping}, return_when=asyncio.FIRST_COMPLETED, timeout=seconds)
+                if not task.done():
+                    self._reason = None if self._stopped.is_set() else FinishReason.TIMEOUT
+                    return
+                yield place, task.result()
+        finally:
+            stopping.cancel()
+            for task in running:
+                task.cancel()
+
+    async def _result(self, call: WholeToolCall) -> ToolOutput:
+        if self._calls_left is not None:
+            self._calls_left -= 1
+            if self._calls_left < 0:
+                return ToolOutput(0, _TOO_MANY, is_error=True)
+        tool = self._tools.tools[call.name]
+        return await self._services.tools.client.run(
+            tool.server, tool.info.name, (call.arguments or "{}").encode(), self._context.deadline.seconds_left
+        )
+
+    async def _run_approved(self) -> None:
+        """Run the calls in the conversation that the client has approved, and put their results behind them."""
+        messages: list[ChatMessage] = []
+        pending: list[ChatMessage] = []
+        for message in self._chat.messages:
+            if message.role != "tool":
+                messages += pending
+                pending = []
+            messages.append(message)
+            for each in message.tool_calls or ():
+                tool = self._tools.of(each.id, each.function.name)
+                if each.id not in self._tools.approved or tool is None:
+                    continue
+                call = WholeToolCall(each.id, each.function.name, each.function.arguments, is_complete=True)
+                result = await self._approved_result(call)
+                pending.append(_result_message(call, result))
+                self._before += [
+                    ToolCallStart(self._num_before, call.id, call.name),
+                    ToolCallArguments(self._num_before, call.arguments),
+                    ToolCallEnd(self._num_before, is_complete=True),
+                    ToolResult(self._num_before, result.text, result.is_error),
+                ]
+                self._num_before += 1
+        self._chat = self._chat.model_copy(update={"messages": [*messages, *pending]})
+
+    async def _approved_result(self, call: WholeToolCall) -> ToolOutput:
+        key = call.name, call.arguments
+        if key not in self._tools.results:
+            try:
+                is_object = isinstance(json.loads(call.arguments or "{}"), dict)
+            except ValueError:
+                is_object = False
+            wrong = ToolOutput(0, "the call's arguments are no JSON object", is_error=True)
+            self._tools.results[key] = await self._result(call) if is_object else wrong
+        return self._tools.results[key]
+
+    async def _continue(self, answer: WholeAnswer, results: Sequence[ToolOutput]) -> bool:
+        """Start the next round, after the results of all calls. Returns False if none can follow.
+
+        Raises what `generate` does. A full queue does not end an answer that has begun.
+        """
+        self._rounds_left -= 1
+        chat = self._next_chat(answer, results)
+        if chat is None:
+            self._reason = FinishReason.LENGTH
+            return False
+        while True:
+            try:
+                generation = await generate(
+                    self._services,
+                    chat,
+                    self._context,
+                    is_streamed=self._is_streamed,
+                    keeps_media=True,
+                    only_complete_calls=self._only_complete_calls,
+                    while_connected=False,
+                )
+                break
+            except PromptTooLong:
+                self._reason = FinishReason.LENGTH
+                return False
+            except QueueFull as error:
+                if not self._context.deadline.seconds_left or self._stopped.is_set():
+                    self._reason = FinishReason.TIMEOUT
+                    return False
+                await asyncio.sleep(min(error.retry_after or 1, self._context.deadline.seconds_left))
+        self._spent += self._round.usage
+        self._chat = chat
+        (self._round,) = generation.answers
+        self._context.record.answers = [self]
+        if self._stopped.is_set():  # while the round was prepared
+            self._round.end()
+        return True
+
+    def _next_chat(self, answer: WholeAnswer, results: Sequence[ToolOutput]) -> ChatParameters | None:
+        """The chat of the next round; None if the answer has no tokens left."""
+        calls = answer.tool_calls
+        called = [
+            {"id": call.id, "function": {"name": call.name, "arguments": call.arguments or "{}"}} for call in calls
+        ]
+        turn = {"role": "assistant", "content": answer.content or None, "tool_calls": called}
+        if answer.reasoning:
+            turn["reasoning_content"] = answer.reasoning
+        more = [_result_message(call, result) for call, result in zip(calls, results, strict=True)]
+        kwargs = {name: value for name, value in (self._chat.chat_template_kwargs or {}).items() if name != CONTINUE}
+        changed: dict[str, Any] = {
+            "messages": [*self._chat.messages, ChatMessage.model_validate(turn), *more],
+            "chat_template_kwargs": kwargs or None,
+        }
+        if self._chat.tool_choice not in (None, "auto"):  # what had to be called has been called
+            changed["tool_choice"] = "auto"
+        for name in _LIMITS:
+            if (limit := getattr(self._chat, name)) is not None:
+                changed[name] = limit - self._round.usage.completion
+                if changed[name] < 1:
+                    return None
+        chat = self._chat.model_copy(update=changed)
+        if self._rounds_left < 1 or (self._calls_left is not None and self._calls_left < 1):
+            # The prompt keeps the tools, and with them its cached prefix.
+            listed = list(chat.listed_tools)
+            others = [tool for tool in chat.tools or () if tool.function.name not in self._tools.tools]
+            chat = chat.model_copy(update={"tools": others or None, "tool_choice": None})
+            chat.list_tools(listed)
+        return chat
+
+
+def _result_message(call: WholeToolCall, result: ToolOutput) -> ChatMessage:
+    text = f"{_ERROR}{result.text}" if result.is_error else result.text
+    return ChatMessage.model_validate({"role": "tool", "tool_call_id": call.id, "name": call.name, "content": text})
+
+
+def replace_indexes(piece: Piece, offset: int) -> Piece:
+    """The piece of a later round, whose calls are counted on."""
+    parts = [
+        replace(part, index=part.index + offset)
+        if isinstance(part, ToolCallStart | ToolCallArguments | ToolCallEnd)
+        else part
+        for part in piece.parts
+    ]
+    return Piece(parts, piece.tokens, piece.progress)

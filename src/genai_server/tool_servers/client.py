@@ -1,0 +1,82 @@
+"""The tool servers as an API process sees them, by its connection to the supervisor."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import count
+
+from genai_server.config.tool_servers import ToolServer
+from genai_server.errors import ToolServerUnavailable
+from genai_server.messages.tool_servers import (
+    FromToolServers,
+    ListTools,
+    RunTool,
+    StopTool,
+    ToolInfo,
+    ToolList,
+    ToolOutput,
+    ToToolServers,
+)
+
+_GONE = "the supervisor, which has the tool servers, cannot be reached"
+
+
+class ToolServerClient:
+    """Asks the supervisor about tools. Belongs to the event loop."""
+
+    def __init__(self, send: Callable[[ToToolServers], bool]) -> None:
+        # Returns False if the supervisor cannot be reached.
+        self._send = send
+        self._ids = count()
+        self._waiting: dict[int, asyncio.Future[FromToolServers]] = {}
+
+    async def tools(self, server: str) -> list[ToolInfo]:
+        """The tools of a server that requests may use. Raises ToolServerUnavailable."""
+        answer = await self._ask(ListTools(next(self._ids), server))
+        if isinstance(answer, ToolList):
+            return answer.tools
+        assert not isinstance(answer, ToolOutput)
+        raise ToolServerUnavailable(answer.reason)
+
+    async def run(self, server: str, tool: str, arguments: bytes, seconds: float) -> ToolOutput:
+        """What a tool returns, or why it returns nothing. A caller that is cancelled stops the tool."""
+        try:
+            answer = await self._ask(RunTool(next(self._ids), server, tool, arguments, seconds))
+        except ToolServerUnavailable as error:
+            return ToolOutput(0, str(error), is_error=True)
+        assert isinstance(answer, ToolOutput)
+        return answer
+
+    def receive(self, message: FromToolServers) -> None:
+        """Take an answer of the supervisor."""
+        waiting = self._waiting.pop(message.id, None)
+        if waiting is not None and not waiting.done():
+            waiting.set_result(message)
+
+    def lose(self, reason: str = "") -> None:
+        """The connection has ended: fail all that waits."""
+        waiting, self._waiting = self._waiting, {}
+        for answer in waiting.values():
+            if not answer.done():
+                answer.set_exception(ToolServerUnavailable(_GONE + reason))
+
+    async def _ask(self, question: ListTools | RunTool) -> FromToolServers:
+        answer: asyncio.Future[FromToolServers] = asyncio.get_running_loop().create_future()
+        self._waiting[question.id] = answer
+        if not self._send(question):
+            del self._waiting[question.id]
+            raise ToolServerUnavailable(_GONE)
+        try:
+            return await answer
+        except asyncio.CancelledError:
+            if self._waiting.pop(question.id, None) is not None:
+                self._send(StopTool(question.id))
+            raise
+
+
+@dataclass(frozen=True)
+class Tools:
+    """The operator's tool servers, and the connection by which they are asked."""
+
+    servers: Mapping[str, ToolServer]
+    client: ToolServerClient

@@ -1,0 +1,256 @@
+"""One connection to a tool server, from its start to its end: its tools, and calls of them."""
+
+import asyncio
+import json
+import logging
+import re
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from typing import Any
+
+import mcp_types as types
+from mcp import Client
+from mcp.shared.exceptions import MCPError
+from pydantic import ValidationError
+
+from genai_server import __version__
+from genai_server.config.tool_servers import ToolServer
+from genai_server.errors import ToolServerUnavailable, in_one_line
+from genai_server.messages.tool_servers import ToolInfo
+from genai_server.quoted_values import escaped, quoted
+from genai_server.tool_servers.transports import Program, connect_by_http, without_secrets
+
+log = logging.getLogger(__name__)
+# The SDK logs what servers send, which may be secrets, and as much as they like.
+for _name in ("mcp", "client", "httpx2", "httpcore2"):
+    logging.getLogger(_name).setLevel(logging.CRITICAL + 1)
+# With the server's name and two underscores before it, a tool's name must be one of a function.
+_TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,80}")
+# Limits of what a server says about its tools.
+_MAX_PAGES, _MAX_TOOLS, _MAX_DESCRIPTION, _MAX_SCHEMA = 16, 128, 4096, 64 * 1024
+# Names of tools that cannot be used, in the log.
+_MAX_NAMED = 5
+
+
+class ToolServerConnection:
+    """Runs a server in a task of its own. `close` must be called."""
+
+    def __init__(self, server: ToolServer, may_connect: Callable[[str], bool]) -> None:
+        self._server = server
+        self._may_connect = may_connect
+        self._program = Program(server) if server.command is not None else None
+        self._client: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
+        # None if the server has said that they have changed.
+        self._tools: list[ToolInfo] | None = None
+        self._places = asyncio.Semaphore(server.max_calls)
+        self._num_calls = 0
+        # Whether it takes no more calls.
+        self._is_retired = False
+        self._closing = asyncio.Event()
+        self._task = asyncio.create_task(self._run())
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether it starts or runs."""
+        return not self._is_retired and not self._task.done()
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing of it runs any more."""
+        return self._task.done()
+
+    async def tools(self) -> list[ToolInfo]:
+        """The tools that requests may use, once it has started. Raises ToolServerUnavailable."""
+        client = await self._started()
+        if self._tools is None:
+            try:
+                async with asyncio.timeout(self._server.start_timeout):
+                    self._tools = await self._list(client)
+            except Exception as error:
+                self.retire()
+                raise self._unavailable(error) from None
+        return self._tools
+
+    async def run(self, tool: str, arguments: bytes, seconds: float) -> tuple[str, bool]:
+        """What a tool returns, and whether that is an error. Raises ToolServerUnavailable if it cannot be run.
+
+        A server that does not answer in time, or before its caller has gone, takes no more calls and ends after those
+        that run: it may be stuck.
+        """
+        client = await self._started()
+        self._num_calls += 1
+        try:
+            async with asyncio.timeout(min(seconds, self._server.timeout)), self._places:
+                result = await client.session.send_request(
+                    types.CallToolRequest(
+                        params=types.CallToolRequestParams(name=tool, arguments=json.loads(arguments))
+                    ),
+                    types.CallToolResult,
+                )
+        except asyncio.CancelledError:
+            self.retire()
+            raise
+        except TimeoutError:
+            self.retire()
+            log.warning("tool server %s has not answered in time, and is ended", self._server.name)
+            return f"the tool has not answered within {min(seconds, self._server.timeout):g} s", True
+        except MCPError as error:
+            if error.error.code == types.CONNECTION_CLOSED:
+                self.retire()
+                raise self._unavailable(error) from None
+            return self._cut(error.error.message), True
+        except ValidationError:
+            return "the tool's answer does not follow the Model Context Protocol", True
+        except Exception as error:
+            self.retire()
+            raise self._unavailable(error) from None
+        else:
+            return self._cut(_text_of(result)), result.is_error
+        finally:
+            self._num_calls -= 1
+            self._close_unless_used()
+
+    def retire(self) -> None:
+        """Take no more calls, and end after those that run."""
+        self._is_retired = True
+        self._close_unless_used()
+
+    async def close(self) -> None:
+        """End it at once. Calls that run fail."""
+        self._is_retired = True
+        self._closing.set()
+        await asyncio.wait([self._task])
+
+    def _close_unless_used(self) -> None:
+        if self._is_retired and not self._num_calls:
+            self._closing.set()
+
+    async def _started(self) -> Client:
+        return await asyncio.shield(self._client)
+
+    async def _run(self) -> None:
+        failure: ToolServerUnavailable | None = None
+        try:
+            async with AsyncExitStack() as stack:
+                transport = (
+                    connect_by_http(self._server, self._may_connect)
+                    if self._program is None
+                    else self._program.connect()
+                )
+                async with asyncio.timeout(self._server.start_timeout):
+                    client = await stack.enter_async_context(
+                        Client(
+                            transport,
+                            mode="auto",
+                            cache=None,
+                            message_handler=self._notice,
+                            client_info=types.Implementation(name="genai-server", version=__version__),
+                        )
+                    )
+                    self._tools = await self._list(client)
+                self._client.set_result(client)
+                await self._wait()
+        except Exception as error:  # whatever its transport raises
+            failure = self._unavailable(error)
+        self._is_retired = True
+        if not self._client.done():
+            failure = failure or self._unavailable(RuntimeError("it was ended"))
+            self._client.set_exception(failure)
+            self._client.exception()  # nobody may wait for it any more
+        self._log_end(failure)
+
+    async def _wait(self) -> None:
+        """Wait until it is to end, or has ended by itself."""
+        waits = [asyncio.create_task(self._closing.wait())]
+        if self._program is not None:
+            waits.append(asyncio.create_task(self._program.ended.wait()))
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for each in waits:
+                each.cancel()
+
+    def _log_end(self, failure: ToolServerUnavailable | None) -> None:
+        has_broken = self._program is not None and self._program.why
+        if failure is None and not has_broken:
+            return
+        why = str(failure) if failure is not None else f"tool server {self._server.name}: {self._why}"
+        errors = "" if self._program is None else self._program.errors
+        log.warning("%s%s", why, f"; its last errors: {escaped(errors)}" if errors else "")
+
+    @property
+    def _why(self) -> str:
+        return (self._program.why if self._program is not None else "") or "it ended"
+
+    def _unavailable(self, error: BaseException) -> ToolServerUnavailable:
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        reason = self._program.why if self._program is not None else ""
+        if isinstance(error, TimeoutError):
+            reason = reason or f"it does not list its tools within {self._server.start_timeout:g} s"
+        text = without_secrets(reason or in_one_line(error), self._server)[:500]
+        return ToolServerUnavailable(f"tool server {self._server.name}: {text}")
+
+    async def _notice(self, message: Any) -> None:
+        """Called with each notification of the server."""
+        if isinstance(message, types.ToolListChangedNotification):
+            self._tools = None
+
+    async def _list(self, client: Client) -> list[ToolInfo]:
+        found: dict[str, ToolInfo] = {}
+        unusable: list[str] = []
+        cursor: str | None = None
+        for _ in range(_MAX_PAGES):
+            page = await client.session.list_tools(params=types.PaginatedRequestParams(cursor=cursor))
+            for tool in page.tools:
+                if not self._server.may_run(tool.name):
+                    continue
+                parameters = json.dumps(tool.input_schema, ensure_ascii=False).encode(errors="replace")
+                is_usable = _TOOL_NAME.fullmatch(tool.name) and tool.name not in found
+                if not is_usable or len(parameters) > _MAX_SCHEMA or len(found) == _MAX_TOOLS:
+                    unusable.append(tool.name)
+                    continue
+                description = without_secrets(tool.description or "", self._server)[:_MAX_DESCRIPTION]
+                is_read_only = tool.annotations is not None and tool.annotations.read_only_hint is True
+                found[tool.name] = ToolInfo(tool.name, description, parameters, is_read_only)
+            if (cursor := page.next_cursor) is None:
+                break
+        if unusable:
+            named = ", ".join(quoted(name, 80) for name in unusable[:_MAX_NAMED])
+            log.warning(
+                "tool server %s: %d tools are left out, because of their name, the size of their schema, or as the "
+                "%d. tool or later: %s",
+                self._server.name,
+                len(unusable),
+                _MAX_TOOLS + 1,
+                without_secrets(named, self._server),
+            )
+        return list(found.values())
+
+    def _cut(self, text: str) -> str:
+        """A text for the model: without secrets, and not longer than allowed."""
+        data = without_secrets(text, self._server).encode(errors="replace")
+        limit = self._server.max_output_bytes
+        if len(data) <= limit:
+            return data.decode()
+        kept = data[:limit].decode(errors="ignore")
+        return f"{kept}\n[{len(data) - limit} bytes left out: an output may have {limit} bytes (max_output_bytes)]"
+
+
+def _text_of(result: types.CallToolResult) -> str:
+    """What the model reads of a result: its texts, and a note in the place of everything else."""
+    texts = [_text_of_block(block) for block in result.content]
+    if not texts and result.structured_content is not None:
+        texts = [json.dumps(result.structured_content, ensure_ascii=False)]
+    return "\n".join(texts)
+
+
+def _text_of_block(block: types.ContentBlock) -> str:
+    match block:
+        case types.TextContent(text=str(text)):
+            return text
+        case types.EmbeddedResource(resource=types.TextResourceContents(text=str(text))):
+            return text
+        case types.ResourceLink(name=name, uri=uri):
+            return f"[resource {name}: {uri}]"
+    return f"[{block.type} left out: the model reads the texts of tools only]"

@@ -1,0 +1,484 @@
+"""Tools that the server runs, from OpenAI's and Anthropic's SDKs, streamed and stored, with a real program behind them.
+
+Answers are scripted; the prompt of each round has the results of the rounds before, which the scripts wait for.
+"""
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from anthropic import Anthropic
+from anthropic import BadRequestError as AnthropicBadRequest
+from openai import BadRequestError, InternalServerError, OpenAI
+
+from tests.running_server import RunningServer
+from tests.server_here import run_here
+from tests.tool_server import PROMPT, TOOLS
+
+PROGRAM = Path(__file__).parents[1] / "tool_server.py"
+HEADER = "x-genai-run-tools"
+FUNCTION: Any = {"type": "function", "name": "mine", "parameters": {"type": "object", "properties": {}}}
+MCP: Any = {"type": "mcp", "server_label": "test", "require_approval": "never"}
+
+
+def call(name: str, **arguments: Any) -> str:
+    return f"<tool_call>⏎{json.dumps({'name': name, 'arguments': arguments})}⏎</tool_call>"
+
+
+def script(first: str, *later: tuple[str, str]) -> str:
+    """A message whose answer is `first`, and after each word in the prompt another one."""
+    return "\n".join([f"script: say {first}", *(f"script after {word}: say {said}" for word, said in later)])
+
+
+ECHO = script(f"I look. {call('test__echo', text='heron')}", ("heron", "It said so."))
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    folder = tmp_path_factory.mktemp("tools")
+    program = json.dumps([sys.executable, str(PROGRAM)])
+    (folder / "server.toml").write_text(
+        f"""
+        [mcp.test]
+        command = {program}
+        max_message_bytes = 100000
+        timeout = 60
+
+        [mcp.slow]
+        command = {program}
+        timeout = 0.2
+
+        [mcp.guarded]
+        command = {program}
+        approval = ["echo"]
+
+        [mcp.others]
+        command = {program}
+        keys = ["nobody"]
+
+        [mcp.broken]
+        command = ["./no-such-program"]
+        """,
+        encoding="utf-8",
+    )
+    options = ["--config", str(folder / "server.toml"), "--device", "scripted", "--max-length", "20000"]
+    with run_here(folder, *options, settings={"GENAI_MAX_TOOL_ROUNDS": "4"}) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def openai(server: RunningServer) -> Iterator[OpenAI]:
+    with OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def anthropic(server: RunningServer) -> Iterator[Anthropic]:
+    with Anthropic(base_url=server.url, api_key="none", max_retries=0) as client:
+        yield client
+
+
+def respond(openai: OpenAI, given: Any, **fields: Any) -> Any:
+    return openai.responses.create(model="demo", input=given, **{"tools": [MCP], **fields})
+
+
+def kinds(response: Any) -> list[str]:
+    return [item.type for item in response.output]
+
+
+# Responses
+
+
+def test_response_has_tools_call_result_and_answer_and_is_stored(openai: OpenAI) -> None:
+    response = respond(openai, ECHO)
+    listed, before, called, after = response.output
+    assert [tool.name for tool in listed.tools] == [*TOOLS]
+    assert (listed.server_label, listed.tools[0].input_schema["required"]) == ("test", ["a", "b"])
+    assert before.content[0].text.strip() == "I look."
+    assert called.to_dict() | {"id": ""} == {
+        "id": "",
+        "type": "mcp_call",
+        "status": "completed",
+        "approval_request_id": None,
+        "arguments": called.arguments,
+        "error": None,
+        "name": "echo",
+        "output": "heron",
+        "server_label": "test",
+    }
+    assert json.loads(called.arguments) == {"text": "heron"}
+    assert (response.status, response.output_text[-11:], after.type) == ("completed", "It said so.", "message")
+    assert openai.responses.retrieve(response.id).output == response.output
+    assert response.tools[0].to_dict() == MCP
+
+
+def test_next_response_continues_calls_and_does_not_list_tools_again(openai: OpenAI) -> None:
+    first = respond(openai, ECHO)
+    second = respond(openai, script(call("test__add", a=20, b=22), ("42", "And 42.")), previous_response_id=first.id)
+    assert kinds(second) == ["mcp_call", "message"]
+    assert (second.output[0].output, second.output_text) == ("42", "And 42.")
+    # A client that stores nothing here sends all items back.
+    items: list[Any] = [{"role": "user", "content": ECHO}, *(item.to_dict() for item in first.output)]
+    raw = openai.responses.with_raw_response.create(
+        model="demo", input=[*items, {"role": "user", "content": "script: say All is here."}], tools=[MCP], store=False
+    )
+    assert "x-genai-converted" not in raw.headers
+    assert (kinds(raw.parse()), raw.parse().output_text) == (["message"], "All is here.")
+
+
+def test_usage_is_that_of_all_rounds_and_later_rounds_use_the_cache_of_the_first(openai: OpenAI) -> None:
+    response = respond(openai, ECHO)
+    text = "I look. " + call("test__echo", text="heron") + "It said so."
+    assert response.usage.output_tokens == len(text)
+    assert response.usage.input_tokens > 2 * len(ECHO)
+
+
+def test_stream_has_openais_events_in_order(openai: OpenAI) -> None:
+    events = list(respond(openai, ECHO, stream=True))
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    names = [event.type.removeprefix("response.") for event in events]
+    without = [name for name in dict.fromkeys(names) if not name.startswith(("output_text", "content_part"))]
+    assert without == [
+        "created",
+        "in_progress",
+        "output_item.added",
+        "mcp_list_tools.in_progress",
+        "mcp_list_tools.completed",
+        "output_item.done",
+        "mcp_call.in_progress",
+        "mcp_call_arguments.delta",
+        "mcp_call_arguments.done",
+        "mcp_call.completed",
+        "completed",
+    ]
+    arguments = "".join(event.delta for event in events if event.type == "response.mcp_call_arguments.delta")
+    assert json.loads(arguments) == {"text": "heron"}
+    done = [event for event in events if event.type == "response.output_item.done"]
+    assert [event.output_index for event in done] == [0, 1, 2, 3]
+    assert [event.item for event in done] == events[-1].response.output
+    with openai.responses.stream(model="demo", input=ECHO, tools=[MCP]) as stream:
+        assert kinds(stream.get_final_response()) == ["mcp_list_tools", "message", "mcp_call", "message"]
+
+
+def test_calls_of_one_round_run_at_once_and_keep_their_order(openai: OpenAI) -> None:
+    both = call("test__echo", text="one") + call("test__add", a=500, b=55)
+    for response in (respond(openai, script(both, ("555", "Both."))),):
+        calls = [item for item in response.output if item.type == "mcp_call"]
+        assert [(item.name, item.output) for item in calls] == [("echo", "one"), ("add", "555")]
+    events = list(respond(openai, script(both, ("555", "Both.")), stream=True))
+    done = [event for event in events if event.type == "response.output_item.done" and event.item.type == "mcp_call"]
+    assert [event.item.output for event in done] == ["one", "555"]
+    assert [event.item for event in done] == [item for item in events[-1].response.output if item.type == "mcp_call"]
+
+
+def test_background_response_runs_tools(openai: OpenAI) -> None:
+    running = respond(openai, ECHO, background=True)
+    events = list(respond(openai, ECHO, background=True, stream=True))
+    assert events[-1].response.output_text.endswith("It said so.")
+    while running.status in ("queued", "in_progress"):
+        running = openai.responses.retrieve(running.id)
+    assert kinds(running) == ["mcp_list_tools", "message", "mcp_call", "message"]
+
+
+@pytest.mark.parametrize("streams", [False, True], ids=["plain", "streamed"])
+def test_call_is_run_once_the_client_approves_it(openai: OpenAI, *, streams: bool) -> None:
+    asked = respond(openai, ECHO, tools=[{**MCP, "require_approval": "always"}])
+    request = asked.output[-1]
+    assert (request.type, request.name, json.loads(request.arguments)) == (
+        "mcp_approval_request",
+        "echo",
+        {"text": "heron"},
+    )
+    approval: Any = {"type": "mcp_approval_response", "approval_request_id": request.id, "approve": True}
+    fields: Any = {"tools": [{**MCP, "require_approval": "always"}], "previous_response_id": asked.id}
+    if streams:
+        answer = list(respond(openai, [approval], stream=True, **fields))[-1].response
+    else:
+        answer = respond(openai, [approval], **fields)
+    called, said = answer.output
+    assert (called.output, called.approval_request_id, said.content[0].text) == ("heron", request.id, "It said so.")
+    # A further turn does not run it again.
+    third = respond(openai, "script: say Third.", previous_response_id=answer.id)
+    assert kinds(third) == ["message"]
+
+
+def test_declined_call_is_not_run(openai: OpenAI) -> None:
+    given = script(call("test__echo", text="heron"), ("approved", "As you like."))
+    asked = respond(openai, given, tools=[{"type": "mcp", "server_label": "test"}])
+    answer: Any = {
+        "type": "mcp_approval_response",
+        "approval_request_id": asked.output[-1].id,
+        "approve": False,
+        "reason": "too expensive",
+    }
+    declined = respond(openai, [answer], previous_response_id=asked.id)
+    assert (kinds(declined), declined.output_text) == (["message"], "As you like.")
+    answer["approval_request_id"] = "mcpr_unknown"
+    with pytest.raises(BadRequestError, match="mcpr_unknown"):
+        respond(openai, [answer], previous_response_id=asked.id)
+
+
+def test_operator_and_client_choose_tools_and_approvals(openai: OpenAI) -> None:
+    some = {**MCP, "server_label": "guarded", "allowed_tools": ["echo", "add"]}
+    asked = respond(openai, script(call("guarded__echo", text="heron")), tools=[some])
+    assert [tool.name for tool in asked.output[0].tools] == ["add", "echo"]
+    assert kinds(asked)[-1] == "mcp_approval_request"
+    never = {**MCP, "require_approval": {"never": {"tool_names": ["add"]}}}
+    added = respond(openai, script(call("test__add", a=500, b=55), ("555", "ok")), tools=[never])
+    assert kinds(added) == ["mcp_list_tools", "mcp_call", "message"]
+
+
+def test_answer_ends_with_calls_of_the_client(openai: OpenAI) -> None:
+    both = call("test__echo", text="heron") + call("mine")
+    response = respond(openai, script(both), tools=[MCP, FUNCTION])
+    assert kinds(response) == ["mcp_list_tools", "mcp_call", "function_call"]
+    assert response.output[1].output == "heron"
+    result: Any = {"type": "function_call_output", "call_id": response.output[2].call_id, "output": "kestrel"}
+    last = respond(openai, [result], previous_response_id=response.id, tools=[MCP, FUNCTION])
+    assert last.status == "completed"
+
+
+def test_limits_of_calls_and_rounds_end_the_loop_with_a_text(openai: OpenAI) -> None:
+    again = script(call("test__count"))
+    response = respond(openai, again)
+    assert kinds(response) == ["mcp_list_tools", *(["mcp_call"] * 4), "message"]
+    assert [item.status for item in respond(openai, again, max_tool_calls=2).output[1:3]] == ["completed"] * 2
+    assert len(respond(openai, again, max_tool_calls=2).output) == 4
+    both = call("test__echo", text="one") + call("test__echo", text="two")
+    limited = respond(openai, script(both), max_tool_calls=1)
+    assert [item.status for item in limited.output[1:3]] == ["completed", "failed"]
+    short = respond(openai, ECHO, max_output_tokens=len("I look. " + call("test__echo", text="heron")) + 3)
+    assert (short.status, short.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+
+
+def test_tool_choice_of_a_server_forces_a_call(openai: OpenAI) -> None:
+    choice: Any = {"type": "mcp", "server_label": "test", "name": "count"}
+    given = script(call("test__count"), ("count", "Counted."))
+    for chosen in (choice, {"type": "mcp", "server_label": "test"}):
+        response = respond(openai, given, tool_choice=chosen, tools=[MCP, FUNCTION])
+        assert (kinds(response), response.output[1].name) == (["mcp_list_tools", "mcp_call", "message"], "count")
+    with pytest.raises(BadRequestError, match="names the tool"):
+        respond(openai, given, tool_choice={**choice, "name": "nothing"})
+
+
+@pytest.mark.parametrize(
+    ("tool", "said"),
+    [
+        ("crash", "tool server test: it ended"),
+        ("flood", "tool server test: it sent a message of more than 100000 bytes"),
+        ("fail", "it did not work"),
+    ],
+)
+def test_a_hostile_server_costs_its_call_only(openai: OpenAI, tool: str, said: str) -> None:
+    response = respond(openai, script(call(f"test__{tool}"), ("Error:", "I go on.")))
+    called = response.output[1]
+    assert (called.status, called.output, response.output_text) == ("failed", None, "I go on.")
+    assert said in called.error.content[0]["text"]
+    assert respond(openai, ECHO).output_text.endswith("It said so.")
+
+
+def test_a_hanging_tool_is_left_behind(openai: OpenAI) -> None:
+    tools: Any = [{**MCP, "server_label": "slow"}]
+    response = respond(openai, script(call("slow__hang"), ("within", "Late.")), tools=tools)
+    assert response.output[1].error.content[0]["text"] == "the tool has not answered within 0.2 s"
+    assert response.output_text == "Late."
+
+
+def test_deadline_ends_an_answer_within_a_tool(openai: OpenAI) -> None:
+    response = respond(openai, script(call("test__hang")), timeout=60, extra_body={"timeout": 0.5})
+    assert (response.status, response.incomplete_details.genai_finish_reason) == ("incomplete", "timeout")
+
+
+def test_a_client_that_leaves_stops_the_tool(openai: OpenAI) -> None:
+    stream = respond(openai, script(call("test__hang")), stream=True)
+    for event in stream:
+        if event.type == "response.mcp_call_arguments.done":
+            break
+    stream.close()
+    assert respond(openai, ECHO.replace("test__", "guarded__"), tools=[{**MCP, "server_label": "guarded"}]).output
+
+
+def test_background_response_is_cancelled_within_a_tool(openai: OpenAI) -> None:
+    stream = respond(openai, script(call("test__hang")), stream=True, background=True)
+    for event in stream:
+        if event.type == "response.created":
+            id = event.response.id
+        if event.type == "response.mcp_call_arguments.done":
+            break
+    cancelled = openai.responses.cancel(id)
+    assert (cancelled.status, cancelled.output[1].status) == ("cancelled", "incomplete")
+
+
+def test_servers_that_a_request_may_not_use_are_left_out_and_named(openai: OpenAI) -> None:
+    tools: Any = [{**MCP, "server_label": "others"}, {**MCP, "server_label": "x", "server_url": "https://x.example"}]
+    raw = openai.responses.with_raw_response.create(model="demo", input="script: say Hi.", tools=tools)
+    assert raw.headers["x-genai-ignored"] == "tools[0] (mcp), tools[1] (mcp)"
+    assert kinds(raw.parse()) == ["message"]
+    secret: Any = [{**MCP, "server_url": "https://x.example", "authorization": "s3cret-token"}]
+    raw = openai.responses.with_raw_response.create(model="demo", input="script: say Hi.", tools=secret)
+    assert raw.headers["x-genai-ignored"] == "tools[0].server_url, tools[0].authorization"
+    assert "s3cret-token" not in raw.text
+
+
+def test_a_server_that_does_not_start_is_an_error(openai: OpenAI) -> None:
+    with pytest.raises(InternalServerError) as raised:
+        respond(openai, "x", tools=[{**MCP, "server_label": "broken"}])
+    assert (raised.value.status_code, raised.value.code) == (503, "tool_server_unavailable")
+
+
+# Chat completions
+
+
+def chat(openai: OpenAI, *messages: Any, servers: str = "test", **fields: Any) -> Any:
+    given = [{"role": "user", "content": message} if isinstance(message, str) else message for message in messages]
+    return openai.chat.completions.create(model="demo", messages=given, extra_headers={HEADER: servers}, **fields)
+
+
+def test_chat_completion_has_runs_in_a_field_of_its_own(openai: OpenAI) -> None:
+    (choice,) = chat(openai, ECHO).choices
+    (run,) = choice.message.genai_tool_runs
+    assert run | {"id": ""} == {
+        "id": "",
+        "server": "test",
+        "name": "echo",
+        "arguments": run["arguments"],
+        "status": "completed",
+        "output": "heron",
+    }
+    assert (choice.finish_reason, choice.message.content, choice.message.tool_calls) == (
+        "stop",
+        "I look.It said so.",
+        None,
+    )
+
+
+def test_streamed_chat_completion_has_runs_as_they_begin_and_end(openai: OpenAI) -> None:
+    chunks = list(chat(openai, ECHO, stream=True, stream_options={"include_usage": True}))
+    runs = [run for chunk in chunks for choice in chunk.choices for run in getattr(choice.delta, "genai_tool_runs", [])]
+    assert [(run["index"], run["status"], run.get("output")) for run in runs] == [
+        (0, "in_progress", None),
+        (0, "completed", "heron"),
+    ]
+    assert runs[0]["id"] == runs[1]["id"]
+    text = "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices)
+    assert text == "I look.It said so."
+    assert not [choice for chunk in chunks for choice in chunk.choices if choice.delta.tool_calls]
+    assert chunks[-1].usage.completion_tokens > len(text)
+
+
+@pytest.mark.parametrize("streams", [False, True], ids=["plain", "streamed"])
+def test_chat_call_that_needs_an_approval_is_the_clients(openai: OpenAI, *, streams: bool) -> None:
+    given = script(call("guarded__add", a=500, b=55), ("555", call("guarded__echo", text="heron")))
+    if streams:
+        chunks = list(chat(openai, given, servers="guarded", stream=True))
+        calls = [one for chunk in chunks for choice in chunk.choices for one in choice.delta.tool_calls or []]
+        assert {one.index for one in calls} == {0}
+        assert chunks[-1].choices[0].finish_reason == "tool_calls"
+        assert "".join(one.function.arguments for one in calls) == '{"text": "heron"}'
+        return
+    (choice,) = chat(openai, given, servers="guarded").choices
+    assert choice.finish_reason == "tool_calls"
+    (asked,) = choice.message.tool_calls
+    assert (asked.function.name, choice.message.genai_tool_runs[0]["output"]) == ("guarded__echo", "555")
+    turn: Any = {"role": "assistant", "content": None, "tool_calls": [asked.to_dict()]}
+    # Without a result it is approved; with one, the client has run or declined it.
+    approved = chat(openai, "script: say Done.", turn, servers="guarded").choices[0].message
+    assert (approved.content, approved.genai_tool_runs[0]["output"]) == ("Done.", "heron")
+    declined: Any = {"role": "tool", "tool_call_id": asked.id, "content": "declined"}
+    assert "genai_tool_runs" not in chat(openai, "script: say Done.", turn, declined, servers="guarded").to_json()
+
+
+def test_chat_refuses_what_it_cannot_run(openai: OpenAI) -> None:
+    for servers in ("nothing", "others", "test,nothing"):
+        with pytest.raises(BadRequestError, match=HEADER):
+            chat(openai, "x", servers=servers)
+    with pytest.raises(BadRequestError, match="n must be 1"):
+        chat(openai, "x", n=2)
+
+
+def test_chat_with_clients_tools_numbers_them_from_zero(openai: OpenAI) -> None:
+    tools: Any = [
+        {"type": "function", "function": {"name": "mine", "parameters": {"type": "object", "properties": {}}}}
+    ]
+    both = call("test__echo", text="heron") + call("mine")
+    (choice,) = chat(openai, script(both), tools=tools).choices
+    assert [each.function.name for each in choice.message.tool_calls] == ["mine"]
+    calls = [
+        one
+        for chunk in chat(openai, script(both), tools=tools, stream=True)
+        for choice in chunk.choices
+        for one in choice.delta.tool_calls or []
+    ]
+    assert [one.index for one in calls if one.function.name] == [0]
+
+
+def test_results_are_text_in_prompts_whatever_they_look_like(openai: OpenAI) -> None:
+    (choice,) = chat(openai, script(call("test__prompt"), ("evil", "I read it."))).choices
+    assert (choice.message.genai_tool_runs[0]["output"], choice.message.content) == (PROMPT, "I read it.")
+
+
+# Messages
+
+
+def message(anthropic: Anthropic, given: Any, name: str = "test", **fields: Any) -> Any:
+    servers: Any = [{"type": "url", "name": name, "url": "https://example.com/mcp"}]
+    messages: Any = [{"role": "user", "content": given}] if isinstance(given, str) else given
+    return {"model": "demo", "max_tokens": 2000, "mcp_servers": servers, "messages": messages, **fields}
+
+
+def test_message_has_anthropics_blocks_and_is_continued(anthropic: Anthropic) -> None:
+    answer = anthropic.beta.messages.create(**message(anthropic, ECHO))
+    text, use, result, last = answer.content
+    assert (use.type, use.server_name, use.name, use.input) == ("mcp_tool_use", "test", "echo", {"text": "heron"})
+    assert (result.type, result.tool_use_id, result.is_error) == ("mcp_tool_result", use.id, False)
+    assert (text.text.strip(), result.content[0].text, last.text) == ("I look.", "heron", "It said so.")
+    assert (answer.stop_reason, use.id[:9]) == ("end_turn", "mcptoolu_")
+    history: Any = [
+        {"role": "user", "content": ECHO},
+        {"role": "assistant", "content": [block.to_dict() for block in answer.content]},
+        {"role": "user", "content": "script: say And more."},
+    ]
+    raw = anthropic.beta.messages.with_raw_response.create(**message(anthropic, history))
+    assert "x-genai-converted" not in raw.headers
+    assert raw.parse().content[0].text == "And more."
+    without = anthropic.beta.messages.with_raw_response.create(**message(anthropic, history, mcp_servers=[]))
+    assert "mcp_tool_use as text" in without.headers["x-genai-converted"]
+
+
+def test_streamed_message_is_the_same(anthropic: Anthropic) -> None:
+    with anthropic.beta.messages.stream(**message(anthropic, ECHO)) as stream:
+        streamed = stream.get_final_message()
+    plain = anthropic.beta.messages.create(**message(anthropic, ECHO))
+    ids = {"id": "", "tool_use_id": ""}
+    assert [block.to_dict() | ids for block in streamed.content] == [block.to_dict() | ids for block in plain.content]
+    assert streamed.usage == plain.usage
+
+
+def test_message_chooses_tools(anthropic: Anthropic) -> None:
+    tools: Any = [
+        {
+            "type": "mcp_toolset",
+            "mcp_server_name": "test",
+            "default_config": {"enabled": False},
+            "configs": {"count": {"enabled": True}},
+        }
+    ]
+    given = script(call("test__count"), ("count", "Counted."))
+    for choice in ({"type": "any"}, {"type": "auto"}, {"type": "tool", "name": "test__count"}):
+        answer = anthropic.beta.messages.create(**message(anthropic, given, tools=tools, tool_choice=choice))
+        assert [block.name for block in answer.content if block.type == "mcp_tool_use"] == ["count"]
+        assert answer.content[-1].text == "Counted."
+    with pytest.raises(AnthropicBadRequest, match="tool_choice.name"):
+        anthropic.beta.messages.create(
+            **message(anthropic, given, tools=tools, tool_choice={"type": "tool", "name": "test__echo"})
+        )
+
+
+def test_message_leaves_out_servers_and_tools_that_it_cannot_use(anthropic: Anthropic) -> None:
+    raw = anthropic.beta.messages.with_raw_response.create(**message(anthropic, "script: say Hi.", "others"))
+    assert raw.headers["x-genai-ignored"] == "mcp_servers[0]"
+    raw = anthropic.beta.messages.with_raw_response.create(**message(anthropic, "script: say Hi.", "guarded"))
+    assert raw.headers["x-genai-ignored"] == "mcp_servers (guarded: echo needs an approval)"

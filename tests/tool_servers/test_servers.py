@@ -1,0 +1,205 @@
+"""Tool servers as the supervisor has them, also those that do harm: a program costs its call only."""
+
+import asyncio
+import logging
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from genai_server.config.tool_servers import ToolServer
+from genai_server.errors import ToolServerUnavailable
+from genai_server.tool_servers.servers import ToolServers
+from tests.tool_server import PROMPT, TOOLS
+
+PROGRAM = [sys.executable, str(Path(__file__).parents[1] / "tool_server.py")]
+SECRET = "s3cret-of-the-operator"
+FOREVER = 60.0
+
+
+@asynccontextmanager
+async def served(mode: str = "", **fields: Any) -> AsyncIterator[ToolServers]:
+    """Servers of which one, `test`, is the program in this mode."""
+    server = ToolServer.model_validate({"name": "test", "command": [*PROGRAM, mode], **fields})
+    servers = ToolServers({"test": server})
+    try:
+        yield servers
+    finally:
+        await servers.close()
+        assert not programs()
+
+
+def programs() -> list[psutil.Process]:
+    return [child for child in psutil.Process().children(recursive=True) if PROGRAM[1] in child.cmdline()]
+
+
+async def run(servers: ToolServers, tool: str, arguments: bytes = b"{}", seconds: float = FOREVER) -> tuple[str, bool]:
+    return await servers.run("test", tool, arguments, seconds)
+
+
+async def works(servers: ToolServers) -> bool:
+    return await run(servers, "add", b'{"a": 1, "b": 2}') == ("3", False)
+
+
+def test_tools_are_listed_and_run_by_one_program() -> None:
+    async def main() -> None:
+        async with served() as servers:
+            assert [tool.name for tool in await servers.tools("test")] == [*TOOLS]
+            assert await works(servers)
+            assert await run(servers, "echo", b'{"text": "\xc3\xa9"}') == ("é", False)
+            assert await run(servers, "fail") == ("it did not work", True)
+            assert await run(servers, "picture") == ("[image left out: the model reads the texts of tools only]", False)
+            assert await run(servers, "count") == ("5", False)
+            assert len(programs()) == 1
+
+    asyncio.run(main())
+
+
+def test_calls_at_once_all_return() -> None:
+    async def main() -> None:
+        async with served(max_calls=2) as servers:
+            calls = [run(servers, "add", b'{"a": 1, "b": %d}' % number) for number in range(20)]
+            assert await asyncio.gather(*calls) == [(str(1 + number), False) for number in range(20)]
+
+    asyncio.run(main())
+
+
+def test_only_allowed_tools_are_listed() -> None:
+    async def main() -> None:
+        async with served(tools=["add", "nothing"]) as servers:
+            assert [tool.name for tool in await servers.tools("test")] == ["add"]
+
+    asyncio.run(main())
+
+
+def test_names_that_collide_and_huge_schemas_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    async def main(mode: str) -> list[str]:
+        async with served(mode) as servers:
+            return [tool.name for tool in await servers.tools("test")]
+
+    assert asyncio.run(main("names")) == [*TOOLS]
+    assert "7 tools are left out" in caplog.text
+    assert asyncio.run(main("schemas")) == [*TOOLS, "endless", "pattern"]
+
+
+@pytest.mark.parametrize(
+    ("tool", "said"),
+    [
+        ("crash", "tool server test: it ended"),
+        ("flood", "tool server test: it sent a message of more than 100000 bytes (max_message_bytes)"),
+        ("spam", "tool server test: it sent too much without being asked"),
+    ],
+)
+def test_a_program_that_breaks_fails_its_call_and_starts_again(tool: str, said: str) -> None:
+    async def main() -> None:
+        async with served(max_message_bytes=100_000) as servers:
+            assert await works(servers)
+            with pytest.raises(ToolServerUnavailable) as raised:
+                await run(servers, tool)
+            assert str(raised.value) == said
+            assert await works(servers)
+            assert await run(servers, "count") == ("2", False)
+
+    asyncio.run(main())
+
+
+def test_a_call_without_an_answer_ends_in_time_and_others_go_to_a_new_program() -> None:
+    async def main() -> None:
+        async with served() as servers:
+            assert await works(servers)
+            assert await run(servers, "hang", seconds=0.2) == ("the tool has not answered within 0.2 s", True)
+            assert await works(servers)
+            assert await run(servers, "count") == ("2", False)
+
+    asyncio.run(main())
+
+
+def test_a_call_that_is_left_does_not_hold_up_others() -> None:
+    async def main() -> None:
+        async with served() as servers:
+            assert await works(servers)
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.2):
+                    await run(servers, "hang")
+            assert await works(servers)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("mode", "said"),
+    [
+        ("dies", "it ended"),
+        ("mute", "it does not list its tools within 0.5 s"),
+        ("deep", "it sent a message that is nested too deep"),
+    ],
+)
+def test_a_program_that_does_not_start_says_so(mode: str, said: str) -> None:
+    async def main() -> None:
+        async with served(mode, start_timeout=0.5 if mode == "mute" else FOREVER) as servers:
+            for _ in range(2):
+                with pytest.raises(ToolServerUnavailable, match=said):
+                    await servers.tools("test")
+
+    asyncio.run(main())
+
+
+def test_a_missing_program_says_so() -> None:
+    async def main() -> None:
+        servers = ToolServers({"test": ToolServer.model_validate({"name": "test", "command": ["./no-such-program"]})})
+        with pytest.raises(ToolServerUnavailable, match=r"tool server test: .*no-such-program"):
+            await servers.tools("test")
+        await servers.close()
+
+    asyncio.run(main())
+
+
+def test_outputs_are_cut_and_answers_that_break_the_protocol_are_errors() -> None:
+    async def main() -> None:
+        async with served(max_output_bytes=1001) as servers:
+            text, is_error = await run(servers, "long")
+            assert not is_error
+            assert text == "é" * 500 + "\n[998999 bytes left out: an output may have 1001 bytes (max_output_bytes)]"
+            assert await run(servers, "wrong") == (
+                "the tool's answer does not follow the Model Context Protocol",
+                True,
+            )
+            assert await run(servers, "prompt") == (PROMPT, False)
+
+    asyncio.run(main())
+
+
+def test_neither_answers_nor_logs_have_secrets(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+
+    async def main() -> None:
+        async with served("secret", env={"TOKEN": f"Bearer {SECRET}"}) as servers:
+            text, _ = await run(servers, "secret")
+            assert '"TOKEN": "[secret]"' in text
+            assert SECRET not in text
+            with pytest.raises(ToolServerUnavailable):
+                await run(servers, "crash")
+        async with served("dies", env={"TOKEN": SECRET}) as servers:
+            with pytest.raises(ToolServerUnavailable):
+                await servers.tools("test")
+
+    asyncio.run(main())
+    assert "[secret]" in caplog.text
+    assert "no start" in caplog.text
+    assert SECRET not in caplog.text
+
+
+def test_a_program_has_none_of_the_servers_own_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GENAI_API_KEYS", "not-for-programs")
+
+    async def main() -> None:
+        async with served() as servers:
+            text, _ = await run(servers, "secret")
+            assert "not-for-programs" not in text
+            assert '"PATH"' in text
+
+    asyncio.run(main())
