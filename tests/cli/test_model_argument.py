@@ -12,6 +12,7 @@ from genai_server.cli.model_argument import fetched, find
 from genai_server.cli.pull_command import pull, source_of
 from genai_server.errors import ConfigurationError, PullFailed
 from genai_server.hub.client import Hub
+from tests.given_settings import given
 from tests.local_hub import HubRepository, LocalHub, run_hub
 from tests.running_server import DEMO, ROOT, clean_environment, run_command
 
@@ -25,6 +26,9 @@ def hub() -> Iterator[LocalHub]:
         found.repositories["org/tiny"] = HubRepository({f"cpu/{name}": content for name, content in FILES.items()})
         two = {f"{folder}/{name}": content for folder in ("cpu", "cuda") for name, content in FILES.items()}
         found.repositories["org/two"] = HubRepository(two)
+        variants = ("cpu_and_mobile/cpu-int4-rtn-block-32-acc-level-4", "gpu/gpu-int4-rtn-block-32")
+        microsofts = {f"{folder}/{name}": content for folder in variants for name, content in FILES.items()}
+        found.repositories["microsoft/Phi-4-mini-instruct-onnx"] = HubRepository(microsofts)
         yield found
 
 
@@ -33,16 +37,16 @@ def environment(hub: LocalHub, models: Path) -> dict[str, str]:
     return kept | {"GENAI_MODELS_DIR": str(models), "HF_ENDPOINT": hub.url, "HF_HOME": "/nonexistent", "TERM": "xterm"}
 
 
-def served(hub: LocalHub, models: Path, model: str) -> str:
-    """What a terminal of 80 columns shows until a server with this model is ready."""
+def served(hub: LocalHub, models: Path, model: str, device: str = "scripted") -> str:
+    """What a terminal of 200 columns shows until a server with this model is ready."""
     import fcntl
     import pty
     import struct
     import termios
 
     ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-    command = [sys.executable, "-m", "genai_server", "serve", model, "--port", "0", "--device", "scripted"]
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 200, 0, 0))
+    command = [sys.executable, "-m", "genai_server", "serve", model, "--port", "0", "--device", device]
     process = subprocess.Popen(command, cwd=ROOT, env=environment(hub, models), stdout=theirs, stderr=theirs)
     os.close(theirs)
     seen = ""
@@ -68,7 +72,7 @@ def failure(hub: LocalHub, models: Path, *arguments: str) -> str:
 def test_a_file_is_refused_with_what_to_do(tmp_path: Path, name: str, advice: str) -> None:
     (tmp_path / name).touch()
     with pytest.raises(ConfigurationError, match=advice):
-        fetched(str(tmp_path / name), tmp_path)
+        fetched(str(tmp_path / name), given(models_dir=str(tmp_path)))
 
 
 def test_repository_is_fetched_and_served_by_its_name(hub: LocalHub, tmp_path: Path) -> None:
@@ -82,14 +86,35 @@ def test_repository_is_fetched_and_served_by_its_name(hub: LocalHub, tmp_path: P
 def test_fetched_model_is_found_by_its_names_without_the_hub(
     hub: LocalHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pull(Hub(None, hub.url), source_of("org/two:cuda"), tmp_path / "two", watch=lambda file, size: None)
+    pull(Hub(None, hub.url), source_of("org/two:cuda", given()), tmp_path / "two", watch=lambda file, size: None)
     hub.sent.clear()
+    settings = given(models_dir=str(tmp_path))
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
     for name in ("two", "org/two", "org/two:cuda", str(tmp_path / "two")):
-        assert fetched(name, tmp_path) == tmp_path / "two"
+        assert fetched(name, settings) == tmp_path / "two"
     with pytest.raises(PullFailed, match="connection refused|Connection refused"):
-        fetched("org/two:cpu", tmp_path)
-    assert fetched(str(DEMO), tmp_path) == DEMO
+        fetched("org/two:cpu", settings)
+    assert fetched(str(DEMO), settings) == DEMO
+
+
+def test_a_short_name_is_a_repository_with_the_variant_for_the_device(hub: LocalHub, tmp_path: Path) -> None:
+    seen = served(hub, tmp_path, "phi4-mini", "cpu")
+    assert (
+        "microsoft/Phi-4-mini-instruct-onnx:cpu_and_mobile/cpu-int4-rtn-block-32-acc-level-4 is for cpu: 0.01" in seen
+    )
+    assert "phi4-mini on cpu" in seen
+    assert 'no model "phi4-mni" here or in' in failure(hub, tmp_path, "phi4-mni")
+    assert "did you mean phi4-mini?" in failure(hub, tmp_path, "phi4-mni")
+
+
+def test_a_model_that_was_fetched_by_its_long_name_is_found_by_the_short_one(
+    hub: LocalHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "microsoft/Phi-4-mini-instruct-onnx"
+    settings = given(models_dir=str(tmp_path))
+    pull(Hub(None, hub.url), source_of(name, settings), tmp_path / "mine", watch=lambda file, size: None)
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
+    assert fetched("phi4-mini", settings) == tmp_path / "mine"
 
 
 def test_wrong_model_is_named_as_it_was_typed(hub: LocalHub, tmp_path: Path) -> None:
@@ -100,7 +125,9 @@ def test_wrong_model_is_named_as_it_was_typed(hub: LocalHub, tmp_path: Path) -> 
             find(text, tmp_path)
     assert "already holds other files; genai-server pull org/tiny --to DIR" in failure(hub, tmp_path, "org/tiny")
     assert '"org/none" here or in' in failure(hub, tmp_path, "org/none")
-    assert "  org/two:cuda  (" in failure(hub, tmp_path, "org/two")
+    refused = failure(hub, tmp_path, "org/two", "--device", "tensorrt")
+    assert "org/two has no model for tensorrt; choose one:" in refused
+    assert "  org/two:cuda  (" in refused
     assert "genai-server serve org/tiny fetches it" in failure(hub, tmp_path, "--model-dir", "org/tiny")
     assert f"genai-server serve tiny serves the one in {tmp_path}" in failure(hub, tmp_path, "--model-dir", "tiny")
     assert "both MODEL=tiny and --model-dir x" in failure(hub, tmp_path, "tiny", "--model-dir", "x")

@@ -1,11 +1,15 @@
 """Which files of a repository form a model, and the errors if none or several do."""
 
+from collections.abc import Sequence
+
 import pytest
 
 from genai_server.errors import PullFailed
 from genai_server.hub.repository import (
     RemoteFile,
     Repository,
+    Selection,
+    could_be_repository,
     is_repository_name,
     select_gguf,
     select_model,
@@ -13,6 +17,7 @@ from genai_server.hub.repository import (
     select_source,
     with_tokenizer,
 )
+from genai_server.hub.short_names import SHORT_NAMES
 
 
 def repository(*paths: str) -> Repository:
@@ -173,3 +178,61 @@ def test_weights_of_pytorch_come_before_gguf_files() -> None:
     chosen = select_gguf(found, ["*.gguf"])
     assert chosen is not None
     assert chosen.path == "a.gguf"
+
+
+PHI_3 = (
+    *("cpu_and_mobile/cpu-int4-rtn-block-32", "cpu_and_mobile/cpu-int4-rtn-block-32-acc-level-4"),
+    *("cuda/cuda-fp16", "cuda/cuda-int4-rtn-block-32", "directml/directml-int4-awq-block-128"),
+)
+PHI_4 = ("cpu_and_mobile/cpu-int4-rtn-block-32-acc-level-4", "gpu/gpu-int4-rtn-block-32")
+MISTRAL = (
+    "onnx/cpu_and_mobile/mistral-7b-instruct-v0.2-cpu-int4-rtn-block-32-acc-level-4",
+    "onnx/cuda/mistral-7b-instruct-v0.2-cuda-int4-rtn-block-32",
+    "onnx/directml/mistralai_Mistral-7B-Instruct-v0.2",
+)
+DISTILLED = tuple(f"deepseek-r1-distill-qwen-{size}/{folder}" for size in ("1.5B", "7B") for folder in PHI_4)
+
+
+def several(folders: tuple[str, ...]) -> Repository:
+    return repository(*(f"{folder}/{name}" for folder in folders for name in ("genai_config.json", "model.onnx")))
+
+
+@pytest.mark.parametrize(
+    ("folders", "device", "expected"),
+    [
+        (PHI_3, "cpu", "cpu_and_mobile/cpu-int4-rtn-block-32-acc-level-4"),
+        (PHI_3, "cuda", "cuda/cuda-int4-rtn-block-32"),
+        (PHI_3, "directml", "directml/directml-int4-awq-block-128"),
+        (PHI_4, "cpu", "cpu_and_mobile/cpu-int4-rtn-block-32-acc-level-4"),
+        (PHI_4, "cuda", "gpu/gpu-int4-rtn-block-32"),
+        (PHI_4, "directml", "gpu/gpu-int4-rtn-block-32"),
+        (MISTRAL, "cpu", MISTRAL[0]),
+        (MISTRAL, "directml", MISTRAL[2]),
+    ],
+)
+def test_the_variant_for_the_device_is_chosen(folders: tuple[str, ...], device: str, expected: str) -> None:
+    assert select_model(several(folders), device=device).folder == expected
+
+
+def test_of_several_models_the_person_is_asked_for_one_of_those_for_the_device() -> None:
+    asked: list[list[str]] = []
+
+    def choose(models: Sequence[Selection]) -> Selection:
+        asked.append([model.folder for model in models])
+        return models[1]
+
+    chosen = select_model(several(DISTILLED), device="cpu", choose=choose)
+    assert asked == [[f"deepseek-r1-distill-qwen-{size}/{PHI_4[0]}" for size in ("1.5B", "7B")]]
+    assert chosen.folder == asked[0][1]
+    with pytest.raises(
+        PullFailed, match="has several models for cpu; choose one:\n  org/name:deepseek-r1-distill-qwen"
+    ):
+        select_model(several(DISTILLED), device="cpu")
+    with pytest.raises(PullFailed, match="has no model for qnn; choose one:\n  org/name:cpu_and_mobile"):
+        select_model(several(PHI_4), device="qnn")
+
+
+def test_short_names_are_those_of_repositories() -> None:
+    assert all(is_repository_name(place.partition(":")[0]) for place in SHORT_NAMES.values())
+    assert not any(could_be_repository(name) for name in SHORT_NAMES)
+    assert len(set(SHORT_NAMES.values())) == len(SHORT_NAMES)

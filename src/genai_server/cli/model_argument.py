@@ -3,16 +3,19 @@
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from genai_server.cli.option_types import path_of
-from genai_server.cli.pull_command import absolute, in_folder, pull, source_of
+from genai_server.cli.pull_command import Source, absolute, in_folder, place_of, pull, source_of
 from genai_server.cli.screen import say
+from genai_server.config.settings import Settings
 from genai_server.config.sources import load_settings
 from genai_server.errors import ConfigurationError, PullFailed
 from genai_server.hub import store
 from genai_server.hub.client import Hub
 from genai_server.hub.repository import could_be_repository
+from genai_server.hub.short_names import SHORT_NAMES
 from genai_server.quoted_values import did_you_mean, quoted
 
 # What to do with a file that is given as a model, by its suffix.
@@ -32,7 +35,7 @@ def find(text: str, models: Path | None = None) -> Path:
                 return path
     if _is_file(text):
         raise ConfigurationError(f"{quoted(text)} is a file; {_FILES.get(path_of(text).suffix, _FOLDER)}")
-    meant = did_you_mean(text, (path.name for path in store.models_in(models)))
+    meant = did_you_mean(text, [*(path.name for path in store.models_in(models)), *SHORT_NAMES])
     raise ConfigurationError(f"no model {quoted(text)} here or in {models}{meant}")
 
 
@@ -51,27 +54,30 @@ def check_no_other(text: str, model_dir: str | None, models: str) -> None:
 
 def fetched(
     text: str,
-    models: Path,
+    settings: Settings,
     revision: str | None = None,
     token: str | None = None,
     tell: Callable[[str], None] = say,
 ) -> Path:
     """The directory of a model, which is fetched into the folder of models if it is not here and the text is the name
-    of a repository. `tell` is called with lines about it.
+    of a repository, or a short one. `tell` is called with lines about it.
 
     Raises ConfigurationError and PullFailed.
     """
+    models = settings.models_path
     try:
         return find(text, models)
     except ConfigurationError as error:
         if _is_file(text):
             raise
-        if not could_be_repository(text):
+        if not could_be_repository(text) and text not in SHORT_NAMES:
             remedy = "genai-server models lists those that are there; OWNER/NAME fetches one"
             raise ConfigurationError(f"{error}; {remedy}") from None
         not_here = error.message
-    source = replace(source_of(text), revision=revision)
-    directory = absolute(store.place_of(models, source.name))
+    source = replace(source_of(text, settings), revision=revision)
+    if source.short_name and (path := _of_source(models, source)) is not None:
+        return path
+    directory = absolute(place_of(models, source))
     origin = store.read_origin(directory)
     is_here = origin is not None and origin.source == source.name and source.include in ([], in_folder(origin.folder))
     if not is_here or revision:
@@ -80,3 +86,14 @@ def fetched(
         except PullFailed as error:
             raise PullFailed(f"{not_here}; as a repository: {error}") from None
     return directory
+
+
+def _of_source(models: Path, source: Source) -> Path | None:
+    """The directory of a model that was fetched from a source by the repository's name; None without one."""
+    for path in store.models_in(models):
+        origin = store.read_origin(path)
+        if origin is not None and origin.source == source.name:
+            folder = in_folder(origin.folder)
+            if not source.include or any(fnmatchcase(place, each) for place in folder for each in source.include):
+                return path
+    return None

@@ -8,6 +8,7 @@ updates its files, and keeps those that are not the repository's.
 import argparse
 import shlex
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -15,7 +16,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from genai_server.cli.option_types import path_of
-from genai_server.cli.screen import say
+from genai_server.cli.screen import say, say_aside
+from genai_server.config.settings import Settings
 from genai_server.config.sources import load_settings
 from genai_server.engine.model.files import (
     GIVE_A_TEMPLATE,
@@ -36,10 +38,11 @@ from genai_server.hub.repository import (
     select_model,
     select_pooling,
 )
+from genai_server.hub.short_names import SHORT_NAMES
 from genai_server.pooling_model import CONFIG, ENDPOINTS, GENAI_CONFIG, MODULES, Task, read_pooling_model, task_of
 from genai_server.quoted_values import escaped, quoted
 
-_MIB = 1024 * 1024
+_MIB, _GIB = 1024**2, 1024**3
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,7 +50,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "repository",
         metavar="REPO",
-        help="such as microsoft/Phi-4-mini-instruct-onnx; OWNER/NAME:FOLDER chooses one of several models",
+        help=f"such as microsoft/Phi-4-mini-instruct-onnx; OWNER/NAME:FOLDER chooses one of several models. Or a short "
+        f"name: {', '.join(SHORT_NAMES)}",
     )
     parser.add_argument(
         "--include",
@@ -77,13 +81,14 @@ def add_hub_options(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Fetch a model; returns the exit status. Raises ConfigurationError and PullFailed."""
-    source = source_of(arguments.repository)
+    settings = load_settings()
+    source = source_of(arguments.repository, settings)
     if source.include and arguments.include:
         raise ConfigurationError(f"{arguments.repository} names a folder already; leave --include out")
-    directory = absolute(arguments.to or store.place_of(load_settings().models_path, source.name))
+    directory = absolute(arguments.to or place_of(settings.models_path, source))
     original = checked_name(arguments.original) if arguments.original else ""
     include = source.include or arguments.include
-    source = Source(source.name, include, arguments.revision, original)
+    source = replace(source, include=include, revision=arguments.revision, original=original)
     print(pull(Hub(arguments.token), source, directory))
     tell_how_to_serve(directory)
     return 0
@@ -101,12 +106,30 @@ class Source:
     revision: str | None = None
     # The repository of the original model; "" for the one of an earlier pull, or else of the card.
     original: str = ""
+    # The kind of device for which one of several variants is taken; "" takes none.
+    device: str = ""
+    # The short name by which it was asked for; "" for a repository's own name.
+    short_name: str = ""
 
 
-def source_of(text: str) -> Source:
-    """The source in `OWNER/NAME` or `OWNER/NAME:FOLDER`. Raises ConfigurationError."""
-    name, _, folder = text.removeprefix("https://").partition(":")
-    return Source(checked_name(name), in_folder(folder.strip("/")))
+def source_of(text: str, settings: Settings) -> Source:
+    """The source in `OWNER/NAME`, `OWNER/NAME:FOLDER` or a short name, for the first device.
+
+    Raises ConfigurationError.
+    """
+    name, _, folder = SHORT_NAMES.get(text, text).removeprefix("https://").partition(":")
+    short_name = text if text in SHORT_NAMES else ""
+    return Source(checked_name(name), in_folder(folder.strip("/")), device=kind_of(settings), short_name=short_name)
+
+
+def kind_of(settings: Settings) -> str:
+    """The kind of the first device, for which models are fetched."""
+    return settings.devices[0].partition(":")[0]
+
+
+def place_of(models: Path, source: Source) -> Path:
+    """The directory for a source: its short name, or the last part of its repository's name."""
+    return store.place_of(models, source.short_name or source.name)
 
 
 def in_folder(place: str) -> list[str]:
@@ -130,7 +153,11 @@ def pull(
     name = source.name
     tell(f"looking {name} up on {hub.endpoint}")
     repository = hub.repository(name, source.revision)
-    selection = select_model(repository, source.include)
+    selection = select_model(
+        repository, source.include, source.device, _ask_person if watch is None else lambda models: None
+    )
+    if selection.folder:
+        tell(f"{name}:{escaped(selection.folder)} is for {source.device or 'this device'}: {_sizes(selection)}")
     if source.original and {GENAI_CONFIG, MODULES} & selection.files.keys():
         raise _no_original_needed(source)
     with store.locked(directory):
@@ -148,6 +175,25 @@ def pull(
         store.install(store.staging(directory), directory, origin)
         size = selection.size / _MIB
         return f"{name} (commit {repository.commit[:8]}, {size:.0f} MiB) is in {directory}, checked"
+
+
+def _sizes(selection: Selection) -> str:
+    """What a model needs, in words."""
+    return f"{selection.size / _GIB:.2f} GiB on the disk, and in memory as much beside its context"
+
+
+def _ask_person(models: Sequence[Selection]) -> Selection | None:
+    """The model that a person chooses from a numbered list; None without a terminal, or for no number of the list."""
+    if sys.stdin is None or not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return None
+    for number, model in enumerate(models, 1):
+        say_aside(f"{number:3}  {escaped(model.folder)}  ({model.size / _GIB:.2f} GiB)")
+    try:
+        answer = input(f"which one? 1 to {len(models)}: ").strip()
+    except EOFError:
+        return None
+    numbers = {str(number): model for number, model in enumerate(models, 1)}
+    return numbers.get(answer)
 
 
 def _fetch(

@@ -1,7 +1,7 @@
 """The contents of a hub's repository at one commit, and the files in it that form a model."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import PurePosixPath, PureWindowsPath
@@ -26,6 +26,13 @@ _NEXT_TO_GRAPHS = ("*.json", "*.txt", "*.model", "*.jinja")
 _GRAPHS = ("onnx/model.onnx", "model.onnx")
 _GRAPH_FOLDERS = ("", "onnx")
 _MAX_SHOWN = 20
+# Words in the names of folders that say for which devices a model was built; for each kind of device those of models
+# that it runs, the best first.
+_FOR_DEVICES = {"cpu": ("cpu",), "cuda": ("cuda", "gpu"), "directml": ("directml", "dml", "gpu")}
+_DEVICE_WORDS = frozenset(
+    ("cpu", "cuda", "gpu", "directml", "dml", "webgpu", "npu", "qnn", "vitisai", "openvino", "trtrtx", "tensorrt")
+)
+_WORD = re.compile(r"[a-z0-9]+")
 _GIB = 1024**3
 
 
@@ -82,11 +89,18 @@ def could_be_repository(text: str) -> bool:
     return "/" in name and not text.startswith("/") and is_repository_name(name)
 
 
-def select_model(repository: Repository, include: Sequence[str] = ()) -> Selection:
+# Gets models of which any may be meant, and returns the one that is; None if it cannot say.
+Choose = Callable[[Sequence["Selection"]], "Selection | None"]
+
+
+def select_model(
+    repository: Repository, include: Sequence[str] = (), device: str = "", choose: Choose = lambda found: None
+) -> Selection:
     """The files of the only onnxruntime-genai model among those that match the patterns, or among all; or else of the
     encoder for embeddings or reranking.
 
-    Raises PullFailed if no model matches, or several do.
+    Of several variants of one model, the one for this kind of device is taken; `choose` is asked where there are
+    several models. Raises PullFailed if no model matches, or several do.
     """
     chosen = [file for file in repository.files if not include or _matches(file.path, include)]
     if not chosen:
@@ -94,10 +108,39 @@ def select_model(repository: Repository, include: Sequence[str] = ()) -> Selecti
     folders = _model_folders(chosen)
     if not folders:
         return _select_encoder(repository, include)
-    if len(folders) > 1 and "" not in folders:
-        sizes = {folder: _select_folder(folder, folders, chosen).size for folder in folders}
-        raise PullFailed(_variants(f"{repository.name} has several models", repository, sizes))
-    return _select_folder(folders[0], folders, chosen)
+    if len(folders) == 1 or "" in folders:
+        return _select_folder(folders[0], folders, chosen)
+    models = [_select_folder(folder, folders, chosen) for folder in folders]
+    fitting = for_device(models, device) if device else []
+    if len(fitting) == 1:
+        return fitting[0]
+    if (meant := choose(fitting or models)) is not None:
+        return meant
+    sizes = {model.folder: model.size for model in fitting or models}
+    which = f"several models for {device}" if fitting else f"no model for {device}" if device else "several models"
+    raise PullFailed(_variants(f"{repository.name} has {which}", repository, sizes))
+
+
+def for_device(models: Sequence[Selection], device: str) -> list[Selection]:
+    """The best variant of each model for a kind of device, by the names of their folders.
+
+    Of several variants, one that names the device itself is better than one for all GPUs, then int4 than other data
+    types, then a faster accuracy level, then a smaller one.
+    """
+    words = _FOR_DEVICES.get(device, (device,))
+    best: dict[str, Selection] = {}
+    ranks: dict[str, tuple[int, bool, bool, int]] = {}
+    for model in models:
+        named = _DEVICE_WORDS & {*_WORD.findall(model.folder.lower())}
+        place = min((words.index(word) for word in named if word in words), default=None)
+        if place is None:
+            continue
+        name = "/".join(part for part in model.folder.split("/") if not _DEVICE_WORDS & {*_WORD.findall(part.lower())})
+        folder = model.folder.lower()
+        rank = (place, "int4" not in folder, "acc-level-4" not in folder, model.size)
+        if name not in best or rank < ranks[name]:
+            best[name], ranks[name] = model, rank
+    return list(best.values())
 
 
 def models_of(repository: Repository) -> list[Selection]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from genai_server.cli.pull_command import Source, checked_name, in_folder, pull
+from genai_server.cli.pull_command import Source, checked_name, in_folder, kind_of, pull
 from genai_server.config.settings import Settings
 from genai_server.engine.model.files import check_model_directory
 from genai_server.errors import ConfigurationError, PullFailed
@@ -83,7 +83,7 @@ def model_store(settings: Settings) -> ModelStore:
             directory = store.place_of(settings.models_path, name).absolute()
             pull(
                 Hub(),
-                Source(name, in_folder(folder)),
+                Source(name, in_folder(folder), device=kind_of(settings)),
                 directory,
                 tell=lambda line: None,
                 watch=lambda file, size: tell(PullProgress(file.shown, file.digest, file.size, size)),
