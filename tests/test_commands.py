@@ -155,7 +155,7 @@ def test_every_command_line_of_the_documents_is_accepted(
     [
         "genai-server serve --modeldir x",
         "PORT=many genai-server serve",
-        "GENAI_PORT=1 ./scripts/serve",
+        "GENAI_PROT=1 ./scripts/serve",
         "genai-server nonsense",
         "python scripts/soak.py --hours 1",
         "scripts/nothing.py",

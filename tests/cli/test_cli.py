@@ -35,8 +35,9 @@ def test_help_fits_80_columns(
 
 
 def test_help_of_serve_has_groups_the_common_ones_first(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["serve", "--help"])
+    with pytest.raises(SystemExit) as ended:
+        main(["serve", "--help-all"])
+    assert ended.value.code == 0
     shown = capsys.readouterr().out
     places = [
         shown.index(text) for text in ("[MODEL]", "Examples:\n  genai-server serve ", "\n  --port", "\n  --max-queue")
@@ -44,6 +45,16 @@ def test_help_of_serve_has_groups_the_common_ones_first(capsys: pytest.CaptureFi
     assert places == sorted(places)
     assert [title for title in GROUPS if f"\n{title.lower()}:\n" not in shown] == []
     assert all(option(name) in shown for name in Settings.model_fields)
+
+
+def test_help_of_serve_ends_after_the_common_options(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["serve", "--help"])
+    shown = capsys.readouterr().out
+    common = next(iter(GROUPS.values()))
+    assert {name for name in Settings.model_fields if f"  {option(name)} " in shown} == {*common}
+    assert shown.endswith(f"--help-all lists {len(Settings.model_fields) - len(common)} more options.\n")
+    assert len(shown.splitlines()) < 70
 
 
 def test_control_c_ends_a_command_without_a_traceback(
@@ -83,8 +94,11 @@ def test_a_command_starts_without_the_modules_of_the_others() -> None:
     )
     command = [sys.executable, "-c", script]
     result = subprocess.run(command, cwd=ROOT, env=clean_environment(), capture_output=True, text=True, check=True)
-    modules = ("commands", "key_command", "serve", "serve.exit_status", "standard_streams", "suggesting_parser")
-    assert result.stdout.split()[-7:] == [*(f"genai_server.cli.{name}" for name in modules), "False"]
+    modules = ("commands", "key_command", "option_types", "serve", "serve.exit_status", "standard_streams")
+    assert result.stdout.split()[-8:] == [
+        *(f"genai_server.cli.{name}" for name in (*modules, "suggesting_parser")),
+        "False",
+    ]
 
 
 def cut(*arguments: str, read: int = 0, **variables: str) -> tuple[int, str]:

@@ -22,6 +22,7 @@ from genai_server.tools.terminal_chat.chat_command import add_arguments as add_d
         ("bench --scenario swep", "genai-server bench ", "did you mean sweep?"),
         ("serv", "genai-server ", "did you mean serve?"),
         ("serve --disable-auto-complete-config", "genai-server serve ", "translates a config.pbtxt of Triton"),
+        ("--verion", "genai-server ", "unrecognized arguments: --verion; did you mean --version?"),
         ("ls", "genai-server ", "did you mean models?"),
         ("rm demo", "genai-server ", "did you mean models remove?"),
     ],

@@ -43,6 +43,34 @@ def test_a_removed_value_is_refused_with_those_to_set_instead() -> None:
         load_settings(environ={"GENAI_SCHEDULER": "library"}, dotenv=None)
 
 
+def test_the_variables_of_this_server_precede_those_that_other_programs_set(dotenv: Path) -> None:
+    """Conda exports HOST with the name of a platform."""
+    environ = {"HOST": "x86_64-conda-linux-gnu", "GENAI_HOST": "127.0.0.1", "PORT": "2"}
+    settings = load_settings(environ=environ, dotenv=dotenv)
+    assert (settings.host, settings.port) == ("127.0.0.1", 2)
+    dotenv.write_text("GENAI_PORT=4\n", encoding="utf-8")
+    assert load_settings(environ=environ, dotenv=dotenv).port == 4
+    assert load_settings({"port": "5"}, environ=environ, dotenv=dotenv).port == 5
+    with pytest.raises(ConfigurationError, match="^GENAI_PORT="):
+        load_settings(environ={"GENAI_PORT": "x"}, dotenv=None)
+    assert unknown_variables({"GENAI_HOST": "x", "GENAI_PORT": "1"}, dotenv=None) == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("4GiB", 4 << 30), ("1.5 MiB", 3 << 19), ("2gb", 2_000_000_000), ("500 KB", 500_000), ("7", 7)],
+)
+def test_sizes_may_have_units(text: str, size: int) -> None:
+    settings = load_settings({"prefix_cache_bytes": text, "max_body_bytes": text}, environ={}, dotenv=None)
+    assert (settings.prefix_cache_bytes, settings.max_body_bytes) == (str(size), size)
+
+
+@pytest.mark.parametrize("text", ["4 apples", "GiB", "-4GiB", "4GiBs"])
+def test_a_size_in_another_form_is_refused_as_it_was_written(text: str) -> None:
+    with pytest.raises(ConfigurationError, match=f'^--max-body-bytes="{text}": must be '):
+        load_settings({"max_body_bytes": text}, environ={}, dotenv=None)
+
+
 def test_zero_on_the_command_line_is_given(dotenv: Path) -> None:
     assert load_settings({"port": "0"}, environ={}, dotenv=dotenv).port == 0
 

@@ -119,6 +119,37 @@ def test_the_command_makes_a_key_and_the_line_that_knows_it(capsys: pytest.Captu
     assert found.name == "ann"
 
 
+def test_the_command_appends_lines_with_limits_to_a_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    assert main(["key", "ann", "--append", str(file)]) == 0
+    file.write_text(file.read_text().rstrip("\n"))
+    assert main(["key", "bob", "--append", str(file), "--concurrent", "1", "--rate", "30"]) == 0
+    said = capsys.readouterr().out
+    assert "sha256:" not in said
+    ann, bob = (line.split()[-1] for line in said.splitlines() if line.startswith("key, for"))
+    found = keys(GENAI_API_KEY_FILE=str(file))
+    assert [(key.name, key.concurrent, key.rate) for key in found] == [("ann", None, None), ("bob", 1, 30)]
+    assert [found.find(key) for key in (ann, bob)] == [*found]
+    assert file.stat().st_mode & 0o077 == 0
+
+
+def test_the_command_does_not_append_what_would_make_the_file_invalid(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "keys"
+    assert main(["key", "ann", "--append", str(file)]) == 0
+    before = file.read_text()
+    assert main(["key", "ann", "--append", str(file)]) == 2
+    assert f"{file} has a key of the name ann already" in capsys.readouterr().err
+    assert main(["key", "bob", "--append", str(file), "--rate", "1000000"]) == 2
+    assert "at most 6 digits; given rate=1000000" in capsys.readouterr().err
+    assert main(["key", "bob", "--append", str(tmp_path)]) == 2
+    assert file.read_text() == before
+    file.write_text("nonsense\n")
+    assert main(["key", "bob", "--append", str(file)]) == 2
+    assert file.read_text() == "nonsense\n"
+
+
 def test_the_command_refuses_a_name_that_no_line_can_have(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["key", "ann b"]) == 2
     assert "must have 1 to 64 letters, digits" in capsys.readouterr().err

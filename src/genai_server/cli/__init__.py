@@ -47,6 +47,8 @@ def _run(arguments: list[str]) -> int:
         parser.print_help()
         return 0
     options = parser.parse_args(arguments)
+    if "run" not in options:  # checked here, because argparse would not get to an option that is not known
+        parser.error("the following arguments are required: COMMAND")
     try:
         status: int = options.run(options)
     except ConfigurationError as error:

@@ -42,7 +42,7 @@ def add_commands(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> N
 
     Importing the modules of all commands takes most of a second.
     """
-    subparsers = parser.add_subparsers(prog=parser.prog, required=True, metavar="COMMAND", help=argparse.SUPPRESS)
+    subparsers = parser.add_subparsers(prog=parser.prog, metavar="COMMAND", help=argparse.SUPPRESS)
     parser.epilog = "\n\n".join(
         "\n".join([f"{title}:", *(f"  {command:<14} {summary}" for command, (_, summary) in commands.items())])
         for title, commands in GROUPS.items()

@@ -2,19 +2,33 @@
 
 import argparse
 
-from genai_server.http.api_keys import line_of, make_key
+from genai_server.cli.option_types import path_of, positive
+from genai_server.http.api_keys import append_line, line_of, make_key
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's argument."""
+    """Add the command's arguments."""
     parser.add_argument("name", metavar="NAME", help="the key's owner: letters, digits, dots, dashes, underscores")
+    parser.add_argument(
+        "--append",
+        type=path_of,
+        metavar="FILE",
+        help="add the line to this GENAI_API_KEY_FILE, or make one",
+    )
+    parser.add_argument("--concurrent", type=positive, metavar="N", help="maximum answers of this key at a time")
+    parser.add_argument("--rate", type=positive, metavar="N", help="maximum requests of this key within a minute")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the key and its line; returns the exit status. Raises ConfigurationError for a wrong name."""
+    """Print the key, and its line unless that goes into a file; returns the exit status. Raises ConfigurationError."""
     key = make_key()
-    line = line_of(arguments.name, key)
+    line = line_of(arguments.name, key, arguments.concurrent, arguments.rate)
+    if arguments.append is not None:
+        append_line(arguments.append, arguments.name, line)
     print(f"key, for {arguments.name} alone:     {key}")
-    print(f"line for GENAI_API_KEY_FILE: {line}")
+    if arguments.append is None:
+        print(f"line for GENAI_API_KEY_FILE: {line}")
+    else:
+        print(f"its line is in {arguments.append}; a running server reads it on SIGHUP")
     return 0

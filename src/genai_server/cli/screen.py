@@ -28,6 +28,14 @@ def say_aside(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
+def say_to_person(line: str) -> None:
+    """Print a line at once that is not part of a command's output: on standard error unless a person reads both."""
+    if sys.stdout.isatty():
+        say(line)
+    else:
+        say_aside(line)
+
+
 def show(*parts: str | tuple[str, str]) -> None:
     """Print a line of parts; a pair is a text and its style, which only a terminal shows."""
     console = screen()

@@ -1,10 +1,10 @@
 """Environment variables that this process sets, for processes that it starts and libraries that it imports."""
 
 import os
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Iterable, Mapping, MutableMapping
 from pathlib import Path
 
-from genai_server.config.setting_form import environment_variable
+from genai_server.config.setting_form import environment_variables
 from genai_server.config.settings import Settings
 
 # prometheus-client also reads it when it is imported.
@@ -40,7 +40,8 @@ def export_settings(settings: Settings, environ: MutableMapping[str, str] = os.e
     """Write the settings into the environment for the API processes that are started next."""
     for name in Settings.model_fields:
         value = getattr(settings, name)
-        environ[environment_variable(name)] = "" if value is None else str(value)
+        for variable in environment_variables(name):
+            environ[variable] = "" if value is None else str(value)
 
 
 def export_metrics(folder: Path, environ: MutableMapping[str, str] = os.environ) -> None:
@@ -70,6 +71,14 @@ def engine_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str
     It lacks this server's settings, too: such a process gets them on its command line or standard input.
     """
     return {name: value for name, value in environ.items() if not name.startswith(_WITHHELD)}
+
+
+def launched_environment(
+    own: Mapping[str, str], removed: Iterable[str], environ: Mapping[str, str] = os.environ
+) -> dict[str, str]:
+    """The environment of a user's program that a command starts: the command's, with other values, and some removed."""
+    left_out = frozenset(removed)
+    return {name: value for name, value in environ.items() if name not in left_out} | dict(own)
 
 
 def allow_telemetry(environ: MutableMapping[str, str] = os.environ) -> None:

@@ -61,6 +61,9 @@ class ServerSettings(SettingsForm):
     max_batch_requests: Positive = 100_000
     """Maximum number of requests in a batch."""
 
+    pid_file: str = ""
+    """File for the process id of the server, which is removed when it ends."""
+
     drain_timeout: int = Field(30, ge=0, le=86400)
     """Seconds for which running answers may continue after the server receives a signal to stop."""
 

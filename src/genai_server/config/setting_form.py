@@ -1,10 +1,12 @@
 """What all settings have in common: how their fields are read, and how they are named outside."""
 
+import re
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ByteSize, ConfigDict, Field, TypeAdapter, ValidationInfo, field_validator
 
-# Fields whose environment variables other servers read, too; those of all others begin with GENAI_.
+# Fields whose environment variables other servers read, too; those of all others begin with GENAI_. The variables with
+# GENAI_ take precedence over these, because other programs export them: conda sets HOST to the name of a platform.
 _UNPREFIXED = ("host", "port", "workers", "reload")
 # Former names of fields, which each source may have in place of the present ones.
 FORMER_NAMES = {
@@ -27,9 +29,19 @@ def environment_variable(name: str) -> str:
     return name.upper() if name in _UNPREFIXED else f"GENAI_{name.upper()}"
 
 
+def environment_variables(name: str) -> tuple[str, ...]:
+    """All environment variables of a field, the one that takes precedence first."""
+    return (f"GENAI_{name.upper()}", name.upper()) if name in _UNPREFIXED else (environment_variable(name),)
+
+
 def option(name: str) -> str:
     """The command-line option of a field of Settings."""
     return "--" + name.replace("_", "-")
+
+
+# A size with a unit, such as 4GiB or 500 MB.
+_SIZE = re.compile(r"\d+(\.\d+)?\s*[KMGT]i?B", re.IGNORECASE)
+_SIZES = TypeAdapter(ByteSize)
 
 
 class SettingsForm(BaseModel):
@@ -44,3 +56,10 @@ class SettingsForm(BaseModel):
         alias_generator=environment_variable,
         use_attribute_docstrings=True,
     )
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _in_bytes(cls, value: object, info: ValidationInfo) -> object:
+        """The bytes of a size that has a unit."""
+        is_size = (info.field_name or "").endswith("_bytes") and isinstance(value, str) and _SIZE.fullmatch(value)
+        return str(int(_SIZES.validate_python(value))) if is_size else value

@@ -25,7 +25,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     ),
     "Queue, time and restarts": (
         *("max_queue", "max_queue_tokens", "request_timeout", "grammar_timeout", "drain_timeout", "step_timeout"),
-        *("load_timeout", "max_restarts", "preparation_processes", "max_waiting_grammar_bytes"),
+        *("load_timeout", "max_restarts", "preparation_processes", "max_waiting_grammar_bytes", "pid_file"),
     ),
     "Access": (
         *("api_key_file", "insecure", "max_concurrent_per_key", "rate_per_key", "shared_prefix_cache", "cors_origins"),

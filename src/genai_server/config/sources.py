@@ -4,7 +4,8 @@ import argparse
 import difflib
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, get_args
 
@@ -12,7 +13,7 @@ from dotenv import dotenv_values
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from genai_server.config.setting_form import FORMER_NAMES, environment_variable, option
+from genai_server.config.setting_form import FORMER_NAMES, environment_variable, environment_variables, option
 from genai_server.config.setting_groups import GROUPS
 from genai_server.config.settings import Settings
 from genai_server.errors import ConfigurationError, rule_of
@@ -68,11 +69,17 @@ def load_settings(
 
     def given(name: str, in_file: Mapping[str, str]) -> tuple[str, str] | None:
         names = [name, *([FORMER_NAMES[name]] if name in FORMER_NAMES else [])]
-        variables = [environment_variable(each) for each in names]
+        ranks = zip(*(environment_variables(each) for each in names), strict=True)
         candidates = (
             *((option(each), (options or {}).get(each)) for each in names),
-            *((variable, environ.get(variable)) for variable in variables),
-            *((f"{variable} in {dotenv}", dotenv_variables.get(variable)) for variable in variables),
+            *(
+                candidate
+                for variables in ranks
+                for candidate in (
+                    *((variable, environ.get(variable)) for variable in variables),
+                    *((f"{variable} in {dotenv}", dotenv_variables.get(variable)) for variable in variables),
+                )
+            ),
             *((f"{each} in the configuration file", in_file.get(each)) for each in names),
         )
         return next(((key, value) for key, value in candidates if value), None)
@@ -180,17 +187,17 @@ def unknown_variables(
     known = [environment_variable(name) for name in Settings.model_fields]
     given = {name: f"{name} in {dotenv}" for name in (dotenv_values(dotenv) if dotenv is not None else ())}
     given |= {name: name for name in environ}
-    accepted = {*map(environment_variable, NAMES), _OF_SCRIPTS}
+    accepted = {*chain.from_iterable(map(environment_variables, NAMES)), _OF_SCRIPTS}
     strange = {name for name in given if name.startswith("GENAI_")} - accepted
     return {given[name]: next(iter(difflib.get_close_matches(name, known, 1, 0.8)), None) for name in sorted(strange)}
 
 
-def add_options(parser: argparse.ArgumentParser, *, are_listed: bool = True) -> None:
-    """Give the parser one option for each setting, in groups. `--help` lists them unless another command does."""
+def add_options(parser: argparse.ArgumentParser, *, listed: Container[str] = GROUPS) -> None:
+    """Give the parser one option for each setting, in groups. `--help` has those of the groups in `listed`."""
     for title, names in GROUPS.items():
         group = parser.add_argument_group(title.lower())
         for name in names:
-            _add_option(group, name, is_listed=are_listed)
+            _add_option(group, name, is_listed=title in listed)
     for name in FORMER_NAMES.values():
         parser.add_argument(option(name), dest=name, help=argparse.SUPPRESS)
 

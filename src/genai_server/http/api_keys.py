@@ -7,10 +7,12 @@ guessed. A slow hash, computed for each request, would make denial-of-service at
 import hashlib
 import hmac
 import logging
+import os
 import re
 import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from genai_server.config.setting_form import environment_variable
@@ -143,11 +145,34 @@ def make_key() -> str:
     return f"gs-{secrets.token_urlsafe(32)}"
 
 
-def line_of(name: str, key: str) -> str:
-    """A key's line for the key file, which does not reveal the key. Raises ConfigurationError for an invalid name."""
+def line_of(name: str, key: str, concurrent: int | None = None, rate: int | None = None) -> str:
+    """A key's line for the key file, which does not reveal the key, with its own limits.
+
+    Raises ConfigurationError for an invalid name or limit.
+    """
     if not NAME.fullmatch(name):
         raise ConfigurationError(f"the name of a key must have 1 to 64 {_OF_NAMES}; given {quoted(name)}")
-    return f"{name} sha256:{hash_key(key).hex()}"
+    limits = {"concurrent": concurrent, "rate": rate}
+    own = [f"{limit}={number}" for limit, number in limits.items() if number is not None]
+    if wrong := next((limit for limit in own if not _LIMIT.fullmatch(limit)), None):
+        raise ConfigurationError(f"a limit of a key must have at most 6 digits; given {wrong}")
+    return " ".join([name, f"sha256:{hash_key(key).hex()}", *own])
+
+
+def append_line(path: Path, name: str, line: str) -> None:
+    """Add a key's line to a key file, which is made for its owner alone if there is none.
+
+    Raises ConfigurationError if the file is invalid, has a key of this name, or cannot be written.
+    """
+    try:
+        if path.exists() and name in (key.name for key in _from_file(path)):
+            raise ConfigurationError(f"{path} has a key of the name {name} already")
+        with open(path, "a+", encoding="utf-8", opener=partial(os.open, mode=0o600)) as file:
+            file.seek(0)
+            before = file.read()
+            file.write(f"{line}\n" if before.endswith("\n") or not before else f"\n{line}\n")
+    except OSError as error:
+        raise ConfigurationError(f"{path}: cannot be written: {error.strerror}") from None
 
 
 def hash_key(key: str) -> bytes:

@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--print-config", action="store_true", help="print the configuration for `serve deploy` instead"
     )
-    add_options(parser, are_listed=False)
+    add_options(parser, listed=())
     parser.set_defaults(run=run)
 
 

@@ -19,7 +19,7 @@ from genai_server.profiles.html_report import as_page
 from genai_server.profiles.report import Report
 from genai_server.profiles.text_report import as_text, for_terminal
 from genai_server.profiles.trace import write_trace
-from genai_server.tools.server_answers import ask, authorization, checked_url
+from genai_server.tools.server_answers import ask, authorization, checked_url, is_address
 
 _TIMEOUT = 60.0
 
@@ -106,7 +106,7 @@ def _report(arguments: argparse.Namespace) -> Report:
 
 
 def _is_server(source: str) -> bool:
-    return source.startswith(("http://", "https://"))
+    return is_address(source)
 
 
 def _answer(arguments: argparse.Namespace, what: str) -> bytes:

@@ -3,6 +3,7 @@
 import errno
 import http.client
 import json
+import re
 import socket
 import ssl
 import urllib.error
@@ -13,10 +14,18 @@ from urllib.parse import urlsplit
 from genai_server.errors import ServerUnusable
 
 _EXAMPLE = "http://127.0.0.1:8002"
+_WITHOUT_SCHEME = re.compile(r"([\w.-]+|\[[0-9A-Fa-f:.]+\]):\d{1,5}(/\S*)?")
+
+
+def is_address(text: str) -> bool:
+    """Whether a text is meant as the address of a server: a URL, or HOST:PORT."""
+    return "://" in text or _WITHOUT_SCHEME.fullmatch(text) is not None
 
 
 def checked_url(url: str) -> str:
-    """The URL of a server without a slash at its end. Raises ServerUnusable."""
+    """The URL of a server without a slash at its end; HOST:PORT is that of HTTP. Raises ServerUnusable."""
+    if _WITHOUT_SCHEME.fullmatch(url):
+        url = f"http://{url}"
     try:
         parts = urlsplit(url)
         is_right = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
@@ -37,9 +46,16 @@ def authorization(api_key: str | None) -> dict[str, str]:
     return {"authorization": f"Bearer {api_key}"}
 
 
-def ask(server: str, path: str, headers: Mapping[str, str], seconds: float, method: str = "GET") -> bytes:
+def ask(
+    server: str,
+    path: str,
+    headers: Mapping[str, str],
+    seconds: float,
+    method: str = "GET",
+    sent: bytes | None = None,
+) -> bytes:
     """The body of a server's answer. Raises ServerUnusable for an error, and without an answer in these seconds."""
-    request = urllib.request.Request(server + path, headers=dict(headers), method=method)
+    request = urllib.request.Request(server + path, sent, dict(headers), method=method)
     try:
         with urllib.request.urlopen(request, timeout=seconds) as response:
             body: bytes = response.read()

@@ -179,6 +179,19 @@ def test_busy_port_does_not_hide_a_mistyped_model(refused_start: Callable[..., s
     assert 'no model "modle" here or in ' in line
 
 
+def test_the_process_id_is_in_a_file_while_the_server_runs(tmp_path: Path) -> None:
+    file = tmp_path / "server.pid"
+    with run_server(tmp_path, settings={"GENAI_DEVICE": "scripted", "GENAI_PID_FILE": str(file)}) as server:
+        assert file.read_text() == f"{server.process.pid}\n"
+    assert not file.exists()
+
+
+def test_a_file_for_the_process_id_that_cannot_be_written_ends_the_start(
+    refused_start: Callable[..., str], tmp_path: Path
+) -> None:
+    assert refused_start(GENAI_PID_FILE=str(tmp_path)).startswith(f"genai-server: GENAI_PID_FILE={tmp_path}: cannot be")
+
+
 def test_version_is_printed() -> None:
     result = start("genai_server", "--version")
     assert result.stdout == f"genai-server {__version__}\n"

@@ -50,6 +50,11 @@ def test_failure_mid_answer_is_raised_after_the_text(scripted: RunningServer) ->
     assert answer.text
 
 
+@pytest.mark.parametrize("text", ["127.0.0.1:8002", "localhost:8002/v1", "[::1]:8002"])
+def test_an_address_without_a_scheme_is_one_of_http(text: str) -> None:
+    assert ChatClient(text).url == f"http://{text}"
+
+
 def test_unreachable_server_is_named() -> None:
     client = ChatClient(f"http://127.0.0.1:{free_port()}")
     for ask in (client.require_listening, client.models):
@@ -57,7 +62,9 @@ def test_unreachable_server_is_named() -> None:
             ask()
 
 
-@pytest.mark.parametrize("url", ["ftp://x", "http://", "127.0.0.1:8002", "http://a..b", "http://a/ b", "http://a/\n"])
+@pytest.mark.parametrize(
+    "url", ["ftp://x", "http://", "127.0.0.1", "127.0.0.1:x", "http://a..b", "http://a/ b", "http://a/\n"]
+)
 def test_invalid_address_is_refused(url: str) -> None:
     with pytest.raises(ServerUnusable, match="is not the address of a server"):
         ChatClient(url)

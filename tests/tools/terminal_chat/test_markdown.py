@@ -1,6 +1,13 @@
 """Markdown rendered while it arrives."""
 
+import contextlib
 import io
+import re
+import signal
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -47,3 +54,58 @@ def test_output_without_colours_has_none() -> None:
     with MarkdownStream(console) as stream:
         stream.add("`code` and\n\n```python\nx = 1\n```\n")
     assert "\x1b[3" not in out.getvalue().replace("\x1b[3m", "")
+
+
+def seen(written: str) -> list[str]:
+    """The lines on a terminal's screen, which is high enough, after it has received this."""
+    lines, row, column = [""], 0, 0
+    for piece in re.findall(r"\x1b\[\??([0-9;]*[A-Za-z])|([\r\n])|([^\x1b\r\n]+)", written):
+        control, move, text = piece
+        if control.endswith("A"):
+            row -= int(control[:-1] or 1)
+        elif control.endswith("K"):
+            lines[row] = ""
+        elif move == "\r":
+            column = 0
+        elif move == "\n":
+            row, column = row + 1, 0
+            lines += [""] * (row + 1 - len(lines))
+        elif text:
+            lines[row] = f"{lines[row][:column]:<{column}}{text}{lines[row][column + len(text) :]}"
+            column += len(text)
+    return [line.rstrip() for line in lines if line.strip()]
+
+
+def interrupted_at(step: int, out: io.StringIO) -> tuple[int, int]:
+    """Show an answer of six words, with Ctrl-C at a step of rich's. Returns the last word and the steps in all."""
+    steps = said = 0
+
+    def trace(frame: FrameType, event: str, argument: object) -> Callable[[FrameType, str, Any], Any] | None:
+        nonlocal steps
+        if not frame.f_code.co_filename.endswith(("rich/live.py", "rich/live_render.py", "rich/console.py")):
+            return None
+        if event == "line":
+            steps += 1
+            if steps == step:
+                signal.raise_signal(signal.SIGINT)
+        return trace
+
+    stream = MarkdownStream(Console(file=out, force_terminal=True, no_color=True, width=20, height=20))
+    sys.settrace(trace)
+    try:
+        with contextlib.suppress(KeyboardInterrupt), stream:
+            for said in range(10, 16):
+                stream.add(f"word{said} ")
+    finally:
+        sys.settrace(None)
+    return said, steps
+
+
+def test_an_interrupted_answer_is_shown_once_and_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("genai_server.tools.terminal_chat.markdown._PAUSE", 0.0)
+    _, steps = interrupted_at(-1, io.StringIO())
+    assert steps > 1000
+    for step in range(1, steps, steps // 150):
+        out = io.StringIO()
+        said, _ = interrupted_at(step, out)
+        assert " ".join(seen(out.getvalue())).split() == [f"word{word}" for word in range(10, said + 1)], step

@@ -10,8 +10,10 @@ Examples:
 
 import argparse
 import logging
+from collections.abc import Container
 
 from genai_server import __version__
+from genai_server.config.setting_groups import GROUPS
 from genai_server.config.settings import Settings
 from genai_server.config.sources import add_options, load_settings, unknown_variables, unserved_tables
 from genai_server.logs import configure_logging
@@ -19,8 +21,30 @@ from genai_server.logs import configure_logging
 log = logging.getLogger(__name__)
 
 
+# The options that --help lists; --help-all lists all.
+_COMMON = tuple(GROUPS)[:1]
+
+
+class _HelpOnAll(argparse.Action):
+    """Prints the help with all options, and ends."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: object, values: object, option_string: str | None = None
+    ) -> None:
+        complete = type(parser)(prog=parser.prog, description=parser.description)
+        _add_options(complete, GROUPS)
+        complete.print_help()
+        parser.exit()
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
+    _add_options(parser, _COMMON)
+    others = len(Settings.model_fields) - sum(len(GROUPS[title]) for title in _COMMON)
+    parser.epilog = f"--help-all lists {others} more options."
+
+
+def _add_options(parser: argparse.ArgumentParser, listed: Container[str]) -> None:
     parser.usage = "%(prog)s [MODEL] [OPTION]…"
     parser.add_argument(
         "model",
@@ -29,7 +53,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a model directory, the name of one in GENAI_MODELS_DIR, or a repository, which is fetched first if "
         "necessary: OWNER/NAME, or OWNER/NAME:FOLDER for one of its models (default: GENAI_MODEL_DIR, or a demo model)",
     )
-    add_options(parser)
+    parser.add_argument("--help-all", action=_HelpOnAll, nargs=0, help="show all options and exit")
+    add_options(parser, listed=listed)
     parser.set_defaults(run=run)
 
 
@@ -65,9 +90,11 @@ def _directory(arguments: argparse.Namespace, settings: Settings) -> str:
     log.info("genai-server %s looks for %s", __version__, arguments.model)
     from genai_server.cli.serve.preflight import bind, check_access
     from genai_server.hub.repository import could_be_repository
+    from genai_server.hub.short_names import SHORT_NAMES
 
     # What cannot be fetched is found or refused now, so that a busy port does not hide a mistyped name.
-    directory = None if could_be_repository(arguments.model) else fetched(arguments.model, settings.models_path)
+    is_remote = could_be_repository(arguments.model) or arguments.model in SHORT_NAMES
+    directory = None if is_remote else fetched(arguments.model, settings)
     check_access(settings)
     bind(settings).close()
-    return str(directory or fetched(arguments.model, settings.models_path))
+    return str(directory or fetched(arguments.model, settings))

@@ -8,8 +8,8 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -31,6 +31,7 @@ from genai_server.cli.serve.welcome import welcome
 from genai_server.config.environment import export_metrics, export_settings
 from genai_server.config.settings import Settings
 from genai_server.engine_client.supervisor import FindSupervisor
+from genai_server.errors import ConfigurationError
 from genai_server.messages.server_status import EngineStatus
 from genai_server.runtime_folder import open_runtime_folder
 from genai_server.vision_model import any_takes_media
@@ -57,6 +58,29 @@ def serve(settings: Settings, prepared: list["subprocess.Popen[bytes]"]) -> int:
         settings = settings.model_copy(update={"workers": 1})
     texts = check_server(settings)
     listener = listen(settings)
+    with listener, _pid_file(settings.pid_file):
+        return _serve_on(settings, listener)
+
+
+@contextmanager
+def _pid_file(name: str) -> Iterator[None]:
+    """A file with this process's id for the block; "" for none. Raises ConfigurationError if it cannot be written."""
+    path = Path(name)
+    if name:
+        try:
+            path.write_text(f"{os.getpid()}\n", encoding="ascii")
+        except OSError as error:
+            raise ConfigurationError(f"GENAI_PID_FILE={name}: cannot be written: {error.strerror}") from None
+    try:
+        yield
+    finally:
+        if name:
+            with suppress(OSError):
+                path.unlink()
+
+
+def _serve_on(settings: Settings, listener: socket.socket) -> int:
+    """Serve the connections of a socket until a signal arrives; returns the exit status."""
     folder = open_runtime_folder(os.getpid())
     stop = ServerStop(settings.drain_timeout + ENDING)
     stop.handle_signals()

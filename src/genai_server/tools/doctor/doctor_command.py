@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     parser.usage = "%(prog)s [MODEL] [OPTION OF SERVE]…"
     parser.add_argument("model", nargs="?", metavar="MODEL", help="a model directory, or the name of a fetched one")
-    add_options(parser, are_listed=False)
+    add_options(parser, listed=())
     parser.set_defaults(run=run)
 
 

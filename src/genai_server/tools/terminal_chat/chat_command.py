@@ -12,7 +12,6 @@ What is piped into it follows the question.
 """
 
 import argparse
-import re
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -21,21 +20,19 @@ from pathlib import Path
 
 from genai_server.cli.model_argument import find
 from genai_server.cli.option_types import path_of
-from genai_server.cli.screen import say, say_aside
+from genai_server.cli.screen import say_aside, say_to_person
 from genai_server.cli.serve.welcome import url_of
 from genai_server.cli.standard_streams import piped_text
 from genai_server.config.sources import load_settings
 from genai_server.errors import ChatFailed
 from genai_server.http.api_keys import make_key
+from genai_server.tools.server_answers import is_address
 from genai_server.tools.terminal_chat.chat_client import Answer, ChatClient
 from genai_server.tools.terminal_chat.chat_history import Conversation, Message
 from genai_server.tools.terminal_chat.dialogue import Dialogue, choose_model, continued, require_images, show_answer
 from genai_server.tools.terminal_chat.image_files import data_url
 from genai_server.tools.terminal_chat.own_server import own_server
 from genai_server.tools.terminal_chat.questions import is_confirmed
-
-# A URL, or one whose scheme was forgotten.
-_ADDRESS = re.compile(r".*://.*|[\w.-]+:\d+", re.DOTALL)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -85,7 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
     conversation = Conversation(arguments.system)
     question = _with_piped(arguments.question) if arguments.question else ""
     try:
-        with connected(arguments.target, arguments.api_key, say_aside if question else say) as client:
+        with connected(arguments.target, arguments.api_key, say_aside if question else say_to_person) as client:
             model = choose_model(client, arguments.model)
             client.tool_servers = arguments.mcp
             if arguments.image:
@@ -93,7 +90,7 @@ def run(arguments: argparse.Namespace) -> int:
             if question:
                 _answer_one(client, model, conversation.ask(question, arguments.image))
             else:
-                print(f"{model} at {client.url}; /help lists the commands")
+                say_to_person(f"{model} at {client.url}; /help lists the commands")
                 Dialogue(client, model, conversation, arguments.image).run()
     except KeyboardInterrupt:  # while the server starts, or ends
         if question:
@@ -132,14 +129,14 @@ def _with_piped(question: str) -> str:
 
 @contextmanager
 def connected(
-    target: str | None, api_key: str | None, tell: Callable[[str], None] = say, options: Sequence[str] = ()
+    target: str | None, api_key: str | None, tell: Callable[[str], None] = say_aside, options: Sequence[str] = ()
 ) -> Iterator[ChatClient]:
     """A client of the given server, or of one that is started for the block. `tell` shows that it starts.
 
     `options` are those of `serve` for a server that is started.
     """
     settings = load_settings()
-    if target and _ADDRESS.fullmatch(target):
+    if target and is_address(target):
         yield ChatClient(target, api_key)
         return
     if target is None:

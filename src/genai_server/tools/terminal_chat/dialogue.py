@@ -11,7 +11,7 @@ from types import FrameType
 
 from genai_server.answer_parts import Content, Reasoning
 from genai_server.cli.option_types import path_of
-from genai_server.cli.screen import screen, show
+from genai_server.cli.screen import say_aside, say_to_person, screen, show
 from genai_server.engine.model.files import GIVE_A_TEMPLATE, NO_CHAT_TEMPLATE
 from genai_server.errors import ChatFailed
 from genai_server.quoted_values import did_you_mean, escaped, quoted
@@ -20,6 +20,7 @@ from genai_server.tools.terminal_chat.chat_history import Conversation, Message,
 from genai_server.tools.terminal_chat.image_files import data_url
 from genai_server.tools.terminal_chat.questions import is_confirmed, question_reader
 from genai_server.tools.terminal_chat.typed_parameters import PARAMETERS, Value, parse, require_known
+from genai_server.tools.terminal_chat.undisturbed import without_echo
 
 _DEFAULT = "default"
 _BUDGET = "thinking_token_budget"
@@ -104,14 +105,15 @@ class Dialogue:
                 if not self._execute(line):
                     return
             except EOFError:
-                print()
+                if sys.stdout.isatty():
+                    print()
                 return
             except KeyboardInterrupt:
                 if was_interrupted:
                     print()
                     return
                 was_interrupted = True
-                print("\n(Ctrl-C again exits)")
+                say_to_person("\n(Ctrl-C again exits)")
             except ChatFailed as error:
                 print(f"error: {error}", file=sys.stderr)
 
@@ -198,7 +200,8 @@ class Dialogue:
                 with _interrupting_reasoning(partial(self._client.end_reasoning, answer)):
                     show_answer(self._client.answer(self._model, [*messages, *rounds], answer, self._parameters))
             except KeyboardInterrupt:
-                print(" [stopped]", end="")
+                if sys.stdout.isatty():
+                    print(" [stopped]", end="")
                 raise
             finally:
                 rounds += answer.rounds
@@ -206,10 +209,18 @@ class Dialogue:
                     self._conversation.answered(answer.text, rounds)
                 if answer.first is not None:
                     print()
-                    show((f"[{answer.took()}]", "dim"))
+                    _note(f"[{answer.took()}]")
                 if answer.ignored:
-                    show((f"[had no effect: {answer.ignored}]", "dim"))
+                    _note(f"[had no effect: {answer.ignored}]")
             answer = continued(answer, rounds, is_confirmed)
+
+
+def _note(text: str) -> None:
+    """Show a line about an answer, which is not in the output of a chat that goes into a file or pipe."""
+    if sys.stdout.isatty():
+        show((text, "dim"))
+    else:
+        say_aside(text)
 
 
 def continued(answer: Answer, rounds: list[Message], confirm: Callable[[str], bool]) -> Answer | None:
@@ -235,7 +246,7 @@ def continued(answer: Answer, rounds: list[Message], confirm: Callable[[str], bo
 
 def show_answer(pieces: Generator[ChatPiece, None, None], *, shows_reasoning: bool = True) -> None:
     """Show an answer as it arrives. Raises ChatFailed."""
-    with contextlib.closing(pieces), _display() as display:
+    with contextlib.closing(pieces), without_echo(), _display() as display:
         for piece in pieces:
             if shows_reasoning or isinstance(piece, Content):
                 display(piece)

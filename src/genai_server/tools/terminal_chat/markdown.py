@@ -9,6 +9,8 @@ from rich.markdown import Markdown
 from rich.segment import Segment
 from rich.theme import Theme
 
+from genai_server.tools.terminal_chat.undisturbed import deferring_interrupts
+
 # Colours of the terminal's palette, which suits its background, light or dark.
 _THEME = Theme({"markdown.code": "cyan", "markdown.code_block": "none", "markdown.block_quote": "italic"})
 _CODE = "ansi_light"
@@ -28,20 +30,24 @@ class MarkdownStream:
         # The source of the unfinished block.
         self._text = ""
         self._has_blocks = False
-        # Drawn from this thread only: rich's own thread may draw between two parts of a print.
-        self._live = Live("", console=console, auto_refresh=False, transient=True)
+        # Drawn from this thread only: rich's own thread may draw between two parts of a print. Nothing else is printed
+        # meanwhile that rich would have to redirect.
+        self._live = Live(
+            "", console=console, auto_refresh=False, transient=True, redirect_stdout=False, redirect_stderr=False
+        )
         self._drawn = 0.0
 
     def __enter__(self) -> Self:
-        self._console.push_theme(_THEME)
-        self._live.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._live.update("")
-        self._live.stop()
-        self._print(self._text)
-        self._console.pop_theme()
+        with deferring_interrupts():
+            if not self._live.is_started:
+                return
+            self._live.update("")
+            self._live.stop()
+            self._print(self._text)
+            self._console.pop_theme()
 
     def add(self, piece: str) -> None:
         """Show a further piece of the answer."""
@@ -49,7 +55,10 @@ class MarkdownStream:
         done = finished(self._text) if "\n" in piece else 0
         if not done and time.monotonic() - self._drawn < _PAUSE:
             return
-        with self._console:  # written at once
+        with deferring_interrupts(), self._console:  # written at once
+            if not self._live.is_started:
+                self._console.push_theme(_THEME)
+                self._live.start()
             if done:
                 block, self._text = self._text[:done], self._text[done:]
                 self._live.update("", refresh=True)

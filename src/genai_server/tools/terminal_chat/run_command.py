@@ -7,7 +7,7 @@ import argparse
 
 from genai_server.cli.model_argument import fetched
 from genai_server.cli.pull_command import add_hub_options
-from genai_server.cli.screen import say, say_aside
+from genai_server.cli.screen import say_aside, say_to_person
 from genai_server.config.sources import load_settings
 from genai_server.tools.terminal_chat import chat_command as chat
 
@@ -27,7 +27,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Chat until the user ends it; returns the exit status. Raises ConfigurationError, PullFailed and ChatFailed."""
-    tell = say_aside if arguments.question else say
-    models = load_settings().models_path
-    arguments.target = str(fetched(arguments.target, models, arguments.revision, arguments.token, tell))
+    tell = say_aside if arguments.question else say_to_person
+    arguments.target = str(fetched(arguments.target, load_settings(), arguments.revision, arguments.token, tell))
     return chat.run(arguments)

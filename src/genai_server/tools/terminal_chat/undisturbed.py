@@ -1,0 +1,50 @@
+"""Keeps keys that are pressed during an answer from disturbing what a terminal shows.
+
+An unfinished block is redrawn by moving the cursor up by the lines that were drawn. A terminal that shows typed keys in
+between, such as `^C` or a new line, moves the cursor itself, and a drawing that is interrupted is only partly there: in
+both cases lines of the answer would remain and be shown a second time.
+"""
+
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+
+@contextmanager
+def without_echo() -> Iterator[None]:
+    """In the block the terminal does not show typed keys; they are read afterwards. Has no effect on Windows."""
+    if sys.platform == "win32" or sys.stdin is None or not sys.stdin.isatty():
+        yield
+        return
+    import termios
+
+    try:
+        before = termios.tcgetattr(sys.stdin)
+        silent = [*before[:3], before[3] & ~termios.ECHO, *before[4:]]
+        termios.tcsetattr(sys.stdin, termios.TCSANOW, silent)
+    except termios.error:  # the terminal is gone
+        yield
+        return
+    try:
+        yield
+    finally:
+        with suppress(termios.error):
+            termios.tcsetattr(sys.stdin, termios.TCSANOW, before)
+
+
+@contextmanager
+def deferring_interrupts() -> Iterator[None]:
+    """Ctrl-C in the block takes effect at its end."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread may set handlers
+        return
+    pressed: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: pressed.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if pressed:
+            signal.raise_signal(signal.SIGINT)
