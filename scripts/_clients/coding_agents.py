@@ -1,4 +1,7 @@
-"""Coding agents, by the lines of docs/clients.md: each answers, and does one thing to a file of a scratch folder."""
+"""Coding agents: each answers, and does one thing to a file of a scratch folder.
+
+For the first it is started by the lines of docs/clients.md, for the second by `genai-server launch` if that knows it.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,14 @@ import json
 import os
 import re
 import secrets
+import shlex
 import shutil
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+
+from genai_server.tools.launch.programs import PROGRAMS
 
 from .client import Check, Client, Place, Registry
 from .program import Ended, run
@@ -33,10 +40,13 @@ _WINDOW = 131072
 _HEARD = re.compile(r"hello\s*\n\s*from the server")
 _READ = re.compile(r"I have\s*\n\s*read it")
 _TURNS = 10
+_LAUNCHED = {program.title: program for program in PROGRAMS.values()}
 
 
-def _agent(name: str, place: Place, prompt: str, options: tuple[str, ...], more: Mapping[str, str]) -> Ended:
-    """Run the agent's recipe in the scratch folder."""
+def _agent(
+    name: str, place: Place, prompt: str, options: tuple[str, ...], more: Mapping[str, str], *, by_hand: bool = False
+) -> Ended:
+    """Run the agent in the scratch folder: by `genai-server launch` if it knows the agent, or by its recipe."""
     (_scratch(place) / _INPUT).write_text(f"{prompt}\n", encoding="utf-8")
     environment = {
         "PATH": f"{place.commands}{os.pathsep}{os.environ['PATH']}",
@@ -44,8 +54,15 @@ def _agent(name: str, place: Place, prompt: str, options: tuple[str, ...], more:
         "TERM": "dumb",
         **more,
     }
-    lines = recipe(name, place.url, *options)
+    lines = recipe(name, place.url, *options) if by_hand or name not in _LAUNCHED else _launch(name, place, options)
     return run(["sh", "-c", f"set -e\n{lines}"], environment, _scratch(place), _SECONDS)
+
+
+def _launch(name: str, place: Place, options: tuple[str, ...]) -> str:
+    """The line that launches an agent, in the form of `recipe`."""
+    program = _LAUNCHED[name]
+    launch = [str(Path(sys.executable).with_name("genai-server")), "launch", program.name, "--url", place.url, "--"]
+    return " ".join([*map(shlex.quote, [*launch, *program.ask]), '"$PROMPT"', *options])
 
 
 def _scratch(place: Place) -> Path:
@@ -70,7 +87,7 @@ def _reads_a_file(
         _scratch(place).mkdir()
         file = _scratch(place) / "key.txt"
         file.write_text(f"{key}\n", encoding="utf-8")
-        first = _agent(name, place, _SAID, options, more)
+        first = _agent(name, place, _SAID, options, more, by_hand=True)
         script = (
             f"script: say <tool_call>⏎{json.dumps(call(file))}⏎</tool_call>\nscript after {key}: say I have⏎read it"
         )
@@ -127,7 +144,7 @@ def _knows_its_window(
 
     def check_window(place: Place) -> list[Check]:
         checks = check(place)
-        ended = _agent(name, place, _SAID, options, more)
+        ended = _agent(name, place, _SAID, options, more, by_hand=True)
         records = [path.read_text(encoding="utf-8") for path in _scratch(place).rglob("*.jsonl")]
         why = (
             "" if any(written in text for text in [ended.output, *records]) else ended.why or f"it writes no {written}"
@@ -280,6 +297,18 @@ CODING_AGENTS = (
         ),
         recipe="Vibe",
         python="python3.14",
+    ),
+    Client(
+        "GitHub Copilot CLI",
+        ("@github/copilot",),
+        _reads_a_file(
+            "GitHub Copilot CLI",
+            lambda file: {"name": "view", "arguments": {"path": str(file)}},
+            ("--allow-all-tools",),
+            {"COPILOT_OFFLINE": "true"},
+        ),
+        Registry.NPM,
+        recipe="GitHub Copilot CLI",
     ),
     Client("aider", ("aider-chat",), _check_aider, recipe="aider"),
 )

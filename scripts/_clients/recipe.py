@@ -8,8 +8,6 @@ from pathlib import Path
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "clients.md"
 SERVER = "http://127.0.0.1:8002"
 PROMPT = '"say hello"'
-# The server's own command, which stands first in the recipes of coding agents.
-_SERVE = re.compile(r"^genai-server serve .*\n", re.MULTILINE)
 _BLOCK = re.compile(r"```(sh|python)\n(.*?)```", re.DOTALL)
 
 
@@ -29,5 +27,5 @@ def recipe(heading: str, url: str = SERVER, *options: str) -> str:
     block = _BLOCK.search(section(heading))
     if block is None:
         raise ValueError(f"{PAGE.name} has no lines of code below {heading}")
-    language, lines = block[1], _SERVE.sub("", block[2]).replace(SERVER, url)
+    language, lines = block[1], block[2].replace(SERVER, url)
     return lines.replace(PROMPT, " ".join(['"$PROMPT"', *options])) if language == "sh" else lines

@@ -33,14 +33,25 @@ class _HelpFormatter(argparse.HelpFormatter):
 
 
 class SuggestingParser(argparse.ArgumentParser):
-    """A parser that itself refuses unknown arguments, so that the usage shown is the subcommand's."""
+    """A parser that itself refuses unknown arguments, so that the usage shown is the subcommand's.
+
+    `rest_to` is the name in the namespace of the arguments behind `--`, for a command that passes them on to another
+    program; "" parses them like others.
+    """
 
     def __init__(self, **how: Any) -> None:
         super().__init__(**{"formatter_class": _HelpFormatter, **how})
+        self.rest_to = ""
 
     def parse_known_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> tuple[Any, list[str]]:
         """Parse all arguments; ends with the usage if one is unknown."""
-        found, unknown = super().parse_known_args(self._completed(sys.argv[1:] if args is None else args), namespace)
+        given, rest = [*(sys.argv[1:] if args is None else args)], []
+        if self.rest_to and "--" in given:
+            end = given.index("--")
+            given, rest = given[:end], given[end + 1 :]
+        found, unknown = super().parse_known_args(self._completed(given), namespace)
+        if self.rest_to:
+            setattr(found, self.rest_to, rest)
         for action in self._actions:
             # Before 3.12.7 Python takes an argument that may be left out for left out if an option stands before it.
             may_follow = not action.option_strings and action.nargs == argparse.OPTIONAL

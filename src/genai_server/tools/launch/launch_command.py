@@ -1,0 +1,138 @@
+"""`genai-server launch [PROGRAM [MODEL]] [-- ARGUMENT…]`: starts a coding agent with a model of a running server.
+
+The agent is told the server's address, the model and its context in its environment and its arguments; its
+configuration files stay as they are. What stands behind `--` are further arguments of its own. Without PROGRAM the
+command lists the agents, and whether each is installed.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from genai_server.cli.screen import say_aside, screen
+from genai_server.cli.serve.welcome import url_of
+from genai_server.cli.suggesting_parser import SuggestingParser
+from genai_server.cli.tables import print_report
+from genai_server.config.environment import launched_environment
+from genai_server.config.sources import load_settings
+from genai_server.errors import ConfigurationError, ServerUnusable
+from genai_server.quoted_values import did_you_mean, quoted
+from genai_server.tools.launch.programs import MINIMUM_CONTEXT, NO_KEY, PROGRAMS, Program, Target, recipe
+from genai_server.tools.server_answers import ask, authorization, checked_url
+
+_TIMEOUT = 10.0
+
+
+def add_arguments(parser: SuggestingParser) -> None:
+    """Add the command's options."""
+    parser.add_argument("program", nargs="?", metavar="PROGRAM", help=f"{', '.join(PROGRAMS)} (default: list them)")
+    parser.add_argument(
+        "model", nargs="?", metavar="MODEL", help="its name in /v1/models (default: the first that calls tools)"
+    )
+    parser.add_argument("--url", metavar="URL", help="the server's address (default: this machine, HOST and PORT)")
+    parser.add_argument("--api-key", metavar="KEY", help="an API key of the server")
+    parser.add_argument("--print", action="store_true", help="show the environment and the command, and start nothing")
+    parser.add_argument("--force", action="store_true", help="start it although the model does not fit")
+    parser.rest_to = "more"
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:  # noqa: RET503  _start does not return
+    """Start the program in place of this one, or list or print; returns the exit status.
+
+    Raises ConfigurationError for a program or a model that cannot be used, and ServerUnusable.
+    """
+    if arguments.program is None:
+        print_report(screen(), [_programs()])
+        return 0
+    program = PROGRAMS.get(arguments.program)
+    if program is None:
+        meant = did_you_mean(arguments.program, PROGRAMS) or f"; known are {', '.join(PROGRAMS)}"
+        raise ConfigurationError(f"PROGRAM={quoted(arguments.program)} is not known{meant}")
+    path = shutil.which(program.command)
+    if path is None and not arguments.print:
+        raise ConfigurationError(
+            f"{program.title} is not installed: no {program.command} is on the PATH. Install it: {program.install}"
+        )
+    target = _target(arguments)
+    if path is None or arguments.print:
+        print(recipe(program, target, arguments.more), end="")
+        return 0
+    say_aside(f"{program.title} with {target.model} at {target.url}, {target.context} tokens of context")
+    _start(program, path, target, arguments.more)
+
+
+def _programs() -> list[list[str]]:
+    """The rows of the list of programs."""
+    rows = [["program", "name", "installed"]]
+    for program in PROGRAMS.values():
+        rows.append([program.name, program.title, shutil.which(program.command) or f"no; {program.install}"])
+    return rows
+
+
+def _target(arguments: argparse.Namespace) -> Target:
+    """The server and the model that are asked for. Raises ConfigurationError and ServerUnusable."""
+    if arguments.url is None:
+        settings = load_settings()
+        url = url_of(settings.host, settings.port, is_https=bool(settings.tls_cert))
+    else:
+        url = checked_url(arguments.url).removesuffix("/v1")
+    answer = ask(url, "/v1/models", authorization(arguments.api_key), _TIMEOUT)
+    try:
+        models = {str(entry["id"]): entry for entry in json.loads(answer)["data"]}
+    except (ValueError, LookupError, TypeError):
+        raise ServerUnusable(f"{url} is not a genai-server") from None
+    name = _chosen(models, arguments.model, url)
+    entry = models[name]
+    context = entry.get("max_model_len")
+    if type(context) is not int:
+        raise ServerUnusable(
+            f"{name} at {url} is {entry.get('state', 'not loaded')}, and its context is known once it has loaded; "
+            f"a request begins that: genai-server chat {url} --model {name}"
+        )
+    if not arguments.force and (fault := _fault(entry, context)):
+        raise ConfigurationError(f"{name} at {url} does not fit a coding agent: {fault}; --force starts it anyway")
+    return Target(url, name, context, arguments.api_key or NO_KEY)
+
+
+def _chosen(models: dict[str, dict[str, Any]], wanted: str | None, url: str) -> str:
+    """The name of the model. Raises ConfigurationError."""
+    if wanted in models:
+        return wanted
+    chat = [name for name, entry in models.items() if entry.get("chat")]
+    if wanted is not None:
+        meant = did_you_mean(wanted, models) or f"; it serves {', '.join(models)}"
+        raise ConfigurationError(f"no model {quoted(wanted)} at {url}{meant}")
+    if not chat:
+        served = f"it serves {', '.join(models)}" if models else "it serves none"
+        raise ConfigurationError(f"no model at {url} chats; {served}")
+    return next((name for name in chat if "tools" in models[name].get("capabilities", ())), chat[0])
+
+
+def _fault(entry: dict[str, Any], context: int) -> str:
+    """Why a model cannot work with an agent; "" if it can."""
+    if not entry.get("chat"):
+        return "it has no chat template"
+    if "tools" not in entry.get("capabilities", ()):
+        return "it cannot call tools, because its chat template takes none or the form of its calls is not recognized"
+    if context < MINIMUM_CONTEXT:
+        limit = f" (limit: {entry['limited_by']})" if entry.get("limited_by") else ""
+        return f"its context is {context} tokens{limit}, and an agent needs {MINIMUM_CONTEXT}"
+    return ""
+
+
+def _start(program: Program, path: str, target: Target, more: Sequence[str]) -> NoReturn:
+    """Replace this process by the program; on Windows wait for it, and end with its exit status."""
+    environment = launched_environment(program.environment(target), program.removed)
+    command = [path, *program.arguments(target), *more]
+    if sys.platform == "win32":
+        raise SystemExit(subprocess.run(command, env=environment, check=False).returncode)
+    else:  # noqa: RET506  mypy takes what follows for unreachable on Windows
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os.execve(path, command, environment)
