@@ -174,6 +174,7 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
     "prompt_toolkit": ("tools.terminal_chat.questions", "tools.top.top_command"),
     # Only with an extra: servers do not have them.
     "aiohttp": ("tools.bench.*",),
+    "mcp*": ("tools.mcp_command",),
     "opentelemetry": ("http.telemetry.traces",),
     "matplotlib": ("tools.bench.plot",),
     "huggingface_hub": ("hub.client",),

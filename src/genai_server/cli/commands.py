@@ -13,6 +13,7 @@ GROUPS = {
         "key": ("cli.key_command", "create an API key"),
         "top": ("tools.top.top_command", "watch a running server"),
         "usage": ("tools.usage_command", "show the tokens of each API key and day"),
+        "mcp": ("tools.mcp_command", "let an agent look at a running server"),
         "cache": ("cli.cache_command", "list and clear the prefix cache on disk"),
         "deploy": ("ray_serve.deploy_command", "deploy replicas on Ray Serve"),
     },
