@@ -59,7 +59,7 @@ def serve(settings: Settings, prepared: list["subprocess.Popen[bytes]"]) -> int:
     texts = check_server(settings)
     listener = listen(settings)
     with listener, _pid_file(settings.pid_file):
-        return _serve_on(settings, listener)
+        return _serve_on(settings, listener, prepared, texts)
 
 
 @contextmanager
@@ -79,7 +79,9 @@ def _pid_file(name: str) -> Iterator[None]:
                 path.unlink()
 
 
-def _serve_on(settings: Settings, listener: socket.socket) -> int:
+def _serve_on(
+    settings: Settings, listener: socket.socket, prepared: list["subprocess.Popen[bytes]"], texts: ReadTexts
+) -> int:
     """Serve the connections of a socket until a signal arrives; returns the exit status."""
     folder = open_runtime_folder(os.getpid())
     stop = ServerStop(settings.drain_timeout + ENDING)
