@@ -59,6 +59,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
         command = {program}
         keys = ["nobody"]
 
+        [mcp.schemas]
+        command = {json.dumps([sys.executable, str(PROGRAM), "schemas"])}
+        max_message_bytes = 1000000
+
         [mcp.broken]
         command = ["./no-such-program"]
         """,
@@ -278,6 +282,13 @@ def test_a_hostile_server_costs_its_call_only(openai: OpenAI, tool: str, said: s
     assert (called.status, called.output, response.output_text) == ("failed", None, "I go on.")
     assert said in called.error.content[0]["text"]
     assert respond(openai, ECHO).output_text.endswith("It said so.")
+
+
+def test_schemas_that_no_grammar_follows_are_relaxed(openai: OpenAI) -> None:
+    given = script(call("schemas__pattern", x="aab"), ("Error:", "I go on."))
+    response = respond(openai, given, tools=[{**MCP, "server_label": "schemas"}])
+    assert [tool.name for tool in response.output[0].tools][-2:] == ["endless", "pattern"]
+    assert (response.output[1].status, response.output_text) == ("failed", "I go on.")
 
 
 def test_a_hanging_tool_is_left_behind(openai: OpenAI) -> None:

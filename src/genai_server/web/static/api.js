@@ -12,12 +12,12 @@ export class ApiError extends Error {
 
 // The response of a call, whose body is a form or becomes JSON. Asks for the key once if the server requires another one.
 // Throws ApiError, and Unreachable.
-export async function call(path, { method = "GET", body, admin = false, signal } = {}) {
+export async function call(path, { method = "GET", body, admin = false, signal, headers = {} } = {}) {
   const isJson = body !== undefined && !(body instanceof FormData);
   const send = () => connection.fetch(path, {
     method,
     signal,
-    headers: { ...keys.headers(admin), ...(isJson ? { "content-type": "application/json" } : {}) },
+    headers: { ...headers, ...keys.headers(admin), ...(isJson ? { "content-type": "application/json" } : {}) },
     body: isJson ? JSON.stringify(body) : body,
   });
   let response = await send();

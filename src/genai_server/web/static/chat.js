@@ -118,8 +118,31 @@ export function withAttachments(chat, change) {
   return { ...chat, turns: Object.fromEntries(turns) };
 }
 
-// A turn as the API takes it.
-export function message(turn) {
+// A turn as messages of the API: an answer with tools that the server has run is several.
+export function messages(turn) {
+  const runs = (turn.runs ?? []).filter(({ output }) => output !== undefined);
+  if (!runs.length) return [message(turn)];
+  const result = ({ id, output, status }) => ({
+    role: "tool", tool_call_id: id, content: status === "failed" ? `Error: ${output}` : output,
+  });
+  // The conversation has the calls that the reader has approved.
+  const found = runs.filter(({ isApproved }) => isApproved).map(result);
+  let place = 0;
+  const own = runs.filter(({ isApproved }) => !isApproved);
+  for (const round of new Set(own.map((run) => run.round))) {
+    const calls = own.filter((run) => run.round === round);
+    const content = turn.content.slice(place, calls[0].place) || null;
+    place = calls[0].place;
+    const tool_calls = calls.map(({ id, server, name, arguments: text }) => ({
+      id, type: "function", function: { name: `${server}__${name}`, arguments: text },
+    }));
+    found.push({ role: "assistant", content, tool_calls }, ...calls.map(result));
+  }
+  const rest = turn.content.slice(place);
+  return rest || turn.calls.length ? [...found, message({ ...turn, content: rest })] : found;
+}
+
+function message(turn) {
   if (turn.role === "tool") return { role: "tool", tool_call_id: turn.call, content: turn.content };
   if (turn.role === "user") return { role: "user", content: contentOf(turn.content, turn.attachments) };
   if (!turn.calls?.length) return { role: turn.role, content: turn.content };

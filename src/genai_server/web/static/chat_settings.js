@@ -1,5 +1,6 @@
 // The settings of a chat: system prompt, sampling, tools and a schema. Fields that are not set are absent; the others are
 // texts, or true.
+import { chosenServers, HEADER } from "./tool_servers.js";
 
 // A field of the body, and what may be typed into it.
 export const NUMBERS = [
@@ -48,6 +49,12 @@ export function requestFields(settings) {
     found.response_format = { type: "json_schema", json_schema: { name: "answer", schema } };
   }
   return settings.logprobs ? { ...found, ...PROBABILITIES } : found;
+}
+
+// The headers of a request: which tool servers it uses.
+export function requestHeaders(settings) {
+  const servers = chosenServers(settings);
+  return servers.length ? { [HEADER]: servers.join(",") } : {};
 }
 
 function parsed(what, text = "") {

@@ -1,5 +1,6 @@
 // The next request as a program would send it.
 import { pathTo } from "./chat.js";
+import { requestHeaders } from "./chat_settings.js";
 import { requestAfter } from "./conversation.js";
 import { html } from "./html.js";
 import { keys } from "./keys.js";
@@ -7,6 +8,7 @@ import { CopyButton } from "./parts.js";
 
 export function CodePanel({ chat, turn }) {
   let body;
+  const headers = requestHeaders(chat.settings);
   try {
     body = requestAfter(chat, turn);
   } catch (error) {
@@ -18,8 +20,8 @@ export function CodePanel({ chat, turn }) {
   return html`<div class="panel-body">
     <p class="soft">The request with this conversation and these settings. A key is read from GENAI_API_KEY.
       ${files.size > 0 && "Images are read from files in the current folder."}</p>
-    <${Sample} name="curl" text=${curl(root, body, files)} />
-    <${Sample} name="Python" text=${python(root, body, files)} /></div>`;
+    <${Sample} name="curl" text=${curl(root, body, files, headers)} />
+    <${Sample} name="Python" text=${python(root, body, files, headers)} /></div>`;
 }
 
 function Sample({ name, text }) {
@@ -41,9 +43,10 @@ function imageFiles(turns) {
 }
 
 // For a POSIX shell, in which only the quote itself ends a quoted text. A body with images is too long for an argument.
-export function curl(root, body, files = new Map()) {
+export function curl(root, body, files = new Map(), headers = {}) {
   const key = keys.any ? ' \\\n  -H "authorization: Bearer $GENAI_API_KEY"' : "";
-  const call = `curl -s ${root}v1/chat/completions -H 'content-type: application/json'${key} -d`;
+  const more = Object.entries(headers).map(([name, value]) => ` \\\n  -H ${shellText(`${name}: ${value}`)}`).join("");
+  const call = `curl -s ${root}v1/chat/completions -H 'content-type: application/json'${key}${more} -d`;
   // Unlike any text of the conversation, so that only images become commands.
   const mark = `image ${Math.random()} `;
   const found = [...files.keys()];
@@ -61,7 +64,7 @@ function inShell({ name, type }) {
 }
 
 // JSON differs from Python only in these three words; strings have the same escapes.
-export function python(root, body, files = new Map()) {
+export function python(root, body, files = new Map(), headers = {}) {
   const key = keys.any ? 'os.environ["GENAI_API_KEY"]' : '"unused"';
   const known = ["model", "messages", "temperature", "top_p", "max_tokens", "seed", "stop", "frequency_penalty",
     "presence_penalty", "response_format", "tools", "logprobs", "top_logprobs", "reasoning_effort"];
@@ -69,6 +72,7 @@ export function python(root, body, files = new Map()) {
   const more = Object.entries(body).filter(([name, value]) => !known.includes(name) && value !== undefined);
   const fields = own.filter(([, value]) => value !== undefined).map(([name, value]) => `    ${name}=${literal(value, files)},\n`);
   if (more.length) fields.push(`    extra_body=${literal(Object.fromEntries(more), files)},\n`);
+  if (Object.keys(headers).length) fields.push(`    extra_headers=${literal(headers, files)},\n`);
   const modules = `${files.size ? "import base64\n" : ""}${keys.any ? "import os\n" : ""}`;
   return `${modules}${modules && "\n"}from openai import OpenAI\n\n${files.size ? IMAGE_FUNCTION : ""}`
     + `client = OpenAI(base_url=${JSON.stringify(`${root}v1`)}, api_key=${key})\n`

@@ -15,7 +15,7 @@ export function streamed(body) {
 
 export function emptyAnswer() {
   return {
-    role: "assistant", content: "", reasoning: "", calls: [], pieces: [], finish: null, usage: null, metrics: null,
+    role: "assistant", content: "", reasoning: "", calls: [], runs: [], pieces: [], finish: null, usage: null, metrics: null,
     progress: null, error: null, ttft: null, ignored: null, answerId: null,
   };
 }
@@ -25,19 +25,21 @@ export function answerNow(turn) {
   call(`v1/requests/${encodeURIComponent(turn.answerId)}/end_reasoning`, { method: "POST" }).catch(() => {});
 }
 
-// Fill a turn with, or continue it by, the answer to a body. `changed` is called after each chunk. Never throws: the turn has the error.
+// Fill a turn with, or continue it by, the answer to a body, with these headers. `changed` is called after each chunk. Never throws: the turn has the error.
 // Returns whether the server was reached.
-export async function complete(body, turn, changed, signal) {
+export async function complete({ body, headers = {} }, turn, changed, signal) {
   const began = performance.now() - (turn.pieces.at(-1)?.at ?? 0);
   const { usage } = turn;
   Object.assign(turn, { error: null, finish: null, isRefused: false });
   let wasReached = true;
   try {
-    const response = await call("v1/chat/completions", { method: "POST", body: streamed(body), signal });
+    const response = await call("v1/chat/completions", { method: "POST", body: streamed(body), headers, signal });
+    // The calls that the reader has approved.
+    const approved = new Set((body.messages.findLast((each) => each.tool_calls)?.tool_calls ?? []).map(({ id }) => id));
     // What of the request had no effect, such as images of earlier turns with a model that reads text only.
     turn.ignored = response.headers.get("x-genai-ignored");
     for await (const chunk of events(response, signal)) {
-      add(turn, chunk, performance.now() - began);
+      add(turn, chunk, performance.now() - began, approved);
       changed();
     }
   } catch (error) {
@@ -58,7 +60,7 @@ function both(first, { completion_tokens: more }) {
   return { ...first, completion_tokens: first.completion_tokens + more, total_tokens: first.total_tokens + more };
 }
 
-function add(turn, chunk, at) {
+function add(turn, chunk, at, approved) {
   if (chunk.error) {
     turn.error = chunk.error.message;
     turn.finish = "error";
@@ -75,6 +77,7 @@ function add(turn, chunk, at) {
   const { content = "", reasoning_content: reasoning = "", tool_calls: calls = [] } = choice.delta;
   turn.content += content ?? "";
   turn.reasoning += reasoning ?? "";
+  for (const run of choice.delta.genai_tool_runs ?? []) addRun(turn, run, approved);
   for (const call of calls) addCall(turn.calls, call);
   const tokens = choice.logprobs?.content?.map(scored);
   const text = (reasoning ?? "") + (content ?? "") + calls.map((call) => call.function.arguments ?? "").join("");
@@ -92,6 +95,20 @@ function finishOf({ finish_reason: reason, genai_finish_reason: cause = reason }
 function addCall(calls, { index, id, function: { name, arguments: text = "" } }) {
   calls[index] ??= { id, name, text: "" };
   calls[index].text += text;
+}
+
+// A tool that the server runs, as it begins and as it ends. `place` is where it stands in the text of the answer.
+function addRun(turn, { index, output, status, ...call }, approved) {
+  turn.runs ??= [];
+  let run = turn.runs.find(({ id }) => id === call.id);
+  if (!run) {
+    const last = turn.runs.at(-1);
+    const round = last === undefined ? 0 : last.round + (last.output === undefined ? 0 : 1);
+    run = { ...call, place: turn.content.length, round, isApproved: approved.has(call.id) };
+    turn.runs.push(run);
+    turn.progress = null;
+  }
+  Object.assign(run, { status }, output === undefined ? {} : { output });
 }
 
 function scored({ token, logprob, top_logprobs }) {

@@ -1,7 +1,7 @@
 // What the reader does in a chat: send, stop, regenerate, edit, continue from a turn, answer tool calls.
-import { addTurn, endAt, message, path, pathTo, ROOT } from "./chat.js";
+import { addTurn, endAt, messages, path, pathTo, ROOT } from "./chat.js";
 import { chats } from "./chats.js";
-import { requestFields, systemMessages } from "./chat_settings.js";
+import { requestFields, requestHeaders, systemMessages } from "./chat_settings.js";
 import { complete, emptyAnswer } from "./completion.js";
 import { connection } from "./connection.js";
 import { drafts } from "./drafts.js";
@@ -10,6 +10,7 @@ import { models, refusalOf } from "./models.js";
 
 // Milliseconds between two saves of a running answer.
 const SAVE_EVERY = 1000;
+const DECLINED = "Error: the user has declined this call.";
 const NOT_REACHED = "The server is not reachable. The message can be sent once it is.";
 
 class Running extends Emitter {
@@ -47,7 +48,7 @@ class Running extends Emitter {
     this.#controllers.set(chat.id, controller);
     let next = performance.now() + SAVE_EVERY;
     chats.begin(turn);
-    const wasReached = await complete(body, turn, () => {
+    const wasReached = await complete({ body, headers: requestHeaders(chat.settings) }, turn, () => {
       this.changed();
       const now = performance.now();
       if (now < next) return;
@@ -69,7 +70,7 @@ export const running = new Running();
 export function requestAfter(chat, id) {
   return {
     model: models.chosen?.id,
-    messages: [...systemMessages(chat.settings), ...pathTo(chat, id).filter(isSaid).map(message)],
+    messages: [...systemMessages(chat.settings), ...pathTo(chat, id).filter(isSaid).flatMap(messages)],
     ...requestFields(chat.settings),
   };
 }
@@ -77,7 +78,7 @@ export function requestAfter(chat, id) {
 // Whether a turn of a path is sent to the model. An answer that failed before its first word says nothing. A question that the
 // server refused would be the reason to refuse all that follow it.
 function isSaid(turn, place, path) {
-  if (turn.role === "assistant") return turn.content.trim() || turn.calls.length;
+  if (turn.role === "assistant") return turn.content.trim() || turn.calls.length || turn.runs?.length;
   return turn.role !== "user" || !path[place + 1]?.isRefused;
 }
 
@@ -144,7 +145,7 @@ export function edit(chat, turn, text, attachments) {
 // Whether the model can write on where an answer ended.
 export function canContinue(chat, turn) {
   const isWhole = ["stop", "tool_calls", "edited"].includes(turn.finish);
-  return !isWhole && turn.content.trim() && !turn.calls.length && !chat.settings.schema;
+  return !isWhole && turn.content.trim() && !turn.calls.length && !turn.runs?.length && !chat.settings.schema;
 }
 
 export function continueAnswer(chat, turn) {
@@ -165,6 +166,17 @@ export function giveResults(chat, turn, results) {
   turn.calls.forEach((call, place) => {
     parent = addTurn(chat, parent, { role: "tool", call: call.id, name: call.name, content: results[place] }).id;
   });
+  answerTo(chat, parent);
+}
+
+// Let the server run those of a turn's calls that the reader has approved, and the model continue. `declined` are the ids
+// of the others.
+export function approve(chat, turn, declined) {
+  if (!canSend(chat.settings)) return;
+  let parent = turn.id;
+  for (const { id, name } of turn.calls.filter((call) => declined.has(call.id))) {
+    parent = addTurn(chat, parent, { role: "tool", call: id, name, content: DECLINED }).id;
+  }
   answerTo(chat, parent);
 }
 

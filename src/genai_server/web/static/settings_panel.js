@@ -1,9 +1,10 @@
 // The form of a chat's settings, with presets to start from.
 import { NUMBERS } from "./chat_settings.js";
 import { useChanges } from "./emitter.js";
-import { html, useState } from "./html.js";
+import { html, useEffect, useState } from "./html.js";
 import { Field, focused } from "./parts.js";
 import { presets } from "./presets.js";
+import { chosenServers, toolServers } from "./tool_servers.js";
 
 const EFFORTS = ["", "none", "minimal", "low", "medium", "high"];
 
@@ -25,11 +26,27 @@ export function SettingsPanel({ settings, onSet, onReplace }) {
     <${Check} ...${field("logprobs")} label="Token probabilities" hint="to colour tokens by probability" />
     <${Text} ...${field("schema")} label="JSON schema of the answer" rows="4" code
       placeholder='{"type": "object", "properties": {"mood": {"type": "string"}}}' />
+    <${ServerChoice} ...${field("tool_servers")} />
     <${Text} ...${field("tools")} label="Tools" rows="4" code hint="a list as the API takes it, in JSON"
       placeholder='[{"type": "function", "function": {"name": "get_weather"}}]' />
     <div class="actions"><button type="button" class="quiet" disabled=${!Object.keys(settings).length}
       onClick=${() => onReplace({})}>Clear all</button></div>
   </div>`;
+}
+
+// The tool servers whose tools the server runs for this chat.
+function ServerChoice({ value, onSet }) {
+  useChanges(toolServers);
+  useEffect(() => { toolServers.load(); }, []);
+  const chosen = chosenServers({ tool_servers: value });
+  const known = toolServers.list.map(({ id }) => id);
+  if (!known.length && !chosen.length) return null;
+  const toggle = (id) => onSet((chosen.includes(id) ? chosen.filter((each) => each !== id) : [...chosen, id]).join(","));
+  const gone = chosen.filter((id) => !known.includes(id)).map((id) => ({ id, description: toolServers.error || "this server does not have it" }));
+  return html`<fieldset class="tool-servers"><legend class="label">Tool servers</legend>
+    ${[...toolServers.list, ...gone].map(({ id, description }) => html`<label class="check" key=${id}>
+      <input type="checkbox" checked=${chosen.includes(id)} onChange=${() => toggle(id)} /><span>${id}</span>
+      ${description && html`<span class="hint">${description}</span>`}</label>`)}</fieldset>`;
 }
 
 function PresetChoice({ settings, onReplace }) {

@@ -1,11 +1,12 @@
 // One turn of a conversation.
 import { AttachmentList } from "./attachment_list.js";
 import { answerNow } from "./completion.js";
-import { edit, giveResults } from "./conversation.js";
+import { approve, edit, giveResults } from "./conversation.js";
 import { whole } from "./figures.js";
 import { html, useRef, useState } from "./html.js";
 import { MarkdownView } from "./markdown_view.js";
 import { focused } from "./parts.js";
+import { partsOf, waitsForApproval } from "./tool_servers.js";
 import { TurnTools } from "./turn_tools.js";
 
 const LABELS = { user: "You", assistant: "Answer" };
@@ -62,14 +63,52 @@ function Answer({ chat, turn, isLast, isWriting }) {
       <div>${turn.reasoning}</div></details>`}
     ${isWriting && turn.reasoning && !turn.content && turn.answerId && html`<button type="button" class="small"
       onClick=${() => answerNow(turn)}>Answer now</button>`}
-    <${MarkdownView} text=${turn.content} isWriting=${isWriting} />
+    ${partsOfAnswer(turn).map(({ run, text }, place) => (run ? html`<${Run} key=${run.id} run=${run} isWriting=${isWriting} />`
+      : html`<${MarkdownView} key=${place} text=${text} isWriting=${isWriting} />`))}
     ${turn.calls.map((call) => html`<${Call} key=${call.id} call=${call} />`)}
     ${isLast && !isWriting && turn.calls.length > 0 && turn.finish === "tool_calls"
-      && html`<${Results} chat=${chat} turn=${turn} />`}
+      && html`<${turn.calls.every((call) => waitsForApproval(chat.settings, call)) ? Approval : Results} chat=${chat} turn=${turn} />`}
     ${isWriting && html`<${Progress} turn=${turn} />`}
     ${turn.ignored && html`<p class="soft">Had no effect: ${turn.ignored}</p>`}
     ${turn.error && html`<p class="error" role="alert">${turn.error}</p>`}
     ${turn.isRefused && html`<p class="soft">The messages that follow are sent without the refused one.</p>`}`;
+}
+
+// The texts of an answer, and the tools that the server has run between them.
+function partsOfAnswer({ content, runs = [] }) {
+  const found = [];
+  let place = 0;
+  for (const run of runs) {
+    if (run.place > place) found.push({ text: content.slice(place, run.place) });
+    found.push({ run });
+    place = run.place;
+  }
+  return place < content.length || !found.length ? [...found, { text: content.slice(place) }] : found;
+}
+
+const STATUSES = { failed: " failed", incomplete: " was not completed" };
+
+function Run({ run, isWriting }) {
+  const isRunning = run.output === undefined && isWriting;
+  const state = isRunning ? " is running …" : run.output === undefined ? STATUSES.incomplete : STATUSES[run.status] ?? "";
+  return html`<details class="call run"><summary>${run.server}: <code>${run.name}</code><span class="soft">${state}</span></summary>
+    <pre tabindex="0" aria-label="Arguments">${pretty(run.arguments)}</pre>
+    ${run.output !== undefined && html`<pre tabindex="0" aria-label="Result">${run.output}</pre>`}</details>`;
+}
+
+// Calls of tool servers that the reader lets run, or not.
+function Approval({ chat, turn }) {
+  const [declined, setDeclined] = useState(new Set());
+  const toggle = (id) => setDeclined((before) => new Set(before.has(id) ? [...before].filter((each) => each !== id) : [...before, id]));
+  const several = turn.calls.length > 1;
+  return html`<div class="results approval" role="group" aria-label="Approval">
+    ${several && turn.calls.map((call) => html`<label class="check" key=${call.id}>
+      <input type="checkbox" checked=${!declined.has(call.id)} onChange=${() => toggle(call.id)} />
+      <span>Run <code>${partsOf(call).tool}</code> of ${partsOf(call).server}</span></label>`)}
+    <div class="actions"><button type="button" class="quiet"
+        onClick=${() => approve(chat, turn, new Set(turn.calls.map(({ id }) => id)))}>Decline${several ? " all" : ""}</button>
+      <button type="button" class="primary" onClick=${() => approve(chat, turn, declined)}>${several ? "Run these"
+        : `Run ${partsOf(turn.calls[0]).tool} of ${partsOf(turn.calls[0]).server}`}</button></div></div>`;
 }
 
 function Call({ call }) {
