@@ -5,6 +5,7 @@ Its standard streams carry the messages of messages/launch.py in both directions
 
 import logging
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -64,12 +65,16 @@ def main() -> None:
             loaded.adapters.load(adapter)
         model = structs.replace(loaded.main.model, scores_prompts=False)
         _report_context(spec, model)
+        # The tokenizer is read next to the passes of the warm-up.
+        guidance_loader = ThreadPoolExecutor(1)
+        loading = guidance_loader.submit(load_guidance, spec, model)
         if not loaded.main.abilities.pools:
             loaded.kv_events = publisher(spec, loaded.main)
             warm_up(loaded, prefill_chunk(spec, loaded.main))
             model = structs.replace(model, scores_prompts=scores_prompts(loaded))
             loaded.disk_cache = disk_cache(spec, loaded.main)
-        guidance = load_guidance(spec, model)
+        guidance = loading.result()
+        guidance_loader.shutdown()
     except BaseException as error:  # the operator must see any error of the library, including SystemExit and panics
         link.keeps_folder = True
         link.send(EngineReport(error=in_one_line(error)))

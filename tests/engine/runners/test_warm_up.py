@@ -39,7 +39,7 @@ class Shapes(ScriptedRunner):
 
 
 @pytest.mark.parametrize(
-    ("max_length", "prefilled", "decoded"), [(2048, [128], [1, 1]), (40, [38], [1, 1]), (3, [], [])]
+    ("max_length", "prefilled", "decoded"), [(2048, [32], [1, 1]), (20, [18], [1, 1]), (3, [], [])]
 )
 def test_a_chunk_is_read_and_tokens_are_decoded(max_length: int, prefilled: list[int], decoded: list[int]) -> None:
     runner = Shapes()
@@ -79,14 +79,14 @@ def test_the_least_time_of_a_pass_is_kept() -> None:
     assert times == [{1: 2.0, 8: 3.0}, {1: 1.0, 8: 3.0}, {1: 1.0, 8: 3.0}]
 
 
-@pytest.mark.parametrize(("uses_host_cores", "seconds"), [(True, 64.0), (False, 1.0)])
-def test_first_passes_of_a_device_do_not_count(uses_host_cores: bool, seconds: float) -> None:
+@pytest.mark.parametrize(("uses_host_cores", "seconds", "prompt"), [(True, 64.0, 32), (False, 1.0, 64)])
+def test_first_passes_of_a_device_do_not_count(uses_host_cores: bool, seconds: float, prompt: int) -> None:
     runner = ScriptedRunner()
     runner.abilities = replace(runner.abilities, uses_host_cores=uses_host_cores)
     clock = chain([0.0, 64.0] * 3, [0.0, 1.0] * 3)  # of a chunk and two decoded tokens
     time_passes(runner, 64, all_rows=False, clock=clock.__next__)
     assert runner.abilities.tried_passes == {1: seconds}
-    assert runner.abilities.tried_prompt_token == seconds / 64
+    assert runner.abilities.tried_prompt_token == seconds / prompt
 
 
 def test_a_model_that_cannot_be_run_is_not_ready() -> None:

@@ -19,6 +19,8 @@ from genai_server.timing import Clock
 log = logging.getLogger(__name__)
 _DECODED = 2
 _SHORT = 2
+# The most of a prompt on a host's cores, where the first pass takes no longer than others: it tells a token's time.
+_HOST_PROMPT = 32
 
 
 def warm_up(loaded: LoadedModel, chunk: int) -> None:
@@ -42,13 +44,16 @@ def warm_up(loaded: LoadedModel, chunk: int) -> None:
 
 
 def time_passes(runner: Runner, chunk: int, *, all_rows: bool = True, clock: Clock = time.perf_counter) -> None:
-    """Read a chunk of a prompt, and decode one row and, if wanted, all rows. The runner's abilities tell the times.
+    """Read a chunk of a prompt, or some tokens of it on the host's cores, and decode one row and, if wanted, all rows.
+    The runner's abilities tell the times.
 
     The least times of a pass count, those of earlier trials among them. Where passes do not run on the host's cores,
     all of this is done twice, because the first passes compile kernels; of the two chunks, the second one counts. The
     runner may keep the prompts' beginnings.
     """
     passes: defaultdict[int, list[float]] = defaultdict(list)
+    if runner.abilities.uses_host_cores:
+        chunk = min(chunk, _HOST_PROMPT)
     for _ in range(1 if runner.abilities.uses_host_cores else 2):
         prompt_token = _run(runner, 1, chunk, passes, clock)
         if all_rows:
