@@ -43,24 +43,26 @@ void unpack(const uint8_t* from, int bits, int64_t block, int8_t* to) {
 }
 
 template <int TILE>
-inline void sum_tile(const int8_t* activations, int64_t depth, const int8_t* weights, int64_t block, int64_t step,
-                     Sums sums) {
-  zero_tile<TILE>();
-  for (int64_t k = 0; k < block; k += step) {
-    load_tile<4>(activations + k, depth);
-    load_tile<5 + TILE % 2>(weights + (TILE * block + k) * kSide, 4 * kSide);
-    multiply_tiles<TILE, 4, 5 + TILE % 2>();
-  }
-  store_tile<TILE>(sums[TILE], 4 * kSide);
+inline void add_product(const int8_t* weights, int64_t block, int64_t k) {
+  load_tile<5 + TILE % 2>(weights + (TILE * block + k) * kSide, 4 * kSide);
+  multiply_tiles<TILE, 4, 5 + TILE % 2>();
 }
 
 // The sums of a block for a group of rows.
 void sum_group(const int8_t* activations, int64_t depth, const int8_t* weights, int64_t block, int64_t step,
                Sums sums) {
-  sum_tile<0>(activations, depth, weights, block, step, sums);
-  sum_tile<1>(activations, depth, weights, block, step, sums);
-  sum_tile<2>(activations, depth, weights, block, step, sums);
-  sum_tile<3>(activations, depth, weights, block, step, sums);
+  zero_tile<0>(), zero_tile<1>(), zero_tile<2>(), zero_tile<3>();
+  for (int64_t k = 0; k < block; k += step) {
+    load_tile<4>(activations + k, depth);
+    add_product<0>(weights, block, k);
+    add_product<1>(weights, block, k);
+    add_product<2>(weights, block, k);
+    add_product<3>(weights, block, k);
+  }
+  store_tile<0>(sums[0], 4 * kSide);
+  store_tile<1>(sums[1], 4 * kSide);
+  store_tile<2>(sums[2], 4 * kSide);
+  store_tile<3>(sums[3], 4 * kSide);
 }
 
 // Add the sums of block `b` to the totals of a group of rows.
@@ -105,16 +107,14 @@ void strip(const Product& p, int64_t panel, int64_t row, int64_t end, int64_t he
   const int groups = (int)((end - row + kSide - 1) / kSide);
   alignas(64) int8_t weights[kMaxBlock * kPanel];
   alignas(64) Totals totals[kMaxGroups];
-  // Two in turn, so that the tiles of a group need not wait until the sums of the one before are added.
-  alignas(64) Sums sums[2];
+  alignas(64) Sums sums;
   auto first_of = [=](int group) { return group < groups - 1 ? row + group * kSide : end - height; };
   memset(totals, 0, groups * sizeof *totals);
   for (int64_t b = 0; b < p.blocks; ++b) {
     unpack(p.weights + (panel * p.blocks + b) * bytes, p.bits, p.block, weights);
-    for (int g = 0; g <= groups; ++g) {
-      if (g < groups)
-        sum_group(p.activations + first_of(g) * depth + b * p.block, depth, weights, p.block, step, sums[g % 2]);
-      if (g) add_sums(p, panel, b, first_of(g - 1), height, sums[(g - 1) % 2], totals[g - 1]);
+    for (int g = 0; g < groups; ++g) {
+      sum_group(p.activations + first_of(g) * depth + b * p.block, depth, weights, p.block, step, sums);
+      add_sums(p, panel, b, first_of(g), height, sums, totals[g]);
     }
   }
   for (int g = 0; g < groups; ++g) write(p, panel, first_of(g), height, totals[g]);
