@@ -18,6 +18,7 @@ import secrets
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,8 @@ from genai_server.tools.bench.plan import Plan
 OURS = "genai-server"
 PEERS: Mapping[str, Prepare] = {
     OURS: genai.prepare,
+    # OpenVINO and vLLM attend in bfloat16 where the processor multiplies such numbers.
+    f"{OURS}-bf16": partial(genai.prepare, attention="bf16"),
     "llama.cpp": llama_cpp.prepare,
     "ik_llama.cpp": ik_llama.prepare,
     "OpenVINO": openvino_peer.prepare,

@@ -12,8 +12,8 @@ from .peer import MAX_LENGTH, SLOTS, THREADS, Launch, Model
 from .perplexity import by_echo
 
 
-def prepare(folder: Path, model: Model) -> Launch:
-    """Nothing is built; packed weights are kept in the folder."""
+def prepare(folder: Path, model: Model, *, attention: str = "fp32") -> Launch:
+    """Nothing is built; packed weights are kept in the folder. `attention` is the data type of attention's products."""
     settings = {"model-dir": model.onnx.absolute(), "max-length": MAX_LENGTH, "max-batch-size": SLOTS}
     settings |= {
         "threads": THREADS,
@@ -21,12 +21,13 @@ def prepare(folder: Path, model: Model) -> Launch:
         "profile-dir": folder.absolute() / "profiles",
         # Random weights repeat themselves, which drafts would exploit; the other servers have none.
         "speculation": "off",
+        "attention-type": attention,
     }
     options = [f"--{name}={value}" for name, value in settings.items()]
     return Launch(
         command=lambda port: [sys.executable, "-m", "genai_server", "serve", f"--port={port}", *options],
         version=f"genai-server {version('genai-server')}, onnxruntime {version('onnxruntime')}",
-        weights=f"int{_bits(model.onnx)}",
+        weights=f"int{_bits(model.onnx)}, attention in {attention}",
         ready_path="/readyz",
         perplexity=lambda url: by_echo(url, model.onnx),
     )
