@@ -89,6 +89,10 @@ class FakeServer:
             yield _event({"choices": [], "usage": {"prompt_tokens": tokens, "completion_tokens": body["max_tokens"]}})
         yield b"data: [DONE]\n\n"
 
+    async def decide(self, text: str, num_questions: int) -> None:
+        """Take the time of a text and of its questions."""
+        await asyncio.sleep(self._prompt_token * (TOKENS_PER_WORD * len(text.split()) + num_questions))
+
 
 def _tokens(body: dict[str, Any]) -> int:
     """The tokens of a body's prompt."""
@@ -121,3 +125,10 @@ class InProcess(Server):
         """Record the fake's events."""
         async for event in self._fake.events(json.loads(data)):
             recording.add(self.clock(), event)
+
+    async def complete(self, data: bytes, path: str = "/v1/chat/completions") -> tuple[int, str, bytes]:
+        """Decide questions: the input's tokens are read once, and one token for each question."""
+        assert path == "/v1/decisions"
+        body = json.loads(data)
+        await self._fake.decide(body["input"], len(body["questions"]))
+        return 200, "OK", b"{}"

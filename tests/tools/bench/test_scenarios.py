@@ -58,3 +58,34 @@ def test_streams_that_end_before_the_disturbance_are_reported() -> None:
     plan = Plan("disturbance", disturbing_tokens=300, output_tokens=8)
     (disturbed,) = (each for each in measured(plan, prompt_token=0.001) if each.case.name == scenarios.DISTURBED)
     assert disturbed.errors == ("a stream ended before the prompt's first token: raise --output-tokens",) * plan.streams
+
+
+def test_decisions_are_compared_to_chats_with_the_same_questions() -> None:
+    plan = Plan("decisions", prefix_tokens=200, questions=10, streams=4)
+    found = measured(plan, prompt_token=0.01, token=0.05)
+    assert {each.case.name: each.completed for each in found} == {
+        scenarios.DECISIONS: 10,
+        scenarios.TEXT_FIRST: 4,
+        scenarios.QUESTION_FIRST: 4,
+    }
+    text_first, question_first = ratio(found).items()
+    assert text_first[0] == "time of a question, chats that begin with the text: against decisions"
+    assert question_first[0] == "time of a question, chats that begin with it: against decisions"
+    assert 1 < text_first[1] < question_first[1]
+
+
+def test_a_server_without_decisions_is_reported() -> None:
+    class Without(InProcess):
+        async def complete(self, data: bytes, path: str = "") -> tuple[int, str, bytes]:
+            return 404, "Not Found", b""
+
+    async def measure() -> list[Measurement]:
+        server = Without(FakeServer())
+        plan = Plan("decisions", questions=3, streams=1)
+        found = await scenarios.measure_decisions(Target(server, await calibrate(server), None), plan, 0)
+        await server.close()
+        return found
+
+    decided = run_in_virtual_time(measure())[0]
+    assert (decided.completed, len(decided.errors)) == (0, 3)
+    assert "404" in decided.errors[0]

@@ -137,10 +137,10 @@ class Server:
         }
         return json.dumps(body).encode()
 
-    async def complete(self, data: bytes) -> tuple[int, str, bytes]:
+    async def complete(self, data: bytes, path: str = "/v1/chat/completions") -> tuple[int, str, bytes]:
         """Send a body; returns the answer's status, its words and its content. Raises one of FAILURES."""
         headers = {"content-type": "application/json"}
-        async with self._http.post(f"{self.url}/v1/chat/completions", data=data, headers=headers) as response:
+        async with self._http.post(self.url + path, data=data, headers=headers) as response:
             return response.status, response.reason or "", await response.read()
 
     async def record(self, data: bytes, recording: Recording) -> None:

@@ -3,8 +3,8 @@
 Scenarios: `sweep` measures each prompt length with each number of concurrent streams. `prefix` compares the time to the
 first token of a prompt with a cached beginning to that of a cold one. `disturbance` shows how a long prompt affects
 running streams, `fairness` how long a short prompt waits behind a long one. `crowd` sends requests with a common
-beginning at once, and shows how much of their prompts is read. Every prompt is new to the server unless stated
-otherwise.
+beginning at once, and shows how much of their prompts is read. `decisions` compares questions about a text in one
+request to those in chats. Every prompt is new to the server unless stated otherwise.
 """
 
 import argparse
@@ -31,7 +31,7 @@ _PLOTS = (".png", ".svg")
 _DEFAULT_URL = "http://127.0.0.1:8002"
 _DEFAULT_BODY = '{"ignore_eos": true, "temperature": 0}'
 # The streams of a disturbance are cut off at its end, so this length is only a limit.
-_OUTPUT_TOKENS = {"sweep": 64, "prefix": 8, "disturbance": 1024, "fairness": 1024, "crowd": 8}
+_OUTPUT_TOKENS = {"sweep": 64, "prefix": 8, "disturbance": 1024, "fairness": 1024, "crowd": 8, "decisions": 32}
 _INTERRUPTED = 130
 
 
@@ -78,7 +78,9 @@ def _add_lengths(parser: argparse.ArgumentParser) -> None:
         help="tokens of each answer (default: 64; disturbance and fairness: 1024 for each stream, cut off at the end; "
         "always 8 in the other scenarios)",
     )
-    parser.add_argument("--prefix-tokens", type=positive, default=1000, metavar="N", help="prefix, crowd: default 1000")
+    parser.add_argument(
+        "--prefix-tokens", type=positive, default=1000, metavar="N", help="prefix, crowd, decisions: default 1000"
+    )
     parser.add_argument("--new-tokens", type=positive, default=16, metavar="N", help="prefix, crowd: default 16")
     parser.add_argument(
         "--disturbing-tokens",
@@ -92,7 +94,10 @@ def _add_lengths(parser: argparse.ArgumentParser) -> None:
         type=positive,
         default=4,
         metavar="N",
-        help="disturbance, fairness, crowd: streams at once (default: 4)",
+        help="disturbance, fairness, crowd: streams at once; decisions: chats at once (default: 4)",
+    )
+    parser.add_argument(
+        "--questions", type=positive, default=100, metavar="N", help="decisions: questions in a request (default: 100)"
     )
 
 

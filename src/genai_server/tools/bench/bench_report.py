@@ -30,6 +30,7 @@ _COLUMNS = (
     ("cached", "cached_tokens", 1),
     ("accepted drafts", "drafted_tokens", 1),
     ("prompts read", "prompts_read", 1),
+    ("ms a question", "seconds_per_question", 1000),
 )
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-SCENARIOS = ("sweep", "prefix", "disturbance", "fairness", "crowd")
+SCENARIOS = ("sweep", "prefix", "disturbance", "fairness", "crowd", "decisions")
 # Labels of the servers in reports.
 LABELS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 # Default repeats of a scenario in each round.
@@ -24,16 +24,18 @@ class Plan:
     concurrency: tuple[int, ...] = (1, 4)
     prompt_tokens: tuple[int, ...] = (64,)
     output_tokens: int = 64
-    # Prefix, crowd: length of the common beginning.
+    # Prefix, crowd: length of the common beginning. Decisions: of the text.
     prefix_tokens: int = 1000
     # Prefix, crowd: length after the common beginning. Fairness: length of the short prompt.
     new_tokens: int = 16
     # Disturbance, fairness: length of the long prompt.
     disturbing_tokens: int = 2000
-    # Disturbance, fairness: number of running streams. Crowd: of requests at once.
+    # Disturbance, fairness: number of running streams. Crowd: of requests at once. Decisions: of chats at once.
     streams: int = 4
     # Disturbance, fairness: prompt length of the running streams.
     stream_tokens: int = 64
+    # Decisions: questions in one request.
+    questions: int = 100
     # Sweep: a model directory for the bare library's loop.
     library: Path | None = None
     # Generates the prompts. A server that has seen the same seed has its prompts cached.

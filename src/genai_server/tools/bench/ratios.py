@@ -21,6 +21,18 @@ _CASES = (
         scenarios.DISTURBED,
         scenarios.UNDISTURBED,
     ),
+    (
+        "time of a question, chats that begin with the text: against decisions",
+        "seconds_per_question",
+        scenarios.TEXT_FIRST,
+        scenarios.DECISIONS,
+    ),
+    (
+        "time of a question, chats that begin with it: against decisions",
+        "seconds_per_question",
+        scenarios.QUESTION_FIRST,
+        scenarios.DECISIONS,
+    ),
     ("TTFT p50, prompt alongside streams: against alone", "ttft_p50", scenarios.ALONGSIDE, scenarios.ALONE),
     (
         "TTFT p50, short prompt behind a long one: against alongside streams",

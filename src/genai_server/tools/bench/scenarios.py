@@ -1,16 +1,18 @@
 """The scenarios besides the sweep. Each function measures one round on one server."""
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 
-from genai_server.tools.bench.bench_client import Recording
+from genai_server.tools.bench.bench_client import FAILURES, Recording, Server
 from genai_server.tools.bench.bench_load import read_all
 from genai_server.tools.bench.bench_prompts import words
 from genai_server.tools.bench.measured_answer import AnswerError, text_times
 from genai_server.tools.bench.measurement import Case, Measurement
 from genai_server.tools.bench.plan import Plan
-from genai_server.tools.bench.statistics import gaps_within, latencies
+from genai_server.tools.bench.statistics import Figures, gaps_within, latencies
 from genai_server.tools.bench.target import Target
+from genai_server.tools.server_answers import error_message, unanswered
 
 COLD, CACHED = "cold", "cached prefix"
 _CROWD = "common beginning at once"
@@ -23,6 +25,29 @@ _OUTPUT_TOKENS = 8
 _HEAD_START = 0.2
 # Events of each stream before the prompt is sent; the undisturbed gaps lie between them.
 _UNDISTURBED_EVENTS = 65
+DECISIONS, TEXT_FIRST, QUESTION_FIRST = (
+    "decisions",
+    "chats that begin with the text",
+    "chats that begin with a question",
+)
+_ASKED = "Is the following true? Answer with JSON."
+# Fields of a chat whose answer has a schema, and its longest answer.
+_SCHEMA = {
+    "ignore_eos": False,
+    "response_format": {
+        "type": "json_schema",
+        "json_schema": {
+            "name": "answer",
+            "schema": {
+                "type": "object",
+                "properties": {"answer": {"type": "boolean"}},
+                "required": ["answer"],
+                "additionalProperties": False,
+            },
+        },
+    },
+}
+_MAX_ANSWER = 32
 _TOO_SHORT = "a stream ended before the prompt's first token: raise --output-tokens"
 
 
@@ -95,11 +120,54 @@ async def measure_disturbance(target: Target, plan: Plan, number: int) -> list[M
     return [*measurements, *_measurements(target, plan.disturbing_tokens, number, found)]
 
 
+async def measure_decisions(target: Target, plan: Plan, number: int) -> list[Measurement]:
+    """Yes-or-no questions about a new text: `questions` in one request to /v1/decisions, and others as chats.
+
+    Chats have a schema for the answer. They begin with the text, which is cached before the time begins, or with the
+    question. There are `streams` chats of each kind, all at once. The time of the decisions includes reading the text.
+    """
+    server, length = target.server, target.calibration.words_for(plan.prefix_tokens)
+    asked = [f"The text is about {words(2, plan.seed, index)}." for index in range(max(plan.questions, plan.streams))]
+    measurements = []
+    for key in _keys(target, plan, number):
+        texts = {name: words(length, *key, name) for name in (DECISIONS, TEXT_FIRST, QUESTION_FIRST)}
+        began = server.clock()
+        errors = await _decide(server, texts[DECISIONS], asked[: plan.questions])
+        found = {DECISIONS: (server.clock() - began, plan.questions, errors)}
+        chats = {
+            TEXT_FIRST: [f"{texts[TEXT_FIRST]}\n\n{_ASKED} {each}" for each in asked],
+            QUESTION_FIRST: [f"{_ASKED} {each}\n\n{texts[QUESTION_FIRST]}" for each in asked],
+        }
+        await server.ask(texts[TEXT_FIRST], 1)
+        for name, prompts in chats.items():
+            began = server.clock()
+            answers = (server.ask(prompt, _MAX_ANSWER, more=_SCHEMA) for prompt in prompts[: plan.streams])
+            recordings = await asyncio.gather(*answers)
+            found[name] = server.clock() - began, plan.streams, read_all(recordings).errors
+        for name, (seconds, count, errors) in found.items():
+            case = Case(name, count, plan.prefix_tokens, 1)
+            figures: Figures = {"seconds_per_question": seconds / count}
+            measurements.append(Measurement(server.label, case, number, figures, count - len(errors), tuple(errors)))
+    return measurements
+
+
+async def _decide(server: Server, text: str, asked: Sequence[str]) -> list[str]:
+    """Have all questions about a text decided; returns an error for each question if the server does not decide."""
+    questions = [{"type": "predicate", "name": f"q{index}", "instructions": each} for index, each in enumerate(asked)]
+    body = {"model": server.model, "input": text, "questions": questions}
+    try:
+        status, reason, content = await server.complete(json.dumps(body).encode(), "/v1/decisions")
+    except FAILURES as error:
+        return [unanswered(server.url, error)] * len(asked)
+    return [] if status == 200 else [error_message(status, reason, content)] * len(asked)
+
+
 MEASURES: dict[str, Callable[[Target, Plan, int], Awaitable[list[Measurement]]]] = {
     "prefix": measure_prefix,
     "disturbance": measure_disturbance,
     "fairness": measure_fairness,
     "crowd": measure_crowd,
+    "decisions": measure_decisions,
 }
 
 
