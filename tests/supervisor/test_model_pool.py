@@ -307,7 +307,7 @@ def test_an_adapter_is_there_for_one_model_until_it_is_removed() -> None:
 def test_an_adapters_name_is_taken_once_for_each_model() -> None:
     server = Server("a")
     server.models.add_adapter("a", Adapter("law", "/law", "1"))
-    with pytest.raises(InvalidField, match='^name "law" is an adapter of model "a"; unload it first$'):
+    with pytest.raises(InvalidField, match='^name "law" has already been loaded for model "a"; unload it first$'):
         server.models.add_adapter("a", Adapter("law", "/other", "2"))
     with pytest.raises(ModelNotFound) as missing:
         server.models.add_adapter("b", Adapter("law", "/law", "3"))

@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 from starlette.routing import WebSocketRoute
 
 from genai_server import __version__
-from genai_server.apis.admin import adapters, key_usage, runtime_options, stored_models
+from genai_server.apis.admin import adapters, key_usage, runtime_options, stored_models, vllm_calls
 from genai_server.apis.admin import model_loading as model_admin
 from genai_server.apis.admin import profile_sessions as profiles
 from genai_server.apis.admin import running_requests as requests
@@ -258,6 +258,7 @@ def create_app(
         model_admin,
         stored_models,
         adapters,
+        vllm_calls,
         requests,
         key_usage,
         profiles,
@@ -267,6 +268,7 @@ def create_app(
         app.include_router(module.router)
     app.include_router(embeddings.rerank_router)
     app.include_router(requests.readers_router)
+    app.include_router(vllm_calls.adapter_router)
     app.include_router(ollama.unsupported)
     app.mount(page.API_DOCS_PATH, page.WebFiles(directory=API_DOCS))
     if settings.ui:

@@ -179,9 +179,9 @@ class Catalog:
         raise ModelNotFound(f"{shown} is not served; {names} {is_are}", param=param, name=name)
 
     def choose(self, id: str | None) -> ChosenModel:
-        """The model of an id: NAME or ALIAS, either with :ADAPTER, or any other name if a model has the alias `*`.
+        """The model of an id: NAME or ALIAS, either with :ADAPTER, or the name of an adapter that only one model has.
 
-        Any other id is looked up by its `plain_name`. Raises ModelNotFound.
+        An id is also looked up by its `plain_name`. The model with the alias `*` has all others. Raises ModelNotFound.
         """
         models = self.statuses()
         without_adapter: ModelStatus | None = None
@@ -195,6 +195,10 @@ class Catalog:
                         return ChosenModel(self.find(name), known)
                 without_adapter = about
         if without_adapter is None:
+            adapters = [(about, known) for about in models for known in about.adapters if known.name == id]
+            if len(adapters) == 1:
+                ((about, known),) = adapters
+                return ChosenModel(self.find(about.name), known)
             return ChosenModel(self.find(ANY_NAME if id is not None and _named(models, ANY_NAME) is not None else id))
         names = ", ".join(quoted(known.name) for known in without_adapter.adapters) or "none"
         raise ModelNotFound(

@@ -5,6 +5,8 @@ Names and tags are the format: a batch is a MessagePack array, and each event a 
 
 from msgspec import Struct
 
+from genai_server.messages.server_status import ModelStatus
+
 # Tokens of a block, as in vLLM.
 BLOCK_TOKENS = 16
 
@@ -59,3 +61,19 @@ class KvEventTarget(Struct, frozen=True):
     rank: int = 0
     # The model's name. Requests name an adapter of it MODEL:NAME.
     model: str = ""
+
+
+def event_target(
+    address: str, topic: str, about: ModelStatus, device: str, *, num_devices: int
+) -> KvEventTarget | None:
+    """Where the engine of a model's device publishes events: by GENAI_KV_EVENTS and GENAI_KV_EVENTS_TOPIC.
+
+    None if the address is empty. Each engine that listens has its own port, in the order of the engines; models have
+    `num_devices` each.
+    """
+    if not address:
+        return None
+    rank = about.serial * num_devices + about.devices.index(device)
+    host, _, port = address.rpartition(":")
+    own = f"{host}:{int(port) + rank}" if "*" in host else address
+    return KvEventTarget(own, topic.replace("{model}", about.name), rank, about.name)

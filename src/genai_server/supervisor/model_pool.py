@@ -236,7 +236,8 @@ class ModelPool:
         model = self.find(name, param="model")
         if any(other.name == adapter.name for other in model.about.adapters):
             raise InvalidField(
-                "name", f"{quoted(adapter.name)} is an adapter of model {quoted(model.about.name)}; unload it first"
+                "name",
+                f"{quoted(adapter.name)} has already been loaded for model {quoted(model.about.name)}; unload it first",
             )
         model.change(adapters=[*model.about.adapters, adapter])
 

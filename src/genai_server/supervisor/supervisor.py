@@ -35,7 +35,7 @@ from genai_server.messages.commands import (
     WantModel,
 )
 from genai_server.messages.generation_request import Adapter
-from genai_server.messages.kv_events import KvEventTarget
+from genai_server.messages.kv_events import event_target
 from genai_server.messages.launch import EngineLaunch
 from genai_server.messages.server_status import EngineState, EngineStatus, ModelStatus, ServerStatus
 from genai_server.options.device import DeviceOptions
@@ -232,28 +232,20 @@ class Supervisor:
         )
 
     def _launch(self, about: ModelStatus, device: str, options: DeviceOptions) -> EngineLaunch:
-        first = next(iter(self._settings.served))
+        settings = self._settings
+        first = next(iter(settings.served))
+        events, topic = settings.kv_events, settings.kv_events_topic
         spec = structs.replace(
-            engine_spec(self._settings, device, about.path),
+            engine_spec(settings, device, about.path),
             options=options,
             profile_folder="" if about.name == first else f"{device}-{quote(about.name, safe='')}",
             adapters=about.adapters,
-            kv_events=self._kv_event_target(about, device),
+            kv_events=event_target(events, topic, about, device, num_devices=len(settings.devices)),
             draft_model=about.draft_model,
         )
         socket = self.folder / f"{about.serial}-{device.replace(':', '-')}.sock"
         address = "" if sys.platform == "win32" else str(socket)
         return EngineLaunch(spec, address, self._secret, str(self.folder))
-
-    def _kv_event_target(self, about: ModelStatus, device: str) -> KvEventTarget | None:
-        """Where an engine publishes events. Each listening engine has its own port, in the order of the engines."""
-        settings = self._settings
-        if not settings.kv_events:
-            return None
-        rank = about.serial * len(settings.devices) + about.devices.index(device)
-        host, _, port = settings.kv_events.rpartition(":")
-        address = f"{host}:{int(port) + rank}" if "*" in host else settings.kv_events
-        return KvEventTarget(address, settings.kv_events_topic.replace("{model}", about.name), rank, about.name)
 
     def _on_change(self) -> None:
         self._publish()

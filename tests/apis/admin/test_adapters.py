@@ -286,3 +286,54 @@ def test_unfit_file_is_the_reason_of_a_failed_load(own_folder: Path, adapted: Pa
     with run_server(own_folder, *options, ready=False) as server:
         assert server.process.wait(40) == 1
         assert f'adapter "law": {wrong} is not an adapter file' in server.log()
+
+
+# by vLLM's calls
+
+
+def test_vllms_calls_load_an_adapter_that_requests_name_alone(server: RunningServer, extra: str) -> None:
+    client = server.client
+    fields = {"lora_name": "extra", "lora_path": extra}
+    loaded = client.post("/v1/load_lora_adapter", json=fields)
+    assert (loaded.status_code, loaded.text) == (200, "Success: LoRA adapter 'extra' added successfully.")
+    assert server.chat("say hi", model="extra").json()["content"] == "Extra! hi"
+    again = client.post("/v1/load_lora_adapter", json=fields)
+    assert refusal(again) == (400, "invalid_value", "lora_name")
+    assert "has already been loaded" in again.json()["error"]["message"]
+    assert client.post("/v1/load_lora_adapter", json={**fields, "load_inplace": True}).status_code == 200
+    unloaded = client.post("/v1/unload_lora_adapter", json={"lora_name": "extra", "lora_int_id": 1})
+    assert (unloaded.status_code, unloaded.text) == (200, "Success: LoRA adapter 'extra' removed successfully.")
+    assert refusal(server.chat("say hi", model="extra")) == (404, "model_not_found", "model")
+    gone = client.post("/v1/unload_lora_adapter", json={"lora_name": "extra"})
+    assert refusal(gone) == (404, "model_not_found", "lora_name")
+
+
+def test_errors_of_vllms_calls_name_its_fields(server: RunningServer) -> None:
+    missing = server.client.post("/v1/load_lora_adapter", json={"lora_name": "x", "lora_path": "/none"})
+    assert refusal(missing) == (400, "adapter_load_failed", "lora_path")
+    model = server.client.post(
+        "/v1/load_lora_adapter", json={"lora_name": "x", "lora_path": "/none", "base_model_name": "three"}
+    )
+    assert refusal(model) == (404, "model_not_found", "base_model_name")
+
+
+def test_an_adapter_that_two_models_have_is_named_with_its_model(server: RunningServer) -> None:
+    assert refusal(server.chat("say hi", model="sir")) == (404, "model_not_found", "model")
+
+
+def test_the_load_counts_running_requests(server: RunningServer) -> None:
+    assert server.client.get("/load").json() == {"server_load": 0}
+    with server.stream("delay 0.02; count 1000") as events:
+        next(iter(events))
+        assert server.client.get("/load").json() == {"server_load": 1}
+    wait_until(lambda: server.client.get("/load").json() == {"server_load": 0})
+
+
+def test_sources_of_cache_events_are_the_ports_of_the_engines(server: RunningServer, tmp_path: Path) -> None:
+    assert server.client.get("/kv_event_sources").json() == []
+    settings = {"GENAI_KV_EVENTS": "tcp://*:5557", "GENAI_KV_EVENTS_TOPIC": "kv@{model}"}
+    with run_here(tmp_path, "--device", "scripted:0,scripted:1", "--model-name", "one", settings=settings) as other:
+        first, second = other.client.get("/kv_event_sources").json()
+    assert first["topic"] == "kv@one"
+    assert (first["data_parallel_rank"], second["data_parallel_rank"]) == (0, 1)
+    assert (first["endpoint"], second["endpoint"]) == ("tcp://127.0.0.1:5557", "tcp://127.0.0.1:5558")

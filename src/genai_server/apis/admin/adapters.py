@@ -29,7 +29,9 @@ async def load_adapter(body: LoadAdapterRequest, services: TheServices) -> dict[
     models = services.models
     about = models.find(body.model)
     if body.name in (adapter.name for adapter in about.adapters):
-        raise InvalidField("name", f"{quoted(body.name)} is an adapter of model {quoted(about.name)}; unload it first")
+        raise InvalidField(
+            "name", f"{quoted(body.name)} has already been loaded for model {quoted(about.name)}; unload it first"
+        )
     await models.serving(ChosenModel(about), services.settings.load_timeout or math.inf)
     adapter = Adapter(body.name, body.path, secrets.token_hex(8))
     try:

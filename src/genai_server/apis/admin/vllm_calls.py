@@ -1,0 +1,86 @@
+"""vLLM's calls that operators' tools make: adapters under its field names, the load of the server, and where routers
+find the events of the prefix cache (vLLM 0.33, `entrypoints/serve`: `lora`, `instrumentator`, `kv_events`).
+"""
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import PlainTextResponse
+from pydantic import Field
+
+from genai_server.apis.admin.adapters import load_adapter, unload_adapter
+from genai_server.apis.admin.engine_calls import admin_router
+from genai_server.apis.admin.schemas import AdapterName, LoadAdapterRequest, ServedName, UnloadAdapterRequest
+from genai_server.apis.shared.router import error_responses
+from genai_server.generation.dependencies import TheServices
+from genai_server.generation.parameters.base import Wire
+from genai_server.http.dialect import FieldNames
+from genai_server.http.request_state import request_state
+from genai_server.messages.kv_events import event_target
+
+router = APIRouter(tags=["status"], responses=error_responses())
+adapter_router = admin_router()
+# vLLM's names of the fields of the admin calls.
+_NAMES = FieldNames({"name": "lora_name", "path": "lora_path", "model": "base_model_name"})
+
+
+class LoadLoraRequest(Wire):
+    """Body of POST /v1/load_lora_adapter."""
+
+    lora_name: AdapterName
+    lora_path: str = Field(min_length=1, description="Path of the adapter file on the server.")
+    base_model_name: ServedName | None = Field(None, description="Model of the adapter; by default the first one.")
+    load_inplace: bool = Field(False, description="Whether to replace a loaded adapter of this name.")
+
+
+class UnloadLoraRequest(Wire):
+    """Body of POST /v1/unload_lora_adapter. vLLM's `lora_int_id` has no meaning here, and is not read."""
+
+    lora_name: AdapterName
+    lora_int_id: int | None = None
+    base_model_name: ServedName | None = Field(None, description="Model of the adapter; by default the first one.")
+
+
+@adapter_router.post("/v1/load_lora_adapter", response_class=PlainTextResponse)
+async def load_lora_adapter(body: LoadLoraRequest, services: TheServices, request: Request) -> str:
+    """Load an adapter; requests may then name it by `lora_name` alone, if no other model has one of this name."""
+    with request_state(request.scope).leniency.with_names(_NAMES):
+        about = services.models.find(body.base_model_name)
+        if body.load_inplace and body.lora_name in (adapter.name for adapter in about.adapters):
+            await unload_adapter(UnloadAdapterRequest(model=about.name, name=body.lora_name), services)
+        await load_adapter(LoadAdapterRequest(model=about.name, name=body.lora_name, path=body.lora_path), services)
+    return f"Success: LoRA adapter '{body.lora_name}' added successfully."
+
+
+@adapter_router.post("/v1/unload_lora_adapter", response_class=PlainTextResponse)
+async def unload_lora_adapter(body: UnloadLoraRequest, services: TheServices, request: Request) -> str:
+    """Unload an adapter for new requests."""
+    with request_state(request.scope).leniency.with_names(_NAMES):
+        await unload_adapter(UnloadAdapterRequest(model=body.base_model_name, name=body.lora_name), services)
+    return f"Success: LoRA adapter '{body.lora_name}' removed successfully."
+
+
+@router.get("/load")
+async def load(services: TheServices) -> dict[str, int]:
+    """How many requests run and wait in the engines, without those of low priority."""
+    return {"server_load": sum(engine.work for engine in services.models.engines() if engine.is_connected)}
+
+
+@router.get("/kv_event_sources")
+async def kv_event_sources(services: TheServices, request: Request) -> list[dict[str, Any]]:
+    """The addresses at which engines publish events of their prefix caches: none unless GENAI_KV_EVENTS is a port.
+
+    The host of an address is the one that the client has used.
+    """
+    settings = services.settings
+    found = []
+    for about in services.models.statuses():
+        for device in about.devices:
+            target = event_target(
+                settings.kv_events, settings.kv_events_topic, about, device, num_devices=len(settings.devices)
+            )
+            if target is not None and "*" in target.address:
+                endpoint = target.address.replace("*", request.url.hostname or "127.0.0.1")
+                source = {"data_parallel_rank": target.rank, "endpoint": endpoint, "topic": target.topic}
+                found.append({**source, "replay_endpoint": None})
+    return found
