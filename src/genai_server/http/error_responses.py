@@ -80,8 +80,10 @@ def error_body(error: GenaiServerError, scope: Scope | None = None) -> dict[str,
 
 def named(error: GenaiServerError, names: FieldNames) -> tuple[str, str | None]:
     """The message and the parameter of an error with a client's names of fields."""
-    if not isinstance(error, InvalidField) or error.param is None:
-        return error.message, error.param
+    if error.param is None:
+        return error.message, None
+    if not isinstance(error, InvalidField):
+        return error.message, names.param(error.param)
     other = None if error.other is None else names.name(error.other)
     value = names.value(error.param, error.given)
     return error.sentence(names.name(error.param), other, value), names.param(error.param)
