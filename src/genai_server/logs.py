@@ -16,9 +16,15 @@ import msgspec
 _TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 # Formats for a terminal.
 _SHORT, _SHORT_TIME = "%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S"
-# Libraries' loggers. asyncio is noisy at DEBUG, python_multipart warns of each wrong form, which gets a response, and
-# httpx2, under huggingface_hub, reports each request at INFO.
-_LOWEST_LEVELS = {"asyncio": logging.INFO, "python_multipart": logging.ERROR, "httpx2": logging.WARNING}
+# Libraries' loggers. asyncio and httpcore are noisy at DEBUG, python_multipart warns of each wrong form, which gets a
+# response, and httpx and httpx2, under huggingface_hub, report each request with its URL at INFO.
+_LOWEST_LEVELS = {
+    "asyncio": logging.INFO,
+    "httpcore": logging.INFO,
+    "httpx": logging.WARNING,
+    "httpx2": logging.WARNING,
+    "python_multipart": logging.ERROR,
+}
 # Maximum number of lines that wait for standard error, and seconds for which the end of a process waits for them.
 _MAX_WAITING, _END_SECONDS = 1000, 1.0
 _Raised = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
