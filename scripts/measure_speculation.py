@@ -106,17 +106,17 @@ class DictatedDrafts:
     def __init__(self, model: DraftModel, share: float) -> None:
         # By the names of requests.
         self.texts: dict[str, list[int]] = {}
-        self._model, self._draft, self._best_token = model, model.draft, model.best_token
+        self._model, self._propose, self._best_token = model, model.propose, model.best_token
         self._wanted: dict[int, Scheduled] = {}
         self._share, self._chance = share, random.Random(6)
-        model.draft, model.best_token = self.draft, self.best_token  # type: ignore[method-assign]
+        model.propose, model.best_token = self.propose, self.best_token  # type: ignore[method-assign]
 
-    def draft(
+    def propose(
         self, wanted: Sequence[tuple[Scheduled, int]], chunks: Sequence[tuple[Scheduled, int]]
     ) -> list[list[int]]:
         """As the model's own."""
         self._wanted = {sequence.id: sequence for sequence, _ in wanted}
-        return self._draft(wanted, chunks)
+        return self._propose(wanted, chunks)
 
     def best_token(self, copy: Scheduled, scores: Scores) -> int:
         """The token that is drafted."""
@@ -162,7 +162,10 @@ def main() -> None:
         clock = time.process_time if arguments.processor_time else time.perf_counter
         if (model := loaded.draft_model) is not None:
             time_passes(model.runner, IDLE_CHUNK, clock=clock)
-            model.clock, model.times = clock, StepTimeModel.tried(model.runner.abilities)
+            model.clock, model.times = (
+                clock,
+                StepTimeModel(model.runner.abilities.tried_passes, model.runner.abilities.tried_prompt_token),
+            )
             model.runner.forget()
         drafts = None if model is None else DictatedDrafts(model, arguments.acceptance)
         dictation, memory = Dictation(loaded.main), AnswerMemory(32 * 1024 * 1024)

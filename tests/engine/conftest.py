@@ -52,4 +52,3 @@ def runner(hybrid: Hybrid) -> Driven:
 @pytest.fixture
 def passes_of_any_length_take_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(StepTimeModel, "curve", lambda times, num_tokens: [1.0] * (num_tokens + 1))
-    monkeypatch.setattr(StepTimeModel, "has_timed", lambda *_: True)

@@ -24,13 +24,13 @@ from genai_server.engine.scheduling.drafts import (
     NO_DRAFT,
     Acceptance,
     AnswerMemory,
-    Drafter,
     Match,
+    TextDrafts,
     TextIndex,
 )
-from genai_server.engine.scheduling.model_drafts import DraftingModel
 from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.engine.scheduling.scheduler_output import Read, StepPolicy
+from genai_server.engine.scheduling.speculation import DraftingModel
 from genai_server.engine.scheduling.step_time import StepTimeModel
 from genai_server.engine.scores import Logits
 from genai_server.engine.sequence import Sequence
@@ -329,7 +329,7 @@ class Device(SteppedLoop):
         policy = StepPolicy(speculates=drafts, answers=AnswerMemory(10**6) if remembers else None)
         scheduler = Scheduler(self.runner, max_running=rows, max_waiting=1, prefill_chunk=64, policy=policy)
         if draft_model is not None:
-            scheduler.draft_with(draft_model, lambda: 0.0)
+            scheduler.draft_with(draft_model)
         super().__init__(LoadedModel(ScriptedRunner(), self.runner), scheduler, guided(), folder, clock=lambda: 0.0)
 
     def answers(self, asked: Asked, grammar: str, number: int, **fields: Any) -> list[Answer]:
@@ -367,7 +367,7 @@ class TableDrafts:
     def num_unread(self, sequence: Sequence) -> int:
         return 1
 
-    def draft(self, wanted: Any, chunks: Any) -> list[list[int]]:
+    def propose(self, wanted: Any, chunks: Any) -> list[list[int]]:
         assert not chunks
         return [self._drawn(sequence.tokens[-1], length) for sequence, length in wanted]
 
@@ -455,7 +455,7 @@ def test_drafts_from_answers_keep_the_probabilities(
 
 @pytest.fixture
 def only_the_model_drafts(drafts: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Drafter, "draft", lambda *_: NO_DRAFT)
+    monkeypatch.setattr(TextDrafts, "propose", lambda *_: NO_DRAFT)
     monkeypatch.setattr(Acceptance, "share", 0.9)
 
 

@@ -19,7 +19,7 @@ from genai_server.engine.runners.draft_model import DraftModel
 from genai_server.engine.runners.lengths import BatchLimits
 from genai_server.engine.runners.loaded_model import LoadedModel
 from genai_server.engine.sampling.grammar import Guidance
-from genai_server.engine.scheduling.drafts import NO_DRAFT, Drafter
+from genai_server.engine.scheduling.drafts import NO_DRAFT, TextDrafts
 from genai_server.engine.scheduling.scheduler_output import KvMemory, Read
 from genai_server.engine.scores import Scores
 from genai_server.engine.sequence import Sequence as Scheduled
@@ -93,7 +93,7 @@ def plain(batched: BatchedRunner, guidance: Guidance, tmp_path: Path) -> DemoDev
 @pytest.fixture
 def drafting(drafting_with_text: DemoDevice, monkeypatch: pytest.MonkeyPatch) -> DemoDevice:
     """Only the draft model drafts."""
-    monkeypatch.setattr(Drafter, "draft", lambda *_: NO_DRAFT)
+    monkeypatch.setattr(TextDrafts, "propose", lambda *_: NO_DRAFT)
     return drafting_with_text
 
 
@@ -270,17 +270,17 @@ def a_decoding(id: int, num_prompt: int, *, reuses_past: bool = True) -> Schedul
 
 
 def read(model: DraftModel, sequence: Scheduled) -> None:
-    model.draft([], [(sequence, len(sequence.prompt))])
+    model.propose([], [(sequence, len(sequence.prompt))])
 
 
 def test_only_as_many_sequences_are_drafted_as_there_are_slots(session: Any) -> None:
     model = a_small_model(session, 2)
     sequences = [a_decoding(id, 10) for id in range(3)]
-    drafts = model.draft([(sequence, 2) for sequence in sequences], [])
+    drafts = model.propose([(sequence, 2) for sequence in sequences], [])
     assert list(map(len, drafts)) == [2, 2, 0]
     assert [model.room(sequence) > 0 for sequence in sequences] == [True, True, False]
     model.close(0)
-    assert list(map(len, model.draft([(sequence, 2) for sequence in sequences[1:]], []))) == [2, 2]
+    assert list(map(len, model.propose([(sequence, 2) for sequence in sequences[1:]], []))) == [2, 2]
 
 
 def test_sequence_without_memory_is_not_begun(session: Any) -> None:
@@ -299,7 +299,7 @@ def test_sequence_that_grows_beyond_the_memory_is_forgotten(session: Any) -> Non
     for sequence in (first, second):
         read(model, sequence)
     first.tokens += [6] * 50
-    assert list(map(len, model.draft([(first, 2), (second, 2)], []))) == [0, 2]
+    assert list(map(len, model.propose([(first, 2), (second, 2)], []))) == [0, 2]
     assert (model.room(first), model.runner.slots.num_running) == (0, 1)
     model.close(second.id)
     assert model.room(first) > 0
@@ -334,9 +334,9 @@ def test_sequence_that_could_not_be_opened_frees_its_slot(session: Any, monkeypa
     with monkeypatch.context() as patch:
         patch.setattr(model.runner, "_give_inputs", fail)
         with pytest.raises(RunnerFailed):
-            model.draft([(a_decoding(0, 10), 2)], [])
+            model.propose([(a_decoding(0, 10), 2)], [])
     model.close(0)
-    assert model.draft([(a_decoding(1, 10), 2)], []) != [[]]
+    assert model.propose([(a_decoding(1, 10), 2)], []) != [[]]
 
 
 def test_sequences_too_long_for_the_draft_model_have_no_drafts(

@@ -91,7 +91,7 @@ class EngineLoop:
         self._next_figures = clock() + _FIGURES_EVERY
         scheduler.before_first_chunk, scheduler.on_pause = self._admission.match_again, self._pause
         if self._loaded.draft_model is not None:
-            scheduler.draft_with(self._loaded.draft_model, clock)
+            scheduler.draft_with(self._loaded.draft_model)
 
     def run_forever(self) -> None:
         """Run steps until `leave` is called or the process ends."""

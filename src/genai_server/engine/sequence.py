@@ -10,7 +10,7 @@ from genai_server.engine.prompt_images import PromptImages
 from genai_server.engine.sampling.grammar import Guide
 from genai_server.engine.sampling.sampler import Sampler
 from genai_server.engine.sampling.thoughts import Thought
-from genai_server.engine.scheduling.drafts import Acceptance, Drafter, FindText
+from genai_server.engine.scheduling.drafts import FindText, TextDrafts
 from genai_server.messages.admin import RequestPhase, RequestState
 from genai_server.messages.generation_request import GenerationRequest, Phases
 from genai_server.timing import Clock
@@ -93,7 +93,6 @@ class Sequence:
         self.earlier_answers: FindText | None = None
         self.num_drafted = 0  # tokens of drafts
         self.num_accepted = 0  # and those of them that the answer has
-        self.model_acceptance: Acceptance | None = None  # of drafts by a draft model; None before it is first needed
         self.num_pauses = 0  # how often it has given up its place to others
         self.was_interrupted = False  # whether its last chunk was interrupted, and none has been read since
         self.profile = SequenceProfile()
@@ -106,9 +105,9 @@ class Sequence:
         self.last: float | None = None  # when the last token came, by the clock; None before the first
 
     @cached_property
-    def drafter(self) -> Drafter:
-        """Drafts its next tokens. Made when first used: many sequences may have no drafts."""
-        return Drafter(self.prompt, self.request.prediction, self.earlier_answers)
+    def text_drafts(self) -> TextDrafts:
+        """Proposes its next tokens from texts. Made when first used, because many sequences have no drafts."""
+        return TextDrafts(self.prompt, self.request.prediction, self.earlier_answers)
 
     @property
     def cache_salt(self) -> str | None:

@@ -20,7 +20,7 @@ from genai_server.engine.runners.draft_model import MAX_KEPT, MtpHead, _States
 from genai_server.engine.runners.loaded_model import LoadedModel
 from genai_server.engine.runners.warm_up import warm_up
 from genai_server.engine.sampling.grammar import Guidance
-from genai_server.engine.scheduling.drafts import NO_DRAFT, Drafter
+from genai_server.engine.scheduling.drafts import NO_DRAFT, TextDrafts
 from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.engine.scheduling.scheduler_output import StepPolicy
 from genai_server.engine.scheduling.step_time import StepTimeModel
@@ -75,7 +75,7 @@ def device(
 ) -> Iterator[SteppedLoop]:
     """A loop in which only the head drafts, as if its passes cost nothing and those of the model took the same time."""
     monkeypatch.setattr(head, "times", Free())
-    monkeypatch.setattr(Drafter, "draft", lambda *_: NO_DRAFT)
+    monkeypatch.setattr(TextDrafts, "propose", lambda *_: NO_DRAFT)
     scheduler = Scheduler(
         loaded.main, max_running=SLOTS, max_waiting=SLOTS, prefill_chunk=32, policy=StepPolicy(speculates=True)
     )
@@ -123,14 +123,14 @@ def _run(session: Any, tokens: list[int], **inputs: Array) -> dict[str, Array]:
 def noted_drafts(head: MtpHead, monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[int], list[int]]]:
     """The tokens before each draft of the head, and those of the draft."""
     found: list[tuple[list[int], list[int]]] = []
-    draft = head.draft
+    propose = head.propose
 
     def note(wanted: list[tuple[Sequence, int]], chunks: list[tuple[Sequence, int]]) -> list[list[int]]:
-        drafts = draft(wanted, chunks)
+        drafts = propose(wanted, chunks)
         found.extend((list(sequence.tokens), made) for (sequence, _), made in zip(wanted, drafts, strict=True))
         return drafts
 
-    monkeypatch.setattr(head, "draft", note)
+    monkeypatch.setattr(head, "propose", note)
     return found
 
 
@@ -162,7 +162,7 @@ def test_a_head_in_16_bits_drafts_as_well(
     head = halved.draft_model
     assert isinstance(head, MtpHead)
     monkeypatch.setattr(head, "times", Free())
-    monkeypatch.setattr(Drafter, "draft", lambda *_: NO_DRAFT)
+    monkeypatch.setattr(TextDrafts, "propose", lambda *_: NO_DRAFT)
     drafts, reference = noted_drafts(head, monkeypatch), Reference(hybrid.path)
     policy = StepPolicy(speculates=True)
     scheduler = Scheduler(halved.main, max_running=SLOTS, max_waiting=SLOTS, prefill_chunk=32, policy=policy)

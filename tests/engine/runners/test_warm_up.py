@@ -48,22 +48,23 @@ def test_a_chunk_is_read_and_tokens_are_decoded(max_length: int, prefilled: list
     assert (runner.prefilled, runner.decoded) == (prefilled, decoded)
 
 
-def test_warm_up_decodes_one_row_and_all_rows_and_forgets_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warm_up_decodes_one_row_and_all_rows_and_reads_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
     decoded: list[int] = []
     forward = BatchedRunner.forward
 
     def recorded(self: BatchedRunner, reads: Sequence[Read]) -> list[Scores]:
         if reads[0].decodes:
-            decoded.append(len(reads))
+            decoded.append(sum(read.num_tokens for read in reads))
         return forward(self, reads)
 
     monkeypatch.setattr(BatchedRunner, "forward", recorded)
     loaded = load_model(spec(128))
     warm_up(loaded, 64)
-    assert decoded == [1, 1, 4, 4]
+    assert decoded == [1, 1, 4, 4, 4, 8, 16]
     assert loaded.batch is not None
-    times = StepTimeModel.tried(loaded.main.abilities)
-    assert 0 < times.seconds(1) <= times.seconds(4)
+    times = StepTimeModel(loaded.main.abilities.tried_passes, loaded.main.abilities.tried_prompt_token)
+    assert list(loaded.main.abilities.tried_passes) == [1, 4, 8, 16]
+    assert 0 < times.seconds(1) <= times.seconds(4) <= times.seconds(16)
     assert times.seconds_to_read(1) > 0
     assert loaded.main.forget() == 0
     prompt = [1] * 50

@@ -79,7 +79,7 @@ class SimulatedModel:
     def num_unread(self, sequence: Sequence) -> int:
         return len(sequence.tokens) - self._read.get(sequence.id, 0)
 
-    def draft(self, wanted: Several[tuple[Sequence, int]], chunks: Several[tuple[Sequence, int]]) -> list[list[int]]:
+    def propose(self, wanted: Several[tuple[Sequence, int]], chunks: Several[tuple[Sequence, int]]) -> list[list[int]]:
         self._machine.seconds += self._machine.overhead / 1000
         for sequence, number in chunks:
             self._read[sequence.id] = self._read.get(sequence.id, 0) + number
@@ -116,14 +116,13 @@ class Simulation:
         self.machine = machine
         self.model = None if acceptance is None else SimulatedModel(machine, acceptance)
         runner = able_runner()
-        if machine.few:
-            tried = {number: machine.milliseconds(number) for number in (1, 4, 8, 16, 64)}
-            runner.abilities = replace(runner.abilities, tried_passes=tried)
+        warm_up = {number: machine.milliseconds(number) / 1000 for number in (1, 4, 8, 16)}
+        runner.abilities = replace(runner.abilities, tried_passes=warm_up)
         self._scheduler = Scheduler(
             runner, max_running=16, max_waiting=16, prefill_chunk=CHUNK, policy=StepPolicy(speculates=True)
         )
         if self.model is not None:
-            self._scheduler.draft_with(self.model, lambda: self.machine.seconds)
+            self._scheduler.draft_with(self.model)
         self._ids = count()
         self._chance = random.Random(6)
 

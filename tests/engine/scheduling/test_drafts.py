@@ -9,9 +9,7 @@ from genai_server.engine.scheduling.drafts import (
     NO_DRAFT,
     AnswerMemory,
     Draft,
-    Drafter,
-    Match,
-    TextIndex,
+    TextDrafts,
     fit_drafts,
 )
 
@@ -20,7 +18,7 @@ PROMPT = list(range(100, 120))
 
 
 def _draft(prompt: list[int], answer: list[int], *, prediction: list[int] | None = None, most: int = 15) -> list[int]:
-    return list(Drafter(prompt, prediction or []).draft([*prompt, *answer], most).tokens)
+    return list(TextDrafts(prompt, prediction or []).propose([*prompt, *answer], most).tokens)
 
 
 @pytest.mark.parametrize("tokens", [[], [1], [1, 2], [1, 1]])
@@ -51,10 +49,10 @@ def test_continuation_of_the_last_two_tokens_is_drafted(
 
 
 def test_prediction_is_drafted_from_its_start_to_its_end() -> None:
-    drafter = Drafter(PROMPT, [1, 2, 3, 4])
-    assert drafter.draft(PROMPT, 15).tokens == [1, 2, 3, 4]
-    assert drafter.draft([*PROMPT, 1], 15).tokens == [2, 3, 4]
-    assert drafter.draft([*PROMPT, 1, 2, 3, 4], 15).tokens in ([], ())
+    source = TextDrafts(PROMPT, [1, 2, 3, 4])
+    assert source.propose(PROMPT, 15).tokens == [1, 2, 3, 4]
+    assert source.propose([*PROMPT, 1], 15).tokens == [2, 3, 4]
+    assert source.propose([*PROMPT, 1, 2, 3, 4], 15).tokens in ([], ())
 
 
 def test_a_prediction_is_found_again_after_what_differs() -> None:
@@ -64,12 +62,12 @@ def test_a_prediction_is_found_again_after_what_differs() -> None:
 
 def test_draft_continues_where_the_last_one_came_from() -> None:
     first, second = [1, 2, 3, 4, 5, 6, 7], [1, 2, 3, 9, 5, 6, 8]
-    drafter = Drafter([*first, 50, *second, 60], [])
+    source = TextDrafts([*first, 50, *second, 60], [])
     tokens = [*first, 50, *second, 60, 3, 4]
-    assert drafter.draft(tokens, 1).tokens == [5]
+    assert source.propose(tokens, 1).tokens == [5]
     for token, draft in ((5, 6), (6, 7)):
         tokens.append(token)
-        assert drafter.draft(tokens, 1).tokens == [draft]
+        assert source.propose(tokens, 1).tokens == [draft]
     # After the same end alone, the last place is drafted from.
     assert _draft([*first, 50, *second, 60], [5, 6], most=1) == [8]
 
@@ -83,20 +81,18 @@ def test_no_more_is_drafted_than_the_answer_may_have() -> None:
 
 def fitted(draft: Draft, seconds: float) -> list[int]:
     """The tokens of a draft that a pass reads; each further one takes this multiple of the time of the first."""
-    (length,) = fit_drafts([draft], [0.0, *(1 + seconds * number for number in range(16))]).lengths
+    (length,), _ = fit_drafts([draft], [0.0, *(1 + seconds * number for number in range(16))])
     return list(draft.tokens[:length])
 
 
-def _answer(drafter: Drafter, wanted: list[int], seconds: float) -> tuple[int, int]:
+def _answer(source: TextDrafts, wanted: list[int], seconds: float) -> tuple[int, int]:
     """The numbers of drafted and accepted tokens of an answer; each further token of a pass takes this multiple of the
     time of the first.
     """
     tokens, drafted, accepted = list(PROMPT), 0, 0
     while wanted:
-        draft = fitted(drafter.draft(tokens, len(wanted) - 1), seconds)
+        draft = fitted(source.propose(tokens, len(wanted) - 1), seconds)
         right = next((n for n, pair in enumerate(zip(draft, wanted, strict=False)) if pair[0] != pair[1]), len(draft))
-        if draft:
-            drafter.count(len(draft), right)
         tokens += wanted[: right + 1]
         wanted = wanted[right + 1 :]
         drafted, accepted = drafted + len(draft), accepted + right
@@ -104,16 +100,16 @@ def _answer(drafter: Drafter, wanted: list[int], seconds: float) -> tuple[int, i
 
 
 def test_what_follows_a_replaced_token_is_drafted() -> None:
-    drafter = Drafter(PROMPT, [])
+    source = TextDrafts(PROMPT, [])
     answer = [1, 104, 105]
-    assert drafter.draft([*PROMPT, *answer], 2).tokens == [106, 107]
-    assert drafter.draft([*PROMPT, *answer, 2], 2) == NO_DRAFT
-    assert drafter.draft([*PROMPT, *answer, 2, 107], 2).tokens == [108, 109]
+    assert source.propose([*PROMPT, *answer], 2).tokens == [106, 107]
+    assert source.propose([*PROMPT, *answer, 2], 2) == NO_DRAFT
+    assert source.propose([*PROMPT, *answer, 2, 107], 2).tokens == [108, 109]
 
 
 def test_a_text_that_repeats_its_prompt_is_nearly_all_drafted() -> None:
     wanted = PROMPT * 10
-    drafted, accepted = _answer(Drafter(PROMPT, []), wanted, 0.2)
+    drafted, accepted = _answer(TextDrafts(PROMPT, []), wanted, 0.2)
     assert accepted > 0.8 * len(wanted)
     assert drafted < 1.1 * accepted
 
@@ -127,43 +123,64 @@ def _pairs(number: int) -> list[int]:
 
 def test_a_text_whose_drafts_are_wrong_has_fewer_and_fewer() -> None:
     wanted = _pairs(500)
-    drafted, accepted = _answer(Drafter(PROMPT, []), wanted, 0.3)
+    drafted, accepted = _answer(TextDrafts(PROMPT, []), wanted, 0.3)
     assert drafted < 0.02 * len(wanted)
     assert accepted <= drafted
 
 
 def test_drafts_that_are_right_again_are_made_again() -> None:
-    _, accepted = _answer(Drafter(PROMPT, []), _pairs(60) + PROMPT * 20, 0.2)
+    _, accepted = _answer(TextDrafts(PROMPT, []), _pairs(60) + PROMPT * 20, 0.2)
     assert accepted > 0.6 * 20 * len(PROMPT)
 
 
 def test_drafts_are_rare_if_time_grows_with_tokens() -> None:
-    drafted, _ = _answer(Drafter(PROMPT, []), PROMPT * 20, 1.0)
-    assert drafted < 0.2 * 20 * len(PROMPT)
-    assert fitted(Drafter(PROMPT, []).draft([*PROMPT, 1, 102, 103], 15), 1.0) == [104]  # tried once
+    drafted, _ = _answer(TextDrafts(PROMPT, []), PROMPT * 20, 1.0)
+    assert drafted == 0
+
+
+def test_drafts_that_no_pass_reads_are_compared_with_the_answer() -> None:
+    source, tokens, shares = TextDrafts(PROMPT, []), [*PROMPT], []
+    for token in [100, 101, 102, 103, 7, 100, 101, 7, 104, 105, 7]:
+        tokens.append(token)
+        draft = source.propose(tokens, 15)
+        shares.append(draft.share if draft.tokens else 0.0)
+    assert shares[1] < shares[2]  # the short match was right
+    assert shares[5] == 0.0  # nothing is proposed after a token that the text has not had before this one
+
+
+def test_draft_model_takes_its_time_for_each_token() -> None:
+    unmade = Draft((), 0.8, num_unmade=15, num_unread=1)
+    given = Draft([1] * 15, 0.8)
+    steps = [1 + 0.1 * number for number in range(64)]
+    (free,), _ = fit_drafts([given], steps)
+    lengths = [fit_drafts([unmade], steps, [0.0, *[each] * 64])[0][0] for each in (0.0, 0.1, 0.3, 1.0)]
+    assert lengths[0] == free
+    assert sorted(set(lengths), reverse=True) == lengths
+    assert lengths[-1] == 0
+    behind = Draft((), 0.8, num_unmade=15, num_unread=16)
+    assert fit_drafts([unmade, behind], steps, [0.2 * number for number in range(64)])[0][1] == 0
 
 
 def test_forced_tokens_are_drafted_before_repetitions() -> None:
-    drafter = Drafter(PROMPT, [])
-    assert drafter.draft([*PROMPT, 103, 104], 15, forced=[7, 8, 9]).tokens == [7, 8, 9]
-    assert drafter.draft([*PROMPT, 103, 104], 2, forced=[7, 8, 9]).tokens == [7, 8]
-    assert drafter.draft([*PROMPT, 103, 104], 15).tokens == PROMPT[5:20]
+    source = TextDrafts(PROMPT, [])
+    assert source.propose([*PROMPT, 103, 104], 15, forced=[7, 8, 9]).tokens == [7, 8, 9]
+    assert source.propose([*PROMPT, 103, 104], 2, forced=[7, 8, 9]).tokens == [7, 8]
+    assert source.propose([*PROMPT, 103, 104], 15).tokens == PROMPT[5:20]
 
 
 def test_forced_tokens_are_continued_as_in_the_text() -> None:
-    drafter = Drafter(PROMPT, [])
-    assert drafter.draft([*PROMPT, 103, 104], 4, forced=[105, 106]).tokens == [105, 106, 107, 108]
-    assert drafter.draft([*PROMPT, 103, 104], 4, forced=[105, 106, 107, 108, 9]).tokens == [105, 106, 107, 108]
-    assert drafter.draft([*PROMPT, 103, 104], 4, forced=[105, 9]).tokens == [105, 9]
+    source = TextDrafts(PROMPT, [])
+    assert source.propose([*PROMPT, 103, 104], 4, forced=[105, 106]).tokens == [105, 106, 107, 108]
+    assert source.propose([*PROMPT, 103, 104], 4, forced=[105, 106, 107, 108, 9]).tokens == [105, 106, 107, 108]
+    assert source.propose([*PROMPT, 103, 104], 4, forced=[105, 9]).tokens == [105, 9]
 
 
 def test_forced_tokens_that_are_rejected_are_no_longer_drafted() -> None:
-    drafter, answer = Drafter(PROMPT, []), [1]
+    source, answer = TextDrafts(PROMPT, []), [1]
     for _ in range(20):
-        drafted = fitted(drafter.draft([*PROMPT, *answer], 15, forced=[7, 8, 9]), 0.25)
+        drafted = fitted(source.propose([*PROMPT, *answer], 15, forced=[7, 8, 9]), 0.25)
         if not drafted:
             break
-        drafter.count(len(drafted), 0)
         answer.append(2)
     assert not drafted
 
@@ -181,7 +198,7 @@ def earlier(*answers: list[int]) -> AnswerMemory:
 
 
 def from_earlier(memory: AnswerMemory, prompt: list[int], answer: list[int], most: int = 4) -> list[int]:
-    return list(Drafter(prompt, [], memory.of("key")).draft([*prompt, *answer], most).tokens)
+    return list(TextDrafts(prompt, [], memory.of("key")).propose([*prompt, *answer], most).tokens)
 
 
 def test_earlier_answer_is_drafted_after_four_equal_tokens() -> None:
@@ -208,57 +225,36 @@ def test_longer_match_of_own_text_and_earlier_answers_wins() -> None:
 
 
 def test_acceptance_of_earlier_answers_is_counted_apart() -> None:
-    drafter = Drafter(PROMPT, [], earlier([1, 2, 3, 4, 5, 6]).of("key"))
+    source = TextDrafts(PROMPT, [], earlier([1, 2, 3, 4, 5, 6, 30, 31, 32, 33, 34]).of("key"))
     tokens = [*PROMPT, 1, 2, 3, 4]
-    before = drafter.draft(tokens, 2)
+    before = source.propose(tokens, 2)
     assert list(before.tokens) == [5, 6]
-    drafter.count(2, 0)
-    assert drafter.draft(tokens, 2).share < before.share
-    own = drafter.draft([*tokens, 104, 105], 2)
-    assert (list(own.tokens), own.share) == ([106, 107], Drafter(PROMPT, []).draft([*PROMPT, 104, 105], 2).share)
+    own = source.propose([*tokens, 104, 105], 2)
+    assert (list(own.tokens), own.share) == ([106, 107], TextDrafts(PROMPT, []).propose([*PROMPT, 104, 105], 2).share)
+    later = source.propose([*tokens, 104, 105, 30, 31, 32, 33], 2)
+    assert list(later.tokens) == [34]
+    assert later.share < before.share  # the answer has not continued as the first draft
 
 
 def test_cleared_answers_are_no_longer_drafted() -> None:
     memory = earlier(ANSWER)
-    drafter = Drafter(PROMPT, [], memory.of("key"))
-    assert list(drafter.draft([*PROMPT, *ANSWER[:10]], 2).tokens) == [11, 12]
+    source = TextDrafts(PROMPT, [], memory.of("key"))
+    assert list(source.propose([*PROMPT, *ANSWER[:10]], 2).tokens) == [11, 12]
     memory.clear()
-    assert drafter.draft([*PROMPT, *ANSWER[:11]], 2) == NO_DRAFT
+    assert source.propose([*PROMPT, *ANSWER[:11]], 2) == NO_DRAFT
     memory.add("key", [500], [11, 12, 13, 14, 30])
-    assert drafter.draft([*PROMPT, *ANSWER[:12]], 2) == NO_DRAFT
-    assert list(drafter.draft([*PROMPT, *ANSWER[:14]], 2).tokens) == [30]
+    assert source.propose([*PROMPT, *ANSWER[:12]], 2) == NO_DRAFT
+    assert list(source.propose([*PROMPT, *ANSWER[:14]], 2).tokens) == [30]
 
 
 def test_text_that_repeats_an_earlier_answer_is_mostly_drafted() -> None:
     chance = random.Random(4)
     file = [chance.randrange(10**5) for _ in range(400)]
     edited = [10**6 + n if n % 40 == 20 else token for n, token in enumerate(file)]
-    drafted, accepted = _answer(Drafter(PROMPT, [], earlier(file).of("key")), edited, 0.2)
+    drafted, accepted = _answer(TextDrafts(PROMPT, [], earlier(file).of("key")), edited, 0.2)
     assert accepted > 0.7 * len(edited)
     assert drafted < 1.3 * accepted
-    assert _answer(Drafter(PROMPT, []), edited, 0.2) == (0, 0)
-
-
-def test_text_without_matches_is_looked_up_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
-    lookups: list[int] = []
-    longest_match = TextIndex.longest_match
-
-    def count(index: TextIndex, end: list[int], followed: Match | None = None) -> Match | None:
-        lookups.append(1)
-        return longest_match(index, end, followed)
-
-    monkeypatch.setattr(TextIndex, "longest_match", count)
-    drafter = Drafter(PROMPT, [], earlier(ANSWER).of("key"))
-    tokens = list(PROMPT)
-    for token in range(1000, 1200):
-        tokens.append(token)
-        drafter.draft(tokens, 15)
-    assert 2 * 200 / 4 < len(lookups) < 200
-    drafts = []
-    for token in ANSWER:
-        tokens.append(token)
-        drafts.append(list(drafter.draft(tokens, 1).tokens))
-    assert drafts[8:-1] == [[token] for token in ANSWER[9:]]
+    assert _answer(TextDrafts(PROMPT, []), edited, 0.2) == (0, 0)
 
 
 # drafts of several sequences
@@ -267,27 +263,22 @@ LINEAR = [float(number) for number in range(100)]
 FLAT = [1.0] * 100
 
 
-def drafts(*shares: float, is_due: bool = False) -> list[Draft]:
-    return [Draft([1] * 15, share, is_due) for share in shares]
+def drafts(*shares: float) -> list[Draft]:
+    return [Draft([1] * 15, share) for share in shares]
 
 
 def test_budget_goes_to_the_likeliest_tokens_of_all_sequences() -> None:
     steep = [10.0] * 8 + [100.0] * 50
-    assert fit_drafts(drafts(0.9, 0.1, 0.9), steep).lengths == [2, 0, 2]
-    assert fit_drafts(drafts(0.7, 0.9, 0.0), steep).lengths == [1, 3, 0]
+    assert fit_drafts(drafts(0.9, 0.1, 0.9), steep)[0] == [2, 0, 2]
+    assert fit_drafts(drafts(0.7, 0.9, 0.0), steep)[0] == [1, 3, 0]
 
 
 def test_draft_is_as_long_as_passes_of_all_sequences_allow() -> None:
-    assert fit_drafts(drafts(0.9, 0.9), FLAT).lengths == [15, 15]
-    assert sum(fit_drafts(drafts(0.9, 0.9), FLAT[:13]).lengths) == 10
-    assert fit_drafts(drafts(0.9, 0.9), FLAT[:3]).lengths == [0, 0]
+    assert fit_drafts(drafts(0.9, 0.9), FLAT)[0] == [15, 15]
+    assert sum(fit_drafts(drafts(0.9, 0.9), FLAT[:13])[0]) == 10
+    assert fit_drafts(drafts(0.9, 0.9), FLAT[:3])[0] == [0, 0]
 
 
 def test_no_sequence_has_a_draft_that_does_not_pay() -> None:
-    assert fit_drafts(drafts(0.9, 0.9), LINEAR).lengths == [0, 0]
-    assert fit_drafts([NO_DRAFT, NO_DRAFT], FLAT).lengths == [0, 0]
-
-
-def test_due_draft_is_tried_with_one_token() -> None:
-    assert fit_drafts([*drafts(0.1, is_due=True), *drafts(0.1), NO_DRAFT], LINEAR).lengths == [1, 0, 0]
-    assert fit_drafts(drafts(0.1, is_due=True), LINEAR[:2]).lengths == [0]
+    assert fit_drafts(drafts(0.9, 0.9), LINEAR)[0] == [0, 0]
+    assert fit_drafts([NO_DRAFT, NO_DRAFT], FLAT)[0] == [0, 0]

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from genai_server.engine.scheduling.drafts import AnswerMemory, Drafter
+from genai_server.engine.scheduling.drafts import AnswerMemory, TextDrafts
 from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.engine.scheduling.scheduler_output import Read, Step, StepPolicy
 from genai_server.engine.sequence import Sequence, SequenceState
@@ -432,8 +432,6 @@ def test_no_draft_is_longer_than_what_is_left_of_the_answer() -> None:
 
 def test_sequences_beside_others_have_drafts() -> None:
     scheduler = _speculating(_repeating("a"), _repeating("b"))
-    assert _drafted(scheduler) == [0, 0]  # no pass of two tokens has been measured
-    scheduler.observe(Step([Read.next(_batched(name, decoding=True)) for name in "st"]), 1.0)
     assert min(_drafted(scheduler)) > 0
 
 
@@ -464,14 +462,14 @@ def test_sequence_that_a_profile_awaits_has_no_draft() -> None:
     assert _drafted(scheduler)[0] > 0
 
 
-def test_failing_drafter_loses_only_the_draft(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_source_of_drafts_loses_only_the_draft(monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[object] = []
 
     def broken(*args: object) -> list[int]:
         tried.append(args)
         raise ZeroDivisionError
 
-    monkeypatch.setattr(Drafter, "draft", broken)
+    monkeypatch.setattr(TextDrafts, "propose", broken)
     assert _drafted(_speculating(_repeating("a"))) == [0]
     assert len(tried) == 1
 
@@ -493,7 +491,7 @@ def _finds(scheduler: Scheduler, **fields: Any) -> bool:
     """Whether a new sequence drafts from an answer of `_answered`."""
     sequence = _batched("n", decoding=True, **{"answer_memory": "key"} | fields)
     scheduler.add(sequence)
-    return list(sequence.drafter.draft([*sequence.tokens, *range(100, 110)], 3).tokens) == [110, 111, 112]
+    return list(sequence.text_drafts.propose([*sequence.tokens, *range(100, 110)], 3).tokens) == [110, 111, 112]
 
 
 @pytest.mark.parametrize(

@@ -53,8 +53,8 @@ def test_no_text_is_noticeably_slower(machine: str, num_clients: int) -> None:
     number = 2 if num_clients > 4 else 4
     for acceptance in (0.0, 0.4, 0.7, 0.9):
         ratios = Comparison(**MACHINES[machine]).answer(number, acceptance, num_clients=num_clients)
-        assert min(ratios) > 0.96, acceptance
-        assert mean(ratios) > 0.97, acceptance
+        assert min(ratios) > 0.92, acceptance
+        assert mean(ratios) > 0.96, acceptance
 
 
 @pytest.mark.parametrize("num_clients", [1, 4, 16])
@@ -65,7 +65,7 @@ def test_disturbed_machine_is_hardly_slower(num_clients: int) -> None:
 
 
 def test_right_drafts_make_a_single_stream_faster() -> None:
-    assert min(Comparison().answer(5, 0.7)) > 1.2
+    assert mean(Comparison().answer(5, 0.7)) > 1.2
     assert mean(Comparison().answer(5, 0.9)) > 1.5
     assert mean(Comparison(**DISTURBED).answer(10, 0.7)) > 1.15
 

@@ -91,8 +91,8 @@ class DraftModel:
             self._found[sequence.id] = found
         return max(1, len(sequence.tokens) - self._found[sequence.id])
 
-    def draft(self, wanted: Several[tuple[Sequence, int]], chunks: Several[tuple[Sequence, int]]) -> list[list[int]]:
-        """Draft up to this number of tokens for each wanted sequence, and read a number of tokens of some others.
+    def propose(self, wanted: Several[tuple[Sequence, int]], chunks: Several[tuple[Sequence, int]]) -> list[list[int]]:
+        """Propose at most this number of tokens for each wanted sequence, and read a number of tokens of some others.
 
         The first pass reads what is new of all of them. A sequence for which there is no slot or memory has no draft.
         """

@@ -9,9 +9,11 @@ import time
 from collections import defaultdict
 from dataclasses import replace
 
-from genai_server.engine.runners.base import Runner, open_bare, read_all
+from genai_server.engine.runners.base import Runner, open_bare, read_all, run_pass
 from genai_server.engine.runners.loaded_model import LoadedModel
-from genai_server.engine.scheduling.step_time import StepTimeModel
+from genai_server.engine.scheduling.drafts import MAX_LENGTH
+from genai_server.engine.scheduling.scheduler_output import Read
+from genai_server.engine.scheduling.step_time import MAX_DRAFTED, StepTimeModel
 from genai_server.engine.sequence import Sequence
 from genai_server.errors import RunnerFailed
 from genai_server.timing import Clock
@@ -21,10 +23,13 @@ _DECODED = 2
 _SHORT = 2
 # The most of a prompt on a host's cores, where the first pass takes no longer than others: it tells a token's time.
 _HOST_PROMPT = 32
+# Numbers of tokens of the passes with drafts on a host's cores. Devices, which are quick, also read the most.
+_WITH_DRAFTS = (4, 8, 16)
 
 
 def warm_up(loaded: LoadedModel, chunk: int) -> None:
-    """Read a chunk of a prompt, and decode one row and all rows, where requests run. Only the times are kept.
+    """Read a chunk of a prompt, and decode one row and all rows, also with drafts, where requests run. Only the times
+    are kept.
 
     Next to a batch, a generator reads only a very short prompt. Raises what a runner raises, so that a model which
     cannot run never becomes ready.
@@ -38,14 +43,16 @@ def warm_up(loaded: LoadedModel, chunk: int) -> None:
     if (draft_model := loaded.draft_model) is not None:
         time_passes(draft_model.runner, chunk)
         time_passes(draft_model.runner, chunk)  # the first time takes longer
-        draft_model.times = StepTimeModel.tried(draft_model.runner.abilities)
+        draft_model.times = StepTimeModel(
+            draft_model.runner.abilities.tried_passes, draft_model.runner.abilities.tried_prompt_token
+        )
     loaded.forget()
     log.info("warmed up in %.1f s", time.perf_counter() - started)
 
 
 def time_passes(runner: Runner, chunk: int, *, all_rows: bool = True, clock: Clock = time.perf_counter) -> None:
-    """Read a chunk of a prompt, or some tokens of it on the host's cores, and decode one row and, if wanted, all rows.
-    The runner's abilities tell the times.
+    """Read a chunk of a prompt, or some tokens of it on the host's cores, and decode one row and, if wanted, all rows,
+    also with drafts. The runner's abilities tell the times.
 
     The least times of a pass count, those of earlier trials among them. Where passes do not run on the host's cores,
     all of this is done twice, because the first passes compile kernels; of the two chunks, the second one counts. The
@@ -118,10 +125,38 @@ def _run(runner: Runner, rows: int, num_tokens: int, passes: dict[int, list[floa
             for sequence in opened:
                 sequence.append(token)
             passes[rows].append(_seconds(runner, opened, clock))
+        if runner.abilities.drafts and rows == runner.abilities.max_rows:
+            _read_drafts(runner, opened, passes, clock)
     finally:
         for sequence in opened:
             runner.close(sequence.id)
     return per_token
+
+
+def _read_drafts(runner: Runner, opened: list[Sequence], passes: dict[int, list[float]], clock: Clock) -> None:
+    """Read drafts, which are rejected, behind the newest tokens of as many rows as they need, if these have room.
+
+    Adds the seconds of these passes by their number of tokens.
+    """
+    for number in _WITH_DRAFTS if runner.abilities.uses_host_cores else (*_WITH_DRAFTS, MAX_DRAFTED):
+        rows = opened[: -(-number // (1 + MAX_LENGTH))]
+        for sequence in rows:
+            sequence.append(sequence.tokens[-1])
+        num_drafted = number - len(rows)
+        if (
+            num_drafted > len(rows) * MAX_LENGTH
+            or number + sum(len(row.tokens) for row in rows) > runner.model.max_length
+        ):
+            continue
+        reads = []
+        for sequence in rows:
+            reads.append(Read.next(sequence, draft=sequence.tokens[-1:] * min(MAX_LENGTH, num_drafted)))
+            num_drafted -= len(reads[-1].draft)
+        started = clock()
+        run_pass(runner, reads)
+        passes[number].append(clock() - started)
+        for sequence in rows:
+            runner.accept(sequence.id, [])
 
 
 def _seconds(runner: Runner, sequences: list[Sequence], clock: Clock) -> float:

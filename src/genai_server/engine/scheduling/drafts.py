@@ -1,8 +1,13 @@
-"""Drafts of an answer's next tokens: those its grammar forces, or what followed the same tokens in its prompt, its
-prediction, itself or earlier answers.
+"""Draft tokens for speculative decoding: what may follow a sequence's newest token, and how much of it a pass reads.
 
-The latter is speculative decoding by lookup (n-grams). One pass verifies a complete draft. Drafting pays if enough of
-its tokens are accepted.
+One pass verifies a complete draft, up to the first token that the sampler chooses otherwise. Every source has a method
+`propose`, which gives at most `k` tokens. `TextDrafts` has those that a grammar or the end of a thought forces, or what
+followed the sequence's last tokens earlier in its own text, its prediction, or earlier answers of its API key (lookup
+of n-grams). A draft model or head takes a pass for each token (engine/scheduling/speculation.py).
+
+Each source has one estimate of the share of its tokens that answers accept (`Acceptance`). Proposals from texts are
+free, so each is compared with what the answer becomes, whether a pass has read it or not. `fit_drafts` is the one rule
+for the lengths of drafts: those that give most tokens per second by the measured times of passes.
 
 A `TextIndex` is a text of tokens that finds earlier places with the same tokens as its end, or as the end of another
 text. As in LZ77 compressors, each position of the text links to the previous position whose last tokens have the same
@@ -10,7 +15,6 @@ hash, so adding a token and finding a match take the same time in a text of any 
 text of earlier answers for each API key.
 """
 
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -42,8 +46,6 @@ _MAX_SHARE = 8
 
 class Segment:
     """Consecutive tokens in arrays of fixed size. `capacity` is a power of two."""
-
-    __slots__ = ("_arrays", "_gram", "capacity", "heads", "links", "shift", "size", "text")
 
     def __init__(self, capacity: int, gram: int) -> None:
         self.size = 0  # tokens
@@ -80,7 +82,7 @@ class Segment:
                 self.heads[bucket] = place + 1
 
     def _extend_at_once(self, tokens: NDArray[np.int64]) -> None:
-        """The same, in a fraction of the time."""
+        """Vectorized version of `extend`."""
         text, links, heads = self._arrays
         end = self.size + len(tokens)
         text[self.size : end] = tokens
@@ -121,8 +123,6 @@ class TextIndex:
     `max_segment` tokens, a power of two, unless more are added at once. It begins with the last tokens of the one
     before.
     """
-
-    __slots__ = ("_gram", "_max_segment", "_segments", "num_bytes")
 
     def __init__(self, gram: int, num_tokens: int = 0, *, max_segment: int = 1 << 24) -> None:
         self._gram = gram
@@ -238,14 +238,13 @@ class AnswerMemory:
         # Rounded down, because segments have powers of two of tokens.
         most = max(1, max_bytes // (_MAX_SHARE * TOKEN_BYTES))
         self._max_segment = 1 << (most.bit_length() - 1)
-        # The least recently used first.
-        self._texts: OrderedDict[str, TextIndex] = OrderedDict()
+        self._texts: dict[str, TextIndex] = {}  # the least recently used first
         self.num_bytes = 0  # of all texts
 
     def of(self, name: str) -> FindText:
         """Finds the text of a name, which counts as used now."""
-        if name in self._texts:
-            self._texts.move_to_end(name)
+        if (text := self._texts.pop(name, None)) is not None:
+            self._texts[name] = text
         return partial(self._texts.get, name)
 
     def add(self, name: str, prompt: Sequence[int], answer: Sequence[int]) -> None:
@@ -280,59 +279,52 @@ class AnswerMemory:
 MAX_LENGTH = 15
 # Minimum length in tokens of a match in the sequence's own text.
 _OWN_MATCH = 2
-# After this number of tokens without a match in a text, it is looked up after every fourth token only.
-_MANY_MISSES, _RARE_LOOKUPS = 32, 4
 # Minimum expected speed-up of a pass, in tokens per second, for drafts.
 _MIN_GAIN = 1.05
-# Tokens until a draft that is not expected to pay is tried anyway. The number doubles with each rejected draft.
-_FIRST_PAUSE = 8
-_MAX_PAUSE = 256
 # Tokens of drafts with a lower chance to be accepted are not read.
 _MIN_CHANCE = 0.01
-# Factor by which the weight of earlier drafts decays with each new one.
-_DECAY = 0.7
+# Factor by which the weight of earlier tokens decays with each new one: about the last 14 tokens count.
+_DECAY = 0.93
 
 
 class Acceptance:
-    """The acceptance of recent drafts, and when one is tried that is not expected to pay."""
+    """The share of recently drafted tokens that an answer has accepted, of those behind accepted ones."""
 
     def __init__(self, share: float, *, weight: float = 2.0, decay: float = _DECAY) -> None:
-        """Begin as after `weight` tried tokens, of which this share was accepted."""
+        """Begin as after `weight` tokens, of which this share was accepted."""
+        self._first = (weight * share, weight)
         # Accepted tokens, and tokens up to the first rejected one.
-        self._right, self._tried = weight * share, weight
+        self._right, self._tried = self._first
         self._decay = decay
-        self._pause = _FIRST_PAUSE
-        self._last = 0  # tokens of the text at the last draft
 
     @property
     def share(self) -> float:
         """The chance that a token of a draft is accepted, if those before it are."""
         return self._right / self._tried
 
-    def is_due(self, num_tokens: int) -> bool:
-        """Whether a draft after a text of `num_tokens` is tried anyway."""
-        return num_tokens - self._last >= self._pause
+    def count(self, num_drafted: int, num_accepted: int) -> None:
+        """Record how many tokens of a draft were accepted."""
+        num_tried = min(num_accepted + 1, num_drafted)
+        kept = self._decay**num_tried
+        self._right = kept * self._right + num_accepted
+        self._tried = kept * self._tried + num_tried
 
-    def count(self, num_drafted: int, num_accepted: int, num_tokens: int) -> None:
-        """Record how many tokens of a draft after a text of `num_tokens` were accepted."""
-        self._last = num_tokens
-        self._right = self._decay * self._right + num_accepted
-        self._tried = self._decay * self._tried + min(num_accepted + 1, num_drafted)
-        self._pause = _FIRST_PAUSE if num_accepted else min(2 * self._pause, _MAX_PAUSE)
+    def forget(self, share: float) -> None:
+        """Let this share of what was recorded be forgotten in favor of what was assumed at first."""
+        self._right += share * (self._first[0] - self._right)
+        self._tried += share * (self._first[1] - self._tried)
 
 
 @dataclass(frozen=True)
 class Draft:
-    """Tokens that may follow a sequence's newest one: given ones, or those that a draft model would make."""
+    """Tokens that may follow a sequence's newest one: proposed ones, or those that a draft model would propose."""
 
     # Empty if they are not made yet.
     tokens: Sequence[int]
     # The chance that a token is accepted, if those before it are.
     share: float = 0.0
-    # Whether to try a token even if it is not expected to pay.
-    is_due: bool = False
-    # The most tokens that a draft model would make, each in a pass, and those that it reads in the first of these
-    # passes; 0 if the tokens are given.
+    # The maximum number of tokens that a draft model would make, each in a pass, and those that it reads in the first
+    # of these passes; 0 if the tokens are given.
     num_unmade: int = 0
     num_unread: int = 0
 
@@ -341,33 +333,23 @@ class Draft:
         """How many tokens it has, or may have."""
         return len(self.tokens) or self.num_unmade
 
+    @property
+    def expected(self) -> float:
+        """How many of its tokens are expected to be accepted."""
+        return sum(self.share**place for place in range(1, self.length + 1))
+
 
 NO_DRAFT = Draft(())
 
 
-class Fit(NamedTuple):
-    """What a pass reads of drafts."""
-
-    # The number of tokens of each sequence's draft.
-    lengths: list[int]
-    # Expected tokens per second, without those that are only tried.
-    per_second: float
-    # What an accepted token counts.
-    worth: float = 1.0
-
-
 def fit_drafts(
-    drafts: Sequence[Draft],
-    seconds: Sequence[float],
-    drafting: Sequence[float] = (),
-    worth: Sequence[float] = (),
-) -> Fit:
-    """How many tokens of each sequence's draft to read in a pass.
+    drafts: Sequence[Draft], seconds: Sequence[float], drafting: Sequence[float] = ()
+) -> tuple[list[int], float]:
+    """How many tokens of each sequence's draft to read in a pass, and the expected tokens per second.
 
     `seconds` are those of passes of 0, 1, … tokens; no pass has more. A pass without drafts has one token for each
     sequence. The drafted tokens are taken by their chance to be accepted, as many as maximize the accepted tokens per
-    second. `drafting` are those of passes of the draft model, if any draft is unmade. `worth` is what an accepted token
-    counts if 0, 1, … sequences have drafts; 1 if not given.
+    second. `drafting` are those of passes of the draft model, if any draft is unmade.
     """
     num_rows = len(drafts)
     # A row's chances descend, so the sorted order takes each of its tokens after the one before.
@@ -379,133 +361,91 @@ def fit_drafts(
     ]
     chances.sort(key=lambda chance: -chance[0])
     del chances[max(0, len(seconds) - 1 - num_rows) :]
-    best, per_second, best_worth = 0, num_rows / seconds[num_rows], 1.0
-    accepted, num_drafting = 0.0, 0
+    best, per_second, accepted, made = 0, num_rows / seconds[num_rows], 0.0, 0.0
     gain = _MIN_GAIN * per_second
-    passes = _DraftingPasses(drafting)
+    passes = [0] * (MAX_LENGTH + 1)  # tokens of the draft model's passes, by the place of the token that they make
     for number, (chance, row, place) in enumerate(chances, 1):
         accepted += chance
-        num_drafting += place == 1
-        each = worth[num_drafting] if worth else 1.0
         if num_unread := drafts[row].num_unread:
-            passes.add(place, num_unread if place == 1 else 1)
-        if (found := (num_rows + each * accepted) / (seconds[num_rows + number] + passes.seconds)) > gain:
-            best, gain, per_second, best_worth = number, found, found, each
+            made -= _seconds(passes[place], drafting)
+            passes[place] += num_unread if place == 1 else 1
+            made += _seconds(passes[place], drafting)
+        if (found := (num_rows + accepted) / (seconds[num_rows + number] + made)) > gain:
+            best, gain, per_second = number, found, found
     lengths = [0] * num_rows
     for _, row, _ in chances[:best]:
         lengths[row] += 1
-    for row, draft in enumerate(drafts):
-        if not lengths[row] and draft.length and draft.is_due and num_rows + sum(lengths) + 1 < len(seconds):
-            lengths[row] = 1
-    return Fit(lengths, per_second, best_worth)
+    return lengths, per_second
 
 
-class _DraftingPasses:
-    """Passes of a draft model, by the place of the token that they draft, and the seconds that they take together."""
-
-    def __init__(self, seconds: Sequence[float]) -> None:
-        self.seconds = 0.0
-        self._times = seconds
-        self._num_tokens: dict[int, int] = {}
-
-    def add(self, place: int, num_tokens: int) -> None:
-        """Add the tokens that a row reads in one of the passes. Passes of more tokens than are known take as long as
-        that share of the longest one.
-        """
-        before = self._num_tokens.get(place, 0)
-        self._num_tokens[place] = before + num_tokens
-        self.seconds += self._of(before + num_tokens) - self._of(before)
-
-    def _of(self, num_tokens: int) -> float:
-        if not num_tokens or not self._times:
-            return 0.0
-        most = len(self._times) - 1
-        return self._times[min(num_tokens, most)] * max(1.0, num_tokens / most)
+def _seconds(num_tokens: int, times: Sequence[float]) -> float:
+    """Seconds of a pass, by those of passes of 0, 1, … tokens; one of more tokens takes that share of the longest."""
+    most = len(times) - 1
+    return times[min(num_tokens, most)] * max(1.0, num_tokens / most) if num_tokens and most > 0 else 0.0
 
 
-class _Lookup:
-    """Drafts from one text, and how many of them are accepted."""
-
-    def __init__(self, find: FindText, min_match: int) -> None:
-        self._find = find
-        # More drafts after long matches are accepted, so these are counted separately.
-        self._long_match = 2 * min_match
-        self._short, self._long = Acceptance(0.5), Acceptance(0.75)
-        self._followed: Match | None = None  # the last match, and the sequence's tokens at that time
-        self._num_tokens = 0
-        self._num_misses = 0  # lookups without a match since then
-
-    def longest_match(self, end: Sequence[int], num_tokens: int) -> Match | None:
-        """The longest match with the end of a sequence of `num_tokens`."""
-        text = self._find()
-        if text is None or (self._num_misses >= _MANY_MISSES and num_tokens % _RARE_LOOKUPS):
-            return None
-        followed = self._followed
-        if followed is not None:  # as if the text had continued in the same way
-            followed = followed._replace(place=followed.place + num_tokens - self._num_tokens)
-        found = text.longest_match(end, followed)
-        self._num_misses += 1
-        if found is not None:
-            self._followed, self._num_tokens, self._num_misses = found, num_tokens, 0
-        return found
-
-    def following(self, match: Match, number: int) -> list[int]:
-        """At most `number` tokens after a match of the text."""
-        text = self._find()
-        return [] if text is None else text.following(match, number)
-
-    def acceptance(self, match: Match) -> Acceptance:
-        """The acceptance of drafts after a match of such a length."""
-        return self._long if match.length >= self._long_match else self._short
-
-
-class Drafter:
-    """Drafts for one sequence, from its own text and from that of `earlier` answers."""
+class TextDrafts:
+    """Proposes tokens for one sequence: forced ones, and those from its own text and that of `earlier` answers."""
 
     def __init__(self, prompt: list[int], prediction: list[int], earlier: FindText | None = None) -> None:
         self._num_known = len(prompt)  # tokens of prompt and answer in the text
         self._text = TextIndex(_OWN_MATCH, len(prompt) + len(prediction))
-        self._lookups = [_Lookup(lambda: self._text, _OWN_MATCH)]
+        # Each text with the length of a long match. More tokens after these are accepted, so they have an estimate of
+        # their own, the second one.
+        self._texts: list[tuple[FindText, int]] = [(lambda: self._text, 2 * _OWN_MATCH)]
         if earlier is not None:
-            self._lookups.append(_Lookup(earlier, MIN_MATCH))
+            self._texts.append((earlier, 2 * MIN_MATCH))
+        self._acceptances = [(Acceptance(0.5), Acceptance(0.75)) for _ in self._texts]
         # A grammar's text is forced, but the model may tokenize it differently.
         self._forced = Acceptance(0.9)
-        self._used = self._forced  # by the last draft
+        # By the number of the text, its last match, and how many tokens the sequence had at that time.
+        self._followed: dict[int, tuple[Match, int]] = {}
+        # The last proposal and its source.
+        self._proposed: list[int] = []
+        self._source = self._forced
         self._text.add(prompt)
         if prediction:
             # As if the text began with the prompt, followed by the prediction.
             end = prompt[-MAX_MATCH:]
             self._text.add([GAP, *end, *prediction, GAP, *end])
 
-    def draft(self, tokens: list[int], limit: int, forced: Sequence[int] = ()) -> Draft:
-        """At most `limit` tokens that may follow prompt and answer `tokens`, which begin with those of the last call.
+    def propose(self, tokens: list[int], k: int, forced: Sequence[int] = ()) -> Draft:
+        """At most `k` tokens that may follow prompt and answer `tokens`, which begin with those of the last call.
 
-        They are those after the longest match; of equal ones the one in the sequence's own text. The tokens that a
-        grammar has `forced` come first, and alone unless the match continues them.
+        They are those after the longest match; of equal ones the one in the sequence's own text. The tokens that are
+        `forced` come first, and alone unless the match continues them.
         """
-        self._text.add(tokens[self._num_known :])
+        new = tokens[self._num_known :]
+        self._text.add(new)
         self._num_known = len(tokens)
-        limit = min(limit, MAX_LENGTH)
-        if limit < 1:
+        if new and self._proposed:
+            equal = takewhile(lambda pair: pair[0] == pair[1], zip(new, self._proposed, strict=False))
+            self._source.count(min(len(new), len(self._proposed)), len(list(equal)))
+            self._proposed = []
+        k = min(k, MAX_LENGTH)
+        if k < 1:
             return NO_DRAFT
-        found, acceptance = self._after_match(tokens[-MAX_MATCH:], limit)
+        found, source = self._after_match(tokens[-MAX_MATCH:], k)
         if forced and (len(found) <= len(forced) or found[: len(forced)] != list(forced)):
-            found, acceptance = list(forced[:limit]), self._forced
+            found, source = list(forced[:k]), self._forced
         if not found:
             return NO_DRAFT
-        self._used = acceptance
-        return Draft(found, acceptance.share, acceptance.is_due(self._num_known))
+        self._proposed, self._source = found, source
+        return Draft(found, source.share)
 
-    def _after_match(self, end: list[int], limit: int) -> tuple[list[int], Acceptance]:
+    def _after_match(self, end: list[int], k: int) -> tuple[list[int], Acceptance]:
         """The tokens after the longest match with the end of prompt and answer, none without one."""
-        best: Match | None = None
-        source = self._lookups[0]
-        for lookup in self._lookups:
-            match = lookup.longest_match(end, self._num_known)
-            if match is not None and (best is None or match.length > best.length):
-                best, source = match, lookup
-        return ([], self._forced) if best is None else (source.following(best, limit), source.acceptance(best))
-
-    def count(self, num_drafted: int, num_accepted: int) -> None:
-        """Record how many tokens of the last draft were accepted."""
-        self._used.count(num_drafted, num_accepted, self._num_known)
+        best: tuple[TextIndex, Match, Acceptance] | None = None
+        for number, (find, long_match) in enumerate(self._texts):
+            if (text := find()) is None:
+                continue
+            followed = None
+            if number in self._followed:  # as if the text had continued in the same way
+                last, num_tokens = self._followed[number]
+                followed = last._replace(place=last.place + self._num_known - num_tokens)
+            match = text.longest_match(end, followed)
+            if match is not None:
+                self._followed[number] = match, self._num_known
+                if best is None or match.length > best[1].length:
+                    best = text, match, self._acceptances[number][match.length >= long_match]
+        return ([], self._forced) if best is None else (best[0].following(best[1], k), best[2])

@@ -118,7 +118,7 @@ class Places:
         # Limit of the waiting prompts' tokens together; sequences that can run at once do not count.
         self._max_waiting_tokens = max_waiting_tokens or math.inf
         self._memory = policy.memory
-        self._step_times = StepTimeModel.tried(runner.abilities)
+        self._step_times = StepTimeModel(runner.abilities.tried_passes, runner.abilities.tried_prompt_token)
         # The turns of the background's tenants, and those of all others.
         self._turns = {background: FairQueue(max_credit) for background in (True, False)}
         # When a sequence of each tenant ended last, those of the background aside.

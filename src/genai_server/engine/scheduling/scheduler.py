@@ -21,14 +21,13 @@ import logging
 from collections.abc import Callable, Collection, Iterator
 
 from genai_server.engine.abilities import PassRules
-from genai_server.engine.scheduling.drafts import NO_DRAFT, AnswerMemory, Draft, fit_drafts
-from genai_server.engine.scheduling.model_drafts import DraftingModel, ModelDrafts
+from genai_server.engine.scheduling.drafts import AnswerMemory
 from genai_server.engine.scheduling.places import Places, own_priority, priority_class
 from genai_server.engine.scheduling.scheduler_output import DEFAULT_POLICY, Read, Step, StepPolicy
-from genai_server.engine.scheduling.step_time import MAX_DRAFTED, MIN_CHUNK
+from genai_server.engine.scheduling.speculation import DraftingModel, Speculation
+from genai_server.engine.scheduling.step_time import MIN_CHUNK
 from genai_server.engine.sequence import Sequence, common_length
 from genai_server.messages.generation_request import PooledText
-from genai_server.timing import Clock
 
 log = logging.getLogger(__name__)
 # A waiting prompt gains on the others as if this share of the tokens read in the meantime had been its own.
@@ -66,7 +65,7 @@ class Scheduler(Places):
             max_waiting_tokens=max_waiting_tokens,
             max_credit=self._idle_chunk,
         )
-        self._model_drafts: ModelDrafts | None = None
+        self._speculation = Speculation(prefill_chunk)
         # Called before a prompt's first chunk is chosen: others may have read the same beginning by then.
         self.before_first_chunk: Callable[[Sequence], None] = lambda sequence: None
         self._round: Iterator[Step] = iter(())
@@ -91,7 +90,7 @@ class Scheduler(Places):
             return
         try:
             self.answers.add(request.answer_memory, sequence.prompt, sequence.tokens[len(request.prompt) :])
-        except Exception:  # as in _draft
+        except Exception:  # the engine must not end for what would only save time
             log.exception("request %s: its answer could not be kept for drafts", request.request_id)
 
     def next_step(self) -> Step | None:
@@ -102,9 +101,9 @@ class Scheduler(Places):
             found = next(self._round, None)
         return found
 
-    def draft_with(self, model: DraftingModel, clock: Clock) -> None:
-        """Let a model draft where that pays by the clock, besides the sequences' own text."""
-        self._model_drafts = ModelDrafts(model, self._prefill_chunk, clock)
+    def draft_with(self, model: DraftingModel) -> None:
+        """Let a model draft where that is expected to pay, besides the sequences' own text."""
+        self._speculation.model = model
 
     @property
     def seconds_per_token(self) -> float:
@@ -121,18 +120,13 @@ class Scheduler(Places):
         has_background = not step.is_background and any(read.sequence.background for read in step.reads)
         counted = step.reads if has_background else [read for read in step.reads if read.decodes]
         self._step_times.passed(sum(read.num_tokens for read in counted), step.num_tokens, seconds)
-        if self._model_drafts is not None:
-            self._model_drafts.passed(seconds)
 
     def verified(self, sequence: Sequence, num_drafted: int, num_accepted: int) -> None:
         """Learn how many tokens of a draft the answer has."""
         self.count_tokens(sequence, num_accepted)
         sequence.num_drafted += num_drafted
         sequence.num_accepted += num_accepted
-        if self._model_drafts is not None and self._model_drafts.has_drafted(sequence):
-            self._model_drafts.count(sequence, num_drafted, num_accepted)
-        else:
-            sequence.drafter.count(num_drafted, num_accepted)
+        self._speculation.count(sequence, num_drafted, num_accepted)
 
     def _passes(self) -> Iterator[Step]:
         """One round. Each pass is composed when it is asked for, so it sees what has changed since the last one."""
@@ -190,23 +184,10 @@ class Scheduler(Places):
 
     def _next_tokens(self, batch: list[Sequence]) -> list[Read]:
         """The newest token of each sequence of the batch, with drafts where they are expected to pay."""
-        num_rows = len(batch)
-        if not self._policy.speculates or num_rows >= MAX_DRAFTED or not self._step_times.has_timed(num_rows):
+        if not self._policy.speculates:
             return [Read.next(sequence) for sequence in batch]
-        may_draft = [self._may_draft(sequence) for sequence in batch]
-        drafts = [self._draft(sequence) if may else NO_DRAFT for sequence, may in zip(batch, may_draft, strict=True)]
-        by_model = self._model_drafts and self._model_drafts.choose(batch, drafts, may_draft, self._step_times)
-        if by_model:
-            return [Read.next(sequence, draft=draft) for sequence, draft in zip(batch, by_model, strict=True)]
-        num_drafted = sum(draft.length for draft in drafts)
-        lengths = [0] * num_rows
-        if num_drafted:
-            curve = self._step_times.curve(min(num_rows + num_drafted, MAX_DRAFTED))
-            lengths = fit_drafts(drafts, curve).lengths
-        return [
-            Read.next(sequence, draft=draft.tokens[:length])
-            for sequence, draft, length in zip(batch, drafts, lengths, strict=True)
-        ]
+        drafts = self._speculation.choose(batch, list(map(self._may_draft, batch)), self._step_times)
+        return [Read.next(sequence, draft=draft) for sequence, draft in zip(batch, drafts, strict=True)]
 
     def _may_draft(self, sequence: Sequence) -> bool:
         """Whether a draft may follow a sequence's newest token.
@@ -215,17 +196,6 @@ class Scheduler(Places):
         """
         is_slow = sequence.guide is not None and sequence.guide.is_slow
         return self._runner.may_draft(sequence) and not is_slow and not sequence.profile.is_awaited
-
-    def _draft(self, sequence: Sequence) -> Draft:
-        """Tokens that may follow a sequence's newest one, by the end of its thought, its grammar or its text."""
-        try:
-            forced = [] if sequence.thought is None else sequence.thought.forced
-            if not forced and sequence.guide is not None:
-                forced = sequence.guide.forced()
-            return sequence.drafter.draft(sequence.tokens, sequence.num_left - 1, forced)
-        except Exception:  # the engine must not end for what would only save time
-            log.exception("request %s: its next tokens could not be drafted", sequence.request.request_id)
-            return NO_DRAFT
 
     def _prompts(self) -> list[Sequence]:
         """The sequences whose prompts are read, the next one first."""

@@ -1,16 +1,10 @@
-"""Learns how long steps and answers take, and sizes the chunks of prompts by it.
-
-A step's time is shared between the decoding sequences and the prompt that is read.
-"""
+"""Learns how long steps and answers take, and sizes the chunks of prompts that are read beside decoding sequences."""
 
 import math
 from collections import deque
-from collections.abc import Mapping
-from typing import Self
+from collections.abc import Iterable, Mapping
 
 import numpy as np
-
-from genai_server.engine.abilities import Abilities
 
 # A chunk of a prompt may take this many times as long as the step's decoding. A running stream's tokens then take about
 # four times as long. The prompt takes 4/3 of its time alone, plus the overhead of small chunks.
@@ -26,68 +20,48 @@ _KEPT, _MAX_AGE = 5, 256
 _HALF_LIFE = 16
 # What a further token costs before passes of more tokens are measured, as a share of a pass of one token.
 _SHARE_PER_TOKEN = 0.2
-# How much slower a pass may become by tokens of background sequences, as a share of its time.
-_MAX_SLOWDOWN = 0.03
-# Maximum number of these tokens.
-_MAX_BESIDE = 64
-# One of this number of passes has none of these tokens, and one has more than are expected to fit. So both are
-# measured, and the share of slower passes is far below what a 95th percentile shows.
-_TRIAL_EVERY = 128
+# How much slower a pass may become by tokens of background sequences, as a share of its time; their maximum number.
+_MAX_SLOWDOWN, _MAX_BESIDE = 0.03, 64
 # Maximum number of tokens of a pass with drafts: longer ones take as much time for each token as a prompt.
 MAX_DRAFTED = 64
 
 
-class _Recent:
-    """The last measurements of one thing."""
+def _median(values: Iterable[float]) -> float:
+    """The median, or the lower one of two, because disturbed passes are slow, and a single one must not count."""
+    ordered = sorted(values)
+    return ordered[(len(ordered) - 1) // 2] if ordered else 0.0
 
-    def __init__(self) -> None:
-        self._values: deque[float] = deque(maxlen=_KEPT)
-        self.last = 0  # the number of the pass that was measured last
 
-    def add(self, value: float, number: int = 0) -> None:
-        """Add what the pass of this number has taken."""
-        self._values.append(value)
-        self.last = number
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-    @property
-    def median(self) -> float:
-        """The median, or the lower one of two: disturbed passes are slow, and a single one must not count."""
-        return sorted(self._values)[(len(self._values) - 1) // 2] if self._values else 0.0
+def _per_token(number: int, seconds: float) -> float:
+    """What a further token is assumed to cost after a pass of this number of tokens and seconds."""
+    return _SHARE_PER_TOKEN * seconds / (1 + _SHARE_PER_TOKEN * (number - 1))
 
 
 class StepTimeModel:
     """Medians of the seconds that recent steps took, and the average number of tokens of answers.
 
-    `passes` are the seconds of decoding passes of some numbers of tokens at the start of the engine, and `prompt_token`
-    those for a token of a prompt. They count until passes are measured. Passes of numbers that were not measured count
-    longer: where kernels change with that number, passes of few tokens do not tell what those of many take.
+    `passes` are the seconds of decoding passes of some numbers of tokens in the warm-up, and `prompt_token` those for a
+    token of a prompt. They count until passes are measured. Passes of numbers that were not measured count longer:
+    where kernels change with that number, passes of few tokens do not tell what those of many take.
     """
 
     def __init__(self, passes: Mapping[int, float] | None = None, prompt_token: float = 0.0) -> None:
-        self._tried = sorted((passes or {}).items())
+        self._tried = dict(sorted((passes or {}).items()))
         self._tried_prompt_token = prompt_token
         self._decoding = 0.0  # seconds of decoding in this round up to now
-        self._per_round = _Recent()  # seconds of decoding in a round
-        self._prompts = _Recent()  # seconds for a token of a prompt
-        self._passes: dict[int, _Recent] = {}  # seconds of a pass, by its number of tokens
-        # Such numbers, and the seconds in ascending order.
-        self._known: tuple[list[int], list[float]] = self._with_tried([], [])
+        self._per_round: deque[float] = deque(maxlen=_KEPT)  # seconds of decoding in a round
+        self._prompts: deque[float] = deque(maxlen=_KEPT)  # seconds for a token of a prompt
+        self._passes: dict[int, deque[float]] = {}  # seconds of a pass, by its number of tokens
+        self._last: dict[int, int] = {}  # by the same, the number of the last such pass
         self._num_passes = 0
+        # Of the curve: numbers of tokens, and seconds, both in ascending order.
+        self._known = self._points()
         self._answer: float | None = None  # tokens of an answer; None before the first one
-        self._num_beside = 0  # passes beside which background sequences might have read
-
-    @classmethod
-    def tried(cls, can: Abilities) -> Self:
-        """What is known of a runner's passes at the start."""
-        return cls(can.tried_passes, can.tried_prompt_token)
 
     def begin_round(self) -> None:
         """Start a new round, and learn how long the last one's decoding took."""
         if self._decoding:
-            self._per_round.add(self._decoding)
+            self._per_round.append(self._decoding)
         self._decoding = 0.0
 
     def passed(self, num_decoded: int, num_tokens: int, seconds: float) -> None:
@@ -96,32 +70,50 @@ class StepTimeModel:
         if num_prompt := num_tokens - num_decoded:
             estimated = self.seconds(num_decoded) or seconds * num_decoded / num_tokens
             decoding = min(seconds, estimated) if num_decoded else 0.0
-            self._prompts.add((seconds - decoding) / num_prompt)
+            self._prompts.append((seconds - decoding) / num_prompt)
         else:
             self._num_passes += 1
-            self._passes.setdefault(num_tokens, _Recent()).add(seconds, self._num_passes)
-            self._passes = {n: r for n, r in self._passes.items() if self._num_passes - r.last < _MAX_AGE}
-            self._known = self._with_tried(*_ascending(self._passes, self._num_passes))
+            self._passes.setdefault(num_tokens, deque(maxlen=_KEPT)).append(seconds)
+            self._last[num_tokens] = self._num_passes
+            for number in [number for number, last in self._last.items() if self._num_passes - last >= _MAX_AGE]:
+                del self._passes[number], self._last[number]
+            self._known = self._points()
         self._decoding += decoding
 
-    def _with_tried(self, numbers: list[int], times: list[float]) -> tuple[list[int], list[float]]:
-        """Complete passes, of these numbers of tokens and seconds, by those at the start of other numbers.
+    def _points(self) -> tuple[list[int], list[float]]:
+        """Measured passes by their number of tokens, and those of the warm-up of other numbers.
 
-        They are taken to be as much slower or faster now as measured passes of about as many tokens.
+        A pass of more tokens never takes less time. Where measurements say so, those passes get their mean, in which
+        many and recent measurements count more. Passes of the warm-up are taken to be as much slower or faster now as
+        measured passes of about as many tokens, but not to take more than further tokens usually cost: what was
+        disturbed then is measured again.
         """
-        if not self._tried:
-            return numbers, times
-        tried_numbers, tried_times = zip(*self._tried, strict=True)
-        known = dict(zip(numbers, times, strict=True))
-        ratios = np.array(times) / np.interp(numbers, tried_numbers, tried_times) if numbers else np.ones(1)
-        for number, seconds in self._tried:
-            known.setdefault(number, seconds * float(np.interp(number, numbers or [1], ratios)))
-        found = sorted(known)
-        return found, [float(value) for value in np.maximum.accumulate([known[number] for number in found])]
+        blocks: list[tuple[float, float, list[int]]] = []  # seconds of one pass, weight, and numbers of tokens
+        for number in sorted(self._passes):
+            recent = self._passes[number]
+            weight = len(recent) * 0.5 ** ((self._num_passes - self._last[number]) / _HALF_LIFE)
+            seconds, numbers = _median(recent), [number]
+            while blocks and blocks[-1][0] > seconds:
+                before, more, smaller = blocks.pop()
+                seconds = (more * before + weight * seconds) / (more + weight)
+                weight, numbers = more + weight, [*smaller, *numbers]
+            blocks.append((seconds, weight, numbers))
+        known = {number: seconds for seconds, _, numbers in blocks for number in numbers}
+        if self._tried:
+            measured = list(known)
+            tried = np.interp(measured, list(self._tried), list(self._tried.values()))
+            ratios = [known[number] / float(each) for number, each in zip(measured, tried, strict=True)]
+            for number, seconds in self._tried.items():
+                now = seconds * float(np.interp(number, measured or [1], ratios or [1.0]))
+                below = max((each for each in measured if each < number), default=0)
+                usual = known[below] + (number - below) * _per_token(below, known[below]) if below else now
+                known.setdefault(number, min(now, usual))
+        numbers = sorted(known)
+        return numbers, [float(value) for value in np.maximum.accumulate([known[number] for number in numbers] or [0])]
 
     def seconds(self, num_tokens: int) -> float:
         """Seconds of a pass that only decodes; 0 before any measurement."""
-        return float(self.curve(num_tokens)[-1])
+        return self.curve(num_tokens)[-1]
 
     def curve(self, num_tokens: int) -> list[float]:
         """Seconds of passes that only decode, of 0 to `num_tokens` tokens. All are 0 before any measurement.
@@ -134,33 +126,22 @@ class StepTimeModel:
         numbers = np.arange(num_tokens + 1)
         found = np.interp(numbers, known, times)
         if num_tokens > known[-1]:
-            slope = _SHARE_PER_TOKEN * times[-1] / (1 + _SHARE_PER_TOKEN * (known[-1] - 1))
+            slope = _per_token(known[-1], times[-1])
             if len(known) > 1:
                 slope = (times[-1] - times[0]) / (known[-1] - known[0])
-            further = numbers[known[-1] :] - known[-1]
-            found[known[-1] :] = times[-1] + slope * further
+            found[known[-1] :] = times[-1] + slope * (numbers[known[-1] :] - known[-1])
         return [float(value) for value in found]
-
-    def has_timed(self, num_tokens: int, within: int = _MAX_AGE) -> bool:
-        """Whether one of the last `within` passes only decoded this number of tokens."""
-        found = self._passes.get(num_tokens)
-        return found is not None and self._num_passes - found.last < within
 
     def tokens_beside(self, num_tokens: int) -> int:
         """How many tokens background sequences may read in a pass that decodes `num_tokens` of others.
 
         As many as do not make it noticeably slower, by what was measured.
         """
-        if not self.has_timed(num_tokens):
+        known, _ = self._known
+        if not known or not known[0] <= num_tokens < known[-1]:
             return 0
-        curve = self.curve(min(num_tokens + _MAX_BESIDE, max(self._passes)))
-        limit = (1 + _MAX_SLOWDOWN) * curve[num_tokens]
-        fitting = sum(seconds <= limit for seconds in curve[num_tokens + 1 :])
-        self._num_beside += 1
-        trial = self._num_beside % _TRIAL_EVERY
-        if trial == 0:
-            return 0
-        return min(_MAX_BESIDE, 2 * fitting + 1) if trial == _TRIAL_EVERY // 2 else fitting
+        curve = self.curve(min(num_tokens + _MAX_BESIDE, known[-1]))
+        return sum(seconds <= (1 + _MAX_SLOWDOWN) * curve[num_tokens] for seconds in curve[num_tokens + 1 :])
 
     def chunk(self, most: int, *, decoding: float | None = None, crowd: float = 1.0, target: float = 0.0) -> int:
         """How many tokens of a prompt to read now, at most `most`. At most MIN_CHUNK before any measurement.
@@ -180,35 +161,16 @@ class StepTimeModel:
 
     def answered(self, num_tokens: int) -> None:
         """Learn how many tokens an answer had."""
-        before = num_tokens if self._answer is None else self._answer
-        self._answer = (1 - _WEIGHT) * before + _WEIGHT * num_tokens
+        self._answer = num_tokens if self._answer is None else (1 - _WEIGHT) * self._answer + _WEIGHT * num_tokens
 
     def seconds_to_read(self, num_tokens: int) -> float:
         """Seconds to read `num_tokens` of a prompt; 0 before any measurement."""
-        return num_tokens * (self._prompts.median or self._tried_prompt_token)
+        return num_tokens * (_median(self._prompts) or self._tried_prompt_token)
 
     def seconds_to_decode(self, num_tokens: float) -> float:
         """Seconds for `num_tokens` of an answer while the other answers run; 0 before any measurement."""
-        return num_tokens * self._per_round.median
+        return num_tokens * _median(self._per_round)
 
     def tokens_left(self, num_produced: int) -> float:
         """How many more tokens an answer will likely have; infinite before any answer has ended."""
         return math.inf if self._answer is None else max(1.0, self._answer - num_produced)
-
-
-def _ascending(passes: dict[int, _Recent], num_passes: int) -> tuple[list[int], list[float]]:
-    """Passes by their number of tokens, and their seconds: a pass of more tokens never takes less time.
-
-    Where measurements say so, those passes get their mean, in which many and recent measurements count more.
-    """
-    blocks: list[tuple[float, float, list[int]]] = []  # seconds of one pass, weight, and numbers of tokens
-    for number in sorted(passes):
-        recent = passes[number]
-        weight = len(recent) * 0.5 ** ((num_passes - recent.last) / _HALF_LIFE)
-        seconds, numbers = recent.median, [number]
-        while blocks and blocks[-1][0] > seconds:
-            before, more, smaller = blocks.pop()
-            seconds = (more * before + weight * seconds) / (more + weight)
-            weight, numbers = more + weight, [*smaller, *numbers]
-        blocks.append((seconds, weight, numbers))
-    return sorted(passes), [seconds for seconds, _, numbers in blocks for _ in numbers]

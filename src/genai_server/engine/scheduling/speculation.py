@@ -1,0 +1,170 @@
+"""Speculative decoding: chooses which drafts a decoding step reads. Pure policy, without a model itself.
+
+Each sequence has proposals from texts (engine/scheduling/drafts.py), which are free. A draft model takes a pass for
+each token that it proposes, and reads before what it has not read of a sequence. A sequence's draft comes from the
+source of which more tokens are expected to be accepted. One rule, `fit_drafts`, chooses the lengths by the measured
+times of both models' passes.
+
+A draft model reads a long prompt if the rest of the answer is expected to save more time than that takes. What is known
+of its acceptance is forgotten slowly, so that a text which could not be drafted has drafts again from time to time.
+"""
+
+import logging
+from collections.abc import Sequence as Several
+from dataclasses import replace
+from typing import Protocol
+from weakref import WeakKeyDictionary, WeakSet
+
+from genai_server.engine.scheduling.drafts import MAX_LENGTH, NO_DRAFT, Acceptance, Draft, fit_drafts
+from genai_server.engine.scheduling.step_time import MAX_DRAFTED, MIN_CHUNK, StepTimeModel
+from genai_server.engine.sequence import Sequence
+
+log = logging.getLogger(__name__)
+# The assumed acceptance of a draft model before any draft, and the number of tokens that this counts like.
+_FIRST_SHARE, _WEIGHT = 0.6, 6.0
+# Factors by which the weight of earlier tokens decays with each new one, of a sequence and of all together.
+_DECAY, _DECAY_OF_ALL = 0.96, 0.99
+# The share of the recorded acceptance that is forgotten in a step without drafts.
+_FORGOTTEN = 1 / 128
+# A sequence with at most this number of unread tokens is drafted right away: those after a chunk, or after
+# a draft that was accepted as a whole. Others are read before, because one step's drafts would not pay for that.
+_FEW = 2
+# Reading must be expected to save this many times the time that it takes, because neither is certain.
+_MIN_RETURN = 1.5
+
+
+class DraftingModel(Protocol):
+    """A draft model, as far as this policy needs it."""
+
+    # How long its passes take.
+    times: StepTimeModel
+
+    def room(self, sequence: Sequence) -> int:
+        """The maximum number of tokens that it can draft for a sequence; 0 if it cannot read the sequence."""
+
+    def num_unread(self, sequence: Sequence) -> int:
+        """How many of a sequence's tokens it has not read, at least 1."""
+
+    def propose(self, wanted: Several[tuple[Sequence, int]], chunks: Several[tuple[Sequence, int]]) -> list[list[int]]:
+        """Propose at most this number of tokens for each wanted sequence, and read tokens of some others."""
+
+    def close(self, sequence: int) -> None:
+        """Forget the sequence with this id, if it is known."""
+
+
+class Speculation:
+    """Chooses the drafts of a device's steps. The draft model reads at most `max_chunk` tokens of prompts in a pass."""
+
+    def __init__(self, max_chunk: int) -> None:
+        self.model: DraftingModel | None = None
+        self._max_chunk = max_chunk
+        self._overall = Acceptance(_FIRST_SHARE, weight=_WEIGHT, decay=_DECAY_OF_ALL)
+        self._acceptances: WeakKeyDictionary[Sequence, Acceptance] = WeakKeyDictionary()
+        self._failed: WeakSet[Sequence] = WeakSet()  # sequences that have no drafts of the model after an error
+        self._drafted: set[Sequence] = set()  # those for which the model has made the last step's drafts
+
+    def choose(self, batch: Several[Sequence], may_draft: Several[bool], times: StepTimeModel) -> list[Several[int]]:
+        """The draft that a step reads of each sequence of the batch; empty without one. `times` are those of steps."""
+        self._drafted = set()
+        steps = times.curve(MAX_DRAFTED)
+        if len(batch) >= MAX_DRAFTED or not steps[len(batch)]:
+            return [()] * len(batch)
+        drafts = [_from_text(sequence) if may else NO_DRAFT for sequence, may in zip(batch, may_draft, strict=True)]
+        if self.model is not None:
+            able = [may and sequence not in self._failed for sequence, may in zip(batch, may_draft, strict=True)]
+            try:
+                return self._with_model(self.model, batch, drafts, able, times)
+            except Exception:  # the engine must not end for what would only save time
+                names = [sequence.request.request_id for sequence in batch]
+                log.exception("the draft model failed; requests %s go on without it", names)
+                for sequence in batch:
+                    self.model.close(sequence.id)
+                self._failed.update(batch)
+        lengths, _ = fit_drafts(drafts, steps)
+        return [draft.tokens[:length] for draft, length in zip(drafts, lengths, strict=True)]
+
+    def count(self, sequence: Sequence, num_drafted: int, num_accepted: int) -> None:
+        """Record how many tokens of a sequence's last draft were accepted."""
+        if sequence in self._drafted:
+            self._acceptance(sequence).count(num_drafted, num_accepted)
+            self._overall.count(num_drafted, num_accepted)
+
+    def _acceptance(self, sequence: Sequence) -> Acceptance:
+        return self._acceptances.setdefault(sequence, Acceptance(self._overall.share, weight=_WEIGHT, decay=_DECAY))
+
+    def _with_model(
+        self,
+        model: DraftingModel,
+        batch: Several[Sequence],
+        drafts: Several[Draft],
+        able: Several[bool],
+        times: StepTimeModel,
+    ) -> list[Several[int]]:
+        """The drafts of a step, of which the model makes some now."""
+        steps, drafting = times.curve(MAX_DRAFTED), [0.0, *model.times.curve(MAX_DRAFTED)[1:]]
+        offers, later = list(drafts), list(drafts)  # now, and once the model has read what it has not read
+        behind: dict[int, int] = {}  # how many tokens that are, by the row
+        for row, (sequence, draft) in enumerate(zip(batch, drafts, strict=True)):
+            k = min(MAX_LENGTH, sequence.num_left - 1, model.room(sequence)) if able[row] else 0
+            unmade = Draft((), self._acceptance(sequence).share, num_unmade=max(0, k), num_unread=_FEW)
+            if unmade.expected <= draft.expected:
+                continue
+            later[row], num_unread = unmade, model.num_unread(sequence)
+            if num_unread <= _FEW:
+                offers[row] = replace(unmade, num_unread=num_unread)
+            behind[row] = num_unread - 1
+        (own, without), (lengths, per_second) = fit_drafts(drafts, steps), fit_drafts(offers, steps, drafting)
+        if without > per_second:
+            offers, lengths, per_second = list(drafts), own, without
+        wanted = [
+            (sequence, length)
+            for sequence, offer, length in zip(batch, offers, lengths, strict=True)
+            if length and offer.num_unmade
+        ]
+        drafted = {sequence for sequence, _ in wanted}
+        idle = [self._acceptance(sequence) for sequence in batch if sequence not in drafted]
+        for acceptance in idle if drafted else [*idle, self._overall]:
+            acceptance.forget(_FORGOTTEN)
+        then, per_second_then = fit_drafts(later, steps, drafting)
+        behind = {row: number for row, number in behind.items() if then[row] and batch[row] not in drafted}
+        # Reading is expected to save this number of seconds for each further token of the batch's answers.
+        saved = 1 / per_second - 1 / per_second_then
+        left = sum(min(sequence.num_left, times.tokens_left(sequence.num_produced)) for sequence in batch)
+        pays = left * saved > _MIN_RETURN * model.times.seconds_to_read(sum(behind.values()))
+        is_behind = max(behind.values(), default=0) >= _FEW
+        chunks = self._chunks(model, batch, behind, steps[len(batch)]) if is_behind and pays else []
+        made: dict[Sequence, list[int]] = {}
+        if wanted or chunks:
+            proposed = model.propose(wanted, chunks)
+            made = dict(zip((sequence for sequence, _ in wanted), proposed, strict=True))
+        self._drafted = {sequence for sequence, tokens in made.items() if tokens}
+        return [
+            made.get(sequence, []) if offer.num_unmade else offer.tokens[:length]
+            for sequence, offer, length in zip(batch, offers, lengths, strict=True)
+        ]
+
+    def _chunks(
+        self, model: DraftingModel, batch: Several[Sequence], behind: dict[int, int], seconds: float
+    ) -> list[tuple[Sequence, int]]:
+        """The tokens to read now of rows that are behind by a number of tokens, without the newest one: as many as
+        take about as long as a step.
+        """
+        budget = min(self._max_chunk, max(MIN_CHUNK, int(model.times.tokens_read_in(seconds))))
+        chunks: list[tuple[Sequence, int]] = []
+        for row, number in behind.items():
+            if budget > 0:
+                chunks.append((batch[row], min(number, budget)))
+                budget -= chunks[-1][1]
+        return chunks
+
+
+def _from_text(sequence: Sequence) -> Draft:
+    """Tokens that may follow a sequence's newest one, by the end of its thought, its grammar or a text."""
+    try:
+        forced = [] if sequence.thought is None else sequence.thought.forced
+        if not forced and sequence.guide is not None:
+            forced = sequence.guide.forced()
+        return sequence.text_drafts.propose(sequence.tokens, sequence.num_left - 1, forced)
+    except Exception:  # the engine must not end for what would only save time
+        log.exception("request %s: its next tokens could not be drafted", sequence.request.request_id)
+        return NO_DRAFT
