@@ -105,6 +105,11 @@ def _engines(server: RunningServer) -> dict[str, psutil.Process]:
     return {name: psutil.Process(pid) for name, pid in working.items() if psutil.pid_exists(pid)}
 
 
+def _replica(engine: psutil.Process) -> psutil.Process:
+    """The process of an engine's replica, which has started the supervisor that has started the engine."""
+    return engine.parents()[1]
+
+
 def _ask(server: RunningServer, content: str, **fields: Any) -> httpx.Response:
     return server.client.post(CHAT, json=body(content, **fields))
 
@@ -286,8 +291,7 @@ def test_a_full_queue_is_a_503_with_retry_after(demo: RunningServer) -> None:
 
 def test_hung_replica_is_named_and_delays_no_health_check(demo: RunningServer) -> None:
     hung, well = _engines(demo)
-    replica = _engines(demo)[hung].parent()
-    assert replica is not None
+    replica = _replica(_engines(demo)[hung])
     replica.suspend()
     try:
         assert [demo.client.get(path).status_code for path in ("/health", "/livez", "/v1/models")] == [200, 200, 200]
@@ -306,9 +310,7 @@ def test_dead_replica_fails_its_own_streams_and_is_replaced(
     before = _engines(demo)
     with _suspended_streams(demo) as streams:
         (killed, events), (other, others) = streams.items()
-        replica = before[killed].parent()
-        assert replica is not None
-        replica.kill()
+        _replica(before[killed]).kill()
         last = list(events)[-1]
         assert json.loads(last)["error"]["code"] == "engine_died"
         assert demo.client.get("/health").status_code == 200
