@@ -62,12 +62,11 @@ def _until_unused(supervisor: Supervisor, folder: Path, first: int) -> None:
     while True:
         never.wait(_LOOK_EVERY)
         now = time.monotonic()
-        patience = _PATIENCE if parent is not None and parent.is_running() else _LINGER
-        if supervisor.is_leaving:
-            patience = 0.0
         if supervisor.num_api_processes:
             last_used = now
-        elif now - last_used >= patience:
+            continue
+        patience = _PATIENCE if parent is not None and parent.is_running() else _LINGER
+        if supervisor.is_leaving or now - last_used >= patience:
             try:
                 with FileLock(folder / LOCK, timeout=0, mode=0o600):
                     if not supervisor.num_api_processes:
