@@ -84,6 +84,24 @@ def run(name: str, given: dict[str, Any], num_calls: int) -> dict[str, Any]:  # 
     raise LookupError(name)
 
 
+def answer(request: dict[str, Any], mode: str = "", num_calls: int = 0) -> dict[str, Any]:
+    """The response to a request."""
+    result: dict[str, Any]
+    match request["method"]:
+        case "initialize":
+            version = request["params"]["protocolVersion"]
+            about = {"name": "test", "version": "1"}
+            result = {"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": about}
+        case "tools/list":
+            result = {"tools": list(tools(mode))}
+        case "tools/call":
+            params = request["params"]
+            result = run(params["name"], params.get("arguments") or {}, num_calls)
+        case _:
+            return {"id": request["id"], "error": {"code": -32601, "message": "unknown method"}}
+    return {"id": request["id"], "result": result}
+
+
 def main(mode: str) -> None:
     if mode == "dies":
         sys.exit("no start")
@@ -95,22 +113,8 @@ def main(mode: str) -> None:
         request = json.loads(line)
         if mode == "mute" or "id" not in request:
             continue
-        result: dict[str, Any] | None = None
-        match request["method"]:
-            case "initialize":
-                version = request["params"]["protocolVersion"]
-                about = {"name": "test", "version": "1"}
-                result = {"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": about}
-            case "tools/list":
-                result = {"tools": list(tools(mode))}
-            case "tools/call":
-                num_calls += 1
-                params = request["params"]
-                result = run(params["name"], params.get("arguments") or {}, num_calls)
-        if result is None:
-            send({"id": request["id"], "error": {"code": -32601, "message": "unknown method"}})
-        else:
-            send({"id": request["id"], "result": result})
+        num_calls += request["method"] == "tools/call"
+        send(answer(request, mode, num_calls))
 
 
 if __name__ == "__main__":

@@ -258,6 +258,19 @@ def test_limits_of_calls_and_rounds_end_the_loop_with_a_text(openai: OpenAI) -> 
     assert (short.status, short.incomplete_details.reason) == ("incomplete", "max_output_tokens")
 
 
+def test_functions_of_the_client_replace_tools_of_their_names(openai: OpenAI, anthropic: Anthropic) -> None:
+    parameters = {"type": "object", "properties": {"text": {"type": "string"}}}
+    given = script(call("test__echo", text="heron"))
+    own: Any = {"name": "test__echo", "parameters": parameters}
+    response = respond(openai, given, tools=[MCP, {"type": "function", **own}])
+    assert kinds(response) == ["mcp_list_tools", "function_call"]
+    completion = chat(openai, given, tools=[{"type": "function", "function": own}])
+    assert completion.choices[0].message.tool_calls[0].function.name == "test__echo"
+    tools: Any = [{"name": "test__echo", "input_schema": parameters}]
+    answer = anthropic.beta.messages.create(**message(anthropic, given, tools=tools))
+    assert [block.type for block in answer.content] == ["tool_use"]
+
+
 def test_tool_choice_of_a_server_forces_a_call(openai: OpenAI) -> None:
     choice: Any = {"type": "mcp", "server_label": "test", "name": "count"}
     given = script(call("test__count"), ("count", "Counted."))

@@ -102,7 +102,10 @@ async def find_mcp_tools(body: ResponsesRequest, services: Services, context: Re
             rule = "must be the name of a tool server that this request may use ([mcp.NAME] in the configuration file)"
             raise InvalidField(f"tools[{place}].server_label", rule, given=tool.server_label)
     selected = [Selection(label, tool.allows, tool.wants_approval) for label, tool in found.items()]
-    tools = await find_tools(services, context, selected) if selected else []
+    listed = await find_tools(services, context, selected) if selected else []
+    # Functions of the request with the name of a server's tool replace it.
+    own = {tool.full_name for tool in body.tools or ()}
+    tools = [tool for tool in listed if tool.name not in own]
     return McpTools(tools, frozenset(found), {label: tool.server_description for label, tool in found.items()})
 
 
