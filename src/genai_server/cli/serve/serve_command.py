@@ -64,15 +64,15 @@ def run(arguments: argparse.Namespace) -> int:
     configure_logging(settings.log_level, settings.log_format)
     for name, meant in unknown_variables().items():
         log.warning("%s is not a setting of this server%s", name, f"; did you mean {meant}?" if meant else "")
-    if arguments.model is not None:
-        settings = load_settings({**vars(arguments), "model_dir": _directory(arguments, settings)})
-    for name in unserved_tables(settings):
-        log.warning("[models.%s] is for a model that is not served; served: %s", name, ", ".join(settings.served))
-    served = ", ".join(f"{name} ({path})" for name, path in settings.served.items())
-    log.info("genai-server %s starts with %s", __version__, served)
     from genai_server.cli.serve.supervisor_start import prepared_supervisor
 
     with prepared_supervisor() as prepared:
+        if arguments.model is not None:
+            settings = load_settings({**vars(arguments), "model_dir": _directory(arguments, settings)})
+        for name in unserved_tables(settings):
+            log.warning("[models.%s] is for a model that is not served; served: %s", name, ", ".join(settings.served))
+        served = ", ".join(f"{name} ({path})" for name, path in settings.served.items())
+        log.info("genai-server %s starts with %s", __version__, served)
         # After the first line, because this takes most of a second.
         from genai_server.cli.serve.server_lifetime import serve
 
