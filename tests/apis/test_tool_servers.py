@@ -353,6 +353,25 @@ def test_a_server_that_does_not_start_is_an_error(openai: OpenAI) -> None:
     assert (raised.value.status_code, raised.value.code) == (503, "tool_server_unavailable")
 
 
+def test_api_keys_may_use_the_servers_of_their_tables(tmp_path: Path) -> None:
+    (tmp_path / "server.toml").write_text(
+        f"[mcp.test]\ncommand = {json.dumps([sys.executable, str(PROGRAM)])}\nkeys = ['alice']\n", encoding="utf-8"
+    )
+    keys = {name: f"{name}s-key-0123456789" for name in ("alice", "bob")}
+    given = ",".join(f"{name}:{key}" for name, key in keys.items())
+    settings = {"GENAI_API_KEYS": given, "GENAI_ADMIN_API_KEY": "admins-key-0123456789"}
+    options = ["--config", str(tmp_path / "server.toml"), "--device", "scripted", "--max-length", "20000"]
+    with run_here(tmp_path, *options, settings=settings) as server:
+        for key, names in ((keys["alice"], ["test"]), (keys["bob"], []), (settings["GENAI_ADMIN_API_KEY"], ["test"])):
+            headers = {"authorization": f"Bearer {key}"}
+            listed = server.client.get("/v1/tool_servers", headers=headers).json()["data"]
+            assert [each["id"] for each in listed] == names
+            with OpenAI(base_url=f"{server.url}/v1", api_key=key, max_retries=0) as client:
+                raw = client.responses.with_raw_response.create(model="demo", input=ECHO, tools=[MCP])
+                assert ("mcp_call" in kinds(raw.parse())) == bool(names)
+                assert raw.headers.get("x-genai-ignored") == (None if names else "tools[0] (mcp)")
+
+
 # Chat completions
 
 

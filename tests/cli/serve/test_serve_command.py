@@ -160,6 +160,18 @@ def test_missing_kv_events_packages_are_reported_with_the_extra(tmp_path: Path) 
     assert result.stderr.count("\n") == 2  # below the first line of the log
 
 
+def test_tool_servers_without_their_package_or_with_a_wrong_table_stop_the_start(
+    refused_start: Callable[..., str], tmp_path: Path
+) -> None:
+    (tmp_path / "server.toml").write_text('[mcp.time]\ncommand = ["mcp-server-time"]\n', encoding="utf-8")
+    options = ["--device", "scripted", "--config", str(tmp_path / "server.toml")]
+    result = serve(*options, settings=environment_without("mcp", tmp_path))
+    assert result.returncode == 2
+    assert "[mcp.NAME] in the configuration file: mcp missing; install what it needs: " in result.stderr
+    (tmp_path / "server.toml").write_text('[mcp.time]\ncomand = ["mcp-server-time"]\n', encoding="utf-8")
+    assert "[mcp.time] comand: unknown" in refused_start(*options)
+
+
 def test_missing_library_is_reported_with_the_one_to_install(tmp_path: Path) -> None:
     result = serve("--model-dir", str(DEMO), settings=environment_without("onnxruntime_genai", tmp_path))
     assert result.returncode == 2
