@@ -50,6 +50,7 @@ def run(script: str, *arguments: str) -> str:
         pytest.param(
             ["measure_memory", str(DEMO), "--requests", "3"], ["packed once, mapped", "by the session"], marks=LINUX
         ),
+        pytest.param(["measure_start", str(DEMO), "--starts", "1"], ["API", "supervisor", "engine"], marks=LINUX),
     ],
     ids=lambda value: value[0],
 )
