@@ -296,7 +296,7 @@ CODING_AGENTS = (
             {},
         ),
         recipe="Vibe",
-        python="python3.14",
+        python="python3.13",
     ),
     Client(
         "GitHub Copilot CLI",

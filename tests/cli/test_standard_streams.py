@@ -86,6 +86,11 @@ def test_answers_of_a_model_are_printed_in_the_encoding(scripted: RunningServer)
     assert (done.returncode, done.stdout, done.stderr) == (0, b"Gr??e ? ? ?\n", b"")
 
 
+def test_an_argument_in_utf_8_is_read_in_every_locale(scripted: RunningServer) -> None:
+    done = command("chat", scripted.url, "say Grüße", variables=ENCODINGS["C"])
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"Gr??e\n", b"")
+
+
 def test_run_prints_answers_in_the_encoding(encoding: dict[str, str]) -> None:
     done = command("run", str(DEMO), "What is the capital of France?", variables=encoding)
     assert (done.returncode, done.stdout) == (0, b"The capital of France is Paris.\n"), done.stderr

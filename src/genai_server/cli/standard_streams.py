@@ -5,7 +5,9 @@ write, such as "…".
 """
 
 import io
+import os
 import sys
+from contextlib import suppress
 
 from genai_server.errors import ChatFailed
 
@@ -36,6 +38,16 @@ def piped_line() -> str:
     if not line:
         raise EOFError
     return _decoded(line).removesuffix("\n")
+
+
+def typed_text(text: str) -> str:
+    """An argument of the command. One that is UTF-8 in a locale of another encoding is decoded as UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # Python keeps bytes that it cannot decode as surrogates
+        with suppress(UnicodeDecodeError):
+            return os.fsencode(text).decode()
+    return text
 
 
 def _decoded(data: bytes) -> str:

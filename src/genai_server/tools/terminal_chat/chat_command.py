@@ -22,7 +22,7 @@ from genai_server.cli.model_argument import find
 from genai_server.cli.option_types import path_of
 from genai_server.cli.screen import say_aside, say_to_person
 from genai_server.cli.serve.welcome import url_of
-from genai_server.cli.standard_streams import piped_text
+from genai_server.cli.standard_streams import piped_text, typed_text
 from genai_server.config.sources import load_settings
 from genai_server.errors import ChatFailed
 from genai_server.http.api_keys import make_key
@@ -46,7 +46,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_dialogue_options(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of a chat that `chat` and `run` share."""
-    parser.add_argument("question", nargs="?", metavar="QUESTION", help="print the answer to this and end")
+    parser.add_argument(
+        "question", nargs="?", type=typed_text, metavar="QUESTION", help="print the answer to this and end"
+    )
     parser.add_argument(
         "--mcp",
         action="append",
@@ -54,7 +56,7 @@ def add_dialogue_options(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="let the server run the tools of this tool server of its configuration; may be repeated",
     )
-    parser.add_argument("--system", default="", metavar="TEXT", help="the system prompt")
+    parser.add_argument("--system", default="", type=typed_text, metavar="TEXT", help="the system prompt")
     parser.add_argument(
         "--image",
         type=_image,
