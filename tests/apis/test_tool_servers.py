@@ -372,6 +372,21 @@ def test_api_keys_may_use_the_servers_of_their_tables(tmp_path: Path) -> None:
                 assert raw.headers.get("x-genai-ignored") == (None if names else "tools[0] (mcp)")
 
 
+def test_a_model_reads_the_result_and_a_later_round_takes_its_prompt_from_the_cache(tmp_path: Path) -> None:
+    program = json.dumps([sys.executable, str(PROGRAM)])
+    text = f'[mcp.w]\ncommand = {program}\ntools = ["get_weather"]\n'
+    (tmp_path / "server.toml").write_text(text, encoding="utf-8")
+    with (
+        run_here(tmp_path, "--config", str(tmp_path / "server.toml")) as server,
+        OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        tools: Any = [{**MCP, "server_label": "w"}]
+        response = respond(client, "What is the weather in Paris?", tools=tools, max_output_tokens=200)
+    assert json.loads(response.output[1].arguments) == {"city": "Paris"}
+    assert "temperature 21" in response.output_text
+    assert response.usage.input_tokens_details.cached_tokens > 50
+
+
 # Chat completions
 
 
