@@ -17,6 +17,7 @@ namespace {
 constexpr int kSide = 16;               // rows and outputs of a tile of sums
 constexpr int kTiles = kPanel / kSide;  // of a panel
 constexpr int kMaxGroups = 4;           // of kSide rows, for which the weights of a block are unpacked once
+constexpr int kStrip = kMaxGroups * kSide;
 constexpr int64_t kMaxBlock = 256;
 // For so few rows the AVX-512 kernels read the weights once, and need not unpack them.
 constexpr int64_t kFewRows = 4;
@@ -101,7 +102,7 @@ void write(const Product& p, int64_t panel, int64_t row, int64_t height, const T
     }
 }
 
-// A panel for up to kMaxGroups * kSide rows, in groups of `height`. The last group may have rows of the one before.
+// A panel for up to kStrip rows, in groups of `height`. The last group may have rows of the one before.
 void strip(const Product& p, int64_t panel, int64_t row, int64_t end, int64_t height, int64_t step) {
   const int64_t depth = p.block * p.blocks, bytes = p.block * kPanel * p.bits / 8;
   const int groups = (int)((end - row + kSide - 1) / kSide);
@@ -134,9 +135,10 @@ void product(const Product& p, int64_t panel, int64_t row, int64_t end) {
   }
   store_config(&before);  // ONNX Runtime's, whose kernels set one for each thread
   load_config(&config);
-  const int64_t strips = (rows + kMaxGroups * kSide - 1) / (kMaxGroups * kSide);
-  for (int64_t i = 0; i < strips; ++i)
-    strip(p, panel, row + rows * i / strips, row + rows * (i + 1) / strips, height, step);
+  for (int64_t next; row < end; row = next) {
+    next = row + kStrip < end ? row + kStrip : end;
+    strip(p, panel, row, next, height, step);
+  }
   before.palette ? load_config(&before) : release_tiles();
 }
 
@@ -229,6 +231,7 @@ const Kernels* amx_kernels() {
     found = kernels_avx512bf16;
     found.product = product;
     found.attend = attend;
+    found.rows = kStrip;
     found.name = "amx";
   }
   return found.name ? &found : nullptr;

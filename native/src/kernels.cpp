@@ -713,7 +713,7 @@ void finish(int size, float top, float sum, const float* acc, const float* sink,
 #define TEXT_OF(x) TEXT(x)
 extern const Kernels NAME(ISA);
 const Kernels NAME(ISA) = {TEXT_OF(ISA), quantize, product, product_of_floats, activate, attend, merge,
-                           finish,       convolve, recur,   low_rank,
+                           finish,       convolve, recur,   low_rank,          12,
 #if defined(__AVX512BF16__)
                            true
 #else

@@ -139,6 +139,7 @@ struct Kernels {
   void (*convolve)(const Convolve&);
   void (*recur)(const Recur&);
   void (*low_rank)(const LowRank&);
+  int rows;  // products of multiples of this number of rows waste nothing
   bool has_bf16;
 };
 

@@ -30,7 +30,10 @@ struct MatrixSize {
   int64_t num_scales() const { return bits > 8 ? 0 : panels * blocks * kPanel; }
   int64_t num_weights() const { return panels * kPanel * padded(); }
   // Rows whose activations stay in the second-level cache.
-  int64_t rows_of_a_task() const { return rounds ? larger(48, 393216 / padded() / 12 * 12) : 1008; }
+  int64_t rows_of_a_task() const {
+    const int64_t some = g_kernels->rows;
+    return rounds ? larger(divided_up(48, some), 393216 / padded() / some) * some : 1008;
+  }
 };
 
 // Activations of a pass, as a product reads them.
