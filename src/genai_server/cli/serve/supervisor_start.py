@@ -24,4 +24,7 @@ def prepared_supervisor() -> Iterator[list["subprocess.Popen[bytes]"]]:
     finally:
         for process in prepared:
             process.kill()
-            process.communicate()
+            process.wait()
+            for stream in filter(None, (process.stdin, process.stdout)):
+                with suppress(BrokenPipeError):
+                    stream.close()
