@@ -402,7 +402,7 @@ class McpToolset(_Cacheable):
     type: Literal["mcp_toolset"]
     mcp_server_name: NonEmptyText
     default_config: McpToolConfig | None = None
-    configs: Annotated[dict[str, McpToolConfig], members(MAX_TOOLS)] | None = None
+    configs: Annotated[dict[str, McpToolConfig], Field(max_length=MAX_TOOLS), members(MAX_TOOLS)] | None = None
     tools: Any = Field(None, description="No effect: the tool server lists its tools.")
 
     def allows(self, tool: str) -> bool:

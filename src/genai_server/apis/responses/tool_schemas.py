@@ -16,9 +16,13 @@ from genai_server.generation.parameters.base import (
     check_with_type,
     elements,
     field_error,
+    members,
 )
 from genai_server.generation.parameters.chat_messages import MAX_NAME_LENGTH, MAX_TOOLS, FunctionName
 from genai_server.messages.tool_servers import ToolInfo
+
+# Headers for a tool server.
+_MAX_HEADERS = 128
 
 
 def full_name(name: str, namespace: str | None) -> str:
@@ -188,7 +192,9 @@ class McpTool(Wire):
     server_description: Text | None = Field(None, description="Placed before the descriptions of the tools.")
     server_url: Text | None = Field(None, description="No effect: the configuration has the address.")
     authorization: Text | None = Field(None, description="No effect: the configuration has what the server needs.")
-    headers: dict[str, Text] | None = Field(None, description="No effect: the configuration has what it needs.")
+    headers: Annotated[dict[str, Text], Field(max_length=_MAX_HEADERS), members(_MAX_HEADERS)] | None = Field(
+        None, description="No effect: the configuration has what it needs."
+    )
     connector_id: Text | None = Field(None, description="No effect.")
     tunnel_id: Text | None = Field(None, description="No effect.")
     defer_loading: bool | None = Field(None, description="No effect: all tools are shown to the model.")

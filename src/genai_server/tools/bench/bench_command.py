@@ -42,7 +42,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         help=f"a server; repeat it to compare several in turn (default: {_DEFAULT_URL})",
     )
-    parser.add_argument("--scenario", choices=SCENARIOS, default="sweep", help="default: sweep")
+    parser.add_argument(
+        "--scenario",
+        choices=SCENARIOS,
+        default="sweep",
+        metavar="NAME",
+        help=f"one of {', '.join(SCENARIOS)} (default: sweep)",
+    )
     parser.add_argument("--rounds", type=positive, default=3, metavar="N", help="default: 3")
     parser.add_argument(
         "--requests",
