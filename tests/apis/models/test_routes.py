@@ -26,8 +26,8 @@ def test_a_model_is_found_by_its_id_and_no_other(client: OpenAI) -> None:
 
 def test_the_base_path_may_lack_v1(scripted: RunningServer) -> None:
     documented = scripted.client.get("/openapi.json").json()["paths"]
-    # Paths of this server alone, which have one name.
-    own = ("/v1/admin/", "/v1/requests", "/v1/chat/stream", "/v1/tool_servers")
+    # Calls of operators, and paths of this server alone, have one name.
+    own = ("/v1/admin/", "/v1/requests", "/v1/chat/stream", "/v1/tool_servers", "/v1/load_lora", "/v1/unload_lora")
     paths = [path for path in documented if path.startswith("/v1/") and path != "/v1/chat" and not path.startswith(own)]
     assert len(paths) > 12
     for path in paths:
