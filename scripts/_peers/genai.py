@@ -27,7 +27,7 @@ def prepare(folder: Path, model: Model, *, attention: str = "fp32") -> Launch:
     return Launch(
         command=lambda port: [sys.executable, "-m", "genai_server", "serve", f"--port={port}", *options],
         version=f"genai-server {version('genai-server')}, onnxruntime {version('onnxruntime')}",
-        weights=f"int{_bits(model.onnx)}, attention in {attention}",
+        weights=f"int{_bits(model.onnx)}" + (f", attention in {attention}" if attention != "fp32" else ""),
         ready_path="/readyz",
         perplexity=lambda url: by_echo(url, model.onnx),
     )
