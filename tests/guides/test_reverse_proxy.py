@@ -115,7 +115,7 @@ def _ask(proxy: Proxy, path: str, **options: Any) -> dict[str, Any]:
     """The last event of a turn over a WebSocket."""
     headers = {"authorization": f"Bearer {KEY}"}
     url = f"{proxy.url.replace('https', 'wss')}{path}"
-    with connect(url, ssl=proxy.tls, additional_headers=headers, proxy=None, **options) as connection:
+    with connect(url, ssl=proxy.tls, additional_headers=headers, proxy=None, open_timeout=90, **options) as connection:
         connection.send(json.dumps({"type": "response.create", "model": "onnx-genai", "input": "say hello"}))
         while (event := json.loads(connection.recv(timeout=90)))["type"] != "response.completed":
             assert event["type"].startswith("response."), event
