@@ -15,7 +15,10 @@ from contextlib import contextmanager, suppress
 @contextmanager
 def without_echo() -> Iterator[None]:
     """In the block the terminal does not show typed keys; they are read afterwards. Has no effect on Windows."""
-    if sys.platform == "win32" or sys.stdin is None or not sys.stdin.isatty():
+    if sys.platform == "win32":
+        yield
+        return
+    if sys.stdin is None or not sys.stdin.isatty():
         yield
         return
     import termios
