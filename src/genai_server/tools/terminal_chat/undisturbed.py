@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from typing import Any
 
 
 @contextmanager
@@ -17,24 +18,21 @@ def without_echo() -> Iterator[None]:
     """In the block the terminal does not show typed keys; they are read afterwards. Has no effect on Windows."""
     if sys.platform == "win32":
         yield
-        return
-    if sys.stdin is None or not sys.stdin.isatty():
-        yield
-        return
-    import termios
+    else:
+        import termios
 
-    try:
-        before = termios.tcgetattr(sys.stdin)
-        silent = [*before[:3], before[3] & ~termios.ECHO, *before[4:]]
-        termios.tcsetattr(sys.stdin, termios.TCSANOW, silent)
-    except termios.error:  # the terminal is gone
-        yield
-        return
-    try:
-        yield
-    finally:
-        with suppress(termios.error):
-            termios.tcsetattr(sys.stdin, termios.TCSANOW, before)
+        before: list[Any] | None = None
+        with suppress(termios.error, ValueError):  # the terminal is gone
+            if sys.stdin is not None and sys.stdin.isatty():
+                before = termios.tcgetattr(sys.stdin)
+                silent = [*before[:3], before[3] & ~termios.ECHO, *before[4:]]
+                termios.tcsetattr(sys.stdin, termios.TCSANOW, silent)
+        try:
+            yield
+        finally:
+            if before is not None:
+                with suppress(termios.error, ValueError):
+                    termios.tcsetattr(sys.stdin, termios.TCSANOW, before)
 
 
 @contextmanager
