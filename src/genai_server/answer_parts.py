@@ -57,7 +57,7 @@ class ToolResult:
     # As in ToolCallStart.
     index: int
     text: str
-    # Whether the tool failed, or could not be run.
+    # Whether `text` is an error: of the tool, or the reason why it could not be run.
     is_error: bool
 
 

@@ -106,7 +106,7 @@ class Source:
     revision: str | None = None
     # The repository of the original model; "" for the one of an earlier pull, or else of the card.
     original: str = ""
-    # The kind of device for which one of several variants is taken; "" takes none.
+    # The kind of device, such as cpu, whose variant is chosen where the repository has several; "" chooses none.
     device: str = ""
     # The short name by which it was asked for; "" for a repository's own name.
     short_name: str = ""

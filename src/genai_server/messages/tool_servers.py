@@ -32,7 +32,7 @@ class StopTool(Struct, frozen=True, tag=True):
 
 
 class ToolInfo(Struct, frozen=True):
-    """A tool as its server describes it."""
+    """A tool of an MCP server, as the server describes it to the supervisor, and the supervisor to API processes."""
 
     name: str
     description: str

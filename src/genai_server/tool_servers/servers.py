@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from genai_server.tool_servers.connection import ToolServerConnection
 
 log = logging.getLogger(__name__)
-# Seconds in which a server that did not start is not started again.
+# Seconds after a tool server's failed start during which requests get that failure, and no new start is tried.
 _NOT_AGAIN_FOR = 5.0
 # Seconds for all servers to end with the supervisor.
 _END_TIMEOUT = 5.0

@@ -134,7 +134,7 @@ class Turns:
         return found
 
     def _served_result(self, block: McpToolResultBlock) -> JsonObject:
-        """The message of the result of a call that the server has run."""
+        """The chat message for an `mcp_tool_result` block: the result of a call that the server ran in an earlier answer."""
         id = block.tool_use_id
         return {"role": "tool", "tool_call_id": id, "name": self._called[id], "content": block.text}
 

@@ -211,7 +211,10 @@ def tool_error(text: str) -> JsonObject:
 
 
 class McpApprovalRequest(OutputItem):
-    """A call that the client has to approve. It is shown when complete: a part of one cannot be approved."""
+    """An `mcp_approval_request`: a call of a server's tool that the client has to approve before it is run.
+
+    It is shown only when the model has written it completely, because part of a call cannot be approved.
+    """
 
     type = "mcp_approval_request"
     is_announced = False

@@ -30,7 +30,8 @@ class Plan:
     new_tokens: int = 16
     # Disturbance, fairness: length of the long prompt.
     disturbing_tokens: int = 2000
-    # Disturbance, fairness: number of running streams. Crowd: of requests at once. Decisions: of chats at once.
+    # How many requests run at once. Disturbance, fairness: streams that others join. Crowd: requests with the common
+    # beginning. Decisions: chats of each kind.
     streams: int = 4
     # Disturbance, fairness: prompt length of the running streams.
     stream_tokens: int = 64
