@@ -313,7 +313,11 @@ class ToolLoop(Answer):
                 return ToolOutput(0, _TOO_MANY, is_error=True)
         tool = self._tools.tools[call.name]
         return await self._services.tools.client.run(
-            tool.server, tool.info.name, (call.arguments or "{}").encode(), self._context.deadline.seconds_left
+            tool.server,
+            tool.info.name,
+            (call.arguments or "{}").encode(),
+            self._context.deadline.seconds_left,
+            tenant=self._context.tenant,
         )
 
     async def _run_approved(self) -> None:

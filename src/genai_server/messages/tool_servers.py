@@ -23,6 +23,8 @@ class RunTool(Struct, frozen=True, tag=True):
     arguments: bytes
     # How long the call may take, if that is less than the server's own limit.
     seconds: float
+    # The API key's tenant: tenants share the calls that may run at once.
+    tenant: str = ""
 
 
 class StopTool(Struct, frozen=True, tag=True):

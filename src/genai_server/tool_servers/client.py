@@ -38,10 +38,10 @@ class ToolServerClient:
         assert not isinstance(answer, ToolOutput)
         raise ToolServerUnavailable(answer.reason)
 
-    async def run(self, server: str, tool: str, arguments: bytes, seconds: float) -> ToolOutput:
+    async def run(self, server: str, tool: str, arguments: bytes, seconds: float, *, tenant: str) -> ToolOutput:
         """What a tool returns, or why it returns nothing. A caller that is cancelled stops the tool."""
         try:
-            answer = await self._ask(RunTool(next(self._ids), server, tool, arguments, seconds))
+            answer = await self._ask(RunTool(next(self._ids), server, tool, arguments, seconds, tenant))
         except ToolServerUnavailable as error:
             return ToolOutput(0, str(error), is_error=True)
         assert isinstance(answer, ToolOutput)

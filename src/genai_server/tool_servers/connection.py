@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import math
 import re
 from collections.abc import Callable
 from contextlib import AsyncExitStack
@@ -18,6 +19,7 @@ from genai_server.config.tool_servers import ToolServer
 from genai_server.errors import ToolServerUnavailable, in_one_line
 from genai_server.messages.tool_servers import ToolInfo
 from genai_server.quoted_values import escaped, quoted
+from genai_server.tool_servers.places import Places
 from genai_server.tool_servers.transports import Program, connect_by_http, without_secrets
 
 log = logging.getLogger(__name__)
@@ -42,7 +44,7 @@ class ToolServerConnection:
         self._client: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
         # None if the server has said that they have changed.
         self._tools: list[ToolInfo] | None = None
-        self._places = asyncio.Semaphore(server.max_calls)
+        self._places = Places(server.max_calls)
         self._num_calls = 0
         # Whether it takes no more calls.
         self._is_retired = False
@@ -71,26 +73,32 @@ class ToolServerConnection:
                 raise self._unavailable(error) from None
         return self._tools
 
-    async def run(self, tool: str, arguments: bytes, seconds: float) -> tuple[str, bool]:
+    async def run(self, tool: str, arguments: bytes, seconds: float, *, tenant: str) -> tuple[str, bool]:
         """What a tool returns, and whether that is an error. Raises ToolServerUnavailable if it cannot be run.
 
         A server that does not answer in time, or before its caller has gone, takes no more calls and ends after those
-        that run: it may be stuck.
+        that run: it may be stuck. A call that has waited for its place until its time is over does not count as that.
         """
         client = await self._started()
         self._num_calls += 1
+        has_place = False
         try:
-            async with asyncio.timeout(min(seconds, self._server.timeout)), self._places:
-                result = await client.session.send_request(
-                    types.CallToolRequest(
-                        params=types.CallToolRequestParams(name=tool, arguments=json.loads(arguments))
-                    ),
-                    types.CallToolResult,
-                )
+            async with asyncio.timeout(seconds if math.isfinite(seconds) else None), self._places.place(tenant):
+                has_place = True
+                async with asyncio.timeout(self._server.timeout):
+                    result = await client.session.send_request(
+                        types.CallToolRequest(
+                            params=types.CallToolRequestParams(name=tool, arguments=json.loads(arguments))
+                        ),
+                        types.CallToolResult,
+                    )
         except asyncio.CancelledError:
-            self.retire()
+            if has_place:
+                self.retire()
             raise
         except TimeoutError:
+            if not has_place:
+                return f"the tool was busy with other calls for {seconds:g} s", True
             self.retire()
             log.warning("tool server %s has not answered in time, and is ended", self._server.name)
             return f"the tool has not answered within {min(seconds, self._server.timeout):g} s", True

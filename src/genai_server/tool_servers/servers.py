@@ -68,9 +68,11 @@ class ToolServers:
             self._failed[name] = asyncio.get_running_loop().time(), error
             raise
 
-    async def run(self, name: str, tool: str, arguments: bytes, seconds: float) -> tuple[str, bool]:
+    async def run(
+        self, name: str, tool: str, arguments: bytes, seconds: float, *, tenant: str = ""
+    ) -> tuple[str, bool]:
         """What a tool returns, and whether that is an error. Raises ToolServerUnavailable."""
-        return await self._connection(name).run(tool, arguments, seconds)
+        return await self._connection(name).run(tool, arguments, seconds, tenant=tenant)
 
     async def close(self) -> None:
         """End all servers."""
@@ -127,7 +129,7 @@ class ToolSession:
                 self._send(ToolList(message.id, await self._servers.tools(message.server)))
             else:
                 text, is_error = await self._servers.run(
-                    message.server, message.tool, message.arguments, message.seconds
+                    message.server, message.tool, message.arguments, message.seconds, tenant=message.tenant
                 )
                 self._send(ToolOutput(message.id, text, is_error))
         except ToolServerUnavailable as error:

@@ -127,8 +127,8 @@ class ChatCompletionBuilder(ChoicesBuilder):
         super().__init__(*common, **options)
         # The tools that the server runs.
         self._served = served
-        # Calls of the server's tools in a stream, which lists them with their results when the answer has ended. Keyed
-        # by the indexes of the answer and of the call.
+        # Calls of the server's tools in a stream, as far as they have arrived, keyed by the indexes of the answer and
+        # of the call.
         self._runs: dict[tuple[int, int], JsonObject] = {}
         # The positions of the client's calls, if the server runs others, keyed in the same way.
         self._places: dict[tuple[int, int], int] = {}

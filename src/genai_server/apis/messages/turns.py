@@ -134,7 +134,7 @@ class Turns:
         return found
 
     def _served_result(self, block: McpToolResultBlock) -> JsonObject:
-        """The chat message for an `mcp_tool_result` block: the result of a call that the server ran in an earlier answer."""
+        """The chat message for an `mcp_tool_result` block: what a call returned that the server ran earlier."""
         id = block.tool_use_id
         return {"role": "tool", "tool_call_id": id, "name": self._called[id], "content": block.text}
 
