@@ -408,7 +408,7 @@ def test_chat_completion_has_runs_in_a_field_of_its_own(openai: OpenAI) -> None:
     }
     assert (choice.finish_reason, choice.message.content, choice.message.tool_calls) == (
         "stop",
-        "I look.It said so.",
+        "I look.\n\nIt said so.",
         None,
     )
 
@@ -422,7 +422,7 @@ def test_streamed_chat_completion_has_runs_as_they_begin_and_end(openai: OpenAI)
     ]
     assert runs[0]["id"] == runs[1]["id"]
     text = "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices)
-    assert text == "I look.It said so."
+    assert text == "I look.\n\nIt said so."
     assert not [choice for chunk in chunks for choice in chunk.choices if choice.delta.tool_calls]
     assert chunks[-1].usage.completion_tokens > len(text)
 

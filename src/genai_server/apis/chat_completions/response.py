@@ -21,7 +21,9 @@ from genai_server.answer_parts import (
     ToolCallStart,
     ToolResult,
     WholeAnswer,
+    WholeText,
     WholeToolCall,
+    WholeToolResult,
 )
 from genai_server.apis.chat_completions.schemas import ChatCompletionRequest
 from genai_server.generation.answers import Ending, Generation
@@ -114,6 +116,30 @@ class ChoicesBuilder(ABC):
         return {**chunk, "usage": usage.to_json() if usage else None} if self._has_usage else chunk
 
 
+class RoundTexts:
+    """Puts a blank line between the texts of an answer's rounds, which OpenAI's message has in one text.
+
+    A round ends with the results of the tools that the server has run.
+    """
+
+    def __init__(self) -> None:
+        # The last characters of the text so far, and whether a round has ended since.
+        self._end = ""
+        self._is_next = False
+
+    def end_round(self) -> None:
+        """Note that the next text is one of another round."""
+        self._is_next = bool(self._end)
+
+    def text(self, text: str) -> str:
+        """More of the text, with what separates it from the round before."""
+        if not text:
+            return ""
+        missing = 2 - len(self._end) + len(self._end.rstrip("\n")) if self._is_next else 0
+        self._end, self._is_next = (self._end + text)[-2:], False
+        return "\n" * missing + text
+
+
 class ChatCompletionBuilder(ChoicesBuilder):
     """Builds the objects of a chat completion."""
 
@@ -132,6 +158,8 @@ class ChatCompletionBuilder(ChoicesBuilder):
         self._runs: dict[tuple[int, int], JsonObject] = {}
         # The positions of the client's calls, if the server runs others, keyed in the same way.
         self._places: dict[tuple[int, int], int] = {}
+        # The texts in a stream. The server runs tools of requests for one answer only.
+        self._content, self._reasoning = RoundTexts(), RoundTexts()
         # The names of the tools that are called with a text.
         self._custom_tools = custom_tools
         # A stream's calls of these that are not complete yet, keyed by the indexes of the answer and of the call. A
@@ -141,6 +169,9 @@ class ChatCompletionBuilder(ChoicesBuilder):
     def first(self, num_answers: int) -> list[JsonObject]:
         """The first chunk of each answer, which contains only the role."""
         return [self._delta(index, {"role": "assistant", "content": ""}, []) for index in range(num_answers)]
+
+    def text(self, index: int, text: str) -> bytes:
+        return super().text(index, self._content.text(text) if self._served.tools else text)
 
     def part(self, index: int, parts: list[Part], tokens: list[ScoredToken], usage: Usage | None = None) -> JsonObject:
         delta: JsonObject = {}
@@ -184,6 +215,8 @@ class ChatCompletionBuilder(ChoicesBuilder):
                 run = {"index": index, **self._runs[answer, index]}
                 delta.setdefault(RUNS, []).append({**run, "status": "in_progress" if is_complete else "incomplete"})
             case ToolResult(index, text, is_error):
+                self._content.end_round()
+                self._reasoning.end_round()
                 run = {"index": index, "id": self._runs[answer, index]["id"]}
                 delta.setdefault(RUNS, []).append({**run, **_result(text, is_error=is_error)})
             case _:
@@ -193,9 +226,9 @@ class ChatCompletionBuilder(ChoicesBuilder):
     def _add(self, delta: JsonObject, part: Part, answer: int) -> None:
         match part:
             case Content(text):
-                delta["content"] = delta.get("content", "") + text
+                delta["content"] = delta.get("content", "") + self._content.text(text)
             case Reasoning(text):
-                delta |= dict.fromkeys(REASONING, delta.get(REASONING[0], "") + text)
+                delta |= dict.fromkeys(REASONING, delta.get(REASONING[0], "") + self._reasoning.text(text))
             case ToolCallStart(index, id, name) if name in self._custom_tools:
                 self._held[answer, index] = WholeToolCall(id, name)
             case ToolCallStart(index, id, name):
@@ -255,15 +288,27 @@ def message(answer: WholeAnswer, custom_tools: Collection[str] = (), served: Ser
     calls = [
         call for call in answer.tool_calls if call not in runs and (call.is_complete or call.name not in custom_tools)
     ]
-    found: JsonObject = {"role": "assistant", "content": answer.content, "refusal": None}
-    if answer.reasoning:
-        found |= dict.fromkeys(REASONING, answer.reasoning)
+    content, reasoning = _joined(answer, is_reasoning=False), _joined(answer, is_reasoning=True)
+    found: JsonObject = {"role": "assistant", "content": content, "refusal": None}
+    if reasoning:
+        found |= dict.fromkeys(REASONING, reasoning)
     if runs:
         found[RUNS] = [_whole_run(call, answer, served) for call in runs]
     if calls:
-        found["content"] = answer.content or None
+        found["content"] = content or None
         found["tool_calls"] = [_call(call, is_custom=call.name in custom_tools) for call in calls]
     return found
+
+
+def _joined(answer: WholeAnswer, *, is_reasoning: bool) -> str:
+    """All texts of one kind."""
+    texts, found = RoundTexts(), []
+    for block in answer.blocks:
+        if isinstance(block, WholeText) and block.is_reasoning == is_reasoning:
+            found.append(texts.text(block.text))
+        elif isinstance(block, WholeToolResult):
+            texts.end_round()
+    return "".join(found)
 
 
 def _run(id: str, tool: ServedTool, arguments: str = "") -> JsonObject:

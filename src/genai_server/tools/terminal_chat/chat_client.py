@@ -233,6 +233,8 @@ def _noted(delta: dict[str, Any], answer: Answer) -> Iterator[ChatPiece]:
             answer.tokens += 1
             answer.is_reasoning = kind is Reasoning
             if kind is Content:
+                if answer.rounds and not answer.text:  # the server puts a blank line between the texts of rounds
+                    text = text.lstrip("\n")
                 answer.text += text
             yield kind(text)
 

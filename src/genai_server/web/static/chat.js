@@ -128,17 +128,19 @@ export function messages(turn) {
   // The conversation has the calls that the reader has approved.
   const found = runs.filter(({ isApproved }) => isApproved).map(result);
   let place = 0;
+  // The server puts a blank line between the texts of rounds, which the model has not written.
+  const textTo = (end) => turn.content.slice(place, end).replace(place ? /^\n+/ : "", "");
   const own = runs.filter(({ isApproved }) => !isApproved);
   for (const round of new Set(own.map((run) => run.round))) {
     const calls = own.filter((run) => run.round === round);
-    const content = turn.content.slice(place, calls[0].place) || null;
+    const content = textTo(calls[0].place) || null;
     place = calls[0].place;
     const tool_calls = calls.map(({ id, server, name, arguments: text }) => ({
       id, type: "function", function: { name: `${server}__${name}`, arguments: text },
     }));
     found.push({ role: "assistant", content, tool_calls }, ...calls.map(result));
   }
-  const rest = turn.content.slice(place);
+  const rest = textTo();
   return rest || turn.calls.length ? [...found, message({ ...turn, content: rest })] : found;
 }
 
