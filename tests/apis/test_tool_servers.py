@@ -6,15 +6,17 @@ Answers are scripted; the prompt of each round has the results of the rounds bef
 import json
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from anthropic import Anthropic
 from anthropic import BadRequestError as AnthropicBadRequest
-from openai import BadRequestError, InternalServerError, OpenAI
+from openai import APIStatusError, BadRequestError, InternalServerError, OpenAI
 
-from tests.running_server import RunningServer
+from tests.running_server import RunningServer, wait_until
 from tests.server_here import run_here
 from tests.tool_server import PROMPT, TOOLS
 
@@ -336,6 +338,100 @@ def test_background_response_is_cancelled_within_a_tool(openai: OpenAI) -> None:
     assert (cancelled.status, cancelled.output[1].status) == ("cancelled", "incomplete")
 
 
+def within_a_tool(server: RunningServer, name: str) -> Any:
+    """The entry of the request with this id, once a tool runs for it."""
+    found: list[Any] = []
+
+    def look() -> bool:
+        listed = server.client.get("/v1/requests").json()["data"]
+        found[:] = [each for each in listed if each["id"] == name and each["phase"] == "tools"]
+        return bool(found)
+
+    wait_until(look)
+    return found[0]
+
+
+def hanging(openai: OpenAI, name: str) -> Any:
+    """A streamed chat completion whose tool never answers."""
+    given: Any = [{"role": "user", "content": script(f"I look. {call('test__hang')}")}]
+    headers = {HEADER: "test", "x-request-id": name}
+    return openai.chat.completions.create(model="demo", messages=given, stream=True, extra_headers=headers)
+
+
+def tool_programs() -> list[psutil.Process]:
+    """The programs of tool servers, which this process has started: it is the supervisor."""
+    return [each for each in psutil.Process().children(recursive=True) if str(PROGRAM) in each.cmdline()]
+
+
+def ends_of(stream: Any) -> list[tuple[str, str | None]]:
+    """Why the answers of a stream have ended."""
+    choices = [choice for chunk in stream for choice in chunk.choices if choice.finish_reason]
+    return [(choice.finish_reason, getattr(choice, "genai_finish_reason", None)) for choice in choices]
+
+
+@pytest.mark.parametrize("by", ["id", "unique_id"])
+def test_an_operator_cancels_a_request_within_a_tool(server: RunningServer, openai: OpenAI, by: str) -> None:
+    stream = hanging(openai, f"hanging-{by}")
+    entry = within_a_tool(server, f"hanging-{by}")
+    assert entry["output_tokens"] == len(f"I look. {call('test__hang')}")
+    assert (entry["model"], entry["device"]) == ("demo", "scripted")
+    cancelled = server.client.post(f"/v1/requests/{entry[by]}/cancel", json={})
+    assert cancelled.json() == {
+        "id": entry["id"],
+        "unique_id": entry["unique_id"],
+        "object": "request",
+        "cancelled": True,
+    }
+    assert ends_of(stream) == [("length", "cancelled")]
+    wait_until(lambda: not server.client.get("/v1/requests").json()["data"])
+    again = server.client.post(f"/v1/requests/{entry[by]}/cancel", json={})
+    assert (again.status_code, again.json()["error"]["code"]) == (404, "request_not_found")
+
+
+def test_a_cancelled_request_ends_its_tool(server: RunningServer, openai: OpenAI) -> None:
+    stream = hanging(openai, "ends-its-tool")
+    entry = within_a_tool(server, "ends-its-tool")
+    before = tool_programs()
+    assert server.client.post(f"/v1/requests/{entry['unique_id']}/cancel", json={}).status_code == 200
+    assert ends_of(stream) == [("length", "cancelled")]
+    wait_until(lambda: any(not each.is_running() for each in before))
+
+
+def test_requests_of_one_id_are_not_cancelled_together(server: RunningServer, openai: OpenAI) -> None:
+    streams = [hanging(openai, "twice") for _ in range(2)]
+    wait_until(lambda: len(server.client.get("/v1/requests").json()["data"]) == 2)
+    refused = server.client.post("/v1/requests/twice/cancel", json={})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (409, "request_ambiguous")
+    for entry in server.client.get("/v1/requests").json()["data"]:
+        assert server.client.post(f"/v1/requests/{entry['unique_id']}/cancel", json={}).status_code == 200
+    assert [ends_of(stream) for stream in streams] == [[("length", "cancelled")]] * 2
+
+
+def test_terminate_session_ends_a_request_within_a_tool(server: RunningServer, openai: OpenAI) -> None:
+    first, second = hanging(openai, "first"), hanging(openai, "second")
+    one, _ = (within_a_tool(server, name) for name in ("first", "second"))
+    path = "/v1/admin/runtime_options"
+    options = server.client.post(path, json={"terminate_session": "1", "request_id": one["unique_id"]})
+    assert options.json()["devices"]["scripted"]["terminate_session"] == "0"
+    assert ends_of(first) == [("length", "terminated")]
+    assert server.client.post(path, json={"terminate_session": "1"}).status_code == 200
+    assert ends_of(second) == [("length", "terminated")]
+    assert server.client.post(path, json={"terminate_session": "0"}).status_code == 200
+    assert respond(openai, ECHO).output_text.endswith("It said so.")
+
+
+def test_an_approved_call_is_cancelled_before_the_first_round(server: RunningServer, openai: OpenAI) -> None:
+    function = {"name": "test__hang", "arguments": "{}"}
+    turn: Any = {"role": "assistant", "tool_calls": [{"id": "call_1", "type": "function", "function": function}]}
+    with ThreadPoolExecutor(1) as thread:
+        asked = thread.submit(chat, openai, "script: say Done.", turn, name="approved")
+        entry = within_a_tool(server, "approved")
+        assert server.client.post(f"/v1/requests/{entry['unique_id']}/cancel", json={}).status_code == 200
+        with pytest.raises(APIStatusError) as raised:
+            asked.result()
+    assert raised.value.code == "cancelled"
+
+
 def test_servers_that_a_request_may_not_use_are_left_out_and_named(openai: OpenAI) -> None:
     tools: Any = [{**MCP, "server_label": "others"}, {**MCP, "server_label": "x", "server_url": "https://x.example"}]
     raw = openai.responses.with_raw_response.create(model="demo", input="script: say Hi.", tools=tools)
@@ -390,9 +486,10 @@ def test_a_model_reads_the_result_and_a_later_round_takes_its_prompt_from_the_ca
 # Chat completions
 
 
-def chat(openai: OpenAI, *messages: Any, servers: str = "test", **fields: Any) -> Any:
+def chat(openai: OpenAI, *messages: Any, servers: str = "test", name: str = "", **fields: Any) -> Any:
     given = [{"role": "user", "content": message} if isinstance(message, str) else message for message in messages]
-    return openai.chat.completions.create(model="demo", messages=given, extra_headers={HEADER: servers}, **fields)
+    headers = {HEADER: servers} | ({"x-request-id": name} if name else {})
+    return openai.chat.completions.create(model="demo", messages=given, extra_headers=headers, **fields)
 
 
 def test_chat_completion_has_runs_in_a_field_of_its_own(openai: OpenAI) -> None:

@@ -164,7 +164,10 @@ def create_app(
             path = settings.store_file or folder / "store.sqlite"
             database = open_store(path, settings.response_store_bytes, files_dir)
             responses = _response_store(
-                settings, database, str(folder), lambda request: cancel_request(models.engines(), request)
+                settings,
+                database,
+                str(folder),
+                lambda request: cancel_request(models.engines(), supervisor.tools, request),
             )
             engine_metrics = EngineMetrics(settings, models)
             telemetry.registry.register(engine_metrics)

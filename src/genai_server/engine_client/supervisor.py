@@ -20,7 +20,7 @@ from genai_server.messages.supervisor import (
     ToSupervisor,
     supervisor_client_decoder,
 )
-from genai_server.messages.tool_servers import ToolList, ToolOutput, ToolServerFailed
+from genai_server.messages.tool_servers import EndRequest, RequestsFound, ToolList, ToolOutput, ToolServerFailed
 from genai_server.tool_servers.client import ToolServerClient
 from genai_server.workers.client import WorkerClient
 
@@ -155,7 +155,7 @@ class SupervisorClient:
                     reply.set_result(None)
                 else:
                     reply.set_exception(message.error.to_error())
-        elif isinstance(message, ToolList | ToolOutput | ToolServerFailed):
+        elif isinstance(message, ToolList | ToolOutput | ToolServerFailed | RequestsFound | EndRequest):
             self.tools.receive(message)
         else:
             self.workers.receive(message)

@@ -7,7 +7,7 @@ client has to approve, ends the answer, and the client continues.
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -20,19 +20,22 @@ from genai_server.answer_parts import (
     WholeAnswer,
     WholeToolCall,
 )
-from genai_server.errors import PromptTooLong, QueueFull
+from genai_server.errors import PromptTooLong, QueueFull, SessionTerminated
 from genai_server.generation.answers import Answer, Ending, Generation, Piece
 from genai_server.generation.dependencies import RequestContext, Services
 from genai_server.generation.generate import generate
 from genai_server.generation.parameters.chat_messages import ChatMessage, ChatParameters, Tool
 from genai_server.http.api_keys import ADMIN_KEY_NAME
 from genai_server.http.telemetry.usage import Usage
+from genai_server.messages.admin import RequestPhase, RequestState
 from genai_server.messages.generation_request import FinishReason
-from genai_server.messages.tool_servers import ToolInfo, ToolOutput
+from genai_server.messages.tool_servers import ToolInfo, ToolOutput, ToolRequest
+from genai_server.pooling_model import Task
 from genai_server.text.prompts.prompt import CONTINUE
 from genai_server.timing import Timings
 
 Chat = TypeVar("Chat", bound=ChatParameters)
+T = TypeVar("T")
 
 # Between the name of a server and that of its tool.
 _BETWEEN = "__"
@@ -202,25 +205,34 @@ class ToolLoop(Answer):
         # Why no further round follows; None if the last one ended it.
         self._reason: FinishReason | None = None
         self._stopped = asyncio.Event()
+        # Whether the first round has begun.
+        self._has_begun = False
+        # The number by which operators find it; see `ToolServerClient.hold`.
+        self._held: int
 
     async def begin(self, *, is_streamed: bool, only_complete_calls: bool) -> Generation:
         """Run what the client has approved, and start the first round."""
         self._is_streamed, self._only_complete_calls = is_streamed, only_complete_calls
-        if self._tools.approved:
-            await self._context.run_while_connected(self._run_approved())
-        generation = await generate(
-            self._services,
-            self._chat,
-            self._context,
-            is_streamed=is_streamed,
-            keeps_media=True,
-            only_complete_calls=only_complete_calls,
-        )
         if not self._tools.tools:
-            return generation
+            return await self._generate(self._chat)
+        self._model = self._services.models.choose_for(self._chat.model, Task.GENERATE)
+        self._held = self._services.tools.client.hold(self._description(Usage(0)), self._end_for)
+        try:
+            if self._tools.approved:
+                await self._context.run_while_connected(self._until_ended(self._run_approved()))
+            generation = await self._until_ended(self._generate(self._chat))
+            if generation is None:
+                self._context.deadline.require_end(self._reason)
+            assert generation is not None
+        except BaseException:
+            self._services.tools.client.release(self._held)
+            raise
         (self._round,) = generation.answers
         self._first = self._round
+        self._has_begun = True
         self._context.record.answers = [self]
+        if self._stopped.is_set():  # just now
+            self._round.end()
         return replace(generation, answers=[self])
 
     async def pieces(self) -> AsyncIterator[Piece]:
@@ -240,6 +252,7 @@ class ToolLoop(Answer):
                 return
 
             # Its calls that the server runs. The client runs, or approves, the others.
+            self._services.tools.client.update(self._held, self._description(self.usage))
             ours = [place for place, call in enumerate(calls) if self._tools.of(call.id, call.name) is not None]
             results: dict[int, ToolOutput] = {}
             async for place, result in self._run([(place, calls[place]) for place in ours]):
@@ -286,8 +299,56 @@ class ToolLoop(Answer):
         self._round.end()
 
     def close(self) -> None:
+        self._services.tools.client.release(self._held)
         self._stopped.set()
         self._round.close()
+
+    def _end_for(self, reason: FinishReason) -> None:
+        """End the answer on an operator's behalf, whatever it does now."""
+        self._reason = self._reason or reason
+        self._stopped.set()
+        if self._has_begun:
+            self._round.end()
+
+    def _description(self, usage: Usage) -> ToolRequest:
+        """The answer, which has taken these tokens, as operators see it while a tool runs."""
+        record, adapter = self._context.record, self._model.adapter
+        state = RequestState(
+            record.request_id,
+            RequestPhase.TOOLS,
+            record.arrival.elapsed,
+            usage.prompt,
+            usage.cached,
+            usage.completion,
+            None if adapter is None else adapter.name,
+            record.unique_id,
+            self._context.background,
+            record.key_name,
+        )
+        return ToolRequest(state, self._model.about.name, record.device)
+
+    async def _generate(self, chat: ChatParameters, *, while_connected: bool = True) -> Generation:
+        """Start a round."""
+        return await generate(
+            self._services,
+            chat,
+            self._context,
+            is_streamed=self._is_streamed,
+            keeps_media=True,
+            only_complete_calls=self._only_complete_calls,
+            while_connected=while_connected,
+        )
+
+    async def _until_ended(self, work: Coroutine[Any, Any, T]) -> T | None:
+        """The work's result; None, and nothing is left running, if the answer is ended first."""
+        working = asyncio.ensure_future(work)
+        stopping = asyncio.create_task(self._stopped.wait())
+        try:
+            await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            return working.result() if working.done() else None
+        finally:
+            working.cancel()
+            stopping.cancel()
 
     async def _run(self, calls: Sequence[tuple[int, WholeToolCall]]) -> AsyncIterator[tuple[int, ToolOutput]]:
         """The results of calls, each with the place of its call, until the answer is ended or its time is over."""
@@ -298,7 +359,8 @@ class ToolLoop(Answer):
                 seconds = self._context.deadline.seconds_left
                 await asyncio.wait({task, stopping}, return_when=asyncio.FIRST_COMPLETED, timeout=seconds)
                 if not task.done():
-                    self._reason = None if self._stopped.is_set() else FinishReason.TIMEOUT
+                    if not self._stopped.is_set():
+                        self._reason = FinishReason.TIMEOUT
                     return
                 yield place, task.result()
         finally:
@@ -368,29 +430,27 @@ class ToolLoop(Answer):
             return False
         while True:
             try:
-                generation = await generate(
-                    self._services,
-                    chat,
-                    self._context,
-                    is_streamed=self._is_streamed,
-                    keeps_media=True,
-                    only_complete_calls=self._only_complete_calls,
-                    while_connected=False,
-                )
+                generation = await self._until_ended(self._generate(chat, while_connected=False))
                 break
             except PromptTooLong:
                 self._reason = FinishReason.LENGTH
                 return False
+            except SessionTerminated:
+                self._reason = FinishReason.TERMINATED
+                return False
             except QueueFull as error:
-                if not self._context.deadline.seconds_left or self._stopped.is_set():
+                seconds = self._context.deadline.seconds_left
+                if not seconds:
                     self._reason = FinishReason.TIMEOUT
                     return False
-                await asyncio.sleep(min(error.retry_after or 1, self._context.deadline.seconds_left))
+                await self._until_ended(asyncio.sleep(min(error.retry_after or 1, seconds)))
+        if generation is None:
+            return False
         self._spent += self._round.usage
         self._chat = chat
         (self._round,) = generation.answers
         self._context.record.answers = [self]
-        if self._stopped.is_set():  # while the round was prepared
+        if self._stopped.is_set():  # just now
             self._round.end()
         return True
 

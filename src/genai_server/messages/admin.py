@@ -130,6 +130,8 @@ class RequestPhase(StrEnum):
     PREFILL = "prefill"
     # It has its first token.
     DECODE = "decode"
+    # The server runs a tool for it; no engine has it.
+    TOOLS = "tools"
 
 
 class RequestState(Struct, frozen=True):
@@ -138,7 +140,7 @@ class RequestState(Struct, frozen=True):
     # The client's id of the request.
     request_id: str
     phase: RequestPhase
-    # Seconds since it arrived in the engine.
+    # Seconds since it arrived in the engine; since it arrived in the server, if no engine has it.
     age: float
     prompt_tokens: int
     # Tokens of the prompt that were in the prefix cache.

@@ -1,9 +1,13 @@
 """What an API process and the supervisor, which owns the tool servers, send each other about tools.
 
-The API process numbers each question within its connection; the supervisor answers each with one message.
+The API process numbers each question within its connection; the supervisor answers each with one message. The
+supervisor also knows the requests whose tools are run, of all API processes: while a tool runs, no engine knows them.
 """
 
 from msgspec import Struct
+
+from genai_server.messages.admin import RequestState
+from genai_server.messages.generation_request import FinishReason
 
 
 class ListTools(Struct, frozen=True, tag=True):
@@ -66,5 +70,53 @@ class ToolServerFailed(Struct, frozen=True, tag=True):
     reason: str
 
 
-ToToolServers = ListTools | RunTool | StopTool
-FromToolServers = ToolList | ToolOutput | ToolServerFailed
+class ToolRequest(Struct, frozen=True):
+    """A request whose tools are run, as operators see it while no engine has it."""
+
+    state: RequestState
+    # The model of its last round, and the device; "" before its first.
+    model: str
+    device: str = ""
+
+
+class HoldRequest(Struct, frozen=True, tag=True):
+    """Know this request until `ReleaseRequest`, in place of what was said of it before. `EndRequest` may follow."""
+
+    id: int
+    request: ToolRequest
+
+
+class ReleaseRequest(Struct, frozen=True, tag=True):
+    """The held request of this id has ended."""
+
+    id: int
+
+
+class FindRequests(Struct, frozen=True, tag=True):
+    """Which requests do API processes hold? Answered by `RequestsFound`. Without any field: all."""
+
+    id: int
+    # Only the request with this unique id or, if there is none, all with this id.
+    name: str | None = None
+    # Only requests of these models and devices.
+    places: list[tuple[str, str]] | None = None
+    # Ends those that are found, for this reason.
+    end: FinishReason | None = None
+
+
+class RequestsFound(Struct, frozen=True, tag=True):
+    """The requests that a question is about."""
+
+    id: int
+    requests: list[ToolRequest]
+
+
+class EndRequest(Struct, frozen=True, tag=True):
+    """An operator ends the held request of this id."""
+
+    id: int
+    reason: FinishReason
+
+
+ToToolServers = ListTools | RunTool | StopTool | HoldRequest | ReleaseRequest | FindRequests
+FromToolServers = ToolList | ToolOutput | ToolServerFailed | RequestsFound | EndRequest

@@ -35,9 +35,16 @@ from genai_server.messages.supervisor import (
     supervisor_decoder,
     write_address,
 )
-from genai_server.messages.tool_servers import ListTools, RunTool, StopTool
+from genai_server.messages.tool_servers import (
+    FindRequests,
+    HoldRequest,
+    ListTools,
+    ReleaseRequest,
+    RunTool,
+    StopTool,
+)
 from genai_server.messages.worker_tasks import MAX_FRAME_BYTES
-from genai_server.tool_servers.servers import ToolServers, ToolSession
+from genai_server.tool_servers.servers import HeldRequests, ToolServers, ToolSession
 from genai_server.workers.pool import WorkerPool
 from genai_server.workers.session import PoolSession
 
@@ -129,7 +136,7 @@ class SupervisorServer:
         self._stopping = asyncio.Event()
         pool = self._make_pool()
         tools = ToolServers(self._tool_servers)
-        protocol = partial(_ApiProcess, self, pool, tools)
+        protocol = partial(_ApiProcess, self, pool, tools, HeldRequests())
         if sys.platform == "win32":
             server = await loop.create_server(protocol, "127.0.0.1", 0)
             address = "{}:{}".format(*server.sockets[0].getsockname())
@@ -186,13 +193,13 @@ class SupervisorServer:
 class _ApiProcess(asyncio.Protocol):
     """The connection of one API process."""
 
-    def __init__(self, server: SupervisorServer, pool: WorkerPool, tools: ToolServers) -> None:
+    def __init__(self, server: SupervisorServer, pool: WorkerPool, tools: ToolServers, held: HeldRequests) -> None:
         self._server = server
         self._decoder = supervisor_decoder(_MAX_UNAUTHENTICATED_BYTES)
         self._is_welcome = False
         self._transport: asyncio.WriteTransport | None = None
         self._session = PoolSession(pool, self.send)
-        self._tools = ToolSession(tools, self.send)
+        self._tools = ToolSession(tools, held, self.send)
         self._commands: set[asyncio.Task[None]] = set()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -240,7 +247,7 @@ class _ApiProcess(asyncio.Protocol):
             task = asyncio.create_task(self._obey(message))
             self._commands.add(task)
             task.add_done_callback(self._commands.discard)
-        elif isinstance(message, ListTools | RunTool | StopTool):
+        elif isinstance(message, ListTools | RunTool | StopTool | HoldRequest | ReleaseRequest | FindRequests):
             self._tools.receive(message)
         elif not isinstance(message, Hello):
             self._session.receive(message)

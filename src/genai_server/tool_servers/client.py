@@ -7,14 +7,22 @@ from itertools import count
 
 from genai_server.config.tool_servers import ToolServer
 from genai_server.errors import ToolServerUnavailable
+from genai_server.messages.generation_request import FinishReason
 from genai_server.messages.tool_servers import (
+    EndRequest,
+    FindRequests,
     FromToolServers,
+    HoldRequest,
     ListTools,
+    ReleaseRequest,
+    RequestsFound,
     RunTool,
     StopTool,
     ToolInfo,
     ToolList,
     ToolOutput,
+    ToolRequest,
+    ToolServerFailed,
     ToToolServers,
 )
 
@@ -29,13 +37,15 @@ class ToolServerClient:
         self._send = send
         self._ids = count()
         self._waiting: dict[int, asyncio.Future[FromToolServers]] = {}
+        # What ends the requests that the supervisor knows.
+        self._held: dict[int, Callable[[FinishReason], None]] = {}
 
     async def tools(self, server: str) -> list[ToolInfo]:
         """The tools of a server that requests may use. Raises ToolServerUnavailable."""
         answer = await self._ask(ListTools(next(self._ids), server))
         if isinstance(answer, ToolList):
             return answer.tools
-        assert not isinstance(answer, ToolOutput)
+        assert isinstance(answer, ToolServerFailed)
         raise ToolServerUnavailable(answer.reason)
 
     async def run(self, server: str, tool: str, arguments: bytes, seconds: float, *, tenant: str) -> ToolOutput:
@@ -47,8 +57,46 @@ class ToolServerClient:
         assert isinstance(answer, ToolOutput)
         return answer
 
+    def hold(self, request: ToolRequest, end: Callable[[FinishReason], None]) -> int:
+        """Let operators find a request while no engine has it. They may `end` it.
+
+        Returns the number of the request for `update` and `release`, the last of which must be called.
+        """
+        id = next(self._ids)
+        self._held[id] = end
+        self._send(HoldRequest(id, request))
+        return id
+
+    def update(self, id: int, request: ToolRequest) -> None:
+        """Replace what is known of a held request."""
+        self._send(HoldRequest(id, request))
+
+    def release(self, id: int) -> None:
+        """The held request has ended."""
+        if self._held.pop(id, None) is not None:
+            self._send(ReleaseRequest(id))
+
+    async def find(
+        self,
+        name: str | None = None,
+        *,
+        places: list[tuple[str, str]] | None = None,
+        end: FinishReason | None = None,
+    ) -> list[ToolRequest]:
+        """The held requests of all API processes, as in FindRequests; none if the supervisor cannot be reached."""
+        try:
+            answer = await self._ask(FindRequests(next(self._ids), name, places, end))
+        except ToolServerUnavailable:
+            return []
+        assert isinstance(answer, RequestsFound)
+        return answer.requests
+
     def receive(self, message: FromToolServers) -> None:
-        """Take an answer of the supervisor."""
+        """Take a message of the supervisor."""
+        if isinstance(message, EndRequest):
+            if message.id in self._held:
+                self._held[message.id](message.reason)
+            return
         waiting = self._waiting.pop(message.id, None)
         if waiting is not None and not waiting.done():
             waiting.set_result(message)
@@ -60,7 +108,7 @@ class ToolServerClient:
             if not answer.done():
                 answer.set_exception(ToolServerUnavailable(_GONE + reason))
 
-    async def _ask(self, question: ListTools | RunTool) -> FromToolServers:
+    async def _ask(self, question: ListTools | RunTool | FindRequests) -> FromToolServers:
         answer: asyncio.Future[FromToolServers] = asyncio.get_running_loop().create_future()
         self._waiting[question.id] = answer
         if not self._send(question):

@@ -2,20 +2,29 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
+
+from msgspec import structs
 
 from genai_server.config.tool_servers import ToolServer
 from genai_server.errors import ToolServerUnavailable, in_one_line
 from genai_server.images.sources import is_public
 from genai_server.messages.tool_servers import (
+    EndRequest,
+    FindRequests,
     FromToolServers,
+    HoldRequest,
     ListTools,
+    ReleaseRequest,
+    RequestsFound,
     RunTool,
     StopTool,
     ToolInfo,
     ToolList,
     ToolOutput,
+    ToolRequest,
     ToolServerFailed,
     ToToolServers,
 )
@@ -32,6 +41,7 @@ _END_TIMEOUT = 5.0
 
 _NOT_INSTALLED = "the package mcp is not installed (the extra mcp of genai-server)"
 
+_Send = Callable[[FromToolServers], None]
 Connect = Callable[[ToolServer, Callable[[str], bool]], "ToolServerConnection"]
 
 
@@ -101,25 +111,82 @@ class ToolServers:
         return self._connections[name]
 
 
+class HeldRequests:
+    """The requests of all API processes whose tools are run, and what ends each."""
+
+    def __init__(self) -> None:
+        # Each with the time of its last description, keyed by what sends to its API process, and its number there.
+        self._held: dict[tuple[_Send, int], tuple[ToolRequest, float]] = {}
+
+    def hold(self, send: _Send, message: HoldRequest) -> None:
+        """Know a request, or what is new about it."""
+        self._held[send, message.id] = message.request, time.monotonic()
+
+    def release(self, send: _Send, id: int) -> None:
+        """Forget a request."""
+        self._held.pop((send, id), None)
+
+    def forget(self, send: _Send) -> None:
+        """Forget all requests of an API process."""
+        self._held = {key: held for key, held in self._held.items() if key[0] is not send}
+
+    def find(self, question: FindRequests) -> list[ToolRequest]:
+        """The requests that a question is about, which are ended if it says so. Several of one name are not ended."""
+        found = {
+            key: _aged(*held)
+            for key, held in self._held.items()
+            if question.places is None or _is_at(held[0], question.places)
+        }
+        if question.name is not None:
+            unique = {key: held for key, held in found.items() if held.state.unique_id == question.name}
+            found = unique or {key: held for key, held in found.items() if held.state.request_id == question.name}
+        if question.end is not None and (question.name is None or len(found) == 1):
+            for send, id in found:
+                send(EndRequest(id, question.end))
+        return list(found.values())
+
+
+def _is_at(request: ToolRequest, places: list[tuple[str, str]]) -> bool:
+    """Whether a request is at one of these models and devices. One without a device may be at any of its model."""
+    return any(model == request.model and request.device in ("", device) for model, device in places)
+
+
+def _aged(request: ToolRequest, since: float) -> ToolRequest:
+    age = request.state.age + time.monotonic() - since
+    return structs.replace(request, state=structs.replace(request.state, age=age))
+
+
 class ToolSession:
     """Answers the questions of one API process. Belongs to the event loop of the servers."""
 
-    def __init__(self, servers: ToolServers, send: Callable[[FromToolServers], None]) -> None:
+    def __init__(self, servers: ToolServers, held: HeldRequests, send: Callable[[FromToolServers], None]) -> None:
         self._servers = servers
+        self._held = held
         self._send = send
         self._tasks: dict[int, asyncio.Task[None]] = {}
 
     def close(self) -> None:
         """The API process has gone: nobody waits for answers any more."""
+        self._held.forget(self._send)
         for task in list(self._tasks.values()):
             task.cancel()
 
     def receive(self, message: ToToolServers) -> None:
         """Take a message."""
-        if isinstance(message, StopTool):
-            if message.id in self._tasks:
-                self._tasks[message.id].cancel()
-            return
+        match message:
+            case StopTool(id):
+                if id in self._tasks:
+                    self._tasks[id].cancel()
+            case HoldRequest():
+                self._held.hold(self._send, message)
+            case ReleaseRequest(id):
+                self._held.release(self._send, id)
+            case FindRequests(id):
+                self._send(RequestsFound(id, self._held.find(message)))
+            case ListTools() | RunTool():
+                self._begin(message)
+
+    def _begin(self, message: ListTools | RunTool) -> None:
         task = self._tasks[message.id] = asyncio.create_task(self._answer(message))
         task.add_done_callback(lambda _: self._tasks.pop(message.id, None))
 

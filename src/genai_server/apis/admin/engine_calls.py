@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
@@ -22,7 +23,9 @@ from genai_server.messages.admin import (
     RequestState,
     RuntimeOptionsReply,
 )
+from genai_server.messages.generation_request import FinishReason
 from genai_server.quoted_values import quoted
+from genai_server.tool_servers.client import ToolServerClient
 
 T = TypeVar("T")
 Named = TypeVar("Named", RequestList, RuntimeOptionsReply, ReasoningEnded)
@@ -107,13 +110,17 @@ async def ask_about(
 
 def _only_request(name: str, replies: Sequence[tuple[EngineClient, Named]]) -> RequestState:
     """The request with this unique id, or else the only request with this id, by the replies of engines."""
-    present = [(engine, state) for engine, reply in replies for state in reply.requests]
-    found = {state.unique_id: (engine, state) for engine, state in present if state.unique_id == name}
-    found = found or {state.unique_id: (engine, state) for engine, state in present if state.request_id == name}
+    return _only([(engine.device, state) for engine, reply in replies for state in reply.requests], name)
+
+
+def _only(present: Sequence[tuple[str, RequestState]], name: str) -> RequestState:
+    """The request with this unique id, or else the only request with this id, of these, each with its device."""
+    found = {state.unique_id: (device, state) for device, state in present if state.unique_id == name}
+    found = found or {state.unique_id: (device, state) for device, state in present if state.request_id == name}
     if not found:
         raise RequestNotFound(f"no request {quoted(name[:_MAX_NAME_SHOWN])} is running or waiting", param="request_id")
     if len(found) > 1:
-        each = [f"{id} ({engine.device}, {state.phase}, {state.age:.1f} s)" for id, (engine, state) in found.items()]
+        each = [f"{id} ({device}, {state.phase}, {state.age:.1f} s)" for id, (device, state) in found.items()]
         more = f" and {len(each) - _MAX_REQUESTS_SHOWN} more" if len(each) > _MAX_REQUESTS_SHOWN else ""
         raise AmbiguousRequest(
             f"{len(each)} requests have the id {quoted(name)}; choose one by its unique_id, "
@@ -124,10 +131,43 @@ def _only_request(name: str, replies: Sequence[tuple[EngineClient, Named]]) -> R
     return state
 
 
-async def cancel_request(engines: Sequence[EngineClient], name: str) -> RequestState:
+async def cancel_request(engines: Sequence[EngineClient], tools: ToolServerClient, name: str) -> RequestState:
     """Cancel a request of any API process, named as for `ask_about`; returns it. Raises what `ask_about` raises."""
-    cancelled, _ = await ask_about(engines, name, CancelRequest)
-    return cancelled
+    ended = await end_request_with_tools(engines, tools, name, FinishReason.CANCELLED, CancelRequest)
+    if ended is None:
+        ended, _ = await ask_about(engines, name, CancelRequest)
+    return ended
+
+
+async def end_request_with_tools(
+    engines: Sequence[EngineClient],
+    tools: ToolServerClient,
+    name: str,
+    reason: FinishReason,
+    make_call: Callable[[int, str, bool], Call[Named]],
+) -> RequestState | None:
+    """End a request whose tools the server runs, whether an engine has it now or a tool; returns it.
+
+    It is named as for `ask_about`, whose `make_call` ends it in an engine. Returns None, and does nothing, if the name
+    stands for no such request. Raises AmbiguousRequest.
+    """
+    held = await tools.find(name)
+    if not held:
+        return None
+    try:
+        replies = await ask(engines, partial(ListRequests, name=name))
+    except NoEngineReady:
+        replies = []
+    present = [(each.device, each.state) for each in held]
+    present += [(engine.device, state) for engine, reply in replies for state in reply.requests]
+    request: RequestState = _only(present, name)
+    if all(each.state.unique_id != request.unique_id for each in held):
+        return None
+    # An engine that has it counts how it has ended. If none has it, a tool runs, or another round is about to begin.
+    with suppress(NoEngineReady):
+        await ask(engines, lambda number: make_call(number, request.unique_id, True))
+    await tools.find(request.unique_id, end=reason)
+    return request
 
 
 async def end_reasoning(engines: Sequence[EngineClient], name: str, tenant: str | None) -> tuple[RequestState, bool]:

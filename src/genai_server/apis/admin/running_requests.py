@@ -17,7 +17,6 @@ from genai_server.apis.admin.schemas import (
     RequestsResponse,
 )
 from genai_server.apis.shared.router import error_responses
-from genai_server.engine_client.client import EngineClient
 from genai_server.generation.dependencies import TheRequestContext, TheServices
 from genai_server.http.middleware.authentication import rights
 from genai_server.messages.admin import ListRequests, RequestState
@@ -33,8 +32,11 @@ _ANSWER_ID = re.compile("(?:chatcmpl-|msg_)([0-9a-f]{24})")
 async def list_requests(services: TheServices) -> dict[str, Any]:
     """The running and waiting requests of all devices and API processes, with an entry for each answer."""
     replies = await ask(services.models.engines(), ListRequests)
-    entries = [_entry(state, engine) for engine, found in replies for state in found.requests]
-    return {"object": "list", "data": entries}
+    entries = [_entry(state, engine.model_name, engine.device) for engine, found in replies for state in found.requests]
+    # Engines first: a request that is between a tool and an engine meanwhile is listed all the same.
+    known = {entry["unique_id"] for entry in entries}
+    held = [each for each in await services.tools.client.find() if each.state.unique_id not in known]
+    return {"object": "list", "data": [*entries, *(_entry(each.state, each.model, each.device) for each in held)]}
 
 
 @router.get("/v1/requests/ended", response_model=EndedRequestsResponse)
@@ -48,12 +50,14 @@ async def list_ended_requests(services: TheServices, since: float = 0.0) -> dict
 
 @router.post("/v1/requests/{request_id}/cancel", response_model=CancelledRequest)
 async def cancel_request(request_id: str, services: TheServices, body: NoFields | None = None) -> dict[str, Any]:
-    """End all answers of a request. Its client receives the partial answers, with the finish reason `cancelled`.
+    """End all answers of a request, and the tools that the server runs for it. Its client receives the partial answers,
+    with the finish reason `cancelled`.
 
     `request_id` is the request's `unique_id`, or its `id` if no other request has the same one. Otherwise the response
     is a 409 that lists the unique ids.
     """
-    cancelled = await engine_calls.cancel_request(services.models.engines(), request_id)
+    engines, tools = services.models.engines(), services.tools.client
+    cancelled = await engine_calls.cancel_request(engines, tools, request_id)
     return {"id": cancelled.request_id, "unique_id": cancelled.unique_id, "object": "request", "cancelled": True}
 
 
@@ -73,11 +77,10 @@ async def end_reasoning(
     return {"id": ended.request_id, "unique_id": ended.unique_id, "object": "request", "reasoning_ended": has_effect}
 
 
-def _entry(state: RequestState, engine: EngineClient) -> dict[str, Any]:
+def _entry(state: RequestState, model: str, device: str) -> dict[str, Any]:
     figures = msgspec.structs.asdict(state)
     adapter = figures.pop("adapter")
-    model = engine.model_name if adapter is None else f"{engine.model_name}:{adapter}"
-    where = {"model": model, "device": engine.device}
+    where = {"model": model if adapter is None else f"{model}:{adapter}", "device": device}
     names = {"id": figures.pop("request_id"), "unique_id": figures.pop("unique_id")}
     key_name = figures.pop("key_name") or None
     return {**names, "object": "request", "key_name": key_name, **where, **figures}

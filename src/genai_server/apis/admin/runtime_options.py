@@ -5,11 +5,12 @@ from typing import Any
 
 import msgspec
 
-from genai_server.apis.admin.engine_calls import admin_router, ask, ask_about, by_device
+from genai_server.apis.admin.engine_calls import admin_router, ask, ask_about, by_device, end_request_with_tools
 from genai_server.apis.admin.schemas import RuntimeOptionsRequest
 from genai_server.errors import InvalidField
 from genai_server.generation.dependencies import TheServices
 from genai_server.messages.admin import GetRuntimeOptions, ResetPrefixCache, RuntimeOptionsReply, SetRuntimeOption
+from genai_server.messages.generation_request import FinishReason
 
 router = admin_router(409)
 
@@ -31,13 +32,23 @@ async def set_runtime_options(body: RuntimeOptionsRequest, services: TheServices
         raise InvalidField(
             "request_id", 'cannot be combined with terminate_session "0": a terminated request cannot be resumed'
         )
+    tools = services.tools.client
     # Profiling comes first: a terminated request can no longer be profiled.
     for option, value in sorted(given.items()):
+        terminates = option == "terminate_session" and value == "1"
         if body.request_id is None:
             replies = await ask(engines, partial(SetRuntimeOption, option=option, value=value))
+            if terminates:
+                places = [(engine.model_name, engine.device) for engine in engines]
+                await tools.find(places=places, end=FinishReason.TERMINATED)
         else:
             call = partial(_option_of_request, option=option, value=value)
-            _, replies = await ask_about(engines, body.request_id, call)
+            if terminates and await end_request_with_tools(
+                engines, tools, body.request_id, FinishReason.TERMINATED, call
+            ):
+                replies = await ask(engines, GetRuntimeOptions)
+            else:
+                _, replies = await ask_about(engines, body.request_id, call)
         for _, reply in replies:
             if reply.refused is not None:
                 raise InvalidField(option, f"cannot be set: {reply.refused}")

@@ -130,6 +130,9 @@ class NoFields(Wire):
 class RequestEntry(BaseModel):
     """A running or waiting request, or one of its answers. `age` is the number of seconds since the engine received it.
 
+    In the phase `tools` the server runs a tool for it. No engine has it then, its `age` is that of the whole request,
+    and its tokens are those of the rounds so far; `device` is that of the last one.
+
     `id` is the request's `X-Request-ID`, which clients may reuse; `unique_id` is unique. `key_name` is the name of its
     API key, `(admin)` with the admin key, and null without one.
     """
@@ -140,7 +143,7 @@ class RequestEntry(BaseModel):
     key_name: str | None
     model: str
     device: str
-    phase: Literal["queued", "prefill", "decode"]
+    phase: Literal["queued", "prefill", "decode", "tools"]
     age: float
     prompt_tokens: int
     cached_tokens: int

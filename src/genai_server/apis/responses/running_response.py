@@ -8,7 +8,6 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 
-from genai_server.answer_parts import ToolResult
 from genai_server.apis.responses.response import ResponseBuilder
 from genai_server.apis.responses.store import KeptResponse, Running, not_cancelled, not_streamed
 from genai_server.apis.responses.store_access import CallerStore
@@ -99,8 +98,6 @@ class RunningResponse(Running):
         for event in self._build.begin():
             yield event
         async for _, answer, piece in self._generation.pieces():
-            if piece is not None and any(isinstance(part, ToolResult) for part in piece.parts):
-                await self._end_if_ended_elsewhere()
             if self._build.is_ended:
                 break
             for event in self._build.start():
@@ -245,14 +242,6 @@ class RunningResponse(Running):
             return self._build.cancel(self._generation.usage())
         more = {"metrics": self._generation.metrics()} if self._with_metrics else {}
         return self._build.finish(ending, self._generation.usage(), int(time.time()), **more)
-
-    async def _end_if_ended_elsewhere(self) -> None:
-        """End a background response between two rounds if another process has cancelled it: no engine has a part of it
-        then.
-        """
-        is_background = self._task is not None
-        if is_background and await self._stored.store.was_ended_elsewhere(self.response["id"], self.owner):
-            self._end()
 
     def _add_event(self, event: JsonObject) -> None:
         if self._events is not None:
