@@ -5,6 +5,7 @@ Answers are scripted; the prompt of each round has the results of the rounds bef
 
 import json
 import sys
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,9 +17,11 @@ from anthropic import Anthropic
 from anthropic import BadRequestError as AnthropicBadRequest
 from openai import APIStatusError, BadRequestError, InternalServerError, OpenAI
 
+from genai_server.tool_servers import servers
 from tests.running_server import RunningServer, wait_until
 from tests.server_here import run_here
 from tests.tool_server import PROMPT, TOOLS
+from tests.tool_servers.test_http import Address
 
 PROGRAM = Path(__file__).parents[1] / "tool_server.py"
 HEADER = "x-genai-run-tools"
@@ -481,6 +484,45 @@ def test_a_model_reads_the_result_and_a_later_round_takes_its_prompt_from_the_ca
     assert json.loads(response.output[1].arguments) == {"city": "Paris"}
     assert "temperature 21" in response.output_text
     assert response.usage.input_tokens_details.cached_tokens > 50
+
+
+@pytest.fixture
+def visited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[RunningServer, Address]]:
+    """A server whose operator allows the host of a tool server, and this one."""
+    monkeypatch.setattr(servers, "is_public", lambda address: True)
+    with Address() as address:
+        thread = threading.Thread(target=address.serve_forever)
+        thread.start()
+        settings = {"GENAI_MCP_HOSTS": f"localhost:{address.server_port}"}
+        with run_here(tmp_path, "--device", "scripted", "--max-length", "20000", settings=settings) as server:
+            yield server, address
+        address.shutdown()
+        thread.join()
+
+
+def test_a_request_names_a_server_at_an_allowed_host(visited: tuple[RunningServer, Address]) -> None:
+    server, address = visited
+    there: Any = {**MCP, "server_url": address.url, "authorization": "s3cret-token", "headers": {"X-Team": "blue"}}
+    with OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+        raw = client.responses.with_raw_response.create(model="demo", input=ECHO, tools=[there])
+        response = raw.parse()
+        assert (kinds(response)[2], response.output[2].output) == ("mcp_call", "heron")
+        assert "x-genai-ignored" not in raw.headers
+        kept = client.responses.with_raw_response.retrieve(response.id)
+        assert "s3cret-token" not in raw.text + kept.text
+        tool: Any = {**there, "server_url": "http://localhost:1/mcp"}
+        elsewhere = client.responses.with_raw_response.create(model="demo", input="script: say Hi.", tools=[tool])
+        assert elsewhere.headers["x-genai-ignored"] == "tools[0] (mcp)"
+        for fields, where in (({"headers": {"Host": "x"}}, "headers"), ({"server_label": "a__b"}, "server_label")):
+            with pytest.raises(BadRequestError, match=where):
+                respond(client, "x", tools=[{**there, **fields}])
+    assert {headers["authorization"] for headers in address.headers} == {"Bearer s3cret-token"}
+    assert {headers["x-team"] for headers in address.headers} == {"blue"}
+    with Anthropic(base_url=server.url, api_key="none", max_retries=0) as anthropic:
+        named: Any = [{"type": "url", "name": "test", "url": address.url, "authorization_token": "anthropics-token"}]
+        answer = anthropic.beta.messages.create(**message(anthropic, ECHO, mcp_servers=named))
+    assert [block.type for block in answer.content] == ["text", "mcp_tool_use", "mcp_tool_result", "text"]
+    assert address.headers[-1]["authorization"] == "Bearer anthropics-token"
 
 
 # Chat completions

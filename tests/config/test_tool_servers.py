@@ -57,6 +57,8 @@ def test_tables_are_no_settings(tmp_path: Path) -> None:
         ("mcp = 5", "[mcp]: expected a table for each server, not 5"),
         ("[mcp]\ntime = 5", "[mcp.time]: expected a table without a name, not 5"),
         ('[mcp."a b"]\ncommand = ["x"]', "[mcp.a b]: the name must have at most 40 letters"),
+        ('[mcp.a__b]\ncommand = ["x"]', "[mcp.a__b]: the name must have at most 40 letters"),
+        ('[mcp.a_]\ncommand = ["x"]', "[mcp.a_]: the name must have at most 40 letters"),
         ("[mcp.time]", "[mcp.time]: must have either command or url"),
         ('[mcp.time]\ncommand = ["x"]\nurl = "https://x"', "[mcp.time]: must have either command or url"),
         ('[mcp.time]\ncommand = ["x"]\nheaders = {}', "[mcp.time]: headers is only allowed with url"),
@@ -79,3 +81,16 @@ def test_wrong_tables_say_what_is_wrong_and_show_no_secret(tmp_path: Path, text:
         read(tmp_path, text)
     assert str(raised.value).startswith(message)
     assert "s3cret" not in str(raised.value)
+
+
+def test_values_of_a_query_are_secrets() -> None:
+    server = ToolServer.model_validate({"name": "x", "url": "https://example.com/mcp?key=long-secret&page=1"})
+    assert server.secrets == ["long-secret"]
+
+
+def test_hosts_are_a_list() -> None:
+    assert Settings.model_validate({}).allowed_mcp_hosts == frozenset()
+    chosen = Settings.model_validate({"mcp_hosts": "MCP.example.com, tools.example:8443"})
+    assert chosen.allowed_mcp_hosts == {"mcp.example.com", "tools.example:8443"}
+    with pytest.raises(ValueError, match="is not a host"):
+        Settings.model_validate({"mcp_hosts": "https://mcp.example.com"})

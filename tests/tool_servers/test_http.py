@@ -12,6 +12,8 @@ import pytest
 
 from genai_server.config.tool_servers import ToolServer
 from genai_server.errors import ToolServerUnavailable
+from genai_server.messages.tool_servers import ServerAddress
+from genai_server.tool_servers import servers
 from genai_server.tool_servers.servers import ToolServers
 from tests.tool_server import TOOLS, answer
 
@@ -19,7 +21,10 @@ SECRET = "Bearer s3cret-of-the-operator"
 
 
 class Address(ThreadingHTTPServer):
-    """Speaks MCP by streamable HTTP, and keeps the headers of the requests. The tool `flood` answers without end."""
+    """Speaks MCP by streamable HTTP, and keeps the headers of the requests. The tool `flood` answers without end.
+
+    `num_starts` counts the connections.
+    """
 
     daemon_threads = True
 
@@ -28,6 +33,7 @@ class Address(ThreadingHTTPServer):
         self.headers: list[dict[str, str]] = []
         # Where requests are redirected to; "" for nowhere.
         self.elsewhere = ""
+        self.num_starts = 0
 
     @property
     def url(self) -> str:
@@ -40,6 +46,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         self.server.headers.append(dict(self.headers))
         request = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        self.server.num_starts += request["method"] == "initialize"
         if self.server.elsewhere:
             self.send_response(307)
             self.send_header("location", self.server.elsewhere)
@@ -77,6 +84,22 @@ def address() -> Iterator[Address]:
         yield address
         address.shutdown()
         thread.join()
+
+
+@pytest.fixture
+def on_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This machine's addresses count as public."""
+    monkeypatch.setattr(servers, "is_public", lambda address: True)
+
+
+@asynccontextmanager
+async def visiting() -> AsyncIterator[ToolServers]:
+    """No servers but those that requests name by their URLs."""
+    servers = ToolServers({}, takes_addresses=True)
+    try:
+        yield servers
+    finally:
+        await servers.close()
 
 
 @asynccontextmanager
@@ -146,3 +169,67 @@ def test_an_address_where_nothing_listens_says_so(address: Address) -> None:
                 await servers.tools("test")
 
     asyncio.run(main())
+
+
+@pytest.mark.usefixtures("on_this_machine")
+def test_each_key_has_connections_of_its_own_to_addresses_in_requests(address: Address) -> None:
+    async def main() -> None:
+        async with visiting() as servers:
+            for token in ("Bearer one", "Bearer two"):
+                at = ServerAddress(address.url, {"authorization": token})
+                for tenant in ("alice", "bob"):
+                    for _ in range(2):
+                        given = b'{"a": 1, "b": 2}'
+                        assert await servers.run("x", "add", given, 60, at, tenant=tenant) == ("3", False)
+
+    asyncio.run(main())
+    assert address.num_starts == 4
+    assert {headers["authorization"] for headers in address.headers} == {"Bearer one", "Bearer two"}
+
+
+@pytest.mark.usefixtures("on_this_machine")
+def test_connections_that_a_key_has_not_used_for_longest_end(
+    address: Address, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(servers, "_MAX_VISITED", 2)
+
+    async def main() -> None:
+        async with visiting() as servers:
+
+            async def visit(path: str, tenant: str = "alice") -> None:
+                assert await servers.tools("x", ServerAddress(address.url + path), tenant=tenant)
+
+            for path in ("/1", "/2", "/1", "/3"):
+                await visit(path)
+            await visit("/2", "bob")
+            assert address.num_starts == 4
+            await visit("/1")
+            assert address.num_starts == 4
+            await visit("/2")
+            assert address.num_starts == 5
+
+    asyncio.run(main())
+
+
+@pytest.mark.usefixtures("on_this_machine")
+def test_a_connection_without_use_ends(address: Address, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(servers, "_UNUSED_FOR", 0.0)
+
+    async def main() -> None:
+        async with visiting() as servers:
+            for _ in range(2):
+                assert await servers.tools("x", ServerAddress(address.url))
+                await asyncio.sleep(0.01)
+
+    asyncio.run(main())
+    assert address.num_starts == 2
+
+
+def test_addresses_in_requests_must_be_public(address: Address) -> None:
+    async def main() -> None:
+        async with visiting() as servers:
+            with pytest.raises(ToolServerUnavailable, match="leads to this machine or its networks"):
+                await servers.tools("x", ServerAddress(address.url))
+
+    asyncio.run(main())
+    assert address.headers == []

@@ -9,7 +9,7 @@ from genai_server.config.setting_form import AUTO, Positive, SettingsForm
 from genai_server.config.setting_lists import listed
 from genai_server.quoted_values import quoted
 
-_IMAGE_HOST = re.compile(r"([A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:]+\])(:[0-9]{1,5})?")
+_HOST = re.compile(r"([A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:]+\])(:[0-9]{1,5})?")
 
 # Bytes of a decoded second: 16 bits at 16 kHz.
 BYTES_PER_SECOND = 32_000
@@ -19,6 +19,19 @@ _LONGEST_RECORDINGS = 8
 _BYTES_PER_MEDIA_TOKEN = 28_000
 # One request may have this part of the space for what is prepared.
 _REQUESTS = 4
+
+
+def checked_hosts(value: str) -> str:
+    """A list of hosts as it was given. Raises ValueError."""
+    for host in filter(None, listed(value)):
+        if not _HOST.fullmatch(host):
+            raise ValueError(f"{quoted(host)} is not a host, such as images.example or cdn.example:8443")
+    return value
+
+
+def host_set(value: str) -> frozenset[str]:
+    """The hosts of a list, with ports if given."""
+    return frozenset(host.lower() for host in listed(value) if host)
 
 
 class MediaSettings(SettingsForm):
@@ -98,10 +111,7 @@ class MediaSettings(SettingsForm):
     @field_validator("image_hosts")
     @classmethod
     def _are_hosts(cls, value: str) -> str:
-        for host in filter(None, listed(value)):
-            if not _IMAGE_HOST.fullmatch(host):
-                raise ValueError(f"{quoted(host)} is not a host, such as images.example or cdn.example:8443")
-        return value
+        return checked_hosts(value)
 
     @field_validator("max_prepared_bytes")
     @classmethod
@@ -129,4 +139,4 @@ class MediaSettings(SettingsForm):
     @property
     def allowed_image_hosts(self) -> frozenset[str]:
         """The hosts, with ports if given, from which images may be fetched."""
-        return frozenset(host.lower() for host in listed(self.image_hosts) if host)
+        return host_set(self.image_hosts)

@@ -38,6 +38,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
             "thinking_budget",
             "cap_max_tokens",
             "max_tool_rounds",
+            "mcp_hosts",
             "allow_special_tokens",
             "max_body_bytes",
             "max_bodies_bytes",

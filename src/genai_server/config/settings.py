@@ -12,7 +12,7 @@ from typing import Literal
 import platformdirs
 from pydantic import Field, ValidationInfo, field_validator
 
-from genai_server.config.media_settings import MediaSettings
+from genai_server.config.media_settings import MediaSettings, checked_hosts, host_set
 from genai_server.config.server_settings import ServerSettings
 from genai_server.config.setting_form import AUTO, NotNegative, Positive
 from genai_server.config.setting_lists import (
@@ -221,6 +221,11 @@ class Settings(ServerSettings, MediaSettings):
     one answer; then the model has to answer without them.
     """
 
+    mcp_hosts: str = ""
+    """Comma-separated hosts with public addresses whose tool servers requests may name by URL, such as
+    `mcp.example.com,tools.example:8443`. Empty allows none: requests name servers of the configuration file.
+    """
+
     allow_special_tokens: bool = False
     """Let messages and tools contain the tokens that structure a prompt, such as the end of a turn."""
 
@@ -234,6 +239,11 @@ class Settings(ServerSettings, MediaSettings):
 
     max_restarts: int = Field(8, ge=0)
     """Number of consecutive restarts, none of which served for a minute, before an engine's device is given up."""
+
+    @property
+    def allowed_mcp_hosts(self) -> frozenset[str]:
+        """The hosts, with ports if given, whose tool servers requests may name by URL."""
+        return host_set(self.mcp_hosts)
 
     @field_validator("device")
     @classmethod
@@ -287,6 +297,11 @@ class Settings(ServerSettings, MediaSettings):
                 raise ValueError(f"{quoted(alias)} is the name of a model")
         require_distinct([alias for alias, _ in entries], "an alias is named twice")
         return value
+
+    @field_validator("mcp_hosts")
+    @classmethod
+    def _are_tool_hosts(cls, value: str) -> str:
+        return checked_hosts(value)
 
     @field_validator("chat_template")
     @classmethod

@@ -7,6 +7,7 @@ import re
 import string
 from collections.abc import Mapping
 from typing import Any, Literal, Self
+from urllib.parse import parse_qsl, urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -15,8 +16,10 @@ from genai_server.errors import ConfigurationError, rule_of
 from genai_server.options import config_file
 from genai_server.quoted_values import quoted
 
-# The name is a part of the names of functions in prompts, which may have 128 characters.
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}")
+# The name is a part of the names of functions in prompts, which may have 128 characters. Two underscores stand between
+# the names of a server and of a tool there, so that no tool has the name of one of another server.
+_NAME = re.compile(r"(?!.*__)(?!.*_$)[A-Za-z0-9][A-Za-z0-9_-]{0,39}")
+NAME_RULE = "must have at most 40 letters, digits, dashes, and single underscores between these"
 # Shorter values are no secrets, and may be a part of any text.
 _MIN_SECRET = 8
 
@@ -69,8 +72,9 @@ class ToolServer(BaseModel):
 
     @property
     def secrets(self) -> list[str]:
-        """Values that neither logs nor answers may have, longest first: those of the environment and of headers."""
-        values = [*self.env.values(), *self.headers.values()]
+        """Values that neither logs nor answers may have, longest first: of the environment, headers and URL's query."""
+        in_url = [] if self.url is None else [value for _, value in parse_qsl(urlsplit(self.url).query)]
+        values = [*self.env.values(), *self.headers.values(), *in_url]
         words = {word for value in values for word in (value, *value.split())}
         return sorted((word for word in words if len(word) >= _MIN_SECRET), key=len, reverse=True)
 
@@ -87,6 +91,11 @@ class ToolServer(BaseModel):
         return self.approval == "always" or (self.approval != "never" and tool in self.approval)
 
 
+def is_name(text: str) -> bool:
+    """Whether a server can have this name; `NAME_RULE` says which it can have."""
+    return _NAME.fullmatch(text) is not None
+
+
 def tool_servers(settings: Settings, environ: Mapping[str, str] = os.environ) -> dict[str, ToolServer]:
     """The tool servers of the configuration file, by name. Raises ConfigurationError, which shows no value."""
     tables = config_file.read_file(settings.config).get("mcp", {})
@@ -97,8 +106,8 @@ def tool_servers(settings: Settings, environ: Mapping[str, str] = os.environ) ->
 
 def _tool_server(name: str, table: Any, environ: Mapping[str, str]) -> ToolServer:
     place = f"[mcp.{name}]"
-    if not _NAME.fullmatch(name):
-        raise ConfigurationError(f"{place}: the name must have at most 40 letters, digits, dashes and underscores")
+    if not is_name(name):
+        raise ConfigurationError(f"{place}: the name {NAME_RULE}")
     if not isinstance(table, dict) or "name" in table:
         raise ConfigurationError(f"{place}: expected a table without a name, not {quoted(table)}")
     filled = {

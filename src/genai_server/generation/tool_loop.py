@@ -7,6 +7,7 @@ client has to approve, ends the answer, and the client continues.
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -27,10 +28,12 @@ from genai_server.generation.generate import generate
 from genai_server.generation.parameters.chat_messages import ChatMessage, ChatParameters, Tool
 from genai_server.http.api_keys import ADMIN_KEY_NAME
 from genai_server.http.telemetry.usage import Usage
+from genai_server.images.sources import is_at
 from genai_server.messages.admin import RequestPhase, RequestState
 from genai_server.messages.generation_request import FinishReason
-from genai_server.messages.tool_servers import ToolInfo, ToolOutput, ToolRequest
+from genai_server.messages.tool_servers import ServerAddress, ToolInfo, ToolOutput, ToolRequest
 from genai_server.pooling_model import Task
+from genai_server.quoted_values import quoted
 from genai_server.text.prompts.prompt import CONTINUE
 from genai_server.timing import Timings
 
@@ -42,6 +45,13 @@ _BETWEEN = "__"
 # The limits of an answer's tokens, of which at most one is given.
 _LIMITS = ("max_tokens", "max_completion_tokens")
 _TOO_MANY = "the call was not run: the limit of tool calls is reached"
+# Headers that belong to the connection, to the protocol, or say what host is asked.
+_OWN_HEADERS = frozenset(
+    ("accept", "accept-encoding", "connection", "content-encoding", "content-length", "content-type", "expect", "host")
+    + ("keep-alive", "last-event-id", "mcp-protocol-version", "mcp-session-id", "te", "trailer", "transfer-encoding")
+    + ("upgrade",)
+)
+_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9a-z-]{1,100}")
 # Precedes a result that is an error, for the model.
 _ERROR = "Error: "
 
@@ -54,6 +64,8 @@ class ServedTool:
     info: ToolInfo
     # Whether the client has to approve each call.
     needs_approval: bool = False
+    # Where the server is, if the request has named it by its URL.
+    address: ServerAddress | None = None
 
     @property
     def name(self) -> str:
@@ -101,6 +113,8 @@ class Selection:
     allows: Callable[[ToolInfo], bool] = lambda tool: True
     # Whether the client wants to approve the calls of a tool. The operator may demand it for others.
     wants_approval: Callable[[ToolInfo], bool] = lambda tool: False
+    # Where the server is; None for the operator's of this name.
+    address: ServerAddress | None = None
 
 
 def usable_servers(services: Services, context: RequestContext) -> list[str]:
@@ -110,9 +124,29 @@ def usable_servers(services: Services, context: RequestContext) -> list[str]:
     return [server.name for server in servers if server.may_be_used_by(key, is_admin=key == ADMIN_KEY_NAME)]
 
 
+def address_of(
+    services: Services, url: str | None, token: str | None, headers: Mapping[str, str] | None = None
+) -> ServerAddress | None:
+    """The tool server at a URL that a request names; None if the operator does not allow its host (GENAI_MCP_HOSTS).
+
+    The token is one of OAuth. Raises ValueError for headers that a request cannot choose.
+    """
+    if not url or not is_at(url, services.settings.allowed_mcp_hosts):
+        return None
+    given = {name.lower(): value for name, value in (headers or {}).items()}
+    given |= {"authorization": f"Bearer {token}"} if token else {}
+    for name, value in given.items():
+        if name in _OWN_HEADERS or not _HEADER_NAME.fullmatch(name):
+            raise ValueError(f"must not have {quoted(name)}")
+        if not (value.isascii() and value.isprintable()):
+            raise ValueError("must be of printable ASCII characters")
+    return ServerAddress(url, given)
+
+
 async def find_tools(services: Services, context: RequestContext, selected: Sequence[Selection]) -> list[ServedTool]:
     """The selected tools of usable servers. Raises ToolServerUnavailable, ClientLeft and DeadlinePassed."""
-    listing = asyncio.gather(*(services.tools.client.tools(each.server) for each in selected))
+    client, tenant = services.tools.client, context.tenant
+    listing = asyncio.gather(*(client.tools(each.server, each.address, tenant=tenant) for each in selected))
 
     async def listed() -> list[list[ToolInfo]]:
         return await listing
@@ -121,7 +155,9 @@ async def find_tools(services: Services, context: RequestContext, selected: Sequ
         ServedTool(
             each.server,
             info,
-            each.wants_approval(info) or services.tools.servers[each.server].needs_approval(info.name),
+            each.wants_approval(info)
+            or (each.address is None and services.tools.servers[each.server].needs_approval(info.name)),
+            each.address,
         )
         for each, infos in zip(selected, await context.run_in_time(listed()), strict=True)
         for info in infos
@@ -379,6 +415,7 @@ class ToolLoop(Answer):
             tool.info.name,
             (call.arguments or "{}").encode(),
             self._context.deadline.seconds_left,
+            tool.address,
             tenant=self._context.tenant,
         )
 

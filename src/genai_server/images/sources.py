@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import TYPE_CHECKING, NamedTuple
-from urllib.parse import urljoin, urlsplit
+from urllib.parse import SplitResult, urljoin, urlsplit
 
 from genai_server.errors import AsIs, InvalidField
 from genai_server.image_types import IMAGE_FORMATS, image_type
@@ -30,6 +30,7 @@ _AS_DATA = "send the image as data:image/png;base64,…"
 _PORTS = {"http": 80, "https": 443}
 _PUBLIC_IPV6 = ipaddress.ip_network("2000::/3")
 _MAX_URL = 8192
+_URL = re.compile(r"[!-\[\]-~]+")
 _MAX_REDIRECTS = 3
 _REDIRECTS = (301, 302, 303, 307, 308)
 # Larger data URLs are decoded in a thread: a megabyte takes a millisecond.
@@ -58,6 +59,27 @@ def is_public(address: str) -> bool:
             return False
         ip = ip.ipv4_mapped or ip
     return ip.is_global and not (ip.is_multicast or ip.is_reserved or ip.is_link_local or ip.is_unspecified)
+
+
+def host_of(parts: SplitResult) -> str:
+    """The host of an http or https URL as operators list it: with a port if that is not the scheme's own.
+
+    Raises ValueError for a port that is no number.
+    """
+    host = (parts.hostname or "").rstrip(".")
+    shown = f"[{host}]" if ":" in host else host
+    return shown if parts.port in (None, _PORTS[parts.scheme]) else f"{shown}:{parts.port}"
+
+
+def is_at(url: str, hosts: Collection[str]) -> bool:
+    """Whether a text is an http or https URL, without a user's name and password, of one of these hosts."""
+    if not hosts or len(url) > _MAX_URL or not _URL.fullmatch(url):
+        return False
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in _PORTS and "@" not in parts.netloc and host_of(parts) in hosts
+    except ValueError:
+        return False
 
 
 def is_data_url(url: str) -> bool:
@@ -128,7 +150,7 @@ def _target(url: str, hosts: Collection[str], param: str) -> _Target:
         raise InvalidField(
             param, "cannot be used: a URL may have at most", limit=f"{_MAX_URL} characters", given=len(url)
         )
-    if not re.fullmatch(r"[!-\[\]-~]+", url):
+    if not _URL.fullmatch(url):
         raise InvalidField(param, "must be a URL of ASCII characters, without blanks and backslashes", given=url)
     try:
         parts = urlsplit(url)
@@ -139,11 +161,8 @@ def _target(url: str, hosts: Collection[str], param: str) -> _Target:
         raise InvalidField(param, "must be an http or https URL with a host", given=url)
     if "@" in parts.netloc:
         raise InvalidField(param, "must have no user name or password in its URL")
-    usual = _PORTS[parts.scheme]
-    port = usual if port is None else port
-    shown = f"[{host}]" if ":" in host else host
-    if port != usual:
-        shown += f":{port}"
+    port = _PORTS[parts.scheme] if port is None else port
+    shown = host_of(parts)
     if shown not in hosts:
         raise InvalidField(
             param,

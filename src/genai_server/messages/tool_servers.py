@@ -10,11 +10,22 @@ from genai_server.messages.admin import RequestState
 from genai_server.messages.generation_request import FinishReason
 
 
+class ServerAddress(Struct, frozen=True):
+    """A tool server that a request names by its URL. The API process has checked its host."""
+
+    url: str
+    # Of all requests to the URL.
+    headers: dict[str, str] = {}
+
+
 class ListTools(Struct, frozen=True, tag=True):
     """Which tools has a server? Starts it if it does not run. Answered by `ToolList`."""
 
     id: int
     server: str
+    # Where the server is, if it is none of the configuration file; then each API key's tenant has its own connection.
+    address: ServerAddress | None = None
+    tenant: str = ""
 
 
 class RunTool(Struct, frozen=True, tag=True):
@@ -29,6 +40,8 @@ class RunTool(Struct, frozen=True, tag=True):
     seconds: float
     # The API key's tenant: tenants share the calls that may run at once.
     tenant: str = ""
+    # As in `ListTools`.
+    address: ServerAddress | None = None
 
 
 class StopTool(Struct, frozen=True, tag=True):

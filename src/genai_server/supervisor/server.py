@@ -73,12 +73,13 @@ class SupervisorServer:
         execute: Callable[[Command], None] = lambda command: None,
         *,
         tool_servers: Mapping[str, ToolServer] = MappingProxyType({}),
+        takes_tool_addresses: bool = False,
     ) -> None:
         self._folder = folder
         self._secret = secret
         self._make_pool = make_pool
         self._execute = execute
-        self._tool_servers = tool_servers
+        self._tools = partial(ToolServers, tool_servers, takes_addresses=takes_tool_addresses)
         # The last status, for API processes that connect later.
         self._status = NO_SERVER
         self._connected: set[_ApiProcess] = set()
@@ -135,7 +136,7 @@ class SupervisorServer:
         loop = self._loop = asyncio.get_running_loop()
         self._stopping = asyncio.Event()
         pool = self._make_pool()
-        tools = ToolServers(self._tool_servers)
+        tools = self._tools()
         protocol = partial(_ApiProcess, self, pool, tools, HeldRequests())
         if sys.platform == "win32":
             server = await loop.create_server(protocol, "127.0.0.1", 0)

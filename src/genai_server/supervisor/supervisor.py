@@ -113,6 +113,7 @@ class Supervisor:
             lambda: WorkerPool(limits),
             self._execute,
             tool_servers=self._tool_servers,
+            takes_tool_addresses=bool(self._settings.allowed_mcp_hosts),
         )
         with self._lock:
             self._models.load_first(self._clock())

@@ -17,6 +17,7 @@ from genai_server.messages.tool_servers import (
     ReleaseRequest,
     RequestsFound,
     RunTool,
+    ServerAddress,
     StopTool,
     ToolInfo,
     ToolList,
@@ -40,18 +41,30 @@ class ToolServerClient:
         # What ends the requests that the supervisor knows.
         self._held: dict[int, Callable[[FinishReason], None]] = {}
 
-    async def tools(self, server: str) -> list[ToolInfo]:
-        """The tools of a server that requests may use. Raises ToolServerUnavailable."""
-        answer = await self._ask(ListTools(next(self._ids), server))
+    async def tools(self, server: str, address: ServerAddress | None = None, *, tenant: str = "") -> list[ToolInfo]:
+        """The tools of a server that requests may use. Raises ToolServerUnavailable.
+
+        The `address` of a server that is not of the configuration file must be of an allowed host.
+        """
+        answer = await self._ask(ListTools(next(self._ids), server, address, tenant))
         if isinstance(answer, ToolList):
             return answer.tools
         assert isinstance(answer, ToolServerFailed)
         raise ToolServerUnavailable(answer.reason)
 
-    async def run(self, server: str, tool: str, arguments: bytes, seconds: float, *, tenant: str) -> ToolOutput:
+    async def run(
+        self,
+        server: str,
+        tool: str,
+        arguments: bytes,
+        seconds: float,
+        address: ServerAddress | None = None,
+        *,
+        tenant: str,
+    ) -> ToolOutput:
         """What a tool returns, or why it returns nothing. A caller that is cancelled stops the tool."""
         try:
-            answer = await self._ask(RunTool(next(self._ids), server, tool, arguments, seconds, tenant))
+            answer = await self._ask(RunTool(next(self._ids), server, tool, arguments, seconds, tenant, address))
         except ToolServerUnavailable as error:
             return ToolOutput(0, str(error), is_error=True)
         assert isinstance(answer, ToolOutput)

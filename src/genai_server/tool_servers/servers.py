@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from msgspec import structs
 
@@ -20,6 +20,7 @@ from genai_server.messages.tool_servers import (
     ReleaseRequest,
     RequestsFound,
     RunTool,
+    ServerAddress,
     StopTool,
     ToolInfo,
     ToolList,
@@ -35,12 +36,16 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 # Seconds after a tool server's failed start during which requests get that failure, and no new start is tried.
 _NOT_AGAIN_FOR = 5.0
+# Seconds after which a connection to a URL ends that is not used, and how many such connections a tenant has at most.
+_UNUSED_FOR, _MAX_VISITED = 300.0, 16
 # Seconds for all servers to end with the supervisor.
 _END_TIMEOUT = 5.0
 
 
 _NOT_INSTALLED = "the package mcp is not installed (the extra mcp of genai-server)"
 
+# A server's name, or the tenant, the name, the URL and the headers of a server that a request names by its URL.
+_Key = str | tuple[Any, ...]
 _Send = Callable[[FromToolServers], None]
 Connect = Callable[[ToolServer, Callable[[str], bool]], "ToolServerConnection"]
 
@@ -57,58 +62,107 @@ def _load() -> Connect | None:
 class ToolServers:
     """Starts each server for the first request that needs it, and again after it has ended. Belongs to one event loop;
     must be closed.
+
+    With `takes_addresses`, requests may also name servers by their URLs. Those of one API key are not those of another,
+    and end when they have not been used for a while, or when the key uses too many others.
     """
 
-    def __init__(self, servers: Mapping[str, ToolServer]) -> None:
+    def __init__(self, servers: Mapping[str, ToolServer], *, takes_addresses: bool = False) -> None:
         self._servers = servers
         # What connects to a server; None if the package is not installed. Importing it takes long, so it happens before
         # any request needs it.
-        self._connect = _load() if servers else None
-        self._connections: dict[str, ToolServerConnection] = {}
+        self._connect = _load() if servers or takes_addresses else None
+        # In the order of their last use.
+        self._connections: dict[_Key, ToolServerConnection] = {}
         # Connections in whose place others are.
         self._old: set[ToolServerConnection] = set()
+        # What ends connections to URLs that are not used.
+        self._unused: dict[_Key, asyncio.TimerHandle] = {}
         # When servers failed to start, by the loop's clock, and how.
         self._failed: dict[str, tuple[float, ToolServerUnavailable]] = {}
 
-    async def tools(self, name: str) -> list[ToolInfo]:
+    async def tools(self, name: str, address: ServerAddress | None = None, *, tenant: str = "") -> list[ToolInfo]:
         """The tools of a server that requests may use. Raises ToolServerUnavailable."""
+        if address is not None:
+            return await self._visited(name, address, tenant).tools()
         try:
-            return await self._connection(name).tools()
+            return await self._listed(name).tools()
         except ToolServerUnavailable as error:
             self._failed[name] = asyncio.get_running_loop().time(), error
             raise
 
     async def run(
-        self, name: str, tool: str, arguments: bytes, seconds: float, *, tenant: str = ""
+        self,
+        name: str,
+        tool: str,
+        arguments: bytes,
+        seconds: float,
+        address: ServerAddress | None = None,
+        *,
+        tenant: str = "",
     ) -> tuple[str, bool]:
         """What a tool returns, and whether that is an error. Raises ToolServerUnavailable."""
-        return await self._connection(name).run(tool, arguments, seconds, tenant=tenant)
+        connection = self._listed(name) if address is None else self._visited(name, address, tenant)
+        return await connection.run(tool, arguments, seconds, tenant=tenant)
 
     async def close(self) -> None:
         """End all servers."""
+        for timer in self._unused.values():
+            timer.cancel()
         connections = [*self._connections.values(), *self._old]
         if connections:
             await asyncio.wait([asyncio.create_task(each.close()) for each in connections], timeout=_END_TIMEOUT)
 
-    def _connection(self, name: str) -> "ToolServerConnection":
-        found = self._connections.get(name)
-        if found is not None and found.is_usable:
+    def _listed(self, name: str) -> "ToolServerConnection":
+        """The connection to a server of the configuration file."""
+        if (found := self._usable(name)) is not None:
             return found
         server = self._servers.get(name)
         if server is None:
             raise ToolServerUnavailable(f"tool server {name}: the supervisor does not know it")
-        if self._connect is None:
-            raise ToolServerUnavailable(f"tool server {name}: {_NOT_INSTALLED}")
         failed_at, error = self._failed.pop(name, (0.0, None))
         if error is not None and asyncio.get_running_loop().time() - failed_at < _NOT_AGAIN_FOR:
             self._failed[name] = failed_at, error
             raise error
+        return self._new(name, server)
+
+    def _visited(self, name: str, address: ServerAddress, tenant: str) -> "ToolServerConnection":
+        """The connection to the server at a URL."""
+        key = (tenant, name, address.url, *sorted(address.headers.items()))
+        connection = self._usable(key)
+        if connection is None:
+            own = [each for each in self._connections if each != key and isinstance(each, tuple) and each[0] == tenant]
+            for other in own[: max(0, len(own) - _MAX_VISITED + 1)]:
+                self._leave(other)
+            connection = self._new(key, ToolServer(name=name, url=address.url, headers=address.headers))
+        # Used last.
+        self._connections[key] = self._connections.pop(key)
+        if key in self._unused:
+            self._unused[key].cancel()
+        self._unused[key] = asyncio.get_running_loop().call_later(_UNUSED_FOR, self._leave, key)
+        return connection
+
+    def _leave(self, key: _Key) -> None:
+        """End a connection after the calls that run."""
+        self._unused.pop(key).cancel()
+        connection = self._connections.pop(key)
+        connection.retire()
+        self._old.add(connection)
+
+    def _usable(self, key: _Key) -> "ToolServerConnection | None":
+        found = self._connections.get(key)
+        return found if found is not None and found.is_usable else None
+
+    def _new(self, key: _Key, server: ToolServer) -> "ToolServerConnection":
+        """A connection in the place of one that cannot be used, if there is one."""
+        if self._connect is None:
+            raise ToolServerUnavailable(f"tool server {server.name}: {_NOT_INSTALLED}")
         self._old = {each for each in self._old if not each.has_ended}
-        if found is not None:
-            self._old.add(found)
+        if key in self._connections:
+            self._old.add(self._connections[key])
         may_connect: Callable[[str], bool] = (lambda address: True) if server.private else is_public
-        self._connections[name] = self._connect(server, may_connect)
-        return self._connections[name]
+        self._connections[key] = self._connect(server, may_connect)
+        return self._connections[key]
 
 
 class HeldRequests:
@@ -193,10 +247,16 @@ class ToolSession:
     async def _answer(self, message: ListTools | RunTool) -> None:
         try:
             if isinstance(message, ListTools):
-                self._send(ToolList(message.id, await self._servers.tools(message.server)))
+                tools = await self._servers.tools(message.server, message.address, tenant=message.tenant)
+                self._send(ToolList(message.id, tools))
             else:
                 text, is_error = await self._servers.run(
-                    message.server, message.tool, message.arguments, message.seconds, tenant=message.tenant
+                    message.server,
+                    message.tool,
+                    message.arguments,
+                    message.seconds,
+                    message.address,
+                    tenant=message.tenant,
                 )
                 self._send(ToolOutput(message.id, text, is_error))
         except ToolServerUnavailable as error:

@@ -1,12 +1,13 @@
-"""Anthropic's `mcp_servers`, each of which names a tool server of this server's configuration."""
+"""Anthropic's `mcp_servers`, each of which names a tool server of this server's configuration, or one by its URL."""
 
 from collections.abc import Mapping, Sequence
 
 from genai_server.apis.messages.schemas import CountTokensRequest, McpServer, McpToolset
+from genai_server.config.tool_servers import NAME_RULE, is_name
 from genai_server.errors import InvalidField
 from genai_server.generation.dependencies import RequestContext, Services
-from genai_server.generation.tool_loop import Selection, ServedTool, find_tools, usable_servers
-from genai_server.messages.tool_servers import ToolInfo
+from genai_server.generation.tool_loop import Selection, ServedTool, address_of, find_tools, usable_servers
+from genai_server.messages.tool_servers import ServerAddress, ToolInfo
 
 
 async def find_server_tools(
@@ -23,25 +24,40 @@ async def find_server_tools(
     for name in toolsets:
         if name not in names and not context.leniency.leave_out("tools", " (mcp_toolset)"):
             raise InvalidField("tools", "has an mcp_toolset of a server that is not in mcp_servers", given=name)
-    found: dict[str, McpServer] = {}
+    selected: dict[str, Selection] = {}
     for place, server in enumerate(body.mcp_servers or ()):
-        if server.name in usable:
-            found[server.name] = server
-            if server.authorization_token:
+        at = None if server.name in usable else _address(server, place, services)
+        if server.name in usable or at is not None:
+            allows = _Allowed(server, toolsets.get(server.name))
+            selected[server.name] = Selection(server.name, allows, address=at)
+            if server.authorization_token and at is None:
                 _leave_out(context, f"mcp_servers[{place}].authorization_token", "", server.name)
         else:
             _leave_out(context, f"mcp_servers[{place}]", "", server.name)
-    selected = [Selection(name, _Allowed(server, toolsets.get(name))) for name, server in found.items()]
-    tools = await find_tools(services, context, selected) if selected else []
+    tools = await find_tools(services, context, list(selected.values())) if selected else []
     for tool in tools:
         if tool.needs_approval:
             context.leniency.note([f"mcp_servers ({tool.server}: {tool.info.name} needs an approval)"])
-    return {name: [tool for tool in tools if tool.server == name and not tool.needs_approval] for name in found}
+    return {name: [tool for tool in tools if tool.server == name and not tool.needs_approval] for name in selected}
+
+
+def _address(server: McpServer, place: int, services: Services) -> ServerAddress | None:
+    """Where a server is that is not the operator's; None if the operator does not allow it. Raises InvalidField."""
+    try:
+        found = address_of(services, server.url, server.authorization_token)
+    except ValueError as error:
+        raise InvalidField(f"mcp_servers[{place}].authorization_token", str(error)) from None
+    if found is not None and not is_name(server.name):
+        raise InvalidField(f"mcp_servers[{place}].name", NAME_RULE, given=server.name)
+    return found
 
 
 def _leave_out(context: RequestContext, path: str, remark: str, name: str) -> None:
     if not context.leniency.leave_out(path, remark):
-        rule = "must be of a tool server that this request may use ([mcp.NAME] in the configuration file)"
+        rule = (
+            "must be of a tool server that this request may use ([mcp.NAME] in the configuration file), or at a host "
+            "that the operator allows (GENAI_MCP_HOSTS)"
+        )
         raise InvalidField(path, rule, given=name)
 
 

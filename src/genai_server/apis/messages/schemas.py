@@ -380,12 +380,16 @@ class McpToolConfiguration(Wire):
 
 
 class McpServer(Wire):
-    """A tool server of this server's configuration, whose tools this server runs."""
+    """A tool server, whose tools this server runs: one of its configuration, or one at an allowed host."""
 
     type: Literal["url"]
-    name: NonEmptyText = Field(description="The name of the tool server in this server's configuration.")
-    url: Text | None = Field(None, description="No effect: the configuration has the address.")
-    authorization_token: Text | None = Field(None, description="No effect: the configuration has what it needs.")
+    name: NonEmptyText = Field(
+        description="The name of the tool server in this server's configuration; any other name with a url."
+    )
+    url: Text | None = Field(
+        None, description="Address of a server that the configuration does not have, at a host of GENAI_MCP_HOSTS."
+    )
+    authorization_token: Text | None = Field(None, description="OAuth token for such a server.")
     tool_configuration: McpToolConfiguration | None = None
 
 

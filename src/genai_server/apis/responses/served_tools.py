@@ -8,10 +8,19 @@ import msgspec
 from genai_server.apis.responses.output_items import McpToolList
 from genai_server.apis.responses.schemas import ResponsesRequest
 from genai_server.apis.responses.tool_schemas import McpFunction, McpTool
+from genai_server.config.tool_servers import NAME_RULE, is_name
 from genai_server.errors import InvalidField
 from genai_server.generation.dependencies import RequestContext, Services
-from genai_server.generation.tool_loop import Selection, ServedTool, ServedTools, find_tools, usable_servers
+from genai_server.generation.tool_loop import (
+    Selection,
+    ServedTool,
+    ServedTools,
+    address_of,
+    find_tools,
+    usable_servers,
+)
 from genai_server.http.json_response import JsonObject
+from genai_server.messages.tool_servers import ServerAddress
 from genai_server.quoted_values import quoted
 
 _NOT_APPROVED = "Error: the user has not approved this call"
@@ -90,23 +99,39 @@ async def find_mcp_tools(body: ResponsesRequest, services: Services, context: Re
         return McpTools()
     usable = usable_servers(services, context)
     found: dict[str, McpTool] = {}
+    selected: list[Selection] = []
     for place, tool in named:
         if tool.server_label in found:
             raise InvalidField(f"tools[{place}].server_label", "must be unique", given=tool.server_label)
-        if tool.server_label in usable:
+        at = None if tool.server_label in usable else _address(tool, place, services)
+        if tool.server_label in usable or at is not None:
             found[tool.server_label] = tool
-            for name in tool.without_effect:
+            selected.append(Selection(tool.server_label, tool.allows, tool.wants_approval, at))
+            for name in tool.without_effect(has_address=at is not None):
                 if not context.leniency.leave_out(f"tools[{place}].{name}"):
                     raise InvalidField(f"tools[{place}].{name}", "has no effect: the server's configuration has it")
         elif not context.leniency.leave_out(f"tools[{place}]", " (mcp)"):
-            rule = "must be the name of a tool server that this request may use ([mcp.NAME] in the configuration file)"
+            rule = (
+                "must be the name of a tool server that this request may use ([mcp.NAME] in the configuration file), "
+                "unless server_url has a host that the operator allows (GENAI_MCP_HOSTS)"
+            )
             raise InvalidField(f"tools[{place}].server_label", rule, given=tool.server_label)
-    selected = [Selection(label, tool.allows, tool.wants_approval) for label, tool in found.items()]
     listed = await find_tools(services, context, selected) if selected else []
     # Functions of the request with the name of a server's tool replace it.
     own = {tool.full_name for tool in body.tools or ()}
     tools = [tool for tool in listed if tool.name not in own]
     return McpTools(tools, frozenset(found), {label: tool.server_description for label, tool in found.items()})
+
+
+def _address(tool: McpTool, place: int, services: Services) -> ServerAddress | None:
+    """Where a server is that is not the operator's; None if the operator does not allow it. Raises InvalidField."""
+    try:
+        found = address_of(services, tool.server_url, tool.authorization, tool.headers)
+    except ValueError as error:
+        raise InvalidField(f"tools[{place}].headers", str(error)) from None
+    if found is not None and not is_name(tool.server_label):
+        raise InvalidField(f"tools[{place}].server_label", NAME_RULE, given=tool.server_label)
+    return found
 
 
 @dataclass(frozen=True)

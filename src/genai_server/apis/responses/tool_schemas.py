@@ -180,20 +180,24 @@ class McpApproval(Wire):
 
 
 class McpTool(Wire):
-    """The tools of one of the operator's tool servers, which this server runs."""
+    """The tools of a tool server, which this server runs: of one that the operator lists, or at an allowed host."""
 
     type: Literal["mcp"]
-    server_label: NonEmptyText = Field(description="The name of the tool server in this server's configuration.")
+    server_label: NonEmptyText = Field(
+        description="The name of the tool server in this server's configuration; any name with a server_url."
+    )
     allowed_tools: Annotated[list[NonEmptyText], elements(MAX_TOOLS)] | McpFilter | None = None
     require_approval: Literal["always", "never"] | McpApproval | None = Field(
         None, description="always by default, as in OpenAI's API. The operator may demand it for more tools."
     )
     allowed_callers: AllowedCallers | None = None
     server_description: Text | None = Field(None, description="Placed before the descriptions of the tools.")
-    server_url: Text | None = Field(None, description="No effect: the configuration has the address.")
-    authorization: Text | None = Field(None, description="No effect: the configuration has what the server needs.")
+    server_url: Text | None = Field(
+        None, description="Address of a server that the configuration does not have, at a host of GENAI_MCP_HOSTS."
+    )
+    authorization: Text | None = Field(None, description="OAuth token for server_url.")
     headers: Annotated[dict[str, Text], Field(max_length=_MAX_HEADERS), members(_MAX_HEADERS)] | None = Field(
-        None, description="No effect: the configuration has what it needs."
+        None, description="Headers of the requests to server_url."
     )
     connector_id: Text | None = Field(None, description="No effect.")
     tunnel_id: Text | None = Field(None, description="No effect.")
@@ -220,11 +224,10 @@ class McpTool(Wire):
             return rule.always is None or rule.always.matches(tool)
         return rule != "never"
 
-    @property
-    def without_effect(self) -> list[str]:
-        """The given fields that only OpenAI's servers use."""
-        fields = ("server_url", "authorization", "headers", "connector_id", "tunnel_id", "defer_loading")
-        return [field for field in fields if getattr(self, field)]
+    def without_effect(self, *, has_address: bool) -> list[str]:
+        """The given fields that are not used. `has_address`: whether the server is the one at `server_url`."""
+        own = () if has_address else ("server_url", "authorization", "headers")
+        return [field for field in (*own, "connector_id", "tunnel_id", "defer_loading") if getattr(self, field)]
 
 
 class McpFunction(FunctionTool):
