@@ -193,6 +193,27 @@ def test_neither_answers_nor_logs_have_secrets(caplog: pytest.LogCaptureFixture)
     assert SECRET not in caplog.text
 
 
+@pytest.mark.parametrize("mode", ["errors", "refusal", "schema"])
+def test_no_part_of_a_secret_is_left_where_texts_are_cut(caplog: pytest.LogCaptureFixture, mode: str) -> None:
+    said: list[str] = []
+
+    async def main() -> None:
+        async with served(mode, env={"TOKEN": SECRET * 3}) as servers:
+            try:
+                tools = await servers.tools("test")
+                said.extend(f"{tool.name} {tool.description} {tool.parameters.decode()}" for tool in tools)
+            except ToolServerUnavailable as error:
+                said.append(str(error))
+
+    asyncio.run(main())
+    told = "\n".join([*said, caplog.text])
+    assert SECRET[:6] not in told
+    assert SECRET[-6:] not in told
+    assert "xxx" in told
+    if mode == "schema":
+        assert 'leak [secret] {"type": "object", "title": "[secret]"}' in said
+
+
 def test_a_program_has_none_of_the_servers_own_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GENAI_API_KEYS", "not-for-programs")
 

@@ -196,8 +196,10 @@ class ToolServerConnection:
         reason = self._program.why if self._program is not None else ""
         if isinstance(error, TimeoutError):
             reason = reason or f"it does not list its tools within {self._server.start_timeout:g} s"
-        text = without_secrets(reason or in_one_line(error), self._server)[:500]
-        return ToolServerUnavailable(f"tool server {self._server.name}: {text}")
+        kind = "" if type(error) is RuntimeError else type(error).__name__
+        # Without secrets first: a part of one may be left once the text is cut.
+        text = without_secrets(reason or ": ".join(filter(None, (kind, str(error)))), self._server)
+        return ToolServerUnavailable(f"tool server {self._server.name}: {in_one_line(RuntimeError(text))[:500]}")
 
     async def _notice(self, message: Any) -> None:
         """Called with each notification of the server."""
@@ -213,8 +215,10 @@ class ToolServerConnection:
             for tool in page.tools:
                 if not self._server.may_run(tool.name):
                     continue
-                parameters = json.dumps(tool.input_schema, ensure_ascii=False).encode(errors="replace")
-                is_usable = _TOOL_NAME.fullmatch(tool.name) and tool.name not in found
+                schema = without_secrets(json.dumps(tool.input_schema, ensure_ascii=False), self._server)
+                parameters = schema.encode(errors="replace")
+                has_name = _TOOL_NAME.fullmatch(tool.name) and without_secrets(tool.name, self._server) == tool.name
+                is_usable = has_name and tool.name not in found
                 if not is_usable or len(parameters) > _MAX_SCHEMA or len(found) == _MAX_TOOLS:
                     unusable.append(tool.name)
                     continue
@@ -224,14 +228,14 @@ class ToolServerConnection:
             if (cursor := page.next_cursor) is None:
                 break
         if unusable:
-            named = ", ".join(quoted(name, 80) for name in unusable[:_MAX_NAMED])
+            named = ", ".join(quoted(without_secrets(name, self._server), 80) for name in unusable[:_MAX_NAMED])
             log.warning(
                 "tool server %s: %d tools are left out, because of their name, the size of their schema, or as the "
                 "%d. tool or later: %s",
                 self._server.name,
                 len(unusable),
                 _MAX_TOOLS + 1,
-                without_secrets(named, self._server),
+                named,
             )
         return list(found.values())
 

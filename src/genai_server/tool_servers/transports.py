@@ -99,7 +99,7 @@ class Program:
     @property
     def errors(self) -> str:
         """The end of what it has written to its standard error output, for operators."""
-        return without_secrets(self._errors.decode(errors="replace"), self._server).strip()
+        return self._errors.decode(errors="replace").strip()
 
     async def _read(self, process: Process, received: MemoryObjectSendStream[SessionMessage | Exception]) -> None:
         assert process.stdout is not None
@@ -144,7 +144,11 @@ class Program:
     async def _read_errors(self, process: Process) -> None:
         assert process.stderr is not None
         while data := await process.stderr.read(65536):
-            self._errors = (self._errors + data)[-_MAX_ERRORS:]
+            self._errors += data
+            # Before the beginning is cut off, which may be that of a secret.
+            for secret in self._server.secrets:
+                self._errors = self._errors.replace(secret.encode(), b"[secret]")
+            self._errors = self._errors[-_MAX_ERRORS:]
 
 
 async def _end(process: Process, grace: float) -> None:
