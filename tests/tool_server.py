@@ -1,8 +1,8 @@
 """A tool server for tests, which speaks MCP on its standard streams: a well-behaved one, or a hostile one.
 
 Its arguments choose what it does at its start: `mute` never answers, `dies` ends at once, `names`, `schemas` and `deep`
-list tools that cannot be used, `secret` writes its environment wherever it can, `schema` lists tools that have it, and
-`errors` and `refusal` end with it where texts are cut.
+list tools that cannot be used, `secret` writes its environment wherever it can, `schema` lists tools that have it,
+`errors` and `refusal` end with it where texts are cut, and `pages` lists large tools without end.
 """
 
 import json
@@ -101,6 +101,11 @@ def answer(request: dict[str, Any], mode: str = "", num_calls: int = 0) -> dict[
             version = request["params"]["protocolVersion"]
             about = {"name": "test", "version": "1"}
             result = {"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": about}
+        case "tools/list" if mode == "pages":
+            page = int(request.get("params", {}).get("cursor") or 0)
+            schema = {"type": "object", "title": "x" * 60_000}
+            listed = [{"name": f"t{page}-{number}", "inputSchema": schema} for number in range(4)]
+            result = {"tools": listed, "nextCursor": str(page + 1)}
         case "tools/list":
             result = {"tools": list(tools(mode))}
         case "tools/call":

@@ -1,6 +1,7 @@
 """The parts of the loop that need no server."""
 
 import asyncio
+import json
 from collections.abc import Mapping
 
 from genai_server.answer_parts import (
@@ -14,7 +15,12 @@ from genai_server.answer_parts import (
     WholeToolCall,
 )
 from genai_server.generation.answers import Piece
-from genai_server.generation.parameters.chat_messages import ChatMessage, ChatParameters
+from genai_server.generation.parameters.chat_messages import (
+    ChatMessage,
+    ChatParameters,
+    Tool,
+    tool_for_template,
+)
 from genai_server.generation.tool_loop import (
     ServedTool,
     ServedTools,
@@ -112,6 +118,19 @@ def test_results_never_become_structure() -> None:
         call = WholeToolCall("one", "s__t", "{}", is_complete=True)
         conversation = [*messages(USER, CALLS), _result_message(call, ToolOutput(0, text))]
         prompt = asyncio.run(codec.encode_chat([each.for_template() for each in conversation]))
+        return sum(token in MARKERS for token in prompt.tokens)
+
+    assert special(PROMPT) == special("harmless") > 0
+
+
+def test_descriptions_never_become_structure() -> None:
+    codec = load_text_codec(DEMO, "cpu")
+
+    def special(text: str) -> int:
+        parameters = json.dumps({"type": "object", "description": text}).encode()
+        function = ServedTool("s", ToolInfo("t", text, parameters)).function
+        tools = [tool_for_template(Tool.model_validate({"type": "function", "function": function}))]
+        prompt = asyncio.run(codec.encode_chat([each.for_template() for each in messages(USER)], tools))
         return sum(token in MARKERS for token in prompt.tokens)
 
     assert special(PROMPT) == special("harmless") > 0

@@ -84,6 +84,8 @@ def test_names_that_collide_and_huge_schemas_are_left_out(caplog: pytest.LogCapt
     assert asyncio.run(main("names")) == [*TOOLS]
     assert "7 tools are left out" in caplog.text
     assert asyncio.run(main("schemas")) == [*TOOLS, "endless", "pattern"]
+    assert asyncio.run(main("pages")) == ["t0-0", "t0-1", "t0-2", "t0-3", "t1-0", "t1-1", "t1-2", "t1-3"]
+    assert "56 tools are left out" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -28,8 +28,8 @@ for _name in ("mcp", "client", "httpx2", "httpcore2"):
     logging.getLogger(_name).setLevel(logging.CRITICAL + 1)
 # With the server's name and two underscores before it, a tool's name must be one of a function.
 _TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,80}")
-# Limits of what a server says about its tools.
-_MAX_PAGES, _MAX_TOOLS, _MAX_DESCRIPTION, _MAX_SCHEMA = 16, 128, 4096, 64 * 1024
+# Limits of what a server says about its tools. Every request that uses the server gets all of it.
+_MAX_PAGES, _MAX_TOOLS, _MAX_DESCRIPTION, _MAX_SCHEMA, _MAX_LIST = 16, 128, 4096, 64 * 1024, 512 * 1024
 # Names of tools that cannot be used, in the log.
 _MAX_NAMED = 5
 
@@ -209,6 +209,7 @@ class ToolServerConnection:
     async def _list(self, client: Client) -> list[ToolInfo]:
         found: dict[str, ToolInfo] = {}
         unusable: list[str] = []
+        num_bytes = 0
         cursor: str | None = None
         for _ in range(_MAX_PAGES):
             page = await client.session.list_tools(params=types.PaginatedRequestParams(cursor=cursor))
@@ -218,11 +219,13 @@ class ToolServerConnection:
                 schema = without_secrets(json.dumps(tool.input_schema, ensure_ascii=False), self._server)
                 parameters = schema.encode(errors="replace")
                 has_name = _TOOL_NAME.fullmatch(tool.name) and without_secrets(tool.name, self._server) == tool.name
-                is_usable = has_name and tool.name not in found
-                if not is_usable or len(parameters) > _MAX_SCHEMA or len(found) == _MAX_TOOLS:
+                description = without_secrets(tool.description or "", self._server)[:_MAX_DESCRIPTION]
+                size = len(parameters) + len(description.encode(errors="replace"))
+                is_usable = has_name and tool.name not in found and len(parameters) <= _MAX_SCHEMA
+                if not is_usable or len(found) == _MAX_TOOLS or num_bytes + size > _MAX_LIST:
                     unusable.append(tool.name)
                     continue
-                description = without_secrets(tool.description or "", self._server)[:_MAX_DESCRIPTION]
+                num_bytes += size
                 is_read_only = tool.annotations is not None and tool.annotations.read_only_hint is True
                 found[tool.name] = ToolInfo(tool.name, description, parameters, is_read_only)
             if (cursor := page.next_cursor) is None:
@@ -230,11 +233,12 @@ class ToolServerConnection:
         if unusable:
             named = ", ".join(quoted(without_secrets(name, self._server), 80) for name in unusable[:_MAX_NAMED])
             log.warning(
-                "tool server %s: %d tools are left out, because of their name, the size of their schema, or as the "
-                "%d. tool or later: %s",
+                "tool server %s: %d tools are left out, because of their name or the size of their schema, or because "
+                "there are more than %d tools or %d KiB before them: %s",
                 self._server.name,
                 len(unusable),
-                _MAX_TOOLS + 1,
+                _MAX_TOOLS,
+                _MAX_LIST // 1024,
                 named,
             )
         return list(found.values())
