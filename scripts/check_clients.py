@@ -29,6 +29,7 @@ from _clients.recording import SPEECH_DIRECTORY, SPEECH_MODEL
 from _clients.report import merged, placed, rows
 from _clients.structures import STRUCTURES
 from _clients.suites import SUITES
+from _clients.tool_servers import TOOL_SERVERS
 from _load.server import DEMO, HOST, REPOSITORY, run_server
 from _models.table import table
 from _peers.environment import PeerUnavailable
@@ -44,6 +45,7 @@ CLIENTS = (
     OPEN_RESPONSES,
     *STRUCTURES,
     *GENERATORS,
+    *TOOL_SERVERS,
 )
 SETTINGS = {
     # A token is a byte, and the first prompt of a coding agent has 120,000.
