@@ -28,7 +28,7 @@ _PINS = dict(
 )
 _PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 # Settings of the image.
-_EXTRAS = ("cpu", "cuda", "hub", "otel", "kv-events", "bench")
+_EXTRAS = ("cpu", "cuda", "hub", "otel", "kv-events", "mcp", "bench")
 _LABEL = re.compile(r'(\w+)=~?"|by \(([\w, ]+)\)|\{\{(\w+)\}\}')
 
 

@@ -11,14 +11,15 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psutil
 import pytest
 from anthropic import Anthropic
 from anthropic import BadRequestError as AnthropicBadRequest
 from openai import APIStatusError, BadRequestError, InternalServerError, OpenAI
 
-from genai_server.tool_servers import servers
-from tests.running_server import RunningServer, wait_until
+from genai_server.tool_servers import servers as tool_servers
+from tests.running_server import PATIENCE, RunningServer, run_server, wait_until
 from tests.server_here import run_here
 from tests.tool_server import PROMPT, TOOLS
 from tests.tool_servers.test_http import Address
@@ -435,6 +436,32 @@ def test_an_approved_call_is_cancelled_before_the_first_round(server: RunningSer
     assert raised.value.code == "cancelled"
 
 
+def test_every_api_process_finds_and_ends_a_request_within_a_tool(tmp_path: Path) -> None:
+    text = f"[mcp.test]\ncommand = {json.dumps([sys.executable, str(PROGRAM)])}\n"
+    (tmp_path / "server.toml").write_text(text, encoding="utf-8")
+    options = ["--config", str(tmp_path / "server.toml"), "--device", "scripted", "--max-length", "20000"]
+    with run_server(tmp_path, *options, "--workers", "2") as server:
+        # Each on a connection of its own, which either process accepts.
+        asked: Any = {"model": "demo", "input": script(call("test__hang")), "tools": [MCP], "background": True}
+        paths = []
+        for _ in range(6):
+            begun = httpx.post(f"{server.url}/v1/responses", json=asked, timeout=PATIENCE).json()
+            paths.append(f"{server.url}/v1/responses/{begun['id']}")
+
+        def listed() -> list[Any]:
+            entries = httpx.get(f"{server.url}/v1/requests", timeout=PATIENCE).json()["data"]
+            return [entry for entry in entries if entry["phase"] == "tools"]
+
+        wait_until(lambda: [len(listed()) for _ in range(4)] == [6] * 4)
+        cancelled = [httpx.post(f"{path}/cancel", timeout=PATIENCE).json()["status"] for path in paths[:3]]
+        assert cancelled == ["cancelled"] * 3
+        for entry in listed():
+            ended = httpx.post(f"{server.url}/v1/requests/{entry['unique_id']}/cancel", timeout=PATIENCE)
+            assert ended.status_code == 200
+        wait_until(lambda: {httpx.get(path, timeout=PATIENCE).json()["status"] for path in paths[3:]} == {"incomplete"})
+        assert listed() == []
+
+
 def test_servers_that_a_request_may_not_use_are_left_out_and_named(openai: OpenAI) -> None:
     tools: Any = [{**MCP, "server_label": "others"}, {**MCP, "server_label": "x", "server_url": "https://x.example"}]
     raw = openai.responses.with_raw_response.create(model="demo", input="script: say Hi.", tools=tools)
@@ -489,7 +516,7 @@ def test_a_model_reads_the_result_and_a_later_round_takes_its_prompt_from_the_ca
 @pytest.fixture
 def visited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[RunningServer, Address]]:
     """A server whose operator allows the host of a tool server, and this one."""
-    monkeypatch.setattr(servers, "is_public", lambda address: True)
+    monkeypatch.setattr(tool_servers, "is_public", lambda address: True)
     with Address() as address:
         thread = threading.Thread(target=address.serve_forever)
         thread.start()

@@ -188,9 +188,7 @@ def test_each_key_has_connections_of_its_own_to_addresses_in_requests(address: A
 
 
 @pytest.mark.usefixtures("on_this_machine")
-def test_connections_that_a_key_has_not_used_for_longest_end(
-    address: Address, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_connections_that_a_key_has_not_used_for_longest_end(address: Address, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(servers, "_MAX_VISITED", 2)
 
     async def main() -> None:

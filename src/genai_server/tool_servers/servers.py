@@ -134,7 +134,7 @@ class ToolServers:
             own = [each for each in self._connections if each != key and isinstance(each, tuple) and each[0] == tenant]
             for other in own[: max(0, len(own) - _MAX_VISITED + 1)]:
                 self._leave(other)
-            connection = self._new(key, ToolServer(name=name, url=address.url, headers=address.headers))
+            connection = self._new(key, ToolServer.model_validate({"name": name, **structs.asdict(address)}))
         # Used last.
         self._connections[key] = self._connections.pop(key)
         if key in self._unused:

@@ -158,11 +158,11 @@ def check_kv_events(settings: Settings) -> None:
 
 def check_tool_servers(settings: Settings) -> None:
     """Check the tables of tool servers, and that they can be used, if there are any. Raises ConfigurationError."""
-    needed_by = "[mcp.NAME] in the configuration file" if tool_servers(settings) else ""
-    if needed_by := needed_by or ("GENAI_MCP_HOSTS" if settings.allowed_mcp_hosts else ""):
-        if importlib.util.find_spec("mcp") is None:
-            command = this_installation().extra_command("mcp")
-            raise ConfigurationError(f"{needed_by}: mcp missing; install what it needs: {command}")
+    tables = "[mcp.NAME] in the configuration file" if tool_servers(settings) else ""
+    needed_by = tables or ("GENAI_MCP_HOSTS" if settings.allowed_mcp_hosts else "")
+    if needed_by and importlib.util.find_spec("mcp") is None:
+        command = this_installation().extra_command("mcp")
+        raise ConfigurationError(f"{needed_by}: mcp missing; install what it needs: {command}")
 
 
 def check_storage(settings: Settings) -> None:
