@@ -121,7 +121,9 @@ class Reader:
             self.stack.enter_context(_prometheus(options, self.folder, environment))
             return
         self._server.close()
-        settings = {name: value for name, value in environment.items() if name.startswith(("GENAI_", "HF_", "HOME"))}
+        settings = {
+            name: value for name, value in environment.items() if name.startswith(("GENAI_", "HF_", "HOME", "PATH"))
+        }
         server = run_server(
             self.folder / "noted", *options[1:], settings=settings, cwd=self.folder, port=int(environment["PORT"])
         )

@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import httpx
@@ -89,6 +90,12 @@ def test_prometheus_and_grafana(tmp_path: Path) -> None:
 def test_slow_model(tmp_path: Path) -> None:
     with reader(tmp_path, INSTALLS) as here:
         here.follow(Guide("slow-model"))
+
+
+@pytest.mark.skipif(find_spec("mcp_server_time") is None, reason="mcp-server-time is not installed (the extra dev)")
+def test_tools(tmp_path: Path) -> None:
+    with reader(tmp_path, INSTALLS, "pip install") as here:
+        here.follow(Guide("tools"))
 
 
 def test_upgrading(tmp_path: Path) -> None:
