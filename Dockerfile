@@ -14,7 +14,7 @@ COPY pyproject.toml deploy/constraints.txt ./
 COPY native native
 # The operators for CPUs are compiled by zig's compiler, which only their build has.
 RUN mkdir -p src/genai_server models/demo && touch src/genai_server/__init__.py README.md LICENSE \
-    && /app/.venv/bin/python -m pip install --quiet ./native ".[$EXTRA,audio]"
+    && /app/.venv/bin/python -m pip install --quiet ./native ".[$EXTRA,audio,mcp]"
 
 FROM dependencies AS package
 COPY README.md LICENSE ./

@@ -17,7 +17,7 @@ from typing import Any
 _ROOT = Path(__file__).resolve().parents[1]
 _TARGET = _ROOT / "deploy" / "constraints.txt"
 # `export` is omitted: a server does not need PyTorch. Linux has these devices.
-_EXTRAS = ("cpu", "cuda", "audio", "hub", "otel", "kv-events", "bench")
+_EXTRAS = ("cpu", "cuda", "audio", "hub", "otel", "kv-events", "mcp", "bench")
 # What builds the packages themselves: the image has no compiler for the operators.
 _BACKENDS = ("hatchling", "ziglang")
 _OURS = "genai-server"
