@@ -29,7 +29,7 @@ from genai_server.hub.quantized_checkpoint import read_quantization
 from genai_server.hub.repository import name_of, select_gguf, select_source, with_tokenizer
 from genai_server.pooling_model import Task, task_of
 
-# Below this number of weights, 4 bits cost more quality than they save (docs/models.md).
+# Below this number of weights, 4 bits cost more quality than they save (docs/export.md).
 _SMALL = 1_000_000_000
 
 

@@ -36,7 +36,7 @@ _REMOTE = {
     "VideoChatFlashQwenForCausalLM",
 }
 _QUANTIZED = ("int4", "int8")
-# Decoders whose graphs of mobius 0.1 give the logits of Transformers (docs/models.md); it also builds others wrongly.
+# Decoders whose graphs of mobius 0.1 give the logits of Transformers (docs/export.md); it also builds others wrongly.
 _OF_MOBIUS = {
     "ApertusForCausalLM",
     "ArceeForCausalLM",
