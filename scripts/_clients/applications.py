@@ -1,4 +1,4 @@
-"""Applications that people chat in, started by the lines of docs/clients.md and used through their own HTTP API."""
+"""Applications that people chat in, started by the lines of their guides and used through their own HTTP API."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from .recipe import recipe
 from .recording import RECORDING, SPEECH_DIRECTORY, SPEECH_MODEL, transcript
 
 _NAME = "Open WebUI"
+_HEADING = "2. Start Open WebUI"
 # It migrates a new database first.
 _SECONDS_TO_START = 300.0
 _SECONDS_TO_READ_A_FILE = 60.0
@@ -60,7 +61,7 @@ def _check_open_webui(place: Place) -> list[Check]:
     # Its database keeps the server's URL from the first start.
     shutil.rmtree(data, ignore_errors=True)
     data.mkdir()
-    lines = f"{recipe(_NAME, place.url).rstrip()} --host {HOST} --port {port}"
+    lines = f"{recipe(_HEADING, place.url).rstrip()} --host {HOST} --port {port}"
     with httpx.Client(base_url=f"http://{HOST}:{port}", timeout=60) as client:
 
         def is_up() -> bool:
@@ -266,4 +267,4 @@ def _about_a_file(client: httpx.Client, model: str) -> dict[str, Any]:
     return answer
 
 
-APPLICATIONS = (Client(_NAME, ("open-webui",), _check_open_webui, images=True, recipe=_NAME),)
+APPLICATIONS = (Client(_NAME, ("open-webui",), _check_open_webui, images=True, recipe=_HEADING),)

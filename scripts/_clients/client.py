@@ -68,7 +68,7 @@ class Client:
     model: Model = Model.SCRIPTED
     # Whether it also sends an image, to another server.
     images: bool = False
-    # The heading of docs/clients.md whose lines are run; "" for none.
+    # The heading of docs/clients.md or a guide whose lines are run; "" for none.
     recipe: str = ""
     # Below node_modules: fetches or links the program after the installation.
     postinstall: str = ""

@@ -1,4 +1,4 @@
-"""scripts/check_clients.py runs the recipes of docs/clients.md."""
+"""scripts/check_clients.py runs the recipes of docs/clients.md and of the guides."""
 
 import re
 
@@ -8,14 +8,16 @@ from scripts._clients.client import Client, Registry
 from scripts._clients.coding_agents import CODING_AGENTS
 from scripts._clients.libraries import LIBRARIES
 from scripts._clients.ollama_clients import OLLAMA
-from scripts._clients.recipe import PAGE, PROMPT, SERVER, recipe, section
+from scripts._clients.recipe import PAGES, PROMPT, SERVER, recipe, section
 
-RUN = [client.recipe for client in (*LIBRARIES, *OLLAMA, *CODING_AGENTS) if client.recipe] + ["Open WebUI"]
-HEADINGS = re.findall(r"^## (.*)$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+RUN = [client.recipe for client in (*LIBRARIES, *OLLAMA, *CODING_AGENTS) if client.recipe] + ["2. Start Open WebUI"]
+HEADINGS = [
+    heading for page in PAGES for heading in re.findall(r"^## (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+]
 
 
 def test_all_recipes_are_run() -> None:
-    """As the page says."""
+    """As the pages say. Other lines of a guide, which are `bash`, are run by tests/guides."""
     assert set(RUN) == {heading for heading in HEADINGS if re.search(r"(?m)^```(sh|python)$", section(heading))}
 
 
@@ -43,7 +45,7 @@ def test_a_library_keeps_its_prompt() -> None:
 
 
 def test_a_heading_that_is_missing_is_named() -> None:
-    with pytest.raises(ValueError, match="no heading Nothing"):
+    with pytest.raises(ValueError, match="has a heading Nothing"):
         recipe("Nothing")
     with pytest.raises(ValueError, match="no lines of code below When the conversation is too long"):
         recipe("When the conversation is too long")

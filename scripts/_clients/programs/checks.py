@@ -89,7 +89,7 @@ def check(name: str) -> Callable[[Callable[[], None]], Callable[[], None]]:
 
 
 def recipe() -> dict[str, Any]:
-    """Run the lines that docs/clients.md shows for the client; returns the names that they define."""
+    """Run the lines that its page shows for the client; returns the names that they define."""
     names: dict[str, Any] = {}
     exec(os.environ["CHECKED_RECIPE"], names)
     return names

@@ -12,7 +12,7 @@ from genai_server.tools.launch.programs import MINIMUM_CONTEXT, PROGRAMS, Target
 from scripts._clients.recipe import PROMPT, section
 from tests.running_server import DEMO, RunningServer, clean_environment, free_port, run_command, run_server
 
-# The context of the recipes in docs/clients.md.
+# The context of the lines in docs/guides/coding-agents.md.
 ON_THE_PAGE = Target("http://127.0.0.1:8002", "demo", 131_072)
 LONG = 40_000
 

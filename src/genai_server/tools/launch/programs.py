@@ -1,6 +1,6 @@
 """The coding agents that `genai-server launch` starts, and how each is pointed at a server.
 
-This is the one place for it: the lines of docs/clients.md are those of `recipe`, which a test compares, and
+This is the one place for it: the lines of docs/guides/coding-agents.md are those of `recipe`, which a test compares, and
 scripts/check_clients.py starts the agents by both. Each agent takes everything from its environment and its arguments,
 so that no configuration file of the user's is read in its place or changed.
 """
@@ -42,7 +42,7 @@ class Program:
 
     # Its name on this command line.
     name: str
-    # Its own name, which is its heading in docs/clients.md.
+    # Its own name, which is its heading in docs/guides/coding-agents.md.
     title: str
     command: str
     # The command that installs it.
