@@ -76,7 +76,7 @@ def test_effect_of_an_option_is_shown_before_it_is_set(page: Page, own_scripted:
     page.get_by_role("link", name="Runtime").click()
     page.get_by_role("button", name="Terminate the session").first.click()
     dialog = page.get_by_role("dialog", name="Terminate the session of demo on scripted:0?")
-    expect(dialog).to_contain_text("Its 0 running and 0 waiting answers end now")
+    expect(dialog).to_contain_text("Stops 0 running and 0 waiting answers")
     expect(dialog.locator(".destructive")).to_have_text("Terminate")
     assert violations(page) == []
     page.get_by_role("button", name="Cancel", exact=True).click()

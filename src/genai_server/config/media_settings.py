@@ -43,7 +43,7 @@ class MediaSettings(SettingsForm):
     """
 
     max_media: Positive = 16
-    """Maximum number of images or sounds in a request."""
+    """Maximum number of images or audio parts in a request."""
 
     max_media_bytes: Positive = 20 * 1024 * 1024
     """Maximum size of the file of an image or sound, in bytes."""
@@ -62,7 +62,7 @@ class MediaSettings(SettingsForm):
     """
 
     max_media_tokens: Positive = 16_384
-    """Maximum number of prompt tokens of all images or sounds of a request; the model decides how many each takes."""
+    """Maximum number of prompt tokens of all images or audio of a request; the model decides how many each takes."""
 
     media_timeout: Positive = Field(10, le=600)
     """Seconds for fetching an image, and for decoding and preparing an image or sound; a longer time results in a 400.
@@ -70,7 +70,7 @@ class MediaSettings(SettingsForm):
 
     encoder_cache_bytes: int = Field(256 * 1024 * 1024, ge=0)
     """Maximum bytes of prepared images (files of each API process, next to `GENAI_MAX_PREPARED_BYTES`) and of encoded
-    images and sounds (memory of each engine) that are kept for later requests.
+    images and audio (memory of each engine) that are kept for later requests.
     """
 
     max_audio_body_bytes: Positive = 200 * 1024 * 1024
@@ -82,17 +82,17 @@ class MediaSettings(SettingsForm):
     """
 
     max_audio_seconds: Positive = Field(7200, le=86_400)
-    """Maximum length of a recording, or of a sound in a chat, in seconds. Each of these takes 32 kB of disk space while
+    """Maximum length of a recording, or of audio in a chat, in seconds. Each of these takes 32 kB of disk space while
     a recording is transcribed.
     """
 
     max_waiting_audio_seconds: Positive = 345_600
-    """Maximum number of seconds of recordings and sounds that wait to be decoded, for each API key, or for all clients
+    """Maximum number of seconds of recordings and audio that wait to be decoded, for each API key, or for all clients
     without one; more get a 503. Before it is decoded, a file counts as the longest recording that its size allows.
     """
 
     max_prepared_bytes: Positive | Literal["auto"] = AUTO
-    """Maximum bytes of disk space for the decoded recordings, prepared images and sounds of all requests together; a
+    """Maximum bytes of disk space for the decoded recordings, prepared images and audio of all requests together; a
     request waits until it has space, and may have a quarter of all. `auto` allows for eight of the longest recordings
     (`GENAI_MAX_AUDIO_SECONDS`) and for four requests with all the tokens of `GENAI_MAX_MEDIA_TOKENS`, which is 1.8 GB
     by default. Each API key has at most as much as is left for others.
@@ -104,7 +104,7 @@ class MediaSettings(SettingsForm):
     """
 
     max_media_body_bytes: int = Field(96 * 1024 * 1024, ge=0)
-    """Maximum size of a request body, in bytes, while a model that takes images or sounds is served, if that is more
+    """Maximum size of a request body, in bytes, while a model that takes images or audio is served, if that is more
     than `GENAI_MAX_BODY_BYTES`. Base64 makes their files a third larger.
     """
 

@@ -79,8 +79,8 @@ class Settings(ServerSettings, MediaSettings):
     """
 
     max_length: Positive | Literal["auto"] = AUTO
-    """Maximum number of tokens of prompt and answer together; `auto`: the model's context, or what of it the memory for
-    keys and values holds (`GENAI_KV_CACHE_BYTES`).
+    """Maximum number of tokens of prompt and answer together; `auto`: the model's context, or as much of it as the KV
+    cache holds (`GENAI_KV_CACHE_BYTES`).
     """
 
     max_batch_size: int = Field(16, ge=1, le=1024)
@@ -94,19 +94,18 @@ class Settings(ServerSettings, MediaSettings):
     """
 
     kv_cache_bytes: int = Field(0, ge=0)
-    """Maximum bytes for the keys and values of each engine; 0: half of the free memory for all models, and on CUDA what
-    weights and passes leave, or 1 GiB where it is unknown.
+    """Maximum bytes of each engine's KV cache; 0: half of the free memory for all models, and on CUDA what weights and
+    passes leave, or 1 GiB where it is unknown.
     """
 
     kv_cache_type: Literal["auto", "fp32", "fp16"] = "fp32"
-    """Numbers of a batch's keys and values on CPUs: `fp32`, `fp16` (half the memory, slower decoding), or `auto`:
-    `fp16` where the memory does not hold the model's context, or `GENAI_MAX_BATCH_SIZE` requests of `GENAI_MAX_LENGTH`,
-    in 32 bits.
+    """Data type of the KV cache on CPUs: `fp32`, `fp16` (half the memory, slower decoding), or `auto`: `fp16` where the
+    memory does not hold the model's context, or `GENAI_MAX_BATCH_SIZE` requests of `GENAI_MAX_LENGTH`, in 32 bits.
     """
 
     attention_type: Literal["fp32", "bf16"] = "fp32"
-    """Type of numbers in which attention is computed on CPUs: `fp32`, or `bf16` on processors with AVX-512 BF16, which
-    is less exact, and faster for long prompts where the processor has AMX.
+    """Data type in which attention is computed on CPUs: `fp32`, or `bf16` on processors with AVX-512 BF16, which is
+    less exact, and faster for long prompts where the processor has AMX.
     """
 
     exact: bool = False
@@ -150,7 +149,7 @@ class Settings(ServerSettings, MediaSettings):
     """Maximum number of prompt tokens in a step that also decodes; 0 means 128 on CPUs, 2048 on other devices."""
 
     encoder_weights: Literal["auto", "own"] = "auto"
-    """Weights of the graphs for images and sounds on CPUs: the model's `own`, or `auto`: 8 bits in place of 16 and 32
+    """Weights of the graphs for images and audio on CPUs: the model's `own`, or `auto`: 8 bits in place of 16 and 32
     where the processor multiplies these faster.
     """
 
@@ -160,11 +159,11 @@ class Settings(ServerSettings, MediaSettings):
     """
 
     speculation: Literal["auto", "off"] = "auto"
-    """`auto` drafts the next tokens of answers in the batch where that is faster; `off` disables drafts."""
+    """Speculative decoding in the batch: `auto` drafts the next tokens of answers where that is faster; `off` never."""
 
     draft_memory_bytes: int = Field(32 * 1024 * 1024, ge=0)
-    """Maximum bytes of earlier answers that each engine keeps for drafts, separated by API key; a token takes 12. The
-    oldest ones of the key used least recently are dropped first; 0 keeps none.
+    """Maximum bytes of earlier answers that each engine keeps for speculative decoding, separated by API key; a token
+    takes 12. The oldest ones of the key used least recently are dropped first; 0 keeps none.
     """
 
     draft_model: str = ""
@@ -179,7 +178,7 @@ class Settings(ServerSettings, MediaSettings):
     """Folder for packed weights, which all engines share; empty uses the user's cache, `none` disables it."""
 
     prefix_cache_bytes: str = Field("0", pattern="^(auto|[0-9]{1,18})$")
-    """Maximum bytes of the prefix cache on disk, from which engines load keys and values of prompts after a restart.
+    """Maximum bytes of the prefix cache on disk, from which engines load the KV cache of prompts after a restart.
     `auto` is a tenth of the disk's free space, 0 keeps none.
     """
 
@@ -189,7 +188,7 @@ class Settings(ServerSettings, MediaSettings):
     """
 
     prefix_cache_type: Literal["same", "fp16"] = "same"
-    """Numbers in the prefix cache on disk: the `same` as in memory, or `fp16`, which halves the files but rounds, so
+    """Data type of the prefix cache on disk: the `same` as in memory, or `fp16`, which halves the files but rounds, so
     that `exact` is refused.
     """
 

@@ -65,7 +65,7 @@ def _why_not_listening(settings: Settings, error: OSError) -> str:
     if error.errno in (errno.EADDRNOTAVAIL, socket.EAI_NONAME, socket.EAI_AGAIN):
         return f"HOST={host}: not an address of this machine"
     if error.errno == errno.EACCES:
-        return f"PORT={port}: this user must not listen there; ports from 1024 are free to use"
+        return f"PORT={port}: permission denied: ports below 1024 need root; try --port 8002"
     reason = os.strerror(error.errno) if error.errno else str(error)
     return f"HOST={host} PORT={port}: cannot listen: {reason.lower()}"
 

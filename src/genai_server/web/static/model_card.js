@@ -19,7 +19,7 @@ export function ModelCard({ model, onClose }) {
     ["family", architecture],
     ["size", size ? `${bytes(size)}${isToy(model) ? ", a toy to try the server with" : ""}` : ""],
     ["context", model.max_model_len ? `${whole(model.max_model_len)} tokens` : ""],
-    ["takes and makes", (model.capabilities ?? []).map((each) => ABILITIES[each] ?? each).join(", ")],
+    ["input and output", (model.capabilities ?? []).map((each) => ABILITIES[each] ?? each).join(", ")],
     ["served since", model.created ? new Date(model.created * 1000).toLocaleString() : ""],
     ["problem", model.error],
   ].filter(([, value]) => value);

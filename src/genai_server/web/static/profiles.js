@@ -32,7 +32,7 @@ export function Profiles({ query }) {
     return () => clearInterval(timer);
   }, [isOpen]);
   return html`<section aria-label="Begin a session"><h2>Profile some tokens</h2>
-      <p class="soft">A session writes a profile of each chosen token, which makes these tokens slower, and ends automatically.</p>
+      <p class="soft">A session profiles the selected tokens, which slows them down, and stops by itself.</p>
       <${ProfileForm} query=${query} onBegun=${load} /></section>
     <section aria-label="Sessions"><h2>Sessions</h2>
       ${problem && html`<p class="error" role="alert">${problem}</p>`}

@@ -65,22 +65,22 @@ function effects(model, device) {
     terminate_session: {
       1: {
         title: `Terminate the session of ${where}?`,
-        text: `Its ${running} running and ${waiting} waiting answers end now, each with its text so far and the reason `
-          + "“terminated”. New requests for it get a 503 until it takes requests again.",
+        text: `Stops ${running} running and ${waiting} waiting answers, which keep their text so far and get the reason `
+          + "“terminated”. New requests get a 503 until you resume.",
         action: number ? `Terminate ${number} answer${number === 1 ? "" : "s"}` : "Terminate",
       },
       0: {
-        title: `Let ${where} take requests again?`, text: "What was ended does not come back.", action: "Take requests", isSafe: true,
+        title: `Resume requests of ${where}?`, text: "Answers that were stopped do not continue.", action: "Take requests", isSafe: true,
       },
     },
     enable_profiling: {
       1: {
         title: `Profile everything of ${where}?`,
-        text: "Each token writes a profile from now on, which makes all its answers slower, until it is switched off or a "
-          + "limit of the profiles' folder is reached. A profile session is gentler: it ends automatically.",
+        text: "From now on every token is profiled, which slows all answers down, until you stop it or the profile folder "
+          + "reaches a limit. A profile session is gentler: it stops by itself.",
         action: "Profile everything",
       },
-      0: { title: `Stop profiling ${where}?`, text: "Profiles on disk stay.", action: "Stop profiling", isSafe: true },
+      0: { title: `Stop profiling ${where}?`, text: "Profiles on disk are kept.", action: "Stop profiling", isSafe: true },
     },
   };
 }
