@@ -37,7 +37,7 @@ OURS = re.compile(r"(?:.*/)?genai-server|(?:\./)?scripts/[a-z]\w*(?:\.(?:py|cmd)
 
 # The line of README that puts a clone's environment on the PATH.
 ACTIVATION = ". .venv/bin/activate"
-# The programs that README and docs/commands.md expect of a machine.
+# The programs that README, docs/commands.md and docs/deployment.md expect of a machine.
 ON_EACH_MACHINE = {".", "curl", "docker", "python3", "rm"}
 
 
@@ -111,7 +111,7 @@ def start(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     elif name == "install":
         known = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
         assert set(arguments) <= known.keys()
-    elif name != "test":  # its arguments are pytest's
+    elif name not in ("test", "docs"):  # the arguments of the first are pytest's
         script = SCRIPTS / f"{name}.py"
         monkeypatch.setattr(sys, "argv", [str(script), *arguments])
         if "import argparse" in script.read_text(encoding="utf-8"):
@@ -174,7 +174,7 @@ def test_readme_activates_the_environment_before_any_command() -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="a POSIX shell's activation")
-@pytest.mark.parametrize("page", ["README.md", "docs/commands.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/commands.md", "docs/deployment.md"])
 def test_programs_of_the_first_pages_are_there_or_linked(page: str, tmp_path: Path) -> None:
     """On a new machine: in the activated environment, in the clone, or linked to their makers."""
     (tmp_path / ".venv").symlink_to(sys.prefix)

@@ -42,7 +42,7 @@ def test_installed_wheel_serves_the_demo_from_an_empty_folder(tmp_path: Path) ->
     run("build", "--wheel", "--out-dir", str(tmp_path), str(ROOT / "native"))
     (wheel,) = tmp_path.glob("genai_server-*.whl")
     (operators,) = tmp_path.glob("genai_server_native-*.whl")
-    assert (ROOT / "docs" / "commands.md").read_text(encoding="utf-8").count(f"'./{wheel.name}[cpu]'") == 3
+    assert (ROOT / "docs" / "deployment.md").read_text(encoding="utf-8").count(f"'./{wheel.name}[cpu]'") == 3
     with zipfile.ZipFile(wheel) as packed:
         held = {Path(name).name for name in packed.namelist() if name.startswith("genai_server/bundled/demo/")}
     assert held == {file.name for file in DEMO.iterdir()}

@@ -46,7 +46,7 @@ _WRITE = "let this user write there, or name another place"
 def checked_settings(settings: Settings) -> Iterator[Finding]:
     """The settings as a whole, the options of sessions and providers, and unknown GENAI_* variables."""
     remedies: dict[Callable[[Settings], object], str] = {
-        check_access: "see README's “Run it for others”",
+        check_access: "see docs/deployment.md",
         _check_options: "see docs/evidence/options.md for all options",
         check_traces: "correct the endpoint or install the extra otel",
         check_storage: _WRITE,
@@ -186,6 +186,6 @@ def _device(device: str, error: str | None, seconds: float) -> Finding:
     if error is None:
         return Finding(OK, f"device {device}", f"ready after {seconds:.1f} s")
     remedy = (
-        "the reason is the library's own; see docs/troubleshooting.md, and README's “Devices” for what may be missing"
+        "the reason is the library's own; see docs/troubleshooting.md, and docs/devices.md for what may be missing"
     )
     return Finding(FAIL, f"device {device}", error, remedy)
