@@ -41,15 +41,18 @@ class Reader:
     stack: ExitStack
     environment: dict[str, str]
     replaced: dict[str, str]
-    # Lines that are not run, as regular expressions, and what is done in their place.
-    left_out: list[str] = field(default_factory=list)
+    # What is done in place of lines that are not run, by their regular expression in the guide's list.
     instead: dict[str, Callable[[], object]] = field(default_factory=dict)
-    skipped: set[str] = field(default_factory=set)
+    _left_out: list[str] = field(default_factory=list)
+    _skipped: set[str] = field(default_factory=set)
     _server: ExitStack = field(default_factory=ExitStack)
 
     def follow(self, guide: Guide) -> None:
-        """Run all of its blocks. Fails at a command that fails, and at an output that lacks a line."""
+        """Run all of its blocks. Fails at a command that fails, at an output that lacks a line, and if a line that the
+        guide's list leaves out does not occur.
+        """
         self.stack.push(self._server)
+        self._left_out = guide.left_out
         at = 0
         for block in guide.blocks:
             at = guide.text.index(block.code, at)
@@ -58,7 +61,7 @@ class Reader:
                 self._run(block)
             elif saved := _SAVED.search(before):
                 (self.folder / saved[1]).write_text(self._here(block.code), encoding="utf-8")
-        unused = set(self.left_out) - self.skipped
+        unused = set(self._left_out) - self._skipped
         assert not unused, f"nothing to leave out: {unused}"
 
     def _run(self, block: Block) -> None:
@@ -80,8 +83,8 @@ class Reader:
         """The code in parts, each ending with a program that is to run in the background."""
         part = ""
         for line in _joined(code).splitlines(keepends=True):
-            left_out = [pattern for pattern in self.left_out if re.match(pattern, line)]
-            self.skipped.update(left_out)
+            left_out = [pattern for pattern in self._left_out if re.match(pattern, line)]
+            self._skipped.update(left_out)
             if left_out:
                 if left_out[0] in self.instead:
                     yield part
@@ -174,7 +177,7 @@ def _has_scraped(address: str) -> bool:
 
 
 @contextmanager
-def reader(folder: Path, *left_out: str, **settings: str) -> Iterator[Reader]:
+def reader(folder: Path, **settings: str) -> Iterator[Reader]:
     """A reader in a folder like a clone of this repository, with an environment and a home of their own."""
     (folder / "noted").mkdir()
     for name in ("models", "scripts", "deploy", ".env.example"):
@@ -191,4 +194,4 @@ def reader(folder: Path, *left_out: str, **settings: str) -> Iterator[Reader]:
     )
     replaced = {"127.0.0.1:8002": f"127.0.0.1:{port}", "127.0.0.1:9090": f"127.0.0.1:{prometheus}"}
     with ExitStack() as stack:
-        yield Reader(folder, stack, environment, replaced, list(left_out))
+        yield Reader(folder, stack, environment, replaced)

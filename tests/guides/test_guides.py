@@ -11,61 +11,111 @@ from pathlib import Path
 import httpx
 import pytest
 
-from scripts._clients.recipe import PROMPT, recipe
-from tests.guides.guide import Guide
+from tests.guides.guide import FOLDER, Guide
 from tests.guides.proxies import run_proxy
 from tests.guides.reader import reader
-from tests.local_hub import HubRepository, run_hub
-from tests.running_server import DEMO, ROOT
+from tests.local_hub import HubRepository, LocalHub, run_hub
+from tests.running_server import DEMO, ROOT, RunningServer, clean_environment, run_server
 
 pytestmark = [
     pytest.mark.skipif(sys.platform == "win32", reason="the guides are for a POSIX shell"),
     pytest.mark.timeout(300),
 ]
-# Installs programs for minutes; tests/test_installation.py is about the script.
-INSTALLS = r"\./scripts/install"
-ACTIVATION = r"\. \.venv/bin/activate"
+
+
+def publish(hub: LocalHub, *names: str) -> None:
+    """Put the demo model into repositories with the layout of Microsoft's, with variants for CPUs and GPUs."""
+    files = {path.name: path.read_bytes() for path in DEMO.iterdir() if path.is_file()}
+    folders = ("cpu_and_mobile/cpu-int4-rtn-block-32-acc-level-4", "gpu/gpu-int4-rtn-block-32")
+    for name in names:
+        hub.repositories[name] = HubRepository(
+            {f"{folder}/{file}": content for folder in folders for file, content in files.items()}
+        )
+
+
+def test_readme(tmp_path: Path) -> None:
+    with run_hub() as hub, reader(tmp_path, HF_ENDPOINT=hub.url) as here:
+        publish(hub, "microsoft/Phi-4-mini-instruct-onnx")
+        # The script installs, which tests/test_installation.py is about, and then starts this.
+        here.replaced["./scripts/serve"] = "genai-server serve"
+        here.replaced["--host 0.0.0.0"] = "--host 127.0.0.1"
+        here.follow(Guide("README"))
+
+
+@pytest.mark.parametrize("has_hub", [True, False], ids=["hub", "without a hub"])
+def test_two_commands_on_the_first_screen_of_readme_give_an_answer(tmp_path: Path, has_hub: bool) -> None:
+    """A real model from a hub with the layout of Microsoft's repositories; without one, the demo model."""
+    start, question, *_ = Guide("README").blocks
+    clone = tmp_path / "clone"
+    (clone / "scripts").mkdir(parents=True)
+    shutil.copy(ROOT / "scripts" / "serve", clone / "scripts")
+    (clone / "scripts" / "install").write_text("#!/bin/sh\n", encoding="utf-8")
+    (clone / "scripts" / "install").chmod(0o755)
+    (clone / "models").symlink_to(ROOT / "models")
+    (clone / ".venv").symlink_to(sys.prefix)
+    program = start.code.split() if has_hub else start.code.split()[:1]
+    with run_hub() as hub:
+        publish(hub, "microsoft/Phi-4-mini-instruct-onnx")
+        settings = {"HF_ENDPOINT": hub.url, "HOME": str(tmp_path / "home")}
+        with run_server(tmp_path, settings=settings, program=program, cwd=clone) as server:
+            assert server.client.get("/v1/models").json()["data"][0]["id"] == ("phi4-mini" if has_hub else "demo")
+            asked = question.code.replace("http://127.0.0.1:8002", server.url)
+            done = subprocess.run(["sh", "-c", asked], capture_output=True, text=True, check=True)
+    assert "Paris" in json.loads(done.stdout)["choices"][0]["message"]["content"]
+    assert {path.split("/")[0] for path, _ in hub.sent} == ({"cpu_and_mobile"} if has_hub else set())
 
 
 def test_first_model(tmp_path: Path) -> None:
-    files = {path.name: path.read_bytes() for path in DEMO.iterdir() if path.is_file()}
-    folders = ("cpu_and_mobile/cpu-int4-rtn-block-32-acc-level-4", "gpu/gpu-int4-rtn-block-32")
-    with run_hub() as hub, reader(tmp_path, INSTALLS, HF_ENDPOINT=hub.url) as here:
-        hub.repositories["microsoft/Phi-4-mini-instruct-onnx"] = HubRepository(
-            {f"{folder}/{name}": content for folder in folders for name, content in files.items()}
-        )
+    with run_hub() as hub, reader(tmp_path, HF_ENDPOINT=hub.url) as here:
+        publish(hub, "microsoft/Phi-4-mini-instruct-onnx")
         here.follow(Guide("first-model"))
 
 
+def test_qwen_llama_gemma(tmp_path: Path) -> None:
+    with run_hub() as hub, reader(tmp_path, HF_ENDPOINT=hub.url) as here:
+        publish(hub, "onnx-community/Qwen3-8B-ONNX", "onnx-community/Llama-3.2-3B-Instruct-ONNX")
+        here.follow(Guide("qwen-llama-gemma"))
+
+
+def test_offline(tmp_path: Path) -> None:
+    with run_hub() as hub, reader(tmp_path, HF_ENDPOINT=hub.url) as here:
+        publish(hub, "microsoft/Phi-4-mini-instruct-onnx")
+        here.follow(Guide("offline"))
+
+
 def test_open_webui(tmp_path: Path) -> None:
-    """scripts/check_clients.py runs Open WebUI itself with these lines."""
-    with reader(tmp_path, "python3 -m venv", ".*pip install", ".*/open-webui serve") as here:
+    with reader(tmp_path) as here:
         here.follow(Guide("open-webui"))
 
 
 def test_coding_agents(tmp_path: Path) -> None:
-    """scripts/check_clients.py launches the agents themselves."""
-    with reader(tmp_path, r"genai-server launch \w") as here:
+    with reader(tmp_path) as here:
         models = Path(here.environment["HOME"]) / ".local/share/genai-server/models"
-        shutil.copytree(DEMO, models / "Phi-4-mini-instruct-onnx")
+        shutil.copytree(DEMO, models / "phi4-mini")
         here.follow(Guide("coding-agents"))
 
 
+def test_start_at_boot(tmp_path: Path) -> None:
+    with reader(tmp_path) as here:
+        here.follow(Guide("start-at-boot"))
+
+
 def test_users_and_limits(tmp_path: Path) -> None:
-    with reader(tmp_path, "export SERVER") as here:
+    with reader(tmp_path) as here:
         here.follow(Guide("users-and-limits"))
 
 
 def test_reverse_proxy(tmp_path: Path) -> None:
     """With nginx; test_reverse_proxy.py is about the configurations."""
-    with reader(tmp_path, "sudo nginx", "sudo caddy", "sudo install") as here:
+    with reader(tmp_path) as here:
 
         def start() -> None:
             proxy = here.stack.enter_context(run_proxy("nginx", here.replaced["127.0.0.1:8002"], tmp_path))
             here.replaced["llm.example.com:443"] = f"llm.example.com:{proxy.port}"
             here.replaced["https://llm.example.com/"] = f"https://llm.example.com:{proxy.port}/"
 
-        here.instead["sudo nginx"] = start
+        (nginx,) = (each for each in Guide("reverse-proxy").left_out if "nginx" in each)
+        here.instead[nginx] = start
         here.follow(Guide("reverse-proxy"))
 
 
@@ -88,7 +138,7 @@ def test_prometheus_and_grafana(tmp_path: Path) -> None:
 
 
 def test_slow_model(tmp_path: Path) -> None:
-    with reader(tmp_path, INSTALLS) as here:
+    with reader(tmp_path) as here:
         here.follow(Guide("slow-model"))
 
 
@@ -112,7 +162,7 @@ def test_upgrading(tmp_path: Path) -> None:
     git("clone", str(upstream), str(clone), folder=tmp_path)
     git("commit", "--allow-empty", "-m", "newer", folder=upstream)
     (clone / ".env.example").unlink()
-    with reader(clone, INSTALLS) as here:
+    with reader(clone) as here:
         (clone / "responses.db").touch()
         (clone / "files").mkdir()
         (clone / ".env.example").unlink()
@@ -120,10 +170,27 @@ def test_upgrading(tmp_path: Path) -> None:
         here.follow(Guide("upgrading"))
 
 
-def test_lines_for_open_webui_are_those_that_the_script_runs() -> None:
-    """scripts/check_clients.py runs them with the client itself. Models and numbers are the guide's own."""
-    lines = re.findall(r"```(?:sh|bash)\n((?:export|cat).*?)```", Guide("open-webui").text, re.DOTALL)[0]
-    names = r"\bdemo\b|\b\d{4,}\b"
-    ours = re.sub(r"open-webui-environment/bin/| --port 8080", "", lines)
-    for line in re.sub(names, "…", recipe("Open WebUI").replace('"$PROMPT"', PROMPT)).splitlines():
-        assert line in re.sub(names, "…", ours).splitlines()
+def test_llm_as_judge(demo: RunningServer) -> None:
+    (code,) = Guide("llm-as-judge").code("python")
+    command = [sys.executable, "-c", code.replace("http://127.0.0.1:8002", demo.url)]
+    done = subprocess.run(command, env=clean_environment(), capture_output=True, text=True, timeout=200, check=False)
+    assert re.fullmatch(r"[012]\.\d+ 0\.\d+ (friendly|neutral|rude)\n", done.stdout), done.stderr
+
+
+def test_tools(tmp_path: Path) -> None:
+    with reader(tmp_path) as here:
+        here.follow(Guide("tools"))
+
+
+def test_each_guide_has_a_test() -> None:
+    text = Path(__file__).read_text(encoding="utf-8")
+    names = {path.stem for path in FOLDER.glob("*.md")}
+    assert {name for name in names if f'Guide("{name}")' not in text} == set()
+
+
+def test_each_row_of_what_no_test_runs_is_a_guides() -> None:
+    text = (ROOT / "docs" / "evidence" / "README.md").read_text(encoding="utf-8")
+    table = text.partition("## Commands that no test runs")[2]
+    rows = re.findall(r"^\| ([\w-]+) \| `", table, re.MULTILINE)
+    assert len(rows) > 5
+    assert all(Guide(name).left_out for name in rows)
