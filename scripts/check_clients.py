@@ -1,9 +1,9 @@
 """Run third-party clients, test suites and coding agents against this server, and report what works.
 
 The newest version of each is installed from PyPI or npm into a folder of its own below the work folder, and runs by the
-lines of docs/clients.md or a guide where these have some. Most talk to the scripted model, which does what their prompts say;
-suites talk to the demo model. Coding agents also work for ten turns, and what they send is rendered with the chat
-templates of other models. A client that cannot be installed stays in the table with the reason. Linux only.
+lines of docs/clients.md or of a guide where there are some. Most talk to the scripted model, which does what their
+prompts say; suites talk to the demo model. Coding agents also work for ten turns, and what they send is rendered with
+the chat templates of other models. A client that cannot be installed stays in the table with the reason. Linux only.
 """
 
 from __future__ import annotations

@@ -160,7 +160,9 @@ def test_files_written_in_the_image_are_in_volumes() -> None:
 def test_image_stops_by_sigterm_with_time_to_drain() -> None:
     assert _all("STOPSIGNAL", _stages()[-1]) == ["SIGTERM"]
     time = load_settings(environ={}, dotenv=None).drain_timeout + 15  # what docs/operations.md tells process managers
-    assert re.search(rf"docker run [^`]*--stop-timeout {time} ", (ROOT / "docs" / "deployment.md").read_text(encoding="utf-8"))
+    assert re.search(
+        rf"docker run [^`]*--stop-timeout {time} ", (ROOT / "docs" / "deployment.md").read_text(encoding="utf-8")
+    )
 
 
 def test_all_that_the_image_copies_is_there_and_sent_to_docker() -> None:

@@ -1,6 +1,7 @@
 """Coding agents: each answers, and does one thing to a file of a scratch folder.
 
-For the first it is started by the lines of docs/guides/coding-agents.md, for the second by `genai-server launch` if that knows it.
+For the first it is started by the lines of docs/guides/coding-agents.md, for the second by `genai-server launch` if
+that knows it.
 """
 
 from __future__ import annotations

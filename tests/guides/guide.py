@@ -34,7 +34,7 @@ class Guide:
 
     @property
     def left_out(self) -> list[str]:
-        """What the lines begin with that no test runs, as docs/evidence/README.md lists them, as regular expressions."""
+        """Regular expressions for the lines that no test runs; docs/evidence/README.md lists how they begin."""
         text = (ROOT / "docs" / "evidence" / "README.md").read_text(encoding="utf-8")
         row = re.search(rf"^\| {self.name} \| (.*?) \|", text, re.MULTILINE)
         return [re.escape(start) + r"(?!\w)" for start in re.findall(r"`([^`]+)`", row[1])] if row else []

@@ -185,7 +185,5 @@ def devices(settings: Settings) -> Iterator[Finding]:
 def _device(device: str, error: str | None, seconds: float) -> Finding:
     if error is None:
         return Finding(OK, f"device {device}", f"ready after {seconds:.1f} s")
-    remedy = (
-        "the reason is the library's own; see docs/troubleshooting.md, and docs/devices.md for what may be missing"
-    )
+    remedy = "the reason is the library's own; see docs/troubleshooting.md, and docs/devices.md for what may be missing"
     return Finding(FAIL, f"device {device}", error, remedy)

@@ -1,8 +1,8 @@
 """The coding agents that `genai-server launch` starts, and how each is pointed at a server.
 
-This is the one place for it: the lines of docs/guides/coding-agents.md are those of `recipe`, which a test compares, and
-scripts/check_clients.py starts the agents by both. Each agent takes everything from its environment and its arguments,
-so that no configuration file of the user's is read in its place or changed.
+This is the one place for it: the lines of docs/guides/coding-agents.md are those of `recipe`, which a test compares,
+and scripts/check_clients.py starts the agents by both. Each agent takes everything from its environment and its
+arguments, so that no configuration file of the user's is read in its place or changed.
 """
 
 import json
