@@ -1,4 +1,4 @@
-"""`./scripts/docs` builds a site of all pages, with a search that works from files."""
+"""`./scripts/docs` builds a site of all pages, with a search, in which every link and anchor leads somewhere."""
 
 import subprocess
 import sys
@@ -8,22 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from scripts._docs.build_site import ROOT, navigation, reachable
+from scripts._docs.build_site import ROOT, assemble, navigation, reachable
 
 pytestmark = pytest.mark.skipif(find_spec("zensical") is None, reason="needs the extra docs (./scripts/install docs)")
 
 
+def run(*command: str, cwd: Path = ROOT) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run([sys.executable, *command], cwd=cwd, capture_output=True, text=True, timeout=200, check=False)
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Zensical ends with a status other than 0 at a link, or an anchor, that leads nowhere."""
     folder = tmp_path_factory.mktemp("site") / "site"
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "scripts" / "_docs" / "build_site.py"), str(folder)],
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
+    done = run(str(ROOT / "scripts" / "_docs" / "build_site.py"), str(folder))
     assert done.returncode == 0, done.stdout + done.stderr
     yield folder
 
@@ -31,33 +28,33 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def test_every_page_of_the_docs_is_in_the_site(site: Path) -> None:
     pages = {path.relative_to(ROOT) for path in (ROOT / "docs").rglob("*.md")}
     assert pages <= set(reachable())
-    missing = [path for path in pages if not _html(site, path).is_file()]
-    assert missing == []
+    folders = [page.parent if page.name == "README.md" else page.with_suffix("") for page in pages]
+    assert [folder for folder in folders if not (site / folder / "index.html").is_file()] == []
 
 
-def _html(site: Path, page: Path) -> Path:
-    """Where the site has a page: the offline form has no folder for each."""
-    return site / (page.parent / "index.html" if page.name == "README.md" else page.with_suffix(".html"))
-
-
-def test_the_search_has_all_pages_without_a_server(site: Path) -> None:
-    """A browser may not fetch files, so the index is a script."""
-    (index,) = site.rglob("search.js")
-    text = index.read_text(encoding="utf-8")
+def test_the_search_has_all_pages(site: Path) -> None:
+    text = (site / "search.json").read_text(encoding="utf-8")
     assert "Speculative decoding" in text
-    assert "docs/guides/offline.html" in text
+    assert "docs/guides/offline/" in text
 
 
 def test_nothing_is_loaded_from_other_hosts(site: Path) -> None:
-    for page in (site / "index.html", site / "docs" / "api.html"):
+    for page in (site / "index.html", site / "docs" / "api" / "index.html"):
         text = page.read_text(encoding="utf-8")
         assert 'src="http' not in text
         assert 'rel="stylesheet" href="http' not in text
 
 
+@pytest.mark.parametrize("target", ["no-page.md", "keys.md#no-heading"])
+def test_a_link_that_leads_nowhere_ends_the_build(tmp_path: Path, target: str) -> None:
+    assemble(tmp_path)
+    with (tmp_path / "pages" / "docs" / "files.md").open("a", encoding="utf-8") as page:
+        page.write(f"\n[Somewhere]({target})\n")
+    assert run("-m", "zensical", "build", "--strict", cwd=tmp_path).returncode != 0
+
+
 def test_the_navigation_is_that_of_the_index() -> None:
-    headings = [heading for section in navigation() for heading in section]
-    assert headings[:2] == ["All pages", "Guides"]
+    assert [heading for section in navigation() for heading in section][:2] == ["All pages", "Guides"]
     guides = navigation()[1]["Guides"]
     assert isinstance(guides, list)
     assert len(guides) == len([*(ROOT / "docs" / "guides").glob("*.md")])

@@ -1,5 +1,7 @@
 """The documentation as a site: the pages that README leads to, as they are, with the navigation of docs/README.md.
 
+It is for a web server, since browsers do not search in files: from files Zensical's search needs a script of another host.
+
 usage: build_site.py FOLDER      the folder is made anew
 """
 
@@ -41,7 +43,6 @@ toggle.icon = "lucide/moon"
 toggle.name = "Light colours"
 
 [project.plugins.search]
-[project.plugins.offline]
 
 [project.markdown_extensions.tables]
 [project.markdown_extensions.sane_lists]
