@@ -144,7 +144,7 @@ def test_slow_model(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(find_spec("mcp_server_time") is None, reason="mcp-server-time is not installed (the extra dev)")
 def test_tools(tmp_path: Path) -> None:
-    with reader(tmp_path, INSTALLS, "pip install") as here:
+    with reader(tmp_path) as here:
         here.follow(Guide("tools"))
 
 
@@ -175,11 +175,6 @@ def test_llm_as_judge(demo: RunningServer) -> None:
     command = [sys.executable, "-c", code.replace("http://127.0.0.1:8002", demo.url)]
     done = subprocess.run(command, env=clean_environment(), capture_output=True, text=True, timeout=200, check=False)
     assert re.fullmatch(r"[012]\.\d+ 0\.\d+ (friendly|neutral|rude)\n", done.stdout), done.stderr
-
-
-def test_tools(tmp_path: Path) -> None:
-    with reader(tmp_path) as here:
-        here.follow(Guide("tools"))
 
 
 def test_each_guide_has_a_test() -> None:
