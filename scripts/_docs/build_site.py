@@ -1,6 +1,6 @@
 """The documentation as a site: the pages that README leads to, as they are, with the navigation of docs/README.md.
 
-It is for a web server, since browsers do not search in files: from files Zensical's search needs a script of another host.
+It is for a web server: from files Zensical's search needs a script of another host.
 
 usage: build_site.py FOLDER      the folder is made anew
 """
