@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from _models.driven import Driven
 
 from genai_server.engine.ipc.mailbox import Connected
 from genai_server.engine.kv_cache.buffers import page_tokens
@@ -34,7 +35,6 @@ from genai_server.messages.generation_request import GenerationRequest
 from genai_server.messages.launch import Resize
 from genai_server.messages.protocol import Cancel, Failed, Finished, Refused, Submit, ToApi, Tokens
 from genai_server.profile_plan import ProfilePlan, SlowTokens
-from scripts._models.driven import Driven
 from tests.crowd import MAX_LENGTH, Answer, Asked
 
 SLOTS = 8

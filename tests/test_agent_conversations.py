@@ -8,9 +8,8 @@ import base64
 from typing import Any
 
 import pytest
-
-from scripts._templates.published import NotAvailable, published_templates
-from scripts._templates.replay import faults, is_in, texts
+from _templates.published import NotAvailable, published_templates
+from _templates.replay import faults, is_in, texts
 
 REMINDER = "<system-reminder>\nThe file notes.md was changed by the user.\n</system-reminder>"
 SCHEMA = {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]}

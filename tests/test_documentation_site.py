@@ -7,8 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-
-from scripts._docs.build_site import ROOT, assemble, navigation, reachable
+from _docs.build_site import ROOT, assemble, navigation, reachable
 
 pytestmark = pytest.mark.skipif(find_spec("zensical") is None, reason="needs the extra docs (./scripts/install docs)")
 

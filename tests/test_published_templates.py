@@ -11,16 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from _templates.bodies import chat_message
+from _templates.check import check
+from _templates.published import NotAvailable, published_templates
+from _templates.rendering import SPECIAL, usable
+from _templates.shapes import shapes
 
 from genai_server.text.answers.dialect import read_dialect
 from genai_server.text.prompts.chat_template import ChatTemplate
 from genai_server.text.prompts.prompt import PromptWriter
 from genai_server.text.prompts.template_probe import TOOLS
-from scripts._templates.bodies import chat_message
-from scripts._templates.check import check
-from scripts._templates.published import NotAvailable, published_templates
-from scripts._templates.rendering import SPECIAL, usable
-from scripts._templates.shapes import shapes
 
 # Templates that write something else before the last message of the user than after it: the tools, or empty reasoning.
 UNSTABLE = {

@@ -1,9 +1,8 @@
 """A widened Llama computes what it did: scripts/_models/widening.py."""
 
 import numpy as np
+from _models.widening import EPSILON, HEADS, KEY_HEADS, WIDTH, widening_to
 from numpy.typing import NDArray
-
-from scripts._models.widening import EPSILON, HEADS, KEY_HEADS, WIDTH, widening_to
 
 # As SmolLM2-135M, with blocks of a K-quant.
 WIDE = widening_to(256, width=576, heads=9, key_heads=3)

@@ -3,12 +3,11 @@
 import re
 
 import pytest
-
-from scripts._clients.client import Client, Registry
-from scripts._clients.coding_agents import CODING_AGENTS
-from scripts._clients.libraries import LIBRARIES
-from scripts._clients.ollama_clients import OLLAMA
-from scripts._clients.recipe import PAGES, PROMPT, SERVER, recipe, section
+from _clients.client import Client, Registry
+from _clients.coding_agents import CODING_AGENTS
+from _clients.libraries import LIBRARIES
+from _clients.ollama_clients import OLLAMA
+from _clients.recipe import PAGES, PROMPT, SERVER, recipe, section
 
 RUN = [client.recipe for client in (*LIBRARIES, *OLLAMA, *CODING_AGENTS) if client.recipe] + ["2. Start Open WebUI"]
 HEADINGS = [

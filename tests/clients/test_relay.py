@@ -1,8 +1,8 @@
 """The relay that records requests of programs changes nothing that it passes on."""
 
 import httpx
+from _clients.relay import relay
 
-from scripts._clients.relay import relay
 from tests.running_server import RunningServer
 
 

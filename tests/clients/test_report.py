@@ -1,8 +1,8 @@
 """The table of clients, and how it is written to its page."""
 
-from scripts._clients.client import Check, Result
-from scripts._clients.report import BEGIN, END, merged, placed, rows
-from scripts._models.table import table
+from _clients.client import Check, Result
+from _clients.report import BEGIN, END, merged, placed, rows
+from _models.table import table
 
 GOOD = Result("a", "1.0", (Check("chat"), Check("stream")))
 BAD = Result("b", "2.0", (Check("chat"), Check("tool loop", "it | said\nnothing")))

@@ -3,9 +3,8 @@
 import json
 
 import pytest
-
-from scripts._clients.client import Check
-from scripts._clients.verdicts import of_case, of_report, script_of, why_not_here
+from _clients.client import Check
+from _clients.verdicts import of_case, of_report, script_of, why_not_here
 
 REPORT = """<testsuites><testsuite>
 <testcase classname="unit.test_chat_completion" name="test_logprobs"/>

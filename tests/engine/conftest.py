@@ -3,13 +3,13 @@
 from typing import Any
 
 import pytest
+from _models.driven import Driven
 
 from genai_server.engine.model.graph import read_decoder_graph
 from genai_server.engine.model.session import open_session
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.sampling.grammar import Guidance, model_guidance
 from genai_server.engine.scheduling.step_time import StepTimeModel
-from scripts._models.driven import Driven
 from tests.engine.hybrids import BUILT, Hybrid
 from tests.engine.quantized_models import write_halved, write_quantized
 from tests.running_server import DEMO

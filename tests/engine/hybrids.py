@@ -4,13 +4,13 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+from _models.driven import Driven
 
 from genai_server.config.settings import Settings
 from genai_server.config.sources import engine_spec
 from genai_server.engine.runners.load_batched import load_batched
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.scores import Logits
-from scripts._models.driven import Driven
 from tests.running_server import ROOT
 
 BUILT = ROOT / "tests" / "built_models"

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from _models.driven import Driven
 from numpy.typing import NDArray
 
 from genai_server.engine.decoder_graph import DecoderGraph
@@ -17,7 +18,6 @@ from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.runners.lengths import BatchLimits
 from genai_server.engine.scheduling.scheduler_output import Read
 from genai_server.engine.sequence import Sequence
-from scripts._models.driven import Driven
 from tests.running_server import DEMO
 
 

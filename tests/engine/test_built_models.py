@@ -7,6 +7,7 @@ import msgspec
 import numpy as np
 import onnx
 import pytest
+from _models.driven import Driven
 
 from genai_server.config.settings import Settings
 from genai_server.config.sources import engine_spec
@@ -17,7 +18,6 @@ from genai_server.engine.model.graph import read_decoder_graph
 from genai_server.engine.runners.load_batched import load_batched
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.scores import Logits
-from scripts._models.driven import Driven
 from tests.engine.model_runners import greedy_logits
 from tests.running_server import ROOT
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from _models.driven import Driven
 from llguidance import LLMatcher
 from numpy.typing import NDArray
 
@@ -26,7 +27,6 @@ from genai_server.messages.generation_request import FinishReason, GenerationReq
 from genai_server.messages.protocol import Cancel, PromptLogprobs, Submit
 from genai_server.profile_plan import ProfilePlan, SlowTokens
 from genai_server.profiles.manifest import find_manifests
-from scripts._models.driven import Driven
 from tests.demo_device import MAX_LENGTH, DemoDevice, prompt
 from tests.engine.model_runners import TIE, batched_runner
 from tests.hand_clock import HandClock

@@ -5,11 +5,11 @@ from typing import Any
 
 import httpx
 import pytest
+from _load.corpus import BODIES
 from msgspec import structs
 
 from genai_server.generation.catalog import _named, plain_name
 from genai_server.messages.server_status import ModelState, ModelStatus
-from scripts._load.corpus import BODIES
 from tests.running_server import RunningServer, wait_until
 from tests.server_here import run_here
 

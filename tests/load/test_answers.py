@@ -3,8 +3,7 @@
 import json
 
 import pytest
-
-from scripts._load.answers import Answer, WrongAnswer, read_answer
+from _load.answers import Answer, WrongAnswer, read_answer
 
 TOKEN = {"token": "Hi", "logprobs": {"content": [{"token": "Hi", "logprob": -0.5}]}}
 END = {"done": True, "token": "[DONE]", "finish_reason": "stop"}

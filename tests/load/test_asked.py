@@ -3,10 +3,10 @@
 import asyncio
 
 import pytest
+from _load.asked import MAX_LENGTH, full_length
 
 from genai_server.apis.own_chat.routes import ChatRequest
 from genai_server.text.codec import load_text_codec
-from scripts._load.asked import MAX_LENGTH, full_length
 from tests.running_server import DEMO
 
 

@@ -4,11 +4,11 @@ import json
 import random
 from collections import Counter
 
-from scripts._load.attempts import attempt
-from scripts._load.corpus import BODIES
-from scripts._load.fuzzing import complaint_about
-from scripts._load.http import Response
-from scripts._load.mutations import mutated_body, written
+from _load.attempts import attempt
+from _load.corpus import BODIES
+from _load.fuzzing import complaint_about
+from _load.http import Response
+from _load.mutations import mutated_body, written
 
 PATHS = sorted(BODIES)
 

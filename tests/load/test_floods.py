@@ -4,8 +4,8 @@ import json
 import random
 from collections import Counter
 
-from scripts._load.attempts import attempt
-from scripts._load.floods import Place, flooded, places
+from _load.attempts import attempt
+from _load.floods import Place, flooded, places
 
 FORMS = {
     "Body": {

@@ -3,8 +3,7 @@
 import sys
 
 import pytest
-
-from scripts._load.footprint import Footprint, footprint, grown
+from _load.footprint import Footprint, footprint, grown
 
 BEFORE = Footprint(pss=100, own=80, handles=10, threads=5)
 

@@ -4,8 +4,7 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from scripts._load.gpu import gpu_memory, gpu_names, gpu_use
+from _load.gpu import gpu_memory, gpu_names, gpu_use
 
 SCRIPT = """#!/bin/sh
 case "$1" in

@@ -1,9 +1,8 @@
 """Greedy answers that differ by rounding are told from those that differ for another reason."""
 
 import pytest
-
-from scripts._load.greedy import Greedy, compared
-from scripts._load.step_results import Broken
+from _load.greedy import Greedy, compared
+from _load.step_results import Broken
 
 ALONE = Greedy("one two", ["one", " two"], [3.0, 0.01])
 

@@ -3,8 +3,7 @@
 import asyncio
 
 import pytest
-
-from scripts._load.http import BrokenAnswer, Response, ask
+from _load.http import BrokenAnswer, Response, ask
 
 WHOLE = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhi"
 

@@ -6,8 +6,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
-
-from scripts._load.pulse import pulse
+from _load.pulse import pulse
 
 HELD = 0.3
 

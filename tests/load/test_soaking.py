@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from scripts._load import soaking
-from scripts._load.asked import full_length
-from scripts._load.clients import Books, Clients
-from scripts._load.http import Response
-from scripts._load.pulse import Pulse
-from scripts._load.server import Server
-from scripts._load.soaking import CLIENTS, Plan, Soak
+from _load import soaking
+from _load.asked import full_length
+from _load.clients import Books, Clients
+from _load.http import Response
+from _load.pulse import Pulse
+from _load.server import Server
+from _load.soaking import CLIENTS, Plan, Soak
 
 
 @pytest.mark.parametrize("seconds", [6.0, 1800.0])

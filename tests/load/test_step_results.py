@@ -5,8 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
-
-from scripts._load.step_results import Broken, Figures, Result, ResultBook, Skipped, run_step
+from _load.step_results import Broken, Figures, Result, ResultBook, Skipped, run_step
 
 
 async def works() -> Figures:

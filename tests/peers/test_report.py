@@ -3,11 +3,11 @@
 from pathlib import Path
 
 import pytest
+from _models.table import table
+from _peers.report import complaints, rows, save_plot
 
 from genai_server.tools.bench.measurement import Case, Measurement, summarize
 from genai_server.tools.bench.statistics import Figures
-from scripts._models.table import table
-from scripts._peers.report import complaints, rows, save_plot
 
 COLD, SHARED = "sweep", "shared prefix"
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import pytest
+from _models.driven import Driven
 from numpy.typing import NDArray
 
 from genai_server.engine.decoder_graph import DecoderGraph
@@ -33,7 +34,6 @@ from genai_server.errors import InvalidField, RunnerFailed
 from genai_server.messages.generation_request import GenerationRequest, Sampling
 from genai_server.options.check import check_device, on_providers
 from genai_server.options.device import DEFAULT_OPTIONS
-from scripts._models.driven import Driven
 from tests.engine.model_runners import batched_runner, greedy_logits
 from tests.engine.paged_operator import BLOCK, ON_CPU, on_blocks, open_expanded
 from tests.running_server import DEMO

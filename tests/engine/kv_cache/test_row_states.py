@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from _models.driven import Driven, Tokens
 from numpy.typing import NDArray
 
 from genai_server.engine.graph_rewriting.native_attention import NATIVE
@@ -24,7 +25,6 @@ from genai_server.engine.scores import Scores
 from genai_server.engine.sequence import common_length
 from genai_server.messages.generation_request import Sampling
 from genai_server.messages.protocol import Cancel
-from scripts._models.driven import Driven, Tokens
 from tests.engine.hybrids import BUILT, LENGTH, SLOTS, STEPS, VOCAB, Hybrid, best, finish, text
 from tests.engine.model_runners import greedy_logits
 from tests.engine.test_distributions import Answer, deviation, reference

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import pytest
+from _models.adapter_graph import random_weights, save_adapter
 from numpy.typing import NDArray
 
 from genai_server.engine.kv_cache.layout import Layout
@@ -20,7 +21,6 @@ from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.scheduling.scheduler_output import Read
 from genai_server.engine.sequence import Sequence
 from genai_server.errors import AdapterLoadFailed
-from scripts._models.adapter_graph import random_weights, save_adapter
 from tests.engine.model_runners import batched_runner
 from tests.tokens import text
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from _models.driven import Driven
 
 from genai_server.engine.decoder_graph import DecoderGraph
 from genai_server.engine.kv_cache.buffers import CpuBuffers
@@ -31,7 +32,6 @@ from genai_server.errors import RunnerFailed
 from genai_server.messages.generation_request import GenerationRequest
 from genai_server.options.device import DeviceOptions
 from genai_server.options.session import SPINNING
-from scripts._models.driven import Driven
 from tests.engine.model_runners import TIE
 from tests.requantized import write_requantized
 from tests.running_server import DEMO

@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 import onnx
 import pytest
+from _models.driven import Driven
 
 from genai_server.config.settings import Settings
 from genai_server.config.sources import engine_spec
@@ -43,7 +44,6 @@ from genai_server.options.check import check_device
 from genai_server.options.device import DEFAULT_OPTIONS, DeviceOptions, ProviderOptions, unreachable
 from genai_server.options.table import Reach
 from genai_server.speech_model import FEATURES
-from scripts._models.driven import Driven
 from tests.engine.model_runners import greedy, library_answer
 from tests.engine.paged_operator import open_expanded
 from tests.model_edits import edited_config, model_in_folders

@@ -5,11 +5,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from _models.driven import Driven, Tokens
 
 from genai_server.engine.model.graph import read_decoder_graph
 from genai_server.engine.model.session import open_session
 from genai_server.engine.scores import Logits
-from scripts._models.driven import Driven, Tokens
 from tests.engine.model_runners import batched_runner
 from tests.requantized import write_requantized
 from tests.running_server import DEMO

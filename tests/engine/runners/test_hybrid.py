@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+from _models.driven import Driven
 
 from genai_server.engine.model.graph import read_decoder_graph
 from genai_server.engine.runners.base import Interrupted, open_bare
@@ -24,7 +25,6 @@ from genai_server.engine.scheduling.scheduler_output import Read
 from genai_server.engine.sequence import Sequence
 from genai_server.errors import RunnerFailed
 from genai_server.messages.generation_request import GenerationRequest
-from scripts._models.driven import Driven
 from tests.engine.hybrids import BUILT, LENGTH, PADDING, SLOTS, STEPS, VOCAB, Hybrid, best, finish, text
 from tests.engine.model_runners import profiled_answer
 from tests.stepped_loop import SteppedLoop

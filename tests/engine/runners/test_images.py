@@ -12,6 +12,7 @@ import numpy as np
 import onnx
 import onnxruntime_genai as og
 import pytest
+from _models.adapter_graph import random_weights, save_adapter, write_adapted
 from numpy.typing import NDArray
 
 from genai_server.engine.model.graph import read_decoder_graph
@@ -28,7 +29,6 @@ from genai_server.engine.scheduling.scheduler_output import UNSHARED, Read
 from genai_server.engine.sequence import Sequence
 from genai_server.errors import AdapterLoadFailed
 from genai_server.messages.generation_request import Adapter, GenerationRequest, Image
-from scripts._models.adapter_graph import random_weights, save_adapter, write_adapted
 from tests.engine.model_runners import answers, generator_answer, logits_of_answers, profiled_answer
 from tests.running_server import ROOT
 

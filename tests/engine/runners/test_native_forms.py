@@ -7,14 +7,14 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from _models.driven import Driven
+from _models.engine_spec import engine_spec
 
 from genai_server.engine.graph_rewriting.packed_products import why_not_packed
 from genai_server.engine.runners.base import Runner
 from genai_server.engine.runners.load_batched import load_batched
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.scores import Logits
-from scripts._models.driven import Driven
-from scripts._models.engine_spec import engine_spec
 from tests.requantized import write_experts, write_floats, write_halves, write_requantized
 from tests.running_server import DEMO, ROOT
 from tests.tokens import text

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from _models.driven import Driven
 
 from genai_server.engine.runners import og_generator as module
 from genai_server.engine.runners.base import Terminated
@@ -15,7 +16,6 @@ from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.sequence import Sequence
 from genai_server.errors import ConfigurationError, RunnerFailed
 from genai_server.messages.generation_request import GenerationRequest
-from scripts._models.driven import Driven
 from tests.demo_device import prompt
 from tests.engine.model_runners import library_answer
 from tests.running_server import DEMO

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from _models.driven import Driven
 
 from genai_server.engine.model.files import check_model_directory
 from genai_server.engine.runners.base import Interrupted
@@ -22,7 +23,6 @@ from genai_server.engine.sequence import Sequence as Scheduled
 from genai_server.errors import InvalidField, ModelDirectoryError
 from genai_server.messages.generation_request import GenerationRequest, PooledText
 from genai_server.options.device import DEFAULT_OPTIONS, DeviceOptions
-from scripts._models.driven import Driven
 from tests.model_edits import edited_graph
 from tests.running_server import DEMO, ROOT
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from _models.driven import Driven
 
 from genai_server.engine.runners import scripted
 from genai_server.engine.runners.base import Terminated
 from genai_server.engine.runners.scripted import EOS, ScriptedRunner
 from genai_server.errors import RunnerFailed
-from scripts._models.driven import Driven
 from tests.engine.bench import Bench
 
 

@@ -6,6 +6,7 @@ from itertools import chain, count
 from pathlib import Path
 
 import pytest
+from _models.driven import Driven
 
 from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.runners.choose import load_model
@@ -17,7 +18,6 @@ from genai_server.engine.scheduling.scheduler_output import Read
 from genai_server.engine.scheduling.step_time import StepTimeModel
 from genai_server.engine.scores import Scores
 from genai_server.errors import RunnerFailed
-from scripts._models.driven import Driven
 from tests.engine.runners.test_choose import spec
 from tests.model_edits import make_pruned_model
 

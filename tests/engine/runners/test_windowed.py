@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from _models.driven import Driven
 
 from genai_server.engine.model.graph import read_decoder_graph
 from genai_server.engine.model.session import open_session
@@ -15,7 +16,6 @@ from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.scores import Logits
 from genai_server.engine.sequence import Sequence as Scheduled
 from genai_server.messages.generation_request import GenerationRequest
-from scripts._models.driven import Driven
 from tests.engine.model_runners import batched_runner, greedy, profiled_answer
 from tests.model_edits import edited_config, edited_graph
 from tests.running_server import DEMO
