@@ -14,9 +14,11 @@ import hypothesis
 import pytest
 
 import genai_server  # noqa: F401  first, for it switches ONNX Runtime's telemetry off: test modules import that directly
+from genai_server.child_process import start_module
 from genai_server.cli import main
 from genai_server.supervisor import engine_process
-from tests.fork_server import start_engine
+from genai_server.workers import process as worker_process
+from tests.fork_server import start_module_forked
 from tests.hand_clock import HandClock
 from tests.running_server import DEMO, ROOT, SCRIPTED, SETTINGS, RunningServer, left_as_found, run_python, run_server
 from tests.server_here import run_here
@@ -56,10 +58,20 @@ def clean_environ(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def forked_engines() -> Iterator[None]:
-    """Engines of this process are forked, which takes a tenth of the time of a new interpreter."""
-    with patch.object(engine_process, "start_module", start_engine):
+def forked_processes() -> Iterator[None]:
+    """Engines and workers of this process are forked, which takes a tenth of the time of a new interpreter."""
+    with (
+        patch.object(engine_process, "start_module", start_module_forked),
+        patch.object(worker_process, "start_module", start_module_forked),
+    ):
         yield
+
+
+@pytest.fixture
+def unforked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each engine and worker is a new interpreter, with a command line and an environment of its own."""
+    monkeypatch.setattr(engine_process, "start_module", start_module)
+    monkeypatch.setattr(worker_process, "start_module", start_module)
 
 
 @pytest.fixture(scope="session")
@@ -95,11 +107,20 @@ def workers(shared_workers: RunningServer) -> Iterator[RunningServer]:
         yield shared_workers
 
 
-@pytest.fixture(scope="module")
-def own_scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    """A server like `scripted` for one module, for tests that change its state as operators do."""
-    with run_here(tmp_path_factory.mktemp("own-scripted"), *SCRIPTED) as server:
+@pytest.fixture(scope="session")
+def shared_here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    with run_here(tmp_path_factory.mktemp("here"), *SCRIPTED) as server:
         yield server
+
+
+@pytest.fixture(scope="module")
+def own_scripted(shared_here: RunningServer) -> Iterator[RunningServer]:
+    """A server like `scripted` whose API side runs in this process: for tests that change it and restore its state.
+
+    They act as operators do, or replace or hold up functions of the API process.
+    """
+    with left_as_found(shared_here):
+        yield shared_here
 
 
 @pytest.fixture(scope="module")

@@ -33,8 +33,8 @@ from genai_server.supervisor import engine_process
 COMMAND = "genai_server.cli"
 SUPERVISOR = "genai_server.supervisor.process"
 ENGINE = "genai_server.engine.process"
-# What is imported before the first engine is forked, and before the first command: `serve` forks a supervisor, which
-# forks engines. Uvicorn imports some by name. None of them starts a thread.
+# What is imported before the first engine is forked, before the first command (`serve` forks a supervisor, which forks
+# engines), and before the first worker. Uvicorn imports some by name. None of them starts a thread.
 _OF_ENGINES = (ENGINE, "onnxruntime", "onnxruntime_genai")
 _OF_COMMANDS = (
     *_OF_ENGINES,
@@ -53,6 +53,12 @@ _OF_COMMANDS = (
     "uvicorn.protocols.http.httptools_impl",
     "uvicorn.lifespan.on",
     "uvloop",
+)
+_OF_WORKERS = (
+    "genai_server.audio.decode_process",
+    "genai_server.audio.window_process",
+    "genai_server.grammar_checker.process",
+    "genai_server.images.process",
 )
 _LARGEST = 1 << 20
 _WORD = 4
@@ -165,10 +171,12 @@ def can_fork(environment: Mapping[str, str]) -> bool:
     return sys.platform == "linux" and environment.get("PYTHONPATH") == _PYTHONPATH
 
 
-def start_engine(module: str, environment: Mapping[str, str]) -> "ForkedProcess | subprocess.Popen[bytes]":
-    """Start an engine process of this process, in place of `start_module` in genai_server.supervisor.engine_process."""
+def start_module_forked(
+    module: str, environment: Mapping[str, str], arguments: Sequence[str] = ()
+) -> "ForkedProcess | subprocess.Popen[bytes]":
+    """Start a module as a process, forked where possible, in place of `start_module` of genai_server.child_process."""
     start = fork_server().start_module if can_fork(environment) else start_module
-    return start(module, environment)
+    return start(module, environment, arguments)
 
 
 def _read_word(pipe: int) -> int:
@@ -182,7 +190,8 @@ def _read_word(pipe: int) -> int:
 @cache
 def _import_for(module: str) -> None:
     """Import what is the same in all processes that run this module."""
-    for name in _OF_ENGINES if module == ENGINE else _OF_COMMANDS:
+    names = _OF_ENGINES if module == ENGINE else _OF_COMMANDS
+    for name in _OF_WORKERS if module in _OF_WORKERS else names:
         importlib.import_module(name)
     gc.freeze()
 
@@ -214,6 +223,9 @@ def _serve(requests: socket.socket) -> str:
     for standard, file in enumerate(files):
         os.dup2(file, standard)
         os.close(file)
+    if os.isatty(0):
+        take_terminal()
+    _reopen_terminals()
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)
@@ -244,6 +256,25 @@ def _fork_processes_of(starter: ModuleType) -> None:
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     _run(_serve(theirs))
+
+
+def take_terminal() -> None:
+    """Make standard input, which is a terminal, that of this process, as after a login: Ctrl-C in it is a signal."""
+    import fcntl
+    import termios
+
+    os.setsid()
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
+def _reopen_terminals() -> None:
+    """Make new standard streams for terminals: the fork server's own were made for something that can be sought."""
+    if os.isatty(0):
+        sys.stdin = os.fdopen(0, encoding="utf-8", closefd=False)
+    if os.isatty(1):
+        sys.stdout = os.fdopen(1, "w", buffering=1, encoding="utf-8", closefd=False)
+    if os.isatty(2):
+        sys.stderr = os.fdopen(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
 
 
 def _end_with_parent() -> None:

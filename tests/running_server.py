@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import psutil
 
-from tests.fork_server import COMMAND, ForkedProcess, can_fork, fork_server
+from tests.fork_server import COMMAND, ForkedProcess, can_fork, fork_server, take_terminal
 
 ROOT = Path(__file__).parent.parent
 DEMO = ROOT / "models" / "demo"
@@ -44,6 +44,15 @@ def clean_environment(**settings: str) -> dict[str, str]:
     """This process's environment, with these server settings instead of all others."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(SETTINGS)}
     return kept | ONE_THREAD | settings
+
+
+def folders(folder: Path) -> dict[str, str]:
+    """Settings of a server with a folder of its own.
+
+    Packed weights, and what was found out about the processor, are in a folder beside it, which the servers of a test
+    process share: both take seconds.
+    """
+    return {"GENAI_PROFILE_DIR": str(folder / "profiles"), "GENAI_CACHE_DIR": str(folder.parent / "cache")}
 
 
 def environment_without(module: str, folder: Path) -> dict[str, str]:
@@ -239,14 +248,13 @@ def run_server(
 ) -> Iterator[RunningServer]:
     """Start `genai-server serve`, wait until no device is loading, and finally end its processes.
 
-    `folder` holds its log, its profiles and its packed weights. The server must be ready within `seconds`, and may take
+    `folder` holds its log and its profiles. The server must be ready within `seconds`, and may take
     half of that to end. Without `port` it listens on a free one. A `program` runs in a new interpreter, and so does the
     server with a PYTHONPATH in its settings; other servers are forked where possible.
     """
     port = port or free_port()
     log = folder / "server.log"
-    folders = {"GENAI_PROFILE_DIR": str(folder / "profiles"), "GENAI_CACHE_DIR": str(folder / "cache")}
-    environment = clean_environment(**folders, **(settings or {}))
+    environment = clean_environment(**folders(folder), **(settings or {}))
     given = ["--port", str(port), *options]
     process: ForkedProcess | subprocess.Popen[bytes]
     with log.open("wb") as file:
@@ -314,6 +322,22 @@ def run_command(
         # The file positions are shared with the process.
         texts = [os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0).decode() for file in (output, errors)]
     return subprocess.CompletedProcess(arguments, status, *texts)
+
+
+def start_command(
+    *arguments: str, environment: Mapping[str, str], files: Sequence[int], cwd: Path = ROOT
+) -> "ForkedProcess | subprocess.Popen[bytes]":
+    """Start `genai-server` with these arguments and these standard input, output and error, forked where possible.
+
+    A terminal as its standard input is its controlling one.
+    """
+    if can_fork(environment):
+        return fork_server().start(COMMAND, arguments, environment, cwd, files)
+    command, (given, output, errors) = [sys.executable, "-m", "genai_server", *arguments], files
+    take = take_terminal if os.isatty(given) else None
+    return subprocess.Popen(
+        command, cwd=cwd, env=environment, stdin=given, stdout=output, stderr=errors, preexec_fn=take
+    )
 
 
 def run_python(

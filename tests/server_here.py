@@ -27,7 +27,7 @@ from genai_server.messages.supervisor import read_address
 from genai_server.supervisor import engine_watch
 from genai_server.supervisor.engine_process import EngineProcess
 from genai_server.supervisor.supervisor import Supervisor
-from tests.running_server import ONE_THREAD, PATIENCE, RunningServer, wait_until
+from tests.running_server import ONE_THREAD, PATIENCE, RunningServer, folders, wait_until
 
 
 class ServerHere(RunningServer):
@@ -71,9 +71,8 @@ def run_here(
     """Serve with these options and settings of `serve` on a free port; yields when no device is loading."""
     parser = argparse.ArgumentParser()
     add_options(parser)
-    folders = {"GENAI_PROFILE_DIR": str(folder / "profiles"), "GENAI_CACHE_DIR": str(folder / "cache")}
     given = vars(parser.parse_args(["--port", "0", *options]))
-    chosen = load_settings(given, environ={**ONE_THREAD, **folders, **(settings or {})}, dotenv=None)
+    chosen = load_settings(given, environ={**ONE_THREAD, **folders(folder), **(settings or {})}, dotenv=None)
     with listen(chosen) as listener:
         supervisor = supervise(chosen)
         supervisor.start()

@@ -4,15 +4,13 @@ import json
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from genai_server.engine.runners.lengths import IDLE_CHUNK
 from tests.apis.admin.test_running_requests import listed
-from tests.running_server import DEMO, RunningServer, last_event, wait_until
-from tests.server_here import run_here
+from tests.running_server import RunningServer, last_event, wait_until
 
 # A seed prevents drafts, which would shorten its time.
 LONG = "Count from 1 to 200."
@@ -130,17 +128,17 @@ def test_profiling_mid_answer_writes_one_file_per_pass(
         assert any(event.get("cat") == "Node" for event in events)
 
 
-def test_each_pass_of_a_profiled_request_has_its_own_file(own_folder: Path) -> None:
-    with run_here(own_folder, "--model-dir", str(DEMO)) as server:
-        server.options(enable_profiling="1")
-        metrics = server.chat("Count from 1 to 20. " * 40, max_tokens=25).json()["metrics"]
-        server.options(enable_profiling="0")
-        files = list((own_folder / "profiles" / "cpu").glob("onnxruntime_run_profile_*.json"))
-        # The last chunk of the prompt yields the first token, and each later pass one more. No chunk has a single
-        # token: where one is left, the chunk before includes it.
-        chunks = -(-(metrics["input_tokens"] - 1) // IDLE_CHUNK)
-        assert chunks > 1
-        assert len(files) - (metrics["output_tokens"] - 1) == chunks
+def test_each_pass_of_a_profiled_request_has_its_own_file(server: RunningServer) -> None:
+    server.options(enable_profiling="each")
+    # The salt keeps earlier tests' prompts from being reused.
+    metrics = server.chat("Count from 1 to 20. " * 40, max_tokens=25, cache_salt="each").json()["metrics"]
+    server.options(enable_profiling="0")
+    files = list((server.folder / "profiles" / "cpu").glob("each_*.json"))
+    # The last chunk of the prompt yields the first token, and each later pass one more. No chunk has a single
+    # token: where one is left, the chunk before includes it.
+    chunks = -(-(metrics["input_tokens"] - 1) // IDLE_CHUNK)
+    assert chunks > 1
+    assert len(files) - (metrics["output_tokens"] - 1) == chunks
 
 
 @pytest.mark.parametrize("text", ["\ud800", "a\udfffb"])

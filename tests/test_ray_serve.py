@@ -31,6 +31,7 @@ from tests.running_server import (
     RunningServer,
     body,
     clean_environment,
+    folders,
     has_ended,
     run_server,
     running_after,
@@ -325,12 +326,11 @@ def test_dead_replica_fails_its_own_streams_and_is_replaced(
 def test_scaling_down_cuts_no_stream(demo: RunningServer, settings: Mapping[str, str], tmp_path: Path) -> None:
     before = _engines(demo)
     port = demo.url.rpartition(":")[2]
-    folders = {"GENAI_PROFILE_DIR": str(demo.folder / "profiles"), "GENAI_CACHE_DIR": str(demo.folder / "cache")}
     address = re.findall(r"the address of the cluster is ([\d.:]+)", demo.log())[0]
     command = [*PROGRAM, "--address", address, "--port", port]
     with (tmp_path / "log").open("wb") as log, _suspended_streams(demo) as streams:
         deploying = subprocess.Popen(
-            command, cwd=ROOT, env=clean_environment(**settings, **folders), stdout=log, stderr=log
+            command, cwd=ROOT, env=clean_environment(**settings, **folders(demo.folder)), stdout=log, stderr=log
         )
         _wait_until(lambda: deploying.poll() is not None or len(_engines(demo)) == 1)
         for engine in before.values():

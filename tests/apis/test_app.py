@@ -5,6 +5,7 @@ import json
 from collections import Counter
 from pathlib import Path
 
+import pytest
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 from psutil import Process
@@ -28,6 +29,7 @@ def _app() -> FastAPI:
     return app
 
 
+@pytest.mark.usefixtures("unforked")
 def test_a_vision_model_has_an_image_reader_before_images_come(tmp_path: Path) -> None:
     model = ROOT / "tests" / "built_models" / "qwen-3-vl-images"
 

@@ -8,17 +8,25 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.running_server import RunningServer, wait_until
+from tests.running_server import SCRIPTED, RunningServer, wait_until
+from tests.server_here import run_here
 
 PATH = "/v1/admin/profiles"
 SLOW = "delay 0.02; count 1000"
 
 
+@pytest.fixture(scope="module")
+def profiled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """A server whose status keeps what was profiled."""
+    with run_here(tmp_path_factory.mktemp("profiled"), *SCRIPTED) as running:
+        yield running
+
+
 @pytest.fixture
-def server(own_scripted: RunningServer) -> Iterator[RunningServer]:
-    yield own_scripted
-    for session in own_scripted.client.get(PATH).json()["data"]:
-        while own_scripted.client.delete(f"{PATH}/{session['id']}").json().get("deleted") is False:
+def server(profiled: RunningServer) -> Iterator[RunningServer]:
+    yield profiled
+    for session in profiled.client.get(PATH).json()["data"]:
+        while profiled.client.delete(f"{PATH}/{session['id']}").json().get("deleted") is False:
             pass
 
 

@@ -1,7 +1,6 @@
 """Reading the recordings of requests: windows, files, limits, and processes that die."""
 
 import asyncio
-import contextlib
 import gc
 import itertools
 import os
@@ -51,7 +50,8 @@ class Seen:
             make_speech_directory(folder / "model", seconds=10)
         checked = Settings.model_validate(settings)
         self.pool = WorkerPool(WorkerLimits.of(checked), self._start)
-        # The kinds of the processes that were started.
+        # The processes that were started, and their kinds.
+        self.processes: list[WorkerProcess] = []
         self.kinds: list[str] = []
         self.recordings = Recordings(self.pool, checked, self.folder, self._count)
 
@@ -83,14 +83,14 @@ class Seen:
 
     def _start(self, kind: TaskKind, spec: Mapping[str, Any]) -> WorkerProcess:
         self.kinds.append(kind.name)
-        return WorkerProcess(kind, spec)
+        self.processes.append(WorkerProcess(kind, spec))
+        return self.processes[-1]
 
     def _count(self, result: str) -> None:
         self.results[result] += 1
 
 
 def _run(folder: Path, work: Callable[[Seen], Awaitable[None]], **settings: Any) -> Seen:
-    before = {child.pid for child in psutil.Process().children()}
     seen = Seen(folder, **settings)
 
     async def main() -> None:
@@ -98,24 +98,13 @@ def _run(folder: Path, work: Callable[[Seen], Awaitable[None]], **settings: Any)
             await work(seen)
 
     asyncio.run(main())
-    left = {child.pid for child in psutil.Process().children()} - before
-    assert left == set()
+    assert not any(process.is_alive for process in seen.processes)
     assert list(seen.folder.iterdir()) == []
     return seen
 
 
 def _samples(*parts: Samples) -> Samples:
     return np.concatenate(parts)
-
-
-def _processes() -> list[psutil.Process]:
-    """The processes that decode recordings and read windows. Those of other tests may still run."""
-    found = []
-    for process in psutil.Process().children():
-        with contextlib.suppress(psutil.Error):
-            if any(word.startswith("genai_server.audio.") for word in process.cmdline()):
-                found.append(process)
-    return found
 
 
 async def _windows(recording: Recording) -> list[Window]:
@@ -222,13 +211,14 @@ def test_files_exist_as_long_as_they_are_used(own_folder: Path) -> None:
 def test_unusable_recording_costs_no_process(own_folder: Path, data: bytes, words: str) -> None:
     async def work(seen: Seen) -> None:
         (await seen.open(tone(1))).close()
-        processes = psutil.Process().children()
+        processes = [*seen.processes]
         with pytest.raises(InvalidField, match=words) as refused:
             await seen.open(data)
         assert refused.value.param == "file"
         assert seen.files() == []
         (await seen.open(tone(1))).close()
-        assert psutil.Process().children() == processes
+        assert seen.processes == processes
+        assert processes[0].is_alive
 
     assert _run(own_folder, work, max_audio_seconds=60).results == {"refused": 1, "decoded": 2}
 
@@ -379,6 +369,7 @@ def test_model_that_cannot_be_loaded_makes_windows_unavailable(own_folder: Path)
     _run(own_folder, work)
 
 
+@pytest.mark.usefixtures("unforked")
 def test_process_that_cannot_be_started_is_unavailable(own_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
 
@@ -393,13 +384,15 @@ def test_process_that_cannot_be_started_is_unavailable(own_folder: Path, monkeyp
 def test_memory_of_a_decoder_is_limited(own_folder: Path) -> None:
     async def work(seen: Seen) -> None:
         (await seen.open(tone(1))).close()
-        (process,) = _processes()
+        (decoder,) = seen.processes
+        process = psutil.Process(decoder.pid)
         soft, _ = process.rlimit(psutil.RLIMIT_AS)
         assert 0 < soft - process.memory_info().vms < 1024**3
 
     _run(own_folder, work)
 
 
+@pytest.mark.usefixtures("unforked")
 def test_processes_have_no_keys_and_settings(own_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GENAI_API_KEYS", "secret")
     monkeypatch.setenv("HF_TOKEN", "secret")
@@ -407,10 +400,9 @@ def test_processes_have_no_keys_and_settings(own_folder: Path, monkeypatch: pyte
     async def work(seen: Seen) -> None:
         with await seen.open(sentence()) as recording:
             await recording.window(0)
-        processes = _processes()
-        assert len(processes) == 2
-        for process in processes:
-            assert not {"GENAI_API_KEYS", "HF_TOKEN"} & set(process.environ())
+        assert len(seen.processes) == 2
+        for process in seen.processes:
+            assert not {"GENAI_API_KEYS", "HF_TOKEN"} & set(psutil.Process(process.pid).environ())
 
     _run(own_folder, work)
 

@@ -1,7 +1,6 @@
 """MODEL of `serve`: a directory, a name, or a repository of a hub over HTTP."""
 
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +13,7 @@ from genai_server.errors import ConfigurationError, PullFailed
 from genai_server.hub.client import Hub
 from tests.given_settings import given
 from tests.local_hub import HubRepository, LocalHub, run_hub
-from tests.running_server import DEMO, ROOT, clean_environment, run_command
+from tests.running_server import DEMO, clean_environment, run_command, start_command
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there are no such terminals there")
 FILES = {path.name: path.read_bytes() for path in DEMO.iterdir() if path.is_file()}
@@ -46,8 +45,10 @@ def served(hub: LocalHub, models: Path, model: str, device: str = "scripted") ->
 
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 200, 0, 0))
-    command = [sys.executable, "-m", "genai_server", "serve", model, "--port", "0", "--device", device]
-    process = subprocess.Popen(command, cwd=ROOT, env=environment(hub, models), stdout=theirs, stderr=theirs)
+    arguments = ["serve", model, "--port", "0", "--device", device]
+    with open(os.devnull, "rb") as nothing:
+        files = [nothing.fileno(), theirs, theirs]
+        process = start_command(*arguments, environment=environment(hub, models), files=files)
     os.close(theirs)
     seen = ""
     try:

@@ -1,6 +1,5 @@
 """A request for which a device's queue is known to be full is refused before anything is prepared for it."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -9,17 +8,14 @@ import pytest
 from genai_server.engine_client.client import EngineClient
 from genai_server.messages.protocol import Capacity, Load
 from genai_server.text.codec import TextCodec
-from tests.running_server import body
-from tests.server_here import run_here
+from tests.running_server import RunningServer, body
 
 _FULL = Load(running=1, waiting=1, present={"": 2}, retry_after=7, capacity=Capacity(1, 1))
 
 
-@pytest.fixture(scope="module")
-def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
-    """A client of a server in this process."""
-    with run_here(tmp_path_factory.mktemp("here"), "--device", "scripted") as server:
-        yield server.client
+@pytest.fixture
+def client(own_scripted: RunningServer) -> httpx.Client:
+    return own_scripted.client
 
 
 @pytest.fixture
@@ -57,5 +53,5 @@ def test_a_full_queue_refuses_before_the_prompt_is_encoded(
     monkeypatch.setattr(EngineClient, "load", property(lambda self: _FULL, lambda self, load: None), raising=False)
     response = client.post(path, json=fields)
     assert (response.status_code, response.headers["retry-after"]) == (503, "7")
-    assert "2 requests are on device scripted already" in response.text
+    assert "2 requests are on device scripted:0 already" in response.text
     assert encoded == []

@@ -1,7 +1,7 @@
 """How answers are started: the model is selected once, and the checks of one request delay no other."""
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
 from pathlib import Path
@@ -18,15 +18,13 @@ from genai_server.http.request_state import HttpRequestState, request_state
 from genai_server.messages.generation_request import GenerationRequest
 from genai_server.pooling_model import Task
 from genai_server.workers.process import WorkerProcess
-from tests.running_server import ROOT, body
+from tests.running_server import ROOT, RunningServer, body
 from tests.server_here import run_here
 
 
-@pytest.fixture(scope="module")
-def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
-    """A client of a server in this process, whose steps can be held up."""
-    with run_here(tmp_path_factory.mktemp("here"), "--device", "scripted") as server:
-        yield server.client
+@pytest.fixture
+def here(own_scripted: RunningServer) -> httpx.Client:
+    return own_scripted.client
 
 
 @pytest.mark.parametrize(

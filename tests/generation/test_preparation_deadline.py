@@ -3,7 +3,6 @@
 import asyncio
 import threading
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -11,8 +10,7 @@ import pytest
 
 from genai_server.text.codec import TextCodec
 from genai_server.workers.process import WorkerProcess
-from tests.running_server import body
-from tests.server_here import run_here
+from tests.running_server import RunningServer, body
 
 _SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "title": "held up"}
 _FORMAT = {"type": "json_schema", "json_schema": {"name": "x", "schema": _SCHEMA}}
@@ -21,11 +19,9 @@ _TOOL = {"name": "f", "input_schema": _SCHEMA}
 _SECONDS = 0.05
 
 
-@pytest.fixture(scope="module")
-def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
-    """A client of a server in this process, whose steps can be held up."""
-    with run_here(tmp_path_factory.mktemp("here"), "--device", "scripted") as server:
-        yield server.client
+@pytest.fixture
+def client(own_scripted: RunningServer) -> httpx.Client:
+    return own_scripted.client
 
 
 @pytest.fixture
@@ -102,13 +98,3 @@ def test_deadline_ends_a_request_whose_prompt_is_encoded(client: httpx.Client, m
     assert (counted.status_code, counted.json()["error"]["type"]) == (504, "api_error")
     tokens = client.post("/tokenize", json=body("say hi"), headers={"x-request-timeout": str(_SECONDS)})
     assert (tokens.status_code, tokens.json()["error"]["code"]) == (504, "timeout")
-
-
-def test_others_are_answered_in_the_meantime(client: httpx.Client, held_grammars: threading.Event) -> None:
-    with ThreadPoolExecutor() as threads:
-        held = threads.submit(
-            client.post, "/v1/chat/completions", json=body("say hi", response_format=_FORMAT, timeout=3)
-        )
-        assert held_grammars.wait(90)
-        assert client.post("/v1/chat/completions", json=body("say hi")).json()["choices"][0]["message"]["content"]
-        assert held.result().json()["choices"][0]["genai_finish_reason"] == "timeout"

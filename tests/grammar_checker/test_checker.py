@@ -190,6 +190,7 @@ def test_verdicts_are_not_shared_by_keys() -> None:
     assert _run(work).results == {"passed": 2, "crashed": 2}
 
 
+@pytest.mark.usefixtures("unforked")
 def test_checker_that_cannot_start_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
 
@@ -221,6 +222,7 @@ def test_hang_after_a_few_tokens_is_found_by_following() -> None:
         process.ask({"grammar": json.dumps({"grammars": [{"lark_grammar": 'start: /x*/ "x"'}]})}, b"", 1)
 
 
+@pytest.mark.usefixtures("unforked")
 def test_a_process_that_cannot_be_started_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     with pytest.raises(CheckerUnavailable, match="can be started: No such file"):

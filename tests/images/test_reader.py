@@ -253,6 +253,7 @@ def test_memory_of_a_process_is_limited(own_folder: Path) -> None:
     _run(own_folder, work)
 
 
+@pytest.mark.usefixtures("unforked")
 def test_process_has_no_keys_and_settings(own_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GENAI_API_KEYS", "secret")
     monkeypatch.setenv("HF_TOKEN", "secret")
@@ -274,6 +275,7 @@ def test_model_that_cannot_be_loaded_makes_images_unavailable(own_folder: Path) 
     _run(own_folder, work)
 
 
+@pytest.mark.usefixtures("unforked")
 def test_process_that_cannot_be_started_is_unavailable(own_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
 

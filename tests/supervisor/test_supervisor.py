@@ -11,7 +11,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from genai_server.child_process import start_module
 from genai_server.config.environment import export_settings
 from genai_server.config.settings import Settings
 from genai_server.messages.launch import EngineLaunch
@@ -45,12 +44,6 @@ def pid_of_first(supervisor: Supervisor) -> int:
     pid = first(supervisor).pid
     assert pid is not None
     return pid
-
-
-@pytest.fixture
-def unforked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each engine is a new interpreter, as without `forked_engines`."""
-    monkeypatch.setattr(engine_process, "start_module", start_module)
 
 
 @pytest.mark.usefixtures("unforked")

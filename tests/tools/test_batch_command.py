@@ -11,7 +11,7 @@ import pytest
 
 from genai_server.cli import main
 from tests.apis.batches.inputs import jsonl, line
-from tests.running_server import DEMO, ROOT, RunningServer, clean_environment, run_command, run_server, wait_until
+from tests.running_server import DEMO, ROOT, RunningServer, clean_environment, run_command, wait_until
 
 NUM_LINES = 12
 
@@ -113,16 +113,15 @@ def test_a_server_of_its_own_answers_for_any_model(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGINT for one process")
-def test_ctrl_c_keeps_what_is_done(tmp_path: Path) -> None:
+def test_ctrl_c_keeps_what_is_done(scripted: RunningServer, tmp_path: Path) -> None:
     source, target = tmp_path / "input.jsonl", tmp_path / "out.jsonl"
     lines = [line(f"{number}", "say yes" if number < 8 else "count 999; delay 0.05") for number in range(20)]
     source.write_bytes(jsonl(lines))
-    with run_server(tmp_path, settings={"GENAI_DEVICE": "scripted"}) as server:
-        command = [sys.executable, "-m", "genai_server", "batch", str(source), str(target), "--url", server.url]
-        running = subprocess.Popen(command, cwd=ROOT, env=clean_environment(), stderr=subprocess.PIPE)
-        wait_until(lambda: target.exists() and target.read_bytes().count(b"\n") == 8)
-        running.send_signal(signal.SIGINT)
-        _, printed = running.communicate(timeout=90)
-        assert running.returncode == 130
+    command = [sys.executable, "-m", "genai_server", "batch", str(source), str(target), "--url", scripted.url]
+    running = subprocess.Popen(command, cwd=ROOT, env=clean_environment(), stderr=subprocess.PIPE)
+    wait_until(lambda: target.exists() and target.read_bytes().count(b"\n") == 8)
+    running.send_signal(signal.SIGINT)
+    _, printed = running.communicate(timeout=90)
+    assert running.returncode == 130
     assert b"the same command continues" in printed
     assert len(read(target)) == 8

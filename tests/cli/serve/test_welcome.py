@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from genai_server.cli.serve.welcome import url_of, welcome
 from genai_server.config.settings import Settings
 from genai_server.config.sources import load_settings
 from genai_server.messages.server_status import EngineState, EngineStatus
-from tests.running_server import DEMO, ROOT, clean_environment
+from tests.running_server import DEMO, ROOT, clean_environment, start_command
 
 
 def settings(**given: str) -> Settings:
@@ -100,10 +99,10 @@ def test_a_terminal_sees_it_when_the_server_is_ready() -> None:
     import pty
 
     ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "genai_server", "serve", "--device", "scripted", "--port", "0"]
-    process = subprocess.Popen(
-        command, cwd=ROOT, env=clean_environment(TERM="xterm"), stdout=theirs, stderr=subprocess.DEVNULL
-    )
+    arguments = ["serve", "--device", "scripted", "--port", "0"]
+    with open(os.devnull, "r+b") as nothing:
+        files = [nothing.fileno(), theirs, nothing.fileno()]
+        process = start_command(*arguments, environment=clean_environment(TERM="xterm"), files=files)
     os.close(theirs)
     try:
         seen = b""

@@ -16,11 +16,11 @@ import pytest
 from tests.running_server import (
     DEMO,
     PATIENCE,
-    ROOT,
     RunningServer,
     clean_environment,
     free_port,
     run_command,
+    start_command,
     wait_until,
 )
 
@@ -44,16 +44,8 @@ class Terminal:
 
         self._master, slave = pty.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "genai_server", "chat", *arguments],
-            cwd=ROOT,
-            env=clean_environment(**{"TERM": "dumb", **settings}),
-            stdin=slave,
-            stdout=slave,
-            stderr=slave,
-            start_new_session=True,
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
-        )
+        environment = clean_environment(**{"TERM": "dumb", **settings})
+        self.process = start_command("chat", *arguments, environment=environment, files=[slave] * 3)
         os.close(slave)
         self.text = ""
         self._seen = 0

@@ -6,7 +6,6 @@ import select
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -19,7 +18,16 @@ from rich.console import Console
 from genai_server.errors import ServerUnusable
 from genai_server.tools.top.snapshot import Interval, Place, Poller, Snapshot
 from genai_server.tools.top.top_tables import ORDERS, Choice, view
-from tests.running_server import PATIENCE, ROOT, RunningServer, clean_environment, free_port, last_event, run_command
+from tests.fork_server import ForkedProcess
+from tests.running_server import (
+    PATIENCE,
+    RunningServer,
+    clean_environment,
+    free_port,
+    last_event,
+    run_command,
+    start_command,
+)
 from tests.server_here import run_here
 
 CPU = Place("m", "cpu")
@@ -208,14 +216,12 @@ def test_terminal_is_refreshed_until_q_or_ctrl_c(scripted: RunningServer, end: s
 
 
 @contextmanager
-def _terminal(url: str) -> Iterator[tuple["subprocess.Popen[bytes]", int]]:
+def _terminal(url: str) -> Iterator[tuple["ForkedProcess | subprocess.Popen[bytes]", int]]:
     """`top` in a terminal, and the terminal's other side."""
     pty = pytest.importorskip("pty")
     ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "genai_server", "top", url, "--interval", "0.2"]
-    process = subprocess.Popen(
-        command, cwd=ROOT, env=clean_environment(TERM="xterm"), stdin=theirs, stdout=theirs, stderr=theirs
-    )
+    environment = clean_environment(TERM="xterm")
+    process = start_command("top", url, "--interval", "0.2", environment=environment, files=[theirs] * 3)
     os.close(theirs)
     try:
         yield process, ours
