@@ -10,6 +10,7 @@ import pytest
 
 from tests.running_server import RunningServer, last_event, run_server
 
+pytestmark = pytest.mark.slow
 FRANCE = "What is the capital of France?"
 STEPS = 24
 

@@ -67,6 +67,7 @@ def kill(server: RunningServer) -> None:
     server.process.wait(90)
 
 
+@pytest.mark.slow
 def test_killing_the_server_loses_and_repeats_no_result(tmp_path: Path) -> None:
     id, written, answered, num_kills = "", set[str](), 0, 3
     for number in range(num_kills + 1):
@@ -88,6 +89,7 @@ def test_killing_the_server_loses_and_repeats_no_result(tmp_path: Path) -> None:
     assert answered <= NUM_LINES - len(FAILED) + num_kills * AT_ONCE
 
 
+@pytest.mark.slow
 def test_another_process_takes_over_from_a_killed_one(tmp_path: Path) -> None:
     with run_server(tmp_path, "--workers", "2", settings=settings(tmp_path)) as server:
         id = begin(server.client, LINES)
@@ -104,6 +106,7 @@ def test_another_process_takes_over_from_a_killed_one(tmp_path: Path) -> None:
     assert answered <= NUM_LINES - len(FAILED) + 2 * AT_ONCE
 
 
+@pytest.mark.slow
 def test_batches_of_a_key_run_one_after_another(tmp_path: Path) -> None:
     lines = [line(f"{number}", "count 400; delay 0.05") for number in range(AT_ONCE)]
     with run_server(tmp_path, "--workers", "2", settings=settings(tmp_path)) as server:
@@ -130,6 +133,7 @@ def test_a_stopped_server_goes_on_with_its_batch(tmp_path: Path) -> None:
         assert batch["usage"]["output_tokens"] == 8 * 20
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the largest memory of a process is read from /proc")
 def test_a_large_batch_is_never_in_memory(tmp_path: Path) -> None:
     """It is uploaded, checked, begun and cancelled, which ends each of its requests."""

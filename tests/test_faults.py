@@ -42,8 +42,7 @@ def hanging_orphan(tmp_path_factory: pytest.TempPathFactory) -> Iterator[psutil.
         engine.kill()
 
 
-# Started here, because its end takes 16 seconds: a test below waits for it.
-@pytest.mark.usefixtures("hanging_orphan")
+@pytest.mark.slow
 def test_engine_that_holds_the_gil_delays_no_other(own_folder: Path) -> None:
     with run_server(own_folder, *SCRIPTED) as server, ThreadPoolExecutor(1) as thread:
         # Held until the engine is killed, however long the other requests take.
@@ -111,6 +110,7 @@ def test_engine_whose_runner_fails_every_pass_is_restarted(own_folder: Path) -> 
         assert server.chat("say back").json()["content"] == "back"
 
 
+@pytest.mark.slow
 def test_hung_engine_is_replaced_and_other_devices_continue(own_folder: Path) -> None:
     devices = "scripted:0,scripted:1"
     with run_server(own_folder, "--device", devices, "--step-timeout", "3") as server:
@@ -136,6 +136,7 @@ def test_hung_engine_is_replaced_and_other_devices_continue(own_folder: Path) ->
         assert server.device("scripted:1")["restarts"] == 0
 
 
+@pytest.mark.slow
 def test_crash_loop_is_shown_by_readyz_and_healthz_and_ends(own_folder: Path) -> None:
     with run_server(own_folder, "--device", "scripted", "--max-restarts", "1") as server:
         assert server.chat("crash at 0").json()["error"]["code"] == "engine_died"
@@ -203,6 +204,7 @@ def test_api_processes_share_an_engine_and_see_all_requests(workers: RunningServ
         assert last_event(reader)["finish_reason"] == "terminated"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [[], ["--workers", "2"], ["--reload"]], ids=["one", "workers", "reload"])
 def test_nothing_is_left_behind_when_the_server_is_killed(
     own_folder: Path, short_folder: Path, options: list[str]
@@ -219,6 +221,7 @@ def test_nothing_is_left_behind_when_the_server_is_killed(
         assert [path.name for path in short_folder.iterdir() if path.name.startswith("genai-server-")] == []
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere native code that hangs is not ended with its parent")
 def test_engine_hung_in_native_code_ends_soon_after_its_parent(
     hanging_orphan: psutil.Process,
@@ -226,6 +229,7 @@ def test_engine_hung_in_native_code_ends_soon_after_its_parent(
     wait_until(lambda: has_ended(hanging_orphan), 30)
 
 
+@pytest.mark.slow
 def test_killed_api_processes_are_replaced_and_leave_no_requests(workers: RunningServer) -> None:
     engine = workers.device("scripted")["pid"]
     killed = api_processes(workers)
@@ -240,6 +244,7 @@ def test_killed_api_processes_are_replaced_and_leave_no_requests(workers: Runnin
     assert workers.chat("say x").json()["content"] == "x"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("options", [[], ["--workers", "2"]], ids=["one", "workers"])
 def test_signal_to_the_process_group_drains_the_server(own_folder: Path, options: list[str], number: int) -> None:

@@ -81,6 +81,7 @@ def fill(server: RunningServer, held: ExitStack) -> None:
             continue
 
 
+@pytest.mark.slow
 def test_dead_engine_is_restarted_while_files_are_exhausted(tight: RunningServer) -> None:
     pid = tight.device("scripted")["pid"]
 

@@ -97,16 +97,21 @@ def by_library(served: Served, content: list[Part]) -> str:
     scope="module",
     params=[
         ("qwen-3-vl-images", "batched"),
-        ("qwen-3-vl-images", "generator"),
-        ("qwen-2.5-vl-images", "batched"),
-        ("fara-images", "batched"),
-        ("qwen-3.5-images", "batched"),
-        ("qwen-3.5-moe-images", "batched"),
-        ("gemma-3-images", "batched"),
-        ("mistral-3-images", "batched"),
-        ("lfm2-vl-images", "batched"),
+        *(
+            pytest.param(param, marks=pytest.mark.slow)
+            for param in [
+                ("qwen-3-vl-images", "generator"),
+                ("qwen-2.5-vl-images", "batched"),
+                ("fara-images", "batched"),
+                ("qwen-3.5-images", "batched"),
+                ("qwen-3.5-moe-images", "batched"),
+                ("gemma-3-images", "batched"),
+                ("mistral-3-images", "batched"),
+                ("lfm2-vl-images", "batched"),
+            ]
+        ),
     ],
-    ids=lambda param: "-".join(param),
+    ids="-".join,
 )
 def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     name, scheduler = request.param

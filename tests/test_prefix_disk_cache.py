@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from tests.running_server import RunningServer, run_server, wait_until
 from tests.scraped import scrape
 
@@ -15,6 +17,7 @@ def ask(server: RunningServer) -> tuple[str, int]:
     return answer["choices"][0]["text"], answer["usage"]["prompt_tokens_details"]["cached_tokens"]
 
 
+@pytest.mark.slow
 def test_a_killed_servers_prompts_need_no_reading(own_folder: Path) -> None:
     on_disk = {"GENAI_PREFIX_CACHE_BYTES": "auto", "GENAI_PREFIX_CACHE_DIR": str(own_folder / "prefixes")}
     with run_server(own_folder, settings=on_disk) as server:

@@ -142,6 +142,7 @@ def _checkers(server: RunningServer) -> list[psutil.Process]:
     return [child for child in children if "grammar_checker.process" in " ".join(child.cmdline())]
 
 
+@pytest.mark.slow
 def test_keys_take_turns_between_api_processes(own_folder: Path) -> None:
     limits = ("--preparation-processes", "1", "--grammar-timeout", "60")
     keys = ("--api-key-file", _key_file(own_folder))

@@ -10,7 +10,7 @@ from tests.running_server import DEMO, body, run_server, wait_until
 KEY, ADMIN, WRONG = "key-swordfish-0123456789", "admin-swordfish-0123456789", "wrong-swordfish-0123456789"
 
 
-@pytest.mark.parametrize("device", ["scripted", "cpu"])
+@pytest.mark.parametrize("device", ["scripted", pytest.param("cpu", marks=pytest.mark.slow)])
 def test_no_key_prompt_or_answer_is_in_the_log(tmp_path: Path, device: str) -> None:
     settings = {
         "GENAI_DEVICE": device,

@@ -132,6 +132,7 @@ WAYS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows can neither suspend processes nor end them gracefully")
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("way", WAYS)
@@ -168,6 +169,7 @@ def busy_machine() -> Iterator[None]:
         yield
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not START_ROUNDS, reason="takes ten seconds a start: START_ROUNDS=100 for a hundred")
 @pytest.mark.timeout(SECONDS * max(1, START_ROUNDS))
 def test_no_worker_is_killed_while_it_starts_on_a_busy_machine(own_folder: Path, short_folder: Path) -> None:

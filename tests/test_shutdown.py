@@ -30,6 +30,7 @@ from tests.running_server import (
 from tests.running_server import serve_with_uvicorn as uvicorn
 
 LONG = "delay 0.02; count 1000"
+KINDS = [pytest.param([], id="one"), pytest.param(["--workers", "2"], id="workers", marks=pytest.mark.slow)]
 
 
 @contextmanager
@@ -89,10 +90,12 @@ def unread(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Unread]:
         yield Unread(server, ended, failed)
 
 
-# Started here, because its end takes ten seconds: a test below waits for it.
-@pytest.mark.usefixtures("unread")
 @pytest.mark.parametrize(
-    ("kind", "number"), [(["--reload"], signal.SIGTERM), (["--workers", "2"], signal.SIGINT)], ids=["reload", "workers"]
+    ("kind", "number"),
+    [
+        pytest.param(["--reload"], signal.SIGTERM, id="reload", marks=pytest.mark.slow),
+        pytest.param(["--workers", "2"], signal.SIGINT, id="workers"),
+    ],
 )
 def test_running_answers_complete_and_the_status_is_0(own_folder: Path, kind: list[str], number: int) -> None:
     with run_server(own_folder, "--device", "scripted", *kind) as server:
@@ -101,7 +104,7 @@ def test_running_answers_complete_and_the_status_is_0(own_folder: Path, kind: li
         assert server.process.wait(15) == 0
 
 
-@pytest.mark.parametrize("kind", [[], ["--workers", "2"]], ids=["one", "workers"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_request_that_outlasts_the_drain_ends_with_status_3(own_folder: Path, kind: list[str]) -> None:
     options = ("--device", "scripted", "--drain-timeout", "2", "--max-batch-size", "2", *kind)
     with run_server(own_folder, *options) as server:
@@ -150,6 +153,7 @@ def test_draining_server_accepts_nothing_and_closes_connections(own_folder: Path
         assert server.process.wait(15) == 0
 
 
+@pytest.mark.slow
 def test_a_signal_before_the_start_is_over_is_no_error(own_folder: Path) -> None:
     script = own_folder / "early.py"
     script.write_text(
@@ -172,7 +176,7 @@ def test_a_signal_before_the_start_is_over_is_no_error(own_folder: Path) -> None
         assert "ERROR" not in server.log()
 
 
-@pytest.mark.parametrize("kind", [[], ["--workers", "2"]], ids=["one", "workers"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_second_signal_ends_now(own_folder: Path, kind: list[str]) -> None:
     with run_server(own_folder, "--device", "scripted", "--drain-timeout", "600", *kind) as server:
         with server.stream("delay 0.02; count 20") as short, told_to_stop(server, LONG) as reader:
@@ -182,6 +186,7 @@ def test_a_second_signal_ends_now(own_folder: Path, kind: list[str]) -> None:
         assert server.process.wait(15) == 3
 
 
+@pytest.mark.slow
 def test_signals_end_workers_that_hang_too(own_folder: Path) -> None:
     with run_server(own_folder, "--device", "scripted", "--drain-timeout", "600", "--workers", "2") as server:
         for process in api_processes(server):
@@ -194,15 +199,17 @@ def test_signals_end_workers_that_hang_too(own_folder: Path) -> None:
         wait_until(has_ended, 30)
 
 
+@pytest.mark.slow
 def test_shutdown_without_a_drain_ends_running_requests_at_once(
     unread: Unread,
 ) -> None:
     assert unread.ended["error"]["code"] == "server_stopping"
     assert unread.failed["type"] == "response.failed"
     assert unread.failed["response"]["error"]["type"] == "server_stopping"
-    assert unread.server.process.wait(30) == 3
+    assert unread.server.process.wait(90) == 3
 
 
+@pytest.mark.slow
 def test_engine_death_does_not_delay_the_drain(own_folder: Path) -> None:
     with run_server(own_folder, "--device", "scripted", "--drain-timeout", "600") as server:
         with told_to_stop(server, "delay 0.02; crash at 100; count 1000") as reader:
@@ -210,6 +217,7 @@ def test_engine_death_does_not_delay_the_drain(own_folder: Path) -> None:
         assert server.process.wait(15) == 0
 
 
+@pytest.mark.slow
 def test_plain_uvicorn_drains_running_answers(own_folder: Path) -> None:
     with uvicorn(own_folder, GENAI_DEVICE="scripted") as (process, url, _):
         wait_until(lambda: is_ready(url))
@@ -222,6 +230,7 @@ def test_plain_uvicorn_drains_running_answers(own_folder: Path) -> None:
         process.wait(15)
 
 
+@pytest.mark.slow
 def test_session_profile_is_complete_after_the_end(own_folder: Path) -> None:
     model = own_folder / "model"
     shutil.copytree(DEMO, model)
@@ -244,6 +253,7 @@ def test_session_profile_is_complete_after_the_end(own_folder: Path) -> None:
     assert len(read_profile(path).passes) > 0
 
 
+@pytest.mark.slow
 def test_a_response_in_the_background_ends_once_at_a_stop(tmp_path: Path) -> None:
     options = ("--device", "scripted", "--max-length", "4000")
     stored = ("--response-store-file", str(tmp_path / "responses.sqlite"))
@@ -305,6 +315,7 @@ def hanging(folder: Path, hang: str, *options: str) -> Iterator[RunningServer]:
         yield server
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hang", HANGS)
 def test_a_stop_ends_a_process_that_hangs(own_folder: Path, hang: str) -> None:
     with hanging(own_folder, hang, "--drain-timeout", "1") as server:
@@ -314,6 +325,7 @@ def test_a_stop_ends_a_process_that_hangs(own_folder: Path, hang: str) -> None:
             assert "Current thread" in server.log() or "most recent call first" in server.log()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hang", HANGS)
 def test_a_second_signal_ends_a_process_that_hangs(own_folder: Path, hang: str) -> None:
     with hanging(own_folder, hang, "--drain-timeout", "600") as server:

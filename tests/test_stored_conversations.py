@@ -126,6 +126,7 @@ def test_a_response_continues_the_newest_turns(large: Large) -> None:
     assert answer.json()["output"][0]["content"][0]["text"] == "hello"
 
 
+@pytest.mark.slow
 def test_another_keys_responses_all_succeed(large: Large) -> None:
     previous: dict[str, str] = {}
     with looping(large) as answers:
@@ -138,6 +139,7 @@ def test_another_keys_responses_all_succeed(large: Large) -> None:
     assert {answer.status_code for answer in answers} <= {200, 400}
 
 
+@pytest.mark.slow
 def test_sigterm_ends_the_busy_server(tmp_path: Path) -> None:
     options = ("--device", "scripted", "--drain-timeout", "1")
     is_stopped = threading.Event()

@@ -75,6 +75,7 @@ def test_operator_library_elsewhere_is_refused_with_the_places(model: Path, tmp_
         load_model(on(model, str(library(tmp_path)), scheduler="generator"))
 
 
+@pytest.mark.slow
 def test_a_server_answers_with_it(model: Path, tmp_path: Path, demo: RunningServer) -> None:
     settings = {"GENAI_OPTIONS": 'session.custom_op_libraries = ["operators.so"]'}
     with run_here(tmp_path, "--model-dir", str(model), settings=settings) as server:

@@ -287,6 +287,7 @@ def _answer(tokens: list[int], reason: FinishReason) -> Answer:
     return (*tokens, END) if reason is FinishReason.STOP else tuple(tokens)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("grammar", GRAMMARS)
 @pytest.mark.parametrize("name", ASKED)
 def test_answers_have_their_probabilities(name: str, grammar: str) -> None:
@@ -413,6 +414,7 @@ def test_answers_are_the_same_with_drafts(tmp_path: Path, drafts: None, grammar:
     assert 0 < sum(end.num_accepted for end in ends) < sum(end.num_drafted for end in ends)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_best", NUM_BEST)
 @pytest.mark.parametrize("grammar", GRAMMARS)
 def test_answers_with_drafts_have_their_probabilities(
@@ -428,6 +430,7 @@ def test_answers_with_drafts_have_their_probabilities(
 COUNTED_AGAIN = [("top_p", "none"), ("penalties", "none"), ("bias", "required"), ("everything", "guide")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "grammar"), COUNTED_AGAIN)
 def test_drafts_from_answers_keep_the_probabilities(
     tmp_path: Path, drafts: None, monkeypatch: pytest.MonkeyPatch, name: str, grammar: str
@@ -468,6 +471,7 @@ def test_answers_are_the_same_with_a_draft_model(tmp_path: Path, only_the_model_
     assert 0 < sum(end.num_accepted for end in ends) < sum(end.num_drafted for end in ends)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("grammar", GRAMMARS)
 def test_answers_with_a_draft_model_have_their_probabilities(
     tmp_path: Path, only_the_model_drafts: None, grammar: str

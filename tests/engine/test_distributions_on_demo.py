@@ -26,6 +26,7 @@ TEXT = "Say yes or no."
 LETTERS = r"[A-Za-z ]*"
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_guided_answers_in_a_batch_have_their_probabilities(
     generator: OgGeneratorRunner, session: Any, tmp_path: Path

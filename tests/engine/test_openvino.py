@@ -35,7 +35,7 @@ def sections(**options: Any) -> dict[str, Any]:
     return {"providers": ["openvino", "cpu"], "provider": {"openvino": {"package": PACKAGE} | options}}
 
 
-pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not())
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(why_not()), reason=why_not())]
 
 
 def on_openvino(device: str) -> EngineSpec:

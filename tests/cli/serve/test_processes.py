@@ -34,6 +34,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
         yield running
 
 
+@pytest.mark.slow
 def test_a_start_longer_than_uvicorns_health_check_is_awaited(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(SLOW_START, encoding="utf-8")
     with run_server(tmp_path, *WORKERS, settings={"PYTHONPATH": str(tmp_path)}, seconds=90) as server:
@@ -57,6 +58,7 @@ def test_a_killed_api_process_is_replaced(server: RunningServer) -> None:
     wait_until(server.is_ready, 60)
 
 
+@pytest.mark.slow
 def test_an_api_process_that_hangs_is_replaced(tmp_path: Path) -> None:
     script = tmp_path / "hasty.py"
     script.write_text(HASTY, encoding="utf-8")
@@ -68,6 +70,7 @@ def test_an_api_process_that_hangs_is_replaced(tmp_path: Path) -> None:
         wait_until(lambda: len(api_processes(server)) == 2, 60)
 
 
+@pytest.mark.slow
 def test_a_stop_ends_a_server_whose_api_processes_are_starting(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(SLOW_START, encoding="utf-8")
     with run_server(tmp_path, *WORKERS, settings={"PYTHONPATH": str(tmp_path)}, ready=False) as server:

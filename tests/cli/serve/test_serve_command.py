@@ -140,6 +140,7 @@ def test_server_without_a_loading_device_ends_with_the_reason(tmp_path: Path) ->
     assert "model demo on device cuda cannot be loaded: " in result.stderr
 
 
+@pytest.mark.slow
 def test_a_device_that_cannot_load_leaves_the_others_serving(own_folder: Path) -> None:
     with run_server(own_folder, "--device", "cpu,cuda", "--model-dir", str(DEMO)) as server:
         wait_until(lambda: server.device("cuda")["state"] == "failed")
@@ -218,6 +219,7 @@ def test_uvicorn_alone_serves_with_an_engine_of_its_own(tmp_path: Path) -> None:
     wait_until(lambda: has_ended(engine))
 
 
+@pytest.mark.slow
 def test_workers_of_plain_uvicorn_share_an_engine(tmp_path: Path) -> None:
     """tests/test_process_model.py kills them."""
     options = ["--workers", "2", "--timeout-worker-healthcheck", "90"]
@@ -229,6 +231,7 @@ def test_workers_of_plain_uvicorn_share_an_engine(tmp_path: Path) -> None:
         assert "Traceback" not in log.read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_workers_of_plain_uvicorn_with_a_wrong_setting_end(tmp_path: Path) -> None:
     with uvicorn(tmp_path, "--workers", "2", GENAI_DEVICE="tpu") as (process, _, log):
         process.wait(120)
@@ -244,6 +247,7 @@ def test_a_wrong_setting_under_uvicorn_is_one_line_too(tmp_path: Path) -> None:
     assert 'GENAI_DEVICE="tpu"' in result.stderr
 
 
+@pytest.mark.slow
 def test_reload_restarts_the_api_only_and_drains_as_configured(tmp_path: Path) -> None:
     source = ROOT / "src" / "genai_server" / "asgi.py"
     # Both settings, as in the guide of the backend that this server replaces.

@@ -19,6 +19,7 @@ from tests.engine.native.operator_session import session
 from tests.engine.native.test_operators import FLOAT, Attention, activations, matrix
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.skipif(
         "avx512bf16" not in genai_server_native.instruction_sets(), reason="the emulation needs AVX-512 with BF16"
     ),
