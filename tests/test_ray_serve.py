@@ -154,10 +154,8 @@ def _resume(process: psutil.Process) -> None:
 @pytest.mark.parametrize(
     "test",
     [
-        single_server.test_parse_gives_an_object_of_the_callers_class,
         single_server.test_streaming_helper_returns_the_object_of_the_plain_call,
         single_server.test_a_forced_call_parses_and_fits_its_schema,
-        single_server.test_a_tools_loop_ends_in_its_result,
     ],
     ids=lambda test: test.__name__,
 )

@@ -24,8 +24,6 @@ from openai import OpenAI
 # The tests of a single server, which use this module's fixture `client` here.
 from tests.apis.test_openai_client import (  # noqa: F401
     test_a_forced_call_parses_and_fits_its_schema,
-    test_a_tools_loop_ends_in_its_result,
-    test_parse_gives_an_object_of_the_callers_class,
     test_streaming_helper_returns_the_object_of_the_plain_call,
 )
 from tests.running_server import DEMO, ROOT, EventReader, RunningServer, free_port, run_server, wait_until

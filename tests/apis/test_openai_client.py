@@ -1,7 +1,6 @@
 """OpenAI's client beyond single calls: asynchronous use, retries, helpers and errors."""
 
 import asyncio
-import json
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -65,12 +64,6 @@ def test_each_error_is_of_the_clients_own_class(scripted: RunningServer) -> None
             client.chat.completions.create(**_ask("fail at 0; say x"))
 
 
-def test_parse_gives_an_object_of_the_callers_class(client: OpenAI) -> None:
-    parsed = client.chat.completions.parse(**_ask("Tell me of a city."), response_format=City, max_tokens=200)
-    city = parsed.choices[0].message.parsed
-    assert isinstance(city, City)
-
-
 # openai's own classes warn when they write the object of the caller's class into a request.
 @pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")
 def test_streaming_helper_returns_the_object_of_the_plain_call(client: OpenAI) -> None:
@@ -102,28 +95,3 @@ def test_a_forced_call_parses_and_fits_its_schema(client: OpenAI) -> None:
         result = {"role": "tool", "tool_call_id": called.id, "content": "Paris"}
         again: Any = [*_ask("Hello!")["messages"], message, result]
         assert client.chat.completions.create(model="demo", messages=again, tools=[tool]).choices[0].message.content
-
-
-def test_a_tools_loop_ends_in_its_result(client: OpenAI) -> None:
-    tools: Any = [
-        {
-            "type": "function",
-            "function": {
-                "name": "get_weather",
-                "description": "Get the weather of a city",
-                "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
-            },
-        }
-    ]
-    messages: list[Any] = [{"role": "user", "content": "What is the weather in Paris?"}]
-    first = client.chat.completions.create(model="demo", messages=messages, tools=tools).choices[0]
-    (call,) = first.message.tool_calls or []
-    assert call.type == "function"
-    assert json.loads(call.function.arguments) == {"city": "Paris"}
-    messages += [
-        first.message,
-        {"role": "tool", "tool_call_id": call.id, "content": '{"temperature": 21}'},
-    ]
-    last = client.chat.completions.create(model="demo", messages=messages, tools=tools).choices[0]
-    assert "21" in (last.message.content or "")
-    assert last.finish_reason == "stop"

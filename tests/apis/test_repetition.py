@@ -77,27 +77,6 @@ def test_an_answer_ends_with_the_token_that_completes_the_repetition(client: Ope
     assert "".join(pieces) == "1, ab ab ab"
 
 
-@pytest.mark.parametrize(
-    ("detection", "param"),
-    [
-        ({"max_pattern_size": 5}, "repetition_detection.min_count"),
-        ({"max_pattern_size": 5, "min_count": 1}, "repetition_detection.min_count"),
-        ({"max_pattern_size": 5, "min_pattern_size": 6, "min_count": 2}, "repetition_detection.min_pattern_size"),
-        ({"max_pattern_size": 5000, "min_count": 2}, "repetition_detection.max_pattern_size"),
-        ({"max_pattern": 5, "min_count": 2}, "repetition_detection.max_pattern"),
-    ],
-    ids=repr,
-)
-def test_a_wrong_rule_is_named(scripted: RunningServer, detection: dict[str, Any], param: str) -> None:
-    assert ask(scripted, "x", repetition_detection=detection)["error"]["param"] == param
-
-
-def test_a_rule_cannot_be_combined_with_answers_beyond_their_end(scripted: RunningServer) -> None:
-    detection = {"max_pattern_size": 5, "min_count": 3}
-    error = ask(scripted, "x", repetition_detection=detection, ignore_eos=True)["error"]
-    assert error["param"] == "repetition_detection"
-
-
 def test_other_apis_say_it_in_their_words_and_metrics_count_it(
     thinking_server: Callable[[str], RunningServer],
 ) -> None:

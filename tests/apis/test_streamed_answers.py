@@ -191,6 +191,7 @@ def _response(server: RunningServer, form: str, case: Case, *, streamed: bool) -
         "".join(_text(item) for item in output if item["type"] == kind) for kind in ("message", "reasoning")
     )
     calls = [Call(item["name"], item["arguments"]) for item in made]
+    assert all(_object(item["arguments"]) is not None for item in made if item["status"] == "completed")
     ended = (response["status"], response["incomplete_details"], [(item["type"], item["status"]) for item in output])
     return Seen(content, reasoning, calls, ended, response["status"] == "completed")
 
@@ -289,6 +290,8 @@ def _check_calls(seen: Seen, api: str, case: Case) -> None:
     if case.stop is None and case.max_tokens == 2000 and "oops" not in case.answer:
         most = 1 if api == "functions" or not case.is_parallel and api != "ollama" else 2
         assert made == CALLS[:most], (api, case)
+        if "I look." in case.answer:
+            assert (seen.content.strip(), seen.reasoning.strip()) == ("I look.", "Hm."), (api, case)
 
 
 def _object(arguments: str) -> dict[str, Any] | None:
@@ -299,6 +302,21 @@ def _object(arguments: str) -> dict[str, Any] | None:
     except ValueError:
         return None
     return found
+
+
+@pytest.mark.parametrize("form", sorted(TOOL_FORMATS))
+def test_answer_without_tools_has_only_reasoning_parsed(server_of: Callable[[str], RunningServer], form: str) -> None:
+    sent = {"messages": [{"role": "user", "content": f"say {ANSWERS[form]}"}]}
+    message = _posted(server_of(form), "/v1/chat/completions", sent)["choices"][0]["message"]
+    assert message["reasoning_content"].strip() == "Hm."
+    assert "get_weather" in message["content"]
+    assert not message.get("tool_calls")
+
+
+def test_calls_have_the_ids_that_the_model_writes(server_of: Callable[[str], RunningServer]) -> None:
+    sent = _chat_fields("kimi", Case(ANSWERS["kimi"]))
+    (choice,) = _posted(server_of("kimi"), "/v1/chat/completions", sent)["choices"]
+    assert [call["id"] for call in choice["message"]["tool_calls"]] == ["functions.get_weather:0", "functions.now:1"]
 
 
 CUSTOM = '<tool_call>⏎{"name": "run", "arguments": {"input": "rm -r \\"/tmp/é\\"\\n"}}⏎</tool_call>'

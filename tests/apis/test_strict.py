@@ -59,22 +59,6 @@ def test_an_answer_in_words_is_what_it_is_without_strict(demo: RunningServer, co
     assert strict["finish_reason"] == "stop"
 
 
-def test_a_streamed_call_fits_too(demo: RunningServer) -> None:
-    with OpenAI(base_url=f"{demo.url}/v1", api_key="none", max_retries=0) as client:
-        chunks = list(
-            client.chat.completions.create(
-                model="demo",
-                messages=[{"role": "user", "content": QUESTION}],
-                tools=[_tool()],
-                temperature=0,
-                stream=True,
-            )
-        )
-    pieces = [call for chunk in chunks for call in chunk.choices[0].delta.tool_calls or []]
-    assert _city("".join(piece.function.arguments or "" for piece in pieces if piece.function)) in ("London", "Rome")
-    assert chunks[-1].choices[0].finish_reason == "tool_calls"
-
-
 def test_strict_binds_on_every_endpoint_with_tools(demo: RunningServer) -> None:
     with OpenAI(base_url=f"{demo.url}/v1", api_key="none", max_retries=0) as client:
         response = client.responses.create(
@@ -117,11 +101,3 @@ def test_a_call_that_is_cut_is_the_beginning_of_one_that_fits(demo: RunningServe
     assert answer["finish_reason"] == "length"
     (call,) = answer["message"]["tool_calls"]
     assert any(json.dumps({"city": city}).startswith(call["function"]["arguments"]) for city in ("London", "Rome"))
-
-
-def test_strict_parameters_that_cannot_be_followed_are_refused(demo: RunningServer) -> None:
-    response = demo.client.post("/v1/chat/completions", json=body(QUESTION, tools=[_tool(parameters=CANNOT)]))
-    assert response.status_code == 400
-    error = response.json()["error"]
-    assert error["param"] == "tools"
-    assert 'those of "get_weather" are not: type must be one of' in error["message"]

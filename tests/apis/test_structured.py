@@ -51,21 +51,6 @@ def test_an_answer_fits_what_it_is_asked_to_fit(demo: RunningServer, fields: dic
     assert re.fullmatch(pattern, content)
 
 
-@pytest.mark.parametrize(
-    ("form", "param"),
-    [
-        ({"type": "text", "schema": {}}, "response_format.schema"),
-        ({"type": "json_schema", "json_schema": {"name": "x"}, "schema": {}}, "response_format.schema"),
-        ({"type": "json_object", "schema": 5}, "response_format.schema"),
-        ({"type": "json_object", "schema": {"type": "text"}}, "response_format.schema"),
-    ],
-    ids=str,
-)
-def test_a_wrong_schema_of_an_object_is_named(demo: RunningServer, form: dict[str, Any], param: str) -> None:
-    response = demo.client.post("/v1/chat/completions", json=body("Hello!", response_format=form))
-    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
-
-
 OTHER_NAMES = [
     ({"guided_json": {"enum": [1, 2]}}, "[12]"),
     ({"guided_json": '{"const": "x"}'}, '"x"'),
@@ -88,26 +73,6 @@ def test_other_servers_names_constrain_answers_too(demo: RunningServer, fields: 
     assert re.fullmatch(pattern, response.json()["choices"][0]["text"])
 
 
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"guided_regex": "("}, "guided_regex"),
-        ({"ebnf": "root ::= nothing"}, "ebnf"),
-        ({"guided_json": {"type": "text"}}, "guided_json"),
-        ({"guided_choice": []}, "guided_choice"),
-        ({"guided_regex": "a", "regex": "a"}, "regex"),
-        ({"guided_regex": "a", "structured_outputs": {"regex": "b"}}, "guided_regex"),
-        ({"regex": "a", "response_format": {"type": "json_object"}}, "regex"),
-    ],
-    ids=str,
-)
-def test_other_servers_names_are_refused_by_these(demo: RunningServer, fields: dict[str, Any], param: str) -> None:
-    response = demo.client.post("/v1/chat/completions", json=body("Hello!", **fields))
-    assert response.status_code == 400, response.text
-    error = response.json()["error"]
-    assert (error["param"], param in error["message"]) == (param, True), error
-
-
 @pytest.mark.parametrize("strict", [None, True, False])
 def test_a_schema_holds_whether_strict_or_not(demo: RunningServer, strict: bool | None) -> None:
     wanted = {"type": "json_schema", "json_schema": {"name": "city", "schema": SCHEMA, "strict": strict}}
@@ -117,74 +82,6 @@ def test_a_schema_holds_whether_strict_or_not(demo: RunningServer, strict: bool 
     assert city.keys() == {"name", "big"}
     assert city["name"] in ("Paris", "Rome")
     assert isinstance(city["big"], bool)
-
-
-def test_an_answer_that_is_cut_is_the_beginning_of_one_that_fits(demo: RunningServer) -> None:
-    wanted = {"type": "json_schema", "json_schema": {"name": "city", "schema": SCHEMA}}
-    response = demo.client.post(
-        "/v1/chat/completions", json=body("Hello!", max_tokens=4, response_format=wanted)
-    ).json()["choices"][0]
-    assert response["finish_reason"] == "length"
-    assert any(
-        f'{{"name": "{name}", "big": {big}}}'.startswith(response["message"]["content"])
-        for name in ("Paris", "Rome")
-        for big in ("true", "false")
-    )
-
-
-def test_a_json_object_is_one(demo: RunningServer) -> None:
-    content, reason = _content(demo, response_format={"type": "json_object"}, logit_bias={})
-    assert content.startswith("{")
-    if reason == "stop":
-        assert isinstance(json.loads(content), dict)
-
-
-@pytest.mark.parametrize(
-    "choice", ["required", {"type": "function", "function": {"name": "look_up"}}], ids=["required", "named"]
-)
-def test_a_forced_call_fits_its_parameters(demo: RunningServer, choice: Any) -> None:
-    response = demo.client.post(
-        "/v1/chat/completions",
-        json=body("Hello!", max_tokens=100, tools=[TOOL], tool_choice=choice, parallel_tool_calls=False),
-    )
-    message = response.json()["choices"][0]["message"]
-    (call,) = message["tool_calls"]
-    assert call["function"]["name"] == "look_up"
-    arguments = json.loads(call["function"]["arguments"])
-    assert arguments.keys() == {"name", "big"}
-    assert message["content"] is None
-
-
-def _allowed(mode: str, *names: str) -> dict[str, Any]:
-    tools = [{"type": "function", "function": {"name": name}} for name in names]
-    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
-
-
-def test_model_calls_only_allowed_tools(demo: RunningServer) -> None:
-    other = {"type": "function", "function": {"name": "forget", "parameters": {"type": "object"}}}
-    fields = {"tools": [other, TOOL], "tool_choice": _allowed("required", "look_up"), "parallel_tool_calls": False}
-    choice = demo.client.post("/v1/chat/completions", json=body("Hello!", max_tokens=100, **fields)).json()["choices"][
-        0
-    ]
-    (call,) = choice["message"]["tool_calls"]
-    assert call["function"]["name"] == "look_up"
-
-
-@pytest.mark.parametrize(
-    ("fields", "param", "says"),
-    [
-        ({"tools": [TOOL], "tool_choice": _allowed("auto", "fly")}, "tool_choice", '"fly", which is not in tools'),
-        ({"tools": [TOOL, TOOL]}, "tools", 'unique function names, given "look_up" twice'),
-    ],
-    ids=["allowed", "twice"],
-)
-def test_tools_are_distinguished_by_their_names(
-    demo: RunningServer, fields: dict[str, Any], param: str, says: str
-) -> None:
-    response = demo.client.post("/v1/chat/completions", json=body("Hello!", **fields))
-    assert response.status_code == 400
-    assert response.json()["error"]["param"] == param
-    assert says in response.json()["error"]["message"]
 
 
 def test_format_binds_answers_that_are_not_calls(demo: RunningServer) -> None:
@@ -244,15 +141,6 @@ def test_ignored_schema_keywords_are_named(demo: RunningServer) -> None:
     response = demo.client.post("/v1/chat/completions", json=body("Hello!", max_tokens=20, **_format(schema)))
     assert response.headers["x-genai-ignored"] == "response_format.json_schema.schema: uniqueItems"
     assert set(json.loads(response.json()["choices"][0]["message"]["content"])) <= {1, 2}
-
-
-def test_a_text_completion_names_its_field_too(demo: RunningServer) -> None:
-    response = demo.client.post("/v1/completions", json={"prompt": "x", "structured_outputs": {"regex": "("}})
-    assert response.status_code == 400
-    error = response.json()["error"]
-    assert error["param"] == "structured_outputs.regex"
-    assert error["message"].startswith("structured_outputs.regex must be a regular expression")
-    assert error["message"].endswith("unclosed group")
 
 
 def test_grammar_that_becomes_too_ambiguous_is_a_client_error(scripted: RunningServer) -> None:

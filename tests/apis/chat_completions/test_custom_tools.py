@@ -4,11 +4,9 @@ import json
 import re
 from typing import Any
 
-import httpx
 import pytest
 from openai import OpenAI
 from openai.types.chat import ChatCompletion, ChatCompletionMessageCustomToolCall
-from pydantic import ValidationError
 
 from genai_server.answer_parts import Part, ToolCallArguments, ToolCallEnd, ToolCallStart, WholeAnswer, WholeToolCall
 from genai_server.apis.chat_completions.response import ChatCompletionBuilder
@@ -35,15 +33,6 @@ def _ask(content: str) -> Any:
 
 TEXT = '*** Begin\n+ "é"\\'
 SAID = f"say Well.{_call('patch', {'input': TEXT})}"
-
-
-def test_a_call_has_the_text(client: OpenAI) -> None:
-    completion = client.chat.completions.create(**_ask(SAID), tools=[PATCH, FUNCTION])
-    choice = completion.choices[0]
-    (call,) = choice.message.tool_calls or []
-    assert isinstance(call, ChatCompletionMessageCustomToolCall)
-    assert (choice.finish_reason, choice.message.content) == ("tool_calls", "Well.")
-    assert (call.custom.name, call.custom.input) == ("patch", TEXT)
 
 
 def test_the_message_of_a_call_goes_back_with_its_result(client: OpenAI) -> None:
@@ -78,14 +67,6 @@ def test_arguments_in_another_form_come_at_the_end_of_their_call() -> None:
     }
     answer = WholeAnswer([WholeToolCall("c", "patch", "no JSON", is_complete=True)])
     assert build.choice(0, answer, Ending(calls_tools=True))["message"]["tool_calls"] == [call]
-
-
-def test_a_call_that_is_cut_off_is_left_out(client: OpenAI) -> None:
-    cut = client.chat.completions.create(**_ask(SAID), tools=[PATCH], max_tokens=60).choices[0]
-    assert (cut.finish_reason, cut.message.content, cut.message.tool_calls) == ("length", "Well.", None)
-    chunks = list(client.chat.completions.create(**_ask(SAID), tools=[PATCH], max_tokens=60, stream=True))
-    assert not any(chunk.choices[0].delta.tool_calls for chunk in chunks)
-    assert chunks[-1].choices[0].finish_reason == "length"
 
 
 @pytest.mark.parametrize(
@@ -144,35 +125,3 @@ def test_the_servers_own_endpoints_have_the_text(scripted: RunningServer, stream
     events = [json.loads(line.removeprefix("data: ")) for line in response.text.splitlines() if line]
     (call,) = [call for event in events for call in event.get("tool_calls", [])]
     assert call == {"index": 0, "id": call["id"], "name": "patch", "input": TEXT}
-
-
-def _refused(server: RunningServer, **fields: Any) -> Any:
-    response: httpx.Response = server.client.post("/v1/chat/completions", json={**_ask("x"), **fields})
-    assert response.status_code == 400, response.text
-    return response.json()["error"]["param"]
-
-
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"tools": [{"type": "custom"}]}, "tools[0].custom"),
-        ({"tools": [{"type": "custom", "custom": {"name": "a b"}}]}, "tools[0].custom.name"),
-        ({"tools": [{"type": "custom", "custom": {"name": "a", "x": 1}}]}, "tools[0].custom.x"),
-        ({"tools": [{"type": "patch"}]}, "tools[0]"),
-        ({"tools": [_with_format("ebnf", "x")]}, "tools[0].custom.format.grammar.syntax"),
-        ({"tools": [_with_format("lark", "start: (")]}, "tools"),
-        ({"tools": [_with_format("regex", "(")]}, "tools"),
-        ({"tools": [FUNCTION], "tool_choice": {"type": "custom", "custom": {"name": "patch"}}}, "tool_choice"),
-        ({"tools": [PATCH, {"type": "function", "function": {"name": "patch"}}]}, "tools"),
-    ],
-)
-def test_a_wrong_custom_tool_is_named(scripted: RunningServer, fields: dict[str, Any], param: str) -> None:
-    assert _refused(scripted, **fields) == param
-
-
-@pytest.mark.parametrize(
-    "call", [{"id": "1", "type": "custom"}, {"id": "1", "type": "custom", "custom": {"name": "f"}}, {"type": "other"}]
-)
-def test_an_earlier_call_of_a_wrong_form_is_refused(call: dict[str, Any]) -> None:
-    with pytest.raises(ValidationError):
-        ChatRequest.model_validate({"messages": [{"role": "assistant", "tool_calls": [call]}]})

@@ -3,10 +3,8 @@
 import json
 from typing import Any
 
-import pytest
 from openai import OpenAI
 
-from genai_server.apis.chat_completions.schemas import CHATS
 from tests.running_server import RunningServer, body
 
 FUNCTIONS: Any = [{"name": "add", "parameters": {"type": "object"}}, {"name": "now"}]
@@ -81,39 +79,3 @@ def test_function_messages_are_written_like_tool_messages(demo: RunningServer) -
         assert response.status_code == 200, response.text
         texts.append(response.json()["prompt"])
     assert texts[0] == texts[1]
-
-
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"functions": FUNCTIONS, "tools": []}, "tools"),
-        ({"functions": FUNCTIONS, "tool_choice": "auto"}, "tool_choice"),
-        ({"functions": FUNCTIONS, "parallel_tool_calls": True}, "parallel_tool_calls"),
-        ({"function_call": "auto"}, "function_call"),
-        ({"functions": FUNCTIONS, "function_call": "required"}, "function_call"),
-        ({"functions": FUNCTIONS, "function_call": {"name": "sub"}}, "function_call"),
-        ({"functions": [*FUNCTIONS, FUNCTIONS[0]]}, "functions"),
-        ({"messages": [{"role": "function", "content": "x"}]}, "messages[0].name"),
-        ({"messages": [{"role": "user", "content": "x", "function_call": {"name": "a", "arguments": ""}}]},)
-        + ("messages[0].function_call",),
-    ],
-)
-def test_invalid_function_fields_are_named_in_the_error(
-    scripted: RunningServer, fields: dict[str, Any], param: str
-) -> None:
-    response = scripted.client.post(PATH, json=body("x", **fields))
-    assert response.status_code == 400
-    error = response.json()["error"]
-    assert error["param"] == param
-    assert param in error["message"]
-
-
-def test_a_verbosity_of_chat_completions_is_taken_out_and_named() -> None:
-    for given, left, names in (
-        ({"verbosity": "low", "n": 1}, {"n": 1}, ["verbosity"]),
-        ({"verbosity": "medium"}, {"verbosity": "medium"}, []),
-        ({"verbosity": "loud"}, {"verbosity": "loud"}, []),
-        ({"client_metadata": {}}, {"client_metadata": {}}, []),
-    ):
-        body: Any = dict(given)
-        assert (CHATS.remove_from(body), body) == (names, left)

@@ -23,18 +23,6 @@ def test_text_is_continued(client: OpenAI) -> None:
     assert (completion.usage.prompt_tokens, completion.usage.completion_tokens) == (7, 2)
 
 
-def test_a_stream_makes_the_same_text(client: OpenAI) -> None:
-    chunks = list(client.completions.create(model="demo", prompt="count 5" + END, stream=True))
-    assert "".join(chunk.choices[0].text for chunk in chunks) == "1, 2, 3, 4, 5"
-    assert [chunk.choices[0].finish_reason for chunk in chunks][-2:] == [None, "stop"]
-
-
-def test_default_max_tokens_is_sixteen(client: OpenAI) -> None:
-    completion = client.completions.create(model="demo", prompt="count 50" + END)
-    assert completion.usage is not None
-    assert (completion.usage.completion_tokens, completion.choices[0].finish_reason) == (16, "length")
-
-
 def test_several_prompts_with_several_answers_each_come_in_order(client: OpenAI) -> None:
     prompts = ["say a" + END, "say bb" + END]
     completion = client.completions.create(model="demo", prompt=prompts, n=2)
@@ -63,26 +51,6 @@ def test_echo_puts_the_prompt_before_the_answer(client: OpenAI) -> None:
     )
     chunks = client.completions.create(model="demo", prompt="say hi" + END, echo=True, stream=True)
     assert "".join(chunk.choices[0].text for chunk in chunks) == "say hi" + END + "hi"
-
-
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"prompt": []}, "prompt"),
-        ({"prompt": [300]}, "prompt"),
-        ({"prompt": ""}, "prompt"),
-        ({"prompt": "x", "suffix": "y"}, "suffix"),
-        ({"prompt": "x", "best_of": 3}, "best_of"),
-        ({"prompt": "x", "max_tokens": 0}, "max_tokens"),
-        ({"prompt": "x", "messages": []}, "messages"),
-        ({}, "prompt"),
-    ],
-    ids=json.dumps,
-)
-def test_invalid_field_is_named(scripted: RunningServer, fields: dict[str, object], param: str) -> None:
-    response = scripted.client.post("/v1/completions", json=fields)
-    assert response.status_code == 400, response.text
-    assert response.json()["error"]["param"] == param
 
 
 def test_a_token_that_only_the_model_has_is_named_in_the_prompt(demo: RunningServer) -> None:
@@ -147,10 +115,3 @@ def test_a_suffix_is_put_before_the_answer_in_the_models_tokens(tmp_path: Path) 
         assert filled["usage"]["prompt_tokens"] == len(prompt)
         assert filled["choices"] == same["choices"]
         assert answer(prompt="The capital", suffix="")["choices"] == answer(prompt="The capital")["choices"]
-
-
-def test_suffix_is_refused_by_a_model_without_infill_tokens(scripted: RunningServer) -> None:
-    response = scripted.client.post("/v1/completions", json={"prompt": "x", "suffix": "y"})
-    assert response.status_code == 400
-    error = response.json()["error"]
-    assert (error["param"], "its tokenizer has no tokens such as" in error["message"]) == ("suffix", True)

@@ -13,66 +13,6 @@ PDF = {"type": "document", "source": {"type": "base64", "media_type": "applicati
 NO_DOCUMENT = {"type": "text", "text": "[document left out: this model reads text only]"}
 
 
-@pytest.mark.parametrize(
-    ("given", "left", "names"),
-    [
-        ({"context_management": {"edits": []}}, {}, ["context_management"]),
-        ({"context_management": None}, {}, []),
-        ({"tools": [{**TOOL, "defer_loading": True}]}, {"tools": [{**TOOL, "defer_loading": True}]}, []),
-        (
-            {"tools": [{**TOOL, "defer_loading": True}, {"type": "tool_search_tool_regex_20251119"}]},
-            {"tools": [TOOL]},
-            ["tools[1] (tool_search_tool_regex_20251119)", "tools[0].defer_loading"],
-        ),
-        (
-            {"tools": [{**TOOL, "allowed_callers": ["direct", "code_execution_20250825"], "color": "red"}]},
-            {"tools": [TOOL]},
-            ["tools[0].allowed_callers", "tools[].color"],
-        ),
-        (
-            {"tools": [TOOL, {"type": "web_search_20250305", "name": "web_search"}]},
-            {"tools": [TOOL]},
-            ["tools[1] (web_search_20250305)"],
-        ),
-        (
-            {"tools": [{"type": "tool_search_tool_regex_20251119"}, {"type": "tool_search_tool_bm25"}]},
-            {"tools": []},
-            ["tools[0] (tool_search_tool_regex_20251119)", "tools[1] (tool_search_tool_bm25)"],
-        ),
-        (
-            {"thinking": {"type": "disabled"}, "output_config": {"effort": "high"}},
-            {"thinking": {"type": "disabled"}, "output_config": {}},
-            ["output_config.effort"],
-        ),
-        (
-            {"messages": [{"role": "user", "content": [PDF]}]},
-            {"messages": [{"role": "user", "content": [NO_DOCUMENT]}]},
-            ["messages[0].content[0] (document)"],
-        ),
-        (
-            {"messages": [{"role": "user", "content": [{"type": "tool_result", "content": [PDF]}]}]},
-            {"messages": [{"role": "user", "content": [{"type": "tool_result", "content": [NO_DOCUMENT]}]}]},
-            ["messages[0].content[0].content[0] (document)"],
-        ),
-    ],
-    ids=[
-        "field",
-        "null",
-        "tool to be loaded",
-        "tool to be loaded by a search of the server",
-        "field of a tool",
-        "server tool",
-        "tool search",
-        "effort without thinking",
-        "document",
-        "document of a result",
-    ],
-)
-def test_ignored_fields_are_removed_and_named(given: dict[str, Any], left: dict[str, Any], names: list[str]) -> None:
-    body = deepcopy(given)
-    assert (LEFT_OUT.remove_from(body), body) == (names, left)
-
-
 def test_images_are_left_for_models_that_take_them() -> None:
     body = {"messages": [{"role": "user", "content": [IMAGE, {"type": "tool_result", "content": [IMAGE]}]}]}
     assert (LEFT_OUT.remove_from(before := deepcopy(body)), before) == ([], body)
@@ -156,24 +96,6 @@ def test_a_document_in_a_document_is_left_out() -> None:
     body = {"messages": [{"role": "user", "content": [{"type": "document", "source": source}]}]}
     assert LEFT_OUT.remove_from(body) == ["messages[0].content[0].source.content[0] (document)"]
     assert source["content"] == [NO_DOCUMENT]
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
-        {"type": "base64", "media_type": "application/pdf", "data": "AA=="},
-        {"type": "url", "url": "https://example.com/a.pdf"},
-        {"type": "file", "file_id": "f"},
-        {"type": "content", "content": [{"type": "search_result"}]},
-        {"type": "text", "data": 5},
-        None,
-    ],
-)
-def test_other_documents_are_left_out(source: Any) -> None:
-    body = {"messages": [{"role": "user", "content": [{"type": "document", "source": source}]}]}
-    assert LEFT_OUT.remove_from(body) == ["messages[0].content[0] (document)"]
-    replaced = [{"type": "text", "text": "[document left out: this model reads text only]"}]
-    assert body["messages"] == [{"role": "user", "content": replaced}]
 
 
 @pytest.mark.parametrize(

@@ -169,15 +169,6 @@ def test_blocks_come_in_the_order_in_which_they_were_written() -> None:
     assert starts == types
 
 
-def test_text_after_a_call_is_a_block_of_its_own() -> None:
-    starts = [
-        event.content_block.type
-        for event in _stream([*PARTS, Content("!")])
-        if isinstance(event, RawContentBlockStartEvent)
-    ]
-    assert starts[-2:] == ["tool_use", "text"]
-
-
 def test_thoughts_are_signed_before_their_block_ends() -> None:
     deltas = [event.delta for event in _stream(PARTS[:2]) if isinstance(event, RawContentBlockDeltaEvent)]
     assert [delta.type for delta in deltas] == ["thinking_delta", "thinking_delta", "signature_delta"]

@@ -9,7 +9,7 @@ from genai_server.apis.messages.schemas import CountTokensRequest, MessagesReque
 from genai_server.apis.messages.tools import OfferedTools
 from genai_server.apis.messages.translate import Translation
 from genai_server.apis.messages.turns import Turns
-from genai_server.errors import InvalidField, ThreadUnsupported
+from genai_server.errors import InvalidField
 from genai_server.generation.parameters.chat_messages import ChatParameters, NamedTool
 from genai_server.http.error_responses import named
 
@@ -23,14 +23,6 @@ def _translation(**fields: Any) -> Translation:
 
 def _chat(**fields: Any) -> ChatParameters:
     return _translation(**fields).chat
-
-
-def test_sampling_fields_and_stop_sequences_are_translated() -> None:
-    sampling = {"temperature": 0.5, "top_p": 0.9, "top_k": 3, "seed": 1, "ignore_eos": True, "min_p": 0.1}
-    chat = _chat(model="m", device="d", stop_sequences=["a"], **sampling)
-    assert {name: getattr(chat, name) for name in sampling} == sampling
-    assert (chat.model, chat.device, chat.max_tokens, chat.stop_strings) == ("m", "d", 5, ["a"])
-    assert _chat(stop_sequences=[]).stop is None
 
 
 def test_a_tool_is_a_function() -> None:
@@ -92,13 +84,6 @@ def test_counted_prompt_is_the_generated_one() -> None:
     fields = {"messages": [HELLO], "system": "s", "tools": [TOOL], "thinking": {"type": "disabled"}}
     counted = Translation(CountTokensRequest.model_validate(fields)).chat
     assert counted == _chat(**fields).model_copy(update={"max_tokens": None})
-
-
-@pytest.mark.parametrize("thread", [{"type": "create"}, {"type": "continue", "previous_message_id": "msg_1"}])
-def test_conversation_for_the_server_to_store_is_refused(thread: dict[str, str]) -> None:
-    with pytest.raises(ThreadUnsupported):
-        _translation(thread=thread)
-    assert _translation(thread=None).chat == _chat()
 
 
 @pytest.mark.parametrize(

@@ -9,32 +9,6 @@ from genai_server.apis.ollama.leniency import LEFT_OUT
 from genai_server.apis.ollama.schemas import EmbedRequest, OllamaChatRequest, ShowRequest
 from genai_server.http.leniency import remove_unknown_keys
 
-CALLS = [{"function": {"name": "f"}}]
-
-
-@pytest.mark.parametrize(
-    ("given", "left", "names"),
-    [
-        ({"truncate": True, "shift": True}, {}, ["truncate", "shift"]),
-        ({"truncate": False}, {"truncate": False}, []),
-        (
-            {"messages": [{"role": "Assistant", "tool_calls": CALLS}, {"role": "user", "tool_calls": CALLS}]},
-            {"messages": [{"role": "Assistant", "tool_calls": CALLS}, {"role": "user"}]},
-            ["messages[1].tool_calls"],
-        ),
-        ({"messages": [{"role": "user", "tool_calls": []}]}, {"messages": [{"role": "user", "tool_calls": []}]}, []),
-        (
-            {"messages": [{"images": ["AA=="]}], "images": ["AA=="]},
-            {"messages": [{"images": ["AA=="]}], "images": ["AA=="]},
-            [],
-        ),
-    ],
-    ids=["cuts", "no cut", "calls", "no calls", "images"],
-)
-def test_ignored_fields_are_removed_and_named(given: dict[str, Any], left: dict[str, Any], names: list[str]) -> None:
-    body = deepcopy(given)
-    assert (LEFT_OUT.remove_from(body), body) == (names, left)
-
 
 @pytest.mark.parametrize(
     "body",

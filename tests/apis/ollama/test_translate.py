@@ -5,7 +5,6 @@ import math
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 
 from genai_server.apis.ollama.schemas import GenerateRequest
 from genai_server.apis.ollama.schemas import OllamaChatRequest as ChatRequest
@@ -25,32 +24,6 @@ def chat(*messages: Any, **fields: Any) -> ChatParameters:
 
 def question(**fields: Any) -> ChatParameters | Raw:
     return Translation(GenerateRequest.model_validate({"prompt": "say hi", **fields}), "m").body
-
-
-def test_options_are_sampling_fields() -> None:
-    given = {
-        "num_predict": 7,
-        "temperature": 0.5,
-        "top_k": 3,
-        "top_p": 0.9,
-        "min_p": 0.1,
-        "repeat_penalty": 1.2,
-        "presence_penalty": 0.3,
-        "frequency_penalty": 0.4,
-        "seed": 42,
-        "stop": ["a", "b"],
-    }
-    found = chat({"role": "user", "content": "x"}, options=given).model_dump(exclude_none=True)
-    names = {"num_predict": "max_tokens", "repeat_penalty": "repetition_penalty"}
-    assert found.items() >= {names.get(name, name): value for name, value in given.items()}.items()
-
-
-def test_ollamas_values_for_unlimited_set_no_limit() -> None:
-    for number in (-2, -1, 0):
-        assert question(options={"num_predict": number}).max_tokens is None
-    assert question(options={"top_k": -1}).top_k == 0
-    assert question(options={"seed": -1}).seed is None
-    assert question(options={"stop": []}).stop_strings == []
 
 
 @pytest.mark.parametrize(
@@ -228,9 +201,3 @@ def test_errors_of_images_name_the_clients_list() -> None:
     name = Translation(GenerateRequest.model_validate({"system": "s", "prompt": "x", "images": images}), "m").names.name
     assert name("messages[1].content[1].image_url.url") == "images[1]"
     assert name("messages[1].content") == "prompt"
-
-
-@pytest.mark.parametrize("field", [{"raw": True}, {"suffix": "x"}])
-def test_a_raw_prompt_has_no_images(field: dict[str, Any]) -> None:
-    with pytest.raises(ValidationError, match="no chat template is used"):
-        GenerateRequest.model_validate({"prompt": "x", "images": ["AA=="], **field})

@@ -81,10 +81,6 @@ def test_a_conversation_is_changed_and_removed(client: OpenAI) -> None:
 @pytest.mark.parametrize(
     ("path", "body", "param"),
     [
-        ("", {"items": [{"role": "user"}]}, "items[0].content"),
-        ("", {"items": [{"type": "item_reference", "id": "x"}]}, "items[0].id"),
-        ("", {"metadata": {"a": 1}}, "metadata.a"),
-        ("", {"name": "x"}, "name"),
         ("/{id}", {}, "metadata"),
         ("/{id}/items", {"items": []}, "items"),
     ],

@@ -224,10 +224,3 @@ def test_stored_images_are_left_out_of_history_and_refused_in_what_is_asked(scri
     assert (response.status_code, response.headers[IGNORED_HEADER]) == (200, "input[0].content[0] (image)")
     asked = scripted.client.post("/v1/responses", json={"input": [{"role": "user", "content": [image]}]})
     assert (asked.status_code, asked.json()["error"]["param"]) == (400, "input[0].content[0].file_id")
-
-
-def test_a_part_of_an_unknown_type_is_refused_in_what_is_asked(scripted: RunningServer) -> None:
-    asked = scripted.client.post(
-        "/v1/responses", json={"input": [{"role": "user", "content": [{"type": "input_video"}]}]}
-    )
-    assert (asked.status_code, asked.json()["error"]["param"]) == (400, "input[0].content[0]")

@@ -1,7 +1,6 @@
 """The Responses API, through OpenAI's client where possible."""
 
 import json
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -161,13 +160,6 @@ def _output(call: Any) -> FunctionCallOutput:
     assert isinstance(call, ResponseFunctionToolCall)
     assert (call.name, json.loads(call.arguments)) == ("get_weather", {"city": "Paris"})
     return {"type": "function_call_output", "call_id": call.call_id, "output": '{"temperature": 21}'}
-
-
-def test_a_tool_loop_with_all_items_in_the_input(demo_client: OpenAI) -> None:
-    items: Any = [{"role": "user", "content": "What is the weather in Paris?"}]
-    response = demo_client.responses.create(model=MODEL, input=items, tools=[WEATHER], store=False)
-    items += [*response.output, _output(response.output[-1])]
-    assert "21" in demo_client.responses.create(model=MODEL, input=items, tools=[WEATHER]).output_text
 
 
 def test_tool_loop_continues_the_previous_response(demo_client: OpenAI) -> None:
@@ -347,60 +339,6 @@ def test_failed_response_without_a_stream_is_not_stored(scripted: RunningServer)
 
 
 @pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"input": []}, "input"),
-        ({"input": [{"type": 5}]}, "input[0]"),
-        ({"input": [{"type": "reasoning", "summary": []}]}, "input"),
-        ({"input": [{"type": "additional_tools", "role": "developer", "tools": [WEATHER]}]}, "input"),
-        ({"input": [{"type": "shell_call", "call_id": "c", "action": {"commands": "ls"}}]}, "input[0].action.commands"),
-        ({"input": [{"role": "user", "content": [{"type": "input_text"}]}]}, "input[0].content[0].text"),
-        ({"input": [{"role": "user"}]}, "input[0].content"),
-        ({"input": [{"id": "msg_1"}]}, "input[0].id"),
-        ({"input": [{"type": "function_call_output", "call_id": "c", "output": "x"}]}, "input"),
-        ({"max_output_tokens": 5000}, "max_output_tokens"),
-        ({"max_tokens": 5}, "max_tokens"),
-        ({"messages": []}, "messages"),
-        ({"tools": [{"type": "custom", "name": "a b"}]}, "tools[0].name"),
-        ({"tools": [{"type": "patch", "name": "patch"}]}, "tools[0]"),
-        ({"tools": [{**PATCH, "format": {"type": "grammar", "syntax": "lark"}}]}, "tools[0].format.definition"),
-        ({"tools": [{**PATCH, "format": {"type": "text", "definition": "x"}}]}, "tools[0].format.definition"),
-        ({"tools": [{**PATCH, "format": {"type": "grammar", "syntax": "lark", "definition": "start: ("}}]}, "tools"),
-        ({"tools": [{**PATCH, "format": {"type": "grammar", "syntax": "regex", "definition": "("}}]}, "tools"),
-        ({"tools": [WEATHER], "tool_choice": {"type": "function", "name": "sub"}}, "tool_choice"),
-        ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "text.format.schema"),
-        ({"text": {"format": {"type": "json_object"}}, "structured_outputs": {"regex": "a"}}, "structured_outputs"),
-        ({"reasoning": {"effort": "huge"}}, "reasoning.effort"),
-        ({"truncation": "never"}, "truncation"),
-        ({"background": True, "store": False}, "background"),
-        ({"conversation": "conv_1"}, "conversation"),
-        ({"conversation": "conv_1", "previous_response_id": "resp_1"}, "conversation"),
-        ({"prompt": {"id": "pmpt_1"}}, "prompt"),
-        ({"logit_bias": {"999": 1.0}}, "logit_bias"),
-        ({"previous_response_id": "resp_1"}, "previous_response_id"),
-    ],
-)
-def test_invalid_or_unsupported_field_is_named(scripted: RunningServer, fields: dict[str, Any], param: str) -> None:
-    response = _post(scripted, **fields)
-    assert response.status_code == (404 if fields == {"conversation": "conv_1"} else 400)
-    error = response.json()["error"]
-    assert error["param"] == param
-    assert "max_tokens" not in error["message"] or param == "max_tokens"
-
-
-def test_an_unknown_previous_response_has_openais_code(client: OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError) as missing:
-        client.responses.create(model=MODEL, input="x", previous_response_id="resp_1")
-    assert missing.value.code == "previous_response_not_found"
-
-
-def test_an_unknown_model_is_not_found(client: OpenAI) -> None:
-    with pytest.raises(openai.NotFoundError) as missing:
-        client.responses.create(model="gpt-9", input="x")
-    assert missing.value.code == "model_not_found"
-
-
-@pytest.mark.parametrize(
     ("method", "path"),
     [
         ("GET", "/v1/responses/resp_1"),
@@ -571,21 +509,6 @@ def test_conversation_is_compacted_to_user_texts_and_a_summary(client: OpenAI) -
     assert again.usage.input_tokens == len(f"script: say in short\nsay two\n{summary}\nsay more\n") + 1
 
 
-@pytest.mark.parametrize(
-    ("body", "param"),
-    [
-        ({"input": "x"}, "model"),
-        ({"model": MODEL}, "input"),
-        ({"model": MODEL, "previous_response_id": "resp_1"}, "previous_response_id"),
-        ({"model": MODEL, "input": [{"type": "compaction", "encrypted_content": 5}]}, "input[0].encrypted_content"),
-        ({"model": MODEL, "input": "x", "tools": []}, "tools"),
-    ],
-)
-def test_a_wrong_request_to_compact_is_named(scripted: RunningServer, body: dict[str, Any], param: str) -> None:
-    response = scripted.client.post("/v1/responses/compact", json=body)
-    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
-
-
 # custom tools
 
 
@@ -626,48 +549,6 @@ def test_a_custom_call_is_added_to_its_conversation(scripted: RunningServer, how
     assert [(item["type"], item["input"]) for item in output] == [("custom_tool_call", "x")]
     kept = scripted.client.get(f"/v1/conversations/{conversation}/items?order=asc").json()["data"]
     assert kept[1:] == output
-
-
-@pytest.mark.parametrize("num_cut", [1, 10, 30, 40, 50])
-def test_a_custom_call_that_is_cut_is_not_shown_as_one(scripted: RunningServer, num_cut: int) -> None:
-    """A client could execute the beginning of its text."""
-    written = '<tool_call>\n{"name": "patch", "arguments": {"input": "rm -r /tmp/x"}}'
-    sent = {"input": "say " + written.replace("\n", "⏎"), "tools": [PATCH], "max_output_tokens": len(written) - num_cut}
-    whole = _post(scripted, **sent).json()
-    assert (whole["status"], [item["type"] for item in whole["output"]]) in [
-        ("incomplete", []),
-        ("incomplete", ["message"]),
-    ]
-    lines = _post(scripted, **sent, stream=True).text.splitlines()
-    events = [json.loads(line[6:]) for line in lines if line.startswith("data: ")]
-    last = events[-1]["response"]
-    assert [item["type"] for item in last["output"]] == [item["type"] for item in whole["output"]]
-    done = [event["item"]["type"] for event in events if event["type"] == "response.output_item.done"]
-    assert "custom_tool_call" not in done
-    deltas = [event["delta"] for event in events if event["type"] == "response.custom_tool_call_input.delta"]
-    assert "rm -r /tmp/x".startswith("".join(deltas))
-
-
-@pytest.mark.parametrize(
-    ("syntax", "definition"),
-    [("regex", r'(add|remove) "[a-z]{1,8}"'), ("lark", 'start: ("add" | "remove") " \\"" /[a-z]{1,8}/ "\\""')],
-)
-def test_a_custom_tools_input_follows_its_grammar(demo_client: OpenAI, syntax: str, definition: str) -> None:
-    tool: Any = {**PATCH, "format": {"type": "grammar", "syntax": syntax, "definition": definition}}
-    (*_, call) = demo_client.responses.create(
-        model=MODEL, input="Change it.", tools=[tool], tool_choice={"type": "custom", "name": "patch"}
-    ).output
-    assert call.type == "custom_tool_call"
-    assert re.fullmatch(r'(add|remove) "[a-z]{1,8}"', call.input), call.input
-
-
-def test_invalid_lark_grammar_is_refused_with_its_tool(demo: RunningServer) -> None:
-    tool = {**PATCH, "format": {"type": "grammar", "syntax": "lark", "definition": "start: NONE"}}
-    error = _post(demo, tools=[tool]).json()["error"]
-    assert error["message"].startswith(
-        'tools must have supported Lark grammars as their formats; that of "patch" is not: '
-    )
-    assert "NONE" in error["message"]
 
 
 # on a disk

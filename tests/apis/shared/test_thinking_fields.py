@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from genai_server.apis.chat_completions.schemas import ChatCompletionRequest
 from genai_server.http.leniency import IGNORED_HEADER
@@ -76,41 +76,6 @@ def test_fields_that_leave_it_to_the_template_are_no_effort(fields: dict[str, An
 def test_a_given_effort_keeps_its_name() -> None:
     fields = {"reasoning": {"effort": "high"}, "thinking": {"type": "enabled"}}
     assert _effort(reasoning_effort="high", **fields) == ("high", {})
-
-
-@pytest.mark.parametrize(
-    ("fields", "field"),
-    [
-        ({"reasoning_effort": "low", "reasoning": {"effort": "high"}}, "reasoning.effort"),
-        ({"reasoning_effort": "none", "enable_thinking": True}, "enable_thinking"),
-        ({"reasoning_effort": "low", "thinking": {"type": "disabled"}}, "thinking.type"),
-        ({"reasoning": {"enabled": True}, "enable_thinking": False}, "enable_thinking"),
-    ],
-    ids=repr,
-)
-def test_contradictions_are_refused(fields: dict[str, Any], field: str) -> None:
-    with pytest.raises(ValidationError) as refused:
-        _effort(**fields)
-    assert [error["ctx"]["field"] for error in refused.value.errors()] == [field]
-
-
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"reasoning": {"effort": "huge"}}, "reasoning.effort"),
-        ({"reasoning": {"max_tokens": -2}}, "reasoning.max_tokens"),
-        ({"thinking_token_budget": "5"}, "thinking_token_budget"),
-        ({"thinking_token_budget": 5, "thinking_budget_tokens": 6}, "thinking_budget_tokens"),
-        ({"reasoning": {"exclude": True}}, "reasoning.exclude"),
-        ({"thinking": {"type": "deep"}}, "thinking.type"),
-        ({"enable_thinking": "yes"}, "enable_thinking"),
-    ],
-    ids=repr,
-)
-def test_a_wrong_option_is_named(scripted: RunningServer, fields: dict[str, Any], param: str) -> None:
-    for path in ("/v1/chat/completions", "/v1/chat"):
-        response = scripted.client.post(path, json={"messages": MESSAGES, **fields})
-        assert (response.status_code, response.json()["error"]["param"]) == (400, param)
 
 
 @pytest.mark.parametrize(

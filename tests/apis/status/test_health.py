@@ -72,16 +72,5 @@ def test_without_a_key_the_status_is_shown(tmp_path: Path) -> None:
         assert server.health() == {"status": "ok", "devices": {"scripted": {"state": "ready"}}}
 
 
-def test_the_openapi_description_is_served(scripted: RunningServer) -> None:
-    paths = scripted.client.get("/openapi.json").json()["paths"]
-    assert {"/v1/chat", "/v1/chat/stream", "/v1/chat/completions", "/v1/models", "/v1/admin/runtime_options"} < set(
-        paths
-    )
-
-
-def test_readyz_is_200_while_an_engine_takes_work(scripted: RunningServer) -> None:
-    assert scripted.client.get("/readyz").status_code == 200
-
-
 def test_health_is_another_name_of_readyz(scripted: RunningServer) -> None:
     assert scripted.client.get("/health").json() == scripted.client.get("/readyz").json()

@@ -253,26 +253,21 @@ def test_auto_detects_the_language(server: RunningServer, language: str) -> None
 
 
 @pytest.mark.parametrize(
-    ("fields", "code", "param", "words"),
+    ("fields", "code", "param"),
     [
-        ({"model": "chat"}, "unsupported_task", "model", '"chat" does not transcribe recordings; "speech" can'),
-        ({"model": "none"}, "model_not_found", "model", "is not served"),
-        ({"language": "xx"}, "invalid_value", "language", 'languages (de, en, es); given "xx"'),
-        ({"languages[]": ["en", "xx"]}, "invalid_value", "languages", 'given "xx"'),
-        ({"temperature": "3"}, "invalid_value", "temperature", "at most 1"),
-        ({"device": "cuda"}, "invalid_value", "device", "cpu"),
-        ({"timeout": "700"}, "invalid_value", "timeout", "GENAI_REQUEST_TIMEOUT"),
-        ({"best_of": "5"}, "unknown_parameter", "best_of", "not a field of this endpoint"),
-        ({"response_format": "diarized_json"}, "invalid_value", "response_format", "speakers"),
+        ({"model": "chat"}, "unsupported_task", "model"),
+        ({"model": "none"}, "model_not_found", "model"),
+        ({"language": "xx"}, "invalid_value", "language"),
+        ({"languages[]": ["en", "xx"]}, "invalid_value", "languages"),
+        ({"temperature": "3"}, "invalid_value", "temperature"),
+        ({"device": "cuda"}, "invalid_value", "device"),
+        ({"timeout": "700"}, "invalid_value", "timeout"),
+        ({"best_of": "5"}, "unknown_parameter", "best_of"),
     ],
 )
-def test_wrong_fields_are_refused(
-    server: RunningServer, fields: dict[str, Any], code: str, param: str, words: str
-) -> None:
+def test_wrong_fields_are_refused(server: RunningServer, fields: dict[str, Any], code: str, param: str) -> None:
     response = post(server, **fields)
-    assert response.status_code == (404 if code == "model_not_found" else 400)
-    assert refusal(response)[1:] == (code, param)
-    assert words in response.json()["error"]["message"]
+    assert refusal(response) == (404 if code == "model_not_found" else 400, code, param)
 
 
 def test_transcriptions_can_be_profiled(server: RunningServer) -> None:

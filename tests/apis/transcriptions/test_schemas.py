@@ -31,11 +31,6 @@ def test_values_are_read_from_their_texts() -> None:
     assert TranscriptionForm.model_validate(FILE).response_format is TranscriptFormat.JSON
 
 
-@pytest.mark.parametrize("form", [TranscriptionForm, TranslationForm])
-def test_a_text_is_no_file(form: type[TranscriptionForm | TranslationForm]) -> None:
-    assert refused(form, file="/etc/passwd")[0] == "file"
-
-
 def test_all_fields_of_openai_with_an_effect_are_accepted() -> None:
     fields = {"model": "m", "language": "en", "prompt": "x", "chunking_strategy": "auto"}
     verbose = {"response_format": "verbose_json", "timestamp_granularities": ["segment"]}
