@@ -1,7 +1,6 @@
 """Bodies are checked and validated in a thread, with the errors of FastAPI's own validation."""
 
 import asyncio
-import json
 import threading
 from typing import Any
 
@@ -10,12 +9,11 @@ import pytest
 from fastapi import APIRouter, FastAPI
 from pydantic import field_validator
 
-from genai_server.errors import MalformedBody, TooManyValues
+from genai_server.errors import TooManyValues
 from genai_server.generation.parameters.base import Wire
 from genai_server.http.body_budget import BodyBudget
 from genai_server.http.body_route import BodyRoute
 from genai_server.http.error_handlers import install_error_handlers
-from genai_server.http.error_responses import malformed
 from genai_server.http.middleware.body import MAX_CONTAINERS, BodyLimits, brackets_of, check_json, is_nested
 from genai_server.http.middleware.request_lifetime import RequestLifetime
 
@@ -104,19 +102,3 @@ def test_lists_and_objects_are_counted_but_not_those_in_texts() -> None:
     check_json(b'["' + b"[" * 100_000 + b'",' + b"[{}]," * (most - 1) + b"0]")
     with pytest.raises(TooManyValues, match="at most 50000 lists and objects in all, given 50001"):
         check_json(b"[" + b"[{}]," * most + b"0]")
-
-
-def test_invalid_utf8_is_reported_with_its_position() -> None:
-    with pytest.raises(MalformedBody, match="not UTF-8: byte 0xff at 2, invalid start byte"):
-        check_json(b'["\xff"]')
-
-
-def test_why_a_text_cannot_be_read_is_said_in_the_words_of_json() -> None:
-    said = []
-    for text in ("[1,", "9" * 4400):
-        with pytest.raises(ValueError) as caught:
-            json.loads(text)
-        said.append(malformed(caught.value).message)
-    assert said[0] == "the body is not JSON: Expecting value at character 3"
-    assert "exceeds the limit (4300 digits)" in said[1].lower()
-    assert said[1].endswith("value has 4400 digits")

@@ -89,9 +89,3 @@ def test_history_with_unknown_keys_is_answered(scripted: RunningServer, path: st
     assert response.headers[IGNORED_HEADER] == (
         "messages[].parsed, messages[].tool_calls[].index, messages[].tool_calls[].function.parsed"
     )
-
-
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/chat", "/tokenize"])
-def test_an_unknown_field_of_the_request_itself_is_refused(scripted: RunningServer, path: str) -> None:
-    response = scripted.client.post(path, json={"messages": [USER], "parsed": {"a": 1}})
-    assert (response.status_code, response.json()["error"]["param"]) == (400, "parsed")

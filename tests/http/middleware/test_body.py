@@ -63,18 +63,6 @@ def test_a_body_without_end_is_not_read_for_ever(scripted: RunningServer) -> Non
     assert sent < 2048  # eight times a MiB, and the system's buffers
 
 
-def test_a_body_that_is_not_json_is_a_400(scripted: RunningServer) -> None:
-    response = scripted.client.post("/v1/chat", content='{"messages": [', headers={"content-type": "application/json"})
-    assert response.status_code == 400
-    assert response.json()["error"]["code"] == "invalid_json"
-
-
-def test_json_that_is_not_declared_as_such_says_so(scripted: RunningServer) -> None:
-    response = scripted.client.post("/v1/chat", content='{"messages": []}')
-    assert response.status_code == 400
-    assert "content-type: application/json" in response.json()["error"]["message"]
-
-
 @pytest.mark.parametrize("content", ["[1, 2]", '"x"', "7", "null", "", "\x00", "[" * 100_000, '{"messages": NaN}'])
 def test_body_that_is_not_an_object_is_a_400(scripted: RunningServer, content: str) -> None:
     response = scripted.client.post("/v1/chat", content=content, headers={"content-type": "application/json"})
@@ -117,12 +105,6 @@ def test_a_body_in_another_encoding_is_refused(scripted: RunningServer) -> None:
         response = scripted.client.post("/v1/chat", content=content, headers={"content-type": "application/json"})
         assert response.status_code == 400
         assert response.json()["error"]["code"] == "invalid_json"
-
-
-def test_a_number_of_a_million_digits_is_a_400(scripted: RunningServer) -> None:
-    content = b'{"messages": [], "seed": ' + b"9" * 1_000_000 + b"}"
-    response = scripted.client.post("/v1/chat", content=content, headers={"content-type": "application/json"})
-    assert response.status_code == 400
 
 
 def test_too_many_lists_and_objects_are_a_400_everywhere(scripted: RunningServer) -> None:

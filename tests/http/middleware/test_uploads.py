@@ -194,16 +194,6 @@ async def test_a_client_that_leaves_gets_no_response(tmp_path: Path) -> None:
 
 
 @pytest.mark.anyio
-async def test_a_declared_length_is_refused_before_the_body(tmp_path: Path) -> None:
-    asked = Asked(BODY, headers={"content-length": str(LIMIT + 1), "expect": "100-continue"})
-    await ask(uploads(tmp_path), asked)
-    assert asked.taken == 0
-    status, text = asked.refusal
-    assert status == 400
-    assert f"at most {LIMIT} bytes (GENAI_MAX_AUDIO_BODY_BYTES), given {LIMIT + 1}" in text
-
-
-@pytest.mark.anyio
 async def test_a_body_that_grows_too_large_is_dropped(tmp_path: Path) -> None:
     parts = [BODY[:300], *[bytes(100_000)] * 40]
     asked = Asked(*parts)
