@@ -166,8 +166,3 @@ def test_a_schema_that_is_nested_too_deeply_is_named() -> None:
     with pytest.raises(InvalidField, match="nested") as refused:
         structure(StructuredOutputs.model_construct(json_=DEEP, regex=None, choice=None, grammar=None))
     assert refused.value.param == "structured_outputs"
-
-
-def test_two_fields_that_both_bind_the_answer_are_refused(codec: TextCodec) -> None:
-    with pytest.raises(InvalidField, match="structured_outputs cannot be combined with response_format"):
-        _spec(codec, response_format={"type": "json_object"}, structured_outputs={"regex": "a"})

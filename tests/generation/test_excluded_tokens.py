@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from genai_server.apis.own_chat.routes import ChatRequest
-from genai_server.errors import InvalidField
 from genai_server.generation.excluded_tokens import with_exclusions
 from genai_server.messages.generation_request import ModelInfo, Sampling
 from genai_server.text.tokenizer import ByteTokenizer, ModelTokenizer, Tokenizer
@@ -45,14 +44,3 @@ async def test_allowed_tokens_are_bits() -> None:
     bits = np.unpackbits(np.frombuffer(found.allowed_tokens, np.uint8), bitorder="little")
     assert np.flatnonzero(bits).tolist() == [0, 9, 18]
     assert len(found.allowed_tokens) == 3
-
-
-@pytest.mark.anyio
-async def test_unknown_token_is_refused() -> None:
-    with pytest.raises(InvalidField, match=r"below 19.*given 19"):
-        await excluded(ByteTokenizer(), vocab_size=19, allowed_token_ids=[3, 19])
-
-
-@pytest.mark.anyio
-async def test_nothing_excluded_changes_nothing() -> None:
-    assert await excluded(ByteTokenizer(), bad_words=[]) == Sampling()

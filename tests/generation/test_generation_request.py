@@ -73,40 +73,12 @@ def test_a_prompt_without_tokens_is_refused() -> None:
     assert caught.value.param == "messages"
 
 
-@pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
-def test_both_names_of_max_tokens_bound_the_answer(field: str) -> None:
-    assert _request(**{field: 1}).max_tokens == 1
-    assert _request(**{field: 100}).max_tokens == 100
-
-
-@pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
-def test_excessive_max_tokens_are_refused_with_the_limit(field: str) -> None:
-    with pytest.raises(InvalidField, match=rf"^{field} .*\b40\b.*\b41\b") as caught:
-        _request(limit=40, **{field: 41})
-    assert caught.value.param == field
-
-
-def test_both_names_at_once_are_refused_even_when_they_agree() -> None:
-    with pytest.raises(InvalidField, match="cannot be combined"):
-        _request(max_tokens=5, max_completion_tokens=5)
-
-
 # other fields
 
 
 def test_prompt_and_name_are_handed_on() -> None:
     request = _request(3)
     assert (request.prompt, request.request_id) == ([5, 5, 5], "r1")
-
-
-@pytest.mark.parametrize(("given", "meant"), [(None, False), (False, False), (True, True)])
-def test_end_token_ends_unless_ignored(given: bool | None, meant: bool) -> None:
-    assert _request(ignore_eos=given).ignore_eos is meant
-
-
-@pytest.mark.parametrize(("given", "meant"), [(None, True), (False, False), (True, True)])
-def test_past_is_reused_unless_disabled(given: bool | None, meant: bool) -> None:
-    assert _request(cache_prompt=given).cache_prompt is meant
 
 
 @pytest.mark.parametrize("operators", [True, False])
@@ -131,10 +103,6 @@ def test_only_the_server_makes_a_request_one_of_the_background(background: bool)
     assert made.background is background
 
 
-def test_a_priority_is_handed_on_and_is_none_if_left_out() -> None:
-    assert [_request(priority=given).priority for given in (None, -7, 3)] == [0, -7, 3]
-
-
 def _sampling(**fields: Any) -> Sampling:
     return to_sampling(ChatRequest.model_validate({"messages": HELLO, **fields}), MODEL)
 
@@ -154,29 +122,6 @@ def test_a_given_value_replaces_the_models_even_if_it_is_zero(field: str, value:
     assert all(getattr(changed, other) == getattr(DEFAULTS, other) for other in others)
 
 
-def test_all_given_values_arrive_in_their_places() -> None:
-    given: dict[str, Any] = {
-        "temperature": 0.1,
-        "top_k": 2,
-        "top_p": 0.3,
-        "min_p": 0.4,
-        "repetition_penalty": 0.5,
-        "seed": 6,
-    }
-    given |= {"frequency_penalty": 0.7, "presence_penalty": -0.8, "logit_bias": {"999": -100, "0": 0.0}}
-    assert _sampling(**given) == Sampling(0.1, 2, 0.3, 0.4, 0.5, 6, 0.7, -0.8, {999: -100.0})
-
-
-def test_a_bias_beyond_the_vocabulary_is_refused() -> None:
-    with pytest.raises(InvalidField, match=r"^logit_bias .*\b1000\b.*\b1000$") as caught:
-        _sampling(logit_bias={"1000": 1})
-    assert caught.value.param == "logit_bias"
-
-
-def test_negative_seeds_are_seeds_of_their_own() -> None:
-    assert len({_sampling(seed=seed).seed for seed in (-1, 1, -(2**63), 2**63 - 1)}) == 4
-
-
 def test_each_choice_has_a_random_stream_of_its_own() -> None:
     request = _request(seed=5)
     seeds = [nth_choice(request, index).sampling.seed for index in range(3)]
@@ -185,29 +130,9 @@ def test_each_choice_has_a_random_stream_of_its_own() -> None:
     assert nth_choice(_request(), 1).sampling.seed is None
 
 
-def test_min_tokens_must_not_exceed_max_tokens() -> None:
-    assert _request(10, min_tokens=90).min_tokens == 90
-    assert _request(10, min_tokens=3, max_tokens=3).min_tokens == 3
-    for fields in ({"min_tokens": 91}, {"min_tokens": 4, "max_tokens": 3}):
-        with pytest.raises(InvalidField) as caught:
-            _request(10, **fields)
-        assert caught.value.param == "min_tokens"
-
-
-@pytest.mark.parametrize(
-    ("fields", "meant"), [({}, None), ({"logprobs": True}, 0), ({"logprobs": True, "top_logprobs": 3}, 3)]
-)
-def test_logprobs_are_computed_only_on_request(fields: dict[str, Any], meant: int | None) -> None:
-    assert _request(**fields).top_logprobs == meant
-
-
 def _completion(**fields: Any) -> GenerationRequest:
     body = CompletionRequest.model_validate({"prompt": "x", **fields})
     return _made(body, [5] * 10, MODEL)
-
-
-def test_completion_has_sixteen_tokens_by_default() -> None:
-    assert [_completion(max_tokens=given).max_tokens for given in (None, 7)] == [16, 7]
 
 
 def test_prompt_is_scored_only_for_echo_with_logprobs() -> None:

@@ -53,13 +53,6 @@ async def test_a_thought_is_closed_with_the_message_and_as_the_template_writes_i
     assert not found.are_several
 
 
-@pytest.mark.parametrize(("budget", "expected"), [(None, None), (-1, None), (0, 0)])
-async def test_no_limit_is_no_budget(budget: int | None, expected: int | None) -> None:
-    found = await rules(body(thinking_token_budget=budget))
-    assert found is not None
-    assert found.budget == expected
-
-
 @pytest.mark.parametrize(
     ("prompt", "message", "is_open"),
     [
