@@ -1,9 +1,9 @@
-"""Run third-party clients, test suites and coding agents against this server, and report what works.
+"""Run third-party clients and coding agents against this server, and report what works.
 
 The newest version of each is installed from PyPI or npm into a folder of its own below the work folder, and runs by the
 lines of docs/clients.md or of a guide where there are some. Most talk to the scripted model, which does what their
-prompts say; suites talk to the demo model. Coding agents also work for ten turns, and what they send is rendered with
-the chat templates of other models. A client that cannot be installed stays in the table with the reason. Linux only.
+prompts say. Coding agents also work for ten turns, and what they send is rendered with the chat templates of other
+models. A client that cannot be installed stays in the table with the reason. Linux only.
 """
 
 from __future__ import annotations
@@ -18,35 +18,18 @@ from pathlib import Path
 from _clients.applications import APPLICATIONS
 from _clients.client import Client, Model, Place, Result
 from _clients.coding_agents import CODING_AGENTS
-from _clients.conformance import CONFORMANCE
-from _clients.generators import GENERATORS
 from _clients.installation import commands_here, install, installed_version, names, own_version
 from _clients.libraries import LIBRARIES, QUICK
-from _clients.ollama_clients import OLLAMA
-from _clients.open_responses import OPEN_RESPONSES
 from _clients.picture import IMAGES_MODEL
 from _clients.recording import SPEECH_DIRECTORY, SPEECH_MODEL
 from _clients.report import merged, placed, rows
-from _clients.structures import STRUCTURES
-from _clients.suites import SUITES
 from _clients.tool_servers import TOOL_SERVERS
 from _load.server import DEMO, HOST, REPOSITORY, run_server
 from _models.table import table
 from _peers.environment import PeerUnavailable
 from _templates.replay import faults
 
-CLIENTS = (
-    *LIBRARIES,
-    *OLLAMA,
-    *CODING_AGENTS,
-    *APPLICATIONS,
-    *SUITES,
-    *CONFORMANCE,
-    OPEN_RESPONSES,
-    *STRUCTURES,
-    *GENERATORS,
-    *TOOL_SERVERS,
-)
+CLIENTS = (*LIBRARIES, *CODING_AGENTS, *APPLICATIONS, *TOOL_SERVERS)
 SETTINGS = {
     # A token is a byte, and the first prompt of a coding agent has 120,000.
     Model.SCRIPTED: {
@@ -55,8 +38,6 @@ SETTINGS = {
         "GENAI_MAX_QUEUE_TOKENS": "2000000",
         "GENAI_MAX_BODY_BYTES": "16000000",
     },
-    # Tests of other servers name their own models.
-    Model.DEMO: {"GENAI_MODEL_DIR": str(DEMO), "GENAI_MODEL_ALIASES": "*=demo"},
     Model.POOLED: {"GENAI_MODELS": f"vectors={DEMO}-embeddings,scores={DEMO}-reranker"},
     Model.IMAGES: {"GENAI_MODELS": f"{IMAGES_MODEL}={REPOSITORY}/tests/built_models/qwen-3-vl-images"},
     Model.SPEECH: {"GENAI_MODELS": f"{SPEECH_MODEL}={SPEECH_DIRECTORY}"},
@@ -109,8 +90,6 @@ def check(clients: Sequence[Client], work: Path, *, quick: bool) -> list[Result]
             try:
                 commands = commands_here() if quick else install(client, folder)
                 version = own_version(client) if quick else installed_version(client, folder)
-                if client.fetch is not None:
-                    version = client.fetch(folder)
                 for model in (client.model, *([Model.IMAGES] if client.images else [])):
                     if model not in urls:
                         urls[model] = _serve(running, model, work)

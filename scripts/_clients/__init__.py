@@ -1,1 +1,1 @@
-"""Third-party clients, test suites and agents, run against this server."""
+"""Third-party clients and agents, run against this server."""

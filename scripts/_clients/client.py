@@ -21,8 +21,6 @@ class Model(Enum):
 
     # Follows the script in the prompt. Its context is large enough for coding agents.
     SCRIPTED = "scripted"
-    # The demo model, for what needs a tokenizer or log probabilities.
-    DEMO = "demo"
     # The demo models for embeddings and reranking.
     POOLED = "pooled"
     # A small model of the tests that reads images; what it says has no meaning.
@@ -58,7 +56,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Client:
-    """A library, suite or agent. Its checks raise OSError or ValueError if they cannot be made."""
+    """A library, agent or application. Its checks raise OSError or ValueError if they cannot be made."""
 
     name: str
     # The version of the first is shown.
@@ -72,8 +70,6 @@ class Client:
     recipe: str = ""
     # Below node_modules: fetches or links the program after the installation.
     postinstall: str = ""
-    # Fetches a client that is not a package into its folder, and returns its version. Raises PeerUnavailable.
-    fetch: Callable[[Path], str] | None = None
     # The command of the Python that runs it, if not this one.
     python: str = ""
 

@@ -6,10 +6,9 @@ import pytest
 from _clients.client import Client, Registry
 from _clients.coding_agents import CODING_AGENTS
 from _clients.libraries import LIBRARIES
-from _clients.ollama_clients import OLLAMA
 from _clients.recipe import PAGES, PROMPT, SERVER, recipe, section
 
-RUN = [client.recipe for client in (*LIBRARIES, *OLLAMA, *CODING_AGENTS) if client.recipe] + ["2. Start Open WebUI"]
+RUN = [client.recipe for client in (*LIBRARIES, *CODING_AGENTS) if client.recipe] + ["2. Start Open WebUI"]
 HEADINGS = [
     heading for page in PAGES for heading in re.findall(r"^## (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
 ]
