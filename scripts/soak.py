@@ -19,13 +19,12 @@ from pathlib import Path
 
 from _load.asked import MAX_LENGTH, MODEL, ON_DEMAND
 from _load.footprint import grown, growth
-from _load.pulse import pulse
+from _load.pulse import LONGEST_PULSE, pulse
 from _load.server import DEMO, run_server
 from _load.soaking import CLIENTS, DRAIN_SECONDS, Found, Plan, Soak
 from _models.table import table
 
 MAX_GROWTH = 0.03
-LONGEST_PULSE = 0.25
 SETTINGS = {
     # The model that most requests name, and one of the others.
     "GENAI_MAX_MODELS": "2",

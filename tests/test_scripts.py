@@ -46,7 +46,6 @@ def run(script: str, *arguments: str) -> str:
             ["simulate_routing", "--replicas", "3,6", "--requests", "30"],
             ["| 6 | prefix |", "tokens found in the cache"],
         ),
-        (["check_schemas", "--count", "20", "--seed", "1", "--walks", "2"], ["answers that break their schema      0"]),
         pytest.param(
             ["measure_memory", str(DEMO), "--requests", "3"], ["packed once, mapped", "by the session"], marks=LINUX
         ),

@@ -1,1 +1,1 @@
-"""Parts of the scripts for load and hostile requests: soak, fuzz, many_connections."""
+"""A running server, its clients, and what is seen of it: parts of the scripts that start one."""

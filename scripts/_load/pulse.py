@@ -12,6 +12,8 @@ from multiprocessing.connection import Connection
 
 from .server import HOST
 
+# Seconds within which /healthz must answer, whatever a server is asked.
+LONGEST_PULSE = 0.25
 _PAUSE = 0.02
 _PATIENCE = 60.0
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import httpx
 import pytest
+from _fuzz.corpus import BODIES
 from _load.corpus import BODIES
 from msgspec import structs
 

@@ -4,8 +4,8 @@ import json
 import random
 from collections import Counter
 
-from _load.attempts import attempt
-from _load.floods import Place, flooded, places
+from _fuzz.attempts import attempt
+from _fuzz.floods import Place, flooded, places
 
 FORMS = {
     "Body": {

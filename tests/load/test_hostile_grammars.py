@@ -3,7 +3,7 @@
 import json
 from collections import Counter
 
-from _load.hostile_grammars import hostile_fields
+from _fuzz.hostile_grammars import hostile_fields
 
 
 def test_fields_are_determined_by_seed_and_number() -> None:

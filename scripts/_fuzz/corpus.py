@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from .stored import CONVERSATION, ITEM, RESPONSE
-
 MODEL = "onnx-genai"
+# Placeholders for what the server stores, as long as the identifiers that it assigns: a request keeps its length.
+CONVERSATION = "conv_" + "c" * 48
+RESPONSE = "resp_" + "d" * 48
+ITEM = "msg_" + "e" * 48
 _HELLO = [{"role": "user", "content": "say hi"}]
 _SCHEMA = {
     "type": "object",

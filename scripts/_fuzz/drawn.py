@@ -1,17 +1,58 @@
-"""Small JSON schemas at random: the same one for the same seed and number."""
+"""Small JSON schemas at random, with patterns as ECMA-262 has them: the same one for the same seed and number."""
 
+# ruff: noqa: SIM905 - tables read better as running text
 from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from .patterns import pattern
-
 FORMATS = ["date", "time", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"]
 KEYS = ["a", "b", "from", "é", "x-y", "", 'q"', "a\n", "a/b", "😀", "1", "__proto__"]
+TEXTS = ["", "a", "é", "😀", "e\u0301", 'a"b', "a\\b", "a/b", "\n\t", "\u2028", "0", "\x7f", "\x01", "<|end|>"]
 TYPES = ["string", "integer", "number", "boolean", "null", "array", "object"]
 _DEEPEST = 3
+# Parts of patterns. They include characters on which dialects of regular expressions differ.
+_ATOMS = [
+    " ",
+    *r"""
+    a b c 0 1 - _ é 😀 . . \d \w \s \D \W \S [a-c] [^a] [0-9] [é-ü] [😀-😎] [\s\S] [^\s] [^\S] [\w.-]
+    [^\W_] [\d\-x] [&&] [a&&b] [a~~b] [a\-\-b] [a-c.-] \. \/ / \n \t \x41 \u00e9 \u{1F600} \\ \$ \^ \*
+    [.] [$^] [\]x] " \p{L} \p{Lu} \P{L} [-a] [a-] [\n\r] \ud83d\ude00 \v \f \0 \cA [^] : # < ~
+    """.split(),
+]
+_ODD = r"^ $ \b (?=a) (?!b) [[] [[:alpha:]] [a-c&&[^b]] \< \A \z \a (?i)a (?<stop>ab) ] { }".split()
+_REPEATS = ["", "", "", "", *"* + ? {2} {0,2} {1,3} {2,} *? +? {,2}".split()]
+_USUAL = [
+    r"^[a-z]{2,4}$",
+    r"^\d{3}-\d{4}$",
+    r"^(\([0-9]{3}\))?[0-9]{3}-[0-9]{4}$",
+    r"^[^@\s]+@[^@\s]+\.[^@\s]+$",
+    r"^#?([a-fA-F0-9]{6}|[a-fA-F0-9]{3})$",
+    r"^\+?[1-9]\d{1,14}$",
+    r"^.+$",
+    r"^\S+$",
+    r"^(?!\s).+",
+    r"\S",
+    r"^[A-Za-z_][A-Za-z0-9_]*$",
+    r"^(?!0)\d+$",
+    r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$",
+    r"^[\w.+-]+$",
+    r"^.{1,20}$",
+    r"foo|bar",
+    r"^foo|bar$",
+    r"^$|^[a-z]+$",
+    r"^(\d{4})-(0[1-9]|1[0-2])$",
+    r"^v?\d+\.\d+\.\d+$",
+    r"^[\u4e00-\u9fff]+$",
+    r"^[\x20-\x7e]*$",
+    r"^\p{L}[\p{L}\p{N} ]*$",
+    r"^[^\x00-\x1f]*$",
+    r"^[a-zA-Z0-9._%+\-]+@[a-zA-Z0-9.\-]+\.[a-zA-Z]{2,}$",
+    r"^(GET|POST|PUT)$",
+    r"^\$?\d+(\.\d{2})?$",
+    r"^[^/\\]+$",
+]
 
 INTEGERS = [0, 1, -1, 2, 5, 9, 10, 99, 100, -7, 255, 1000, 2**31 - 1, 2**31, -(2**31), 2**32, 10**15, 10**17, 10**18]
 INTEGERS += [sign * 2**power + more for sign in (1, -1) for power in (53, 63, 64, 70) for more in (-1, 0, 1)]
@@ -132,23 +173,7 @@ class Drawn:
             case 2:
                 return self._any_number()
             case 3 | 4:
-                texts = [
-                    "",
-                    "a",
-                    "é",
-                    "😀",
-                    "e\u0301",
-                    'a"b',
-                    "a\\b",
-                    "a/b",
-                    "\n\t",
-                    "\u2028",
-                    "0",
-                    "\x7f",
-                    "\x01",
-                    "<|end|>",
-                ]
-                return chance.choice(texts)
+                return chance.choice(TEXTS)
             case 5:
                 return [self._value(depth + 1) for _ in range(chance.randint(0, 2))]
             case _:
@@ -247,3 +272,32 @@ class Drawn:
 def drawn_schema(seed: int, number: int) -> dict[str, Any]:
     """The schema of this number."""
     return Drawn(random.Random(f"schema {seed} {number}")).schema()
+
+
+def pattern(chance: random.Random) -> str:
+    """One pattern: anchored, half anchored, or anywhere in the text."""
+    if chance.random() < 0.1:
+        return chance.choice(_USUAL)
+    inner = _alternation(chance, 0)
+    return chance.choice(["", "^", "^"]) + inner + chance.choice(["", "$", "$"])
+
+
+def _alternation(chance: random.Random, depth: int) -> str:
+    return "|".join(_sequence(chance, depth) for _ in range(chance.choice([1, 1, 1, 2, 3])))
+
+
+def _sequence(chance: random.Random, depth: int) -> str:
+    return "".join(_piece(chance, depth) for _ in range(chance.randint(0 if depth else 1, 3)))
+
+
+def _piece(chance: random.Random, depth: int) -> str:
+    kind = chance.random()
+    if kind < 0.03:
+        return chance.choice(_ODD)
+    if kind < 0.15 and depth < 2:
+        inner = _alternation(chance, depth + 1)
+        edges = chance.choice([("", "")] * 6 + [("^", ""), ("", "$")])
+        atom = chance.choice(["({})", "(?:{})", "(?<n>{})"]).format(edges[0] + inner + edges[1])
+    else:
+        atom = chance.choice(_ATOMS)
+    return atom + chance.choice(_REPEATS)

@@ -1,19 +1,45 @@
-"""Damaged and odd recordings, the same for each seed and number."""
+"""Gives the readers of recordings damaged and odd files: cut, changed, chained, of other types, with absurd headers.
+
+Each of them must be decoded and read, or refused with an error that names its field. No process may die, and no file
+may be left.
+"""
 
 from __future__ import annotations
 
+import argparse
+import asyncio
 import random
 import struct
+import tempfile
+from collections import Counter
 from collections.abc import Callable
+from contextlib import closing
 from functools import cache
 from io import BytesIO
+from pathlib import Path
 from typing import Any
 
 import av
 import numpy as np
+from _load.server import REPOSITORY
 
-from _load.damage import SIZES, changed, cut
+from genai_server.audio.recordings import Recordings
+from genai_server.config.settings import Settings
+from genai_server.errors import InvalidField
+from genai_server.messages.worker_tasks import TaskOwner
+from genai_server.speech_model import read_speech_model
+from genai_server.workers.limits import WorkerLimits
+from genai_server.workers.pool import WorkerPool
+from genai_server.workers.workers import Requester
 
+from .campaign import Campaign, Outcome
+from .files import CLIENTS, SIZES, add_counts, changed, cut, refusal
+
+_MODEL = REPOSITORY / "tests" / "built_models" / "whisper"
+_FIELD = "file"
+_REQUESTER = Requester(TaskOwner())
+# Windows of a recording.
+_WINDOWS = 3
 # Format, codec and rates.
 _KINDS: tuple[tuple[str, str, tuple[int, ...]], ...] = (
     ("flac", "flac", (8000, 44_100, 96_000)),
@@ -216,3 +242,53 @@ _SORTS: list[tuple[str, Callable[[random.Random], bytes]]] = [
 ]
 _RARE = ("long", _long)
 _EVERY = 1000
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """This target has no arguments of its own."""
+
+
+def run(arguments: argparse.Namespace, numbers: range) -> Campaign:
+    """Send the recordings with these numbers."""
+    found = Campaign(arguments.seed)
+    counted: Counter[str] = Counter()
+    model = read_speech_model(_MODEL)
+    assert model is not None
+
+    async def send(recordings: Recordings, folder: Path) -> None:
+        async def attempt(number: int) -> Outcome:
+            kind, data = await asyncio.to_thread(hostile_recording, found.seed, number)
+            file = folder / f"upload-{number}"
+            await asyncio.to_thread(file.write_bytes, data)
+            at, count = 0.0, 0
+            try:
+                with await recordings.open(model, file, _REQUESTER, param=_FIELD) as recording:
+                    while count < _WINDOWS and (window := await recording.window(at)):
+                        if not at <= window.start < window.end <= recording.duration or not window.path.stat().st_size:
+                            return Outcome(kind, "decoded", f"{window} from {at} on")
+                        at, count = window.end, count + 1
+                        del window
+            except InvalidField as error:
+                result, complaint = refusal(error.message, _FIELD, "recording")
+                return Outcome(kind, result, error.message if error.param != _FIELD else complaint)
+            return Outcome(kind, f"decoded, windows: {count}")
+
+        await found.run(numbers, attempt, CLIENTS)
+
+    settings = Settings.model_validate({})
+
+    def count(result: str) -> None:
+        counted[result] += 1
+
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        with (
+            closing(WorkerPool(WorkerLimits.of(settings))) as pool,
+            closing(Recordings(pool, settings, folder, count)) as recordings,
+        ):
+            asyncio.run(send(recordings, folder))
+            # A process that is ended while it starts leaves others, which the server removes with its own folder.
+            left = [path for path in folder.rglob("*") if path.suffix in (".pcm", ".npz")]
+    found.broken += [f"{path} is left" for path in left]
+    add_counts(found, counted)
+    return found

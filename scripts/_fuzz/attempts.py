@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from .corpus import BODIES
+from .corpus import BODIES, CONVERSATION, RESPONSE
 from .floods import Place, flooded
 from .mutations import CONTENT_TYPES, mutated_body
-from .stored import CONVERSATION, RESPONSE
 
 # Such a body takes as long to send as a hundred others.
 _FLOODS = 0.03
@@ -106,3 +105,15 @@ def _chunked(chance: random.Random, body: bytes) -> bytes:
     size = max(chance.choice((1, 7, 1000, 60_000)), len(body) // 500)
     parts: list[Any] = [body[start : start + size] for start in range(0, len(body), size)]
     return b"".join(b"%x%s\r\n%s\r\n" % (len(part), chance.choice((b"", b";a=b")), part) for part in parts)
+
+
+def complaint_about(status: int, body: bytes) -> str | None:
+    """The reason why an answer is unacceptable; None if it is not."""
+    if status >= 500 and status != 503:
+        return f"status {status}: {body[:300]!r}"
+    if b"internal error" in body:
+        return f"an internal error in a stream: {body[-300:]!r}"
+    has_reason = any(form in body for form in (b'"message":', b'{"error":"', b"Invalid HTTP"))
+    if status >= 400 and not has_reason:
+        return f"status {status} without a reason: {body[:300]!r}"
+    return None
