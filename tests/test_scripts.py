@@ -30,7 +30,6 @@ def run(script: str, *arguments: str) -> str:
         (["profile_step", str(DEMO), "--rows", "1,2", "--steps", "1"], ["in ONNX Runtime", "PackedMatMul"]),
         (["profile_prompt", str(DEMO), "--tokens", "64", "--chunk", "32", "--rounds", "1"], ["the whole prompt"]),
         (["profile_prompt", str(DEMO), "--tokens", "1", "--behind", "40"], ["the whole prompt"]),
-        (["measure_delivery", "--streams", "1,2", "--tokens", "20", "--rounds", "1"], ["core-ms a token"]),
         (
             ["measure_speculation", "--tokens=16", "--rounds=1", "--clients=1,2", "--draft-model", str(DEMO)],
             [
@@ -47,9 +46,10 @@ def run(script: str, *arguments: str) -> str:
             ["| 6 | prefix |", "tokens found in the cache"],
         ),
         pytest.param(
-            ["measure_memory", str(DEMO), "--requests", "3"], ["packed once, mapped", "by the session"], marks=LINUX
+            ["measure_server", str(DEMO), "--starts", "1", "--requests", "3"],
+            ["packed once, mapped", "by the session", "API", "supervisor", "engine"],
+            marks=LINUX,
         ),
-        pytest.param(["measure_start", str(DEMO), "--starts", "1"], ["API", "supervisor", "engine"], marks=LINUX),
     ],
     ids=lambda value: value[0],
 )
