@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
     from transformers import PreTrainedModel
 
-WORDS = Path(__file__).with_name("_models") / "words" / "words.txt"
+WORDS = Path(__file__).with_name("_training") / "words" / "words.txt"
 VOCABULARY, CONTEXT = 32_760, 32_768
 # The projections of a layer that write to the residual stream.
 _OUTPUTS = ("o_proj.weight", "out_proj.weight", "down_proj.weight", "w2.weight", "experts.down_proj")

@@ -27,8 +27,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=OUT, help="folder of the recordings for tests")
     arguments = parser.parse_args()
     ensure_environment()
-    from _models.speech_recordings import record
-    from _models.speech_sounds import check_espeak
+    from _training.speech_recordings import record
+    from _training.speech_sounds import check_espeak
 
     check_espeak()
     arguments.out.mkdir(parents=True, exist_ok=True)

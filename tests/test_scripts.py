@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.running_server import DEMO, ROOT, run_python
+from tests.running_server import DEMO, run_python
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's /proc")
 
@@ -79,9 +79,3 @@ def test_third_party_client_works(tmp_path: Path) -> None:
     printed = run("check_clients", "--quick", "--clients", "openai (Python)", "--work", str(tmp_path))
     assert "`openai` (Python)" in printed
     assert "not run" not in printed
-
-
-@pytest.mark.parametrize("name", ["embeddings", "reranker"])
-def test_the_demo_models_have_the_cards_that_their_script_writes(name: str) -> None:
-    card = ROOT / "scripts" / "_models" / f"{name}_card.md"
-    assert (ROOT / "models" / f"demo-{name}" / "README.md").read_bytes() == card.read_bytes()

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from .tower_graph import BLOCK
 from .vision_files import PATCH
-from .vision_graphs import write_graph
+from .vision_graphs import BLOCK, write_graph
 
 LAYERS, WIDTH, HEADS, MLP = 12, 768, 12, 3072
 _START = """

@@ -214,6 +214,35 @@ speech (float[clips, frames, {mels}] audio_embeds, int64[clips] audio_lengths)
     audio_features = Mul (features, loudness)
 }}
 """
+# A block of a vision transformer; `{w}` begins the names of its weights.
+BLOCK = """
+    normed_{this} = LayerNormalization (x_{this}, {w}before_attention_weight, {w}before_attention_bias)
+    qkv_product_{this} = MatMul (normed_{this}, {w}qkv_weight)
+    qkv_{this} = Add (qkv_product_{this}, {w}qkv_bias)
+    parts_{this} = Reshape (qkv_{this}, parts_shape)
+    query_{this} = Gather <axis = 1> (parts_{this}, zero)
+    key_{this} = Gather <axis = 1> (parts_{this}, one)
+    value_{this} = Gather <axis = 1> (parts_{this}, two)
+    queries_{this} = Transpose <perm = [1, 0, 2]> (query_{this})
+    keys_{this} = Transpose <perm = [1, 2, 0]> (key_{this})
+    values_{this} = Transpose <perm = [1, 0, 2]> (value_{this})
+    products_{this} = MatMul (queries_{this}, keys_{this})
+    scaled_{this} = Mul (products_{this}, scale)
+    shares_{this} = Softmax (scaled_{this})
+    mixed_{this} = MatMul (shares_{this}, values_{this})
+    by_token_{this} = Transpose <perm = [1, 0, 2]> (mixed_{this})
+    found_{this} = Reshape (by_token_{this}, row_shape)
+    attended_product_{this} = MatMul (found_{this}, {w}attended_weight)
+    attended_{this} = Add (attended_product_{this}, {w}attended_bias)
+    between_{this} = Add (x_{this}, attended_{this})
+    normed_again_{this} = LayerNormalization (between_{this}, {w}before_mlp_weight, {w}before_mlp_bias)
+    up_product_{this} = MatMul (normed_again_{this}, {w}up_weight)
+    up_{this} = Add (up_product_{this}, {w}up_bias)
+    bent_{this} = Gelu (up_{this})
+    down_product_{this} = MatMul (bent_{this}, {w}down_weight)
+    down_{this} = Add (down_product_{this}, {w}down_bias)
+    x_{after} = Add (between_{this}, down_{this})
+"""
 # Of LFM2-Audio's encoder.
 MELS, FRAMES_PER_TOKEN = 128, 8
 

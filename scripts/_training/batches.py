@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
+from _models.tokenizer import TURN_END_ID
 from tokenizers import Tokenizer
 
 from .conversations import ABILITIES, Conversation, capital, conversation, tool_chat, tools_unused_chat, upper_case_chat
 from .template import load_template, render
-from .tokenizer import TURN_END_ID
 
 CHUNK = 256  # conversations that are made at a time
 LONG_ANSWER = 24  # tokens from which an answer's tokens weigh less, so that counting does not drown the rest

@@ -1,20 +1,23 @@
-"""Windows of speech for the demo model: sentences with pauses, silence, noise, and the tokens to write for them."""
+"""Windows of speech for the demo model: sentences with pauses, silence, noise, and the tokens to write for them.
+
+Sentences are spoken by espeak-ng and kept in a file, since speaking takes as long as learning from it.
+"""
 
 from __future__ import annotations
 
+import functools
+import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from queue import Queue
 from random import Random
 from threading import Thread
 
 import numpy as np
 import torch
-from tokenizers import Tokenizer
-
-from .speech_corpus import Corpus
-from .speech_features import HOP, MELS, log_mel
-from .speech_files import (
+from _models.speech_files import (
     END_OF_TEXT,
     NO_SPEECH,
     NO_TIMESTAMPS,
@@ -26,14 +29,70 @@ from .speech_files import (
     WINDOW_SECONDS,
     timestamp,
 )
-from .speech_sounds import SAMPLE_RATE, noise, worsened
+from tokenizers import Tokenizer
+from transformers.audio_utils import mel_filter_bank
+
+from .speech_sounds import SAMPLE_RATE, noise, random_voice, speak, worsened
 from .spoken_text import plain_words, sentence
 
 LETTERS = " abcdefghijklmnopqrstuvwxyz"  # of the loss on the encoder; 0 is its blank
 IGNORED = -100
+MELS, FFT, HOP = 80, 400, 160
 WHOLE = WINDOW_SECONDS * 100  # frames
 _SORTED = 64  # windows among which those of similar length are found
 _POSITION = SAMPLE_RATE // POSITIONS_PER_SECOND  # samples
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """`samples` of all sentences one behind the other, int16 at 16 kHz; sentence i ends before `ends[i]`."""
+
+    samples: np.ndarray
+    ends: np.ndarray
+    texts: list[str]
+
+    def sound(self, at: int) -> np.ndarray:
+        """Samples [n] of a sentence between -1 and 1."""
+        start = self.ends[at - 1] if at else 0
+        return self.samples[start : self.ends[at]].astype(np.float32) / 32768
+
+
+def make_corpus(folder: Path, sentences: int, rng: Random, threads: int) -> None:
+    """Have them spoken by the voices of the training, each sentence by one."""
+    wanted = [(sentence(rng), random_voice(rng)) for _ in range(sentences)]
+    with ThreadPoolExecutor(threads) as pool:
+        spoken = [(np.clip(sound, -1, 1) * 32767).astype(np.int16) for sound in pool.map(lambda w: speak(*w), wanted)]
+    np.save(folder / "samples.npy", np.concatenate(spoken))
+    np.save(folder / "ends.npy", np.cumsum([len(sound) for sound in spoken]))
+    (folder / "texts.json").write_text(json.dumps([text for text, _ in wanted]))
+
+
+def load_corpus(folder: Path) -> Corpus:
+    """What `make_corpus` wrote, the samples left on the disk."""
+    texts = json.loads((folder / "texts.json").read_text())
+    return Corpus(np.load(folder / "samples.npy", mmap_mode="r"), np.load(folder / "ends.npy"), texts)
+
+
+def log_mel(samples: np.ndarray) -> torch.Tensor:
+    """Log-mel frames [MELS, frames], one for each 160 of the samples [n]; silence is the least of all values.
+
+    It equals that of onnxruntime-genai's processor for Whisper up to rounding. Transformers' differs at the ends of a
+    recording, which it continues with a reflection, and onnxruntime-genai with silence.
+    """
+    window, filters = _constants()
+    spectrum = torch.stft(
+        torch.from_numpy(samples), FFT, HOP, window=window, center=True, pad_mode="constant", return_complex=True
+    )
+    power = spectrum[:, :-1].abs() ** 2
+    logs = (filters @ power).clamp(min=1e-10).log10()
+    result: torch.Tensor = (torch.maximum(logs, logs.max() - 8) + 4) / 4
+    return result
+
+
+@functools.cache
+def _constants() -> tuple[torch.Tensor, torch.Tensor]:
+    filters = mel_filter_bank(1 + FFT // 2, MELS, 0.0, SAMPLE_RATE / 2, SAMPLE_RATE, norm="slaney", mel_scale="slaney")
+    return torch.hann_window(FFT), torch.from_numpy(filters.T.astype(np.float32))
 
 
 @dataclass(frozen=True)

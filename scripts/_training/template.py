@@ -6,13 +6,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+from _models.environment import REPOSITORY
 from jinja2 import Template
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 Message = dict[str, Any]
 Tool = dict[str, Any]
 
-SOURCE = Path(__file__).with_name("chat_template.jinja")
+SOURCE = REPOSITORY / "models" / "demo" / "chat_template.jinja"
 
 
 def _to_json(value: object) -> str:

@@ -1,15 +1,19 @@
-"""Train the demo model for pictures from scratch within a budget of minutes."""
+"""Makes the demo model for images: it answers questions about simple drawings."""
 
 from __future__ import annotations
 
+import argparse
 import random
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
 import torch
+from _models.export import export, set_greedy
+from _models.tokenizer import END_OF_TEXT_ID, TURN_END_ID, save_tokenizer, train_tokenizer
+from _models.vision_families import QWEN_MARKS, QWEN_TEMPLATE
+from _models.vision_files import complete, qwen_layout
 from tokenizers import Tokenizer
 from torch import nn
 from torch.nn import functional
@@ -17,10 +21,11 @@ from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
 from .batches import Encoder
 from .drawings import random_scene
-from .muon import Muon
 from .picture_batches import (
     GRIDS,
     KINDS,
+    MAX_PIXELS,
+    MIN_PIXELS,
     TINTS,
     Batch,
     Chat,
@@ -31,17 +36,52 @@ from .picture_batches import (
 )
 from .picture_phrasings import HELD_OUT
 from .picture_questions import ABILITIES, question
+from .shared import Budget, Course, Muon, save_weights
 from .template import load_template, render
-from .tokenizer import END_OF_TEXT_ID, TURN_END_ID, train_tokenizer
-from .training import Budget
-from .vision_families import QWEN_MARKS
-from .vision_tower import WIDTH, Tower
+from .tower import WIDTH, Tower, write_tower
 
 CONTEXT, VOCABULARY, HIDDEN = 1024, 640, 192
 IMAGE_TOKENS = {"vision_start_token_id": 3, "vision_end_token_id": 4, "image_token_id": 5, "video_token_id": 6}
 ROWS = 12  # conversations in a step
-WARM_UP = 0.03
 _NOTHING = 0.15  # how much a place without anything counts
+
+
+def make(arguments: argparse.Namespace, work: Path, fresh: Path) -> None:
+    """Tokenizer, model, training, export."""
+    torch.manual_seed(arguments.seed)
+    source = work / "source"
+    source.mkdir(exist_ok=True)
+    if arguments.resume:
+        tokenizer = Tokenizer.from_file(str(arguments.resume.parent / "source" / "tokenizer.json"))
+    else:
+        tokenizer = make_tokenizer(arguments.seed)
+    save_tokenizer(tokenizer, source, QWEN_TEMPLATE, CONTEXT)
+    model = Seer(tokenizer.get_vocab_size())
+    if arguments.resume:
+        model.load_state_dict(torch.load(arguments.resume))
+    parts = [p for name, p in model.named_parameters() if "visual" not in name]
+    print(f"{sum(p.numel() for p in parts):,} parameters, {tokenizer.get_vocab_size()} tokens", flush=True)
+
+    def checkpoint() -> None:
+        save_weights(model, work / "checkpoint.pt")
+
+    if arguments.minutes > 0:
+        train(
+            model,
+            tokenizer,
+            seed=arguments.seed,
+            budget=Budget(arguments.steps, arguments.minutes, arguments.threads),
+            checkpoint=checkpoint,
+            rate=arguments.rate,
+            tower_alone=arguments.tower_alone,
+        )
+    checkpoint()
+    model.train(False)
+    model.whole.save_pretrained(source)
+    export(source, fresh, precision=arguments.precision, block_size=32, options=["exclude_embeds=true"])
+    layout = qwen_layout("qwen3_vl", IMAGE_TOKENS, MIN_PIXELS, MAX_PIXELS)
+    complete(layout, source, fresh, lambda path, _: write_tower(path, model.tower), half=True)
+    set_greedy(fresh)
 
 
 def make_tokenizer(seed: int) -> Tokenizer:
@@ -136,30 +176,18 @@ def train(
     batches = training_batches(encoder, random.Random(seed), ROWS)
     validation = validation_batches(encoder, random.Random(seed + 1), 2)
     optimizers = _optimizers(model, rate)
-    start = reported = checked = time.monotonic()
-    averages: dict[str, float] = {}
-    step = seen = 0
-    while (done := max(step / budget.steps, (time.monotonic() - start) / (60 * budget.minutes))) < 1:
-        for optimizer in optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = rate * min(1.0, done / WARM_UP, (1 - done) / 0.6)
+    course = Course(
+        budget,
+        optimizers,
+        rate,
+        "pictures",
+        evaluate=lambda: report(model, validation, encoder.pad),
+        checkpoint=checkpoint,
+    )
+    for done in course.steps():
         batch = next(batches)
         losses = _step(model, batch, encoder.pad, optimizers, speaks=done > tower_alone)
-        step += 1
-        seen += len(batch.pictures)
-        for name, loss in losses.items():
-            averages[name] = 0.95 * averages.get(name, loss) + 0.05 * loss
-        now = time.monotonic()
-        if now - reported > 15:
-            shown = ", ".join(f"{name} {loss:.4f}" for name, loss in averages.items())
-            print(f"step {step}  {100 * done:3.0f} %  {shown}  {seen / (now - start):.0f} pictures/s", flush=True)
-            reported = now
-        if now - checked > 150:
-            report(model, validation, encoder.pad)
-            checkpoint()
-            checked = time.monotonic()
-    print(f"{step} steps, {seen} pictures in {(time.monotonic() - start) / 60:.1f} minutes")
-    report(model, validation, encoder.pad)
+        course.note(len(batch.pictures), **losses)
 
 
 def _optimizers(model: Seer, rate: float) -> list[torch.optim.Optimizer]:
@@ -222,8 +250,3 @@ def report(model: Seer, batches: Iterable[Batch], pad: int) -> None:
         wrong.update(batch.abilities[row] for row in rows)
     print("  exact: " + ", ".join(f"{name} {100 * (1 - wrong[name] / asked[name]):.0f}" for name in asked), flush=True)
     model.train()
-
-
-def save(model: Seer, path: Path) -> None:
-    torch.save(model.state_dict(), path.with_suffix(".new"))
-    path.with_suffix(".new").replace(path)

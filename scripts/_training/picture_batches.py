@@ -18,7 +18,7 @@ from .drawings import COLORS, DIGITS, SHAPES, Scene, draw, random_scene
 from .picture_phrasings import TRAINED
 from .picture_questions import Question, questions, small_talk, varied, without_picture
 from .template import Message, render
-from .vision_tower import TOKEN
+from .tower import TOKEN
 
 MARK, PAD = "<|vision_start|><|image_pad|><|vision_end|>", "<|image_pad|>"
 MIN_PIXELS, MAX_PIXELS = 128 * 128, 192 * 192

@@ -1,21 +1,28 @@
-"""Train the demo models for embeddings and reranking from scratch: small BERTs, on the sentences of topics.py."""
+"""Makes the demo models for embeddings and reranking: small BERTs, on the sentences of topics.py.
+
+Each run gives other weights: the trainer of the tokenizer breaks ties at random. If the models of a run are kept,
+--record must write tests/apis/embeddings/demo_vectors.json again.
+"""
 
 from __future__ import annotations
 
+import argparse
 import json
 import random
-import time
+import subprocess
+import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from _models.environment import REPOSITORY
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from torch.nn import functional
 from transformers import BertConfig, BertForSequenceClassification, BertModel, PreTrainedTokenizerFast
 
-from .topics import Topic, is_held_out
+from .shared import Budget, Course
+from .topics import Topic, is_held_out, topics
 
 VOCABULARY, LONGEST, MAX_TOKENS = 2400, 32, 256
 WIDTHS = (128, 64, 32)
@@ -24,12 +31,44 @@ RERANKED, RERANK_RATE = 24, 1e-3
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
-@dataclass(frozen=True)
-class Budget:
-    """Training ends with the steps or the minutes, whichever are over first."""
+EXPORT = REPOSITORY / "src" / "genai_server" / "hub" / "export_encoder.py"
 
-    steps: int
-    minutes: float
+
+def make(arguments: argparse.Namespace, work: Path, fresh: Path) -> None:
+    """Tokenizer, both models, export to two folders in `fresh`."""
+    if not arguments.only_record:
+        torch.manual_seed(arguments.seed)
+        torch.set_num_threads(arguments.threads)
+        known = topics()
+        tokenizer = make_tokenizer(known)
+        budget = Budget(20 if arguments.quick else arguments.steps, arguments.minutes)
+        embeddings = train_embeddings(tokenizer, known, budget, arguments.seed)
+        share = share_of_nearest(embeddings, tokenizer, known)
+        print(f"{share:.0%} of the held-out queries have a text of their topic as the nearest")
+        save(embeddings, tokenizer, work / "embeddings", reranks=False)
+        reranker = train_reranker(tokenizer, known, budget, arguments.seed, embeddings)
+        save(reranker, tokenizer, work / "reranker", reranks=True)
+    for name in ("embeddings", "reranker"):
+        command = [sys.executable, str(EXPORT), str(work / name), str(fresh / f"demo-{name}"), "fp32"]
+        subprocess.run(command, check=True)
+    if arguments.record:
+        record(work, arguments.record)
+
+
+def record(work: Path, file: Path) -> None:
+    """Write some vectors and scores of sentence-transformers for the trained weights."""
+    from sentence_transformers import CrossEncoder, SentenceTransformer
+
+    texts = ["rain", "Which of these is about France?", "Paris is the capital of France.", "Kraków 🙂 " * 20]
+    pairs = [[texts[1], text] for text in texts] + [["rain", "It will rain all afternoon."]]
+    vectors = SentenceTransformer(str(work / "embeddings"), device="cpu").encode(texts)
+    scores = CrossEncoder(str(work / "reranker"), device="cpu").predict(pairs)
+    found = {"texts": texts, "vectors": _short(vectors.tolist()), "pairs": pairs, "scores": _short(scores.tolist())}
+    file.write_text(json.dumps(found) + "\n", encoding="utf-8")
+
+
+def _short(value: Any) -> Any:
+    return [_short(inner) for inner in value] if isinstance(value, list) else round(value, 6)
 
 
 def make_tokenizer(topics: list[Topic]) -> Tokenizer:
@@ -72,7 +111,7 @@ def train_embeddings(tokenizer: Tokenizer, topics: list[Topic], budget: Budget, 
     """
     model = BertModel(make_config(tokenizer, WIDTHS[0], 3), add_pooling_layer=False)
     rng = random.Random(seed)
-    for step, optimizer in _steps(model, budget, RATE):
+    for course, optimizer in _courses(model, budget, RATE):
         pairs = _pairs(topics, rng, PAIRS)
         queries, texts = (_vectors(model, tokenizer, side) for side in zip(*pairs, strict=True))
         wanted = torch.arange(len(pairs))
@@ -80,7 +119,7 @@ def train_embeddings(tokenizer: Tokenizer, topics: list[Topic], budget: Budget, 
         for width in WIDTHS:
             near = functional.normalize(queries[:, :width]) @ functional.normalize(texts[:, :width]).T / TEMPERATURE
             loss = loss + functional.cross_entropy(near, wanted) + functional.cross_entropy(near.T, wanted)
-        _learn(model, optimizer, loss, step)
+        _learn(model, optimizer, loss, course, len(pairs))
     return model.eval()
 
 
@@ -96,7 +135,7 @@ def train_reranker(
     model = BertForSequenceClassification(config)
     model.bert.load_state_dict(first.state_dict(), strict=False)
     rng = random.Random(seed)
-    for step, optimizer in _steps(model, budget, RERANK_RATE):
+    for course, optimizer in _courses(model, budget, RERANK_RATE):
         pairs = _pairs(topics, rng, RERANKED)
         others = [text for _, text in pairs]
         asked = [(query, text, 1.0) for query, text in pairs]
@@ -106,7 +145,7 @@ def train_reranker(
         encoded = tokenizer.encode_batch([(query, text) for query, text, _ in asked])
         logits = model(**_batch(encoded, with_types=True)).logits[:, 0]
         wanted = torch.tensor([label for _, _, label in asked])
-        _learn(model, optimizer, functional.binary_cross_entropy_with_logits(logits, wanted), step)
+        _learn(model, optimizer, functional.binary_cross_entropy_with_logits(logits, wanted), course, len(pairs))
     return model.eval()
 
 
@@ -200,24 +239,18 @@ def _batch(encoded: list[Any], *, with_types: bool) -> dict[str, torch.Tensor]:
     return found | ({"token_type_ids": padded([one.type_ids for one in encoded])} if with_types else {})
 
 
-def _steps(model: torch.nn.Module, budget: Budget, rate: float) -> Iterator[tuple[int, Any]]:
-    """Each step with its optimizer; the rate rises at first and falls to zero at the end."""
+def _courses(model: torch.nn.Module, budget: Budget, rate: float) -> Iterator[tuple[Course, Any]]:
+    """Before each step its course and optimizer."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=0.01)
     model.train()
-    started = time.monotonic()
-    for step in range(budget.steps):
-        used = max(step / budget.steps, (time.monotonic() - started) / (60 * budget.minutes))
-        if used >= 1:
-            return
-        for group in optimizer.param_groups:
-            group["lr"] = rate * (used / WARM_UP if used < WARM_UP else (1 - used) / (1 - WARM_UP))
-        yield step, optimizer
+    course = Course(budget, [optimizer], rate, "pairs", fall=1 - WARM_UP, warm_up=WARM_UP)
+    for _ in course.steps():
+        yield course, optimizer
 
 
-def _learn(model: torch.nn.Module, optimizer: Any, loss: torch.Tensor, step: int) -> None:
+def _learn(model: torch.nn.Module, optimizer: Any, loss: torch.Tensor, course: Course, pairs: int) -> None:
     optimizer.zero_grad()
     loss.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
-    if step % 100 == 0:
-        print(f"step {step}: loss {loss.item():.3f}", flush=True)
+    course.note(pairs, loss=loss.item())

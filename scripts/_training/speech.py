@@ -1,9 +1,9 @@
-"""Train the demo model for speech from scratch within a budget of minutes."""
+"""Makes the demo model for speech: it knows some 280 English words, which espeak-ng speaks."""
 
 from __future__ import annotations
 
+import argparse
 import functools
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -11,18 +11,35 @@ from pathlib import Path
 from random import Random
 
 import torch
+from _models.speech_files import (
+    SpeechLayout,
+    export_speech,
+    make_speech_tokenizer,
+    save_speech_tokenizer,
+    speech_config,
+)
 from tokenizers import Tokenizer
 from torch import nn
 from torch.nn import functional
 from transformers import WhisperForConditionalGeneration
 
-from .muon import Muon
-from .side_by_side import update
-from .speech_batches import IGNORED, LETTERS, Ahead, Batch, Lesson, Writer, make_batches
-from .speech_corpus import Corpus
-from .speech_files import SpeechLayout, make_speech_tokenizer, speech_config
+from .restore import restore_speech
+from .shared import Budget, Course, Muon, save_weights, update
+from .speech_batches import (
+    IGNORED,
+    LETTERS,
+    Ahead,
+    Batch,
+    Corpus,
+    Lesson,
+    Writer,
+    load_corpus,
+    make_batches,
+    make_corpus,
+)
+from .speech_recordings import example
+from .speech_sounds import check_espeak
 from .spoken_text import sentence
-from .training import Budget
 
 LAYOUT = SpeechLayout(["en"], context=224, may_be_empty=True)
 TEXT_TOKENS, WIDTH = 640, 128
@@ -37,7 +54,6 @@ SETTINGS = {
     "decoder_ffn_dim": 512,
     "tie_word_embeddings": False,
 }
-WARM_UP = 0.03
 # From a share of the time on.
 LESSONS = (
     (0.0, Lesson(1, 3.0, 1500, pauses=0.3, prompts=False)),
@@ -46,6 +62,44 @@ LESSONS = (
     (0.88, Lesson(4, 14.0, 3000, whole=True)),
     (0.96, Lesson(9, 29.0, 12_000, pauses=0.6, whole=True)),
 )
+
+
+def make(arguments: argparse.Namespace, work: Path, fresh: Path) -> None:
+    """Recordings, tokenizer, model, training, export."""
+    check_espeak()
+    torch.manual_seed(arguments.seed)
+    if arguments.resume:
+        folder = arguments.resume if arguments.resume.is_dir() else arguments.resume.parent / "source"
+        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    else:
+        tokenizer = make_tokenizer(arguments.seed)
+    source = work / "source"
+    source.mkdir(exist_ok=True)
+    save_speech_tokenizer(tokenizer, source, LAYOUT)
+    model = Listener(tokenizer)
+    if arguments.resume and arguments.resume.is_dir():
+        restore_speech(arguments.resume, model.whole)
+    elif arguments.resume:
+        model.load_state_dict(torch.load(arguments.resume))
+    if arguments.decoder_only:
+        model.freeze_encoder()
+    size = sum(p.numel() for p in model.whole.parameters())
+    print(f"{size:,} parameters, {tokenizer.get_vocab_size()} tokens", flush=True)
+
+    def checkpoint() -> None:
+        save_weights(model, work / "checkpoint.pt")
+
+    if arguments.minutes > 0:
+        if not (work / "texts.json").exists():
+            sentences = arguments.sentences or (500 if arguments.quick else 30_000)
+            make_corpus(work, sentences, Random(arguments.seed), arguments.threads)
+        plan = Plan(Budget(arguments.steps, arguments.minutes, arguments.threads), arguments.rate, arguments.begin)
+        train(model, tokenizer, load_corpus(work), seed=arguments.seed, plan=plan, checkpoint=checkpoint)
+    checkpoint()
+    model.train(False)
+    model.whole.save_pretrained(source)
+    export_speech(source, fresh, LAYOUT, precision=arguments.precision, block_size=32, tokenizer=tokenizer)
+    (fresh / "example.wav").write_bytes(example())
 
 
 def make_tokenizer(seed: int) -> Tokenizer:
@@ -144,35 +198,16 @@ def train(
     rng = Random(seed + 1)
     validation = list(make_batches(corpus, writer, Lesson(2, 6.0, 9000, prompts=False), rng))
     optimizers = _optimizers(model, plan.rate, budget.threads)
-    start = reported = checked = time.monotonic()
-    spelled = written = 0.0
-    step = seen = 0
-    while (done := max(step / budget.steps, (time.monotonic() - start) / (60 * budget.minutes))) < 1:
-        for optimizer in optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = plan.rate * min(1.0, done / WARM_UP, (1 - done) / 0.5)
+    course = Course(
+        budget, optimizers, plan.rate, "windows", 0.5, evaluate=lambda: report(model, validation), checkpoint=checkpoint
+    )
+    for done in course.steps():
         at = plan.begin + (1 - plan.begin) * done
         batches.lesson = next(lesson for since, lesson in reversed(LESSONS) if at >= since)
         learned = [next(batches) for _ in range(budget.threads)]
         loss = functools.partial(model.loss, spelling_weight=1.0 if at < 0.7 else 0.3, share=1 / len(learned))
         spelling, writing = update(parameters, learned, loss, optimizers, pool)
-        step += 1
-        seen += sum(len(batch.features) for batch in learned)
-        keep = 0.97 if step > 30 else 0.5
-        spelled = keep * spelled + (1 - keep) * spelling
-        written = keep * written + (1 - keep) * writing
-        now = time.monotonic()
-        if now - reported > 15:
-            speed = seen / (now - start)
-            losses = f"spelling {spelled:.4f}, writing {written:.4f}"
-            print(f"step {step}  {100 * done:3.0f} %  {losses}  {speed:.0f} windows/s", flush=True)
-            reported = now
-        if now - checked > max(120.0, 5 * budget.minutes):
-            report(model, validation)
-            checkpoint()
-            checked = time.monotonic()
-    print(f"{step} steps, {seen} windows in {(time.monotonic() - start) / 60:.1f} minutes")
-    report(model, validation)
+        course.note(sum(len(batch.features) for batch in learned), spelling=spelling, writing=writing)
 
 
 def _optimizers(model: Listener, rate: float, threads: int) -> list[torch.optim.Optimizer]:
@@ -200,8 +235,3 @@ def report(model: Listener, batches: list[Batch]) -> None:
         whole, rows = whole + int((hits == asked).all(-1).sum()), rows + len(found)
     print(f"  right: {100 * right / wanted:.1f} % of tokens, {100 * whole / rows:.0f} % of windows", flush=True)
     model.train()
-
-
-def save(model: Listener, path: Path) -> None:
-    torch.save(model.state_dict(), path.with_suffix(".new"))
-    path.with_suffix(".new").replace(path)

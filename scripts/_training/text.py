@@ -1,39 +1,56 @@
-"""Train the demo model from scratch within a budget of minutes."""
+"""Makes the demo model: 4.5 million parameters, on text of small tables and templates."""
 
 from __future__ import annotations
 
+import argparse
 import functools
 import random
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from pathlib import Path
 
 import torch
+from _models.export import export, set_greedy
+from _models.tokenizer import END_OF_TEXT_ID, TURN_END_ID, save_tokenizer, train_copying_tokenizer
 from tokenizers import Tokenizer
 from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from .batches import Batch, Encoder, training_batches, validation_batches
 from .conversations import conversation
-from .side_by_side import update
-from .template import load_template, render
-from .tokenizer import END_OF_TEXT_ID, TURN_END_ID, train_copying_tokenizer
+from .restore import restore
+from .shared import Budget, Course, update
+from .template import SOURCE, load_template, render
 
 CONTEXT = 2048
 VOCABULARY, SPACED_WORDS = 1920, 420
 LONGEST = 1280  # the longest conversation to learn from, in tokens
 BATCH_TOKENS, BATCHES_PER_STEP = 2048, 2
-PEAK_RATE, RESUMED_RATE, WARM_UP = 3e-3, 1e-3, 0.03
+PEAK_RATE, RESUMED_RATE = 3e-3, 1e-3
 
 
-@dataclass(frozen=True)
-class Budget:
-    """What training may use; it ends with the steps or the minutes, whichever are over first."""
+def make(arguments: argparse.Namespace, work: Path, fresh: Path) -> None:
+    """Tokenizer, model, training, export."""
+    torch.manual_seed(arguments.seed)
+    if arguments.resume:
+        tokenizer = Tokenizer.from_file(str(arguments.resume / "tokenizer.json"))
+    else:
+        tokenizer = make_tokenizer(arguments.seed)
+    model = make_model(tokenizer.get_vocab_size())
+    if arguments.resume:
+        restore(arguments.resume, model)
+    save_tokenizer(tokenizer, work, SOURCE.read_text(encoding="utf-8"), CONTEXT)
+    print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {tokenizer.get_vocab_size()} tokens", flush=True)
 
-    steps: int
-    minutes: float
-    threads: int
+    def checkpoint() -> None:
+        model.save_pretrained(work)
+
+    budget = Budget(arguments.steps, arguments.minutes, arguments.threads)
+    rate = RESUMED_RATE if arguments.resume else PEAK_RATE
+    train(model, tokenizer, seed=arguments.seed, budget=budget, rate=rate, checkpoint=checkpoint)
+    checkpoint()
+    export(work, fresh, precision=arguments.precision, block_size=32)
+    set_greedy(fresh)
 
 
 def make_tokenizer(seed: int) -> Tokenizer:
@@ -83,34 +100,14 @@ def train(
     optimizers = _optimizers(model, budget.threads)
     parameters, pool = list(model.parameters()), ThreadPoolExecutor(budget.threads)
     torch.set_num_threads(1)
-    start = reported = checked = time.monotonic()
-    seen, losses = 0, 0.0
-    step = 0
-    while (done := max(step / budget.steps, (time.monotonic() - start) / (60 * budget.minutes))) < 1:
-        for optimizer in optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = rate * min(1.0, done / WARM_UP, (1 - done) / 0.6)
-        group_of_batches = [next(batches) for _ in range(BATCHES_PER_STEP)]
-        total = sum(float(batch.weights.sum()) for batch in group_of_batches)
-        (loss,) = update(parameters, group_of_batches, functools.partial(_loss, model, total=total), optimizers, pool)
-        step += 1
-        seen += sum(batch.tokens.numel() for batch in group_of_batches)
-        losses = loss if step == 1 else 0.95 * losses + 0.05 * loss
-        now = time.monotonic()
-        if now - reported > 10:
-            left = (now - start) * (1 - done) / max(done, 1e-6)
-            speed = seen / (now - start)
-            print(
-                f"step {step}  {100 * done:3.0f} %  loss {losses:.4f}  {speed:.0f} tokens/s  {left / 60:.1f} min left",
-                flush=True,
-            )
-            reported = now
-        if now - checked > max(60.0, 5 * budget.minutes):
-            _report(model, validation)
-            checkpoint()
-            checked = time.monotonic()
-    print(f"{step} steps, {seen} tokens in {(time.monotonic() - start) / 60:.1f} minutes, loss {losses:.4f}")
-    _report(model, validation)
+    course = Course(
+        budget, optimizers, rate, "tokens", evaluate=lambda: _report(model, validation), checkpoint=checkpoint
+    )
+    for _ in course.steps():
+        learned = [next(batches) for _ in range(BATCHES_PER_STEP)]
+        total = sum(float(batch.weights.sum()) for batch in learned)
+        (loss,) = update(parameters, learned, functools.partial(_loss, model, total=total), optimizers, pool)
+        course.note(sum(batch.tokens.numel() for batch in learned), loss=loss)
 
 
 def _optimizers(model: LlamaForCausalLM, threads: int) -> list[torch.optim.Optimizer]:
