@@ -23,8 +23,7 @@ from pathlib import Path
 
 import onnx
 from _models.activations import with_float_activations
-from _models.driven import Driven
-from _models.engine_spec import engine_spec
+from _models.driven import Driven, engine_spec
 from _models.environment import REPOSITORY, prepare, python
 from _models.equality import SITUATIONS, STEPS, Batch, Reference, Tally, long_rows, prompt
 from _models.families import FAMILIES

@@ -32,8 +32,9 @@ from pathlib import Path
 from statistics import median
 
 import numpy as np
+from _models.arguments import numbers
+from _models.driven import engine_spec
 from _models.engine_loop import Answered, Engine
-from _models.engine_spec import engine_spec
 from _models.table import table
 from llguidance import LLMatcher
 from msgspec import structs
@@ -132,7 +133,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model_dir", type=Path, nargs="?", default=Path("models/demo"), metavar="MODEL_DIR")
     parser.add_argument("--tokens", type=int, default=256, help="of each answer (256)")
-    parser.add_argument("--clients", type=_numbers, default=(1,), metavar="N,N…", help="answers at once (1)")
+    parser.add_argument("--clients", type=numbers, default=(1,), metavar="N,N…", help="answers at once (1)")
     parser.add_argument("--draft-model", type=Path, metavar="DIR", help="that of GENAI_DRAFT_MODEL (none)")
     parser.add_argument("--head", action="store_true", help="draft with the model's head for multi-token prediction")
     parser.add_argument(
@@ -180,10 +181,6 @@ def main() -> None:
             for row in rows(engines, dictation, drafts, memory, number, loaded.main.model.vocab_size, arguments)
         )
         print(table([HEAD, *lines], markdown=arguments.markdown))
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(map(int, text.split(",")))
 
 
 def rows(

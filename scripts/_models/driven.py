@@ -1,19 +1,40 @@
-"""A runner driven by the ids of sequences, with tokens of the caller's choice."""
+"""A runner in the program's own process, driven by the ids of sequences, with tokens of the caller's choice."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from genai_server.config import sources
+from genai_server.config.settings import Settings
 from genai_server.engine.runners.base import Runner, open_bare
 from genai_server.engine.scheduling.scheduler_output import Read
 from genai_server.engine.scores import Logits, Scores
 from genai_server.engine.sequence import Sequence as Scheduled
+from genai_server.messages.launch import EngineSpec
 
 # What a pass reads of a sequence: its id, the tokens, whether it decodes, and a draft behind the tokens.
 Tokens = tuple[int, list[int], bool] | tuple[int, list[int], bool, list[int]]
+
+
+def engine_spec(directory: Path, slots: int, max_length: int, cache_dir: Path | None = None) -> EngineSpec:
+    """An engine on the CPU, with only what its model needs, for as many sequences of at most `max_length` tokens; weights
+    are packed in `cache_dir`, if there is one.
+    """
+    given = {
+        "max_batch_size": slots,
+        "max_length": max_length,
+        "cache_dir": str(cache_dir or "none"),
+        "speculation": "off",
+        "draft_memory_bytes": 0,
+        "encoder_weights": "own",
+        "encoder_cache_bytes": 0,
+        "log_level": "warning",
+    }
+    return sources.engine_spec(Settings.model_validate(given), "cpu", str(directory))
 
 
 class Driven:

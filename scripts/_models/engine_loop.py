@@ -1,8 +1,9 @@
-"""An engine's loop in the script's own process, which answers requests and measures how fast."""
+"""An engine's loop in the script's own process, and how fast it answers requests."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -35,6 +36,30 @@ class Answered:
     per_cpu_second: float
 
 
+def open_loop(
+    loaded: LoadedModel,
+    guidance: Guidance,
+    folder: Path,
+    send: Callable[[int, list[ToApi]], None],
+    policy: StepPolicy | None = None,
+    clock: Clock = time.perf_counter,
+) -> tuple[EngineLoop, Scheduler]:
+    """An engine's loop that a caller steps, and its scheduler. An API process is connected; its messages go to `send`."""
+    scheduler = Scheduler(
+        loaded.main,
+        max_running=loaded.main.abilities.max_rows,
+        max_waiting=0,
+        prefill_chunk=IDLE_CHUNK,
+        idle_chunk=IDLE_CHUNK,
+        policy=policy or StepPolicy(),
+    )
+    runners = RunnerPair(loaded)
+    options = RuntimeOptionState(runners, ProfileFolder(folder, "cpu", max_files=1, max_bytes=1))
+    loop = EngineLoop(runners, scheduler, options, guidance, send, clock=clock)
+    loop.inbox.put((API, Connected()))
+    return loop, scheduler
+
+
 class Engine:
     """An engine's loop in this process; each has its own scheduler, which learns what passes cost."""
 
@@ -48,22 +73,12 @@ class Engine:
         answers: AnswerMemory | None = None,
         clock: Clock = time.perf_counter,
     ) -> None:
-        scheduler = Scheduler(
-            loaded.main,
-            max_running=loaded.main.abilities.max_rows,
-            max_waiting=0,
-            prefill_chunk=IDLE_CHUNK,
-            idle_chunk=IDLE_CHUNK,
-            policy=StepPolicy(speculates=speculates, answers=answers),
-        )
-        runners = RunnerPair(loaded)
-        options = RuntimeOptionState(runners, ProfileFolder(folder, "cpu", max_files=1, max_bytes=1))
         self._sent: list[ToApi] = []
         self._keys = count()
-        self._loop = EngineLoop(
-            runners, scheduler, options, guidance, lambda _, messages: self._sent.extend(messages), clock=clock
+        policy = StepPolicy(speculates=speculates, answers=answers)
+        self._loop, _ = open_loop(
+            loaded, guidance, folder, lambda _, messages: self._sent.extend(messages), policy, clock
         )
-        self._loop.inbox.put((API, Connected()))
 
     def answer(self, requests: list[GenerationRequest]) -> Answered:
         """Answer requests that come at once."""

@@ -13,20 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from genai_server.engine.decoder_graph import DecoderGraph
-from genai_server.engine.ipc.mailbox import Connected
-from genai_server.engine.loop import EngineLoop
 from genai_server.engine.model.files import check_model_directory
 from genai_server.engine.model.session import open_session
-from genai_server.engine.profiling.folder import ProfileFolder
-from genai_server.engine.profiling.runtime_options import RuntimeOptionState
 from genai_server.engine.runners.batched import BatchedRunner
-from genai_server.engine.runners.lengths import IDLE_CHUNK, BatchLimits
-from genai_server.engine.runners.loaded_model import LoadedModel, RunnerPair
+from genai_server.engine.runners.lengths import BatchLimits
+from genai_server.engine.runners.loaded_model import LoadedModel
 from genai_server.engine.sampling.grammar import model_guidance
-from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.messages.generation_request import GenerationRequest, Sampling
 from genai_server.messages.protocol import Submit, ToApi, encode_frame
 
+from .engine_loop import API, open_loop
 from .equality import prompt
 
 MAX_LENGTH, PROMPT_TOKENS = 512, 24
@@ -115,13 +111,8 @@ def decode_steps(
     """A number of steps with each number of rows, as in the engine's main thread. Greedy without a `sampling`."""
     model = check_model_directory(model_dir)
     runner = BatchedRunner(graph, session, model, BatchLimits(max(rows), MAX_LENGTH))
-    scheduler = Scheduler(runner, max_running=max(rows), max_waiting=0, prefill_chunk=IDLE_CHUNK, idle_chunk=IDLE_CHUNK)
-    runners = RunnerPair(LoadedModel(runner, runner))
-    options = RuntimeOptionState(runners, ProfileFolder(Path(), "cpu", max_files=1, max_bytes=1))
     line = Line()
-    loop = EngineLoop(runners, scheduler, options, model_guidance(model_dir, model), line.send)
-    inbox = loop.inbox
-    inbox.put((0, Connected()))
+    loop, scheduler = open_loop(LoadedModel(runner, runner), model_guidance(model_dir, model), Path(), line.send)
     found = {}
     for count in rows:
         for key in range(count):
@@ -135,7 +126,7 @@ def decode_steps(
                 sampling=sampling or Sampling(),
                 ignore_eos=True,
             )
-            inbox.put((0, Submit(key, request)))
+            loop.inbox.put((API, Submit(key, request)))
         loop.run_one_step()
         while any(not sequence.is_decoding for sequence in scheduler.running):
             loop.run_one_step()

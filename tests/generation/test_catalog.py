@@ -6,7 +6,6 @@ from typing import Any
 import httpx
 import pytest
 from _fuzz.corpus import BODIES
-from _load.corpus import BODIES
 from msgspec import structs
 
 from genai_server.generation.catalog import _named, plain_name

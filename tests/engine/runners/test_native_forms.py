@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from _models.driven import Driven
-from _models.engine_spec import engine_spec
+from _models.driven import Driven, engine_spec
 
 from genai_server.engine.graph_rewriting.packed_products import why_not_packed
 from genai_server.engine.runners.base import Runner
