@@ -32,9 +32,8 @@ import psutil
 from _load.behavior import Behavior
 from _load.gpu import gpu_memory, gpu_names
 from _load.greedy import Greedy, compared
-from _load.prompts import Prompts, prompts_for
 from _load.server import DoesNotStart, Server, run_server
-from _load.speed import GREEDY, SAMPLED, Speed
+from _load.speed import GREEDY, SAMPLED, Prompts, Speed, prompts_for
 from _load.step_results import FAILED, NOT_REACHED, OK, Broken, Figures, Result, ResultBook, run_step
 from _models.table import table
 
@@ -212,7 +211,6 @@ def steps(
         return lambda: speed.decode(streams, run.output_tokens, **sampling)
 
     yield "chat", SECONDS, behavior.chat
-    yield "own chat", SECONDS, behavior.own_chat
     yield "greedy", SECONDS, greedy
     for name in ("together", "seed", "logprobs", "schema", "stop"):
         yield name, SECONDS, getattr(behavior, name)

@@ -19,8 +19,8 @@ from .clients import ADMIN, DEATHS, JSON
 from .gpu import gpu_memory
 from .greedy import Greedy, compared
 from .http import Exchange, ask, ask_json
-from .prompts import Prompts, user
 from .server import Server
+from .speed import Prompts
 from .step_results import Broken, Figures, Skipped
 
 QUESTIONS = (
@@ -58,12 +58,10 @@ class Behavior:
         self._greedy: list[Greedy] = []
 
     async def chat(self) -> Figures:
-        """OpenAI's chat, whole and streamed."""
-        return await self._whole_and_streamed("/v1/chat/completions", "/v1/chat/completions", stream=True)
-
-    async def own_chat(self) -> Figures:
-        """This server's own chat, whole and streamed."""
-        return await self._whole_and_streamed("/v1/chat", "/v1/chat/stream")
+        """A chat, whole and streamed."""
+        asked = {"max_tokens": 24, "temperature": 0}
+        whole, streamed = await self._ask("/v1/chat", **asked), await self._ask("/v1/chat/stream", **asked)
+        return {"message": whole.text[:80], "streamed_the_same": whole.text == streamed.text}
 
     async def greedy(self) -> list[Greedy]:
         """The most likely tokens, for one question after another."""
@@ -244,12 +242,6 @@ class Behavior:
         await self._set_option(terminate_session="0", enable_profiling="0")
         await self.answers()
 
-    async def _whole_and_streamed(self, path: str, streaming: str, **fields: Any) -> Figures:
-        asked = {"max_tokens": 24, "temperature": 0}
-        whole = await self._ask(path, **asked)
-        streamed = await self._ask(streaming, **asked, **fields)
-        return {"message": whole.text[:80], "streamed_the_same": whole.text == streamed.text}
-
     async def _most_likely(self, question: str) -> Greedy:
         fields = {"temperature": 0, "max_tokens": _MANY, "ignore_eos": True, "cache_prompt": False}
         try:
@@ -312,3 +304,8 @@ class Behavior:
             if found not in (None, pid):
                 return found
             await asyncio.sleep(_PAUSE)
+
+
+def user(text: str) -> list[dict[str, Any]]:
+    """The messages of a chat with this question."""
+    return [{"role": "user", "content": text}]

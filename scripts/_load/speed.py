@@ -1,28 +1,25 @@
-"""How fast a server answers a number of streams, from the first byte of each request on.
-
-While answers arrive, only times and bytes are noted; they are read afterwards, so that the load takes little of the
-machine. The figures are those of `genai-server bench`.
-"""
+"""How fast a server answers a number of streams. The load and the figures are those of `genai-server bench`."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
-import h11
 import psutil
 
-from genai_server.tools.bench.measured_answer import Answer, AnswerError, read_answer
+from genai_server.tools.bench.bench_client import Server as Asked
+from genai_server.tools.bench.bench_load import run_load
+from genai_server.tools.bench.bench_prompts import Calibration, words
 from genai_server.tools.bench.statistics import Figures as RoundFigures
 from genai_server.tools.bench.statistics import answer_figures, spread
 
+from .answers import error_code
 from .gpu import gpu_use
-from .prompts import Prompts, user
+from .http import ask_json
 from .server import HOST, Server
 from .step_results import Broken, Figures, Skipped
 
@@ -40,70 +37,34 @@ _SECONDS = 15.0
 # From a round's begin until its streams decode.
 _SECONDS_TO_THE_MIDDLE = 0.6
 _CORES = ("engine_cores", "api_cores", "load_cores")
-_PATH = "/v1/chat/completions"
-
-
-@dataclass
-class _Recording(asyncio.Protocol):
-    """What arrives on one connection, with the times."""
-
-    request: bytes
-    ended: asyncio.Future[None]
-    sent: float = 0.0
-    received: list[tuple[float, bytes]] = field(default_factory=list)
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.WriteTransport)
-        self.sent = time.perf_counter()
-        transport.write(self.request)
-
-    def data_received(self, data: bytes) -> None:
-        self.received.append((time.perf_counter(), data))
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        if not self.ended.done():
-            self.ended.set_result(None)
-
-    def answer(self) -> Answer:
-        """The complete answer. Raises AnswerError."""
-        return read_answer(self.sent, self._content())
-
-    def _content(self) -> Iterator[tuple[float, bytes]]:
-        """The pieces of the body. Raises AnswerError unless the status is 200."""
-        connection = h11.Connection(h11.CLIENT)
-        connection.send(h11.Request(method="POST", target=_PATH, headers=[("host", HOST)]))
-        connection.send(h11.EndOfMessage())
-        for arrived, data in self.received:
-            connection.receive_data(data)
-            while (event := connection.next_event()) is not h11.NEED_DATA:
-                if isinstance(event, h11.Response) and event.status_code != 200:
-                    raise AnswerError(f"status {event.status_code}: {self.received[-1][1][-300:].decode('latin-1')}")
-                if isinstance(event, h11.Data):
-                    yield arrived, bytes(event.data)
-                elif isinstance(event, h11.EndOfMessage):
-                    return
+# Words whose tokens are counted, to learn how many tokens a word has.
+_PROBES = (25, 100)
 
 
 @dataclass(frozen=True)
-class _Load:
-    """Requests at once, with the lengths of prompt and answer in tokens."""
+class Prompts:
+    """How the server counts tokens, and the most tokens of a prompt with its answer."""
 
-    streams: int
-    prompt_tokens: int
-    output_tokens: int
-    sampling: dict[str, Any]
+    calibration: Calibration
+    max_length: int
 
-    def requests(self, prompts: Prompts, key: object) -> list[bytes]:
-        """One request for each stream; each key has other prompts."""
-        fields = {"max_tokens": self.output_tokens, "ignore_eos": True, "stream": True, **self.sampling}
-        fields["stream_options"] = {"include_usage": True}
-        found = []
-        for number in range(self.streams):
-            text = prompts.text(self.prompt_tokens, key, self, number)
-            data = json.dumps({"messages": user(text), **fields}).encode()
-            head = f"POST {_PATH} HTTP/1.1\r\nhost: {HOST}\r\nconnection: close\r\ncontent-type: application/json\r\n"
-            found.append(f"{head}content-length: {len(data)}\r\n\r\n".encode() + data)
-        return found
+    def text(self, num_tokens: int, *key: object) -> str:
+        """Words that make a prompt of about this length. Each key has other words, from the first one on."""
+        return words(self.calibration.words_for(num_tokens), *key)
+
+
+async def prompts_for(port: int) -> Prompts:
+    """Ask the server how it counts. Raises Broken."""
+    counts = []
+    for number in _PROBES:
+        messages = [{"role": "user", "content": words(number, "count", number)}]
+        response = await ask_json(port, "/tokenize", {"messages": messages})
+        if response.status != 200:
+            raise Broken(f"/tokenize: {response.status} {error_code(response.status, bytes(response.body))}")
+        counts.append(response.json()["count"])
+    per_word = (counts[1] - counts[0]) / (_PROBES[1] - _PROBES[0])
+    max_length = response.json()["max_model_len"] or 1 << 30
+    return Prompts(Calibration(counts[0] - per_word * _PROBES[0], per_word), max_length)
 
 
 class Speed:
@@ -121,61 +82,53 @@ class Speed:
         """
         if streams > self._num_slots:
             raise Skipped(f"{self._num_slots} requests run at once")
-        load = _Load(streams, _PROMPT_TOKENS, num_tokens, sampling)
+        load = (streams, _PROMPT_TOKENS, num_tokens, sampling)
         began = time.monotonic()
-        warm, using = await asyncio.gather(self._round(load, "warm"), _use_in_the_middle())
+        warm, using = await asyncio.gather(self._round(*load, "warm"), _use_in_the_middle())
         names = ("decode_tokens_per_second", "tokens_per_second", "ttft_p50", "ttft_p95", "itl_p50", "itl_p95")
         is_slow = time.monotonic() - began > _SECONDS
-        rounds = [warm] if is_slow else await self._rounds(load, _ROUNDS)
+        rounds = [warm] if is_slow else await self._rounds(_ROUNDS, *load)
         return _medians(rounds, *names) | {"gpu_while_warming": using}
 
     async def prompt(self, prompt_tokens: int) -> Figures:
         """Medians of the time to the first token of a prompt alone. Raises Skipped and Broken."""
         if prompt_tokens + _SPARE_TOKENS > self._prompts.max_length:
             raise Skipped(f"prompt and answer have at most {self._prompts.max_length} tokens")
-        load = _Load(1, prompt_tokens, _TOKENS_AFTER_A_PROMPT, GREEDY)
-        await self._round(load, "warm")
-        return _medians(await self._rounds(load, _PROMPT_ROUNDS), "ttft_p50", "prefill_tokens_per_second")
+        load = (1, prompt_tokens, _TOKENS_AFTER_A_PROMPT, GREEDY)
+        await self._round(*load, "warm")
+        return _medians(await self._rounds(_PROMPT_ROUNDS, *load), "ttft_p50", "prefill_tokens_per_second")
 
-    async def _rounds(self, load: _Load, number: int) -> list[RoundFigures]:
+    async def _rounds(self, number: int, *load: Any) -> list[RoundFigures]:
         """At least one round, and up to `number` of them while there is time."""
         end = min(time.monotonic() + _SECONDS, self._end)
         found: list[RoundFigures] = []
         longest = 0.0
         while len(found) < number and (not found or time.monotonic() + 1.5 * longest < end):
             began = time.monotonic()
-            found.append(await self._round(load, len(found)))
+            found.append(await self._round(*load, len(found)))
             longest = max(longest, time.monotonic() - began)
         return found
 
-    async def _round(self, load: _Load, key: object) -> RoundFigures:
-        """One request on each stream. Raises Broken if one fails."""
-        requests = load.requests(self._prompts, key)
+    async def _round(
+        self, streams: int, prompt_tokens: int, output_tokens: int, sampling: dict[str, Any], key: object
+    ) -> RoundFigures:
+        """One request on each stream; each key has other prompts. Raises Broken if one fails."""
+        load = (streams, prompt_tokens, output_tokens, *sampling.items())
+        prompts = [self._prompts.text(prompt_tokens, key, load, number) for number in range(streams)]
         processes = await asyncio.to_thread(self._processes)
-        before, own, began = _cpu_seconds(processes), time.process_time(), time.perf_counter()
-        recordings = await self._record(requests)
-        wall, own = time.perf_counter() - began, time.process_time() - own
+        url = f"http://{HOST}:{self._server.port}"
+        asked = Asked("", url, api_key=None, model=None, body={"ignore_eos": True, **sampling})
+        try:
+            before, own, began = _cpu_seconds(processes), time.process_time(), time.perf_counter()
+            outcome = await run_load(asked, prompts, output_tokens, streams)
+            wall, own = time.perf_counter() - began, time.process_time() - own
+        finally:
+            await asked.close()
         after = _cpu_seconds(processes)
         cores = {f"{name}_cores": (after[name] - spent) / wall for name, spent in before.items() if name in after}
-        try:
-            answers = [recording.answer() for recording in recordings]
-        except AnswerError as error:
-            raise Broken(f"an answer of {load.streams} is not complete: {error}") from None
-        return answer_figures(answers, load.streams) | {"load_cores": own / wall, **cores}
-
-    async def _record(self, requests: Sequence[bytes]) -> list[_Recording]:
-        loop = asyncio.get_running_loop()
-        recordings = [_Recording(request, loop.create_future()) for request in requests]
-        port = self._server.port
-        made = await asyncio.gather(
-            *(loop.create_connection(lambda each=each: each, HOST, port) for each in recordings)  # type: ignore[misc]
-        )
-        try:
-            await asyncio.gather(*(recording.ended for recording in recordings))
-        finally:
-            for transport, _ in made:
-                transport.abort()
-        return recordings
+        if outcome.errors:
+            raise Broken(f"an answer of {streams} is not complete: {outcome.errors[0]}")
+        return answer_figures(outcome.answers, streams) | {"load_cores": own / wall, **cores}
 
     def _processes(self) -> dict[str, psutil.Process]:
         pids = {"engine": self._server.engine_pid(), "api": self._server.pid}

@@ -21,8 +21,9 @@ Tokens = tuple[int, list[int], bool] | tuple[int, list[int], bool, list[int]]
 
 
 def engine_spec(directory: Path, slots: int, max_length: int, cache_dir: Path | None = None) -> EngineSpec:
-    """An engine on the CPU, with only what its model needs, for as many sequences of at most `max_length` tokens; weights
-    are packed in `cache_dir`, if there is one.
+    """An engine on the CPU, with only what its model needs, for as many sequences of at most `max_length` tokens.
+
+    Weights are packed in `cache_dir`, if there is one.
     """
     given = {
         "max_batch_size": slots,

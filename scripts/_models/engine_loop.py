@@ -44,7 +44,7 @@ def open_loop(
     policy: StepPolicy | None = None,
     clock: Clock = time.perf_counter,
 ) -> tuple[EngineLoop, Scheduler]:
-    """An engine's loop that a caller steps, and its scheduler. An API process is connected; its messages go to `send`."""
+    """An engine's loop that a caller steps, and its scheduler. What it tells an API process goes to `send`."""
     scheduler = Scheduler(
         loaded.main,
         max_running=loaded.main.abilities.max_rows,
