@@ -55,7 +55,7 @@ def main() -> int:
         metavar="DIR",
         help="where the clients are installed (default: %(default)s)",
     )
-    parser.add_argument("--quick", action="store_true", help="the clients of this environment; nothing is installed")
+    parser.add_argument("--quick", action="store_true", help="the client of this environment; nothing is installed")
     parser.add_argument("--install-only", action="store_true", help="install the clients and run none")
     parser.add_argument("--write", action="store_true", help=f"update the table of evidence/{PAGE.name}")
     arguments = parser.parse_args()

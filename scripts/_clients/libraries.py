@@ -64,11 +64,8 @@ def _run(program: str, place: Place, environment: dict[str, str]) -> list[Check]
     return [*checks, Check("the program", ended.why)] if ended.why else checks
 
 
-QUICK = (
-    library("`openai` (Python)", ("openai", "pydantic"), "openai_sdk.py", images=True),
-    library("`anthropic` (Python)", ("anthropic", "pydantic"), "anthropic_sdk.py", images=True),
-    library("OpenAI Agents SDK", ("openai-agents",), "openai_agents.py"),
-)
+# The tests use the Python SDKs of OpenAI and Anthropic; this one stands for a client that is in the environment.
+QUICK = (library("`openai` (Python)", ("openai", "pydantic"), "openai_sdk.py", images=True),)
 LIBRARIES = (
     *QUICK,
     library("LangChain", ("langchain-openai",), "langchain_models.py", heading="LangChain", images=True),
@@ -110,7 +107,6 @@ LIBRARIES = (
         "ai_sdk_pooled.mjs",
         model=Model.POOLED,
     ),
-    library("`openai` (Python) transcriptions", ("openai", "pydantic"), "openai_transcriptions.py", model=Model.SPEECH),
     library(
         "LangChain transcriptions",
         ("langchain-community", "openai", "pydub", "imageio-ffmpeg"),
