@@ -6,43 +6,33 @@ usage: .venv/bin/python scripts/fairness.py [FAMILY …] [--rounds N] [--request
 Each family of attacks has a server of its own on loopback. Requests of the key that behaves are measured alone and
 attacked, in turns. A row is fair if none of them is refused and the 95th percentile attacked is at most three times
 that alone, plus one forward pass or one task of the largest size. The status is 1 if a row is not. With --short no time
-is judged: only that no request is refused, and which of the attacker's requests have ended before it. Further families
-are modules with a FAMILY in scripts/_fairness.
+is judged: only that no request is refused, and which of the attacker's requests have ended before it.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import importlib
-import pkgutil
 import sys
 import tempfile
-from collections.abc import Awaitable
 from pathlib import Path
 
-import _fairness
+from _fairness.bodies import BODIES
 from _fairness.clients import ADMIN, ATTACKER, VICTIM
+from _fairness.engines import CACHE, MODELS, SCHEDULING
+from _fairness.preparation import PREPARATION
 from _fairness.scenario import HEAD, Effort, Family, Place, Row, run
 from _load.server import DEMO, run_server
 from _models.table import table
 
 _SECONDS_TO_START = 300.0
-
-
-def families() -> dict[str, Family]:
-    """All families, by name."""
-    names = sorted(module.name for module in pkgutil.iter_modules(_fairness.__path__))
-    modules = [importlib.import_module(f"_fairness.{name}") for name in names]
-    found: list[Family] = [module.FAMILY for module in modules if hasattr(module, "FAMILY")]
-    return {family.name: family for family in found}
+FAMILIES = {family.name: family for family in (SCHEDULING, CACHE, MODELS, PREPARATION, BODIES)}
 
 
 def main() -> int:
     """Measure, and print one table."""
-    known = families()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("families", nargs="*", metavar="FAMILY", help=f"of {', '.join(known)} (default: all)")
+    parser.add_argument("families", nargs="*", metavar="FAMILY", help=f"of {', '.join(FAMILIES)} (default: all)")
     parser.add_argument("--model-dir", type=Path, default=DEMO, help="to serve (default: models/demo)")
     parser.add_argument("--rounds", type=int, default=3, help="alone and attacked, so often (default: 3)")
     parser.add_argument("--requests", type=int, default=8, help="in each block of a round (default: 8)")
@@ -50,15 +40,15 @@ def main() -> int:
     parser.add_argument("--short", action="store_true", help="one round of two requests, whose times are not judged")
     parser.add_argument("--markdown", action="store_true", help="print the table as a document has it")
     arguments = parser.parse_args()
-    if unknown := [name for name in arguments.families if name not in known]:
-        parser.error(f"no family {', '.join(unknown)}; there are {', '.join(known)}")
+    if unknown := [name for name in arguments.families if name not in FAMILIES]:
+        parser.error(f"no family {', '.join(unknown)}; there are {', '.join(FAMILIES)}")
     effort = (
         Effort(1, 2, settle=0.5, is_timed=False) if arguments.short else Effort(arguments.rounds, arguments.requests)
     )
     rows = [
         row
-        for name in arguments.families or known
-        for row in measured(known[name], arguments.model_dir.absolute(), effort, arguments.only)
+        for name in arguments.families or FAMILIES
+        for row in measured(FAMILIES[name], arguments.model_dir.absolute(), effort, arguments.only)
     ]
     print(table([HEAD, *(row.cells() for row in rows)], markdown=arguments.markdown))
     wrong = [row for row in rows if not row.is_fair]
@@ -72,7 +62,7 @@ def main() -> int:
 def measured(family: Family, model: Path, effort: Effort, only: str = "") -> list[Row]:
     """The rows of a family, with a server of its own."""
     scenarios = [scenario for scenario in family.scenarios if only in scenario.name]
-    if not scenarios and (only or family.measure is None):
+    if not scenarios:
         return []
     with tempfile.TemporaryDirectory(prefix="fairness") as folder:
         settings = common_settings(model) | dict(family.settings(Path(folder), model))
@@ -82,13 +72,7 @@ def measured(family: Family, model: Path, effort: Effort, only: str = "") -> lis
             for scenario in scenarios:
                 rows.append(asyncio.run(run(scenario, place, effort)))
                 print(f"{family.name}: {'  '.join(rows[-1].cells())}", file=sys.stderr, flush=True)
-            if family.measure is not None and not only:
-                rows += asyncio.run(_awaited(family.measure(place, effort)))
             return rows
-
-
-async def _awaited(rows: Awaitable[list[Row]]) -> list[Row]:
-    return await rows
 
 
 def common_settings(model: Path) -> dict[str, str]:

@@ -13,8 +13,8 @@ from _load.http import BrokenAnswer, Exchange, ask
 from _load.server import HOST
 
 from .clients import FORM, Client, chat, form, kept_running
+from .engines import short_chat
 from .scenario import Family, Place, Scenario
-from .scheduling import short_chat
 
 _MIB = 1024 * 1024
 # All bodies together, and a single one; uploads of files have limits of the same sizes. The first MiB of each counts
@@ -89,7 +89,7 @@ def _settings(folder: Path, model: Path) -> Mapping[str, str]:
     }
 
 
-FAMILY = Family(
+BODIES = Family(
     "bodies",
     [
         Scenario("3 unfinished bodies", _large_chat, _chats(3, _LARGE)),

@@ -255,7 +255,7 @@ def _settings(folder: Path, model: Path) -> Mapping[str, str]:
     }
 
 
-FAMILY = Family(
+PREPARATION = Family(
     "preparation",
     [
         Scenario(

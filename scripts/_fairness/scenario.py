@@ -11,9 +11,10 @@ from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
-from statistics import quantiles
 
 from _load.http import ask
+
+from genai_server.tools.bench.statistics import percentile
 
 from .clients import ADMIN, ATTACKER, VICTIM, Client, Refused, Tally
 
@@ -50,23 +51,12 @@ class Place:
             found[float(limit)] = found.get(float(limit), 0.0) + float(number)
         return found
 
-    async def until(self, condition: Callable[[Mapping[str, str]], bool], *, every: float = 0.1) -> None:
-        """Wait until a condition holds for the phases of all requests, by their ids."""
+    async def idle(self) -> None:
+        """Wait until no request runs or waits."""
         async with asyncio.timeout(_CALM):
-            while True:
-                # While no model is loaded there is no list.
-                data = (await self.operator.get("/v1/requests")).json().get("data", [])
-                if condition({entry["id"]: entry["phase"] for entry in data}):
-                    return
-                await asyncio.sleep(every)
-
-    async def ready(self) -> None:
-        """Wait until requests are accepted: an API process learns a moment later than the engine that they are."""
-        async with asyncio.timeout(_CALM):
-            while True:
-                if (await self.operator.get("/readyz")).status == 200:
-                    return
-                await asyncio.sleep(0.05)
+            # While no model is loaded there is no list.
+            while (await self.operator.get("/v1/requests")).json().get("data"):  # noqa: ASYNC110 - another process
+                await asyncio.sleep(0.1)
 
 
 @dataclass(frozen=True)
@@ -116,18 +106,18 @@ class Row:
     @property
     def allowed(self) -> float:
         """The highest 95th percentile that an attack may cause."""
-        return self.ratio * percentile(self.alone, 95) + self.allowance
+        return self.ratio * shown_percentile(self.alone, 95) + self.allowance
 
     @property
     def is_fair(self) -> bool:
         """Whether no request was refused, all came in their turns, and none took too long."""
         if self.refused or self.disorder or not self.attacked:
             return False
-        return not self.is_timed or percentile(self.attacked, 95) <= self.allowed
+        return not self.is_timed or shown_percentile(self.attacked, 95) <= self.allowed
 
     def cells(self) -> list[str]:
         """The row of the table, in milliseconds."""
-        figures = [percentile(values, rank) for values in (self.alone, self.attacked) for rank in (50, 95)]
+        figures = [shown_percentile(values, rank) for values in (self.alone, self.attacked) for rank in (50, 95)]
         shown = [f"{1000 * figure:.0f}" for figure in (*figures, self.allowed)]
         return [self.name, *shown, f"{len(self.refused)}", "fair" if self.is_fair else "UNFAIR"]
 
@@ -140,13 +130,11 @@ class Family:
     """Scenarios that one server is started for.
 
     `settings` are its environment variables, besides the model and the keys; they may name files in the folder.
-    `measure` has rows that are no scenarios.
     """
 
     name: str
-    scenarios: Sequence[Scenario] = ()
-    settings: Callable[[Path, Path], Mapping[str, str]] = lambda folder, model: {}
-    measure: Callable[[Place, Effort], Awaitable[list[Row]]] | None = None
+    scenarios: Sequence[Scenario]
+    settings: Callable[[Path, Path], Mapping[str, str]]
 
 
 async def run(scenario: Scenario, place: Place, effort: Effort) -> Row:
@@ -170,7 +158,7 @@ async def run(scenario: Scenario, place: Place, effort: Effort) -> Row:
             after = await _settled(place, before)
             for limit, value in after.items():
                 passes[limit] = passes.get(limit, 0.0) + value - before.get(limit, 0.0)
-        await place.until(lambda requests: not requests)
+        await place.idle()
     if effort.is_timed:
         row.allowance = longest_pass(passes) if scenario.allowance is None else await scenario.allowance(place)
     return row
@@ -248,8 +236,7 @@ def longest_pass(number: Mapping[float, float]) -> float:
     return low
 
 
-def percentile(values: Sequence[float], rank: int) -> float:
+def shown_percentile(values: Sequence[float], rank: int) -> float:
     """A percentile; infinite without values."""
-    if len(values) < 2:
-        return values[0] if values else float("inf")
-    return quantiles(values, n=100, method="inclusive")[rank - 1]
+    found = percentile(values, rank)
+    return float("inf") if found is None else found

@@ -10,6 +10,6 @@ pytestmark = [pytest.mark.soak, pytest.mark.skipif(sys.platform != "linux", reas
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("family", ["scheduling", "cache", "models", "interrupts", "preparation", "bodies"])
+@pytest.mark.parametrize("family", ["scheduling", "cache", "models", "preparation", "bodies"])
 def test_no_request_is_refused_because_of_another_key(family: str) -> None:
     assert "broken promises: none" in run_python("scripts/fairness.py", family, "--short")
