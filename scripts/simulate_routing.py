@@ -18,6 +18,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
+from _models.table import table
+
 BLOCK_TOKENS = 16
 # Bytes of a replica's /metrics after some requests, uncompressed, and of an event's share for one block: its hash and
 # tokens, or its hash alone.
@@ -291,13 +293,6 @@ COLUMNS = (
 )
 
 
-def table(results: Sequence[Result]) -> str:
-    """The results in Markdown."""
-    lines = [[name for name, _ in COLUMNS], ["---:" if name != "policy" else "---" for name, _ in COLUMNS]]
-    lines += [[show(one) for _, show in COLUMNS] for one in results]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
 def main() -> None:
     """Simulate all policies at all numbers of replicas and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -316,7 +311,8 @@ def main() -> None:
                 simulate(policy, requests, num_replicas, arguments.blocks, arguments.scrape_every, arguments.seed)
             )
             print(f"{num_replicas} replicas, {policy}: {results[-1].micros:.1f} µs a request", file=sys.stderr)
-    print(table(results))
+    rows = [[show(one) for _, show in COLUMNS] for one in results]
+    print(table([[name for name, _ in COLUMNS], *rows], markdown=True))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,8 @@ import shlex
 import shutil
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from genai_server.tools.launch.programs import PROGRAMS
@@ -30,7 +31,6 @@ _SAID = "script: say hello⏎from the server"
 _INPUT = "prompt.txt"
 # For an agent that changes its argument and not its standard input.
 _FROM_INPUT = f"<{_INPUT}"
-_QUIET = {"CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1"}
 _ANY_FOLDER = ("--skip-git-repo-check",)
 _AIDER = (
     *("--yes-always", "--no-git", "--no-pretty", "--no-stream", "--no-show-model-warnings", "--no-detect-urls"),
@@ -44,30 +44,60 @@ _TURNS = 10
 _LAUNCHED = {program.title: program for program in PROGRAMS.values()}
 
 
-def _agent(
-    name: str, place: Place, prompt: str, options: tuple[str, ...], more: Mapping[str, str], *, by_hand: bool = False
+@dataclass(frozen=True)
+class Agent:
+    """A coding agent, and the call of its tool that reads a file."""
+
+    name: str
+    package: str
+    call: Callable[[Path], dict[str, object]]
+    # Behind the prompt on its command line, and variables of its environment.
+    options: tuple[str, ...] = ()
+    more: Mapping[str, str] = field(default_factory=dict)
+    # Options with which it writes the context window in use, to its output or to its record of the session, and what
+    # it writes then.
+    window: tuple[tuple[str, ...], str] | None = None
+    # Whether it sends few tools at first, and the others once the model has searched for them.
+    searches: bool = False
+
+
+def _run(
+    agent: Agent, place: Place, prompt: str, *, by_hand: bool = False, options: tuple[str, ...] | None = None
 ) -> Ended:
     """Run the agent in the scratch folder: by `genai-server launch` if it knows the agent, or by its recipe."""
+    options = agent.options if options is None else options
     (_scratch(place) / _INPUT).write_text(f"{prompt}\n", encoding="utf-8")
     environment = {
         "PATH": f"{place.commands}{os.pathsep}{os.environ['PATH']}",
         "PROMPT": "Hello." if _FROM_INPUT in options else prompt,
         "TERM": "dumb",
-        **more,
+        **agent.more,
     }
-    lines = recipe(name, place.url, *options) if by_hand or name not in _LAUNCHED else _launch(name, place, options)
+    if by_hand or (program := _LAUNCHED.get(agent.name)) is None:
+        lines = recipe(agent.name, place.url, *options)
+    else:
+        command = str(Path(sys.executable).with_name("genai-server"))
+        launch = [command, "launch", program.name, "--url", place.url, "--", *program.ask]
+        lines = " ".join([*map(shlex.quote, launch), '"$PROMPT"', *options])
     return run(["sh", "-c", f"set -e\n{lines}"], environment, _scratch(place), _SECONDS)
-
-
-def _launch(name: str, place: Place, options: tuple[str, ...]) -> str:
-    """The line that launches an agent, in the form of `recipe`."""
-    program = _LAUNCHED[name]
-    launch = [str(Path(sys.executable).with_name("genai-server")), "launch", program.name, "--url", place.url, "--"]
-    return " ".join([*map(shlex.quote, [*launch, *program.ask]), '"$PROMPT"', *options])
 
 
 def _scratch(place: Place) -> Path:
     return place.folder / "scratch"
+
+
+def _clean(place: Place) -> None:
+    shutil.rmtree(_scratch(place), ignore_errors=True)
+    _scratch(place).mkdir()
+
+
+def _key() -> str:
+    return f"key-{secrets.token_hex(6)}"
+
+
+def _calling(call: dict[str, object]) -> str:
+    """The command with which the model makes a call."""
+    return f"say <tool_call>⏎{json.dumps(call)}⏎</tool_call>"
 
 
 def _answers(ended: Ended, pattern: re.Pattern[str]) -> str:
@@ -77,51 +107,36 @@ def _answers(ended: Ended, pattern: re.Pattern[str]) -> str:
     return ended.why or f"it said: {' '.join(ended.output.split())[-200:]}"
 
 
-def _reads_a_file(
-    name: str, call: Callable[[Path], dict[str, object]], options: tuple[str, ...], more: Mapping[str, str]
-) -> Callable[[Place], list[Check]]:
+def _check(agent: Agent, place: Place) -> list[Check]:
     """The agent is instructed to call its tool that reads a file, and continues once the model has seen the file."""
-
-    def check(place: Place) -> list[Check]:
-        key = f"key-{secrets.token_hex(6)}"
-        shutil.rmtree(_scratch(place), ignore_errors=True)
-        _scratch(place).mkdir()
-        file = _scratch(place) / "key.txt"
-        file.write_text(f"{key}\n", encoding="utf-8")
-        first = _agent(name, place, _SAID, options, more, by_hand=True)
-        script = (
-            f"script: say <tool_call>⏎{json.dumps(call(file))}⏎</tool_call>\nscript after {key}: say I have⏎read it"
-        )
-        second = _agent(name, place, script, options, more)
-        return [
-            Check("answers", _answers(first, _HEARD)),
-            Check("calls a tool that reads a file", _answers(second, _READ)),
-            *_ten_turns(name, place, call, options, more),
-        ]
-
-    return check
+    _clean(place)
+    key, file = _key(), _scratch(place) / "key.txt"
+    file.write_text(f"{key}\n", encoding="utf-8")
+    first = _run(agent, place, _SAID, by_hand=True)
+    second = _run(agent, place, f"script: {_calling(agent.call(file))}\nscript after {key}: say I have⏎read it")
+    return [
+        Check("answers", _answers(first, _HEARD)),
+        Check("calls a tool that reads a file", _answers(second, _READ)),
+        *_ten_turns(agent, place),
+        *_knows_its_window(agent, place),
+        *_finds_a_tool(agent, place),
+    ]
 
 
-def _ten_turns(
-    name: str,
-    place: Place,
-    call: Callable[[Path], dict[str, object]],
-    options: tuple[str, ...],
-    more: Mapping[str, str],
-) -> list[Check]:
+def _ten_turns(agent: Agent, place: Place) -> list[Check]:
     """The agent reads one file after another, each in a turn of its own. Its requests are recorded and replayed."""
-    keys = [f"key-{secrets.token_hex(6)}" for _ in range(_TURNS)]
+    keys = [_key() for _ in range(_TURNS)]
     files = [_scratch(place) / f"{key}.txt" for key in keys]
     for key, file in zip(keys, files, strict=True):
         # The first line has no key, because the call's result may repeat the file's name.
         file.write_text(f"The text of this file ends here: {key[::-1]}\n", encoding="utf-8")
-    said = [f"say <tool_call>⏎{json.dumps(call(file))}⏎</tool_call>" for file in files]
+    said = [_calling(agent.call(file)) for file in files]
     script = [f"script: {said[0]}"]
     script += [
         f"script after {key[::-1]}: {one}" for key, one in zip(keys, [*said[1:], "say I have⏎read it"], strict=True)
     ]
     with relay(place.url) as through:
-        ended = _agent(name, replace(place, url=through.url), "\n".join(script), options, more)
+        ended = _run(agent, replace(place, url=through.url), "\n".join(script))
     return [
         Check("reads ten files one after another", _answers(ended, _READ)),
         Check("no request is refused", through.refused()),
@@ -138,53 +153,38 @@ def _replayed(recorded: Relay, place: Place) -> str:
     return "; ".join(found)[:500]
 
 
-def _knows_its_window(
-    check: Callable[[Place], list[Check]], name: str, options: tuple[str, ...], more: Mapping[str, str], written: str
-) -> Callable[[Place], list[Check]]:
-    """Such an agent also writes the context window in use, to its output or to its record of the session."""
-
-    def check_window(place: Place) -> list[Check]:
-        checks = check(place)
-        ended = _agent(name, place, _SAID, options, more, by_hand=True)
-        records = [path.read_text(encoding="utf-8") for path in _scratch(place).rglob("*.jsonl")]
-        why = (
-            "" if any(written in text for text in [ended.output, *records]) else ended.why or f"it writes no {written}"
-        )
-        return [*checks, Check("knows its window", why)]
-
-    return check_window
+def _knows_its_window(agent: Agent, place: Place) -> list[Check]:
+    if agent.window is None:
+        return []
+    options, written = agent.window
+    ended = _run(agent, place, _SAID, by_hand=True, options=options)
+    records = [path.read_text(encoding="utf-8") for path in _scratch(place).rglob("*.jsonl")]
+    is_written = any(written in text for text in [ended.output, *records])
+    return [Check("knows its window", "" if is_written else ended.why or f"it writes no {written}")]
 
 
-def _finds_a_tool(
-    check: Callable[[Place], list[Check]], name: str, options: tuple[str, ...], more: Mapping[str, str]
-) -> Callable[[Place], list[Check]]:
-    """Such an agent also sends few tools at first, and the others once the model has searched for them."""
-
-    def check_search(place: Place) -> list[Check]:
-        checks = check(place)
-        search = {"name": "ToolSearch", "arguments": {"query": "select:TaskStop"}}
-        stop = {"name": "TaskStop", "arguments": {"task_id": "none"}}
-        script = (
-            f"script: say <tool_call>⏎{json.dumps(search)}⏎</tool_call>\n"
-            f"script after <function>: say <tool_call>⏎{json.dumps(stop)}⏎</tool_call>\n"
-            # What the result of a tool says that knows no such task.
-            "script after tool_use_error: say I have⏎read it"
-        )
-        with relay(place.url) as through:
-            ended = _agent(name, replace(place, url=through.url), script, options, more)
-        why = _answers(ended, _READ) or through.refused()
-        return [*checks, Check("finds a tool by its search and calls it", why)]
-
-    return check_search
+def _finds_a_tool(agent: Agent, place: Place) -> list[Check]:
+    if not agent.searches:
+        return []
+    search = {"name": "ToolSearch", "arguments": {"query": "select:TaskStop"}}
+    stop = {"name": "TaskStop", "arguments": {"task_id": "none"}}
+    script = (
+        f"script: {_calling(search)}\n"
+        f"script after <function>: {_calling(stop)}\n"
+        # What the result of a tool says that knows no such task.
+        "script after tool_use_error: say I have⏎read it"
+    )
+    with relay(place.url) as through:
+        ended = _run(agent, replace(place, url=through.url), script)
+    return [Check("finds a tool by its search and calls it", _answers(ended, _READ) or through.refused())]
 
 
-def _check_aider(place: Place) -> list[Check]:
-    key = f"key-{secrets.token_hex(6)}"
-    shutil.rmtree(_scratch(place), ignore_errors=True)
-    _scratch(place).mkdir()
-    more = {"LITELLM_LOCAL_MODEL_COST_MAP": "True"}
-    first = _agent("aider", place, _SAID, _AIDER, more)
-    second = _agent("aider", place, f"script: say made.txt⏎```⏎{key}⏎```", _AIDER, more)
+def _check_aider(agent: Agent, place: Place) -> list[Check]:
+    """It has no tools: it writes what the answer says."""
+    _clean(place)
+    key = _key()
+    first = _run(agent, place, _SAID)
+    second = _run(agent, place, f"script: say made.txt⏎```⏎{key}⏎```")
     made = _scratch(place) / "made.txt"
     written = made.exists() and made.read_text(encoding="utf-8").strip() == key
     return [
@@ -193,123 +193,77 @@ def _check_aider(place: Place) -> list[Check]:
     ]
 
 
+def _calls(name: str, argument: str) -> Callable[[Path], dict[str, object]]:
+    """A call with the file's path."""
+    return lambda file: {"name": name, "arguments": {argument: str(file)}}
+
+
+def _client(
+    agent: Agent, registry: Registry = Registry.NPM, check: Callable[[Agent, Place], list[Check]] = _check, **how: str
+) -> Client:
+    return Client(agent.name, (agent.package,), partial(check, agent), registry, recipe=agent.name, **how)
+
+
 CODING_AGENTS = (
-    Client(
-        "Claude Code",
-        ("@anthropic-ai/claude-code",),
-        _finds_a_tool(
-            _knows_its_window(
-                _reads_a_file(
-                    "Claude Code",
-                    lambda file: {"name": "Read", "arguments": {"file_path": str(file)}},
-                    (),
-                    _QUIET,
-                ),
-                "Claude Code",
-                ("--output-format", "json"),
-                _QUIET,
-                f'"contextWindow":{_WINDOW}',
-            ),
+    _client(
+        Agent(
             "Claude Code",
-            (),
-            _QUIET,
+            "@anthropic-ai/claude-code",
+            _calls("Read", "file_path"),
+            more={"CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1"},
+            window=(("--output-format", "json"), f'"contextWindow":{_WINDOW}'),
+            searches=True,
         ),
-        Registry.NPM,
-        recipe="Claude Code",
         postinstall="@anthropic-ai/claude-code/install.cjs",
     ),
-    Client(
-        "Codex",
-        ("@openai/codex",),
-        _knows_its_window(
-            _reads_a_file(
-                "Codex",
-                lambda file: {"name": "exec_command", "arguments": {"cmd": f"cat {file.name}"}},
-                _ANY_FOLDER,
-                {},
-            ),
+    _client(
+        Agent(
             "Codex",
+            "@openai/codex",
+            lambda file: {"name": "exec_command", "arguments": {"cmd": f"cat {file.name}"}},
             _ANY_FOLDER,
-            {},
             # It leaves 5 % out.
-            f'"model_context_window":{_WINDOW * 95 // 100}',
-        ),
-        Registry.NPM,
-        recipe="Codex",
+            window=(_ANY_FOLDER, f'"model_context_window":{_WINDOW * 95 // 100}'),
+        )
     ),
-    Client(
-        "opencode",
-        ("opencode-ai",),
-        _reads_a_file(
+    _client(
+        Agent(
             "opencode",
-            lambda file: {"name": "read", "arguments": {"filePath": str(file)}},
+            "opencode-ai",
+            _calls("read", "filePath"),
             (_FROM_INPUT,),
             {f"OPENCODE_DISABLE_{name}": "1" for name in ("AUTOUPDATE", "MODELS_FETCH", "LSP_DOWNLOAD")},
         ),
-        Registry.NPM,
-        recipe="opencode",
         postinstall="opencode-ai/postinstall.mjs",
     ),
-    Client(
-        "Qwen Code",
-        ("@qwen-code/qwen-code",),
-        _reads_a_file(
-            "Qwen Code",
-            lambda file: {"name": "read_file", "arguments": {"file_path": str(file)}},
-            (),
-            {},
-        ),
-        Registry.NPM,
-        recipe="Qwen Code",
-    ),
-    Client(
-        "Continue",
-        ("@continuedev/cli",),
-        _reads_a_file(
-            "Continue",
-            lambda file: {"name": "Read", "arguments": {"filepath": str(file)}},
-            (),
-            {"CONTINUE_TELEMETRY_ENABLED": "0"},
-        ),
-        Registry.NPM,
-        recipe="Continue",
-    ),
-    Client(
-        "Cline",
-        ("cline",),
-        _reads_a_file(
+    _client(Agent("Qwen Code", "@qwen-code/qwen-code", _calls("read_file", "file_path"))),
+    _client(Agent("Continue", "@continuedev/cli", _calls("Read", "filepath"), more={"CONTINUE_TELEMETRY_ENABLED": "0"})),
+    _client(
+        Agent(
             "Cline",
+            "cline",
             lambda file: {"name": "read_files", "arguments": {"files": [{"path": str(file)}]}},
-            (),
             # Without it a process stays behind.
-            {"CLINE_SESSION_BACKEND_MODE": "local"},
-        ),
-        Registry.NPM,
-        recipe="Cline",
+            more={"CLINE_SESSION_BACKEND_MODE": "local"},
+        )
     ),
-    Client(
-        "Vibe",
-        ("mistral-vibe",),
-        _reads_a_file(
-            "Vibe",
-            lambda file: {"name": "read", "arguments": {"file_path": str(file)}},
-            ("--auto-approve",),
-            {},
-        ),
-        recipe="Vibe",
+    _client(
+        Agent("Vibe", "mistral-vibe", _calls("read", "file_path"), ("--auto-approve",)),
+        Registry.PYPI,
         python="python3.13",
     ),
-    Client(
-        "GitHub Copilot CLI",
-        ("@github/copilot",),
-        _reads_a_file(
+    _client(
+        Agent(
             "GitHub Copilot CLI",
-            lambda file: {"name": "view", "arguments": {"path": str(file)}},
+            "@github/copilot",
+            _calls("view", "path"),
             ("--allow-all-tools",),
             {"COPILOT_OFFLINE": "true"},
-        ),
-        Registry.NPM,
-        recipe="GitHub Copilot CLI",
+        )
     ),
-    Client("aider", ("aider-chat",), _check_aider, recipe="aider"),
+    _client(
+        Agent("aider", "aider-chat", _calls("", ""), _AIDER, {"LITELLM_LOCAL_MODEL_COST_MAP": "True"}),
+        Registry.PYPI,
+        _check_aider,
+    ),
 )

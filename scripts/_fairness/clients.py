@@ -12,7 +12,11 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from _load.http import BrokenAnswer, Exchange, Response, ask
+from _load.http import BrokenAnswer, Response, ask
+from _load.server import HOST
+
+from genai_server.tools.bench.bench_client import Server
+from genai_server.tools.bench.measured_answer import Answer, AnswerError
 
 # The key that attacks, the one that behaves, and the operator's.
 ATTACKER, VICTIM, ADMIN = (f"{name}-0123456789abcdef" for name in ("alice", "bob", "admin"))
@@ -48,41 +52,24 @@ class Client:
 
     async def first_token(self, content: str, **fields: Any) -> float:
         """Seconds to the first token of a streamed chat, which is read to its end. Raises Refused."""
-        usage = await self.streamed(content, **fields)
-        return usage.seconds
+        answer = await self.streamed(content, **fields)
+        if answer.ttft is None:
+            raise Refused("an answer without a token")
+        return answer.ttft
 
-    async def streamed(self, content: str, **fields: Any) -> Streamed:
+    async def streamed(self, content: str, *, max_tokens: int, **fields: Any) -> Answer:
         """A streamed chat, read to its end. Raises Refused."""
-        body = chat(content, stream=True, stream_options={"include_usage": True}, **fields)
+        url = f"http://{HOST}:{self.port}"
+        server = Server("", url, api_key=self.key, model=None, body={"ignore_eos": True, "temperature": 0})
         try:
             async with asyncio.timeout(PATIENCE):
-                return await self._streamed(body)
-        except (BrokenAnswer, OSError) as error:
-            raise Refused(f"{type(error).__name__}: {error}") from None
+                return (await server.ask(content, max_tokens, more=fields)).answer()
+        except AnswerError as error:
+            raise Refused(str(error)) from None
         except TimeoutError:
             raise Refused(f"no answer for {PATIENCE:g} s") from None
-
-    async def _streamed(self, body: Mapping[str, Any]) -> Streamed:
-        end: dict[str, Any] = {}
-        began, first, text = time.perf_counter(), None, b""
-        async with Exchange(self.port) as exchange:
-            await exchange.send("POST", "/v1/chat/completions", json.dumps(body).encode(), self.headers())
-            response = await exchange.response()
-            async for piece in exchange.pieces():
-                text += piece
-                if first is None and response.status == 200 and b'"content":"' in text.replace(b'"content":""', b""):
-                    first = time.perf_counter() - began
-        if response.status != 200:
-            raise Refused(f"{response.status} {text[:200].decode(errors='replace')}")
-        for line in text.decode().splitlines():
-            if line.startswith("data: {"):
-                event = json.loads(line[6:])
-                if "error" in event:
-                    raise Refused(f"200, then {event['error']['code']}")
-                end = event.get("usage") or end
-        if first is None:
-            raise Refused("an answer without a token")
-        return Streamed(first, end.get("prompt_tokens_details", {}).get("cached_tokens", 0))
+        finally:
+            await server.close()
 
     async def post(self, path: str, body: Any, **headers: str) -> Response:
         """POST an object and read the complete answer. Raises BrokenAnswer and OSError."""
@@ -114,16 +101,6 @@ class Client:
     async def get(self, path: str) -> Response:
         """GET a path. Raises BrokenAnswer and OSError."""
         return await ask(self.port, "GET", path, headers=self.headers())
-
-
-@dataclass(frozen=True)
-class Streamed:
-    """A complete answer."""
-
-    # To the first token.
-    seconds: float
-    # Tokens of the prompt that were cached.
-    num_cached: int
 
 
 def chat(content: str, **fields: Any) -> dict[str, Any]:

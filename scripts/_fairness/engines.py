@@ -51,9 +51,9 @@ async def _full_queue(place: Place) -> AsyncIterator[None]:
 async def _continued(place: Place) -> float:
     """Seconds to the first token behind the prefix. Raises Refused if it is not cached any more."""
     found = await place.victim.streamed(f"{_PREFIX} {place.victim.words(5)}", max_tokens=4)
-    if not found.num_cached:
+    if not found.cached_tokens or found.ttft is None:
         raise Refused("the prefix was evicted")
-    return found.seconds
+    return found.ttft
 
 
 @asynccontextmanager

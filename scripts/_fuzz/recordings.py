@@ -251,44 +251,49 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, numbers: range) -> Campaign:
     """Send the recordings with these numbers."""
     found = Campaign(arguments.seed)
-    counted: Counter[str] = Counter()
-    model = read_speech_model(_MODEL)
+    with tempfile.TemporaryDirectory() as folder:
+        asyncio.run(_send(found, numbers, Path(folder)))
+    return found
+
+
+async def _send(found: Campaign, numbers: range, folder: Path) -> None:
+    model, settings = read_speech_model(_MODEL), Settings.model_validate({})
     assert model is not None
-
-    async def send(recordings: Recordings, folder: Path) -> None:
-        async def attempt(number: int) -> Outcome:
-            kind, data = await asyncio.to_thread(hostile_recording, found.seed, number)
-            file = folder / f"upload-{number}"
-            await asyncio.to_thread(file.write_bytes, data)
-            at, count = 0.0, 0
-            try:
-                with await recordings.open(model, file, _REQUESTER, param=_FIELD) as recording:
-                    while count < _WINDOWS and (window := await recording.window(at)):
-                        if not at <= window.start < window.end <= recording.duration or not window.path.stat().st_size:
-                            return Outcome(kind, "decoded", f"{window} from {at} on")
-                        at, count = window.end, count + 1
-                        del window
-            except InvalidField as error:
-                result, complaint = refusal(error.message, _FIELD, "recording")
-                return Outcome(kind, result, error.message if error.param != _FIELD else complaint)
-            return Outcome(kind, f"decoded, windows: {count}")
-
-        await found.run(numbers, attempt, CLIENTS)
-
-    settings = Settings.model_validate({})
+    counted: Counter[str] = Counter()
 
     def count(result: str) -> None:
         counted[result] += 1
 
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary)
-        with (
-            closing(WorkerPool(WorkerLimits.of(settings))) as pool,
-            closing(Recordings(pool, settings, folder, count)) as recordings,
-        ):
-            asyncio.run(send(recordings, folder))
-            # A process that is ended while it starts leaves others, which the server removes with its own folder.
-            left = [path for path in folder.rglob("*") if path.suffix in (".pcm", ".npz")]
+    with (
+        closing(WorkerPool(WorkerLimits.of(settings))) as pool,
+        closing(Recordings(pool, settings, folder, count)) as recordings,
+    ):
+
+        async def attempt(number: int) -> Outcome:
+            kind, data = await asyncio.to_thread(hostile_recording, found.seed, number)
+            file = folder / f"upload-{number}"
+            await asyncio.to_thread(file.write_bytes, data)
+            at, num_windows = 0.0, 0
+            try:
+                with await recordings.open(model, file, _REQUESTER, param=_FIELD) as recording:
+                    while num_windows < _WINDOWS and (window := await recording.window(at)):
+                        if not at <= window.start < window.end <= recording.duration or not window.path.stat().st_size:
+                            return Outcome(kind, "decoded", f"{window} from {at} on")
+                        at, num_windows = window.end, num_windows + 1
+                        del window
+            except InvalidField as error:
+                result, complaint = refusal(error.message, _FIELD, "recording")
+                return Outcome(kind, result, error.message if error.param != _FIELD else complaint)
+            return Outcome(kind, f"decoded, windows: {num_windows}")
+
+        await found.run(numbers, attempt, CLIENTS)
+        left = await asyncio.to_thread(_files, folder)
     found.broken += [f"{path} is left" for path in left]
     add_counts(found, counted)
-    return found
+
+
+def _files(folder: Path) -> list[Path]:
+    """Files with samples or features of recordings. A process that is ended while it starts leaves others, which the
+    server removes with its own folder.
+    """
+    return [path for path in folder.rglob("*") if path.suffix in (".pcm", ".npz")]
