@@ -20,9 +20,8 @@ from _clients.client import Client, Model, Place, Result
 from _clients.coding_agents import CODING_AGENTS
 from _clients.installation import commands_here, install, installed_version, names, own_version
 from _clients.libraries import LIBRARIES, QUICK
-from _clients.picture import IMAGES_MODEL
-from _clients.recording import SPEECH_DIRECTORY, SPEECH_MODEL
 from _clients.report import merged, placed, rows
+from _clients.samples import IMAGES_MODEL, SPEECH_DIRECTORY, SPEECH_MODEL
 from _clients.tool_servers import TOOL_SERVERS
 from _load.server import DEMO, HOST, REPOSITORY, run_server
 from _models.table import table

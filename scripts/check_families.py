@@ -22,13 +22,12 @@ from multiprocessing import get_context
 from pathlib import Path
 
 import onnx
-from _models.activations import with_float_activations
+from _models.activations import with_float_activations, with_nudged_norms
 from _models.driven import Driven, engine_spec
 from _models.environment import REPOSITORY, prepare, python
 from _models.equality import SITUATIONS, STEPS, Batch, Reference, Tally, long_rows, prompt
 from _models.families import FAMILIES
 from _models.family import Family
-from _models.nudged import with_nudged_norms
 
 from genai_server.engine.decoder_graph import DoesNotFit
 from genai_server.engine.graph_rewriting.output_head import find_head

@@ -14,9 +14,8 @@ import httpx
 from _load.server import DEMO, HOST, DoesNotStart, free_port, run_server, running
 
 from .client import Check, Client, Place
-from .picture import IMAGES_MODEL, TOKENS, png
 from .recipe import recipe
-from .recording import RECORDING, SPEECH_DIRECTORY, SPEECH_MODEL, transcript
+from .samples import IMAGES_MODEL, RECORDING, SPEECH_DIRECTORY, SPEECH_MODEL, TOKENS, png, transcript
 
 _NAME = "Open WebUI"
 _HEADING = "2. Start Open WebUI"

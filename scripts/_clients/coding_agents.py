@@ -237,7 +237,9 @@ CODING_AGENTS = (
         postinstall="opencode-ai/postinstall.mjs",
     ),
     _client(Agent("Qwen Code", "@qwen-code/qwen-code", _calls("read_file", "file_path"))),
-    _client(Agent("Continue", "@continuedev/cli", _calls("Read", "filepath"), more={"CONTINUE_TELEMETRY_ENABLED": "0"})),
+    _client(
+        Agent("Continue", "@continuedev/cli", _calls("Read", "filepath"), more={"CONTINUE_TELEMETRY_ENABLED": "0"})
+    ),
     _client(
         Agent(
             "Cline",

@@ -6,11 +6,11 @@ import json
 import shutil
 from pathlib import Path
 
-from . import picture, recording
 from .client import Check, Client, Model, Place, Registry
 from .program import run
 from .recipe import recipe
 from .relay import relay
+from .samples import of_pictures, of_speech
 
 _PROGRAMS = Path(__file__).with_name("programs")
 _SCRIPTS = _PROGRAMS.parents[1]
@@ -34,9 +34,9 @@ def library(
     def check(place: Place) -> list[Check]:
         environment = {"CHECKED_URL": place.url, "PYTHONPATH": str(_SCRIPTS), "PYTHONWARNINGS": "ignore"}
         if images:
-            environment |= picture.environment(place.images_url)
+            environment |= of_pictures(place.images_url)
         if model is Model.SPEECH:
-            environment |= recording.environment(place.url)
+            environment |= of_speech(place.url)
         if heading:
             environment["CHECKED_RECIPE"] = recipe(heading, place.url)
         if not relayed:

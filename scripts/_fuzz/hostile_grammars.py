@@ -68,7 +68,7 @@ class Hostile:
         return {"tools": [{"type": "function", "function": one} for one in functions], "tool_choice": choice}
 
     def schema(self) -> dict[str, Any]:
-        """A schema, with its definitions: very long, deep or wide, or a small one with what is meant to break something."""
+        """A schema, with its definitions: very long, deep or wide, or a small one with something that may break."""
         chance, drawn = self._chance, self._hardened(Drawn(self._chance).schema())
         match chance.randrange(24):
             case 0:
@@ -86,7 +86,7 @@ class Hostile:
         return drawn
 
     def _hardened(self, part: Any) -> Any:
-        """A part of a schema in which some numbers, counts and patterns are at the limits, and keywords come anywhere."""
+        """A part of a schema with some numbers, counts and patterns at the limits, and with keywords anywhere."""
         if isinstance(part, list):
             return [self._hardened(each) for each in part]
         if not isinstance(part, dict):
@@ -172,12 +172,17 @@ class Hostile:
         if depth and chance.random() < 0.4:
             return f"({self._terminal(depth - 1)} {chance.choice(('|', '&', '', '& ~'))} {self._terminal(depth - 1)})"
         words = '%regex {"substring_words": "a b c"}'
-        return chance.choice(
-            (f"/{self.expression()}/", '"y".."z"', '"ab"', r"/\w{2,9}/", "A", "B", '"x"*', words)
-        )
+        return chance.choice((f"/{self.expression()}/", '"y".."z"', '"ab"', r"/\w{2,9}/", "A", "B", '"x"*', words))
 
     def _attributes(self) -> str:
-        some = ("[lazy]", "[capture]", '[suffix="x"]', "[stop=/y/]", f"[max_tokens={self._count()}]", "[temperature=1e308]")
+        some = (
+            "[lazy]",
+            "[capture]",
+            '[suffix="x"]',
+            "[stop=/y/]",
+            f"[max_tokens={self._count()}]",
+            "[temperature=1e308]",
+        )
         return self._chance.choice(some) if self._chance.random() < 0.1 else ""
 
     def _repeat(self) -> str:
