@@ -32,7 +32,7 @@ class Course:
     """The course of a training: the rate of learning, reports, and checkpoints.
 
     The rate rises to its peak in the first share `warm_up` of the budget, and falls to zero in the last share `fall`.
-    `evaluate` prints what the model can do, and `checkpoint` keeps it, now and then and at the end.
+    Now and then `evaluate` prints what the model can do and `checkpoint` keeps it; the former also at the end.
     """
 
     budget: Budget
