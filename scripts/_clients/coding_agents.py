@@ -95,7 +95,7 @@ def _key() -> str:
     return f"key-{secrets.token_hex(6)}"
 
 
-def _calling(call: dict[str, object]) -> str:
+def _calling(call: Mapping[str, object]) -> str:
     """The command with which the model makes a call."""
     return f"say <tool_call>⏎{json.dumps(call)}⏎</tool_call>"
 
@@ -199,9 +199,22 @@ def _calls(name: str, argument: str) -> Callable[[Path], dict[str, object]]:
 
 
 def _client(
-    agent: Agent, registry: Registry = Registry.NPM, check: Callable[[Agent, Place], list[Check]] = _check, **how: str
+    agent: Agent,
+    registry: Registry = Registry.NPM,
+    check: Callable[[Agent, Place], list[Check]] = _check,
+    *,
+    postinstall: str = "",
+    python: str = "",
 ) -> Client:
-    return Client(agent.name, (agent.package,), partial(check, agent), registry, recipe=agent.name, **how)
+    return Client(
+        agent.name,
+        (agent.package,),
+        partial(check, agent),
+        registry,
+        recipe=agent.name,
+        postinstall=postinstall,
+        python=python,
+    )
 
 
 CODING_AGENTS = (

@@ -69,7 +69,8 @@ class Hostile:
 
     def schema(self) -> dict[str, Any]:
         """A schema, with its definitions: very long, deep or wide, or a small one with something that may break."""
-        chance, drawn = self._chance, self._hardened(Drawn(self._chance).schema())
+        chance = self._chance
+        drawn: dict[str, Any] = self._hardened(Drawn(chance).schema())
         match chance.randrange(24):
             case 0:
                 number, link = chance.choice((5, 50, 99, 101, 300)), chance.choice(_LINKS)

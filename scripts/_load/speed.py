@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 
@@ -67,6 +67,15 @@ async def prompts_for(port: int) -> Prompts:
     return Prompts(Calibration(counts[0] - per_word * _PROBES[0], per_word), max_length)
 
 
+class _Load(NamedTuple):
+    """Requests at once, with the lengths of prompt and answer in tokens."""
+
+    streams: int
+    prompt_tokens: int
+    output_tokens: int
+    sampling: dict[str, Any]
+
+
 class Speed:
     """Measures one server, which runs `num_slots` requests at once, until `end` (of `time.monotonic`)."""
 
@@ -82,53 +91,50 @@ class Speed:
         """
         if streams > self._num_slots:
             raise Skipped(f"{self._num_slots} requests run at once")
-        load = (streams, _PROMPT_TOKENS, num_tokens, sampling)
+        load = _Load(streams, _PROMPT_TOKENS, num_tokens, sampling)
         began = time.monotonic()
-        warm, using = await asyncio.gather(self._round(*load, "warm"), _use_in_the_middle())
+        warm, using = await asyncio.gather(self._round(load, "warm"), _use_in_the_middle())
         names = ("decode_tokens_per_second", "tokens_per_second", "ttft_p50", "ttft_p95", "itl_p50", "itl_p95")
         is_slow = time.monotonic() - began > _SECONDS
-        rounds = [warm] if is_slow else await self._rounds(_ROUNDS, *load)
+        rounds = [warm] if is_slow else await self._rounds(load, _ROUNDS)
         return _medians(rounds, *names) | {"gpu_while_warming": using}
 
     async def prompt(self, prompt_tokens: int) -> Figures:
         """Medians of the time to the first token of a prompt alone. Raises Skipped and Broken."""
         if prompt_tokens + _SPARE_TOKENS > self._prompts.max_length:
             raise Skipped(f"prompt and answer have at most {self._prompts.max_length} tokens")
-        load = (1, prompt_tokens, _TOKENS_AFTER_A_PROMPT, GREEDY)
-        await self._round(*load, "warm")
-        return _medians(await self._rounds(_PROMPT_ROUNDS, *load), "ttft_p50", "prefill_tokens_per_second")
+        load = _Load(1, prompt_tokens, _TOKENS_AFTER_A_PROMPT, GREEDY)
+        await self._round(load, "warm")
+        return _medians(await self._rounds(load, _PROMPT_ROUNDS), "ttft_p50", "prefill_tokens_per_second")
 
-    async def _rounds(self, number: int, *load: Any) -> list[RoundFigures]:
+    async def _rounds(self, load: _Load, number: int) -> list[RoundFigures]:
         """At least one round, and up to `number` of them while there is time."""
         end = min(time.monotonic() + _SECONDS, self._end)
         found: list[RoundFigures] = []
         longest = 0.0
         while len(found) < number and (not found or time.monotonic() + 1.5 * longest < end):
             began = time.monotonic()
-            found.append(await self._round(*load, len(found)))
+            found.append(await self._round(load, len(found)))
             longest = max(longest, time.monotonic() - began)
         return found
 
-    async def _round(
-        self, streams: int, prompt_tokens: int, output_tokens: int, sampling: dict[str, Any], key: object
-    ) -> RoundFigures:
+    async def _round(self, load: _Load, key: object) -> RoundFigures:
         """One request on each stream; each key has other prompts. Raises Broken if one fails."""
-        load = (streams, prompt_tokens, output_tokens, *sampling.items())
-        prompts = [self._prompts.text(prompt_tokens, key, load, number) for number in range(streams)]
+        prompts = [self._prompts.text(load.prompt_tokens, key, load, number) for number in range(load.streams)]
         processes = await asyncio.to_thread(self._processes)
         url = f"http://{HOST}:{self._server.port}"
-        asked = Asked("", url, api_key=None, model=None, body={"ignore_eos": True, **sampling})
+        asked = Asked("", url, api_key=None, model=None, body={"ignore_eos": True, **load.sampling})
         try:
             before, own, began = _cpu_seconds(processes), time.process_time(), time.perf_counter()
-            outcome = await run_load(asked, prompts, output_tokens, streams)
+            outcome = await run_load(asked, prompts, load.output_tokens, load.streams)
             wall, own = time.perf_counter() - began, time.process_time() - own
         finally:
             await asked.close()
         after = _cpu_seconds(processes)
         cores = {f"{name}_cores": (after[name] - spent) / wall for name, spent in before.items() if name in after}
         if outcome.errors:
-            raise Broken(f"an answer of {streams} is not complete: {outcome.errors[0]}")
-        return answer_figures(outcome.answers, streams) | {"load_cores": own / wall, **cores}
+            raise Broken(f"an answer of {load.streams} is not complete: {outcome.errors[0]}")
+        return answer_figures(outcome.answers, load.streams) | {"load_cores": own / wall, **cores}
 
     def _processes(self) -> dict[str, psutil.Process]:
         pids = {"engine": self._server.engine_pid(), "api": self._server.pid}
