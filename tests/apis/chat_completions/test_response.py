@@ -8,7 +8,16 @@ import msgspec
 import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from genai_server.answer_parts import Content, ScoredToken, WholeAnswer
+from genai_server.answer_parts import (
+    Content,
+    Part,
+    Reasoning,
+    ScoredToken,
+    ToolCallEnd,
+    ToolCallStart,
+    ToolResult,
+    WholeAnswer,
+)
 from genai_server.apis.chat_completions.response import ChatCompletionBuilder, chunks, openai_reason
 from genai_server.apis.chat_completions.schemas import ChatCompletionRequest
 from genai_server.apis.completions.routes import CompletionBuilder
@@ -16,9 +25,11 @@ from genai_server.engine_client.stream import TokenStream
 from genai_server.generation.answers import Ending, Generation, RunningAnswer
 from genai_server.generation.parameters.completion_body import CompletionRequest
 from genai_server.generation.prompts import EchoedPrompt
+from genai_server.generation.tool_loop import ServedTool, ServedTools
 from genai_server.http.telemetry.usage import Usage
 from genai_server.messages.generation_request import FinishReason, Phases, Sampling, TokenLogprob
 from genai_server.messages.protocol import Finished, Progress, PromptLogprobs, Tokens
+from genai_server.messages.tool_servers import ToolInfo
 from genai_server.text.answers.answer_text import AnswerText, PlainParser
 from genai_server.text.tokenizer import ByteTokenizer
 from genai_server.timing import Arrival, Stopwatch
@@ -264,3 +275,37 @@ def test_a_chunk_of_text_is_the_built_one(build: type[Any], options: dict[str, b
         for text in ("", "plain", 'a "quoted"\n\\ ü\u2028'):
             expected = msgspec.json.encode(builder.part(index, [Content(text)], []))
             assert builder.text(index, text) == expected
+
+
+@pytest.mark.parametrize(
+    ("texts", "joined"),
+    [
+        (["I look.", "It said so."], "I look.\n\nIt said so."),
+        (["I look.\n", "It said so."], "I look.\n\nIt said so."),
+        (["I look.\n\n", "It said so."], "I look.\n\nIt said so."),
+        (["", "It said so."], "It said so."),
+        (["I look.", "", "It said so."], "I look.\n\nIt said so."),
+        (["I look.", ""], "I look."),
+    ],
+)
+@pytest.mark.parametrize("kind", [Content, Reasoning])
+def test_texts_of_rounds_are_separated_alike_in_a_stream_and_in_one_piece(
+    kind: type[Content] | type[Reasoning], texts: list[str], joined: str
+) -> None:
+    tools = ServedTools({"s__t": ServedTool("s", ToolInfo("t", "", b"{}"))})
+    build, answer, streamed = _build(served=tools), WholeAnswer(), ""
+    field = "content" if kind is Content else "reasoning_content"
+    for number, text in enumerate(texts):
+        call: list[Part] = [ToolCallStart(number, f"c{number}", "s__t"), ToolCallEnd(number, is_complete=True)]
+        parts: list[Part] = [*(kind(letter) for letter in text), *call, ToolResult(number, "r", is_error=False)]
+        if number == len(texts) - 1:
+            parts = parts[: len(text)]
+        for part in parts:
+            answer.add(part)
+            if isinstance(part, Content):
+                (choice,) = msgspec.json.decode(build.text(0, part.text))["choices"]
+            else:
+                (choice,) = build.part(0, [part], [])["choices"]
+            streamed += choice["delta"].get(field, "")
+    assert streamed == joined
+    assert _complete(answer, served=tools)["choices"][0]["message"].get(field, "") == joined
