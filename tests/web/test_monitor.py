@@ -199,6 +199,29 @@ def test_a_profile_session_leads_from_a_click_to_its_report(browser: Browser, de
         expect(row).to_have_count(0)
 
 
+# The lightness of a report's background and of its text, from 0 to 1.
+LIGHTNESS = """() => [
+    getComputedStyle(document.documentElement).backgroundColor, getComputedStyle(document.body).color,
+].map((color) => color.match(/\\d+/g).slice(0, 3).reduce((all, each) => all + each / 765, 0))"""
+
+
+def test_report_has_the_colours_of_the_page(browser: Browser, demo: RunningServer, tmp_path: Path) -> None:
+    session = demo.client.post("/v1/admin/profiles", json={"prefix": "colours", "max_tokens": 2}).json()["id"]
+    demo.chat("What is the capital of France?")
+    for system, chosen in (("dark", "auto"), ("dark", "light"), ("light", "auto"), ("light", "dark")):
+        with opened(browser, demo, "#monitor/profiles", color_scheme=system) as page:
+            page.evaluate("name => { localStorage.setItem('theme', name); window.theme.apply(); }", chosen)
+            row = page.locator("section[aria-label=Sessions]").locator("tbody tr").filter(has_text="colours")
+            row.get_by_role("button", name="Report").click()
+            report = page.frame_locator("iframe.report")
+            expect(report.locator("#passes rect")).not_to_have_count(0)
+            picture(page, f"report-{system}-{chosen}", tmp_path)
+            back, text = report.locator("html").evaluate(LIGHTNESS)
+            assert (back < 0.2 and text > 0.8) if "dark" in (chosen, system if chosen == "auto" else "") else back > 0.9
+            assert abs(back - text) > 0.7
+    demo.client.delete(f"/v1/admin/profiles/{session}")
+
+
 def test_session_started_from_a_slow_token_records_the_next(browser: Browser, demo: RunningServer) -> None:
     """With the address of a slow token's button, and a threshold that every token exceeds."""
     with opened(browser, demo, "#monitor/profiles?slow_token_ratio=3.0") as page:

@@ -50,7 +50,8 @@ function Session({ session, onChange, onReport }) {
   const path = `v1/admin/profiles/${encodeURIComponent(id)}`;
   const showReport = async () => {
     const page = await (await call(`${path}/report?format=html`, { admin: true })).blob();
-    onReport({ id, url: URL.createObjectURL(page) });
+    // The page of the report reads the colours from its address.
+    onReport({ id, url: `${URL.createObjectURL(page)}#${window.theme.isDark ? "dark" : "light"}` });
   };
   const remove = async () => {
     const question = { title: "Delete this session?", text: `${id} and its files cannot be brought back.`, action: "Delete" };
@@ -74,7 +75,7 @@ function Session({ session, onChange, onReport }) {
 // The report is a separate page. Its frame may run its script, but cannot access this page.
 function Report({ id, url, onClose }) {
   const close = () => {
-    URL.revokeObjectURL(url);
+    URL.revokeObjectURL(url.split("#")[0]);
     onClose();
   };
   return html`<${Dialog} title=${`Report of ${id}`} onClose=${close} wide>

@@ -8,6 +8,10 @@ window.theme = {
     const chosen = localStorage.getItem("theme");
     return THEMES.includes(chosen) ? chosen : "auto";
   },
+  // Whether the colours are dark now, also where the system chooses them.
+  get isDark() {
+    return this.name === "dark" || (this.name === "auto" && matchMedia("(prefers-color-scheme: dark)").matches);
+  },
   next() {
     localStorage.setItem("theme", THEMES[(THEMES.indexOf(this.name) + 1) % THEMES.length]);
     this.apply();
