@@ -15,6 +15,9 @@ from tests.running_server import RunningServer
 
 # A folder for pictures of the main views; without it they are discarded.
 PICTURES = os.environ.get("PICTURES", "")
+# Where layout matters it is looked at in these: a phone, a small window and a large one.
+SCHEMES = ("light", "dark")
+WIDTHS = (390, 900, 1440)
 _SERIOUS = "async () => (await axe.run()).violations.filter(({impact}) => ['serious', 'critical'].includes(impact))"
 
 

@@ -140,6 +140,21 @@ def test_chats_are_listed_under_their_dates(scripted_page: Page) -> None:
     expect(page.get_by_role("region", name="Yesterday").get_by_role("button")).to_have_text("1 days old")
 
 
+def test_messages_after_an_earlier_turn_are_counted_and_shown_again(scripted_page: Page) -> None:
+    page = scripted_page
+    for word in ("one", "two", "three"):
+        ask(page, f"say {word}")
+    page.get_by_role("button", name="Continue from here").first.click()
+    expect(own(page)).to_have_text(["say one"])
+    expect(page.locator(".later")).to_contain_text("4 later messages · Show")
+    page.reload()
+    page.locator(".later").get_by_role("button", name="Show").click()
+    for _ in range(2):
+        expect(own(page)).to_have_text(["say one", "say two", "say three"])
+        expect(page.locator(".later")).to_have_count(0)
+        page.reload()
+
+
 def test_refused_question_does_not_refuse_what_follows(scripted_page: Page) -> None:
     bodies: list[dict[str, Any]] = []
 

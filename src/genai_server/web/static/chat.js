@@ -86,10 +86,21 @@ export function endAt(chat, turn) {
   chat.chosen[turn.id] = null;
 }
 
-// The shown turns.
-export function path(chat) {
+// How many turns are not shown because the conversation was to end at this one.
+export function numHidden(chat, turn) {
+  if (chat.chosen[turn.id] !== null) return 0;
+  return path({ ...chat, chosen: { ...chat.chosen, [turn.id]: undefined } }, turn.id).length;
+}
+
+// Show again what follows a turn at which the conversation was to end.
+export function showAfter(chat, turn) {
+  chat.chosen[turn.id] = branches(chat, { parent: turn.id }).at(-1).id;
+}
+
+// The shown turns, or those of them after one.
+export function path(chat, after = ROOT) {
   const found = [];
-  for (let turn = shownAfter(chat, ROOT); turn; turn = shownAfter(chat, turn.id)) found.push(turn);
+  for (let turn = shownAfter(chat, after); turn; turn = shownAfter(chat, turn.id)) found.push(turn);
   return found;
 }
 

@@ -16,7 +16,8 @@ export function streamed(body) {
 export function emptyAnswer() {
   return {
     role: "assistant", content: "", reasoning: "", calls: [], runs: [], pieces: [], finish: null, usage: null, metrics: null,
-    progress: null, error: null, ttft: null, ignored: null, answerId: null,
+    progress: null, error: null, code: null, ttft: null, ignored: null, answerId: null, maxTokens: null, context: null,
+    leftOut: 0,
   };
 }
 
@@ -30,7 +31,7 @@ export function answerNow(turn) {
 export async function complete({ body, headers = {} }, turn, changed, signal) {
   const began = performance.now() - (turn.pieces.at(-1)?.at ?? 0);
   const { usage } = turn;
-  Object.assign(turn, { error: null, finish: null, isRefused: false });
+  Object.assign(turn, { error: null, code: null, finish: null, isRefused: false, maxTokens: body.max_tokens ?? null });
   let wasReached = true;
   try {
     const response = await call("v1/chat/completions", { method: "POST", body: streamed(body), headers, signal });
@@ -45,6 +46,7 @@ export async function complete({ body, headers = {} }, turn, changed, signal) {
   } catch (error) {
     if (signal.aborted) turn.finish = "stopped";
     else turn.error = error instanceof Unreachable && turn.pieces.length ? "The connection to the server was lost." : error.message;
+    turn.code = error.code || null;
     turn.isRefused = error instanceof ApiError && REFUSED.includes(error.status);
     wasReached = !(error instanceof Unreachable) || turn.pieces.length > 0;
   }
@@ -63,6 +65,7 @@ function both(first, { completion_tokens: more }) {
 function add(turn, chunk, at, approved) {
   if (chunk.error) {
     turn.error = chunk.error.message;
+    turn.code = chunk.error.code ?? null;
     turn.finish = "error";
     return;
   }

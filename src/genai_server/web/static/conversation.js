@@ -1,9 +1,10 @@
 // What the reader does in a chat: send, stop, regenerate, edit, continue from a turn, answer tool calls.
-import { addTurn, endAt, messages, path, pathTo, ROOT } from "./chat.js";
+import { addTurn, endAt, messages, newChat, path, pathTo, ROOT, showAfter } from "./chat.js";
 import { chats } from "./chats.js";
 import { requestFields, requestHeaders, systemMessages } from "./chat_settings.js";
 import { complete, emptyAnswer } from "./completion.js";
 import { connection } from "./connection.js";
+import { isTooLong, mostLeftOut, numTooMany, roomFor, shortened, withoutOldest } from "./context.js";
 import { drafts } from "./drafts.js";
 import { Emitter } from "./emitter.js";
 import { models, refusalOf } from "./models.js";
@@ -11,6 +12,8 @@ import { models, refusalOf } from "./models.js";
 // Milliseconds between two saves of a running answer.
 const SAVE_EVERY = 1000;
 const DECLINED = "Error: the user has declined this call.";
+const SUMMARIZE = "Summarize our conversation so far in a few paragraphs: what I want, what was found and decided, and what is "
+  + "still open. We continue with this summary.";
 const NOT_REACHED = "The server is not reachable. The message can be sent once it is.";
 
 class Running extends Emitter {
@@ -42,19 +45,30 @@ class Running extends Emitter {
     this.#controllers.get(chat.id)?.abort();
   }
 
-  // Let a turn grow into the answer to a body. `takeBack` is called if the server was not reached.
-  async answer(chat, turn, body, takeBack) {
+  // Let a turn grow into the answer to what follows `parent`. `fields` are added to the request, and `takeBack` is called
+  // if the server was not reached.
+  async answer(chat, turn, parent, { fields = {}, takeBack } = {}) {
     const controller = new AbortController();
     this.#controllers.set(chat.id, controller);
     let next = performance.now() + SAVE_EVERY;
     chats.begin(turn);
-    const wasReached = await complete({ body, headers: requestHeaders(chat.settings) }, turn, () => {
-      this.changed();
-      const now = performance.now();
-      if (now < next) return;
-      next = Infinity;
-      chats.save(chat).then(() => { next = performance.now() + SAVE_EVERY; });
-    }, controller.signal);
+    turn.context = models.chosen?.max_model_len ?? null;
+    turn.leftOut = numLeftOut(chat, parent);
+    const most = chat.settings.leave_out_oldest ? mostLeftOut(saidBefore(chat, parent)) : 0;
+    let wasReached;
+    // Only the server knows the tokens: where the estimate was too low, more is left out.
+    for (;;) {
+      const body = { ...requestAfter(chat, parent, turn.leftOut), ...fields };
+      wasReached = await complete({ body, headers: requestHeaders(chat.settings) }, turn, () => {
+        this.changed();
+        const now = performance.now();
+        if (now < next) return;
+        next = Infinity;
+        chats.save(chat).then(() => { next = performance.now() + SAVE_EVERY; });
+      }, controller.signal);
+      if (!isTooLong(turn) || turn.leftOut >= most) break;
+      turn.leftOut += 1;
+    }
     chats.end(turn);
     this.#controllers.delete(chat.id);
     if (wasReached || !takeBack) chat.updated = Date.now();
@@ -66,20 +80,37 @@ class Running extends Emitter {
 
 export const running = new Running();
 
-// The body of a request that continues after a turn. Throws Error if a setting is wrong.
-export function requestAfter(chat, id) {
+// The body of a request that continues after a turn, without some of the oldest questions and their answers. Throws Error if
+// a setting is wrong.
+export function requestAfter(chat, id, leftOut = numLeftOut(chat, id)) {
+  const begun = chats.get(chat.turns[id]?.summaryOf);
+  if (begun) return requestForSummary(begun, chat.turns[id]);
   return {
     model: models.chosen?.id,
-    messages: [...systemMessages(chat.settings), ...pathTo(chat, id).filter(isSaid).flatMap(messages)],
+    messages: [...systemMessages(chat.settings), ...withoutOldest(saidBefore(chat, id), leftOut).flatMap(messages)],
     ...requestFields(chat.settings),
   };
+}
+
+// The body of a request for the summary of a chat, with which another one begins.
+function requestForSummary(chat, question) {
+  const said = path(chat).filter(isSaid);
+  const earlier = shortened(said, roomFor(said, models.chosen?.max_model_len));
+  return { model: models.chosen?.id, messages: [...systemMessages(chat.settings), ...earlier, ...messages(question)] };
+}
+
+const saidBefore = (chat, id) => pathTo(chat, id).filter(isSaid);
+
+function numLeftOut(chat, id) {
+  return chat.settings.leave_out_oldest ? numTooMany(saidBefore(chat, id), models.chosen?.max_model_len) : 0;
 }
 
 // Whether a turn of a path is sent to the model. An answer that failed before its first word says nothing. A question that the
 // server refused would be the reason to refuse all that follow it.
 function isSaid(turn, place, path) {
   if (turn.role === "assistant") return turn.content.trim() || turn.calls.length || turn.runs?.length;
-  return turn.role !== "user" || !path[place + 1]?.isRefused;
+  const next = path[place + 1];
+  return turn.role !== "user" || !next?.isRefused || Boolean(next.content);
 }
 
 // Whether these settings and new attachments make a request; else `running` has the problem.
@@ -150,12 +181,40 @@ export function canContinue(chat, turn) {
 
 export function continueAnswer(chat, turn) {
   if (!canSend(chat.settings)) return;
-  const body = { ...requestAfter(chat, turn.id), chat_template_kwargs: { continue_final_message: true } };
-  running.answer(chat, turn, body);
+  running.answer(chat, turn, turn.id, { fields: { chat_template_kwargs: { continue_final_message: true } } });
+}
+
+// Leave out the oldest messages of a chat whose context is full, from now on, and answer again, or continue the answer.
+export function continueWithoutOldest(chat, turn) {
+  chats.save(chat, { settings: { ...chat.settings, leave_out_oldest: true } });
+  if (canContinue(chat, turn)) return continueAnswer(chat, turn);
+  if (!canSend(chat.settings)) return undefined;
+  if (!turn.content) chats.removeTurns(chat, { removed: [turn] });
+  return answerTo(chat, turn.parent);
+}
+
+// Begin another chat with a summary of this one; undefined if that cannot be asked for. A question that had no answer is what
+// the reader can send there.
+export function continueInNewChat(chat) {
+  if (!canSend(chat.settings)) return undefined;
+  const shown = path(chat);
+  const [question, answer] = shown.slice(-2);
+  const { leave_out_oldest, ...settings } = chat.settings;
+  const made = chats.add(newChat(settings));
+  made.title = `${chat.title} (continued)`;
+  const asked = addTurn(made, ROOT, { role: "user", content: SUMMARIZE, summaryOf: chat.id });
+  answerTo(made, asked.id, () => chats.remove(made));
+  if (answer && isTooLong(answer) && question.role === "user") drafts.bringBack(made.id, question.content, question.attachments);
+  return made;
 }
 
 export function goOnFrom(chat, turn) {
   endAt(chat, turn);
+  chats.save(chat);
+}
+
+export function showLater(chat, turn) {
+  showAfter(chat, turn);
   chats.save(chat);
 }
 
@@ -181,10 +240,9 @@ export function approve(chat, turn, declined) {
 }
 
 function answerTo(chat, parent, takeBack, fields) {
-  const body = { ...requestAfter(chat, parent), ...fields };
   const turn = addTurn(chat, parent, emptyAnswer());
   chats.save(chat);
-  running.answer(chat, turn, body, takeBack);
+  running.answer(chat, turn, parent, { fields, takeBack });
   // The request may load the model, or wait until that is loaded.
   if (models.chosen?.state !== "ready") models.follow();
 }

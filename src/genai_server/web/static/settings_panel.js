@@ -23,6 +23,7 @@ export function SettingsPanel({ settings, onSet, onReplace }) {
     </div>
     <${Text} ...${field("stop")} label="Stop texts" rows="2" hint="one per line, up to four; they end the answer" />
     <${Check} ...${field("ignore_eos")} label="Ignore the end-of-answer token" hint="runs to max tokens" />
+    <${Check} ...${field("leave_out_oldest")} label="Leave out the oldest messages" hint="when the context is full" />
     <${Check} ...${field("logprobs")} label="Token probabilities" hint="to colour tokens by probability" />
     <${Text} ...${field("schema")} label="JSON schema of the answer" rows="4" code
       placeholder='{"type": "object", "properties": {"mood": {"type": "string"}}}' />

@@ -3,6 +3,7 @@ import { branches, choose, removalOf } from "./chat.js";
 import { chats } from "./chats.js";
 import { rate } from "./completion.js";
 import { confirmation } from "./confirmation.js";
+import { isContextFull } from "./context.js";
 import { continueAnswer, canContinue, goOnFrom, regenerate } from "./conversation.js";
 import { number, time, whole } from "./figures.js";
 import { html, useState } from "./html.js";
@@ -10,18 +11,26 @@ import { IconButton } from "./icons.js";
 import { copyText } from "./parts.js";
 
 const ENDS = {
-  length: "stopped at max tokens", timeout: "timed out", cancelled: "cancelled by an operator",
+  timeout: "timed out", cancelled: "cancelled by an operator",
   terminated: "ended by an operator", repetition: "repeated itself", stopped: "stopped", edited: "edited by you",
   incomplete_call: "ended within a tool call",
 };
+
+// How an answer ended, where that is not by itself.
+function endOf(turn) {
+  if (turn.finish !== "length") return ENDS[turn.finish];
+  if (isContextFull(turn)) return "the context is full";
+  // Answers of earlier versions of this page do not tell who has set the limit.
+  return turn.maxTokens === undefined ? "stopped at a limit" : turn.maxTokens ? "stopped at max tokens" : "stopped at the server's limit";
+}
 
 export function TurnTools({ chat, turn, isBusy, isLast, onEdit, onInspect }) {
   const [areFiguresShown, setFiguresShown] = useState(false);
   const isAnswer = turn.role === "assistant";
   return html`<div class="turn-tools">
       <${Branches} chat=${chat} turn=${turn} isBusy=${isBusy} />
-      ${isAnswer && ENDS[turn.finish] && html`<span class="end">${ENDS[turn.finish]}</span>`}
-      ${isAnswer && isLast && canContinue(chat, turn) && html`<button type="button" class="small" disabled=${isBusy}
+      ${isAnswer && endOf(turn) && html`<span class="end">${endOf(turn)}</span>`}
+      ${isAnswer && isLast && !isContextFull(turn) && canContinue(chat, turn) && html`<button type="button" class="small" disabled=${isBusy}
         onClick=${() => continueAnswer(chat, turn)}>Continue</button>`}
       <span class="actions-of-turn">
         ${turn.content && html`<${CopyIcon} text=${turn.content} />`}

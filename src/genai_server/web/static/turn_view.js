@@ -1,7 +1,10 @@
 // One turn of a conversation.
 import { AttachmentList } from "./attachment_list.js";
+import { numHidden } from "./chat.js";
 import { answerNow } from "./completion.js";
-import { approve, edit, giveResults } from "./conversation.js";
+import { isContextFull, isTooLong } from "./context.js";
+import { ContextNotice } from "./context_notice.js";
+import { approve, edit, giveResults, showLater } from "./conversation.js";
 import { whole } from "./figures.js";
 import { html, useRef, useState } from "./html.js";
 import { MarkdownView } from "./markdown_view.js";
@@ -22,8 +25,16 @@ export function TurnView(props) {
       aria-busy=${isWriting}>
     ${isEdited ? html`<${EditForm} turn=${turn} isBusy=${isBusy} onSave=${save} onCancel=${() => onEdit(null)} />`
       : html`<${BODIES[turn.role]} ...${props} />
-        ${isWriting ? html`<div class="turn-tools"></div>` : html`<${TurnTools} ...${props} onEdit=${() => onEdit(turn.id)} />`}`}
+        ${isWriting ? html`<div class="turn-tools"></div>` : html`<${TurnTools} ...${props} onEdit=${() => onEdit(turn.id)} />
+          ${isLast && html`<${Later} ...${props} />`}`}`}
   </article>`;
+}
+
+// What the reader has hidden by continuing from an earlier turn.
+function Later({ chat, turn, isBusy }) {
+  const number = numHidden(chat, turn);
+  return number > 0 && html`<p class="later soft">${number} later message${number === 1 ? "" : "s"} ·
+    <button type="button" class="small" disabled=${isBusy} onClick=${() => showLater(chat, turn)}>Show</button></p>`;
 }
 
 function EditForm({ turn, isBusy, onSave, onCancel }) {
@@ -57,7 +68,8 @@ function Result({ turn }) {
   return html`<details class="call"><summary>Result of <code>${turn.name}</code></summary><pre tabindex="0">${turn.content}</pre></details>`;
 }
 
-function Answer({ chat, turn, isLast, isWriting }) {
+function Answer({ chat, turn, isLast, isBusy, isWriting }) {
+  const isFull = !isWriting && isContextFull(turn);
   return html`
     ${turn.reasoning && html`<details class="reasoning"><summary>${isWriting && !turn.content ? "Reasoning …" : "Reasoning"}</summary>
       <div>${turn.reasoning}</div></details>`}
@@ -70,8 +82,11 @@ function Answer({ chat, turn, isLast, isWriting }) {
       && html`<${turn.calls.every((call) => waitsForApproval(chat.settings, call)) ? Approval : Results} chat=${chat} turn=${turn} />`}
     ${isWriting && html`<${Progress} turn=${turn} />`}
     ${turn.ignored && html`<p class="soft">Had no effect: ${turn.ignored}</p>`}
-    ${turn.error && html`<p class="error" role="alert">${turn.error}</p>`}
-    ${turn.isRefused && html`<p class="soft">The messages that follow are sent without the refused one.</p>`}`;
+    ${turn.leftOut > 0 && html`<p class="soft">Without the oldest ${turn.leftOut === 1 ? "question and its answer"
+      : `${turn.leftOut} questions and their answers`}.</p>`}
+    ${isFull && isLast && html`<${ContextNotice} chat=${chat} turn=${turn} isBusy=${isBusy} />`}
+    ${turn.error && !(isFull && isLast) && html`<p class="error" role="alert">${isTooLong(turn) ? "The context was full." : turn.error}</p>`}
+    ${turn.isRefused && !(isFull && isLast) && html`<p class="soft">The messages that follow are sent without the refused one.</p>`}`;
 }
 
 // The texts of an answer, and the tools that the server has run between them.
