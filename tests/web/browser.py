@@ -18,7 +18,7 @@ PICTURES = os.environ.get("PICTURES", "")
 # Where layout matters it is looked at in these: a phone, a small window and a large one.
 SCHEMES = ("light", "dark")
 WIDTHS = (390, 900, 1440)
-_SERIOUS = "async () => (await axe.run()).violations.filter(({impact}) => ['serious', 'critical'].includes(impact))"
+_VIOLATIONS = "async () => (await axe.run()).violations"
 
 
 @contextmanager
@@ -94,11 +94,11 @@ def answer(page: Page) -> Locator:
 
 
 def violations(page: Page) -> list[tuple[str, list[str]]]:
-    """The serious violations of accessibility rules, each with its elements. Skips the test without axe-core, which a
-    Python package includes.
+    """The violations of accessibility rules, each with its elements. Skips the test without axe-core, which a Python package
+    includes.
     """
     spec = find_spec("axe_playwright_python")
     if spec is None or spec.origin is None:
         pytest.skip("no axe-core: install axe-playwright-python")
     page.evaluate((Path(spec.origin).parent / "axe.min.js").read_text(encoding="utf-8"))
-    return [(each["id"], [node["html"] for node in each["nodes"]]) for each in page.evaluate(_SERIOUS)]
+    return [(each["id"], [node["html"] for node in each["nodes"]]) for each in page.evaluate(_VIOLATIONS)]

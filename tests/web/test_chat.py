@@ -128,6 +128,20 @@ def test_conversation_continues_from_an_earlier_turn(page: Page) -> None:
     expect(page.get_by_label("Version 2 of 2")).to_be_visible()
 
 
+def test_slow_tokens_are_found_by_steps_which_may_have_several_tokens(scripted_page: Page) -> None:
+    tokens = scripted_page.evaluate("""async () => {
+        const { tokensOf } = await import("./ui/token_panel.js");
+        const pieces = [];
+        for (let step = 0; step < 20; step += 1) {
+            for (const inner of [0, 0.2, 0.4]) pieces.push({at: 50 * step + (step > 9 ? 200 : 0) + inner, text: "a"});
+        }
+        return tokensOf({pieces});
+    }""")
+    assert [place for place, token in enumerate(tokens) if token["isSlow"]] == [30]
+    assert tokens[31]["gap"] is None
+    assert 0.9 < tokens[3]["ratio"] < 1.1
+
+
 def test_reasoning_is_folded_and_a_stream_error_is_shown(scripted_page: Page) -> None:
     chunks: list[dict[str, object]] = [
         {"choices": [{"delta": {"reasoning_content": "Let me think."}}]},

@@ -114,6 +114,19 @@ def test_columns_of_tables_are_aligned(page: Page) -> None:
     ]
 
 
+def test_wide_table_scrolls_on_a_phone_and_breaks_no_word(page: Page, tmp_path: Path) -> None:
+    page.set_viewport_size({"width": 390, "height": 800})
+    heads = "|".join(["algorithm", "complexity", "measurement", "remarks"] * 2)
+    cells = "|".join(["mergesort", "logarithmic", "100.25", "stable"] * 2)
+    ask(page, f"say |{heads}|⏎|{'---|' * 8}⏎|{cells}|")
+    table = page.get_by_role("region", name="Table")
+    assert table.evaluate("each => each.scrollWidth > each.clientWidth")
+    line = "cell => { const range = document.createRange(); range.selectNodeContents(cell); return range.getClientRects().length; }"
+    assert table.locator("td, th").evaluate_all(f"cells => cells.map({line})") == [1] * 16
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    picture(page, "table-phone", tmp_path)
+
+
 def test_tasks_have_boxes(page: Page) -> None:
     ask(page, "say - [x] read⏎- [ ] write⏎- [y] other")
     items = page.locator(".markdown li")

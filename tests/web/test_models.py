@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import Browser, Locator, Page, Route, expect
 
 from tests.running_server import DEMO, RunningServer
-from tests.web.browser import agree, answer, ask, opened, picture
+from tests.web.browser import SCHEMES, WIDTHS, agree, answer, ask, opened, picture, violations
 
 
 @pytest.fixture
@@ -164,6 +164,66 @@ def test_an_older_list_that_comes_late_replaces_no_newer_one(page: Page) -> None
     page.get_by_role("link", name="Chat").click()
     page.wait_for_timeout(100)
     expect(page.get_by_label("Model", exact=True)).to_have_value("newer")
+
+
+LONG = "microsoft/Phi-3-mini-4k-instruct-onnx:cpu_and_mobile/cpu-int4-rtn-block-32-acc-level-4-of-a-repository-with-long-names"
+
+
+def test_other_names_are_not_offered_and_stand_for_the_model(page: Page) -> None:
+    listed(page, {"id": "small"}, {"id": "large"}, {"id": LONG, "root": "large"})
+    page.evaluate("name => localStorage.setItem('model', name)", LONG)
+    page.get_by_role("link", name="Chat").click()
+    expect(page.get_by_label("Model", exact=True)).to_have_value("large")
+    expect(page.locator(".picker option")).to_have_text(["small", "large"])
+
+
+# How far the last cell of any row covers another cell, in pixels, once the table is scrolled to its end.
+COVERED = """(table) => {
+    table.parentElement.scrollLeft = table.parentElement.scrollWidth;
+    const cells = [...table.rows].map((row) => [...row.cells].slice(-2).map((cell) => cell.getBoundingClientRect()));
+    return Math.max(...cells.map(([before, last]) => before.right - last.left));
+}"""
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_buttons_cover_no_columns_where_names_are_long(
+    browser: Browser, own_scripted: RunningServer, tmp_path: Path, scheme: Any, width: int
+) -> None:
+    size = {"width": width, "height": 800}
+    stored = {"id": "long", "path": "/m/long", "size": 3_000_000_000, "source": LONG, "served": LONG}
+    with opened(browser, own_scripted, color_scheme=scheme, viewport=size) as page:
+        known = {"object": "list", "directory": "/m", "memory": None, "data": [stored]}
+        page.route("**/v1/admin/models/stored", lambda route: route.fulfill(json=known))
+        listed(page, {"id": LONG}, {"id": f"{LONG}-2", "root": LONG, "max_model_len": 4096})
+        watch_models(page)
+        tables = page.locator(".monitor .table table")
+        expect(tables).to_have_count(2)
+        expect(page.get_by_role("region", name="On this server", exact=True)).to_contain_text("2.8 GB")
+        picture(page, f"long-names-{scheme}-{width}", tmp_path)
+        for place in range(2):
+            assert tables.nth(place).evaluate(COVERED) <= 1
+            if width == 1440:
+                assert tables.nth(place).evaluate("table => table.scrollWidth <= table.parentElement.clientWidth")
+        assert violations(page) == []
+
+
+def test_state_follows_a_load_that_a_request_begins(page: Page) -> None:
+    state = {"now": "unloaded"}
+    health: Any = {"devices": {}, "models": {"big": {"aliases": [], "devices": {}}}}
+
+    def tell(route: Route) -> None:
+        health["models"]["big"]["state"] = state["now"]
+        route.fulfill(json=health)
+
+    page.route("**/healthz", tell)
+    listed(page, {"id": "big", "state": "unloaded"})
+    expect(row(page, "big")).to_contain_text("unloaded")
+    page.unroute("**/v1/models")
+    model = {"id": "big", "root": "big", "chat": True, "state": "loading"}
+    page.route("**/v1/models", lambda route: route.fulfill(json={"object": "list", "data": [model]}))
+    state["now"] = "loading"
+    expect(row(page, "big").get_by_text("loading")).to_be_visible()
 
 
 def test_only_chat_models_are_offered_and_others_show_their_use(page: Page, tmp_path: Path) -> None:

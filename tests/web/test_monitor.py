@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, Request, expect
+from playwright.sync_api import Browser, Page, Request, Route, expect
 
 from tests.apis.admin.test_running_requests import cancel, listed
 from tests.running_server import RunningServer, body, wait_until
@@ -300,7 +300,12 @@ def test_the_description_of_the_api_needs_no_other_host(browser: Browser, script
     wrong: list[str] = []
     with_docs.on("request", lambda request: asked.append(request.url))
     with_docs.on("console", lambda message: wrong.append(message.text) if message.type == "error" else None)
+    held: list[Route] = []
+    with_docs.route("**/openapi.json", held.append)
     with_docs.goto(f"{scripted.url}/docs")
+    expect(with_docs.get_by_role("status")).to_have_text("Loading the description of the API …")
+    wait_until(lambda: with_docs.evaluate("1") and held)
+    held[0].continue_()
     expect(with_docs.get_by_text("/v1/chat/completions", exact=True)).to_be_visible(timeout=15_000)
     assert all(url.startswith((scripted.url, "data:")) for url in asked)
     assert wrong == []

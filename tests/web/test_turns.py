@@ -1,13 +1,14 @@
 """What can be done with the messages of a chat on the page: continue, edit and delete."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, Locator, Page, Route, expect
 
 from tests.running_server import RunningServer
-from tests.web.browser import agree, answer, answered, ask, opened, say
+from tests.web.browser import agree, answer, answered, ask, opened, picture, say
 
 PARIS = "The capital of France is Paris."
 
@@ -120,6 +121,16 @@ def test_the_menu_of_a_chat_closes_by_escape_and_elsewhere(scripted_page: Page) 
     expect(menu).to_be_visible()
     page.get_by_label("Message", exact=True).click()
     expect(menu).to_be_hidden()
+
+
+def test_title_of_a_chat_has_two_whole_lines(scripted_page: Page, tmp_path: Path) -> None:
+    page = scripted_page
+    ask(page, "say one " + "and another long word " * 8)
+    title = page.locator(".chat-list .open")
+    picture(page, "long-title", tmp_path)
+    lines = title.locator("span").evaluate("each => each.clientHeight / parseFloat(getComputedStyle(each).lineHeight)")
+    assert round(lines, 1) == 2
+    assert title.evaluate("each => each.clientHeight") >= title.locator("span").evaluate("each => each.clientHeight")
 
 
 def test_chats_are_listed_under_their_dates(scripted_page: Page) -> None:

@@ -17,6 +17,7 @@ from genai_server import errors
 from genai_server.errors import GenaiServerError, InvalidField
 from genai_server.http.dialect import DEFAULT, ErrorParts, FieldNames
 from genai_server.http.request_state import request_state
+from genai_server.quoted_values import escaped
 
 log = logging.getLogger(__name__)
 
@@ -92,7 +93,10 @@ def named(error: GenaiServerError, names: FieldNames) -> tuple[str, str | None]:
 def error_response(error: GenaiServerError, scope: Scope) -> JSONResponse:
     """The complete error response to the request of this scope, for errors before the headers are sent."""
     status, _ = http_status(error)
-    request_state(scope).record.error_code = error.code
+    record = request_state(scope).record
+    record.error_code = error.code
+    if isinstance(error, errors.ModelNotFound):
+        record.unknown_model = escaped((error.name or "")[:100])
     body = error_body(error, scope)
     headers = None if error.retry_after is None else {"retry-after": str(error.retry_after)}
     if isinstance(error, errors.InvalidApiKey):

@@ -41,6 +41,13 @@ def test_ended_requests_have_figures_and_no_text(scripted: RunningServer) -> Non
     assert scripted.client.get("/v1/requests/ended", params={"since": time.time()}).json()["data"] == []
 
 
+def test_request_for_an_unknown_model_has_the_name_that_it_asked_for(scripted: RunningServer) -> None:
+    before = time.time()
+    scripted.chat("say x", model="gpt-5\n" + 200 * "x")
+    (refused,) = scripted.client.get("/v1/requests/ended", params={"since": before}).json()["data"]
+    assert (refused["error"], refused["model"]) == ("model_not_found", "gpt-5\\n" + 94 * "x")
+
+
 def test_any_of_several_api_processes_knows_ended_requests(own_folder: Path) -> None:
     with run_server(own_folder, "--device", "scripted", "--workers", "2") as server:
         for number in range(8):

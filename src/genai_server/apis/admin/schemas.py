@@ -161,6 +161,7 @@ class RequestsResponse(BaseModel):
 class EndedRequestEntry(BaseModel):
     """A request that has ended. `error` is the code of its error; `ended` is in seconds since 1970.
 
+    `model` is the name that the request has where no such model is served (`error` is `model_not_found`).
     `finish_reason` has the reasons of all answers. `seconds` and `ttft`, the time to the first token, begin with the
     request's first byte.
     """

@@ -110,7 +110,7 @@ def _entry(record: RequestRecord) -> dict[str, Any]:
         "object": "request",
         "key_name": record.key_name or None,
         "path": record.path,
-        "model": record.model,
+        "model": record.unknown_model or record.model,
         "device": record.device,
         "status": record.status,
         "error": record.error_code,

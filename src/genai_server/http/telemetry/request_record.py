@@ -66,6 +66,8 @@ class RequestRecord:
     arrival: Arrival
     # Seconds since 1970 at the arrival.
     began_at: float
+    # The name that the request has for a model where none of that name is served, in at most 100 characters; "" otherwise.
+    unknown_model: str = ""
     # The name of its API key; "" without one.
     key_name: str = ""
     # How long the request took; known at its end.
@@ -144,6 +146,7 @@ def fields_of(record: RequestRecord) -> dict[str, Any]:
         "path": record.path or None,
         "status": record.status,
         "error": record.error_code,
+        "model": record.unknown_model or None,
         "seconds": record.seconds,
         "unique_id": record.unique_id if record.unique_id != record.request_id else None,
         "key_name": record.key_name or None,

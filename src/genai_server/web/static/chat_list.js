@@ -59,7 +59,7 @@ function Entry({ chat, isCurrent, onOpen, onExport }) {
   };
   return html`<li class=${isCurrent ? "current" : ""}>
     <button type="button" class="open" aria-current=${isCurrent ? "page" : undefined} title=${title} onClick=${() => onOpen(chat)}>
-      ${title}</button>
+      <span>${title}</span></button>
     <${Menu} label=${`More about ${title}`}>
       <button type="button" onClick=${() => setNamed(true)}>Rename</button>
       <button type="button" onClick=${onExport}>Export</button>

@@ -102,6 +102,7 @@ export function ChatView({ chatId }) {
     ${isListed && html`<button type="button" class="scrim" aria-label="Close the list of chats" onClick=${() => setListed(false)}></button>`}
     <aside class="side"><${ChatList} current=${chatId} search=${search} onOpen=${open} onNew=${() => open(null)} /></aside>
     <section class="conversation" aria-label="Conversation">
+      ${turns.length > 0 && html`<h1 class="unseen">${chat.title || "Chat"}</h1>`}
       <div class="bar">
         <${IconButton} icon="chats" label="Chats" class="only-narrow" aria-expanded=${isListed} onClick=${() => setListed(!isListed)} />
         <${ModelPicker} />

@@ -13,7 +13,7 @@ export function ModelPicker() {
   const [isCardOpen, setCardOpen] = useState(false);
   const { chosen, talking } = models;
   const state = connection.isLost ? "unknown" : chosen?.state;
-  const others = models.list.filter((model) => !talking.includes(model));
+  const others = models.list.filter((model) => !["chats", ""].includes(purpose(model)));
   if (!chosen) return html`<${Nothing} others=${others} />`;
   const seconds = chosen.loading_seconds ? ` for ${Math.round(chosen.loading_seconds)} s` : "";
   return html`<span class="picker">
@@ -39,7 +39,7 @@ function Nothing({ others }) {
 const inWords = (model) => `${model.id} (${purpose(model)})`;
 
 function named(model) {
-  const of = model.parent ? " (adapter)" : model.id === model.root ? "" : ` (${model.root})`;
+  const of = model.parent ? " (adapter)" : "";
   const state = IN_WORDS[model.state] ? `, ${IN_WORDS[model.state]}` : "";
   return `${model.id}${of}${state}`;
 }

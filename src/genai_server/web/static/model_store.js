@@ -38,7 +38,7 @@ export function ModelStore() {
       ${problem && html`<p class="error" role="alert">${problem}</p>`}
       ${store && html`<p class="soft">Models in <code>${store.directory}</code>${store.data.length ? "" : ": none yet"}</p>`}
       ${store?.data.length > 0 && html`<div class="table" tabindex="0" role="region" aria-label="Table of stored models"><table>
-        <thead><tr><th>directory</th><th>from</th><th class="figure">size</th><th><span class="unseen">actions</span></th></tr></thead>
+        <thead><tr><th>directory</th><th>from</th><th class="figure">size</th><th>served as</th><th><span class="unseen">actions</span></th></tr></thead>
         <tbody>${store.data.map((each) => html`<${Stored} key=${each.id} model=${each} />`)}</tbody></table></div>`}</section>
     <${Hub} isNew=${store?.data.length === 0} />`;
 }
@@ -51,15 +51,15 @@ function Stored({ model }) {
     await admin("v1/admin/models/load", { method: "POST", body: { name, path: model.path, wait: false } });
     await models.follow();
   };
-  return html`<tr><td>${model.id}</td><td>${model.source ?? "–"}</td><td class="figure">${bytes(model.size)}</td>
-    <td>${model.served ? html`<span class="soft">served as ${model.served}</span> <${ChatWith} name=${model.served} />`
-      : html`<${ActionButton} action=${load} aria-label=${`Load ${model.id}`}>Load<//>`}</td></tr>`;
+  return html`<tr><td class="name">${model.id}</td><td class="name">${model.source ?? "–"}</td><td class="figure">${bytes(model.size)}</td>
+    <td class="name">${model.served ?? "–"}</td>
+    <td>${model.served ? html`<${ChatWith} name=${model.served} />` : html`<${ActionButton} action=${load} aria-label=${`Load ${model.id}`}>Load<//>`}</td></tr>`;
 }
 
 function ChatWith({ name }) {
-  const model = models.talking.find(({ id }) => id === name);
+  const model = models.called(name);
   const chat = () => {
-    models.choose(name);
+    models.choose(model.id);
     go("chat");
   };
   return model && html`<button type="button" class="small" onClick=${chat}>Chat with it</button>`;

@@ -102,15 +102,25 @@ class Models extends Emitter {
     }, WHILE_LOADING);
   }
 
-  // The models for chats. One that is not loaded yet may turn out to be for raw prompts only.
+  // The models and adapters for chats, without their other names. One that is not loaded yet may turn out to be for raw
+  // prompts only.
   get talking() {
-    return this.list.filter((model) => ["chats", ""].includes(purpose(model)));
+    return this.list.filter((model) => ["chats", ""].includes(purpose(model)) && !this.#isAlias(model));
+  }
+
+  #isAlias({ id, root, parent }) {
+    return !parent && id !== root && this.list.some((other) => other.id === root);
+  }
+
+  // The model for chats with this name or other name; undefined without one.
+  called(name) {
+    const id = this.list.find((model) => model.id === name && this.#isAlias(model))?.root ?? name;
+    return this.talking.find((model) => model.id === id);
   }
 
   // The chosen model; the first one for chats if none was chosen, or if that is gone.
   get chosen() {
-    const id = localStorage.getItem(KEY);
-    return this.talking.find((model) => model.id === id) ?? this.talking[0];
+    return this.called(localStorage.getItem(KEY)) ?? this.talking[0];
   }
 
   choose(id) {

@@ -2,7 +2,7 @@
 import { ask } from "./api.js";
 import { confirmation } from "./confirmation.js";
 import { useChanges } from "./emitter.js";
-import { html, useState } from "./html.js";
+import { html, useEffect, useState } from "./html.js";
 import { ModelStore } from "./model_store.js";
 import { models, purpose } from "./models.js";
 import { ActionButton, Field } from "./parts.js";
@@ -21,9 +21,13 @@ function failed(listed) {
     .filter(({ id }) => !listed.some((model) => model.id === id));
 }
 
+// Whether the list is older than the server's health: a request may load a model while the list is shown.
+const isOld = () => models.list.some(({ id, state }) => (server.health?.models?.[id]?.state ?? state) !== state);
+
 export function ModelsAdmin() {
   useChanges(models);
   useChanges(server);
+  useEffect(() => { if (isOld()) models.load(); }, [server.health]);
   const listed = models.list.filter((model) => model.state !== "failed");
   const list = [...listed, ...failed(listed)];
   const own = list.filter((model) => model.id === model.root && !model.parent);
@@ -56,7 +60,7 @@ function Model({ model, aliases, adapters }) {
   };
   const removeAlias = (alias) => post("models/alias", { alias, name: null });
   const removeAdapter = (adapter) => post("adapters/unload", { model: model.id, name: adapter.id.slice(model.id.length + 1) });
-  return html`<tr><td>${model.id}</td><td>${purpose(model) || "–"}</td>
+  return html`<tr><td class="name">${model.id}</td><td>${purpose(model) || "–"}</td>
     <td><span class=${`dot ${model.state}`} aria-hidden="true"></span> ${model.state}${model.error ? html`<p class="error">${model.error}</p>` : ""}</td>
     <td>${aliases.map((each) => html`<span class="tag" key=${each.id}>${each.id}<${ActionButton} class="quiet"
       aria-label=${`Remove the name ${each.id}`} action=${() => removeAlias(each.id)}>✕<//></span>`)}</td>

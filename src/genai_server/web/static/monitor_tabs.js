@@ -16,7 +16,7 @@ export function MonitorTabs({ tab, query }) {
   useEffect(() => server.watch(), []);
   const offered = Object.entries(TABS).filter(([name]) => !name || server.isAdmin);
   const shown = offered.some(([name]) => name === tab) ? tab : "";
-  return html`<div class="monitor">
+  return html`<div class="monitor"><h1 class="unseen">Monitor: ${TABS[shown]}</h1>
     <nav class="tabs" aria-label="Monitor">${offered.map(([name, words]) => html`<a key=${name} href=${`#monitor${name && `/${name}`}`}
       aria-current=${name === shown ? "page" : undefined}>${words}</a>`)}
       <span class="stretch"></span>

@@ -13,14 +13,19 @@ const LEGENDS = {
   time: [["", "usual"], ["late", "over 1.5 times"], ["slow", `over ${SLOW_RATIO} times the usual gap`]],
 };
 
-// The tokens of a turn, each with the gap before it in milliseconds. Without log probabilities a piece counts as one.
+// Milliseconds within which pieces arrive that one step of the model has made, as speculative decoding does.
+const SAME_STEP = 2;
+
+// The tokens of a turn, each with the gap before it in milliseconds. Without log probabilities a piece counts as one. Tokens
+// of one step have the gap of its first one, and the usual gap is that between steps.
 export function tokensOf(turn) {
-  const gaps = turn.pieces.map(({ at }, place) => (place ? at - turn.pieces[place - 1].at : null));
-  const usual = median(gaps.slice(1));
+  const sinceLast = turn.pieces.map(({ at }, place) => (place ? at - turn.pieces[place - 1].at : null));
+  const gaps = sinceLast.map((gap) => (gap !== null && gap < SAME_STEP ? null : gap));
+  const usual = median(gaps.filter((gap) => gap !== null)) ?? median(sinceLast.slice(1));
   return turn.pieces.flatMap((piece, place) => {
     const gap = gaps[place];
     const isSlow = gap !== null && gap >= SLOW_LEAST && gap > SLOW_RATIO * usual;
-    const timed = { gap, ratio: usual ? gap / usual : null, isSlow };
+    const timed = { gap, ratio: usual && gap !== null ? gap / usual : null, isSlow };
     const tokens = piece.tokens ?? [{ token: piece.text, logprob: null, top: [] }];
     // Tokens that came together have one gap, the first one's.
     return tokens.map((token, inner) => ({ ...token, ...(inner ? { gap: null, ratio: null, isSlow: false } : timed) }));
@@ -50,7 +55,7 @@ export function TokenPanel({ turn, onProfile, onAskAgain }) {
     ${mode === "probability" && !hasScores && html`<p class="soft">This answer was asked for without token probabilities.
       <button type="button" class="quiet" onClick=${onAskAgain}>Ask again with them</button></p>`}
     ${mode === "time" && html`<p class="soft">${slow ? `${slow} slow token${slow > 1 ? "s" : ""}` : "No slow token"}:
-      more than ${SLOW_RATIO} times the usual gap, as this browser saw it.</p>`}
+      more than ${SLOW_RATIO} times the usual gap between steps, as this browser saw it.</p>`}
     <p class="legend">${LEGENDS[mode].map(([kind, words]) => html`<span key=${kind} class=${kind}>${words}</span>`)}</p>
     <div class="tokens" onKeyDown=${move}>${tokens.map((token, place) => html`<button type="button" key=${place}
       aria-label=${token.token.trim() ? undefined : "white space"} tabindex=${place === chosen ? 0 : -1} aria-pressed=${place === chosen} class=${colour(token, mode)}
