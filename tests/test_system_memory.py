@@ -5,9 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from genai_server.system_memory import free_memory
+from genai_server.system_memory import free_memory, total_memory
 
-AVAILABLE = 1000
+AVAILABLE, TOTAL = 1000, 4000
 TREES = {1: "sys/fs/cgroup/memory", 2: "sys/fs/cgroup"}
 VERSIONS = {
     1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
@@ -17,7 +17,7 @@ VERSIONS = {
 
 @pytest.fixture(autouse=True)
 def machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=AVAILABLE))
+    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=AVAILABLE, total=TOTAL))
 
 
 def _limit(group: Path, limit: object, used: int, cached: int = 0, version: int = 2) -> None:
@@ -47,6 +47,13 @@ def test_a_containers_limit_bounds_it_and_cached_files_are_free(
 ) -> None:
     _limit(tmp_path / folder, limit, used, cached, version)
     assert free_memory(tmp_path) == free
+
+
+@pytest.mark.parametrize(("limit", "total"), [(500, 500), (5000, TOTAL), ("max", TOTAL)])
+def test_total_memory_is_the_machines_or_a_containers_limit(tmp_path: Path, limit: object, total: int) -> None:
+    assert total_memory(tmp_path) == TOTAL
+    _limit(tmp_path / "sys/fs/cgroup", limit, 100)
+    assert total_memory(tmp_path) == total
 
 
 def test_a_group_without_limit_bounds_nothing(tmp_path: Path) -> None:

@@ -32,6 +32,23 @@ def free_memory(root: Path = Path("/"), *, keeps_mapped: bool = False) -> int:
     return int(max(0.0, min([available, *left])))
 
 
+def total_memory(root: Path = Path("/")) -> int:
+    """Bytes of the machine's memory, or of the least limit of the process's control groups."""
+    limits = [_limit(group) for group in control_groups(root, "memory")]
+    return int(min([float(psutil.virtual_memory().total), *limits]))
+
+
+def _limit(group: Path) -> float:
+    """A group's limit; infinity without one."""
+    for limit, *_ in _GROUP_FILES:
+        try:
+            text = (group / limit).read_text(encoding="utf-8").strip()
+            return math.inf if text == "max" else int(text)
+        except (OSError, ValueError):
+            continue
+    return math.inf
+
+
 def _mapped(root: Path) -> int:
     """Bytes of files that the machine's processes have mapped; 0 where the system does not tell."""
     try:

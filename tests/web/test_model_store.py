@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, Page, Route, expect
@@ -10,8 +11,9 @@ from genai_server.hub.client import Hub
 from tests.local_hub import HubRepository, run_hub
 from tests.running_server import DEMO, RunningServer
 from tests.server_here import run_here
-from tests.web.browser import agree, answer, ask, opened, picture, violations
+from tests.web.browser import SCHEMES, WIDTHS, agree, answer, ask, opened, picture, violations
 
+GIB = 1024**3
 FILES = {path.name: path.read_bytes() for path in DEMO.iterdir() if path.is_file()}
 
 
@@ -47,6 +49,9 @@ def test_a_model_is_fetched_talked_to_and_loaded_again(page: Page, tmp_path: Pat
     variants = page.get_by_role("list", name="Models of org/two").get_by_role("listitem")
     expect(variants).to_have_count(2)
     expect(variants.first).to_contain_text("org/two:cpu 6.9 MB")
+    expect(variants.locator(".badge")).to_have_text("for this server")
+    expect(variants.first.locator(".badge")).to_be_visible()
+    expect(variants.last).to_contain_text("for other devices, or not the best for this one")
     page.get_by_role("button", name="Fetch org/two:cpu").click()
     expect(variants.first.get_by_role("status")).to_have_text("Fetched and served.", timeout=30_000)
     row = stored.locator("tbody tr")
@@ -64,6 +69,40 @@ def test_a_model_is_fetched_talked_to_and_loaded_again(page: Page, tmp_path: Pat
     expect(served).to_have_count(0)
     page.get_by_role("button", name="Load two").click()
     expect(served).to_contain_text("ready", timeout=30_000)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_variants_that_fit_come_first_and_others_say_why_not(
+    browser: Browser, server: RunningServer, tmp_path: Path, scheme: Any, width: int
+) -> None:
+    def variant(folder: str, size: int, for_device: bool | None) -> dict[str, Any]:
+        memory, name = int(1.2 * size), f"org/many:{folder}"
+        about = {"for_device": for_device, "memory": memory, "fits": memory < 8 * GIB}
+        return {"name": name, "folder": folder, "size": size, **about}
+
+    found = [
+        variant("cpu_and_mobile/cpu-fp32-of-a-long-name", 15 * GIB, True),
+        variant("cuda/cuda-int4", 2 * GIB, False),
+        variant("cpu_and_mobile/cpu-int4", 2 * GIB, True),
+    ]
+    size = {"width": width, "height": 900}
+    with opened(browser, server, color_scheme=scheme, viewport=size) as page:
+        listed = {"object": "list", "repository": "org/many", "data": found}
+        page.route("**/variants?*", lambda route: route.fulfill(json=listed))
+        stored = {"object": "list", "directory": "/m", "memory": 8 * GIB, "data": []}
+        page.route("**/v1/admin/models/stored", lambda route: route.fulfill(json=stored))
+        page.get_by_role("link", name="Monitor").click()
+        page.get_by_role("link", name="Models").click()
+        look_up(page, "org/many")
+        variants = page.get_by_role("list", name="Models of org/many").get_by_role("listitem")
+        expect(variants).to_have_count(3)
+        expect(variants.first).to_contain_text("cpu-int4 2.0 GB for this server")
+        expect(variants.last).to_contain_text("needs 18.0 GB of memory, and this machine has 8.0 GB")
+        expect(page.locator(".suggested li").last).to_contain_text("more than this machine's 8.0 GB")
+        picture(page, f"variants-{scheme}-{width}", tmp_path)
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        assert violations(page) == []
 
 
 def test_a_download_shows_progress_and_can_be_stopped(page: Page) -> None:

@@ -31,6 +31,10 @@ class Variant:
     folder: str
     # In bytes.
     size: int
+    # Whether it is the best variant for the server's device, by its folder's name; None where that names no device.
+    for_device: bool | None
+    # Bytes that its weights take once they are loaded, beside its context.
+    memory: int
 
 
 @dataclass(frozen=True)
@@ -52,5 +56,7 @@ class ModelStore:
     pull: PullModel
     # The models in a repository. Raises PullFailed.
     variants: Callable[[str], list[Variant]]
+    # Bytes of the memory in which models are loaded; None for a device with a memory of its own.
+    memory: int | None
     # Keyed by name.
     stored: Callable[[], list[StoredModel]]

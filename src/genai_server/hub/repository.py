@@ -131,16 +131,27 @@ def for_device(models: Sequence[Selection], device: str) -> list[Selection]:
     best: dict[str, Selection] = {}
     ranks: dict[str, tuple[int, bool, bool, int]] = {}
     for model in models:
-        named = _DEVICE_WORDS & {*_WORD.findall(model.folder.lower())}
+        named = _devices_in(model.folder)
         place = min((words.index(word) for word in named if word in words), default=None)
         if place is None:
             continue
-        name = "/".join(part for part in model.folder.split("/") if not _DEVICE_WORDS & {*_WORD.findall(part.lower())})
+        name = "/".join(part for part in model.folder.split("/") if not _devices_in(part))
         folder = model.folder.lower()
         rank = (place, "int4" not in folder, "acc-level-4" not in folder, model.size)
         if name not in best or rank < ranks[name]:
             best[name], ranks[name] = model, rank
     return list(best.values())
+
+
+def suitable(models: Sequence[Selection], device: str) -> dict[str, bool | None]:
+    """Whether each model, by its folder, is the best variant for a kind of device; None where the folder names none."""
+    best = {model.folder for model in for_device(models, device)}
+    return {model.folder: model.folder in best if _devices_in(model.folder) else None for model in models}
+
+
+def _devices_in(folder: str) -> frozenset[str]:
+    """The words in a folder's name that say for which devices a model was built."""
+    return _DEVICE_WORDS & {*_WORD.findall(folder.lower())}
 
 
 def models_of(repository: Repository) -> list[Selection]:

@@ -15,6 +15,11 @@ FILES = {path.name: path.read_bytes() for path in DEMO.iterdir() if path.is_file
 SIZE = sum(len(content) for name, content in FILES.items() if name != "README.md")
 
 
+def _variant(name: str, folder: str, size: int, *, for_device: bool | None = None) -> dict[str, object]:
+    memory = int(1.2 * size) + 200 * 1024**2
+    return {"name": name, "folder": folder, "size": size, "for_device": for_device, "memory": memory, "fits": None}
+
+
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalHub]:
     with run_hub() as found:
@@ -36,11 +41,12 @@ def test_pulled_models_are_listed_with_source_and_served_name(
     assert server.client.get("/v1/admin/models/stored").json() == {
         "object": "list",
         "directory": str(tmp_path / "models"),
+        "memory": None,
         "data": [],
     }
     hub.repositories["org/tiny"] = HubRepository({f"cpu/{name}": content for name, content in FILES.items()})
     (variant,) = server.client.get("/v1/admin/models/variants?repository=org/tiny").json()["data"]
-    assert variant == {"name": "org/tiny:cpu", "folder": "cpu", "size": SIZE}
+    assert variant == _variant("org/tiny:cpu", "cpu", SIZE, for_device=False)
     assert server.client.post("/api/pull", json={"model": variant["name"], "stream": False}).status_code == 200
     (stored,) = server.client.get("/v1/admin/models/stored").json()["data"]
     assert stored.pop("size") > SIZE
@@ -55,9 +61,25 @@ def test_variants_of_a_repository_have_their_sizes(server: RunningServer, hub: L
     hub.repositories["org/two"] = HubRepository({**files, "b/c/more.bin": b"x" * 1000, "README.md": b"text"})
     response = server.client.get("/v1/admin/models/variants", params={"repository": "hf.co/org/two"})
     assert response.json()["data"] == [
-        {"name": "org/two:a", "folder": "a", "size": SIZE},
-        {"name": "org/two:b/c", "folder": "b/c", "size": SIZE + 1000},
+        _variant("org/two:a", "a", SIZE),
+        _variant("org/two:b/c", "b/c", SIZE + 1000),
     ]
+
+
+def test_variants_that_fit_the_machine_are_marked(hub: LocalHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("genai_server.cli.serve.loaders.total_memory", lambda: 300 * 1024**2)
+    settings = {"GENAI_MODELS_DIR": str(tmp_path / "models"), "GENAI_DEVICE": "cpu"}
+    large = {"cpu/fp32/genai_config.json": b"{}", "cpu/fp32/model.onnx": b"x" * 120 * 1024**2}
+    small = {"cpu/int4/genai_config.json": b"{}", "cuda/int4/genai_config.json": b"{}"}
+    hub.repositories["org/many"] = HubRepository({**large, **small})
+    with run_here(tmp_path, "--model-dir", str(DEMO), settings=settings) as server:
+        found = server.client.get("/v1/admin/models/variants?repository=org/many").json()["data"]
+        assert [(each["folder"], each["for_device"], each["fits"]) for each in found] == [
+            ("cpu/fp32", True, False),
+            ("cpu/int4", True, True),
+            ("cuda/int4", False, True),
+        ]
+        assert server.client.get("/v1/admin/models/stored").json()["memory"] == 300 * 1024**2
 
 
 @pytest.mark.parametrize(

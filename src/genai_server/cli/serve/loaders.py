@@ -14,8 +14,11 @@ from genai_server.errors import ConfigurationError, PullFailed
 from genai_server.generation.pulling import ModelStore, PullProgress, StoredModel, Variant
 from genai_server.hub import store
 from genai_server.hub.client import Hub
-from genai_server.hub.repository import models_of
+from genai_server.hub.repository import models_of, suitable
 from genai_server.installation import this_installation
+from genai_server.model_memory import LOADED, RUNTIME
+from genai_server.options.providers import CPU
+from genai_server.system_memory import total_memory
 from genai_server.text.codec import TextCodec, load_text_codec
 
 if TYPE_CHECKING:
@@ -77,13 +80,15 @@ def handing_out(texts: ReadTexts, load_text: "LoadText") -> "LoadText":
 def model_store(settings: Settings) -> ModelStore:
     """The models in GENAI_MODELS_DIR, and those of a hub, with the token of HF_TOKEN or of `hf auth login`."""
 
+    kind = kind_of(settings)
+
     def pull_model(source: str, folder: str, tell: Callable[[PullProgress], None]) -> Path:
         try:
             name = checked_name(source)
             directory = store.place_of(settings.models_path, name).absolute()
             pull(
                 Hub(),
-                Source(name, in_folder(folder), device=kind_of(settings)),
+                Source(name, in_folder(folder), device=kind),
                 directory,
                 tell=lambda line: None,
                 watch=lambda file, size: tell(PullProgress(file.shown, file.digest, file.size, size)),
@@ -97,7 +102,11 @@ def model_store(settings: Settings) -> ModelStore:
             found = models_of(Hub().repository(checked_name(source), None))
         except ConfigurationError as error:
             raise PullFailed(error.message) from None
-        return [Variant(selection.folder, selection.size) for selection in found]
+        fitting = suitable(found, kind)
+        return [
+            Variant(selection.folder, selection.size, fitting[selection.folder], int(LOADED * selection.size) + RUNTIME)
+            for selection in found
+        ]
 
     def stored() -> list[StoredModel]:
         directories = store.models_in(settings.models_path)
@@ -105,7 +114,8 @@ def model_store(settings: Settings) -> ModelStore:
             StoredModel(path.absolute(), store.size_of(path), _source(store.read_origin(path))) for path in directories
         ]
 
-    return ModelStore(settings.models_path.absolute(), pull_model, variants, stored)
+    memory = total_memory() if kind == CPU else None
+    return ModelStore(settings.models_path.absolute(), pull_model, variants, memory, stored)
 
 
 def _source(origin: store.Origin | None) -> str:

@@ -10,11 +10,11 @@ import { go } from "./place.js";
 
 // Repositories to begin with, by the memory of the machine in GB.
 const SUGGESTED = [
-  { memory: "8 GB", repository: "microsoft/Phi-3-mini-4k-instruct-onnx", what: "3.8 billion parameters, short chats" },
-  { memory: "8 GB", repository: "onnx-community/all-MiniLM-L6-v2-ONNX", what: "embeddings" },
-  { memory: "16 GB", repository: "microsoft/Phi-4-mini-instruct-onnx", what: "3.8 billion parameters, tools, long chats" },
-  { memory: "16 GB", repository: "microsoft/mistral-7b-instruct-v0.2-ONNX", what: "7 billion parameters" },
-  { memory: "32 GB", repository: "microsoft/Phi-3-medium-4k-instruct-onnx-cpu", what: "14 billion parameters" },
+  { memory: 8, repository: "microsoft/Phi-3-mini-4k-instruct-onnx", what: "3.8 billion parameters, short chats" },
+  { memory: 8, repository: "onnx-community/all-MiniLM-L6-v2-ONNX", what: "embeddings" },
+  { memory: 16, repository: "microsoft/Phi-4-mini-instruct-onnx", what: "3.8 billion parameters, tools, long chats" },
+  { memory: 16, repository: "microsoft/mistral-7b-instruct-v0.2-ONNX", what: "7 billion parameters" },
+  { memory: 32, repository: "microsoft/Phi-3-medium-4k-instruct-onnx-cpu", what: "14 billion parameters" },
 ];
 
 const admin = (path, options) => ask(path, { admin: true, ...options });
@@ -40,7 +40,7 @@ export function ModelStore() {
       ${store?.data.length > 0 && html`<div class="table" tabindex="0" role="region" aria-label="Table of stored models"><table>
         <thead><tr><th>directory</th><th>from</th><th class="figure">size</th><th>served as</th><th><span class="unseen">actions</span></th></tr></thead>
         <tbody>${store.data.map((each) => html`<${Stored} key=${each.id} model=${each} />`)}</tbody></table></div>`}</section>
-    <${Hub} isNew=${store?.data.length === 0} />`;
+    <${Hub} isNew=${store?.data.length === 0} memory=${store?.memory} />`;
 }
 
 function Stored({ model }) {
@@ -65,7 +65,15 @@ function ChatWith({ name }) {
   return model && html`<button type="button" class="small" onClick=${chat}>Chat with it</button>`;
 }
 
-function Hub({ isNew }) {
+const GB = 1024 ** 3;
+
+// The variants with those for this server first.
+function ordered(variants) {
+  const rank = ({ for_device: isFor, fits }) => (fits === false ? 2 : isFor ? 0 : 1);
+  return [...variants].sort((one, other) => rank(one) - rank(other));
+}
+
+function Hub({ isNew, memory }) {
   const [repository, setRepository] = useState("");
   const [found, setFound] = useState(null);
   const [state, setState] = useState({ isBusy: false, problem: "" });
@@ -92,19 +100,23 @@ function Hub({ isNew }) {
       <button class="primary" disabled=${state.isBusy}>${state.isBusy ? "Looking …" : "Look it up"}</button></form>
     ${state.problem && html`<p class="error" role="alert">${state.problem}</p>`}
     ${found && html`<ul class="variants" aria-label=${`Models of ${found.repository}`}>
-      ${found.data.map((each) => html`<${Variant} key=${each.name} ...${each} />`)}</ul>`}
+      ${ordered(found.data).map((each) => html`<${Variant} key=${each.name} total=${memory} ...${each} />`)}</ul>`}
     ${waiting.length > 0 && html`<ul class="variants" aria-label="Downloads">
       ${waiting.map(({ name, total }) => html`<${Variant} key=${name} name=${name} size=${total} />`)}</ul>`}
     <details class="suggested" open=${isNew}><summary>Models to begin with</summary><ul>${SUGGESTED.map((each) => html`
       <li key=${each.repository}>
       <button type="button" class="small" onClick=${() => look(each.repository)}>${each.repository}</button>
-      <span class="soft">${each.memory}: ${each.what}</span></li>`)}</ul></details></section>`;
+      <span class="soft">${each.memory} GB: ${each.what}</span>
+      ${memory > 0 && memory < 0.9 * each.memory * GB && html`<span class="warn">more than this machine's ${bytes(memory)}</span>`}</li>`)}</ul></details></section>`;
 }
 
-function Variant({ name, size }) {
+function Variant({ name, size, for_device: isFor, fits, memory, total }) {
   const download = downloads.all.get(name);
   const isRunning = downloads.isRunning(name);
   return html`<li><span class="variant">${name}</span> <span class="soft">${bytes(size)}</span>
+    ${isFor && fits !== false && html`<span class="badge">for this server</span>`}
+    ${fits === false && html`<span class="warn">needs ${bytes(memory)} of memory, and this machine has ${bytes(total)}</span>`}
+    ${isFor === false && fits !== false && html`<span class="soft">for other devices, or not the best for this one</span>`}
     ${isRunning && html`<${Progress} ...${download} />
       <button type="button" class="small" onClick=${() => downloads.stop(name)}>Stop</button>`}
     ${!isRunning && !download?.isDone && html`<button type="button" class="small" aria-label=${`Fetch ${name}`}
