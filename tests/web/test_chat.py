@@ -12,7 +12,7 @@ from playwright.sync_api import Browser, Page, expect
 
 from tests.running_server import RunningServer, body, wait_until
 from tests.server_here import run_here
-from tests.web.browser import agree, answer, answered, ask, opened, say
+from tests.web.browser import agree, answer, answered, ask, opened, say, violations
 
 KEY, ADMIN_KEY = "alices-key-0123456789", "admins-key-0123456789"
 PARIS = "The capital of France is Paris."
@@ -322,6 +322,42 @@ def test_a_key_is_asked_for_once_and_kept_in_the_tab_only(browser: Browser, lock
         page.get_by_role("button", name="Close").click()
         page.get_by_role("link", name="API").click()
         expect(page.get_by_text("The description cannot be shown: an API key is required")).to_be_visible()
+
+
+def test_key_is_remembered_only_if_the_reader_wants_it(browser: Browser, locked: RunningServer) -> None:
+    with opened(browser, locked) as page:
+        page.get_by_label("API key").last.fill(KEY)
+        assert violations(page) == []
+        page.get_by_label("Remember it on this device").check()
+        page.get_by_role("button", name="Use this key").click()
+        expect(page.get_by_label("Model", exact=True)).to_have_value("demo")
+        other = page.context.new_page()
+        other.goto(page.url)
+        expect(other.get_by_label("Model", exact=True)).to_have_value("demo")
+        other.goto(f"{locked.url}/docs")
+        expect(other.get_by_text("/v1/chat/completions", exact=True)).to_be_visible()
+        page.get_by_role("button", name="Forget keys").click()
+        expect(page.get_by_role("dialog")).to_contain_text("This server requires an API key.")
+        assert KEY not in page.evaluate("JSON.stringify(localStorage) + JSON.stringify(sessionStorage)")
+
+
+def test_chat_is_exported_as_markdown(scripted_page: Page) -> None:
+    page = scripted_page
+    page.get_by_role("button", name="Settings").click()
+    page.get_by_label("System prompt").fill("Be brief.")
+    page.get_by_label("Files", exact=True).set_input_files(
+        [{"name": "notes.txt", "mimeType": "text/plain", "buffer": b"```\ncode\n```\n"}]
+    )
+    ask(page, "say a/b: **one**")
+    page.get_by_label("More about").click()
+    with page.expect_download() as file:
+        page.get_by_role("button", name="Export as Markdown").click()
+    assert file.value.suggested_filename == "say a b one.md"
+    assert file.value.path().read_text(encoding="utf-8") == (
+        "# say a/b: **one**\n\n## System prompt\n\nBe brief.\n\n"
+        "## You\n\nnotes.txt:\n\n````\n```\ncode\n```\n````\n\nsay a/b: **one**\n\n"
+        "## Answer of demo\n\na/b: **one**\n"
+    )
 
 
 def test_admin_views_are_offered_with_the_admin_key_only(browser: Browser, locked: RunningServer) -> None:

@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import Browser, Page, Route, expect
 
 from tests.running_server import RunningServer
-from tests.web.browser import answer, ask, opened
+from tests.web.browser import answer, ask, opened, picture
 
 PIRATE = "You are a pirate."
 CHUNK = {"choices": [{"index": 0, "delta": {"content": "Arr"}, "finish_reason": "stop"}]}
@@ -64,6 +64,27 @@ def test_settings_belong_to_a_chat_and_are_seen(page: Page, bodies: list[dict[st
     page.get_by_role("button", name="First", exact=True).click()
     page.locator(".chip").click()
     expect(page.get_by_label("Max tokens").first).to_have_value("3")
+
+
+def test_new_chats_begin_with_the_settings_that_were_chosen_for_them(
+    page: Page, bodies: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    settings(page, System_prompt=PIRATE)
+    page.get_by_role("button", name="Use for new chats").click()
+    expect(page.get_by_text("New chats begin with these settings.")).to_be_visible()
+    picture(page, "settings-for-new-chats", tmp_path)
+    page.reload()
+    expect(page.locator(".badge")).to_have_text("1 set")
+    ask(page, "First")
+    assert bodies[0]["messages"][0] == {"role": "system", "content": PIRATE}
+    settings(page, System_prompt="Be brief.")
+    page.get_by_role("button", name="New chat").click()
+    expect(page.locator(".chip")).to_contain_text(PIRATE)
+    settings(page)
+    page.get_by_role("button", name="Begin them without settings").click()
+    page.reload()
+    expect(page.locator(".picker")).to_be_visible()
+    expect(page.locator(".badge, .chip")).to_have_count(0)
 
 
 def test_settings_are_exported_and_imported_with_their_chat(

@@ -2,8 +2,9 @@
 "use strict";
 
 const root = new URL(".", location.href).href;
-// The key that the reader has given to the page in this tab.
-const key = sessionStorage.getItem("genai-api-key") || sessionStorage.getItem("genai-admin-key");
+// The key that the reader has given to the page in this tab, or that it remembers.
+const kept = (name) => sessionStorage.getItem(name) || localStorage.getItem(name);
+const key = kept("genai-api-key") || kept("genai-admin-key");
 const headers = key ? { authorization: `Bearer ${key}` } : {};
 
 const theme = localStorage.getItem("theme");

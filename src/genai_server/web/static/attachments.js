@@ -72,16 +72,17 @@ async function textOf(file) {
 // about the same ones has the same beginning of its prompt, which the server has cached.
 export function contentOf(text, attachments = []) {
   const images = attachments.filter(({ url }) => url).map(({ url }) => ({ type: "image_url", image_url: { url } }));
-  const whole = [...attachments.filter((each) => each.text !== undefined).map(fenced), text].filter((each) => each.trim()).join("\n\n");
+  const whole = [...attachments.filter((each) => each.text !== undefined)
+    .map((each) => `${each.name}:\n${fenced(each.text)}`), text].filter((each) => each.trim()).join("\n\n");
   if (!images.length) return whole;
   return whole ? [...images, { type: "text", text: whole }] : images;
 }
 
-// The fence has more backticks than any line of the text.
-function fenced({ name, text }) {
+// A text as a block of code, whose fence has more backticks than any line of it.
+export function fenced(text) {
   const ticks = (text.match(/`+/g) ?? []).reduce((most, each) => Math.max(most, each.length), 2);
   const fence = "`".repeat(ticks + 1);
-  return `${name}:\n${fence}\n${text.replace(/\n$/, "")}\n${fence}`;
+  return `${fence}\n${text.replace(/\n$/, "")}\n${fence}`;
 }
 
 // Whether a value of a file is an attachment that this page can show without asking any host.

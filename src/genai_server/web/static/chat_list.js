@@ -1,4 +1,5 @@
 // The list of chats: search, rename, remove, export and import.
+import { asMarkdown } from "./chat_markdown.js";
 import { chats } from "./chats.js";
 import { confirmation } from "./confirmation.js";
 import { useChanges } from "./emitter.js";
@@ -37,7 +38,8 @@ export function ChatList({ current, search, onOpen, onNew }) {
       onInput=${(event) => setText(event.target.value)} />
     <div class="periods">${[...Map.groupBy(found, (chat) => period(chat.updated))].map(([name, chats]) => html`<section key=${name}
       aria-label=${name}><h3>${name}</h3><ul>${chats.map((chat) => html`<${Entry} key=${chat.id} chat=${chat}
-        isCurrent=${chat.id === current} onOpen=${onOpen} onExport=${() => exportFile("chat.json", [chat])} />`)}</ul></section>`)}
+        isCurrent=${chat.id === current} onOpen=${onOpen} onExport=${() => exportFile("chat.json", [chat])}
+        onMarkdown=${() => download(fileName(chat), asMarkdown(chat), "text/markdown")} />`)}</ul></section>`)}
     </div>
     ${!found.length && html`<p class="soft">${text ? "No chat has this text." : "No chats yet."}</p>`}
     ${(problem || chats.problem) && html`<p class="error" role="alert">${problem || chats.problem}</p>`}
@@ -50,7 +52,10 @@ export function ChatList({ current, search, onOpen, onNew }) {
   </nav>`;
 }
 
-function Entry({ chat, isCurrent, onOpen, onExport }) {
+// The title without what file systems refuse.
+const fileName = ({ title }) => `${title.replace(/[^\p{L}\p{N}_-]+/gu, " ").trim().slice(0, 60) || "chat"}.md`;
+
+function Entry({ chat, isCurrent, onOpen, onExport, onMarkdown }) {
   const [isNamed, setNamed] = useState(false);
   const title = chat.title || "New chat";
   if (isNamed) return html`<${NameForm} chat=${chat} onDone=${() => setNamed(false)} />`;
@@ -63,6 +68,7 @@ function Entry({ chat, isCurrent, onOpen, onExport }) {
     <${Menu} label=${`More about ${title}`}>
       <button type="button" onClick=${() => setNamed(true)}>Rename</button>
       <button type="button" onClick=${onExport}>Export</button>
+      <button type="button" onClick=${onMarkdown}>Export as Markdown</button>
       <button type="button" class="danger" onClick=${remove}>Delete</button><//>
   </li>`;
 }

@@ -1,11 +1,12 @@
 // What the reader has written and attached but not sent, for each chat; "" is the next new chat, which has settings, too.
 import { Emitter } from "./emitter.js";
+import { presets } from "./presets.js";
 
 class Drafts extends Emitter {
   #drafts = new Map();
 
   of(chatId) {
-    return this.#drafts.get(chatId) ?? { text: "", attachments: [], settings: {} };
+    return this.#drafts.get(chatId) ?? { text: "", attachments: [], settings: chatId ? {} : presets.defaults };
   }
 
   change(chatId, fields) {

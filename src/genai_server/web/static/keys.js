@@ -1,4 +1,4 @@
-// The caller's keys. They live as long as the tab, and go into a header only.
+// The caller's keys. They live as long as the tab, or in this browser if the reader wants that, and go into a header only.
 import { Emitter } from "./emitter.js";
 
 const NAMES = { api: "genai-api-key", admin: "genai-admin-key" };
@@ -8,12 +8,13 @@ class Keys extends Emitter {
   question = null;
 
   get(kind) {
-    return sessionStorage.getItem(NAMES[kind]) ?? "";
+    return sessionStorage.getItem(NAMES[kind]) ?? localStorage.getItem(NAMES[kind]) ?? "";
   }
 
-  set(kind, key) {
-    if (key) sessionStorage.setItem(NAMES[kind], key);
-    else sessionStorage.removeItem(NAMES[kind]);
+  // Keep a key, or forget it if it is empty.
+  set(kind, key, isRemembered = false) {
+    for (const storage of [sessionStorage, localStorage]) storage.removeItem(NAMES[kind]);
+    if (key) (isRemembered ? localStorage : sessionStorage).setItem(NAMES[kind], key);
     this.changed();
   }
 
@@ -42,10 +43,10 @@ class Keys extends Emitter {
     return this.question.answered;
   }
 
-  answer(key) {
+  answer(key, isRemembered) {
     const { kind, settle } = this.question;
     this.question = null;
-    if (key) this.set(kind, key);
+    if (key) this.set(kind, key, isRemembered);
     else this.changed();
     settle(Boolean(key));
   }

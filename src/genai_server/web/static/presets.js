@@ -1,8 +1,9 @@
-// Named settings to start a chat from, kept in this browser.
+// Named settings to start a chat from, and those with which new chats begin, kept in this browser.
 import { isSettings } from "./chat_settings.js";
 import { Emitter } from "./emitter.js";
 
 const KEY = "setting-presets";
+const DEFAULTS_KEY = "new-chat-settings";
 // Earlier versions of the page had one set of options for all chats.
 const OPTIONS_KEY = "request-options";
 const BUILT_IN = [
@@ -26,8 +27,19 @@ class Presets extends Emitter {
 
   // The preset that has exactly these settings.
   like(settings) {
-    const text = (each) => JSON.stringify(Object.entries(each).sort());
-    return this.all.find((preset) => text(preset.settings) === text(settings));
+    return this.all.find((preset) => areEqual(preset.settings, settings));
+  }
+
+  // The settings with which new chats begin. Another tab may change them.
+  get defaults() {
+    const found = read(DEFAULTS_KEY, {});
+    return isSettings(found) ? found : {};
+  }
+
+  set defaults(settings) {
+    if (Object.keys(settings).length) localStorage.setItem(DEFAULTS_KEY, JSON.stringify(settings));
+    else localStorage.removeItem(DEFAULTS_KEY);
+    this.changed();
   }
 
   // Keep settings by this name, in place of the reader's own ones of that name.
@@ -44,6 +56,11 @@ class Presets extends Emitter {
     localStorage.setItem(KEY, JSON.stringify(own));
     this.changed();
   }
+}
+
+export function areEqual(one, other) {
+  const text = (each) => JSON.stringify(Object.entries(each).sort());
+  return text(one) === text(other);
 }
 
 function read(key, otherwise) {

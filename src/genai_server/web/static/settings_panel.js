@@ -3,7 +3,7 @@ import { NUMBERS } from "./chat_settings.js";
 import { useChanges } from "./emitter.js";
 import { html, useEffect, useState } from "./html.js";
 import { Field, focused } from "./parts.js";
-import { presets } from "./presets.js";
+import { areEqual, presets } from "./presets.js";
 import { chosenServers, toolServers } from "./tool_servers.js";
 
 const EFFORTS = ["", "none", "minimal", "low", "medium", "high"];
@@ -14,6 +14,7 @@ export function SettingsPanel({ settings, onSet, onReplace }) {
   return html`<div class="panel-body">
     <p class="soft">For this chat only, and exported with it.</p>
     <${PresetChoice} settings=${settings} onReplace=${onReplace} />
+    <${ForNewChats} settings=${settings} />
     <${Text} ...${field("system")} label="System prompt" rows="3" />
     <div class="grid">${NUMBERS.map((number) => html`<${NumberField} key=${number.name} ...${number} ...${field(number.name)} />`)}
       <${Field} label="Reasoning effort" hint="for models that know it">
@@ -48,6 +49,19 @@ function ServerChoice({ value, onSet }) {
     ${[...toolServers.list, ...gone].map(({ id, description }) => html`<label class="check" key=${id}>
       <input type="checkbox" checked=${chosen.includes(id)} onChange=${() => toggle(id)} /><span>${id}</span>
       ${description && html`<span class="hint">${description}</span>`}</label>`)}</fieldset>`;
+}
+
+// Lets new chats begin with these settings.
+function ForNewChats({ settings }) {
+  useChanges(presets);
+  const { defaults } = presets;
+  const areDefaults = areEqual(defaults, settings);
+  const isEmpty = !Object.keys(settings).length;
+  if (areDefaults && isEmpty) return null;
+  const words = areDefaults ? "New chats begin with these settings." : Object.keys(defaults).length ? "New chats begin with other settings." : "";
+  return html`<div class="presets"><span class="soft">${words}</span>
+    ${areDefaults || isEmpty ? html`<button type="button" class="quiet" onClick=${() => { presets.defaults = {}; }}>Begin them without settings</button>`
+      : html`<button type="button" class="quiet" onClick=${() => { presets.defaults = settings; }}>Use for new chats</button>`}</div>`;
 }
 
 function PresetChoice({ settings, onReplace }) {
