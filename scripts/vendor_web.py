@@ -34,6 +34,10 @@ _FILES = {
         "dist/katex.min.css": "static/vendor/katex.css",
         "dist/fonts/*.woff2": "static/vendor/fonts/",
     },
+    "pdfjs-dist": {
+        "build/pdf.min.mjs": "static/vendor/pdf.js",
+        "build/pdf.worker.min.mjs": "static/vendor/pdf.worker.js",
+    },
     "uplot": {
         "dist/uPlot.iife.min.js": "static/vendor/uplot.js",
         "dist/uPlot.min.css": "static/vendor/uplot.css",

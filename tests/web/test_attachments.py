@@ -1,9 +1,11 @@
 """Files that go with a message on the page, in a real browser; a program in the test's place answers."""
 
 import base64
+import io
 import json
 import struct
 import subprocess
+import wave
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,12 +14,14 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Locator, Page, Route, expect
 
-from tests.running_server import RunningServer
+from tests.running_server import RunningServer, wait_until
 from tests.web.browser import agree, answer, answered, ask, opened, picture, violations
 
 PARIS = "The capital of France is Paris."
 _CHUNK = {"choices": [{"index": 0, "delta": {"content": PARIS}, "finish_reason": "stop"}]}
 ANSWER = f"data: {json.dumps(_CHUNK)}\n\ndata: [DONE]\n\n"
+HEARS = {"id": "hears", "capabilities": ["completion", "audio"]}
+WRITES = {"id": "writes", "capabilities": ["transcription"], "chat": False}
 SEES, READS = {"id": "sees", "capabilities": ["completion", "vision"]}, {"id": "reads", "capabilities": ["completion"]}
 # Files of one pixel, as their programs write them.
 JPEG = base64.b64decode(
@@ -48,6 +52,38 @@ def url_of(data: bytes, type: str = "image/png") -> str:
 
 def file(name: str, content: bytes, type: str = "") -> Any:
     return {"name": name, "mimeType": type, "buffer": content}
+
+
+def pdf(*pages: str) -> bytes:
+    """A PDF whose pages have these texts."""
+    numbers = [3 + 2 * place for place in range(len(pages))]
+    kids = " ".join(f"{number} 0 R" for number in numbers)
+    font = "<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>"
+    objects = ["<< /Type /Catalog /Pages 2 0 R >>", f"<< /Type /Pages /Kids [{kids}] /Count {len(pages)} >>"]
+    for number, text in zip(numbers, pages, strict=True):
+        objects.append(
+            f"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 600 800] /Contents {number + 1} 0 R "
+            f"/Resources << /Font << /F1 {font} >> >> >>"
+        )
+        content = f"BT /F1 12 Tf 50 700 Td ({text}) Tj ET"
+        objects.append(f"<< /Length {len(content)} >>\nstream\n{content}\nendstream")
+    found, places = b"%PDF-1.7\n", []
+    for number, each in enumerate(objects, 1):
+        places.append(len(found))
+        found += f"{number} 0 obj\n{each}\nendobj\n".encode()
+    table = "".join(f"{place:010} 00000 n \n" for place in places)
+    size = len(objects) + 1
+    end = f"xref\n0 {size}\n0000000000 65535 f \n{table}trailer\n<< /Size {size} /Root 1 0 R >>\nstartxref\n{len(found)}\n%%EOF\n"
+    return found + end.encode()
+
+
+def wave_file() -> bytes:
+    """A tenth of a second of silence as a WAV file."""
+    with io.BytesIO() as target:
+        with wave.open(target, "wb") as sound:
+            sound.setparams((1, 2, 16_000, 0, "NONE", ""))
+            sound.writeframes(bytes(3200))
+        return target.getvalue()
 
 
 CAT = file("cat.png", png(200), "image/png")
@@ -198,11 +234,14 @@ def test_images_are_pasted_and_dropped(talk: Talk) -> None:
     [
         (
             file("movie.mp4", b"\0\0\0\x18ftypmp42", "video/mp4"),
-            "movie.mp4 is neither an image (PNG, JPEG, WebP, GIF or",
+            "movie.mp4 is a recording, and no model of this server hears or transcribes.",
         ),
         (file("notes.png", b"no picture", "image/png"), "notes.png is neither an image"),
-        (file("paper", b"%PDF-1.7 ...", ""), "paper is a PDF, which this page cannot read: copy its text,"),
-        (file("long.txt", b"x" * 200_001, "text/plain"), "nor a text file of up to 200 kB."),
+        (file("paper", b"%PDF-1.7 ...", ""), "paper cannot be read as a PDF."),
+        (file("scan.pdf", pdf(""), ""), "scan.pdf has no text; its pages may be pictures"),
+        (file("book.pdf", pdf(*["x" * 900] * 250), ""), "book.pdf has more than 200 kB of text: attach a part of it."),
+        (file("long.txt", b"x" * 200_001, "text/plain"), "no text file in UTF-8 of up to 200 kB."),
+        (file("latin.txt", "é".encode("latin-1"), "text/plain"), "no text file in UTF-8 of up to 200 kB."),
         (file("half.png", png(1)[:40], "image/png"), "half.png cannot be read as an image."),
         (
             file("big.png", png(1) + bytes(20 * 1024 * 1024), ""),
@@ -246,6 +285,66 @@ def test_images_are_refused_for_a_model_that_reads_text(talk: Talk) -> None:
     talk.page.get_by_role("button", name="Send", exact=True).click()
     expect(talk.page.get_by_role("alert")).to_contain_text("reads reads text only.")
     assert talk.bodies == []
+
+
+def test_text_of_a_pdf_is_sent_with_the_numbers_of_its_pages(talk: Talk, tmp_path: Path) -> None:
+    asked: list[str] = []
+    talk.page.on("request", lambda request: asked.append(request.url.rpartition("/")[2]))
+    talk.list(READS)
+    talk.attach(file("paper.pdf", pdf("The first page.", "", "The third one."), "application/pdf"))
+    expect(talk.attached()).to_have_text("paper.pdf")
+    assert {"pdf.js", "pdf.worker.js"} <= set(asked)
+    talk.attached().locator("summary").click()
+    picture(talk.page, "attached-pdf", tmp_path)
+    ask(talk.page, "What is it about?")
+    text = "[page 1]\nThe first page.\n\n[page 3]\nThe third one."
+    assert talk.asked() == f"paper.pdf:\n```\n{text}\n```\n\nWhat is it about?"
+    talk.page.reload()
+    expect(talk.page.get_by_role("article", name="You").locator(".file summary")).to_have_text("paper.pdf")
+
+
+def test_recording_is_sent_to_a_model_that_hears(talk: Talk, tmp_path: Path) -> None:
+    talk.list(HEARS, WRITES, READS)
+    talk.attach(file("note.wav", wave_file(), "audio/wav"))
+    expect(talk.attached()).to_contain_text("note.wav")
+    picture(talk.page, "attached-recording", tmp_path)
+    assert violations(talk.page) == []
+    ask(talk.page, "What is said?")
+    data = base64.b64encode(wave_file()).decode()
+    part = {"type": "input_audio", "input_audio": {"data": data, "format": "wav"}}
+    assert talk.asked() == [part, {"type": "text", "text": "What is said?"}]
+    talk.page.reload()
+    shown = talk.page.get_by_role("article", name="You").locator("audio")
+    wait_until(lambda: shown.evaluate("sound => sound.duration") == pytest.approx(0.1))
+    talk.page.get_by_role("button", name="Code").click()
+    expect(talk.page.locator(".panel")).to_contain_text("recordings are read from files")
+    for program in talk.page.locator(".panel pre").all_inner_texts():
+        assert data not in program
+        assert "note.wav" in program
+    talk.page.get_by_role("button", name="Close").click()
+    talk.attach(file("note.wav", wave_file(), "audio/wav"))
+    expect(talk.attached()).to_have_count(1)
+    talk.page.get_by_label("Model", exact=True).select_option("reads")
+    talk.page.get_by_role("button", name="Send", exact=True).click()
+    expect(talk.page.get_by_role("alert")).to_have_text("reads reads text only. Choose a model for recordings: hears.")
+
+
+def test_recording_is_written_down_where_the_chosen_model_does_not_hear(talk: Talk) -> None:
+    held: list[Route] = []
+    talk.page.route("**/v1/audio/transcriptions", held.append)
+    talk.list(READS, WRITES)
+    talk.attach(file("talk.mp3", b"ID3" + bytes(100), "audio/mpeg"))
+    expect(talk.page.get_by_text("Reading talk.mp3 …")).to_be_visible()
+    expect(talk.page.get_by_role("button", name="Send", exact=True)).to_be_disabled()
+    assert b'filename="talk.mp3"' in (held[0].request.post_data_buffer or b"")
+    held[0].fulfill(json={"text": " Buy two apples. "})
+    expect(talk.attached()).to_have_text("talk.mp3")
+    ask(talk.page, "What shall I buy?")
+    assert talk.asked() == "talk.mp3:\n```\nBuy two apples.\n```\n\nWhat shall I buy?"
+    talk.attach(file("talk.mp3", b"ID3" + bytes(100), "audio/mpeg"))
+    expect(talk.page.get_by_text("Reading talk.mp3 …")).to_be_visible()
+    held[1].fulfill(status=400, json={"error": {"message": "file is no recording", "code": "invalid_value"}})
+    expect(talk.page.get_by_role("alert")).to_have_text("talk.mp3: file is no recording")
 
 
 def test_text_files_become_part_of_the_text(talk: Talk) -> None:

@@ -26,6 +26,7 @@ def content_security_policy(inline_hashes: Iterable[str] = ()) -> str:
             f"script-src 'self'{hashes}",
             f"style-src 'self'{hashes}",
             "img-src 'self' data:",
+            "media-src data:",
             "frame-src blob:",
             "object-src 'none'",
             "base-uri 'none'",

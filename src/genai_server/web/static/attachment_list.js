@@ -1,4 +1,5 @@
-// The attachments of a message: thumbnails that open the image, and texts that unfold.
+// The attachments of a message: thumbnails that open the image, recordings to listen to, and texts that unfold.
+import { isSound } from "./attachments.js";
 import { html, useState } from "./html.js";
 import { Dialog } from "./parts.js";
 
@@ -8,7 +9,9 @@ export function AttachmentList({ attachments = [], onRemove }) {
   if (!attachments.length) return null;
   return html`<ul class="attachments" aria-label="Attachments">
     ${attachments.map((each, place) => html`<li key=${place}>
-      ${each.url ? html`<button type="button" class="thumbnail" title=${each.name} onClick=${() => setOpen(each)}>
+      ${isSound(each) ? html`<figure class="file sound"><figcaption>${each.name}</figcaption>
+          <audio controls preload="metadata" src=${each.url} aria-label=${each.name}></audio></figure>`
+        : each.url ? html`<button type="button" class="thumbnail" title=${each.name} onClick=${() => setOpen(each)}>
           <img src=${each.url} alt=${each.name} /></button>`
         : each.text === undefined ? html`<span class="soft">${each.name} is not kept</span>`
         : html`<details class="file"><summary>${each.name}</summary><pre tabindex="0">${each.text}</pre></details>`}

@@ -1,4 +1,5 @@
 // The next request as a program would send it.
+import { isSound } from "./attachments.js";
 import { pathTo } from "./chat.js";
 import { requestHeaders } from "./chat_settings.js";
 import { requestAfter } from "./conversation.js";
@@ -16,10 +17,10 @@ export function CodePanel({ chat, turn }) {
   }
   if (!body.messages.length) body.messages = [{ role: "user", content: "Hello!" }];
   const root = new URL(".", location.href).href;
-  const files = imageFiles(pathTo(chat, turn));
+  const files = filesOf(pathTo(chat, turn));
   return html`<div class="panel-body">
     <p class="soft">The request with this conversation and these settings. A key is read from GENAI_API_KEY.
-      ${files.size > 0 && "Images are read from files in the current folder."}</p>
+      ${files.size > 0 && `${[...files.values()].some(isSound) ? "Images and recordings" : "Images"} are read from files in the current folder.`}</p>
     <${Sample} name="curl" text=${curl(root, body, files, headers)} />
     <${Sample} name="Python" text=${python(root, body, files, headers)} /></div>`;
 }
@@ -29,26 +30,28 @@ function Sample({ name, text }) {
     <${CopyButton} text=${() => text} /></div><pre tabindex="0"><code>${text}</code></pre></section>`;
 }
 
-// The files of the images in these turns, which programs read instead of repeating them: {name, type} by data URL.
-function imageFiles(turns) {
+// The files of the images and recordings in these turns, which programs read instead of repeating them: {name, type, url}, by
+// what the request has of them. That is a data URL for images, and what follows its head for recordings.
+function filesOf(turns) {
   const files = new Map();
   const taken = new Set();
   for (const { name, url } of turns.flatMap(({ attachments = [] }) => attachments)) {
-    if (!url || files.has(url)) continue;
+    const sent = url && isSound({ url }) ? url.slice(url.indexOf(",") + 1) : url;
+    if (!sent || files.has(sent)) continue;
     const free = taken.has(name) ? `${files.size + 1}-${name}` : name;
     taken.add(free);
-    files.set(url, { name: free, type: url.slice("data:".length, url.indexOf(";")) });
+    files.set(sent, { name: free, type: url.slice("data:".length, url.indexOf(";")), url });
   }
   return files;
 }
 
-// For a POSIX shell, in which only the quote itself ends a quoted text. A body with images is too long for an argument.
+// For a POSIX shell, in which only the quote itself ends a quoted text. A body with files is too long for an argument.
 export function curl(root, body, files = new Map(), headers = {}) {
   const key = keys.any ? ' \\\n  -H "authorization: Bearer $GENAI_API_KEY"' : "";
   const more = Object.entries(headers).map(([name, value]) => ` \\\n  -H ${shellText(`${name}: ${value}`)}`).join("");
   const call = `curl -s ${root}v1/chat/completions -H 'content-type: application/json'${key}${more} -d`;
-  // Unlike any text of the conversation, so that only images become commands.
-  const mark = `image ${Math.random()} `;
+  // Unlike any text of the conversation, so that only files become commands.
+  const mark = `file ${Math.random()} `;
   const found = [...files.keys()];
   const marked = JSON.stringify(body, (_, value) => (files.has(value) ? `${mark}${found.indexOf(value)}.` : value), 2);
   const quoted = found.reduce(
@@ -58,9 +61,9 @@ export function curl(root, body, files = new Map(), headers = {}) {
 
 const shellText = (text) => `'${text.replaceAll("'", "'\\''")}'`;
 
-// A data URL within a quoted text.
-function inShell({ name, type }) {
-  return `data:${type};base64,'"$(base64 <${shellText(name)} | tr -d '\\n')"'`;
+// A file within a quoted text.
+function inShell({ name, type, url }) {
+  return `${isSound({ url }) ? "" : `data:${type};base64,`}'"$(base64 <${shellText(name)} | tr -d '\\n')"'`;
 }
 
 // JSON differs from Python only in these three words; strings have the same escapes.
@@ -74,11 +77,21 @@ export function python(root, body, files = new Map(), headers = {}) {
   if (more.length) fields.push(`    extra_body=${literal(Object.fromEntries(more), files)},\n`);
   if (Object.keys(headers).length) fields.push(`    extra_headers=${literal(headers, files)},\n`);
   const modules = `${files.size ? "import base64\n" : ""}${keys.any ? "import os\n" : ""}`;
-  return `${modules}${modules && "\n"}from openai import OpenAI\n\n${files.size ? IMAGE_FUNCTION : ""}`
+  return `${modules}${modules && "\n"}from openai import OpenAI\n\n${functionsFor([...files.values()])}`
     + `client = OpenAI(base_url=${JSON.stringify(`${root}v1`)}, api_key=${key})\n`
     + `completion = client.chat.completions.create(\n${fields.join("")})\nprint(completion.choices[0].message.content)\n`;
 }
 
+// The functions that read the files.
+function functionsFor(files) {
+  return (files.some((each) => !isSound(each)) ? IMAGE_FUNCTION : "") + (files.some(isSound) ? SOUND_FUNCTION : "");
+}
+
+const SOUND_FUNCTION = `def recording(path):
+    with open(path, "rb") as file:
+        return base64.b64encode(file.read()).decode()
+
+`;
 const IMAGE_FUNCTION = `def image(path, media_type):
     with open(path, "rb") as file:
         return f"data:{media_type};base64,{base64.b64encode(file.read()).decode()}"
@@ -92,6 +105,7 @@ function literal(value, files) {
   if (typeof value === "object") {
     return `{${Object.entries(value).map(([name, inner]) => `${JSON.stringify(name)}: ${literal(inner, files)}`).join(", ")}}`;
   }
-  if (files.has(value)) return `image(${JSON.stringify(files.get(value).name)}, ${JSON.stringify(files.get(value).type)})`;
+  const file = files.get(value);
+  if (file) return isSound(file) ? `recording(${JSON.stringify(file.name)})` : `image(${JSON.stringify(file.name)}, ${JSON.stringify(file.type)})`;
   return JSON.stringify(value);
 }

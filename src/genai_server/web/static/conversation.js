@@ -123,7 +123,7 @@ export function canSend(settings, attachments = []) {
   }
   if (connection.isLost) running.problem = NOT_REACHED;
   else if (models.list.length && !models.chosen) running.problem = "This server has no model for chats.";
-  else if (attachments.some(({ url }) => url)) running.problem ||= refusalOf(models);
+  else running.problem ||= refusalOf(models, attachments);
   running.changed();
   return !running.problem;
 }

@@ -2,8 +2,8 @@
 import { useChanges } from "./emitter.js";
 import { html, useEffect, useRef, useState } from "./html.js";
 import { Icon } from "./icons.js";
-import { recording, transcribed, transcriber } from "./microphone.js";
-import { models } from "./models.js";
+import { hasMicrophone, recording, transcribed } from "./microphone.js";
+import { models, transcriber } from "./models.js";
 
 const LABELS = { idle: "Dictate", starting: "Dictate", recording: "Stop recording", transcribing: "Transcribing" };
 
@@ -14,7 +14,7 @@ export function Dictation({ onText, onProblem }) {
   // The recording, and the model that is to transcribe it.
   const recorded = useRef(null);
   const isGone = useRef(false);
-  const model = transcriber(models);
+  const model = hasMicrophone() ? transcriber(models) : undefined;
   useEffect(() => () => {
     isGone.current = true;
     recorded.current?.stop();

@@ -40,6 +40,11 @@ export const katex = new Library(async () => {
   await Promise.all([script("ui/vendor/katex.js"), style("ui/vendor/katex.css")]);
   return window.katex;
 });
+export const pdf = new Library(async () => {
+  const library = await import("./vendor/pdf.js");
+  library.GlobalWorkerOptions.workerSrc = new URL("vendor/pdf.worker.js", import.meta.url).href;
+  return library;
+});
 export const uPlot = new Library(async () => {
   await Promise.all([script("ui/vendor/uplot.js"), style("ui/vendor/uplot.css")]);
   return window.uPlot;

@@ -2,12 +2,7 @@
 import { ask } from "./api.js";
 
 // Browsers have no microphone for pages that come over http from another machine.
-const hasMicrophone = () => Boolean(navigator.mediaDevices?.getUserMedia && window.MediaRecorder);
-
-// The first model that transcribes; undefined without one, and without a microphone.
-export function transcriber({ list }) {
-  return hasMicrophone() ? list.find(({ capabilities = [] }) => capabilities.includes("transcription")) : undefined;
-}
+export const hasMicrophone = () => Boolean(navigator.mediaDevices?.getUserMedia && window.MediaRecorder);
 
 // Begin to record. Throws Error with a sentence.
 export async function recording() {
@@ -38,10 +33,12 @@ export async function recording() {
 }
 
 // The text of a recording. Throws ApiError.
-export async function transcribed(sound, model) {
+export async function transcribed(sound, model, name = nameOf(sound)) {
   const body = new FormData();
-  // Such as audio/webm;codecs=opus.
-  body.append("file", sound, `recording.${sound.type.match(/^audio\/(\w+)/)?.[1] ?? "webm"}`);
+  body.append("file", sound, name);
   body.append("model", model.id);
   return (await ask("v1/audio/transcriptions", { method: "POST", body })).text.trim();
 }
+
+// By its type, such as audio/webm;codecs=opus.
+const nameOf = ({ type }) => `recording.${type.match(/^audio\/(\w+)/)?.[1] ?? "webm"}`;

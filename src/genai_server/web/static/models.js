@@ -1,5 +1,6 @@
 // The models that requests can choose, with their state.
 import { ask } from "./api.js";
+import { isSound } from "./attachments.js";
 import { Emitter } from "./emitter.js";
 
 const KEY = "model";
@@ -16,6 +17,7 @@ export function purpose({ chat, capabilities = [] }) {
 }
 
 export const readsImages = ({ capabilities = [] }) => capabilities.includes("vision");
+export const hears = ({ capabilities = [] }) => capabilities.includes("audio");
 
 // Bytes up to which a model knows next to nothing.
 const TOY = 50_000_000;
@@ -26,11 +28,20 @@ export function isToy(model) {
   return size > 0 && size < TOY;
 }
 
-// Why images cannot be sent to the chosen model; "" if they can.
-export function refusalOf({ chosen, talking }) {
-  if (!chosen || readsImages(chosen)) return "";
-  const others = talking.filter(readsImages).map(({ id }) => id);
-  return `${chosen.id} reads text only.${others.length ? ` Choose a model for images: ${others.join(", ")}.` : ""}`;
+// Why these attachments cannot be sent to the chosen model; "" if they can.
+export function refusalOf({ chosen, talking }, attachments) {
+  for (const [takes, isMeant, what] of [[readsImages, (each) => each.url && !isSound(each), "images"], [hears, isSound, "recordings"]]) {
+    if (!chosen || takes(chosen) || !attachments.some(isMeant)) continue;
+    const others = talking.filter(takes).map(({ id }) => id);
+    const reads = readsImages(chosen) || hears(chosen) ? `takes no ${what}` : "reads text only";
+    return `${chosen.id} ${reads}.${others.length ? ` Choose a model for ${what}: ${others.join(", ")}.` : ""}`;
+  }
+  return "";
+}
+
+// The first model that transcribes; undefined without one.
+export function transcriber({ list }) {
+  return list.find(({ capabilities = [] }) => capabilities.includes("transcription"));
 }
 
 class Models extends Emitter {
