@@ -103,6 +103,38 @@ def test_search_for_formulas_grows_with_the_text_and_not_with_its_square(page: P
     assert 0 < once < twice < 2.2 * once
 
 
+# How many formulas of a text are set, and how many are not, once the page has had time for them.
+SET = """async (text) => {
+    const { blocks } = await import("./ui/markdown.js");
+    const { typeset } = await import("./ui/formulas.js");
+    const { katex } = await import("./ui/libraries.js");
+    await katex.load();
+    const element = document.createElement("div");
+    element.innerHTML = blocks(text).join("");
+    typeset(element);
+    while (element.querySelector(".formula:not([data-set])")) await new Promise(requestAnimationFrame);
+    return [element.querySelectorAll("[role=math]").length, element.querySelectorAll(".formula:not([role])").length];
+}"""
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("$" + 20_000 * "{" + "x" + 20_000 * "}" + "$", [0, 1]),
+        ("$" + 20_000 * "x+" + "x$", [0, 1]),
+        ("$" + 1600 * "\\sqrt" + "x$", None),
+        ("$" + 1200 * "x_{" + 1200 * "}" + "$", None),
+        ("".join(f"$x_{{{number}}}$ " for number in range(3000)), [3000, 0]),
+        (20_000 * "\\(" + "x" + 20_000 * "\\)", None),
+    ],
+    ids=["nested", "long", "roots", "indices", "many", "openers"],
+)
+def test_page_answers_whatever_formulas_an_answer_has(page: Page, text: str, number: list[int] | None) -> None:
+    found = page.evaluate(SET, text)
+    assert number in (None, found)
+    expect(page.get_by_label("Message", exact=True)).to_be_visible()
+
+
 def test_columns_of_tables_are_aligned(page: Page) -> None:
     ask(page, "say | a | b | c |⏎|:--|:-:|--:|⏎| 1 | 2 | 3 |")
     cells = page.locator(".markdown td")

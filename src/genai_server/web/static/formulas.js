@@ -5,6 +5,10 @@ const CLOSERS = { "\\(": "\\)", "\\[": "\\]", $$: "$$", $: "$" };
 // Formulas that are kept as they were set: a text that grows is drawn again and again.
 const MAX_KEPT = 500;
 const kept = new Map();
+// Characters up to which a formula is set: KaTeX takes a time and a depth that grow with them.
+const MAX_LENGTH = 5000;
+// Formulas that are set before the next frame, so that the page answers in between.
+const AT_ONCE = 200;
 
 // A plug-in of markdown-it for \(…\), \[…\], $$…$$ and $…$: Markdown would take their backslashes, stars and underscores
 // for its own.
@@ -97,9 +101,11 @@ function add(state, opener, text) {
 
 // Set the formulas within an element. Before KaTeX is there, and if it cannot read one, they stay as they were written.
 export function typeset(element) {
-  const found = element.querySelectorAll(".formula:not([data-set])");
+  const found = [...element.querySelectorAll(".formula:not([data-set])")];
   if (found.length && !katex.now) katex.load();
-  if (katex.now) for (const each of found) set(each);
+  if (!katex.now) return;
+  for (const each of found.slice(0, AT_ONCE)) set(each);
+  if (found.length > AT_ONCE) requestAnimationFrame(() => typeset(element));
 }
 
 function set(element) {
@@ -116,11 +122,12 @@ function set(element) {
   element.setAttribute("aria-label", written);
 }
 
-// A formula as a fragment; null if KaTeX cannot read it. Its MathML would have inline styles, which the page's policy forbids.
+// A formula as a fragment; null if it is too long, or KaTeX cannot read it. Its MathML would have inline styles, which the page's policy forbids.
 function drawn(written, displayMode) {
   const opener = openerOf(written, 0);
   const text = written.slice(opener.length, -CLOSERS[opener].length);
   const fragment = document.createElement("span");
+  if (text.length > MAX_LENGTH) return null;
   try {
     katex.now.render(text, fragment, { displayMode, output: "html", throwOnError: true, strict: "ignore", maxSize: 20, trust: false });
     return fragment;
