@@ -29,6 +29,16 @@ def test_a_clones_own_environment_is_added_to_by_its_script(tmp_path: Path, monk
     assert found.extra_command("bench") == "./scripts/install bench"
 
 
+def test_words_that_add_an_extra_are_those_of_the_script_or_of_pip(tmp_path: Path) -> None:
+    clone = tmp_path / "with a space"
+    (clone / "scripts").mkdir(parents=True)
+    (clone / "scripts" / "install").touch()
+    found = installation(noted(clone, dir_info={"editable": True}), clone / ".venv")
+    assert found.words_to_add("cpu", "export", python=sys.executable) == [str(clone / "scripts" / "install"), "export"]
+    pip = ["/other/python", "-m", "pip", "install", "-e", f"{clone}[cpu,export]"]
+    assert found.words_to_add("cpu", "export", python="/other/python") == pip
+
+
 def test_clone_in_another_environment_is_installed_by_pip(tmp_path: Path) -> None:
     (tmp_path / "scripts").mkdir()
     (tmp_path / "scripts" / "install").touch()

@@ -9,6 +9,7 @@ import os
 import shlex
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -30,14 +31,25 @@ class Installation:
 
     def command(self, *extras: str, python: str = sys.executable) -> str:
         """The command that installs the server with these extras into the environment of `python`."""
-        asked = f"{self.source or _UNKNOWN}[{','.join(extras)}]"
-        words = [python, "-m", "pip", "install", *(["-e"] if self.editable else []), asked]
-        return subprocess.list2cmdline(words) if os.name == "nt" else shlex.join(words)
+        return in_shell(self._words(*extras, python=python))
 
     def extra_command(self, extra: str) -> str:
         """The command that adds one extra to this installation: the clone's script if there is one."""
         script = self._script()
         return self.command(extra) if script is None else f"{script} {extra}"
+
+    def words_to_add(self, *extras: str, python: str) -> list[str]:
+        """The words of the command that adds these extras to the environment of `python`.
+
+        A clone's script knows the device of its own environment.
+        """
+        if python != sys.executable or (script := self._script_path()) is None:
+            return self._words(*extras, python=python)
+        return [str(script), *(extra for extra in extras if extra != "cpu")]
+
+    def _words(self, *extras: str, python: str) -> list[str]:
+        asked = f"{self.source or _UNKNOWN}[{','.join(extras)}]"
+        return [python, "-m", "pip", "install", *(["-e"] if self.editable else []), asked]
 
     def device_command(self, extra: str) -> str:
         """The command that installs the extra of another device, for which the environment has to be made anew."""
@@ -47,15 +59,25 @@ class Installation:
         return f'cmd /c "set GENAI_EXTRA={extra}&& {script}"' if os.name == "nt" else f"GENAI_EXTRA={extra} {script}"
 
     def _script(self) -> str | None:
-        """The script that installs a clone into its own environment; None without one."""
+        """The script that installs a clone into its own environment, in a shell; None without one."""
+        path = self._script_path()
+        if path is None or self.source is None:
+            return None
+        script = path.relative_to(self.source)
+        if os.name == "nt":
+            return str(script if self.source == Path.cwd() else path)
+        return f"{'.' if self.source == Path.cwd() else shlex.quote(str(self.source))}/{script.as_posix()}"
+
+    def _script_path(self) -> Path | None:
         if self.source is None or self.prefix != self.source / ".venv":
             return None
-        script = Path("scripts", "install.cmd" if os.name == "nt" else "install")
-        if not (self.source / script).is_file():
-            return None
-        if os.name == "nt":
-            return str(script if self.source == Path.cwd() else self.source / script)
-        return f"{'.' if self.source == Path.cwd() else shlex.quote(str(self.source))}/{script.as_posix()}"
+        script = self.source / "scripts" / ("install.cmd" if os.name == "nt" else "install")
+        return script if script.is_file() else None
+
+
+def in_shell(words: Sequence[str]) -> str:
+    """A command as it is typed."""
+    return subprocess.list2cmdline(words) if os.name == "nt" else shlex.join(words)
 
 
 def this_installation() -> Installation:

@@ -1,16 +1,20 @@
 """`genai-server export` as a user runs it: with a builder that writes the demo model, and with the real one."""
 
+import io
 import json
 import os
+import shlex
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from genai_server.cli.export_command import _agrees
 from tests.fake_builder import fake_builder
 from tests.local_hub import HubRepository, run_hub
-from tests.running_server import ROOT, clean_environment, run_command
+from tests.running_server import ROOT, clean_environment, run_command, run_server
 
 SOURCE = {"config.json": b"{}", "model.safetensors": b"w" * 100, "tokenizer.json": b'{"original": true}'}
 
@@ -187,7 +191,88 @@ def test_missing_pytorch_is_reported_before_any_download(tmp_path: Path, librari
     done = export(tmp_path, libraries, "org/tiny", HF_ENDPOINT="http://127.0.0.1:9")
     assert done.returncode == 2
     assert "onnxruntime_genai.models.builder: " in done.stderr
-    assert "[cpu,export]'" in done.stderr
+    assert "[export]'" in done.stderr
+
+
+# A Python that has no libraries until its pip has installed something.
+PYTHON = """#!/bin/sh
+if [ "$2" = pip ]; then
+    echo "$@" >{log}
+    if [ -e {folder}/broken ]; then exit 7; fi
+    exit 0
+fi
+[ -e {log} ] || unset PYTHONPATH
+exec {python} "$@"
+"""
+
+
+@pytest.fixture
+def bare_python(tmp_path: Path) -> Path:
+    path = tmp_path / "bare" / "python"
+    path.parent.mkdir()
+    words = {"log": path.parent / "log", "folder": path.parent, "python": sys.executable}
+    path.write_text(PYTHON.format(**{name: shlex.quote(str(value)) for name, value in words.items()}), encoding="utf-8")
+    path.chmod(0o755)
+    return path
+
+
+def test_missing_packages_are_installed_on_request(
+    tmp_path: Path, libraries: Path, source: Path, bare_python: Path
+) -> None:
+    arguments = [str(source), "--python", str(bare_python)]
+    done = export(tmp_path, libraries, *arguments)
+    assert done.returncode == 2
+    assert "lacks torch, " in done.stderr
+    log = bare_python.parent / "log"
+    assert not log.exists()
+    (bare_python.parent / "broken").touch()
+    done = export(tmp_path, libraries, *arguments, "--yes")
+    assert done.returncode == 2
+    assert "failed (status 7), as the lines above say" in done.stderr
+    (bare_python.parent / "broken").unlink()
+    log.unlink()
+    done = export(tmp_path, libraries, *arguments, "--yes")
+    assert done.returncode == 0, done.stderr
+    assert log.read_text(encoding="utf-8").startswith("-m pip install ")
+    assert "export]" in log.read_text(encoding="utf-8")
+    assert (tmp_path / "models" / "tiny-int4-cpu").is_dir()
+
+
+@pytest.mark.parametrize(("said", "agrees"), [("y\n", True), ("yes\n", True), ("\n", False), ("no\n", False), ("", False)])
+def test_packages_are_installed_if_a_person_agrees(monkeypatch: pytest.MonkeyPatch, said: str, agrees: bool) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    screen = Terminal()
+    monkeypatch.setattr("sys.stdin", Terminal(said))
+    monkeypatch.setattr("sys.stderr", screen)
+    assert _agrees("install them?") is agrees
+    assert screen.getvalue() == "install them? [y/N] "
+
+
+def test_time_and_memory_are_said_before_weights_are_fetched(tmp_path: Path, libraries: Path) -> None:
+    config = {"hidden_size": 1024, "num_hidden_layers": 28, "vocab_size": 151_936, "num_attention_heads": 16}
+    more = {"intermediate_size": 3072, "num_key_value_heads": 8, "head_dim": 128, "tie_word_embeddings": True}
+    with run_hub() as hub:
+        described = json.dumps(config | more | {"architectures": ["Qwen3ForCausalLM"]}).encode()
+        hub.repositories["org/tiny"] = HubRepository(SOURCE | {"config.json": described})
+        done = export(tmp_path, libraries, "org/tiny", HF_ENDPOINT=hub.url)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    (cost,) = [place for place, line in enumerate(lines) if line.startswith("0.6 billion weights: building takes about ")]
+    (fetching,) = [place for place, line in enumerate(lines) if line.startswith("fetching ")]
+    assert cost < fetching
+    assert "GiB of memory" in lines[cost]
+    assert f"from {hub.url}" in lines[fetching]
+
+
+def test_built_model_is_served(tmp_path: Path, libraries: Path, source: Path) -> None:
+    paths = os.pathsep.join([str(libraries), str(ROOT / "src")])
+    settings = {"GENAI_MODELS_DIR": str(tmp_path / "models"), "PYTHONPATH": paths}
+    program = [sys.executable, "-m", "genai_server", "export", str(source), "--serve", "--device", "scripted"]
+    with run_server(tmp_path, settings=settings, program=program) as server:
+        assert server.client.get("/v1/models").json()["data"][0]["id"] == "tiny-int4-cpu"
 
 
 def test_existing_directory_is_not_overwritten(tmp_path: Path, libraries: Path, source: Path) -> None:

@@ -6,31 +6,38 @@ embeddings and reranking are exported by PyTorch itself. All need PyTorch, which
 """
 
 import argparse
+import importlib
 import shutil
+import subprocess
 import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
-from genai_server.cli.download_progress import download_progress
+from genai_server.cli.download_progress import download_progress, size_in_words
 from genai_server.cli.option_types import path_of
 from genai_server.cli.pull_command import absolute, add_hub_options, checked_name, fetch_description, tell_how_to_serve
-from genai_server.cli.screen import say
+from genai_server.cli.screen import say, say_aside
 from genai_server.config.environment import builder_environment
 from genai_server.config.sources import load_settings
 from genai_server.engine.model.files import check_model_directory
 from genai_server.errors import ConfigurationError, ExportFailed, ModelDirectoryError
 from genai_server.hub import builder, gguf_source, quality, store
 from genai_server.hub.architectures import count_weights, read_source_config
+from genai_server.hub.build_cost import cost_of
 from genai_server.hub.builder import PRECISIONS, PROVIDERS, Build
 from genai_server.hub.client import Hub
 from genai_server.hub.download import download
 from genai_server.hub.quantized_checkpoint import read_quantization
 from genai_server.hub.repository import name_of, select_gguf, select_source, with_tokenizer
+from genai_server.installation import in_shell, this_installation
 from genai_server.pooling_model import Task, task_of
+from genai_server.system_memory import free_memory
 
 # Below this number of weights, 4 bits cost more quality than they save (docs/export.md).
 _SMALL = 1_000_000_000
+_GIB = 1024**3
+_ABOUT_EXTRA = "They take about 1 GB on the disk, and several more where PyTorch comes with libraries for GPUs, as on Linux."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -88,7 +95,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="Python of an environment with PyTorch",
     )
+    parser.add_argument("--yes", action="store_true", help="install missing packages without asking")
     add_hub_options(parser)
+    parser.add_argument(
+        "--serve",
+        nargs=argparse.REMAINDER,
+        metavar="OPTION",
+        help="serve the model once it is built; what follows are options of serve",
+    )
     parser.set_defaults(run=run)
 
 
@@ -96,7 +110,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Build a model directory; returns the exit status. Raises ConfigurationError, PullFailed and ExportFailed."""
     if wrong := [option for option in arguments.extra if "=" not in option]:
         raise ConfigurationError(f"--extra {wrong[0]}: an option is NAME=VALUE")
-    builder.check_environment(arguments.python)  # before anything is fetched
+    _prepare_environment(arguments)  # before anything is fetched
     local = path_of(arguments.source)
     gguf = local if local.is_file() else gguf_source.find_gguf(local) if local.is_dir() else None
     if gguf is not None:
@@ -110,8 +124,54 @@ def run(arguments: argparse.Namespace) -> int:
             _build(arguments, source, directory, store.Origin(str(source)))
     else:
         directory = _build_from_hub(arguments, checked_name(arguments.source))
+    if arguments.serve is not None:
+        from genai_server.cli import main
+
+        return main(["serve", str(directory), *arguments.serve])
     tell_how_to_serve(directory)
     return 0
+
+
+def _prepare_environment(arguments: argparse.Namespace) -> None:
+    """Install the packages that build models if some are missing, and a person agrees to that. Raises ConfigurationError."""
+    missing = builder.missing_modules(arguments.python)
+    installation = this_installation()
+    if missing and installation.source is not None:
+        python = str(arguments.python)
+        command = installation.words_to_add(*builder.extras_for(missing), python=python)
+        say_aside(f"{python} lacks {', '.join(missing)}, which build models. {_ABOUT_EXTRA}")
+        if arguments.yes or _agrees(f"install them now (--yes does so without asking), with {in_shell(command)}?"):
+            done = subprocess.run(command, stdout=sys.stderr, check=False)
+            if done.returncode:
+                raise ConfigurationError(f"{in_shell(command)} failed (status {done.returncode}), as the lines above say")
+            importlib.invalidate_caches()
+    builder.check_environment(arguments.python)
+
+
+def _agrees(question: str) -> bool:
+    """Whether a person at a terminal agrees."""
+    if sys.stdin is None or not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return False
+    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def _tell_cost(order: Build) -> None:
+    """Print about how long a build takes, and how much memory, where that can be estimated."""
+    if (cost := cost_of(order)) is None:
+        say("how long this takes is not known for this kind of model")
+        return
+    free = free_memory()
+    short = "" if cost.memory <= free else f", but only {free / _GIB:.1f} GiB are free"
+    say(
+        f"{cost.weights / 1e9:.1f} billion weights: building takes about {_minutes(cost.seconds)} on two cores, and "
+        f"{cost.memory / _GIB:.1f} GiB of memory{short}; the model will have about {cost.size / _GIB:.1f} GiB"
+    )
+
+
+def _minutes(seconds: float) -> str:
+    number = max(1, round(seconds / 60))
+    return "a minute" if number == 1 else f"{number} minutes"
 
 
 def _target(arguments: argparse.Namespace, name: str, source: Path) -> Path:
@@ -122,7 +182,9 @@ def _target(arguments: argparse.Namespace, name: str, source: Path) -> Path:
     order = _chosen(arguments, _order(arguments, source, source))
     if order.is_encoder:
         builder.check_environment(arguments.python, builder.NEEDED_FOR_ENCODERS)
-    return _directory(arguments, name, order.precision)
+    directory = _directory(arguments, name, order.precision)
+    _tell_cost(order)
+    return directory
 
 
 def _directory(arguments: argparse.Namespace, name: str, precision: str) -> Path:
@@ -148,6 +210,7 @@ def _build_from_hub(arguments: argparse.Namespace, name: str) -> Path:
             precision = _check_gguf(arguments, gguf_source.fetch_beginning(hub, repository, gguf, Path(folder)))
             directory = _directory(arguments, PurePosixPath(gguf.path).stem, precision)
     selection = select_source(repository) if gguf is None else with_tokenizer(repository, gguf)
+    say(f"fetching {size_in_words(selection.size)} from {hub.endpoint}")
     with store.locked(directory):
         source = store.staging(directory, "source")
         with download_progress(selection) as watch:
@@ -168,7 +231,9 @@ def _check_gguf(arguments: argparse.Namespace, path: Path) -> str:
     builder.check_environment(arguments.python, builder.NEEDED_FOR_GGUF)
     with tempfile.TemporaryDirectory() as folder:
         gguf_source.unpack(path, Path(folder), arguments.python, builder_environment(), lambda _: None)
-        return _chosen(arguments, _order(arguments, Path(folder), Path(folder), path)).precision
+        order = _chosen(arguments, _order(arguments, Path(folder), Path(folder), path))
+        _tell_cost(order)
+        return order.precision
 
 
 def _build_gguf(arguments: argparse.Namespace, path: Path, directory: Path, origin: store.Origin) -> None:

@@ -35,8 +35,9 @@ ENCODER_PRECISIONS = ("fp32", "int8")
 # What a build is called whose weights are those of a GGUF file, in place of a precision.
 AS_STORED = "gguf"
 # Modules that the builder imports and serving does not need.
-_BUILDER = "onnxruntime_genai.models.builder"
-_NEEDED = ("torch", "transformers", "onnx_ir", _BUILDER)
+_LIBRARY = "onnxruntime_genai"
+_BUILDER = f"{_LIBRARY}.models.builder"
+_NEEDED = ("torch", "transformers", "onnx_ir", _LIBRARY, _BUILDER)
 NEEDED_FOR_MOBIUS = ("torch", "transformers", "onnxruntime", "mobius")
 NEEDED_FOR_ENCODERS = ("torch", "transformers", "onnxscript", "onnxruntime")
 NEEDED_FOR_GGUF = ("torch", "transformers", "transformers.integrations.gguf", "gguf", "accelerate")
@@ -154,17 +155,28 @@ class Build:
 
 def check_environment(python: Path, needed: Sequence[str] = _NEEDED) -> None:
     """Check that a Python interpreter has modules, by default those of the builder. Raises ConfigurationError."""
+    if missing := missing_modules(python, needed):
+        raise ConfigurationError(
+            f"{python} lacks {', '.join(missing)}: "
+            f"{this_installation().command(*extras_for(missing), python=str(python))}, "
+            "or name another environment's Python with --python"
+        )
+
+
+def extras_for(missing: Sequence[str]) -> tuple[str, ...]:
+    """The extras that bring missing modules. A package for another device may have the library already."""
+    return ("cpu", "export") if _LIBRARY in missing else ("export",)
+
+
+def missing_modules(python: Path, needed: Sequence[str] = _NEEDED) -> list[str]:
+    """The modules that a Python interpreter lacks, by default of the builder's. Raises ConfigurationError."""
     code = f"import importlib.util as u; print(*[n for n in {tuple(needed)!r} if not _has(u, n)])"
     code = "def _has(u, n):\n try: return u.find_spec(n)\n except ImportError: return None\n" + code
     try:
         done = subprocess.run([python, "-c", code], capture_output=True, text=True, errors="replace", check=True)
     except (OSError, subprocess.CalledProcessError) as error:
         raise ConfigurationError(f"--python={python}: cannot be run: {error}") from None
-    if missing := done.stdout.split():
-        raise ConfigurationError(
-            f"{python} lacks {', '.join(missing)}: {this_installation().command('cpu', 'export', python=str(python))}, "
-            "or name another environment's Python with --python"
-        )
+    return done.stdout.split()
 
 
 def choose(build: Build, python: Path, wanted: str, *, unchecked: bool = False) -> Build:
