@@ -238,7 +238,9 @@ def test_missing_packages_are_installed_on_request(
     assert (tmp_path / "models" / "tiny-int4-cpu").is_dir()
 
 
-@pytest.mark.parametrize(("said", "agrees"), [("y\n", True), ("yes\n", True), ("\n", False), ("no\n", False), ("", False)])
+@pytest.mark.parametrize(
+    ("said", "agrees"), [("y\n", True), ("yes\n", True), ("\n", False), ("no\n", False), ("", False)]
+)
 def test_packages_are_installed_if_a_person_agrees(monkeypatch: pytest.MonkeyPatch, said: str, agrees: bool) -> None:
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
@@ -260,7 +262,9 @@ def test_time_and_memory_are_said_before_weights_are_fetched(tmp_path: Path, lib
         done = export(tmp_path, libraries, "org/tiny", HF_ENDPOINT=hub.url)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    (cost,) = [place for place, line in enumerate(lines) if line.startswith("0.6 billion weights: building takes about ")]
+    (cost,) = [
+        place for place, line in enumerate(lines) if line.startswith("0.6 billion weights: building takes about ")
+    ]
     (fetching,) = [place for place, line in enumerate(lines) if line.startswith("fetching ")]
     assert cost < fetching
     assert "GiB of memory" in lines[cost]

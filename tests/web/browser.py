@@ -94,8 +94,9 @@ def answer(page: Page) -> Locator:
 
 
 def violations(page: Page) -> list[tuple[str, list[str]]]:
-    """The violations of accessibility rules, each with its elements. Skips the test without axe-core, which a Python package
-    includes.
+    """The violations of accessibility rules, each with its elements.
+
+    Skips the test without axe-core, which a Python package includes.
     """
     spec = find_spec("axe_playwright_python")
     if spec is None or spec.origin is None:

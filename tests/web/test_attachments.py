@@ -73,8 +73,9 @@ def pdf(*pages: str) -> bytes:
         found += f"{number} 0 obj\n{each}\nendobj\n".encode()
     table = "".join(f"{place:010} 00000 n \n" for place in places)
     size = len(objects) + 1
-    end = f"xref\n0 {size}\n0000000000 65535 f \n{table}trailer\n<< /Size {size} /Root 1 0 R >>\nstartxref\n{len(found)}\n%%EOF\n"
-    return found + end.encode()
+    head = f"xref\n0 {size}\n0000000000 65535 f \n{table}"
+    tail = f"trailer\n<< /Size {size} /Root 1 0 R >>\nstartxref\n{len(found)}\n%%EOF\n"
+    return found + head.encode() + tail.encode()
 
 
 def wave_file() -> bytes:

@@ -1,4 +1,4 @@
-"""A chat that fills the model's context: what the page says, and how the chat continues. A program in the test's place answers."""
+"""A chat that fills the model's context: what the page says, and how it continues. The tests answer for a server."""
 
 import json
 from collections.abc import Iterator
@@ -13,8 +13,8 @@ from tests.web.browser import SCHEMES, WIDTHS, answer, ask, opened, picture, say
 
 CONTEXT = 2048
 REFUSAL = {
-    "message": f"This model's maximum context length is {CONTEXT} tokens. However, your messages resulted in 2100 tokens, "
-    "and the answer needs at least one. Please reduce the length (GENAI_MAX_LENGTH).",
+    "message": f"This model's maximum context length is {CONTEXT} tokens. However, your messages resulted in "
+    "2100 tokens, and the answer needs at least one. Please reduce the length (GENAI_MAX_LENGTH).",
     "code": "context_length_exceeded",
 }
 
@@ -78,7 +78,9 @@ def test_answer_that_the_server_limits_is_not_stopped_at_max_tokens(server: Serv
 def test_first_message_that_is_too_long_has_to_be_shortened(server: Server) -> None:
     server.most_messages = 0
     ask(server.page, "One")
-    expect(server.notice()).to_contain_text("The messages have 2,100 tokens. The model reads at most 2,048, with its answer.")
+    expect(server.notice()).to_contain_text(
+        "The messages have 2,100 tokens. The model reads at most 2,048, with its answer."
+    )
     expect(server.notice()).to_contain_text("Shorten the message")
     expect(server.notice().get_by_role("button")).to_have_count(0)
 

@@ -146,6 +146,13 @@ def test_columns_of_tables_are_aligned(page: Page) -> None:
     ]
 
 
+NUM_LINES = """(cells) => cells.map((cell) => {
+    const range = document.createRange();
+    range.selectNodeContents(cell);
+    return range.getClientRects().length;
+})"""
+
+
 def test_wide_table_scrolls_on_a_phone_and_breaks_no_word(page: Page, tmp_path: Path) -> None:
     page.set_viewport_size({"width": 390, "height": 800})
     heads = "|".join(["algorithm", "complexity", "measurement", "remarks"] * 2)
@@ -153,8 +160,7 @@ def test_wide_table_scrolls_on_a_phone_and_breaks_no_word(page: Page, tmp_path: 
     ask(page, f"say |{heads}|⏎|{'---|' * 8}⏎|{cells}|")
     table = page.get_by_role("region", name="Table")
     assert table.evaluate("each => each.scrollWidth > each.clientWidth")
-    line = "cell => { const range = document.createRange(); range.selectNodeContents(cell); return range.getClientRects().length; }"
-    assert table.locator("td, th").evaluate_all(f"cells => cells.map({line})") == [1] * 16
+    assert table.locator("td, th").evaluate_all(NUM_LINES) == [1] * 16
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     picture(page, "table-phone", tmp_path)
 

@@ -166,7 +166,9 @@ def test_an_older_list_that_comes_late_replaces_no_newer_one(page: Page) -> None
     expect(page.get_by_label("Model", exact=True)).to_have_value("newer")
 
 
-LONG = "microsoft/Phi-3-mini-4k-instruct-onnx:cpu_and_mobile/cpu-int4-rtn-block-32-acc-level-4-of-a-repository-with-long-names"
+LONG = (
+    "microsoft/Phi-3-mini-4k-instruct-onnx:cpu_and_mobile/cpu-int4-rtn-block-32-acc-level-4-of-a-repository-with-names"
+)
 
 
 def test_other_names_are_not_offered_and_stand_for_the_model(page: Page) -> None:

@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from tests.running_server import RunningServer
-from tests.web.browser import answer, answered, ask, charted, opened, picture, violations
+from tests.web.browser import WIDTHS, answer, answered, ask, charted, opened, picture, violations
 
 VIEWS = ["chat", "settings", "tokens", "monitor", "profiles", "models", "runtime-options"]
 # Elements that appear once a view is complete.
@@ -82,18 +82,19 @@ def test_views_have_no_serious_accessibility_violations(
     assert violations(page) == []
 
 
-@pytest.mark.parametrize("page", ["dark"], indirect=True)
+@pytest.mark.parametrize("width", [360, *WIDTHS])
 @pytest.mark.parametrize("view", VIEWS)
-def test_each_view_fits_a_phone(page: Page, view: str, tmp_path: Path) -> None:
-    page.set_viewport_size({"width": 360, "height": 740})
+def test_each_view_fits_the_window(page: Page, view: str, width: int, tmp_path: Path) -> None:
+    page.set_viewport_size({"width": width, "height": 740})
     if view in ("chat", "settings", "tokens"):
         page.get_by_role("link", name="Chat").click()
         if (panel := page.locator(".panel")).count():
             panel.get_by_role("button", name="Close").click()
-        page.get_by_role("button", name="Chats").click()
+        if width < 760:
+            page.get_by_role("button", name="Chats").click()
     show(page, view)
-    picture(page, f"{view}-{page.evaluate('window.scheme')}-phone", tmp_path)
-    assert page.evaluate("document.documentElement.scrollWidth") <= 360
+    picture(page, f"{view}-{page.evaluate('window.scheme')}-{width}", tmp_path)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
 @pytest.mark.smoke

@@ -37,7 +37,9 @@ from genai_server.system_memory import free_memory
 # Below this number of weights, 4 bits cost more quality than they save (docs/export.md).
 _SMALL = 1_000_000_000
 _GIB = 1024**3
-_ABOUT_EXTRA = "They take about 1 GB on the disk, and several more where PyTorch comes with libraries for GPUs, as on Linux."
+_ABOUT_EXTRA = (
+    "They take about 1 GB on the disk, and several more where PyTorch comes with libraries for GPUs, as on Linux."
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -133,7 +135,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _prepare_environment(arguments: argparse.Namespace) -> None:
-    """Install the packages that build models if some are missing, and a person agrees to that. Raises ConfigurationError."""
+    """Install the packages that build models if some are missing, and a person agrees to that.
+
+    Raises ConfigurationError.
+    """
     missing = builder.missing_modules(arguments.python)
     installation = this_installation()
     if missing and installation.source is not None:
@@ -143,7 +148,9 @@ def _prepare_environment(arguments: argparse.Namespace) -> None:
         if arguments.yes or _agrees(f"install them now (--yes does so without asking), with {in_shell(command)}?"):
             done = subprocess.run(command, stdout=sys.stderr, check=False)
             if done.returncode:
-                raise ConfigurationError(f"{in_shell(command)} failed (status {done.returncode}), as the lines above say")
+                raise ConfigurationError(
+                    f"{in_shell(command)} failed (status {done.returncode}), as the lines above say"
+                )
             importlib.invalidate_caches()
     builder.check_environment(arguments.python)
 

@@ -66,7 +66,9 @@ def test_variants_of_a_repository_have_their_sizes(server: RunningServer, hub: L
     ]
 
 
-def test_variants_that_fit_the_machine_are_marked(hub: LocalHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variants_that_fit_the_machine_are_marked(
+    hub: LocalHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("genai_server.cli.serve.loaders.total_memory", lambda: 300 * 1024**2)
     settings = {"GENAI_MODELS_DIR": str(tmp_path / "models"), "GENAI_DEVICE": "cpu"}
     large = {"cpu/fp32/genai_config.json": b"{}", "cpu/fp32/model.onnx": b"x" * 120 * 1024**2}

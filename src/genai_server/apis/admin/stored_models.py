@@ -17,22 +17,26 @@ async def list_stored_models(services: TheServices) -> dict[str, Any]:
     """The model directories in GENAI_MODELS_DIR, served or not. `size` is in bytes.
 
     `source` is where a directory was fetched from, `served` the name of the model that is served from it; both may be
-    null. `memory` is the size of the memory in which models are loaded, in bytes; null for a device with a memory of its
-    own.
+    null. `memory` is the size in bytes of the memory in which models are loaded; null for a device with its own memory.
     """
     found = await asyncio.to_thread(services.store.stored)
     directory = str(services.store.directory)
     memory = services.store.memory
-    return {"object": "list", "directory": directory, "memory": memory, "data": [_entry(each, services.models) for each in found]}
+    return {
+        "object": "list",
+        "directory": directory,
+        "memory": memory,
+        "data": [_entry(each, services.models) for each in found],
+    }
 
 
 @router.get("/v1/admin/models/variants")
 async def list_variants(repository: str, services: TheServices) -> dict[str, Any]:
     """The models in a repository of the hub, such as `OWNER/NAME`. `size` is in bytes.
 
-    `name` is what `/api/pull` takes. `for_device` says whether it is the best variant for the server's device, by the name
-    of its folder; it is null where that names no device. `memory` is what its weights take once they are loaded, beside its
-    context, and `fits` whether the server has as much; it is null for a device with a memory of its own.
+    `name` is what `/api/pull` takes. `for_device` says whether it is the best variant for the server's device, by the
+    name of its folder; it is null where that names no device. `memory` is what its weights take once they are loaded,
+    beside its context, and `fits` whether the server has as much; it is null for a device with its own memory.
     """
     name = plain_name(repository)
     found = await asyncio.to_thread(services.store.variants, name)

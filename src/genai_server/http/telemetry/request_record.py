@@ -66,7 +66,7 @@ class RequestRecord:
     arrival: Arrival
     # Seconds since 1970 at the arrival.
     began_at: float
-    # The name that the request has for a model where none of that name is served, in at most 100 characters; "" otherwise.
+    # The model that the request asked for if none of that name is served, in at most 100 characters; "" otherwise.
     unknown_model: str = ""
     # The name of its API key; "" without one.
     key_name: str = ""
