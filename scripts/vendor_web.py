@@ -35,8 +35,8 @@ _FILES = {
         "dist/fonts/*.woff2": "static/vendor/fonts/",
     },
     "pdfjs-dist": {
-        "build/pdf.min.mjs": "static/vendor/pdf.js",
-        "build/pdf.worker.min.mjs": "static/vendor/pdf.worker.js",
+        "legacy/build/pdf.min.mjs": "static/vendor/pdf.js",
+        "legacy/build/pdf.worker.min.mjs": "static/vendor/pdf.worker.js",
     },
     "uplot": {
         "dist/uPlot.iife.min.js": "static/vendor/uplot.js",

@@ -117,7 +117,7 @@ export function ChatView({ chatId }) {
         onAsk=${(text) => onSend(text, [])} onInspect=${(turn) => setPanel({ name: "look", turn })} />
       <${Composer} chatId=${chat?.id ?? ""} isBusy=${isBusy} problem=${running.problem} onSend=${onSend} onEditLast=${editLast}
         onStop=${() => running.stop(chat)} />
-      <p class="unseen" role="status">${isBusy ? "The answer is being written" : turns.length ? "The answer is complete" : ""}</p>
+      <p class="unseen" role="status">${isBusy ? "The answer is being written" : turns.length ? endInWords(turns.at(-1)) : ""}</p>
     </section>
     ${panel && html`<aside class="panel" aria-label=${TITLES[panel.name]}>
       <div class="panel-head"><h2>${TITLES[panel.name]}</h2>
@@ -131,6 +131,12 @@ export function ChatView({ chatId }) {
 }
 
 const TITLES = { settings: "Chat settings", code: "As a program", look: "Inspect tokens" };
+
+// What a screen reader says once an answer is written.
+function endInWords({ error, finish }) {
+  if (error) return "The answer failed";
+  return finish === "stopped" ? "The answer was stopped" : "The answer is complete";
+}
 
 // The turn after which the shown request was sent.
 function lastQuestion(turns) {

@@ -5,7 +5,7 @@ import { html, useEffect } from "./html.js";
 import { isToy, models } from "./models.js";
 import { Dialog } from "./parts.js";
 
-const ABILITIES = { completion: "text", insert: "filling gaps", tools: "tool calls", vision: "images", thinking: "reasoning" };
+const ABILITIES = { completion: "text", insert: "filling gaps", tools: "tool calls", vision: "images", audio: "recordings", thinking: "reasoning" };
 
 export function ModelCard({ model, onClose }) {
   useChanges(models);

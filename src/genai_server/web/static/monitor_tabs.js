@@ -40,6 +40,6 @@ function Refused() {
     setWrong(true);
   };
   return html`<p class="notice">Requests, profiles, models and runtime options are not shown: ${server.refused}.
-    ${isWrong && html`<strong role="alert">That was not the admin key. </strong>`}
-    <button type="button" onClick=${askForKey}>Enter the admin key</button></p>`;
+    ${isWrong && html`${" "}<strong role="alert">That was not the admin key.</strong>`}
+    ${" "}<button type="button" onClick=${askForKey}>Enter the admin key</button></p>`;
 }

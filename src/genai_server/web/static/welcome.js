@@ -12,7 +12,7 @@ const FOR_OTHERS = [
   "Write a friendly reply that declines a meeting on Friday.",
   "What should I check before I buy a used bicycle?",
 ];
-const COMMAND = "genai-server run microsoft/Phi-3-mini-4k-instruct-onnx";
+const COMMAND = "genai-server run phi4-mini";
 
 export function Welcome({ onAsk }) {
   useChanges(models, server);
