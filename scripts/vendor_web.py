@@ -2,8 +2,9 @@
 
 usage: .venv/bin/python scripts/vendor_web.py [--update]
 
-Without --update it fetches the pinned versions, and exits with status 1 if the registry's package has another hash than
-src/genai_server/web/vendored.json. With --update it fetches the newest versions and writes their hashes there.
+Without --update it fetches the pinned versions, and the newest of packages without a pin. It exits with status 1 if the
+registry's package has another hash than src/genai_server/web/vendored.json. With --update it fetches the newest versions
+and writes their hashes there.
 It needs npm, which checks each package against the registry's own hash.
 """
 
@@ -61,7 +62,7 @@ def main() -> int:
     pins: dict[str, Any] = json.loads(_PINS.read_text(encoding="utf-8")) if _PINS.exists() else {}
     found = {}
     for package, members in _FILES.items():
-        pin = None if arguments.update else pins[package]
+        pin = None if arguments.update else pins.get(package)
         with tempfile.TemporaryDirectory() as folder:
             archive, version = _pack(package if pin is None else f"{package}@{pin['version']}", Path(folder))
             integrity = "sha512-" + base64.b64encode(hashlib.sha512(archive.read_bytes()).digest()).decode()
