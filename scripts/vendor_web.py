@@ -3,8 +3,8 @@
 usage: .venv/bin/python scripts/vendor_web.py [--update]
 
 Without --update it fetches the pinned versions, and the newest of packages without a pin. It exits with status 1 if the
-registry's package has another hash than src/genai_server/web/vendored.json. With --update it fetches the newest versions
-and writes their hashes there.
+registry's package has another hash than src/genai_server/web/vendored.json. With --update it fetches the newest
+versions, and writes their hashes there.
 It needs npm, which checks each package against the registry's own hash.
 """
 

@@ -65,7 +65,7 @@ def pdf(*pages: str) -> bytes:
             f"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 600 800] /Contents {number + 1} 0 R "
             f"/Resources << /Font << /F1 {font} >> >> >>"
         )
-        content = f"BT /F1 12 Tf 50 700 Td ({text}) Tj ET"
+        content = f"BT /F1 1 Tf 50 700 Td ({text}) Tj ET"
         objects.append(f"<< /Length {len(content)} >>\nstream\n{content}\nendstream")
     found, places = b"%PDF-1.7\n", []
     for number, each in enumerate(objects, 1):
@@ -249,7 +249,17 @@ def test_images_are_pasted_and_dropped(talk: Talk) -> None:
             "big.png has 20.0 MB; an image may have at most 20 MB.",
         ),
     ],
-    ids=["video", "text-named-png", "pdf", "long-text", "half-an-image", "large-image"],
+    ids=[
+        "video",
+        "text-named-png",
+        "damaged-pdf",
+        "pdf-without-text",
+        "long-pdf",
+        "long-text",
+        "latin-1",
+        "half-an-image",
+        "large-image",
+    ],
 )
 def test_other_files_are_refused_with_a_sentence(talk: Talk, refused: Any, sentence: str, tmp_path: Path) -> None:
     for each in (CAT, refused):  # a large file would take long through the browser's protocol
@@ -293,7 +303,7 @@ def test_text_of_a_pdf_is_sent_with_the_numbers_of_its_pages(talk: Talk, tmp_pat
     talk.page.on("request", lambda request: asked.append(request.url.rpartition("/")[2]))
     talk.list(READS)
     talk.attach(file("paper.pdf", pdf("The first page.", "", "The third one."), "application/pdf"))
-    expect(talk.attached()).to_have_text("paper.pdf")
+    expect(talk.attached().locator("summary")).to_have_text("paper.pdf")
     assert {"pdf.js", "pdf.worker.js"} <= set(asked)
     talk.attached().locator("summary").click()
     picture(talk.page, "attached-pdf", tmp_path)
@@ -332,14 +342,14 @@ def test_recording_is_sent_to_a_model_that_hears(talk: Talk, tmp_path: Path) -> 
 
 def test_recording_is_written_down_where_the_chosen_model_does_not_hear(talk: Talk) -> None:
     held: list[Route] = []
-    talk.page.route("**/v1/audio/transcriptions", held.append)
+    talk.page.route("**/v1/audio/transcriptions", lambda route: held.append(route))
     talk.list(READS, WRITES)
     talk.attach(file("talk.mp3", b"ID3" + bytes(100), "audio/mpeg"))
     expect(talk.page.get_by_text("Reading talk.mp3 …")).to_be_visible()
     expect(talk.page.get_by_role("button", name="Send", exact=True)).to_be_disabled()
     assert b'filename="talk.mp3"' in (held[0].request.post_data_buffer or b"")
     held[0].fulfill(json={"text": " Buy two apples. "})
-    expect(talk.attached()).to_have_text("talk.mp3")
+    expect(talk.attached().locator("summary")).to_have_text("talk.mp3")
     ask(talk.page, "What shall I buy?")
     assert talk.asked() == "talk.mp3:\n```\nBuy two apples.\n```\n\nWhat shall I buy?"
     talk.attach(file("talk.mp3", b"ID3" + bytes(100), "audio/mpeg"))

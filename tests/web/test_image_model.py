@@ -35,7 +35,7 @@ def test_an_image_is_read_and_stays_in_the_conversation(browser: Browser, seeing
         page.get_by_label("Max tokens").first.fill("4")
         ask(page, "What is it?")
         without = prompt_tokens(0)
-        page.get_by_role("button", name="New chat").click()
+        page.get_by_role("button", name="New chat", exact=True).click()
         expect(answer(page)).to_have_count(0)
         page.get_by_role("button", name="Settings").click()
         page.get_by_label("Max tokens").first.fill("4")

@@ -301,7 +301,7 @@ def test_the_description_of_the_api_needs_no_other_host(browser: Browser, script
     with_docs.on("request", lambda request: asked.append(request.url))
     with_docs.on("console", lambda message: wrong.append(message.text) if message.type == "error" else None)
     held: list[Route] = []
-    with_docs.route("**/openapi.json", held.append)
+    with_docs.route("**/openapi.json", lambda route: held.append(route))
     with_docs.goto(f"{scripted.url}/docs")
     expect(with_docs.get_by_role("status")).to_have_text("Loading the description of the API …")
     wait_until(lambda: with_docs.evaluate("1") and held)

@@ -33,8 +33,7 @@ export function TurnView(props) {
 // What the reader has hidden by continuing from an earlier turn.
 function Later({ chat, turn, isBusy }) {
   const number = numHidden(chat, turn);
-  return number > 0 && html`<p class="later soft">${number} later message${number === 1 ? "" : "s"} ·
-    <button type="button" class="small" disabled=${isBusy} onClick=${() => showLater(chat, turn)}>Show</button></p>`;
+  return number > 0 && html`<p class="later soft">${number} later message${number === 1 ? "" : "s"} ·${" "}<button type="button" class="small" disabled=${isBusy} onClick=${() => showLater(chat, turn)}>Show</button></p>`;
 }
 
 function EditForm({ turn, isBusy, onSave, onCancel }) {
