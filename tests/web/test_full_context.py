@@ -37,11 +37,12 @@ class Server:
         body = json.loads(route.request.post_data or "")
         self.bodies.append(body)
         if len(body["messages"]) > self.most_messages:
-            return route.fulfill(status=400, json={"error": REFUSAL})
+            route.fulfill(status=400, json={"error": REFUSAL})
+            return
         usage = {"prompt_tokens": self.total - 10, "completion_tokens": 10, "total_tokens": self.total}
         said = f"Answer {len(self.bodies)}."
         chunk = {"choices": [{"index": 0, "delta": {"content": said}, "finish_reason": self.finish}], "usage": usage}
-        return route.fulfill(content_type="text/event-stream", body=f"data: {json.dumps(chunk)}\n\n")
+        route.fulfill(content_type="text/event-stream", body=f"data: {json.dumps(chunk)}\n\n")
 
     def sent(self) -> list[str]:
         """The texts of the last request."""

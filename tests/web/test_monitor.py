@@ -304,7 +304,7 @@ def test_the_description_of_the_api_needs_no_other_host(browser: Browser, script
     with_docs.route("**/openapi.json", lambda route: held.append(route))
     with_docs.goto(f"{scripted.url}/docs")
     expect(with_docs.get_by_role("status")).to_have_text("Loading the description of the API …")
-    wait_until(lambda: with_docs.evaluate("1") and held)
+    wait_until(lambda: with_docs.evaluate("1") == 1 and bool(held))
     held[0].continue_()
     expect(with_docs.get_by_text("/v1/chat/completions", exact=True)).to_be_visible(timeout=15_000)
     assert all(url.startswith((scripted.url, "data:")) for url in asked)
