@@ -150,8 +150,8 @@ def test_pip_installs_where_uv_fails(clone: Path) -> None:
         (
             ["bench", "bnech"],
             "",
-            "there is no extra bnech; known are audio, bench, chart, dev, export, hub, kv-events, mcp, models, otel, "
-            "ray, router",
+            "there is no extra bnech; known are audio, bench, chart, dev, docs, export, hub, kv-events, mcp, models, "
+            "otel, ray, router",
         ),
         (["cuda"], "", "cuda is for a device: GENAI_EXTRA=cuda ./scripts/install"),
         ([], "gpu", "GENAI_EXTRA=gpu: known are cpu, cuda, directml"),
