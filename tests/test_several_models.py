@@ -254,7 +254,7 @@ def test_longest_idle_model_is_evicted_at_the_limit(limited: RunningServer) -> N
 
 def test_request_waits_until_its_timeout_if_all_models_are_busy(limited: RunningServer) -> None:
     with limited.begun(SLOW, model="one") as one, limited.begun(SLOW, model="two") as two:
-        response = limited.chat("say x", model="three", timeout=2)
+        response = limited.chat("say x", model="three", timeout=0.5)
         assert (response.status_code, response.json()["error"]["code"]) == (503, "models_busy")
         assert all(json.loads(next(reader))["token"] for reader in (one, two))
     assert limited.chat("say x", model="three").json()["content"] == "x"

@@ -301,9 +301,9 @@ def test_answers_have_their_probabilities(name: str, grammar: str) -> None:
 @pytest.mark.parametrize("grammar", GRAMMARS)
 @pytest.mark.parametrize("name", ASKED)
 def test_answers_from_the_best_logits_are_those_from_all(name: str, grammar: str) -> None:
-    for num_best in (1, 3, 5, 64):
+    for num_best in (1, 5):
         offering = TableRunner(MODEL, TABLE, num_best=num_best)
-        assert chosen(ASKED[name], grammar, 100, offering) == chosen(ASKED[name], grammar, 100)
+        assert chosen(ASKED[name], grammar, 30, offering) == chosen(ASKED[name], grammar, 30)
         assert offering.num_fetched <= offering.num_offered
 
 

@@ -358,6 +358,7 @@ def test_random_requests_are_answered_as_alone(hybrid: Hybrid, device: SteppedLo
     assert sum(device.end(key).num_accepted for key in asked) > 50
 
 
+@pytest.mark.slow
 def test_sampled_answers_with_drafts_have_their_probabilities(hybrid: Hybrid, device: SteppedLoop) -> None:
     number, prompt = 1500, text(20, 71)
     sampling: dict[str, Any] = {"temperature": 1.0, "top_k": 3}

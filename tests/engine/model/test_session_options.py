@@ -125,6 +125,7 @@ def opens(options: DeviceOptions) -> tuple[Any, Any]:
     return open_with(MODEL, session_options(options, 0), options), onnxruntime_genai.Model(config)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in POSSIBLE if name not in (CPU_ALONE, *EXPERTS)])
 def test_both_runtimes_open_a_model_with_an_entry(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)  # one of the options writes a file

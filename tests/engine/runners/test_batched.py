@@ -616,6 +616,7 @@ def test_logits_are_made_for_the_end_of_a_prompt_only(runner: Driven) -> None:
 # threads, also more than there are heads
 
 
+@pytest.mark.slow
 def test_long_rows_are_alike_in_any_company_and_with_any_number_of_threads(graph: DecoderGraph) -> None:
     model, found = check_model_directory(DEMO), []
     for threads in (1, 2, 3, 8):

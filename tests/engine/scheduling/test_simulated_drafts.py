@@ -47,6 +47,7 @@ def mean(ratios: list[float]) -> float:
     return len(ratios) / sum(1 / ratio for ratio in ratios)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("machine", MACHINES)
 @pytest.mark.parametrize("num_clients", [1, 4, 16])
 def test_no_text_is_noticeably_slower(machine: str, num_clients: int) -> None:
@@ -57,6 +58,7 @@ def test_no_text_is_noticeably_slower(machine: str, num_clients: int) -> None:
         assert mean(ratios) > 0.96, acceptance
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_clients", [1, 4, 16])
 def test_disturbed_machine_is_hardly_slower(num_clients: int) -> None:
     number = 4 if num_clients > 4 else 10
