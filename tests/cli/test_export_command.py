@@ -61,6 +61,7 @@ def test_directory_becomes_a_checked_model_with_fast_settings(tmp_path: Path, li
     assert sorted(path.name for path in (tmp_path / "models").iterdir()) == ["tiny-int4-cpu"]
 
 
+@pytest.mark.slow
 def test_sampling_defaults_are_the_sources_or_its_familys(tmp_path: Path, libraries: Path, source: Path) -> None:
     (source / "config.json").write_text(
         '{"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}', encoding="utf-8"
@@ -73,6 +74,7 @@ def test_sampling_defaults_are_the_sources_or_its_familys(tmp_path: Path, librar
         assert (search.get("temperature", 1.0), bool(search.get("do_sample"))) == (expected, name == "derived")
 
 
+@pytest.mark.slow
 def test_mobius_builds_what_the_other_builder_cannot(tmp_path: Path, libraries: Path, source: Path) -> None:
     described = {"architectures": ["SmolLM3ForCausalLM"], "max_position_embeddings": 4096, "eos_token_id": 2}
     (source / "config.json").write_text(json.dumps(described), encoding="utf-8")
@@ -92,6 +94,7 @@ def test_mobius_builds_what_the_other_builder_cannot(tmp_path: Path, libraries: 
     assert "mobius is called with" in (directory / "export.log").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_a_small_model_gets_8_bits(tmp_path: Path, libraries: Path, source: Path) -> None:
     small = {"hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 512, "num_attention_heads": 4}
     (source / "config.json").write_text(
@@ -110,6 +113,7 @@ def test_a_graph_that_cannot_be_loaded_is_no_model(tmp_path: Path, libraries: Pa
     assert not (tmp_path / "models" / "tiny-int4-cpu").exists()
 
 
+@pytest.mark.slow
 def test_whisper_is_built_without_options(tmp_path: Path, libraries: Path, source: Path) -> None:
     config = {"architectures": ["WhisperForConditionalGeneration"]}
     (source / "config.json").write_text(json.dumps(config), encoding="utf-8")
@@ -131,6 +135,7 @@ def test_whisper_without_tokens_for_times_is_refused(tmp_path: Path, libraries: 
     assert "building" not in done.stdout
 
 
+@pytest.mark.slow
 def test_model_without_a_chat_template_is_kept_and_reported(tmp_path: Path, libraries: Path, source: Path) -> None:
     done = export(tmp_path, libraries, str(source), "--extra", "lose=chat_template.jinja")
     assert done.returncode == 0, done.stderr
@@ -139,6 +144,7 @@ def test_model_without_a_chat_template_is_kept_and_reported(tmp_path: Path, libr
     assert "genai-server chat" not in done.stdout
 
 
+@pytest.mark.slow
 def test_the_users_options_come_before_ours(tmp_path: Path, libraries: Path, source: Path) -> None:
     options = ["--extra", "block_size=64", "filename=model.onnx", "--to", str(tmp_path / "out")]
     assert export(tmp_path, libraries, str(source), *options).returncode == 0
@@ -148,6 +154,7 @@ def test_the_users_options_come_before_ours(tmp_path: Path, libraries: Path, sou
     assert "k_quant_mixed" not in log
 
 
+@pytest.mark.slow
 def test_another_device_has_the_builders_own_blocks(tmp_path: Path, libraries: Path, source: Path) -> None:
     assert export(tmp_path, libraries, str(source), "--device", "directml").returncode == 0
     log = (tmp_path / "models" / "tiny-int4-directml" / "export.log").read_text(encoding="utf-8")
@@ -295,6 +302,7 @@ def _describe(source: Path, **config: object) -> None:
     (source / "config.json").write_text(json.dumps(config), encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_a_head_for_drafts_is_built_so_that_cpus_can_load_it(tmp_path: Path, libraries: Path, source: Path) -> None:
     _describe(source, architectures=["Qwen3_5ForConditionalGeneration"], text_config={"mtp_num_hidden_layers": 1})
     for device, shares in (("cpu", False), ("cuda", True)):
@@ -319,6 +327,7 @@ def test_a_model_that_cannot_be_built_is_refused_at_once(tmp_path: Path, librari
     assert export(tmp_path, libraries, str(source), "--unchecked").returncode == 0
 
 
+@pytest.mark.slow
 def test_the_type_is_corrected_and_text_only_is_said(tmp_path: Path, libraries: Path, source: Path) -> None:
     done = export(tmp_path, libraries, str(source), "--extra", "type=qwen3vl", "--to", str(tmp_path / "vision"))
     assert done.returncode == 0, done.stderr
@@ -331,6 +340,7 @@ def test_the_type_is_corrected_and_text_only_is_said(tmp_path: Path, libraries: 
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 64, "version": "gemm", "zero_point": True}
 
 
+@pytest.mark.slow
 def test_quantized_weights_decide_precision_and_blocks(tmp_path: Path, libraries: Path, source: Path) -> None:
     _describe(source, architectures=["Qwen2ForCausalLM"], quantization_config=AWQ)
     done = export(tmp_path, libraries, str(source))
@@ -389,7 +399,7 @@ def gguf_libraries(tmp_path: Path) -> Path:
     return fake_builder(tmp_path / "libraries", with_gguf=True)
 
 
-@pytest.mark.parametrize("named", ["tiny-Q4_0.gguf", "."])
+@pytest.mark.parametrize("named", ["tiny-Q4_0.gguf", pytest.param(".", marks=pytest.mark.slow)])
 def test_a_gguf_file_is_unpacked_and_built(tmp_path: Path, gguf_libraries: Path, named: str) -> None:
     folder = tmp_path / "files"
     folder.mkdir()
@@ -407,6 +417,7 @@ def test_a_gguf_file_is_unpacked_and_built(tmp_path: Path, gguf_libraries: Path,
     assert [path.name for path in (tmp_path / "models").iterdir()] == [directory.name]
 
 
+@pytest.mark.slow
 def test_a_gguf_file_in_fp32_is_not_rounded_to_16_bits(tmp_path: Path, gguf_libraries: Path) -> None:
     (tmp_path / "tiny.gguf").write_bytes(gguf())
     done = export(tmp_path, gguf_libraries, "tiny.gguf", "--precision", "fp32")
@@ -414,6 +425,7 @@ def test_a_gguf_file_in_fp32_is_not_rounded_to_16_bits(tmp_path: Path, gguf_libr
     assert "Reading weights into 32 bits\n" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_tokenizer_next_to_a_gguf_file_is_taken(tmp_path: Path, gguf_libraries: Path) -> None:
     (tmp_path / "tiny.gguf").write_bytes(gguf(tokenizer__ggml__pre="unknown-rule"))
     done = export(tmp_path, gguf_libraries, "tiny.gguf")
@@ -469,6 +481,7 @@ def test_one_of_several_gguf_files_must_be_named(tmp_path: Path, gguf_libraries:
     assert "has several GGUF files; name one of them:" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_gguf_file_of_a_repository_is_chosen_by_include(tmp_path: Path, gguf_libraries: Path) -> None:
     files = {"tiny-Q4_0.gguf": gguf(), "tiny-Q8_0.gguf": gguf(), "mmproj-F16.gguf": gguf(), "config.json": b"{}"}
     with run_hub() as hub:

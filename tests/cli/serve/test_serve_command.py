@@ -210,6 +210,7 @@ def test_version_is_printed() -> None:
     assert result.stdout == f"genai-server {__version__}\n"
 
 
+@pytest.mark.slow
 def test_uvicorn_alone_serves_with_an_engine_of_its_own(tmp_path: Path) -> None:
     with uvicorn(tmp_path, GENAI_DEVICE="scripted") as (process, url, _):
         wait_until(lambda: is_ready(url))
