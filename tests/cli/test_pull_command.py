@@ -53,6 +53,14 @@ def user(tmp_path: Path) -> Iterator[User]:
         yield User(hub, tmp_path / "models")
 
 
+def test_the_proxy_of_the_environment_is_used(user: User) -> None:
+    """The hub's name is unknown here, so that only a proxy can reach it; the hub itself stands for the proxy."""
+    proxy = {"HF_ENDPOINT": "http://hub.example", "HTTP_PROXY": user.hub.url, "http_proxy": user.hub.url}
+    done = run_command("pull", "org/tiny", environment=user.environment | proxy)
+    assert done.returncode == 0, done.stderr
+    assert (user.models / "tiny" / "genai_config.json").is_file()
+
+
 def test_a_pulled_model_is_whole_listed_checked_and_removed(user: User) -> None:
     status, out, _ = user.run("pull", "org/tiny")
     directory = user.models / "tiny"
