@@ -602,8 +602,8 @@ LEFT_OUT: list[tuple[str, dict[str, Any], str]] = [
     ("/v1/messages", {"tools": [{**ADD, "defer_loading": True}, {**ADD, "name": "b"}]}, ""),
     (
         "/v1/messages",
-        {"tools": [{**ADD, "defer_loading": True}, SEARCHES[0]]},
-        "tools[1] (tool_search_tool_regex_20251119), tools[0].defer_loading",
+        {"tools": [ADD, {**ADD, "name": "b", "defer_loading": True}, SEARCHES[0]]},
+        "tools[2] (tool_search_tool_regex_20251119), tools[1].defer_loading",
     ),
     (
         "/v1/messages",

@@ -106,6 +106,7 @@ def test_log_probabilities_are_asked_for_by_include() -> None:
         ("max_tokens", "max_output_tokens", "max_output_tokens"),
         ("response_format.json_schema.schema", "text.format.schema", "text.format.schema"),
         ("reasoning_effort", "reasoning.effort", "reasoning.effort"),
+        ("thinking_token_budget", "reasoning.max_tokens", "reasoning.max_tokens"),
         ("structured_outputs", "structured_outputs", "structured_outputs"),
     ],
 )
