@@ -46,7 +46,7 @@ from genai_server.engine.runners.lengths import IDLE_CHUNK
 from genai_server.engine.runners.warm_up import time_passes, warm_up
 from genai_server.engine.sampling.grammar import model_guidance
 from genai_server.engine.scheduling.drafts import AnswerMemory
-from genai_server.engine.scheduling.scheduler_output import Read
+from genai_server.engine.scheduling.scheduler_output import ScheduledChunk
 from genai_server.engine.scheduling.step_time import StepTimeModel
 from genai_server.engine.scores import Scores
 from genai_server.engine.sequence import Sequence as Scheduled
@@ -88,10 +88,10 @@ class Dictation:
         # By the names of requests.
         self.texts: dict[str, list[int]] = {}
 
-    def forward(self, reads: Sequence[Read]) -> list[Scores]:
+    def forward(self, chunks: Sequence[ScheduledChunk]) -> list[Scores]:
         """Run the pass, and raise the logits of the texts' next tokens."""
-        found = self._forward(reads)
-        for read, scores in zip(reads, found, strict=True):
+        found = self._forward(chunks)
+        for read, scores in zip(chunks, found, strict=True):
             text = self.texts.get(read.sequence.request.request_id)
             if text is None:
                 continue

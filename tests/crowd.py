@@ -79,7 +79,7 @@ def make_crowd(
         if index == number // 3:
             prompt = prompt[:1]
         prompt = [token % vocabulary for token in prompt[: min(LONGEST_PROMPT, context - MAX_TOKENS)]]
-        asked.append(some_asked(f"r{index}", prompt, arrives, chance, context, background=index % 3 == 0))
+        asked.append(some_asked(f"r{index}", prompt, arrives, chance, context, low_priority=index % 3 == 0))
         alone.append(ask_alone(asked[-1].request))
     return Crowd(asked, alone)
 
@@ -123,7 +123,7 @@ def some_sampling(chance: random.Random) -> Sampling:
 
 
 def some_asked(
-    name: str, prompt: list[int], arrives: int, chance: random.Random, context: int, *, background: bool
+    name: str, prompt: list[int], arrives: int, chance: random.Random, context: int, *, low_priority: bool
 ) -> Asked:
     fate = chance.choice(FATES)
     answered = fate == "answered"
@@ -136,6 +136,6 @@ def some_asked(
         ignore_eos=not answered or chance.random() < 0.3,
         cache_prompt=chance.random() < 0.9,
         priority=chance.choice((0, 0, 0, -1, 1)),
-        background=background,
+        low_priority=low_priority,
     )
     return Asked(request, arrives, fate, patience=chance.choice((0, 1, 5, 20)), steps=chance.randint(0, 12))

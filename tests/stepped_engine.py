@@ -27,7 +27,7 @@ from genai_server.engine.runners.loaded_model import LoadedModel, RunnerPair
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.sampling.grammar import model_guidance
 from genai_server.engine.scheduling.scheduler import Scheduler
-from genai_server.engine.scheduling.scheduler_output import KvMemory, Read, Step, StepPolicy
+from genai_server.engine.scheduling.scheduler_output import KvMemory, ScheduledChunk, Step, StepPolicy
 from genai_server.engine.scores import Logits, Scores
 from genai_server.engine.sequence import Sequence as Scheduled
 from genai_server.messages.admin import ResetPrefixCache, SetRuntimeOption, StartProfile
@@ -51,10 +51,10 @@ class ChanceInterrupted(BatchedRunner):
     chance: random.Random | None = None
     num_interrupted = 0
 
-    def _forward(self, reads: Sequence[Read], options: Any) -> list[Scores]:
-        slots = {read.sequence.id: len(self.slots.of(read.sequence.id).tokens) for read in reads}
-        scores = super()._forward(reads, options)
-        if self.chance is not None and self._interrupts(reads) and self.chance.random() < 0.05:
+    def _forward(self, chunks: Sequence[ScheduledChunk], options: Any) -> list[Scores]:
+        slots = {chunk.sequence.id: len(self.slots.of(chunk.sequence.id).tokens) for chunk in chunks}
+        scores = super()._forward(chunks, options)
+        if self.chance is not None and self._interrupts(chunks) and self.chance.random() < 0.05:
             self.num_interrupted += 1
             for sequence, length in slots.items():
                 slot = self.slots.of(sequence)
@@ -123,14 +123,14 @@ class SteppedEngine:
             clock=self._clock,
         )
         self.inbox = self.loop.inbox
-        self.num_pauses = 0
-        pause = self.scheduler.on_pause
+        self.num_preemptions = 0
+        preempt = self.scheduler.on_preempt
 
-        def count_and_pause(sequence: Scheduled) -> None:
-            self.num_pauses += 1
-            pause(sequence)
+        def count_and_preempt(sequence: Scheduled) -> None:
+            self.num_preemptions += 1
+            preempt(sequence)
 
-        self.scheduler.on_pause = count_and_pause
+        self.scheduler.on_preempt = count_and_preempt
         self.inbox.put((API, Connected()))
         self._asked: list[Asked] = []
         self._answers: dict[str, Answer] = {}
@@ -145,7 +145,7 @@ class SteppedEngine:
 
     def together(self, crowd: Sequence[Asked], seed: int) -> list[Answer]:
         """The answers to all requests, in order, while profiling is switched, sessions start, passes are interrupted,
-        sequences are paused, the memory changes its size and pasts are forgotten at random.
+        sequences are preempted, the memory changes its size and pasts are forgotten at random.
         """
         self.begin(random.Random(seed))
         self.batched.chance, self.batched.num_interrupted = self.chance, 0
@@ -221,9 +221,9 @@ class SteppedEngine:
             self.inbox.put((API, SetRuntimeOption(0, PROFILING, chance.choice(("0", "1")), name)))
         if chance.random() < 0.01:
             self.inbox.put((API, ResetPrefixCache(0)))
-        pausable = [s for s in self.scheduler.running if s.background or self.scheduler._grows(s)]
-        if pausable and chance.random() < 0.05:
-            self.scheduler._pause(chance.choice(pausable))
+        preemptible = [s for s in self.scheduler.running if s.low_priority or self.scheduler._grows(s)]
+        if preemptible and chance.random() < 0.05:
+            self.scheduler._preempt(chance.choice(preemptible))
         if chance.random() < 0.03:
             self.inbox.put((API, Resize(int(self.memory.min_pages * chance.choice((0, 0, 0, 1.2, 4))))))
         if chance.random() < 0.05:

@@ -6,7 +6,7 @@ import numpy as np
 
 from genai_server.engine.abilities import Abilities
 from genai_server.engine.runners.base import Runner
-from genai_server.engine.scheduling.scheduler_output import Read
+from genai_server.engine.scheduling.scheduler_output import ScheduledChunk
 from genai_server.engine.scores import Best, Logits, Scores
 from genai_server.engine.sequence import Sequence as Scheduled
 from genai_server.messages.generation_request import ModelInfo
@@ -27,18 +27,18 @@ class TableRunner(Runner):
     def open(self, sequence: Scheduled) -> int:
         return 0
 
-    def forward(self, reads: Sequence[Read]) -> list[Scores]:
-        self.max_rows_seen = max(self.max_rows_seen, len(reads))
-        return [self._scores(read) for read in reads]
+    def forward(self, chunks: Sequence[ScheduledChunk]) -> list[Scores]:
+        self.max_rows_seen = max(self.max_rows_seen, len(chunks))
+        return [self._scores(chunk) for chunk in chunks]
 
-    def _scores(self, read: Read) -> Scores:
-        tokens = read.tokens if read.decodes or read.positions else read.tokens[-1:]
+    def _scores(self, chunk: ScheduledChunk) -> Scores:
+        tokens = chunk.tokens if chunk.decodes or chunk.positions else chunk.tokens[-1:]
         logits = self._table[list(tokens)]
         if not self._num_best:
             return Scores(logits)
         self.num_offered += len(logits)
         best = np.argsort(-logits, kind="stable")[:, : self._num_best]
-        scales = np.full(len(logits), read.sequence.sampler.scale, np.float32)
+        scales = np.full(len(logits), chunk.sequence.sampler.scale, np.float32)
         shares = 1 / np.exp(scales[:, np.newaxis] * (logits - logits.max(axis=1, keepdims=True))).sum(axis=1)
 
         def fetch(places: range) -> Logits:

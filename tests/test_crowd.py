@@ -74,7 +74,7 @@ def check_all_was_met(engine: SteppedEngine, crowd: Crowd, answers: list[Answer]
     assert sum(answer.num_cached > 0 for answer in answers) >= len(answers) // share
     if engine.batched.abilities.interrupts:  # elsewhere only chunks that have a pass of their own
         assert engine.batched.num_interrupted >= len(answers) // 20
-    assert engine.num_pauses >= len(answers) // 10
+    assert engine.num_preemptions >= len(answers) // 10
     assert engine.runners.num_profiled >= len(answers) // 3
 
 
@@ -110,7 +110,7 @@ def test_lone_greedy_answer_is_the_librarys_within_rounding(engine: SteppedEngin
 
 @pytest.mark.parametrize("write", [None, write_requantized, write_floats, write_experts])
 def test_any_answer_equals_the_lone_one_bit_for_bit(write: Callable[[Path, Path], Path] | None, tmp_path: Path) -> None:
-    """In a crowd with drafts, cached prefixes, pauses, interrupts and profiles, and with other threads."""
+    """In a crowd with drafts, cached prefixes, preemptions, interrupts and profiles, and with other threads."""
     model = DEMO if write is None else write(DEMO, tmp_path / "model")
     check_bits(model, tmp_path, VOCABULARY, stops=True)
 

@@ -11,7 +11,7 @@ import numpy as np
 from genai_server.config import sources
 from genai_server.config.settings import Settings
 from genai_server.engine.runners.base import Runner, open_bare
-from genai_server.engine.scheduling.scheduler_output import Read
+from genai_server.engine.scheduling.scheduler_output import ScheduledChunk
 from genai_server.engine.scores import Logits, Scores
 from genai_server.engine.sequence import Sequence as Scheduled
 from genai_server.messages.launch import EngineSpec
@@ -56,7 +56,7 @@ class Driven:
 
     def prefill(self, sequence: int, tokens: Sequence[int], *, positions: bool = False) -> Logits:
         """Read tokens as a prompt's; returns the logits [vocab_size] after the last, or [tokens, vocab_size]."""
-        logits = self._read([Read(self._sequences[sequence], list(tokens), positions=positions)])[0].logits
+        logits = self._read([ScheduledChunk(self._sequences[sequence], list(tokens), positions=positions)])[0].logits
         found: Logits = logits if positions else logits[-1]
         return found
 
@@ -67,17 +67,17 @@ class Driven:
     def advance(self, sequences: Sequence[int], tokens: Sequence[int]) -> list[Scores]:
         """As `decode`; returns the scores."""
         pairs = zip(sequences, tokens, strict=True)
-        return self._read([Read(self._sequences[id], [token], decodes=True) for id, token in pairs])
+        return self._read([ScheduledChunk(self._sequences[id], [token], decodes=True) for id, token in pairs])
 
-    def read(self, *reads: Tokens) -> list[Scores]:
+    def read(self, *chunks: Tokens) -> list[Scores]:
         """Run one pass over all of them."""
         return self._read(
             [
-                Read(self._sequences[id], [*tokens, *draft], draft, decodes=decodes)
-                for id, tokens, decodes, *drafts in reads
+                ScheduledChunk(self._sequences[id], [*tokens, *draft], draft, decodes=decodes)
+                for id, tokens, decodes, *drafts in chunks
                 for draft in (drafts or [[]])
             ]
         )
 
-    def _read(self, reads: list[Read]) -> list[Scores]:
-        return self.runner.forward(reads)
+    def _read(self, chunks: list[ScheduledChunk]) -> list[Scores]:
+        return self.runner.forward(chunks)

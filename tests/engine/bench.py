@@ -13,7 +13,7 @@ from genai_server.engine.runners.loaded_model import LoadedModel
 from genai_server.engine.runners.scripted import ScriptedPooledRunner, ScriptedRunner
 from genai_server.engine.sampling.grammar import bytes_guidance
 from genai_server.engine.scheduling.scheduler import PoolingScheduler, Scheduler
-from genai_server.engine.scheduling.scheduler_output import Read
+from genai_server.engine.scheduling.scheduler_output import ScheduledChunk
 from genai_server.engine.scores import Scores
 from tests.stepped_loop import API, SteppedLoop
 
@@ -44,13 +44,13 @@ class Bench(SteppedLoop):
             clock=clock or (lambda: float(next(ticks))),
         )
 
-    def before_each_pass(self, action: Callable[[Sequence[Read]], object]) -> None:
+    def before_each_pass(self, action: Callable[[Sequence[ScheduledChunk]], object]) -> None:
         """Call this before each pass with what it reads; an error that it raises is the pass's."""
         forward = self.runner.forward
 
-        def run(reads: Sequence[Read]) -> list[Scores]:
-            action(reads)
-            return forward(reads)
+        def run(chunks: Sequence[ScheduledChunk]) -> list[Scores]:
+            action(chunks)
+            return forward(chunks)
 
         self.runner.forward = run  # type: ignore[method-assign]
 

@@ -16,7 +16,7 @@ from genai_server.engine.profiling.folder import wait_for_next_file_name
 from genai_server.engine.runners.base import Runner, run_pass
 from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.runners.lengths import BatchLimits
-from genai_server.engine.scheduling.scheduler_output import Read
+from genai_server.engine.scheduling.scheduler_output import ScheduledChunk
 from genai_server.engine.sequence import Sequence
 from tests.running_server import DEMO
 
@@ -101,13 +101,13 @@ def logits_of_answers(
         sequence.batched = True
         sequence.num_read = sequence.num_cached = runner.open(sequence)
     while running := [sequence for sequence in sequences if sequence.num_produced < steps]:
-        reads = [
-            Read.next(
+        chunks = [
+            ScheduledChunk.next(
                 sequence, 1 if sequence.is_decoding else runner.fit_chunk(sequence, min(chunk, sequence.num_unread))
             )
             for sequence in running
         ]
-        for read, scores in zip(reads, run_pass(runner, reads), strict=True):
+        for read, scores in zip(chunks, run_pass(runner, chunks), strict=True):
             if not read.sequence.num_unread:
                 found[sequences.index(read.sequence)].append(scores.last.copy())
                 read.sequence.append(int(scores.last.argmax()))
@@ -120,7 +120,7 @@ def generator_answer(generator: Runner, sequence: Sequence, steps: int) -> list[
     """A greedy answer whose prompt is read in one pass."""
     generator.open(sequence)
     while sequence.num_produced < steps:
-        (scores,) = run_pass(generator, [Read.next(sequence, sequence.num_unread)])
+        (scores,) = run_pass(generator, [ScheduledChunk.next(sequence, sequence.num_unread)])
         sequence.append(int(scores.last.argmax()))
     generator.close(sequence.id)
     return sequence.tokens[len(sequence.prompt) :]
@@ -140,7 +140,7 @@ def profiled_answer(
         is_profiled = first <= sequence.num_produced < last
         batch.set_runtime_option(sequence.id, "enable_profiling", str(folder / f"{name}-") if is_profiled else "0")
         unread = 1 if sequence.is_decoding else batch.fit_chunk(sequence, sequence.max_length)
-        (scores,) = run_pass(batch, [Read.next(sequence, unread)])
+        (scores,) = run_pass(batch, [ScheduledChunk.next(sequence, unread)])
         wait_for_next_file_name()
         num_profiled += is_profiled
         assert len(list(folder.glob(f"{name}-_*.json"))) == num_profiled

@@ -29,7 +29,7 @@ from genai_server.engine.scheduling.drafts import (
     TextIndex,
 )
 from genai_server.engine.scheduling.scheduler import Scheduler
-from genai_server.engine.scheduling.scheduler_output import Read, StepPolicy
+from genai_server.engine.scheduling.scheduler_output import ScheduledChunk, StepPolicy
 from genai_server.engine.scheduling.speculation import DraftingModel
 from genai_server.engine.scheduling.step_time import StepTimeModel
 from genai_server.engine.scores import Logits
@@ -263,7 +263,7 @@ def chosen(asked: Asked, grammar: str, number: int, runner: TableRunner | None =
         sequence = Sequence(seed, (0, seed), request, lambda: 0.0, guided_by)
         reason = None
         while reason is None:
-            read = Read(sequence, sequence.tokens[-1:], decodes=True)
+            read = ScheduledChunk(sequence, sequence.tokens[-1:], decodes=True)
             reason = choose_next_token(sequence, runner.forward([read])[0], EOS).reason
         found.append(_answer(sequence.tokens[len(PROMPT) :], reason))
     return found

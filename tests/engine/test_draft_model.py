@@ -20,7 +20,7 @@ from genai_server.engine.runners.lengths import BatchLimits
 from genai_server.engine.runners.loaded_model import LoadedModel
 from genai_server.engine.sampling.grammar import Guidance
 from genai_server.engine.scheduling.drafts import NO_DRAFT, TextDrafts
-from genai_server.engine.scheduling.scheduler_output import KvMemory, Read
+from genai_server.engine.scheduling.scheduler_output import KvMemory, ScheduledChunk
 from genai_server.engine.scores import Scores
 from genai_server.engine.sequence import Sequence as Scheduled
 from genai_server.errors import RunnerFailed
@@ -43,8 +43,8 @@ class Wrong(BatchedRunner):
 
     num_scores = 0
 
-    def forward(self, reads: Any) -> list[Scores]:
-        return [self._worse(scores) for scores in super().forward(reads)]
+    def forward(self, chunks: Any) -> list[Scores]:
+        return [self._worse(scores) for scores in super().forward(chunks)]
 
     def _worse(self, scores: Scores) -> Scores:
         self.num_scores += 1
@@ -77,9 +77,9 @@ def passes(model: DraftModel, monkeypatch: pytest.MonkeyPatch) -> list[list[int]
     found: list[list[int]] = []
     forward = model.runner.forward
 
-    def noted(reads: Sequence[Read]) -> list[Scores]:
-        found.append([read.num_tokens for read in reads])
-        return forward(reads)
+    def noted(chunks: Sequence[ScheduledChunk]) -> list[Scores]:
+        found.append([read.num_tokens for read in chunks])
+        return forward(chunks)
 
     monkeypatch.setattr(model.runner, "forward", noted)
     return found
@@ -206,12 +206,12 @@ def test_draft_model_has_a_slot_for_each_running_sequence(drafting: DemoDevice, 
     assert model.runner.slots.num_running == 0
 
 
-def test_paused_sequence_gives_its_slot_of_the_draft_model_back(drafting: DemoDevice, model: DraftModel) -> None:
+def test_preempted_sequence_gives_its_slot_of_the_draft_model_back(drafting: DemoDevice, model: DraftModel) -> None:
     wanted = drafting.answer(9, ASKED)
     drafting.submit(1, ASKED)
     drafting.run_to(1, 4)
     (sequence,) = drafting.scheduler.running
-    drafting.scheduler._pause(sequence)
+    drafting.scheduler._preempt(sequence)
     assert model.runner.slots.num_running == 0
     drafting.run(1)
     assert drafting.tokens(1) == wanted

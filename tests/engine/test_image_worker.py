@@ -133,9 +133,9 @@ def test_images_of_the_background_are_encoded_last(bench: Bench) -> None:
     results: SimpleQueue[Encoded] = SimpleQueue()
     go_on = threading.Event()
     bench.worker._thread.submit(go_on.wait)
-    for value, background in ((1, True), (2, False)):
+    for value, low_priority in ((1, True), (2, False)):
         sequence = bench.sequence(value)
-        sequence.request = msgspec.structs.replace(sequence.request, background=background)
+        sequence.request = msgspec.structs.replace(sequence.request, low_priority=low_priority)
         bench.worker.submit(sequence, results.put)
     go_on.set()
     for _ in range(2):

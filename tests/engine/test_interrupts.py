@@ -1,5 +1,5 @@
 """What may interrupt a pass: the end of the only sequence of one that reads a prompt, calls of operators, and other
-requests one of the background; and only while it runs.
+requests one of low priority; and only while it runs.
 """
 
 import threading
@@ -10,7 +10,7 @@ import pytest
 
 from genai_server.engine.interrupts import Interrupts
 from genai_server.engine.runners.base import Interrupted
-from genai_server.engine.scheduling.scheduler_output import Read, Step
+from genai_server.engine.scheduling.scheduler_output import ScheduledChunk, Step
 from genai_server.engine.sequence import Sequence
 from genai_server.messages.admin import CancelRequest, ListRequests, ResetPrefixCache, SetRuntimeOption
 from genai_server.messages.generation_request import GenerationRequest
@@ -20,8 +20,8 @@ CONNECTION, KEY = 3, 7
 FAR = 1000.0
 
 
-def sequence(key: int = KEY, *, decoding: bool = False, background: bool = False) -> Sequence:
-    request = GenerationRequest("named", [1, 2, 3], 10, 100, unique_id="own", background=background)
+def sequence(key: int = KEY, *, decoding: bool = False, low_priority: bool = False) -> Sequence:
+    request = GenerationRequest("named", [1, 2, 3], 10, 100, unique_id="own", low_priority=low_priority)
     found = Sequence(key, (CONNECTION, key), request, lambda: 0.0)
     if decoding:
         found.num_read = 3
@@ -57,7 +57,7 @@ def asked(message: Any, step: Step, connection: int = CONNECTION) -> int:
     return len(ended)
 
 
-READING = Step([Read.next(sequence(), 3)])
+READING = Step([ScheduledChunk.next(sequence(), 3)])
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_message_interrupts_the_pass_of_its_sequence_and_an_operator_any(
     ],
 )
 def test_a_chunk_that_was_interrupted_is_only_interrupted_again_by_its_end(message: Any, times: int) -> None:
-    step = Step([Read.next(sequence(), 3)])
+    step = Step([ScheduledChunk.next(sequence(), 3)])
     interrupts = made()
     with pytest.raises(Interrupted), interrupts.within(step, FAR):
         raise Interrupted
@@ -107,7 +107,7 @@ def test_a_chunk_that_was_interrupted_is_only_interrupted_again_by_its_end(messa
 
 
 def test_each_sequence_is_spared_by_itself() -> None:
-    steps = [Step([Read.next(sequence(key), 3)]) for key in (1, 2)]
+    steps = [Step([ScheduledChunk.next(sequence(key), 3)]) for key in (1, 2)]
     with pytest.raises(Interrupted), made().within(steps[0], FAR):
         raise Interrupted
     assert [asked(CancelRequest(1, "another"), step) for step in reversed(steps)] == [1, 0]
@@ -115,13 +115,13 @@ def test_each_sequence_is_spared_by_itself() -> None:
 
 def test_a_pass_that_may_be_interrupted_does_not_begin_while_messages_wait() -> None:
     interrupts = Interrupts(Runner(), lambda: True)
-    passes = {"chunk": READING, "background": Step([Read.next(sequence(decoding=True, background=True))])}
+    passes = {"chunk": READING, "background": Step([ScheduledChunk.next(sequence(decoding=True, low_priority=True))])}
     begun = []
     for name, step in passes.items():
         with pytest.raises(Interrupted), interrupts.within(step, FAR):
             begun.append(name)
     assert begun == []
-    with interrupts.within(Step([Read.next(sequence(decoding=True))]), FAR):
+    with interrupts.within(Step([ScheduledChunk.next(sequence(decoding=True))]), FAR):
         begun.append("another")
     assert begun == ["another"]
     assert not READING.sequences[0].was_interrupted
@@ -129,12 +129,12 @@ def test_a_pass_that_may_be_interrupted_does_not_begin_while_messages_wait() -> 
 
 def test_a_pass_which_decodes_is_not_ended() -> None:
     decoding = sequence(decoding=True)
-    assert asked(Cancel(KEY), Step([Read.next(decoding)])) == 0
-    assert asked(Cancel(KEY), Step([Read.next(decoding), Read.next(sequence(KEY + 1), 3)])) == 0
+    assert asked(Cancel(KEY), Step([ScheduledChunk.next(decoding)])) == 0
+    assert asked(Cancel(KEY), Step([ScheduledChunk.next(decoding), ScheduledChunk.next(sequence(KEY + 1), 3)])) == 0
 
 
-def _submitted(*, background: bool = False) -> Submit:
-    return Submit(9, GenerationRequest("new", [1], 10, 100, background=background))
+def _submitted(*, low_priority: bool = False) -> Submit:
+    return Submit(9, GenerationRequest("new", [1], 10, 100, low_priority=low_priority))
 
 
 @pytest.mark.parametrize(
@@ -144,11 +144,12 @@ def _submitted(*, background: bool = False) -> Submit:
 )
 def test_another_request_interrupts_passes_of_the_background(backgrounds: list[bool], times: int) -> None:
     sequences = [
-        sequence(number, decoding=number == 0, background=background) for number, background in enumerate(backgrounds)
+        sequence(number, decoding=number == 0, low_priority=low_priority)
+        for number, low_priority in enumerate(backgrounds)
     ]
-    step = Step([Read.next(each) for each in sequences])
+    step = Step([ScheduledChunk.next(each) for each in sequences])
     assert asked(_submitted(), step) == times
-    assert asked(_submitted(background=True), step) == 0
+    assert asked(_submitted(low_priority=True), step) == 0
     assert asked(Cancel(0), step) == 0
 
 
@@ -199,7 +200,7 @@ def test_a_late_timer_does_not_end_the_next_pass(monkeypatch: pytest.MonkeyPatch
     interrupts = made(lambda: ended.append(1))
     with interrupts.within(READING, 1.0):
         pass
-    with interrupts.within(Step([Read.next(sequence(KEY + 1), 3)]), 1.0):
+    with interrupts.within(Step([ScheduledChunk.next(sequence(KEY + 1), 3)]), 1.0):
         timers[0]()
         assert ended == []
         timers[1]()

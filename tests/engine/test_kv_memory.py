@@ -139,24 +139,24 @@ def test_a_request_is_answered_alike_before_and_after_evictions(device: Device) 
 
 
 @needs_linux
-def test_answers_without_a_limit_are_not_changed_by_pauses(tmp_path: Path) -> None:
+def test_answers_without_a_limit_are_not_changed_by_preemptions(tmp_path: Path) -> None:
     """Two of them begin, and have memory for one and a half: the second one waits until the first one has ended."""
     device = Device(tmp_path, LIMIT // 2)
-    paused: list[Sequence] = []
+    preempted: list[Sequence] = []
 
-    def pause(sequence: Sequence, then: Callable[[Sequence], None] = device.scheduler.on_pause) -> None:
-        paused.append(sequence)
+    def preempt(sequence: Sequence, then: Callable[[Sequence], None] = device.scheduler.on_preempt) -> None:
+        preempted.append(sequence)
         then(sequence)
 
-    device.scheduler.on_pause = pause
+    device.scheduler.on_preempt = preempt
     alone = device.submit(20, MAX_LENGTH - 20, prompt=1)
     device.run_all()
-    assert paused == []
+    assert preempted == []
     for _ in range(9):  # the next answers are expected to be short
         device.scheduler._step_times.answered(50)
     keys = [device.submit(20, MAX_LENGTH - 20, prompt=number) for number in (2, 1)]
     device.run_all()
-    assert [sequence.origin[1] for sequence in paused] == keys[1:]
+    assert [sequence.origin[1] for sequence in preempted] == keys[1:]
     assert device.max_running == 2
     assert device.answer(keys[1]) == device.answer(alone)
     assert len(device.answer(alone)) == MAX_LENGTH - 20
@@ -164,7 +164,7 @@ def test_answers_without_a_limit_are_not_changed_by_pauses(tmp_path: Path) -> No
 
 
 @needs_linux
-def test_smaller_memory_pauses_requests_and_frees_pages_at_once(tmp_path: Path) -> None:
+def test_smaller_memory_preempts_requests_and_frees_pages_at_once(tmp_path: Path) -> None:
     device = Device(tmp_path)
     memory = device.scheduler._memory
     whole = memory.num_pages

@@ -12,7 +12,7 @@ import pytest
 from genai_server.engine.ipc.mailbox import Connected, Disconnected
 from genai_server.engine.runners.base import Interrupted
 from genai_server.engine.runners.scripted import ScriptedPooledRunner, ScriptedRunner
-from genai_server.engine.scheduling.scheduler_output import Read, Step
+from genai_server.engine.scheduling.scheduler_output import ScheduledChunk, Step
 from genai_server.engine.scores import Scores
 from genai_server.errors import RunnerFailed
 from genai_server.messages.admin import (
@@ -180,8 +180,8 @@ def test_requests_that_fail_in_a_row_do_not_end_the_loop(bench: Bench, others: l
 
 
 def test_internal_error_in_one_request_ends_no_other(bench: Bench) -> None:
-    def fail_the_first(reads: Several[Read]) -> None:
-        if reads[0].sequence.id == 0:
+    def fail_the_first(chunks: Several[ScheduledChunk]) -> None:
+        if chunks[0].sequence.id == 0:
             raise ZeroDivisionError
 
     bench.before_each_pass(fail_the_first)
@@ -210,8 +210,8 @@ def test_error_after_tokens_were_sent_fails_no_request(
 def test_interrupted_pass_is_repeated(bench: Bench) -> None:
     passes: list[list[int]] = []
 
-    def interrupt(reads: Several[Read]) -> None:
-        passes.append(list(reads[0].tokens))
+    def interrupt(chunks: Several[ScheduledChunk]) -> None:
+        passes.append(list(chunks[0].tokens))
         if len(passes) in (2, 3):
             raise Interrupted
 
@@ -225,7 +225,7 @@ def test_only_completed_passes_are_timed(bench: Bench, monkeypatch: pytest.Monke
     errors: list[type[Exception]] = [Interrupted, ZeroDivisionError]
     timed: list[Step] = []
 
-    def fail(reads: Several[Read]) -> None:
+    def fail(chunks: Several[ScheduledChunk]) -> None:
         if errors:
             raise errors.pop(0)
 
@@ -241,7 +241,7 @@ def test_only_completed_passes_are_timed(bench: Bench, monkeypatch: pytest.Monke
 
 
 def test_cancellation_after_an_interrupted_pass_takes_effect(bench: Bench) -> None:
-    def interrupt(reads: Several[Read]) -> None:
+    def interrupt(chunks: Several[ScheduledChunk]) -> None:
         raise Interrupted
 
     bench.before_each_pass(interrupt)
@@ -319,7 +319,7 @@ def test_terminating_by_request_id_names_what_it_has_ended(bench: Bench) -> None
 
 def test_terminating_ends_a_background_request_that_gives_way(tmp_path: Path) -> None:
     bench = Bench(tmp_path, max_running=1)
-    bench.submit(1, "count 50", background=True)
+    bench.submit(1, "count 50", low_priority=True)
     bench.steps(4)
     bench.put(SetRuntimeOption(7, "terminate_session", "1", "r1"))
     bench.submit(2, "say b")  # lies in the inbox when the pass that terminates would begin
@@ -394,7 +394,7 @@ def test_failed_copy_of_a_cached_prefix_fails_no_request(bench: Bench, monkeypat
 class Overflowing(ScriptedPooledRunner):
     """A runner whose vectors of texts that start with token 7 contain a NaN."""
 
-    def forward(self, rows: Several[Read]) -> list[Scores]:
+    def forward(self, rows: Several[ScheduledChunk]) -> list[Scores]:
         found = super().forward(rows)
         for row, scores in zip(rows, found, strict=True):
             if row.tokens[0] == 7 and scores.vectors is not None:
@@ -411,7 +411,7 @@ def test_a_vector_that_is_not_finite_fails_its_own_request_only(tmp_path: Path) 
     assert bench.kinds(2) == [Accepted, Vectors, Finished]
 
 
-def test_paused_texts_are_each_pooled_once(tmp_path: Path) -> None:
+def test_preempted_texts_are_each_pooled_once(tmp_path: Path) -> None:
     texts = [[number, *range(number)] for number in range(200)]
     asked: dict[str, Any] = {
         "prompt": [token for text in texts for token in text],
@@ -423,10 +423,10 @@ def test_paused_texts_are_each_pooled_once(tmp_path: Path) -> None:
     bench = Bench(tmp_path, max_running=1, pooled=ScriptedPooledRunner(pooling))
     bench.put_request(1, **asked)
     bench.run(1)
-    bench.put_request(2, background=True, **asked)
+    bench.put_request(2, low_priority=True, **asked)
     bench.steps(2)
     assert bench.messages(Vectors, 2) and not bench.ends(2)
     bench.put_request(3, [5, 6], max_tokens=0, max_length=2, texts=[PooledText(2)])
     bench.run(2, 3)
-    alone, paused = (b"".join(message.data for message in bench.messages(Vectors, key)) for key in (1, 2))
-    assert paused == alone
+    alone, preempted = (b"".join(message.data for message in bench.messages(Vectors, key)) for key in (1, 2))
+    assert preempted == alone

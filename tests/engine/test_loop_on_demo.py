@@ -19,7 +19,7 @@ from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.runners.loaded_model import LoadedModel
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.sampling.grammar import Guidance
-from genai_server.engine.scheduling.scheduler_output import Read, Step
+from genai_server.engine.scheduling.scheduler_output import ScheduledChunk, Step
 from genai_server.engine.scores import Logits, Scores
 from genai_server.errors import RunnerFailed
 from genai_server.messages.admin import CancelRequest, ResetPrefixCache, SetRuntimeOption, StartProfile
@@ -59,7 +59,7 @@ def device(
     guidance: Guidance,
     tmp_path: Path,
 ) -> Iterator[DemoDevice]:
-    batched.forget()  # a paused sequence would continue from the slot of another test's sequence with its number
+    batched.forget()  # a preempted sequence would continue from the slot of another test's sequence with its number
     device = DemoDevice(
         LoadedModel(batched, batched) if request.param == "batch" else LoadedModel(generator), guidance, tmp_path
     )
@@ -142,13 +142,15 @@ def test_profiled_request_answers_the_same(device: DemoDevice, tmp_path: Path, f
     assert len(list(tmp_path.glob("cpu/p_*.json"))) > len(device.tokens(2))
 
 
-def test_profiled_request_is_terminated_or_paused(device: DemoDevice, batched: BatchedRunner, tmp_path: Path) -> None:
+def test_profiled_request_is_terminated_or_preempted(
+    device: DemoDevice, batched: BatchedRunner, tmp_path: Path
+) -> None:
     device.put(SetRuntimeOption(7, "enable_profiling", "p"))
     device.submit(1, "Count from 1 to 30.", ignore_eos=True)
     device.run_to(1, 3)
     (sequence,) = device.scheduler.running
     if sequence.batched:
-        device.scheduler._pause(sequence)
+        device.scheduler._preempt(sequence)
     device.run_to(1, 6)
     num_files = len(list(tmp_path.glob("cpu/p_*.json")))
     assert sequence.profile.num_tokens == 6
@@ -165,11 +167,11 @@ def test_interrupted_and_failed_passes_leave_no_file(
     device = DemoDevice(LoadedModel(batched, batched), guidance, tmp_path)
     forward, errors = BatchedRunner.forward, [RunnerFailed("no"), Interrupted()]
 
-    def failing(self: BatchedRunner, reads: Several[Read]) -> list[Scores]:
-        if reads[0].sequence.num_produced == 3 and errors:
-            Path(f"{self._profiles[reads[0].sequence.id]}_torn.json").write_text("[]")
+    def failing(self: BatchedRunner, chunks: Several[ScheduledChunk]) -> list[Scores]:
+        if chunks[0].sequence.num_produced == 3 and errors:
+            Path(f"{self._profiles[chunks[0].sequence.id]}_torn.json").write_text("[]")
             raise errors.pop()
-        return forward(self, reads)
+        return forward(self, chunks)
 
     monkeypatch.setattr(BatchedRunner, "forward", failing)
     device.put(SetRuntimeOption(7, "enable_profiling", "p"))
@@ -319,7 +321,7 @@ def test_a_prompt_that_was_only_read_is_in_the_cache(device: DemoDevice) -> None
     assert device.end(2).num_cached == (len(prompt(text)) - 2 if batched else 0)
 
 
-# the background
+# low priority
 
 FULL = 6  # places of a device
 
@@ -343,11 +345,11 @@ def _displace(device: DemoDevice, key: int) -> None:
     ],
     ids=["greedy", "exact", "seed and penalties", "grammar", "prompt log probabilities"],
 )
-def test_paused_answer_continues_as_if_nothing_had_happened(device: DemoDevice, fields: dict[str, Any]) -> None:
+def test_preempted_answer_continues_as_if_nothing_had_happened(device: DemoDevice, fields: dict[str, Any]) -> None:
     text = "Count from 1 to 12, and tell me the capital of Italy."
     device.answer(1, text, **fields)
     device.put(ResetPrefixCache(0))
-    device.submit(2, text, background=True, **fields)
+    device.submit(2, text, low_priority=True, **fields)
     device.steps(2)  # while its prompt is read
     (sequence,) = device.scheduler.running
     _displace(device, 3)
@@ -355,7 +357,7 @@ def test_paused_answer_continues_as_if_nothing_had_happened(device: DemoDevice, 
         device.run_to(2, len(device.tokens(2)) + 4)
         _displace(device, key)
     device.run(2)
-    assert sequence.num_pauses >= 3
+    assert sequence.num_preemptions >= 3
     assert device.tokens(2) == device.tokens(1)
     assert [each.token for each in device.logprobs(2)] == [each.token for each in device.logprobs(1)]
     assert [each.token for each in device.prompt_logprobs(2)] == [each.token for each in device.prompt_logprobs(1)]
@@ -365,18 +367,18 @@ def test_paused_answer_continues_as_if_nothing_had_happened(device: DemoDevice, 
     assert device.reason(2) == device.reason(1)
 
 
-def test_paused_sequence_reads_nothing_again_in_its_old_slot(
+def test_preempted_sequence_reads_nothing_again_in_its_old_slot(
     batched: BatchedRunner, guidance: Guidance, tmp_path: Path
 ) -> None:
     batched.forget()
     device = DemoDevice(LoadedModel(batched, batched), guidance, tmp_path)
-    device.submit(1, "Count from 1 to 12.", background=True)
+    device.submit(1, "Count from 1 to 12.", low_priority=True)
     device.run_to(1, 5)
     (sequence,) = device.scheduler.running
     num_read = sequence.num_read
-    device.scheduler._pause(sequence)
+    device.scheduler._preempt(sequence)
     device.steps(1)
-    assert (sequence.num_pauses, sequence.num_read) == (1, num_read + 1)
+    assert (sequence.num_preemptions, sequence.num_read) == (1, num_read + 1)
     device.run(1)
     assert device.tokens(1) == device.answer(2, "Count from 1 to 12.")
 
@@ -392,9 +394,9 @@ def test_request_interrupts_passes_of_the_background(
     runner = batched_runner(session=session, num_slots=6, max_length=MAX_LENGTH)
     device = DemoDevice(LoadedModel(runner, runner), guidance, tmp_path)
     for key in range(10, 10 + num_others):
-        device.submit(key, "Count from 1 to 12.", background=True)
+        device.submit(key, "Count from 1 to 12.", low_priority=True)
         device.run_to(key, 2)
-    device.submit(1, "How do you do today? " * 9, background=True)
+    device.submit(1, "How do you do today? " * 9, low_priority=True)
     device.steps(1)
     (sequence,) = (each for each in device.scheduler.running if each.request.request_id == "r1")
     num_read, tokens = sequence.num_read, {key: device.tokens(key) for key in range(10, 10 + num_others)}
@@ -479,7 +481,7 @@ def test_request_that_arrives_first_prevents_a_background_pass(
     batched: BatchedRunner, guidance: Guidance, tmp_path: Path
 ) -> None:
     device = DemoDevice(LoadedModel(batched, batched), guidance, tmp_path)
-    device.submit(1, "Hello!", background=True)
+    device.submit(1, "Hello!", low_priority=True)
     choose = device.scheduler.next_step
 
     def arrive() -> Step | None:

@@ -158,15 +158,15 @@ def test_api_process_that_attaches_later_gets_the_figures(bench: Bench, clock: H
     assert _sent(bench, OTHER_API) == [known]
 
 
-def test_pauses_of_the_background_count_and_their_gaps_do_not(bench: Bench, clock: HandClock) -> None:
+def test_preemptions_of_low_priority_count_and_their_gaps_do_not(bench: Bench, clock: HandClock) -> None:
     for key in (1, 2):
-        bench.submit(key, "count 3", background=True)
+        bench.submit(key, "count 3", low_priority=True)
     bench.steps(3)
     before = _figures(bench, clock)
-    assert (before.pauses, sum(before.token_gaps.counts)) == (0, 0)
+    assert (before.low_priority_preemptions, sum(before.token_gaps.counts)) == (0, 0)
     bench.submit(3, "say abc")
     bench.run()
     after = _figures(bench, clock)
-    assert (after.pauses, sum(after.token_gaps.counts)) == (1, 2)
+    assert (after.low_priority_preemptions, sum(after.token_gaps.counts)) == (1, 2)
     assert [bench.text(key) for key in (1, 2, 3)] == ["1, 2, 3", "1, 2, 3", "abc"]
     assert after.prompt_tokens == sum(len(f"{script}\n\x04") for script in ("count 3", "count 3", "say abc"))

@@ -9,7 +9,7 @@ import pytest
 
 from genai_server.engine.ipc.mailbox import Disconnected
 from genai_server.engine.runners.base import Interrupted
-from genai_server.engine.scheduling.scheduler_output import Read
+from genai_server.engine.scheduling.scheduler_output import ScheduledChunk
 from genai_server.engine.sequence import Sequence
 from genai_server.errors import RunnerFailed
 from genai_server.messages.generation_request import FinishReason
@@ -92,8 +92,8 @@ def test_deadline_of_a_prompt_interrupts_only_its_own_pass(
     monkeypatch.setattr(bench.runner, "interrupt", interrupted.set)
     waited = []
 
-    def wait(reads: Several[Read]) -> None:
-        if reads[0].sequence.id == 0:
+    def wait(chunks: Several[ScheduledChunk]) -> None:
+        if chunks[0].sequence.id == 0:
             waited.append(interrupted.wait(90))
             clock.wait(0.05)
             raise Interrupted
@@ -193,11 +193,11 @@ def test_expected_length_ignores_answers_that_were_cut(bench: Bench, clock: Hand
 def test_load_counts_the_background_separately(tmp_path: Path, clock: HandClock) -> None:
     bench = Bench(tmp_path, max_running=2, max_waiting=3, clock=clock)
     for key in (1, 2, 3):
-        bench.submit(key, "count 30", background=True)
+        bench.submit(key, "count 30", low_priority=True)
     bench.steps(1)
     bench.submit(4, "count 30", OTHER_API)
     bench.steps(1)
     loads = [message for to, message in bench.sent if to == API and isinstance(message, Load)]
-    counts = [(load.running, load.waiting, load.background_running, load.background_waiting) for load in loads]
+    counts = [(load.running, load.waiting, load.low_priority_running, load.low_priority_waiting) for load in loads]
     assert counts[-2:] == [(0, 0, 2, 1), (1, 0, 1, 2)]
     assert (loads[-1].present, loads[-1].others) == ({"": 1}, 1)

@@ -124,16 +124,16 @@ def test_an_answer_after_a_cached_prefix_has_the_same_thought(device: DemoDevice
     assert device.end(2).num_cached > 0
 
 
-def test_a_paused_answer_keeps_its_budget(loaded: LoadedModel, device: DemoDevice) -> None:
+def test_a_preempted_answer_keeps_its_budget(loaded: LoadedModel, device: DemoDevice) -> None:
     loaded.forget()  # slots of other tests, whose sequences have the same numbers
     fields = {"ignore_eos": True, "max_tokens": 60, "thoughts": RULES}
     wanted = device.answer(1, QUESTION, **fields)
     device.submit(2, QUESTION, **fields)
     device.run_to(2, 10)
     (sequence,) = device.scheduler.running
-    device.scheduler._pause(sequence)
+    device.scheduler._preempt(sequence)
     device.run(2)
-    assert sequence.num_pauses == 1
+    assert sequence.num_preemptions == 1
     assert device.tokens(2) == wanted
 
 

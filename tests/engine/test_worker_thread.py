@@ -1,4 +1,4 @@
-"""Jobs of a thread: in order, tenants in turns, and those of the background after all others."""
+"""Jobs of a thread: in order, tenants in turns, and those of low priority after all others."""
 
 import threading
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from genai_server.engine.worker_thread import WorkerThread
 def test_jobs_of_the_background_come_last() -> None:
     worker, go_on, done = WorkerThread("test"), threading.Event(), list[str]()
     futures: list[Future[Any]] = [worker.submit(go_on.wait)]
-    futures += [worker.submit(partial(done.append, name), background=True) for name in "bc"]
+    futures += [worker.submit(partial(done.append, name), low_priority=True) for name in "bc"]
     futures += [worker.submit(partial(done.append, name)) for name in "xy"]
     go_on.set()
     for future in futures:
@@ -26,11 +26,11 @@ def test_jobs_of_the_background_come_last() -> None:
 def test_tenants_take_turns() -> None:
     worker, go_on, done = WorkerThread("test"), threading.Event(), list[str]()
     futures: list[Future[Any]] = [worker.submit(go_on.wait)]
-    for background in (True, False):
+    for low_priority in (True, False):
         for name in ("a1", "a2", "a3", "b1", "b2", "c1"):
-            shown = name.upper() if background else name
+            shown = name.upper() if low_priority else name
             job = partial(done.append, shown)
-            futures.append(worker.submit(job, tenant=name[0], background=background))
+            futures.append(worker.submit(job, tenant=name[0], low_priority=low_priority))
     go_on.set()
     for future in futures:
         future.result(90)
@@ -41,7 +41,7 @@ def test_a_second_thread_runs_the_jobs_of_another_tenant() -> None:
     worker, go_on, done = WorkerThread("test", has_second=True), threading.Event(), list[str]()
     futures: list[Future[Any]] = [worker.submit(go_on.wait, tenant="a")]
     futures.append(worker.submit(partial(done.append, "a"), tenant="a"))
-    futures.append(worker.submit(partial(done.append, "c of the background"), tenant="c", background=True))
+    futures.append(worker.submit(partial(done.append, "c of low priority"), tenant="c", low_priority=True))
     for number in range(3):
         futures.append(worker.submit(partial(done.append, f"b{number}"), tenant="b"))
         futures[-1].result(90)
@@ -49,7 +49,7 @@ def test_a_second_thread_runs_the_jobs_of_another_tenant() -> None:
     go_on.set()
     for future in futures:
         future.result(90)
-    assert done[3:] == ["a", "c of the background"]
+    assert done[3:] == ["a", "c of low priority"]
 
 
 def test_both_threads_start_within_the_given_context() -> None:

@@ -70,9 +70,9 @@ def test_full_queue_is_a_temporary_refusal() -> None:
 
 def test_only_the_engine_refuses_the_background_for_now() -> None:
     full = engine(FULL)
-    full.require_capacity(2, [20, 21], param="n", background=True)
+    full.require_capacity(2, [20, 21], param="n", low_priority=True)
     with pytest.raises(InvalidField):
-        full.require_capacity(7, [], param="n", background=True)
+        full.require_capacity(7, [], param="n", low_priority=True)
 
 
 def test_background_work_decides_between_equal_engines_only() -> None:
@@ -80,13 +80,13 @@ def test_background_work_decides_between_equal_engines_only() -> None:
     for client in router.engines.values():
         client.model, client._writer = ModelInfo(8, 9, [], Sampling()), cast(Any, object())
     a, b = router.engines.values()
-    a.load, b.load = Load(background_running=2), Load()
+    a.load, b.load = Load(low_priority_running=2), Load()
     assert router.pick(None)[0] is b
     b.load = Load(others=1)
     assert router.pick(None)[0] is a
-    assert router.pick(None, background=True)[0] is b
+    assert router.pick(None, low_priority=True)[0] is b
     b.load = FULL
-    assert router.pick(None, background=True)[0] is b
+    assert router.pick(None, low_priority=True)[0] is b
 
 
 def test_a_tenant_has_its_equal_share_of_a_full_queue() -> None:

@@ -106,12 +106,12 @@ def test_engine_is_told_which_requests_are_of_the_background(
     async def submit_and_note(
         self: InFlight, *requests: GenerationRequest, files: Sequence[object] = ()
     ) -> list[TokenStream]:
-        passed_on.extend(request.background for request in requests)
+        passed_on.extend(request.low_priority for request in requests)
         return await submit(self, *requests, files=files)
 
     def in_background(scope: Scope) -> HttpRequestState:
         state = copy(request_state(scope))
-        state.background = True
+        state.low_priority = True
         return state
 
     monkeypatch.setattr(InFlight, "submit", submit_and_note)

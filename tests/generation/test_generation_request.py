@@ -97,10 +97,10 @@ def test_answer_is_exact_by_setting_or_by_request(operators: bool) -> None:
 
 
 @pytest.mark.parametrize("background", [False, True])
-def test_only_the_server_makes_a_request_one_of_the_background(background: bool) -> None:
+def test_only_the_server_makes_a_request_one_of_the_background(low_priority: bool) -> None:
     body = ChatCompletionRequest.model_validate({"messages": HELLO})
-    made = _made(body, [5], MODEL, background=background)
-    assert made.background is background
+    made = _made(body, [5], MODEL, low_priority=low_priority)
+    assert made.low_priority is low_priority
 
 
 def _sampling(**fields: Any) -> Sampling:

@@ -111,7 +111,7 @@ TO_API: list[ToApi] = [
     Welcome(ModelInfo(8192, 151_936, [1, 2], _SAMPLING), Batching()),
     Welcome(ModelInfo(8, 9, [], _SAMPLING, scores_prompts=False), Batching("batched", None, 16)),
     Load(running=1, waiting=2, others=3, terminated=True),
-    Load(background_running=4, background_waiting=1000),
+    Load(low_priority_running=4, low_priority_waiting=1000),
     Load(present={"": 2, "key": 1}, waiting_tokens={"key": 2**40}, retry_after=600, capacity=Capacity(1, 2, 2**40)),
     Load(capacity=Capacity(16, 256)),
     Figures(

@@ -296,7 +296,7 @@ def test_too_much_waiting_work_of_a_key_is_refused_as_a_whole() -> None:
 
 def test_the_bound_is_for_each_key_and_unit_and_for_batches_apart() -> None:
     async def work(pool: WorkerPool, script: Script) -> None:
-        owner = TaskOwner("a", "batch", background=True)
+        owner = TaskOwner("a", "batch", low_priority=True)
         tasks = [
             *pool.submit([task("running", cost=99)]),
             *pool.submit([task("waiting", cost=99)]),

@@ -49,7 +49,7 @@ def test_the_key_with_the_fewest_bytes_comes_first_and_the_background_last() -> 
         budget = SpaceBudget(100)
         taken = budget.reserve(A, 50)
         batch, more, other = (
-            budget.reserve(TaskOwner("b", background=True), 30),
+            budget.reserve(TaskOwner("b", low_priority=True), 30),
             budget.reserve(A, 26),
             budget.reserve(C, 26),
         )

@@ -1,4 +1,4 @@
-"""Whose task comes next: turns between keys and requests, the background, and tasks that nobody waits for any more."""
+"""Whose task comes next: turns between keys and requests, low priority, and tasks that nobody waits for any more."""
 
 from genai_server.messages.worker_tasks import TaskOwner
 from genai_server.workers.task_queue import TaskQueue
@@ -16,10 +16,10 @@ class Seen:
         self.queue: TaskQueue[str] = TaskQueue(slots, self.clock, GRACE)
         self._owners: dict[str, TaskOwner] = {}
 
-    def add(self, *tasks: str, background: bool = False) -> None:
+    def add(self, *tasks: str, low_priority: bool = False) -> None:
         """Add tasks, each named by its key, its request and a number: `a1.0`."""
         for task in tasks:
-            self._owners[task] = TaskOwner(task[0], task.partition(".")[0], background)
+            self._owners[task] = TaskOwner(task[0], task.partition(".")[0], low_priority)
             self.queue.add(task, self._owners[task])
 
     def abandon(self, task: str) -> None:
@@ -119,7 +119,7 @@ def test_one_key_has_its_slots_only() -> None:
 
 def test_the_background_comes_last_and_leaves_a_slot_free() -> None:
     seen = Seen(slots=2)
-    seen.add("a1.0", "a1.1", "a2.0", background=True)
+    seen.add("a1.0", "a1.1", "a2.0", low_priority=True)
     assert seen.start_all() == ["a1.0"]
     seen.add("a3.0", "a3.1", "a3.2")
     assert seen.start_all() == ["a3.0"]

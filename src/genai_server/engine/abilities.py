@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from genai_server.engine.scheduling.scheduler_output import UNSHARED, KvMemory, KvRoom
+from genai_server.engine.scheduling.scheduler_output import UNSHARED, KvBudget, KvMemory
 from genai_server.engine.sequence import Sequence
 
 
@@ -53,8 +53,6 @@ class PassRules(Protocol):
         """Whether a draft may follow a sequence's newest token."""
         ...
 
-    def kept(self, most: int) -> KvRoom:
-        """The part of the KV cache that sequences of the background must not take: recent prefixes of others, `most` at
-        most.
-        """
+    def reserved(self, maximum: int) -> KvBudget:
+        """The part of the KV cache that low-priority work must leave free: up to `maximum` recent prefixes."""
         ...

@@ -8,7 +8,7 @@ from genai_server.engine.profiling.session import ProfileSession
 from genai_server.engine.requests import RequestTable
 from genai_server.engine.runners.loaded_model import RunnerPair
 from genai_server.engine.scheduling.scheduler import Scheduler
-from genai_server.engine.scheduling.scheduler_output import Read, Step
+from genai_server.engine.scheduling.scheduler_output import ScheduledChunk, Step
 from genai_server.engine.sequence import Sequence, SequenceState
 from genai_server.errors import GenaiServerError, Unavailable
 from genai_server.messages import admin
@@ -143,8 +143,8 @@ class AdminCalls:
             return
         with self._requests.failing([sequence]):
             self._runners.of(sequence).set_runtime_option(sequence.id, TERMINATE, "1")
-            self._forward(Step([Read.next(sequence)]))
-        # The pass may have been interrupted, and the option is lost if the sequence is paused.
+            self._forward(Step([ScheduledChunk.next(sequence)]))
+        # The pass may have been interrupted, and the option is lost if the sequence is preempted.
         self._requests.finish(sequence, FinishReason.TERMINATED)
 
     def _profile(self, value: str, sequences: list[Sequence], *, whole_device: bool) -> str | None:

@@ -126,7 +126,7 @@ class Admission:
         """
         with self._requests.failing([sequence]):
             self._runners.open(sequence)
-            if not sequence.num_pauses:
+            if not sequence.num_preemptions:
                 self._meter.opened(sequence)
             disk = self._loaded.disk_cache
             if disk is not None and sequence.batched and sequence.reuses_past:
@@ -156,7 +156,7 @@ class Admission:
     def _found(self, sequence: Sequence, num_tokens: int) -> None:
         """Count further tokens of an opened sequence's prompt as cached."""
         sequence.num_read += num_tokens
-        if not sequence.num_pauses:
+        if not sequence.num_preemptions:
             sequence.num_cached += num_tokens
             self._meter.matched(num_tokens)
 
@@ -218,7 +218,7 @@ class Admission:
                 grammar,
                 lambda found: self._inbox.put((0, partial(self._grammar_compiled, sequence, found))),
                 tenant=sequence.tenant,
-                background=sequence.background,
+                low_priority=sequence.low_priority,
             )
 
     def _give_thought(self, sequence: Sequence) -> None:

@@ -60,7 +60,7 @@ class EncoderWorker(ABC, Generic[One]):
     def submit(self, sequence: Sequence, done: Callable[[Encoded], None]) -> None:
         """Encode a sequence's inputs; `done` is called in the thread. A sequence that ends before is left out."""
         job = partial(self._prepare, sequence, done)
-        self._thread.submit(job, tenant=sequence.tenant, background=sequence.background)
+        self._thread.submit(job, tenant=sequence.tenant, low_priority=sequence.low_priority)
 
     @abstractmethod
     def check(self, request: GenerationRequest) -> None:

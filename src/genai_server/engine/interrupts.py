@@ -1,4 +1,4 @@
-"""Ends passes early: a prompt's own, once its sequence is cancelled or past its deadline, those of the background, once
+"""Ends passes early: a prompt's own, once its sequence is cancelled or past its deadline, those of low priority, once
 another request arrives, and any prompt's for an operator's call about a request.
 """
 
@@ -50,11 +50,11 @@ class Interrupts:
     def within(self, step: Step, seconds: float) -> Iterator[None]:
         """The pass of a step whose first deadline is `seconds` away.
 
-        Passes that decode, or that have several sequences, are interrupted only if all of these are of the background.
+        Passes that decode, or that have several sequences, are interrupted only if all of these are of low priority.
         A pass that may be interrupted does not begin while messages wait: they came too early to interrupt it. Raises
         Interrupted then.
         """
-        if not step.is_background and not step.is_chunk:
+        if not step.is_low_priority and not step.is_chunk:
             yield
             return
         self._step = step
@@ -102,7 +102,7 @@ def _counted(step: Step) -> Iterator[None]:
 def _interrupts(message: ToEngine, connection: int, step: Step) -> bool:
     """Whether a message interrupts the pass of a step."""
     if isinstance(message, Submit):
-        return step.is_background and not message.request.background
+        return step.is_low_priority and not message.request.low_priority
     if not step.is_chunk:
         return False
     sequence = step.sequences[0]

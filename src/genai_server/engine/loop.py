@@ -89,7 +89,7 @@ class EngineLoop:
         self._choice_threads = ChoiceThreads(self._model.eos_token_ids)
         self._slow: set[Sequence] = set()  # sequences of this step whose tokens other threads choose
         self._next_figures = clock() + _FIGURES_EVERY
-        scheduler.before_first_chunk, scheduler.on_pause = self._admission.match_again, self._pause
+        scheduler.before_first_chunk, scheduler.on_preempt = self._admission.match_again, self._preempt
         if self._loaded.draft_model is not None:
             scheduler.draft_with(self._loaded.draft_model)
 
@@ -189,10 +189,10 @@ class EngineLoop:
 
     # forward, sample, deliver
 
-    def _pause(self, sequence: Sequence) -> None:
+    def _preempt(self, sequence: Sequence) -> None:
         """Free what a sequence holds. What it has read may stay in the prefix cache."""
         self._runners.close(sequence)
-        self._meter.paused(sequence)
+        self._meter.preempted(sequence)
 
     def _place(self) -> None:
         running = self._scheduler.running
@@ -213,7 +213,7 @@ class EngineLoop:
         with self._requests.failing([]):  # no request fails, because its tokens are sent
             self._scheduler.observe(step, seconds)
             num_tokens = sum(sequence.num_produced for sequence in step.sequences) - num_before
-            self._options.observe(step, seconds * min(1, len(step.reads) / max(1, num_tokens)))
+            self._options.observe(step, seconds * min(1, len(step.chunks) / max(1, num_tokens)))
             self._meter.passed(step, seconds)
 
     def _try_pass(self) -> None:
@@ -247,16 +247,16 @@ class EngineLoop:
             self._options.drop_step(step)
             raise
         self._requests.num_failed = 0
-        for read in step.reads:
-            self._scheduler.count_tokens(read.sequence, read.num_tokens - len(read.draft))
+        for chunk in step.chunks:
+            self._scheduler.count_tokens(chunk.sequence, chunk.num_tokens - len(chunk.draft))
         self._options.after_step(step, self._requests)
         has_grammars = any(sequence.guide is not None for sequence in step.sequences)
         self._slow = slow_grammars(step.sequences) if has_grammars else set()
-        for read, found in zip(step.reads, scores, strict=True):
+        for chunk, found in zip(step.chunks, scores, strict=True):
             try:
-                self._advance(read.sequence, found, read.draft)
+                self._advance(chunk.sequence, found, chunk.draft)
             except Exception as error:
-                self._requests.failed([read.sequence], error)
+                self._requests.failed([chunk.sequence], error)
         return self._clock() - started
 
     def _advance(self, sequence: Sequence, scores: Scores, draft: Several[int]) -> None:

@@ -48,7 +48,7 @@ class Meter:
         self._generation_tokens: Counter[str] = Counter()
         self._cache_queries = 0
         self._cache_hits = 0
-        self._pauses = 0
+        self._low_priority_preemptions = 0
         self._preemptions = 0
         self._drafted = 0
         self._accepted = 0
@@ -64,10 +64,10 @@ class Meter:
             self._cache_queries += len(request.prompt)
             self._cache_hits += sequence.num_cached
 
-    def paused(self, sequence: Sequence) -> None:
-        """Count a sequence that gives up its place: one of the background to others, any other for lack of memory."""
-        if sequence.background:
-            self._pauses += 1
+    def preempted(self, sequence: Sequence) -> None:
+        """Count a preemption: of a low-priority sequence for others, or of any other one for lack of memory."""
+        if sequence.low_priority:
+            self._low_priority_preemptions += 1
         else:
             self._preemptions += 1
 
@@ -79,7 +79,7 @@ class Meter:
         """Count a finished step."""
         if step.decodes:
             self._decode_passes.add(seconds)
-            self._decode_rows.add(len(step.reads))
+            self._decode_rows.add(len(step.chunks))
         else:
             self._prefill_passes.add(seconds)
 
@@ -89,8 +89,8 @@ class Meter:
         Tokens of one step share the time equally.
         """
         self._generation_tokens[sequence.request.key_name] += num_tokens
-        # Nobody waits for the next token of a sequence of the background.
-        if before is None or sequence.last is None or sequence.background:
+        # Nobody waits for the next token of a low-priority sequence.
+        if before is None or sequence.last is None or sequence.low_priority:
             return
         for _ in range(num_tokens):
             self._token_gaps.add((sequence.last - before) / num_tokens)
@@ -124,7 +124,7 @@ class Meter:
             accepted=self._accepted,
             encoded_images=0 if are_sounds else num_encoded,
             encoded_sounds=num_encoded if are_sounds else 0,
-            pauses=self._pauses,
+            low_priority_preemptions=self._low_priority_preemptions,
             preemptions=self._preemptions,
             terminated=requests.num_terminated,
             profile_sessions=options.num_profile_sessions,

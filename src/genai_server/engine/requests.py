@@ -155,7 +155,7 @@ class RequestTable:
     def tell_load(self, *, terminated: bool) -> None:
         """Send the API processes what has changed in the device's load."""
         running = self._scheduler.running
-        in_background = sum(sequence.background for sequence in running)
+        in_background = sum(sequence.low_priority for sequence in running)
         state = self._num_changes, self._outbox.num_connected, len(running), in_background, terminated
         if state != self._sent_state:
             self._sent_state = state

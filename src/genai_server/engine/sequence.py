@@ -93,7 +93,7 @@ class Sequence:
         self.earlier_answers: FindText | None = None
         self.num_drafted = 0  # tokens of drafts
         self.num_accepted = 0  # and those of them that the answer has
-        self.num_pauses = 0  # how often it has given up its place to others
+        self.num_preemptions = 0  # how often it has given its slot up for others
         self.was_interrupted = False  # whether its last chunk was interrupted, and none has been read since
         self.profile = SequenceProfile()
         self._clock = clock
@@ -111,9 +111,10 @@ class Sequence:
 
     @property
     def cache_salt(self) -> str | None:
-        """Cached prefixes are shared by sequences with the same. All that a decoder reads is derived from the sound.
+        """Cache salt: only sequences with equal salts share prefixes.
 
-        Keys and values depend on the adapter: on its file's content, because its id is another one after each load.
+        It has the digest of the recording, from which all that a speech decoder reads is derived, and that of the
+        adapter's file, on which keys and values depend. An adapter's id would not do, because each load makes a new one.
         """
         salt = self.request.cache_salt if self.request.sound is None else self.request.sound.digest
         return salt if self.adapter is None else f"{salt or ''}:{self.adapter.digest}"
@@ -125,19 +126,20 @@ class Sequence:
 
     @cached_property
     def prompt_key(self) -> int:
-        """Equal for equal prompts with the same salt. Must not be read before the images are encoded."""
+        """A hash that is equal for equal prompts with equal salts. Must not be read before the images are encoded."""
         return hash((self.cache_salt, *self.prompt))
 
     def gives_prompt(self, other: "Sequence") -> bool:
-        """Whether the other has the same prompt and tenant, may reuse its keys and values once read, and is not more
-        urgent.
+        """Whether `other` should wait for this sequence's prompt, to reuse its keys and values.
+
+        That is so if both have the same prompt and tenant, and `other` is not more urgent.
         """
         return (
             self.reuses_past
             and other.reuses_past
             and self.num_produced == 0
             and self.tenant == other.tenant
-            and (self.background, *self._urgency) <= (other.background, *other._urgency)
+            and (self.low_priority, *self._urgency) <= (other.low_priority, *other._urgency)
             and self.prompt_key == other.prompt_key
         )
 
@@ -146,7 +148,7 @@ class Sequence:
         return self.request.precedence, self.request.priority
 
     def take(self, encoded: PromptImages | EncodedSound) -> None:
-        """Take what is encoded for it, before anything of the prompt is read."""
+        """Set the encoded images or recording of the request, before anything of the prompt is read."""
         if isinstance(encoded, EncodedSound):
             self.sound = encoded
             return
@@ -160,17 +162,17 @@ class Sequence:
 
     @property
     def num_produced(self) -> int:
-        """Tokens of the answer up to now."""
+        """Number of tokens of the answer so far."""
         return len(self.tokens) - len(self.request.prompt)
 
     @property
     def num_unread(self) -> int:
-        """Tokens that the runner has not read yet."""
+        """Number of tokens that the runner has not read yet."""
         return len(self.tokens) - self.num_read
 
     @property
     def num_pooled(self) -> int:
-        """Tokens of the texts that the runner has read, where texts are pooled. What they gave has been sent."""
+        """Number of tokens of the pooled texts that the runner has read and whose vectors have been sent."""
         return sum(text.num_tokens for text in self.request.texts[: self.num_texts])
 
     @property
@@ -180,7 +182,7 @@ class Sequence:
 
     @property
     def shares_passes(self) -> bool:
-        """Whether its passes may have other sequences, too: those of a batch, while it is not profiled."""
+        """Whether other sequences may take part in its passes: it is in the batch, and is not profiled."""
         return self.batched and not self.profile.is_on
 
     @property
@@ -190,28 +192,28 @@ class Sequence:
 
     @property
     def num_left(self) -> int:
-        """Tokens that may still be produced."""
+        """Number of tokens that may still be produced."""
         return max(0, self.max_length - len(self.tokens))
 
     def is_named(self, name: str) -> bool:
-        """Whether a name is the request's unique id or its own id."""
+        """Whether `name` is the id that the server gave the request, or the one that the client gave it."""
         return name in (self.request.own_id, self.request.request_id)
 
     @property
-    def background(self) -> bool:
-        """Whether it only takes what others leave of the device."""
-        return self.request.background
+    def low_priority(self) -> bool:
+        """Whether the sequence only takes what other sequences leave of the device, as those of batches do."""
+        return self.request.low_priority
 
     @property
     def tenant(self) -> str:
-        """Stands for the API key, among which the device is shared."""
+        """Identifies the API key; the device is shared equally between tenants."""
         return self.request.tenant
 
-    def pause(self) -> None:
-        """Give up the place on the device. What the runner keeps of the tokens is looked up when it is opened again."""
+    def preempt(self) -> None:
+        """Return to the waiting sequences. What stays cached of the tokens is looked up when the sequence is reopened."""
         self.state = SequenceState.WAITING
         self.num_read = 0
-        self.num_pauses += 1
+        self.num_preemptions += 1
 
     def start(self) -> None:
         """Note the time at which the first pass begins."""
@@ -240,12 +242,12 @@ class Sequence:
             self.num_produced,
             adapter,
             self.request.own_id,
-            self.background,
+            self.low_priority,
             self.request.key_name,
         )
 
     def phases(self) -> Phases:
-        """Seconds spent in each phase up to now."""
+        """Seconds spent in each phase so far."""
         now = self._clock()
         started = now if self._started is None else self._started
         first = now if self._first is None else self._first

@@ -1,4 +1,4 @@
-"""Threads that prepare things for requests: tenants take turns, and the background comes last."""
+"""Threads that prepare things for requests: tenants take turns, and low-priority ones come last."""
 
 import threading
 from collections import deque
@@ -11,10 +11,10 @@ T = TypeVar("T")
 
 
 class WorkerThread:
-    """Runs one job at a time: tenants take turns, and those of the background come after all others. Those of a tenant
+    """Runs one job at a time: tenants take turns, and those of low priority come after all others. Those of a tenant
     run in the order in which they came.
 
-    With `has_second`, a job of one more tenant, which is not of the background, runs in a second thread, so that it
+    With `has_second`, a job of one more tenant, which is not of low priority, runs in a second thread, so that it
     need not wait for a long one. A thread starts with its first job, within `starting`, and calls `initializer`.
     """
 
@@ -29,18 +29,18 @@ class WorkerThread:
         self._num_threads = 2 if has_second else 1
         self._threads = ThreadPoolExecutor(self._num_threads, thread_name_prefix=name, initializer=initializer)
         self._starting = starting
-        # By tenant, the one with the next turn first; of the background, and all others.
+        # By tenant, the one with the next turn first; of low priority, and all others.
         self._jobs: dict[bool, dict[str, deque[Callable[[], None]]]] = {True: {}, False: {}}
         # The tenants of the jobs that run.
         self._running: set[str] = set()
         # Guards the last two.
         self._lock = threading.Lock()
 
-    def submit(self, job: Callable[[], T], *, tenant: str = "", background: bool = False) -> Future[T]:
+    def submit(self, job: Callable[[], T], *, tenant: str = "", low_priority: bool = False) -> Future[T]:
         """Run a job; returns a future with its result. Any thread may call this."""
         future: Future[T] = Future()
         with self._lock:
-            self._jobs[background].setdefault(tenant, deque()).append(lambda: _run(job, future))
+            self._jobs[low_priority].setdefault(tenant, deque()).append(lambda: _run(job, future))
             self._begin_next()
         return future
 

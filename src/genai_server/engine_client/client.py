@@ -75,22 +75,22 @@ class EngineClient:
 
     @property
     def work(self) -> int:
-        """Requests in the engine, without those of the background: this process's current ones, and those of other
+        """Requests in the engine, without those of low priority: this process's current ones, and those of other
         processes by the last report.
         """
         return len(self.in_flight) - self.in_flight.num_background + self.load.others
 
     @property
     def background_work(self) -> int:
-        """Requests of the background in the engine, by the last report or by what this process has sent."""
-        return max(self.in_flight.num_background, self.load.background_running + self.load.background_waiting)
+        """Low-priority requests in the engine, by the last report or by what this process has sent."""
+        return max(self.in_flight.num_background, self.load.low_priority_running + self.load.low_priority_waiting)
 
     def status(self) -> EngineStatus:
         """The engine's status; ready only once this process is connected."""
         return self._status_on(self._read_status())
 
     def require_capacity(
-        self, num_answers: int, lengths: Sequence[int] = (), *, param: str, tenant: str = "", background: bool = False
+        self, num_answers: int, lengths: Sequence[int] = (), *, param: str, tenant: str = "", low_priority: bool = False
     ) -> None:
         """Raise QueueFull if the engine would not accept this many answers now, and InvalidField if it never would.
 
@@ -102,7 +102,7 @@ class EngineClient:
         if capacity is None:
             return
         _require_possible(capacity, self.device, num_answers, lengths, param)
-        if background:
+        if low_priority:
             return
         retry_after = load.retry_after or None
         if num_answers > capacity.num_free(load.present, tenant):
@@ -219,26 +219,28 @@ class Router:
             raise InvalidField("device", f"must be one of: {known}", given=device)
         return [self.engines[device]]
 
-    def pick(self, device: str | None, *, tenant: str = "", background: bool = False) -> tuple[EngineClient, ModelInfo]:
+    def pick(
+        self, device: str | None, *, tenant: str = "", low_priority: bool = False
+    ) -> tuple[EngineClient, ModelInfo]:
         """The engine that a request of a tenant names, or the one with the least work, and its model.
 
-        Work of the background only counts for requests of the background, and between engines that are equal otherwise.
+        Low-priority work only counts for low-priority requests, and between engines that are equal otherwise.
         A terminated or full engine comes last but can be chosen: only the engine itself knows whether it still is.
         Raises InvalidField for an unknown device, and NoEngineReady if no engine runs.
         """
         engines = self.select(device)
         running = [(engine, engine.model) for engine in engines if engine.is_connected and engine.model is not None]
         if running:
-            return min(running, key=lambda pair: _order(pair[0], tenant, background))
+            return min(running, key=lambda pair: _order(pair[0], tenant, low_priority))
         states = "; ".join(f"{engine.device} is {describe(engine.status())}" for engine in engines)
         raise NoEngineReady(f"no engine can take work: {states}")
 
 
-def _order(engine: EngineClient, tenant: str, background: bool) -> tuple[bool, bool, int, int]:
+def _order(engine: EngineClient, tenant: str, low_priority: bool) -> tuple[bool, bool, int, int]:
     """The sort key of engines for a request of a tenant; the least is picked."""
     work, own = engine.work, engine.background_work
-    first = work + own if background else work
-    return engine.load.terminated, engine.load.is_full(tenant) and not background, first, own
+    first = work + own if low_priority else work
+    return engine.load.terminated, engine.load.is_full(tenant) and not low_priority, first, own
 
 
 def describe(status: EngineStatus) -> str:

@@ -32,8 +32,8 @@ class _Sent(Struct, frozen=True):
     stream: TokenStream
     # The key of the first answer to the same HTTP request.
     group: int
-    # Whether its request is of the background.
-    background: bool
+    # Whether its request is of low priority.
+    low_priority: bool
 
 
 class _Waiting(Struct, frozen=True):
@@ -64,9 +64,9 @@ class InFlight:
 
     @property
     def num_background(self) -> int:
-        """How many of them are of the background."""
-        sent = sum(one.background for one in self._sent.values())
-        return sent + sum(one.request.background for one in self._waiting.values())
+        """How many of them are of low priority."""
+        sent = sum(one.low_priority for one in self._sent.values())
+        return sent + sum(one.request.low_priority for one in self._waiting.values())
 
     async def submit(self, *requests: GenerationRequest, files: Sequence[object] = ()) -> list[TokenStream]:
         """Send requests together; returns once the engine has accepted them all.
@@ -84,7 +84,7 @@ class InFlight:
             for key, request in group.items()
         ]
         for (key, request), stream in zip(group.items(), streams, strict=True):
-            self._sent[key] = _Sent(stream, min(group), request.background)
+            self._sent[key] = _Sent(stream, min(group), request.low_priority)
         try:
             for stream in streams:
                 await stream.accepted()
@@ -114,7 +114,7 @@ class InFlight:
             self._send(*_submits({key: one.request.after(now - one.since) for key, one in group.items()}))
             for key, one in group.items():
                 del self._waiting[key]
-                self._sent[key] = _Sent(one.stream, one.group, one.request.background)
+                self._sent[key] = _Sent(one.stream, one.group, one.request.low_priority)
 
     def lose(self, error: GenerationFailed) -> None:
         """Handle the loss of the engine: requests with a token fail. The others wait for the next engine."""

@@ -92,7 +92,7 @@ class TokenStream:
         self._wake()
 
     def _furthest(self, progress: Progress) -> Progress | None:
-        """The progress to report: a prompt is read again from its start after a pause, and on another engine."""
+        """The progress to report: a prompt is read again from its start after a preemption, and on another engine."""
         if progress.num_read <= self._num_read:
             return self._progress
         self._num_read = progress.num_read

@@ -153,7 +153,7 @@ class RequestContext:
     # What counts for the key while the request runs.
     counted: ExitStack = field(default_factory=ExitStack)
     # Whether the answer may wait for all others; see GenerationRequest.
-    background: bool = False
+    low_priority: bool = False
     # Called when nothing keeps the body's data any more, which then does not count towards the limit of all bodies.
     release_body: Callable[[], None] = lambda: None
     # Counts its answers towards the limits of its key; see HttpRequestState.
@@ -188,7 +188,7 @@ class RequestContext:
     @property
     def owner(self) -> TaskOwner:
         """What the request's tasks belong to."""
-        return TaskOwner(self.tenant, self.record.unique_id, self.background)
+        return TaskOwner(self.tenant, self.record.unique_id, self.low_priority)
 
     def requester(self, salt: str | None = None) -> Requester:
         """For whom something is prepared, for a body's `cache_salt`."""
@@ -281,7 +281,7 @@ async def context(request: Request, services: TheServices) -> RequestContext:
         access.digest,
         services.settings.shared_prefix_cache,
         state.counted,
-        state.background,
+        state.low_priority,
         state.held_body.release,
         state.count_answers,
         access.has_absolute_priority,
@@ -313,7 +313,7 @@ async def choose_engine(services: Services, context: RequestContext, body: Engin
         context.deadline.tighten(body.timeout, param="timeout")
     with context.record.arrival.loading():
         chosen, served = await services.models.serving(chosen, context.deadline.seconds_left)
-    engine, info = served.router.pick(body.device, tenant=context.tenant, background=context.background)
+    engine, info = served.router.pick(body.device, tenant=context.tenant, low_priority=context.low_priority)
     context.record.model, context.record.device = chosen.id, engine.device
     return chosen, served, engine, info, served.codec_of(engine.device)
 

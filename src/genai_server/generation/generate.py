@@ -109,7 +109,7 @@ async def _generate(
 
     # Refuse early if the request exceeds the engine's capacity as last reported.
     require_capacity = partial(
-        engine.require_capacity, num_answers, param=multiplier, tenant=context.tenant, background=context.background
+        engine.require_capacity, num_answers, param=multiplier, tenant=context.tenant, low_priority=context.low_priority
     )
     require_capacity()
 
@@ -199,13 +199,13 @@ async def _prepare(
             sampling,
             request_id=context.record.request_id,
             exact=services.settings.exact,
-            background=context.background,
+            low_priority=context.low_priority,
         )
         for prompt in prompts
     ]
     lengths = [len(prompt) for prompt in prompts for _ in range(num_per_prompt)]
     engine.require_capacity(
-        len(lengths), lengths, param=multiplier, tenant=context.tenant, background=context.background
+        len(lengths), lengths, param=multiplier, tenant=context.tenant, low_priority=context.low_priority
     )
 
     # Determine what the answers must match, and check the grammar.
@@ -302,7 +302,7 @@ def to_generation_request(
     *,
     request_id: str,
     exact: bool = False,
-    background: bool = False,
+    low_priority: bool = False,
 ) -> GenerationRequest:
     """The engine request for one prompt, with all defaults resolved. See GenerationRequest for the arguments.
 
@@ -329,7 +329,7 @@ def to_generation_request(
         ignore_eos=bool(body.ignore_eos),
         cache_prompt=body.cache_prompt is not False,
         priority=body.priority or 0,
-        background=background,
+        low_priority=low_priority,
         exact=exact if body.exact is None else body.exact,
         min_tokens=_min_tokens(body, available if max_tokens is None else min(available, max_tokens)),
         top_logprobs=_top_logprobs(body),

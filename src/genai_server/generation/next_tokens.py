@@ -65,7 +65,7 @@ class NextTokenScorer:
         async def pick() -> EngineClient:
             if engine.is_connected:
                 return engine
-            return served.router.pick(body.device, tenant=context.tenant, background=context.background)[0]
+            return served.router.pick(body.device, tenant=context.tenant, low_priority=context.low_priority)[0]
 
         self._requests = EngineRequests(context, pick, param=param, generates=False)
         self._engine = engine
@@ -80,7 +80,7 @@ class NextTokenScorer:
             tenant=context.tenant,
             priority=body.priority or 0,
             precedence=context.precedence(body.priority),
-            background=context.background,
+            low_priority=context.low_priority,
             exact=services.settings.exact,
             top_logprobs=0,
             adapter=chosen.adapter,
@@ -124,7 +124,7 @@ class NextTokenScorer:
         way. A stream of another client is otherwise as slow as if each question were a client of its own.
         """
         num_slots = max(1, self._engine.batching.num_slots)
-        num_others = self._engine.work - (0 if self._base.background else num_own)
+        num_others = self._engine.work - (0 if self._base.low_priority else num_own)
         return num_slots if num_others <= 0 else min(num_slots, max(2, num_others))
 
     def close(self) -> None:

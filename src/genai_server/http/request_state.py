@@ -161,7 +161,7 @@ class HttpRequestState:
     # Its body, if that has a file.
     upload: Upload | None = None
     # Whether its answer may wait for all others; see GenerationRequest. Set by the server itself, never by a client.
-    background: bool = False
+    low_priority: bool = False
     # Bytes of its body; set by BodyLimits.
     num_body_bytes: int = 0
     # Reads its body, if that is long; set by BodyLimits.
@@ -203,9 +203,9 @@ def begin_request(
     request_id = given if _PLAIN_NAME.fullmatch(given) else unique_id
     arrival = Arrival(clock, receipt.arrived)
     record = RequestRecord(scope, request_id, unique_id, model, arrival, time.time() - arrival.elapsed)
-    record.is_background = receipt.on_behalf is not None
+    record.is_low_priority = receipt.on_behalf is not None
     dialect = next((dialect for dialect in dialects if dialect.covers(scope)), DEFAULT)
-    state = HttpRequestState(receipt, record, dialect, background=record.is_background)
+    state = HttpRequestState(receipt, record, dialect, low_priority=record.is_low_priority)
     scope["state"] = {_KEY: state}
     return state
 

@@ -53,9 +53,9 @@ class Figures(Struct, frozen=True, tag=True):
     encoded_images: int
     # Windows of recordings, likewise.
     encoded_sounds: int
-    # How often sequences of the background gave up their places.
-    pauses: int
-    # How often other sequences were paused for lack of memory.
+    # How often low-priority sequences gave up their slots to others.
+    low_priority_preemptions: int
+    # How often other sequences were preempted for lack of memory.
     preemptions: int
     # Sequences that terminate_session has ended.
     terminated: int

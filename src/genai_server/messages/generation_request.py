@@ -146,7 +146,7 @@ class GenerationRequest(Struct, frozen=True):
     precedence: int = 0
     # Whether the answer may wait for all others: it only takes what these leave of the device, whatever its tenant and
     # priority.
-    background: bool = False
+    low_priority: bool = False
     # Whether the answer must be bitwise independent of other requests.
     exact: bool = False
     # Minimum number of tokens before an end-of-sequence token may be chosen.

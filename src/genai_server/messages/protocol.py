@@ -117,13 +117,13 @@ def _num_tenants(present: Mapping[str, int], tenant: str) -> int:
 
 
 class Load(Struct, frozen=True, tag=True):
-    """The device's load, sent when it changes. Requests of the background count in their own fields only."""
+    """The device's load, sent when it changes. Low-priority requests count in their own fields only."""
 
     running: int = 0
     waiting: int = 0
-    # Requests of the background that run, and that wait or are paused.
-    background_running: int = 0
-    background_waiting: int = 0
+    # Low-priority requests that run, and that wait or are preempted.
+    low_priority_running: int = 0
+    low_priority_waiting: int = 0
     # Running and waiting requests of other API processes.
     others: int = 0
     # Whether terminate_session has ended the device's session.

@@ -21,8 +21,8 @@ class TaskOwner(Struct, frozen=True):
     tenant: str = ""
     # The request's unique id.
     request: str = ""
-    # Whether the task may wait for all tasks that are not of the background.
-    background: bool = False
+    # Whether the task may wait for all tasks that are not of low priority.
+    low_priority: bool = False
 
 
 class Task(Struct, frozen=True):

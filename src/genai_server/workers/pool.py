@@ -171,7 +171,7 @@ class WorkerPool:
             same = [
                 entry
                 for entry in waiting
-                if (entry.task.owner.tenant, entry.task.owner.background) == (owner.tenant, owner.background)
+                if (entry.task.owner.tenant, entry.task.owner.low_priority) == (owner.tenant, owner.low_priority)
             ]
             before = _costs(same)[unit]
             limit = getattr(self._limits, unit.limit)

@@ -22,7 +22,7 @@ class SpaceBudget:
 
     A tenant may have at most as many bytes as then remain free, so that there is always space for another one: one may
     have half of all, each of two a third. The tenant with the fewest bytes comes first; while there is no space for
-    what it wants, no other one gets any. Requests of the background wait for all others.
+    what it wants, no other one gets any. Low-priority requests wait for all others.
     """
 
     def __init__(self, total: int) -> None:
@@ -58,10 +58,10 @@ class SpaceBudget:
     def _grant(self) -> None:
         """Grant whatever there is space for."""
         free = self._total - self.num_bytes
-        order = sorted(self._waiting, key=lambda one: (one.owner.background, self._by_tenant[one.owner.tenant]))
+        order = sorted(self._waiting, key=lambda one: (one.owner.low_priority, self._by_tenant[one.owner.tenant]))
         first = None
         for reservation in order:
-            if reservation.owner.background and not all(one.owner.background for one in self._waiting):
+            if reservation.owner.low_priority and not all(one.owner.low_priority for one in self._waiting):
                 return
             wanted, tenant = reservation.num_bytes, reservation.owner.tenant
             if self._by_tenant[tenant] + wanted > free - wanted:

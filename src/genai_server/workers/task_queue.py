@@ -28,7 +28,7 @@ class TaskQueue(Generic[T]):
     """Tasks that share `slots`, the number of tasks that run at a time.
 
     Tenants take turns by the time of the processes that their tasks have used, and so do the requests of a tenant (see
-    FairQueue); a request's own tasks keep their order. Tasks of the background come after all others, and leave one
+    FairQueue); a request's own tasks keep their order. Low-priority tasks come after all others, and leave one
     slot free where there are several. A tenant of which nothing runs need not wait for those of others: its first task
     may run beyond `slots`, if no other tenant's does.
     """
@@ -37,7 +37,7 @@ class TaskQueue(Generic[T]):
         self._slots = slots
         self._clock = clock
         self._grace = grace
-        # By whether they are of the background, by tenant and by request, in order of arrival.
+        # By whether they are of low priority, by tenant and by request, in order of arrival.
         self._waiting: dict[bool, dict[str, OrderedDict[str, OrderedDict[T, TaskOwner]]]] = {False: {}, True: {}}
         self._running: dict[T, _Running] = {}
         self._tenants = {False: FairQueue(), True: FairQueue()}
@@ -58,30 +58,30 @@ class TaskQueue(Generic[T]):
 
     def add(self, task: T, owner: TaskOwner) -> None:
         """Let a task wait for its turn."""
-        background = owner.background
-        tenants = self._waiting[background]
-        if owner.tenant not in (present := self._present(background=background)):
-            self._tenants[background].arrive(owner.tenant, present)
-        requests = self._requests.setdefault((background, owner.tenant), FairQueue())
-        if owner.request not in (present := self._present(owner.tenant, background=background)):
+        low_priority = owner.low_priority
+        tenants = self._waiting[low_priority]
+        if owner.tenant not in (present := self._present(low_priority=low_priority)):
+            self._tenants[low_priority].arrive(owner.tenant, present)
+        requests = self._requests.setdefault((low_priority, owner.tenant), FairQueue())
+        if owner.request not in (present := self._present(owner.tenant, low_priority=low_priority)):
             requests.arrive(owner.request, present)
         tenants.setdefault(owner.tenant, OrderedDict()).setdefault(owner.request, OrderedDict())[task] = owner
 
     def next(self) -> T | None:
         """The task whose turn it is, which runs from now on; None if none may run now."""
-        for background in (False, True):
-            tenants = self._waiting[background]
-            may_run = [tenant for tenant in tenants if self._may_run(tenant, background=background)]
+        for low_priority in (False, True):
+            tenants = self._waiting[low_priority]
+            may_run = [tenant for tenant in tenants if self._may_run(tenant, low_priority=low_priority)]
             if may_run:
-                in_flight, turns = self._in_flight(background=background), self._tenants[background]
+                in_flight, turns = self._in_flight(low_priority=low_priority), self._tenants[low_priority]
                 tenant = min(may_run, key=lambda tenant: turns.turn(tenant, in_flight.get(tenant, 0.0)))
-                return self._start(tenant, background=background)
+                return self._start(tenant, low_priority=low_priority)
         return None
 
-    def _start(self, tenant: str, *, background: bool) -> T:
+    def _start(self, tenant: str, *, low_priority: bool) -> T:
         """Run the next task of a tenant."""
-        requests, turns = self._waiting[background][tenant], self._requests[background, tenant]
-        in_flight = self._in_flight(tenant, background=background)
+        requests, turns = self._waiting[low_priority][tenant], self._requests[low_priority, tenant]
+        in_flight = self._in_flight(tenant, low_priority=low_priority)
         request = min(requests, key=lambda request: turns.turn(request, in_flight.get(request, 0.0)))
         task, owner = next(iter(requests[request].items()))
         self._take(task, owner)
@@ -92,10 +92,10 @@ class TaskQueue(Generic[T]):
         """Note that a running task has ended."""
         ended = self._running.pop(task)
         seconds = self._clock() - ended.since
-        background, tenant, request = ended.owner.background, ended.owner.tenant, ended.owner.request
+        low_priority, tenant, request = ended.owner.low_priority, ended.owner.tenant, ended.owner.request
         if seconds:  # otherwise it was no turn
-            self._tenants[background].serve(tenant, seconds)
-            self._requests[background, tenant].serve(request, seconds)
+            self._tenants[low_priority].serve(tenant, seconds)
+            self._requests[low_priority, tenant].serve(request, seconds)
         self._forget(ended.owner)
 
     def abandon(self, task: T, owner: TaskOwner) -> bool:
@@ -118,24 +118,24 @@ class TaskQueue(Generic[T]):
         until = self._clock() - self._grace
         return [task for task, running in self._running.items() if running.is_abandoned and running.since <= until]
 
-    def _may_run(self, tenant: str, *, background: bool) -> bool:
+    def _may_run(self, tenant: str, *, low_priority: bool) -> bool:
         """Whether a task of the tenant may run now."""
         num_running = len(self._running)
-        if background:
-            own = sum(running.owner.background for running in self._running.values())
+        if low_priority:
+            own = sum(running.owner.low_priority for running in self._running.values())
             return num_running < self._slots and own < max(1, self._slots - 1)
         return num_running < self._slots or (
-            num_running == self._slots and not self._has_running(tenant, background=background)
+            num_running == self._slots and not self._has_running(tenant, low_priority=low_priority)
         )
 
-    def _has_running(self, tenant: str, *, background: bool) -> bool:
+    def _has_running(self, tenant: str, *, low_priority: bool) -> bool:
         return any(
-            running.owner.tenant == tenant and running.owner.background == background
+            running.owner.tenant == tenant and running.owner.low_priority == low_priority
             for running in self._running.values()
         )
 
     def _waits(self, task: T, owner: TaskOwner) -> bool:
-        tenants = self._waiting[owner.background]
+        tenants = self._waiting[owner.low_priority]
         return (
             owner.tenant in tenants
             and owner.request in tenants[owner.tenant]
@@ -144,7 +144,7 @@ class TaskQueue(Generic[T]):
 
     def _take(self, task: T, owner: TaskOwner) -> None:
         """Remove a task from those that wait."""
-        tenants = self._waiting[owner.background]
+        tenants = self._waiting[owner.low_priority]
         requests = tenants[owner.tenant]
         del requests[owner.request][task]
         if not requests[owner.request]:
@@ -152,30 +152,30 @@ class TaskQueue(Generic[T]):
         if not requests:
             del tenants[owner.tenant]
 
-    def _present(self, of_tenant: str | None = None, *, background: bool) -> set[str]:
+    def _present(self, of_tenant: str | None = None, *, low_priority: bool) -> set[str]:
         """The tenants of which tasks wait or run, or the requests of one tenant."""
-        waiting = self._waiting[background]
+        waiting = self._waiting[low_priority]
         found = set(waiting if of_tenant is None else waiting.get(of_tenant, ()))
-        return found | self._in_flight(of_tenant, background=background).keys()
+        return found | self._in_flight(of_tenant, low_priority=low_priority).keys()
 
-    def _in_flight(self, of_tenant: str | None = None, *, background: bool) -> dict[str, float]:
+    def _in_flight(self, of_tenant: str | None = None, *, low_priority: bool) -> dict[str, float]:
         """The seconds that running tasks have taken, by tenant, or by request of one tenant."""
         now, found = self._clock(), dict[str, float]()
         for running in self._running.values():
             owner = running.owner
-            if owner.background == background and of_tenant in (None, owner.tenant):
+            if owner.low_priority == low_priority and of_tenant in (None, owner.tenant):
                 user = owner.tenant if of_tenant is None else owner.request
                 found[user] = found.get(user, 0.0) + now - running.since + _JUST_BEGUN
         return found
 
     def _forget(self, owner: TaskOwner) -> None:
         """Forget what is not needed any more of the request and the tenant that a task belonged to."""
-        background, tenant = owner.background, owner.tenant
-        if owner.request not in self._present(tenant, background=background):
-            self._requests[background, tenant].forget(owner.request)
-        present = self._present(background=background)
+        low_priority, tenant = owner.low_priority, owner.tenant
+        if owner.request not in self._present(tenant, low_priority=low_priority):
+            self._requests[low_priority, tenant].forget(owner.request)
+        present = self._present(low_priority=low_priority)
         if tenant not in present:
-            del self._requests[background, tenant]
-            self._tenants[background].leave(tenant, present)
+            del self._requests[low_priority, tenant]
+            self._tenants[low_priority].leave(tenant, present)
         if not present:
-            self._tenants[background] = FairQueue()
+            self._tenants[low_priority] = FairQueue()

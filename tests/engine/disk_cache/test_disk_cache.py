@@ -228,7 +228,7 @@ def test_a_short_stay_is_not_stored(start: MakeEngine) -> None:
 
 def test_prompts_of_the_background_are_not_stored(start: MakeEngine) -> None:
     engine = start()
-    engine.answer(1, PROMPT, background=True)
+    engine.answer(1, PROMPT, low_priority=True)
     engine.stay(10_000.0)
     assert engine.figures.stored_tokens == 0
 
@@ -365,7 +365,7 @@ def test_those_that_wait_for_a_cancelled_one_go_on(start: MakeEngine) -> None:
     assert len(engine.result(2)[0]) == 8
 
 
-def test_a_paused_follower_waits_for_a_load_of_its_own(start: MakeEngine) -> None:
+def test_a_preempted_follower_waits_for_a_load_of_its_own(start: MakeEngine) -> None:
     longer = [*PROMPT, *range(60, 160)]
     engine = start()
     before = engine.answer(0, longer)[0]
@@ -378,7 +378,7 @@ def test_a_paused_follower_waits_for_a_load_of_its_own(start: MakeEngine) -> Non
     engine.steps(2)
     engine.answer(3, longer[:210], cache_prompt=False)
     follower = next(sequence for sequence in engine.scheduler.running if sequence.is_loading and sequence.id == 2)
-    engine.scheduler._pause(follower)
+    engine.scheduler._preempt(follower)
     engine.steps(1)  # it finds those 210 tokens, and loads what follows them
     assert len(engine.loads.held) == 2
     engine.put(Cancel(1))
@@ -389,7 +389,7 @@ def test_a_paused_follower_waits_for_a_load_of_its_own(start: MakeEngine) -> Non
     assert engine.result(2)[0] == before
 
 
-def test_tokens_that_a_paused_sequence_loads_count_once(start: MakeEngine) -> None:
+def test_tokens_that_a_preempted_sequence_loads_count_once(start: MakeEngine) -> None:
     stored(start)
     engine = start()
     assert engine.answer(1, PROMPT)[1] == 192
@@ -401,7 +401,7 @@ def test_tokens_that_a_paused_sequence_loads_count_once(start: MakeEngine) -> No
     engine.loads.run()
     engine.steps(3)
     (sequence,) = engine.scheduler.running
-    engine.scheduler._pause(sequence)
+    engine.scheduler._preempt(sequence)
     engine.restart()
     engine.steps(2)
     engine.loads.run()

@@ -6,7 +6,7 @@ from itertools import count
 import pytest
 
 from genai_server.engine.kv_cache.kv_slots import KvSlots
-from genai_server.engine.scheduling.scheduler_output import UNSHARED, KvMemory, KvRoom
+from genai_server.engine.scheduling.scheduler_output import UNSHARED, KvBudget, KvMemory
 from genai_server.errors import RunnerFailed
 from tests.hand_clock import HandClock
 
@@ -577,7 +577,7 @@ def live(crowd: Crowd) -> None:
     assert crowd.num_reused > 40
 
 
-# the background
+# low priority
 
 
 def test_sequence_gets_its_slot_back_until_another_takes_it() -> None:
@@ -607,8 +607,8 @@ def test_slot_of_a_short_sequence_is_none_of_the_long_one() -> None:
 
 def test_prefixes_of_the_background_are_evicted_first() -> None:
     slots = KvSlots(2, TokenBuffers(4))
-    for number, background in ((1, False), (2, True)):
-        slots.acquire(number, [number] * 9, tenant=None if background else "")
+    for number, low_priority in ((1, False), (2, True)):
+        slots.acquire(number, [number] * 9, tenant=None if low_priority else "")
         slots.append(number, [number] * 9)
         slots.release(number)
     slots.acquire(3, [3] * 9)
@@ -622,13 +622,13 @@ def test_recent_prefixes_of_others_are_kept_from_the_background(clock: HandClock
         slots.append(number, [number] * 9)
     for number in (1, 3, 4):
         slots.release(number)
-    assert slots.kept(9) == KvRoom(2, 4)
-    assert slots.kept(1) == KvRoom(1, 2)
+    assert slots.reserved(9) == KvBudget(2, 4)
+    assert slots.reserved(1) == KvBudget(1, 2)
     clock.wait(299.0)
     slots.release(2)
-    assert slots.kept(9) == KvRoom(3, 6)
+    assert slots.reserved(9) == KvBudget(3, 6)
     clock.wait(2.0)
-    assert slots.kept(9) == KvRoom(1, 2)
+    assert slots.reserved(9) == KvBudget(1, 2)
 
 
 def test_a_running_slot_is_cut_to_its_first_tokens() -> None:

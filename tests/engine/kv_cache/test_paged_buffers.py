@@ -27,7 +27,7 @@ from genai_server.engine.runners.loaded_model import LoadedModel, RunnerPair
 from genai_server.engine.sampling.continuation import NextToken, choose_next_token
 from genai_server.engine.sampling.sampler import top_tokens
 from genai_server.engine.scheduling.scheduler import Scheduler
-from genai_server.engine.scheduling.scheduler_output import Read
+from genai_server.engine.scheduling.scheduler_output import ScheduledChunk
 from genai_server.engine.scores import NUM_BEST, Logits
 from genai_server.engine.sequence import Sequence as EngineSequence
 from genai_server.errors import InvalidField, RunnerFailed
@@ -209,14 +209,14 @@ def test_logits_of_few_positions_are_computed_at_once(
     monkeypatch.setattr(DecoderSession, "bind", noted)
     runner = Driven(on_blocks(offering, graph))
     computed.clear()
-    reads = []
+    chunks = []
     for number, scored in enumerate((True, True, False)):
         runner.open(number, [10 + number, 20, 30, 40], 128, reuse=False)
         request = GenerationRequest("r", [5] * 600, 1, 700, prompt_logprobs=scored)
         sequence = EngineSequence(number, (0, number), request, lambda: 0.0)
         assert runner.fit_chunk(sequence, 2048) == (256 if scored else 600)
-        reads.append(Read(sequence, [10 + number, 20, 30, 40], positions=scored))
-    found = runner.forward(reads)
+        chunks.append(ScheduledChunk(sequence, [10 + number, 20, 30, 40], positions=scored))
+    found = runner.forward(chunks)
     assert [len(scores.logits) for scores in found] == [4, 4, 1]
     assert sorted(computed) == [1, 4, 4]
 

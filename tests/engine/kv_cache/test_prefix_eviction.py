@@ -20,7 +20,7 @@ TOKENS = 3
 
 
 class Batch:
-    """Sequences that come, read, pause, and go by chance; `longest` is the most tokens of one."""
+    """Sequences that come, read, preempt, and go by chance; `longest` is the most tokens of one."""
 
     def __init__(self, chance: random.Random, graph: DecoderGraph, longest: int) -> None:
         self._chance, self._longest = chance, longest
@@ -34,12 +34,12 @@ class Batch:
         self._prompts = [self._some(longest) for _ in range(4)]
         # The tokens of each sequence, read or not.
         self._running: dict[int, list[int]] = {}
-        self._paused: dict[int, list[int]] = {}
+        self._preempted: dict[int, list[int]] = {}
         self._num_sequences = 0
 
     def act(self) -> None:
         """One action. Then every block is either free or in one slot, and each slot has those of its tokens."""
-        actions = [self._open, self._resume, self._pass, self._pass, self._interrupted, self._pause, self._close]
+        actions = [self._open, self._resume, self._pass, self._pass, self._interrupted, self._preempt, self._close]
         self._chance.choice([*actions, self._match, self._slots.forget, self._slots.fit])()
         slots = self._buffers._blocks
         assert sorted([*self._buffers._free, *sum(slots, [])]) == list(range(self._num_blocks))
@@ -63,16 +63,16 @@ class Batch:
             self._num_sequences += 1
 
     def _resume(self) -> None:
-        if not self._paused or not self._fits(self._paused[number := self._chance.choice([*self._paused])]):
+        if not self._preempted or not self._fits(self._preempted[number := self._chance.choice([*self._preempted])]):
             return
-        self._running[number] = tokens = self._paused.pop(number)
+        self._running[number] = tokens = self._preempted.pop(number)
         if self._slots.resume(number) is None:
             self._slots.acquire(number, tokens)
 
     def _reserve(self) -> dict[int, tuple[list[int], int]]:
         """Reserve memory for a pass over some sequences, and take its blocks: the tokens and the length of a draft."""
         while not self._fits() and len(self._running) > 1:
-            self._pause(max(self._running))
+            self._preempt(max(self._running))
         reads = {}
         for number in self._chance.sample([*self._running], self._chance.randint(0, len(self._running))):
             tokens, num_read = self._running[number], len(self._slots.of(number).tokens)
@@ -106,10 +106,10 @@ class Batch:
             if len(read) > len(self._running[number]):
                 self._running[number] = read[:]
 
-    def _pause(self, number: int | None = None) -> None:
+    def _preempt(self, number: int | None = None) -> None:
         if self._running:
             number = self._chance.choice([*self._running]) if number is None else number
-            self._paused[number] = self._running.pop(number)
+            self._preempted[number] = self._running.pop(number)
             self._slots.release(number)
 
     def _close(self) -> None:

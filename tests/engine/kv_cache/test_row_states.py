@@ -341,7 +341,7 @@ def test_random_requests_are_answered_as_alone(hybrid: Hybrid, device: SteppedLo
             max_tokens=STEPS,
             max_length=LENGTH,
             ignore_eos=True,
-            background=chance.random() < 0.3,
+            low_priority=chance.random() < 0.3,
             cache_prompt=chance.random() < 0.8,
             **given,
         )

@@ -15,7 +15,7 @@ from genai_server.engine.profiling.folder import DEFAULT_PREFIX, ProfileFolder
 from genai_server.engine.profiling.runtime_options import RuntimeOptionState
 from genai_server.engine.runners.base import Runner
 from genai_server.engine.runners.loaded_model import LoadedModel, RunnerPair
-from genai_server.engine.scheduling.scheduler_output import Read, Step
+from genai_server.engine.scheduling.scheduler_output import ScheduledChunk, Step
 from genai_server.engine.scores import Scores
 from genai_server.engine.sequence import Sequence
 from genai_server.errors import Unavailable
@@ -42,9 +42,9 @@ class Recorder(Runner):
         self._prefix[sequence.id] = "0"
         return 0
 
-    def forward(self, reads: Several[Read]) -> list[Scores]:
-        (read,) = reads
-        prefix = self._prefix[read.sequence.id]
+    def forward(self, chunks: Several[ScheduledChunk]) -> list[Scores]:
+        (chunk,) = chunks
+        prefix = self._prefix[chunk.sequence.id]
         if prefix != "0":
             self.files += 1
             Path(f"{prefix}_{self.files}.json").write_text("[]", encoding="utf-8")
@@ -107,7 +107,7 @@ class Device:
         """
         self.state.choose(self.sequences)
         anew = not sequence.is_decoding and sequence.num_produced > 0
-        step = Step([Read.next(sequence, num_tokens or sequence.num_unread - anew)])
+        step = Step([ScheduledChunk.next(sequence, num_tokens or sequence.num_unread - anew)])
         self.state.before_step(step)
         self.runners.forward(step)
         self.state.after_step(step, self.sequences)
@@ -444,12 +444,12 @@ def test_sequence_profiled_again_before_a_token_is_profiled(batched: BatchedDevi
     assert len(batched.files()) == 2
 
 
-def test_paused_sequence_is_profiled_again(batched: BatchedDevice) -> None:
+def test_preempted_sequence_is_profiled_again(batched: BatchedDevice) -> None:
     sequence = batched.sequences[0]
     batched.profile("1")
     batched.run(sequence)
     batched.runners.close(sequence)
-    sequence.pause()
+    sequence.preempt()
     batched.runners.open(sequence)
     batched.run(sequence, sequence)
     assert len(batched.files()) == 2  # all tokens but the last one are read again without a file
@@ -461,7 +461,7 @@ def test_profile_ends_in_a_pass_with_others(tmp_path: Path) -> None:
     device.profile("1", device.sequences[1])
     device.run(*device.sequences)
     device.profile("0", device.sequences[1])
-    device.state.before_step(Step([Read.next(sequence) for sequence in device.sequences]))
+    device.state.before_step(Step([ScheduledChunk.next(sequence) for sequence in device.sequences]))
     assert [value for _, _, value in device.batch.options][-1] == "0"
     device.run(*device.sequences)
     assert len(device.files()) == 1

@@ -107,14 +107,14 @@ def test_session_of_a_queued_request_keeps_waiting(device: BatchedDevice) -> Non
 def test_session_that_ends_in_a_pause_profiles_nothing_later(device: BatchedDevice) -> None:
     id = start(device)
     device.run(device.sequences[0])
-    paused = device.sequences.pop(0)
-    device.runners.close(paused)
-    paused.pause()
+    preempted = device.sequences.pop(0)
+    device.runners.close(preempted)
+    preempted.preempt()
     device.state.sessions.end(id)
-    device.state.choose(device.sequences, [paused])
-    device.runners.open(paused)
-    device.sequences.insert(0, paused)
-    device.run(paused, paused)
+    device.state.choose(device.sequences, [preempted])
+    device.runners.open(preempted)
+    device.sequences.insert(0, preempted)
+    device.run(preempted, preempted)
     assert profiled(device) == [("r0", 0)]
     assert device.alone() == []
 

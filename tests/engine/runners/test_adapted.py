@@ -17,7 +17,7 @@ from genai_server.engine.model.session import open_session
 from genai_server.engine.runners.base import open_bare, run_pass
 from genai_server.engine.runners.loaded_model import LoadedModel
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
-from genai_server.engine.scheduling.scheduler_output import Read
+from genai_server.engine.scheduling.scheduler_output import ScheduledChunk
 from genai_server.engine.sequence import Sequence
 from genai_server.errors import AdapterLoadFailed
 from genai_server.messages.generation_request import Adapter
@@ -171,7 +171,7 @@ def test_what_is_written_into_a_loaded_file_changes_no_generators_answer(
     file.write_bytes(bytes(file.stat().st_size))
     sequence = open_bare(generator, FRANCE, len(FRANCE) + STEPS, adapter=adapter)
     while sequence.num_produced < len(expected):
-        (scores,) = run_pass(generator, [Read.next(sequence, sequence.num_unread)])
+        (scores,) = run_pass(generator, [ScheduledChunk.next(sequence, sequence.num_unread)])
         sequence.append(int(scores.last.argmax()))
     generator.close(sequence.id)
     assert produced(sequence, len(expected)) == expected

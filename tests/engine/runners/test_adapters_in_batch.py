@@ -18,7 +18,7 @@ from genai_server.engine.model.graph import read_decoder_graph
 from genai_server.engine.model.session import open_session
 from genai_server.engine.runners.base import open_bare, run_pass
 from genai_server.engine.runners.batched import BatchedRunner
-from genai_server.engine.scheduling.scheduler_output import Read
+from genai_server.engine.scheduling.scheduler_output import ScheduledChunk
 from genai_server.engine.sequence import Sequence
 from genai_server.errors import AdapterLoadFailed
 from tests.engine.model_runners import batched_runner
@@ -71,8 +71,8 @@ def decoded(batch: BatchedRunner, sequences: Several[Sequence]) -> list[list[Log
     """Of each sequence, the logits after its prompt and after some tokens, all in common passes."""
     found: list[list[Logits]] = [[] for _ in sequences]
     for step in range(STEPS):
-        reads = [Read.next(sequence, sequence.num_unread) for sequence in sequences]
-        for logits, scores in zip(found, run_pass(batch, reads), strict=True):
+        chunks = [ScheduledChunk.next(sequence, sequence.num_unread) for sequence in sequences]
+        for logits, scores in zip(found, run_pass(batch, chunks), strict=True):
             logits.append(scores.last.copy())
         for sequence in sequences:
             sequence.append(10 + step)
@@ -168,10 +168,10 @@ def test_draft_of_an_adapters_row_has_the_bits_of_its_tokens(
 ) -> None:
     (alone,) = together(batch, loaded, [("small", 20)])
     rows = [begin(batch, loaded["small"], 20), begin(batch, loaded["large"], 9)]
-    run_pass(batch, [Read.next(row, row.num_unread) for row in rows])
+    run_pass(batch, [ScheduledChunk.next(row, row.num_unread) for row in rows])
     for row in rows:
         row.append(10)
-    found = run_pass(batch, [Read.next(rows[0], draft=[11, 12]), Read.next(rows[1])])
+    found = run_pass(batch, [ScheduledChunk.next(rows[0], draft=[11, 12]), ScheduledChunk.next(rows[1])])
     for row in rows:
         batch.close(row.id)
     assert np.array_equal(found[0].logits, alone[1:4])
@@ -190,20 +190,20 @@ def test_prefix_is_found_by_rows_of_the_same_adapter_only(
     assert np.array_equal(again, read)
 
 
-def test_paused_row_continues_with_its_adapter(
+def test_preempted_row_continues_with_its_adapter(
     batch: BatchedRunner, loaded: dict[str | None, LoadedAdapter | None]
 ) -> None:
     (expected,) = together(batch, loaded, [("small", 20)])
     batch.forget()  # without an empty slot, the other sequence would take the row's
     row = begin(batch, loaded["small"], 20)
-    run_pass(batch, [Read.next(row, row.num_unread)])
+    run_pass(batch, [ScheduledChunk.next(row, row.num_unread)])
     row.append(10)
     batch.close(row.id)
-    row.pause()
+    row.preempt()
     other = begin(batch, loaded["large"], 9)
     row.num_read = batch.open(row)
     assert row.num_read == 20
-    (scores, _) = run_pass(batch, [Read.next(row, 1), Read.next(other, other.num_unread)])
+    (scores, _) = run_pass(batch, [ScheduledChunk.next(row, 1), ScheduledChunk.next(other, other.num_unread)])
     assert np.array_equal(scores.last, expected[1])
     batch.close(row.id)
     batch.close(other.id)

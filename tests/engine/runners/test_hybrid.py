@@ -21,7 +21,7 @@ from genai_server.engine.runners.decoder_session import DecoderSession
 from genai_server.engine.runners.loaded_model import LoadedModel
 from genai_server.engine.sampling.grammar import Guidance
 from genai_server.engine.scheduling.scheduler import Scheduler
-from genai_server.engine.scheduling.scheduler_output import Read
+from genai_server.engine.scheduling.scheduler_output import ScheduledChunk
 from genai_server.engine.sequence import Sequence
 from genai_server.errors import RunnerFailed
 from genai_server.messages.generation_request import GenerationRequest
@@ -54,8 +54,8 @@ def test_prompt_is_read_in_chunks_next_to_decoding_rows(hybrid: Hybrid, runner: 
     for start in range(0, len(late), chunk):
         step = min(start // chunk, STEPS - 2)
         decoding = [(number, [answers[place][step]], True) for place, number in enumerate((0, 2))]
-        reads = [*decoding, (1, late[start : start + chunk], False)]
-        *scores, last = runner.read(*(reads if start // chunk < STEPS - 1 else reads[2:]))
+        chunks = [*decoding, (1, late[start : start + chunk], False)]
+        *scores, last = runner.read(*(chunks if start // chunk < STEPS - 1 else chunks[2:]))
         for answer, score in zip(answers, scores, strict=False):
             assert best(score.logits) == answer[step + 1]
     assert finish(runner, 1, best(last.logits)) == hybrid.answer(late)
@@ -218,7 +218,7 @@ class Scheduled:
             decodes = sequence.is_decoding
             chunk = 1 if decodes else self._runner.fit_chunk(sequence, self._chunk)
             self.num_read += 0 if decodes else chunk
-            read = Read.next(sequence, chunk)
+            read = ScheduledChunk.next(sequence, chunk)
             [scores] = self._runner.forward([read])
             read.count()
             if not sequence.num_unread:
@@ -320,20 +320,20 @@ def test_checkpoints_make_way_for_running_sequences() -> None:
         assert scheduled.ask(prompt) == hybrid.answer(prompt)
 
 
-# the background
+# low priority
 
 
-def test_paused_sequence_continues_from_states_or_a_checkpoint(hybrid: Hybrid, tmp_path: Path) -> None:
+def test_preempted_sequence_continues_from_states_or_a_checkpoint(hybrid: Hybrid, tmp_path: Path) -> None:
     runner = hybrid.load().runner
     loaded = LoadedModel(runner, runner)
     scheduler = Scheduler(runner, max_running=SLOTS, max_waiting=SLOTS, prefill_chunk=32)
     loop = SteppedLoop(loaded, scheduler, Guidance(None, VOCAB), tmp_path)
     prompt = text(130)
-    loop.put_request(1, prompt, max_tokens=STEPS, max_length=LENGTH, ignore_eos=True, background=True)
+    loop.put_request(1, prompt, max_tokens=STEPS, max_length=LENGTH, ignore_eos=True, low_priority=True)
     loop.step_until(lambda: len(loop.tokens(1)) == 3)
     (sequence,) = scheduler.running
     num_read = sequence.num_read
-    scheduler._pause(sequence)
+    scheduler._preempt(sequence)
     scheduler.admit()
     loop.loop._admission.open(sequence, 0.0)
     assert sequence.num_read == num_read  # its slot still has all of its states
@@ -341,5 +341,5 @@ def test_paused_sequence_continues_from_states_or_a_checkpoint(hybrid: Hybrid, t
         loop.put_request(key, text(40, key), max_tokens=2, max_length=LENGTH, ignore_eos=True)
     loop.run(*range(10, 10 + SLOTS))
     loop.run(1)
-    assert sequence.num_pauses == 2
+    assert sequence.num_preemptions == 2
     assert loop.tokens(1) == hybrid.answer(prompt)

@@ -25,7 +25,7 @@ from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.runners.lengths import BatchLimits
 from genai_server.engine.runners.loaded_model import LoadedModel, RunnerPair
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
-from genai_server.engine.scheduling.scheduler_output import UNSHARED, Read
+from genai_server.engine.scheduling.scheduler_output import UNSHARED, ScheduledChunk
 from genai_server.engine.sequence import Sequence
 from genai_server.errors import AdapterLoadFailed
 from genai_server.messages.generation_request import Adapter, GenerationRequest, Image
@@ -167,7 +167,7 @@ def test_image_tokens_are_never_chosen(vision: Vision) -> None:
     for runner in (vision.batch, vision.generator):
         sequence = vision.sequences()[0]
         runner.open(sequence)
-        (scores,) = run_pass(runner, [Read.next(sequence, sequence.num_unread)])
+        (scores,) = run_pass(runner, [ScheduledChunk.next(sequence, sequence.num_unread)])
         assert np.isneginf(scores.last[vision.token])
         assert np.isfinite(np.delete(scores.last, vision.token)).all()
         runner.close(sequence.id)

@@ -74,7 +74,7 @@ def test_exact_prompts_are_cut_at_the_same_tokens(generator: Driven, most: int) 
     request = GenerationRequest("r", [5] * 101, 20, 700, exact=True)
     sequence = Sequence(1, (0, 1), request, lambda: 0.0)
     chunks = []
-    for num_produced in (0, 3):  # from the beginning, and again after a pause
+    for num_produced in (0, 3):  # from the beginning, and again after a preemption
         sequence.tokens += [6] * num_produced
         sequence.num_read = 0
         while sequence.num_unread:

@@ -17,7 +17,7 @@ from genai_server.engine.model.files import check_model_directory
 from genai_server.engine.runners.base import Interrupted
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.runners.pooled import DISABLED_FUSIONS, PooledRunner, _batches
-from genai_server.engine.scheduling.scheduler_output import Read
+from genai_server.engine.scheduling.scheduler_output import ScheduledChunk
 from genai_server.engine.scores import Logits
 from genai_server.engine.sequence import Sequence as Scheduled
 from genai_server.errors import InvalidField, ModelDirectoryError
@@ -35,18 +35,18 @@ def vectors() -> Iterator[PooledRunner]:
     yield PooledRunner(VECTORS, 1, DEFAULT_OPTIONS)
 
 
-def row(*texts: Sequence[int], second: int = 0, background: bool = False) -> Read:
+def row(*texts: Sequence[int], second: int = 0, low_priority: bool = False) -> ScheduledChunk:
     about = [PooledText(len(text), second) for text in texts]
     tokens = [token for text in texts for token in text]
-    request = GenerationRequest("r", tokens, 0, len(tokens), texts=about, background=background)
-    return Read.next(Scheduled(0, (0, 0), request, lambda: 0.0), len(tokens), texts=about)
+    request = GenerationRequest("r", tokens, 0, len(tokens), texts=about, low_priority=low_priority)
+    return ScheduledChunk.next(Scheduled(0, (0, 0), request, lambda: 0.0), len(tokens), texts=about)
 
 
 def text(length: int, first: int = 5) -> list[int]:
     return [2, *(first + number % 7 for number in range(length - 2)), 3]
 
 
-def read(runner: PooledRunner, *rows: Read) -> list[Logits]:
+def read(runner: PooledRunner, *rows: ScheduledChunk) -> list[Logits]:
     found = [scores.vectors for scores in runner.forward(rows)]
     assert all(vectors is not None for vectors in found)
     return [vectors for vectors in found if vectors is not None]
@@ -211,8 +211,8 @@ def test_pooled_runner_continues_no_prompt(vectors: PooledRunner) -> None:
 def test_background_pass_of_several_requests_is_interrupted(
     vectors: PooledRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reads = [row(text(9), background=True), row(text(8), background=True)]
-    expected = [read(vectors, each) for each in reads]
+    chunks = [row(text(9), low_priority=True), row(text(8), low_priority=True)]
+    expected = [read(vectors, each) for each in chunks]
     feed = vectors._feed
 
     def interrupted(*arguments: Any) -> Any:
@@ -222,9 +222,9 @@ def test_background_pass_of_several_requests_is_interrupted(
     with monkeypatch.context() as patch:
         patch.setattr(vectors, "_feed", interrupted)
         with pytest.raises(Interrupted):
-            vectors.forward(reads)
-        vectors.forward([reads[0], row(text(8))])  # beside another request it cannot be interrupted
-    found = vectors.forward(reads)
+            vectors.forward(chunks)
+        vectors.forward([chunks[0], row(text(8))])  # beside another request it cannot be interrupted
+    found = vectors.forward(chunks)
     for scores, vector in zip(found, expected, strict=True):
         assert scores.vectors is not None
         assert np.allclose(scores.vectors, vector, atol=1e-5)

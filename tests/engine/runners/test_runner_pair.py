@@ -46,7 +46,7 @@ class Engine:
         """Run one pass, as scheduled."""
         step = self.scheduler.next_step()
         assert step is not None
-        assert len(step.reads) == 1 or not any(sequence.profile.is_on for sequence in step.sequences)
+        assert len(step.chunks) == 1 or not any(sequence.profile.is_on for sequence in step.sequences)
         for sequence, scores in zip(step.sequences, self.runners.forward(step), strict=True):
             if sequence.num_unread == 0:
                 sequence.append(int(scores.last.argmax()))

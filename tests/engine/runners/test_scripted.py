@@ -217,7 +217,7 @@ def test_prompt_logits_are_zero_except_the_last() -> None:
 
 def test_script_continues_behind_what_was_said(tmp_path: Path) -> None:
     bench = Bench(tmp_path, max_running=1)
-    bench.submit(1, "count 9", background=True)
+    bench.submit(1, "count 9", low_priority=True)
     for number, num_said in enumerate((0, 3, 11)):
         bench.step_until(lambda least=num_said: len(bench.text(1)) >= least)  # type: ignore[misc]
         bench.submit(10 + number, "say x")

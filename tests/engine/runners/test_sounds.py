@@ -21,7 +21,7 @@ from genai_server.engine.runners.base import run_pass
 from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.runners.lengths import BatchLimits
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
-from genai_server.engine.scheduling.scheduler_output import Read
+from genai_server.engine.scheduling.scheduler_output import ScheduledChunk
 from genai_server.engine.scores import Scores
 from genai_server.engine.sequence import Sequence
 from genai_server.errors import RunnerFailed
@@ -153,12 +153,13 @@ def test_drafts_have_the_bits_of_single_tokens(speech: Speech) -> None:
     for sequence in sequences:
         sequence.batched = True
         sequence.num_read = speech.batch.open(sequence)
-    run_pass(speech.batch, [Read.next(sequence, sequence.num_unread) for sequence in sequences])
+    run_pass(speech.batch, [ScheduledChunk.next(sequence, sequence.num_unread) for sequence in sequences])
     drafts = [logits.argmax(axis=-1).tolist()[: 2 + number] for number, logits in enumerate(expected)]
     for sequence, draft in zip(sequences, drafts, strict=True):
         sequence.append(draft.pop(0))
     found = run_pass(
-        speech.batch, [Read.next(sequence, draft=draft) for sequence, draft in zip(sequences, drafts, strict=True)]
+        speech.batch,
+        [ScheduledChunk.next(sequence, draft=draft) for sequence, draft in zip(sequences, drafts, strict=True)],
     )
     for sequence in sequences:
         speech.batch.close(sequence.id)
@@ -181,8 +182,8 @@ def test_an_answer_is_bitwise_the_same_when_it_is_profiled(
 ) -> None:
     forward, logits = speech.batch.forward, list[NDArray[np.float32]]()
 
-    def note(reads: Several[Read]) -> list[Scores]:
-        scores = forward(reads)
+    def note(chunks: Several[ScheduledChunk]) -> list[Scores]:
+        scores = forward(chunks)
         logits.extend(each.last.copy() for each in scores)
         return scores
 

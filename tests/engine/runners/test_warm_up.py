@@ -14,7 +14,7 @@ from genai_server.engine.runners.lengths import with_limit
 from genai_server.engine.runners.loaded_model import LoadedModel
 from genai_server.engine.runners.scripted import ScriptedRunner
 from genai_server.engine.runners.warm_up import scores_prompts, time_passes, warm_up
-from genai_server.engine.scheduling.scheduler_output import Read
+from genai_server.engine.scheduling.scheduler_output import ScheduledChunk
 from genai_server.engine.scheduling.step_time import StepTimeModel
 from genai_server.engine.scores import Scores
 from genai_server.errors import RunnerFailed
@@ -30,12 +30,12 @@ class Shapes(ScriptedRunner):
         self.prefilled: list[int] = []
         self.decoded: list[int] = []
 
-    def forward(self, reads: Sequence[Read]) -> list[Scores]:
-        if reads[0].decodes:
-            self.decoded.append(len(reads))
+    def forward(self, chunks: Sequence[ScheduledChunk]) -> list[Scores]:
+        if chunks[0].decodes:
+            self.decoded.append(len(chunks))
         else:
-            self.prefilled.append(reads[0].num_tokens)
-        return super().forward(reads)
+            self.prefilled.append(chunks[0].num_tokens)
+        return super().forward(chunks)
 
 
 @pytest.mark.parametrize(
@@ -52,10 +52,10 @@ def test_warm_up_decodes_one_row_and_all_rows_and_reads_drafts(monkeypatch: pyte
     decoded: list[int] = []
     forward = BatchedRunner.forward
 
-    def recorded(self: BatchedRunner, reads: Sequence[Read]) -> list[Scores]:
-        if reads[0].decodes:
-            decoded.append(sum(read.num_tokens for read in reads))
-        return forward(self, reads)
+    def recorded(self: BatchedRunner, chunks: Sequence[ScheduledChunk]) -> list[Scores]:
+        if chunks[0].decodes:
+            decoded.append(sum(chunk.num_tokens for chunk in chunks))
+        return forward(self, chunks)
 
     monkeypatch.setattr(BatchedRunner, "forward", recorded)
     loaded = load_model(spec(128))
@@ -92,7 +92,7 @@ def test_first_passes_of_a_device_do_not_count(uses_host_cores: bool, seconds: f
 
 def test_a_model_that_cannot_be_run_is_not_ready() -> None:
     class Failing(ScriptedRunner):
-        def forward(self, reads: Sequence[Read]) -> list[Scores]:
+        def forward(self, chunks: Sequence[ScheduledChunk]) -> list[Scores]:
             raise RunnerFailed("no kernel")
 
     with pytest.raises(RunnerFailed, match="no kernel"):

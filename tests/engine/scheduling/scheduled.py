@@ -107,9 +107,9 @@ def able_runner() -> ScriptedRunner:
     return runner
 
 
-def num_free(scheduler: Scheduler, tenant: str = "", *, background: bool = False) -> int:
+def num_free(scheduler: Scheduler, tenant: str = "", *, low_priority: bool = False) -> int:
     """How many more sequences of a tenant could be added."""
-    return scheduler.capacity.num_free(scheduler.present(background=background), tenant)
+    return scheduler.capacity.num_free(scheduler.present(low_priority=low_priority), tenant)
 
 
 def free_tokens(scheduler: Scheduler, tenant: str = "") -> int | None:

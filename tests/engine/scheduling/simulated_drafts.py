@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 
 from genai_server.engine.scheduling.scheduler import Scheduler
-from genai_server.engine.scheduling.scheduler_output import Read, StepPolicy
+from genai_server.engine.scheduling.scheduler_output import ScheduledChunk, StepPolicy
 from genai_server.engine.scheduling.step_time import StepTimeModel
 from genai_server.engine.sequence import Sequence
 from genai_server.messages.generation_request import GenerationRequest
@@ -149,31 +149,31 @@ class Simulation:
     def _step(self) -> None:
         step = self._scheduler.next_step()
         assert step is not None
-        num_decoded = sum(read.num_tokens for read in step.reads if read.decodes)
-        num_drafted = sum(len(read.draft) for read in step.reads)
+        num_decoded = sum(chunk.num_tokens for chunk in step.chunks if chunk.decodes)
+        num_drafted = sum(len(chunk.draft) for chunk in step.chunks)
         seconds = self.machine.run(num_decoded, step.num_tokens - num_decoded)
         if num_drafted:
             extra = self.machine.interference * seconds
             self.machine.seconds, seconds = self.machine.seconds + extra, seconds + extra
-        for read in step.reads:
-            self._advance(read)
+        for chunk in step.chunks:
+            self._advance(chunk)
         self._scheduler.observe(step, seconds)
 
-    def _advance(self, read: Read) -> None:
-        sequence = read.sequence
-        read.count()
+    def _advance(self, chunk: ScheduledChunk) -> None:
+        sequence = chunk.sequence
+        chunk.count()
         if sequence.num_unread:
             return
         num_right = 0
-        if read.draft:
+        if chunk.draft:
             assert self.model is not None
-            num_right = self.model.verify(sequence, read.draft)
-        for token in read.draft[:num_right]:
+            num_right = self.model.verify(sequence, chunk.draft)
+        for token in chunk.draft[:num_right]:
             sequence.append(token)
         sequence.num_read += num_right
         sequence.append(self._chance.randrange(_VOCABULARY))
-        if read.draft:
-            self._scheduler.verified(sequence, len(read.draft), num_right)
+        if chunk.draft:
+            self._scheduler.verified(sequence, len(chunk.draft), num_right)
         if not sequence.num_left:
             self._scheduler.remove(sequence)
             if self.model is not None:

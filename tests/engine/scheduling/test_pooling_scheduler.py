@@ -12,12 +12,12 @@ from genai_server.messages.generation_request import GenerationRequest, PooledTe
 class Device:
     """A scheduler whose steps take one second per `speed` tokens."""
 
-    def __init__(self, *requests: tuple[str, list[int]], background: str = "") -> None:
+    def __init__(self, *requests: tuple[str, list[int]], low_priority: str = "") -> None:
         self.scheduler = PoolingScheduler(ScriptedRunner(), max_running=16, max_waiting=16, prefill_chunk=8)
         for number, (name, lengths) in enumerate(requests):
             texts = [PooledText(length) for length in lengths]
             request = GenerationRequest(
-                name, [1] * sum(lengths), 0, sum(lengths), texts=texts, background=name == background
+                name, [1] * sum(lengths), 0, sum(lengths), texts=texts, low_priority=name == low_priority
             )
             self.scheduler.add(Sequence(number, (0, number), request, lambda: 0.0))
         self.scheduler.admit()
@@ -26,17 +26,17 @@ class Device:
         """The texts of each step: names of requests, with the lengths of their texts."""
         found = []
         while self.scheduler.running and (step := self.scheduler.next_step()) is not None:
-            found.append([(r.sequence.request.request_id, [t.num_tokens for t in r.texts]) for r in step.reads])
+            found.append([(r.sequence.request.request_id, [t.num_tokens for t in r.texts]) for r in step.chunks])
             self._read(step)
             self.scheduler.observe(step, step.num_tokens / speed)
         return found
 
     def _read(self, step: Step) -> None:
-        for read in step.reads:
-            read.sequence.num_read += read.num_tokens
-            read.sequence.num_texts += len(read.texts)
-            if not read.sequence.num_unread:
-                self.scheduler.remove(read.sequence)
+        for chunk in step.chunks:
+            chunk.sequence.num_read += chunk.num_tokens
+            chunk.sequence.num_texts += len(chunk.texts)
+            if not chunk.sequence.num_unread:
+                self.scheduler.remove(chunk.sequence)
 
 
 def test_texts_of_all_requests_are_read_together() -> None:
@@ -69,5 +69,5 @@ def test_step_is_limited_in_texts_and_returns_vectors_at_once() -> None:
 
 
 def test_texts_of_the_background_are_read_after_all_others() -> None:
-    device = Device(("b", [10]), ("x", [300, 300]), background="b")
+    device = Device(("b", [10]), ("x", [300, 300]), low_priority="b")
     assert device.steps(speed=1e3) == [[("x", [300])], [("x", [300])], [("b", [10])]]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from genai_server.engine.scheduling.places import queue_wait
+from genai_server.engine.scheduling.admission_queue import queue_wait
 from genai_server.engine.scheduling.step_time import StepTimeModel
 from genai_server.engine.sequence import Sequence
 from genai_server.messages.generation_request import GenerationRequest

@@ -7,7 +7,7 @@ import pytest
 
 from genai_server.engine.scheduling.drafts import AnswerMemory, TextDrafts
 from genai_server.engine.scheduling.scheduler import Scheduler
-from genai_server.engine.scheduling.scheduler_output import Read, Step, StepPolicy
+from genai_server.engine.scheduling.scheduler_output import ScheduledChunk, Step, StepPolicy
 from genai_server.engine.sequence import Sequence, SequenceState
 from genai_server.messages.generation_request import GenerationRequest, Sampling
 from tests.engine.scheduling.scheduled import (
@@ -121,7 +121,7 @@ def test_prompt_joins_the_batch_after_its_first_token() -> None:
 
 def test_a_pass_that_decodes_reads_one_token_of_each() -> None:
     step = next_step(admitted(*(a_sequence(name, decoding=True, batched=True) for name in "ab")))
-    assert [read.num_tokens for read in step.reads] == [1, 1]
+    assert [read.num_tokens for read in step.chunks] == [1, 1]
     assert step.decodes
 
 
@@ -225,12 +225,12 @@ def _batched(name: str, **how: Any) -> Sequence:
 def test_mixed_step_decodes_and_reads_a_chunk() -> None:
     scheduler = _mixing(_batched("a", decoding=True), _batched("b", decoding=True), _batched("p", num_prompt=50))
     step = next_step(scheduler)
-    assert [(read.sequence.request.request_id, read.num_tokens, read.decodes) for read in step.reads] == [
+    assert [(read.sequence.request.request_id, read.num_tokens, read.decodes) for read in step.chunks] == [
         ("a", 1, True),
         ("b", 1, True),
         ("p", 16, False),
     ]
-    assert (sum(read.decodes for read in step.reads), step.decodes, step.num_tokens) == (2, False, 18)
+    assert (sum(read.decodes for read in step.chunks), step.decodes, step.num_tokens) == (2, False, 18)
     assert passes(scheduler, 2) == "(abp)(abp)"
 
 
@@ -249,7 +249,7 @@ def test_exact_and_scored_sequences_share_passes() -> None:
 
 def _read(scheduler: Scheduler) -> list[tuple[str, int]]:
     """The names and numbers of tokens of the next pass."""
-    return [(read.sequence.request.request_id, read.num_tokens) for read in next_step(scheduler).reads]
+    return [(read.sequence.request.request_id, read.num_tokens) for read in next_step(scheduler).chunks]
 
 
 def test_short_prompts_share_a_pass_of_a_usual_chunk() -> None:
@@ -285,7 +285,7 @@ def _observed(scheduler: Scheduler, decoding: float, per_token: float) -> list[i
     found = []
     for _ in range(4):
         step = next_step(scheduler)
-        num_read = step.num_tokens - sum(read.decodes for read in step.reads)
+        num_read = step.num_tokens - sum(read.decodes for read in step.chunks)
         scheduler.observe(step, decoding + per_token * num_read)
         found.append(num_read)
     return found
@@ -394,7 +394,7 @@ def _speculating(*sequences: Sequence) -> Scheduler:
         idle_chunk=0,
         policy=StepPolicy(speculates=True),
     )
-    scheduler.observe(Step([Read.next(_batched("s", decoding=True))]), 1.0)
+    scheduler.observe(Step([ScheduledChunk.next(_batched("s", decoding=True))]), 1.0)
     return scheduler
 
 
@@ -408,13 +408,13 @@ def _repeating(name: str, **how: Any) -> Sequence:
 
 def _drafted(scheduler: Scheduler) -> list[int]:
     step = next_step(scheduler)
-    assert all(read.num_tokens == 1 + len(read.draft) for read in step.reads)
-    return [len(read.draft) for read in step.reads]
+    assert all(read.num_tokens == 1 + len(read.draft) for read in step.chunks)
+    return [len(read.draft) for read in step.chunks]
 
 
 def test_a_step_of_a_lone_sequence_reads_a_draft() -> None:
     step = next_step(_speculating(_repeating("a")))
-    (read,) = step.reads
+    (read,) = step.chunks
     assert len(read.draft) > 0
     assert set(read.draft) == {1}
     assert (step.decodes, step.num_tokens) == (True, 1 + len(read.draft))
@@ -438,13 +438,13 @@ def test_sequences_beside_others_have_drafts() -> None:
 def test_large_batch_has_no_drafts() -> None:
     number = 70
     scheduler = _speculating(*(_repeating(f"{index}") for index in range(number)))
-    scheduler.observe(Step([Read.next(_batched("s", decoding=True)) for _ in range(number)]), 1.0)
+    scheduler.observe(Step([ScheduledChunk.next(_batched("s", decoding=True)) for _ in range(number)]), 1.0)
     assert _drafted(scheduler) == [0] * number
 
 
 def test_step_that_reads_a_prompt_has_no_drafts() -> None:
     step = next_step(_speculating(_repeating("a"), _batched("p", num_prompt=50)))
-    assert [len(read.draft) for read in step.reads] == [0, 0]
+    assert [len(read.draft) for read in step.chunks] == [0, 0]
 
 
 def test_unbatched_sequences_have_no_drafts() -> None:
@@ -543,18 +543,18 @@ def test_drafts_end_while_their_passes_take_too_long() -> None:
     scheduler = _speculating(sequence)
     for _ in range(20):
         step = next_step(scheduler)
-        if not step.reads[0].draft:
+        if not step.chunks[0].draft:
             break
         scheduler.observe(step, 30.0)
-        scheduler.verified(sequence, len(step.reads[0].draft), 0)
+        scheduler.verified(sequence, len(step.chunks[0].draft), 0)
     assert _drafted(scheduler) == [0]
 
 
-# the background
+# low priority
 
 
 def _background(name: str, num_prompt: int = 1, **how: Any) -> Sequence:
-    return a_sequence(name, num_prompt, batched=True, background=True, **how)
+    return a_sequence(name, num_prompt, batched=True, low_priority=True, **how)
 
 
 def test_background_reads_nothing_while_others_are_present() -> None:
@@ -581,7 +581,7 @@ def test_background_reads_nothing_while_a_request_is_prepared() -> None:
 
 
 def test_round_of_the_background_ends_when_another_arrives() -> None:
-    scheduler = admitted(*(a_sequence(name, decoding=True, background=True) for name in "abc"))
+    scheduler = admitted(*(a_sequence(name, decoding=True, low_priority=True) for name in "abc"))
     assert passes(scheduler, 1) == "a"
     arrive(scheduler, a_sequence("x", decoding=True))
     assert passes(scheduler, 2) == "xx"
@@ -598,7 +598,7 @@ def _timed(scheduler: Scheduler, times: dict[int, float]) -> None:
     for number, seconds in times.items():
         rows = [_batched(f"{row}", decoding=True) for row in range(number)]
         for _ in range(3):
-            scheduler.observe(Step([Read.next(row) for row in rows]), seconds)
+            scheduler.observe(Step([ScheduledChunk.next(row) for row in rows]), seconds)
 
 
 @pytest.mark.parametrize(
@@ -621,7 +621,7 @@ def test_background_prompt_is_read_beside_others_where_free() -> None:
     _timed(scheduler, {1: 0.010, 40: 0.0101})
     step = next_step(scheduler)
     assert names_of(step.sequences) == ["x", "a", "p"]
-    assert step.reads[2].num_tokens >= 32
+    assert step.chunks[2].num_tokens >= 32
     # A pass that turns out to be slow leaves them out.
     scheduler.observe(step, 1.0)
     for _ in range(3):

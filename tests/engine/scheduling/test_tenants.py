@@ -66,20 +66,20 @@ def test_one_tenant_alone_has_all_places_in_order() -> None:
     assert names_of(scheduler.admit()) == ["a4"]
 
 
-def test_newest_of_a_tenant_above_its_share_is_paused_for_another_tenant() -> None:
+def test_newest_of_a_tenant_above_its_share_is_preempted_for_another_tenant() -> None:
     scheduler = with_places(*many("a", 9), max_running=4)
     scheduler.admit()
-    paused: list[Sequence] = []
-    scheduler.on_pause = paused.append
+    preempted: list[Sequence] = []
+    scheduler.on_preempt = preempted.append
     scheduler.add(of("b"))
     assert names_of(scheduler.admit()) == ["b"]
-    assert (names_of(paused), running(scheduler)) == (["a3"], "aaab")
+    assert (names_of(preempted), running(scheduler)) == (["a3"], "aaab")
     assert names_of(scheduler.waiting)[0] == "a3"
     scheduler.remove(scheduler.running[-1])
     assert names_of(scheduler.admit()) == ["a3"]
 
 
-def test_nothing_is_paused_for_more_than_an_equal_share() -> None:
+def test_nothing_is_preempted_for_more_than_an_equal_share() -> None:
     scheduler = with_places(*many("a", 9), max_running=4)
     scheduler.admit()
     for sequence in many("b", 3):
@@ -111,12 +111,12 @@ def test_a_place_stays_free_for_a_tenant_that_has_just_left(clock: HandClock) ->
     scheduler.remove(scheduler.running[1])
     assert scheduler.admit() == []
     assert running(scheduler) == "aaaaaaa"
-    paused: list[Sequence] = []
-    scheduler.on_pause = paused.append
+    preempted: list[Sequence] = []
+    scheduler.on_preempt = preempted.append
     clock.wait(20.0)
     scheduler.add(of("b"))
     assert names_of(scheduler.admit()) == ["b"]
-    assert paused == []
+    assert preempted == []
     scheduler.remove(scheduler.running[-1])
     clock.wait(31.0)
     assert [sequence.tenant for sequence in scheduler.admit()] == ["a"]
@@ -184,7 +184,7 @@ def test_precedence_goes_before_tenants() -> None:
     assert running(scheduler) == "bba"
 
 
-def test_what_has_precedence_is_not_paused_for_other_tenants() -> None:
+def test_what_has_precedence_is_not_preempted_for_other_tenants() -> None:
     scheduler = with_places(*many("a", 4, precedence=-1), max_running=4)
     scheduler.admit()
     scheduler.add(of("b"))
@@ -249,18 +249,18 @@ def test_the_only_sequence_of_a_tenant_keeps_its_memory() -> None:
     assert scheduler.admit() == []
 
 
-def test_tenant_with_most_memory_is_paused_first_when_it_gets_short() -> None:
+def test_tenant_with_most_memory_is_preempted_first_when_it_gets_short() -> None:
     scheduler = sharing(320, *many("a", 2, 400), *many("b", 2, 20), runner=able_runner())
     for sequence in scheduler.waiting:
         sequence.max_length = 2000
     scheduler.admit()
     assert running(scheduler) == "abab"
-    paused: list[Sequence] = []
-    scheduler.on_pause = paused.append
+    preempted: list[Sequence] = []
+    scheduler.on_preempt = preempted.append
     for sequence in scheduler.running:
         sequence.tokens += [5] * 600
     scheduler.make_room()
-    assert names_of(paused) == ["a1"]
+    assert names_of(preempted) == ["a1"]
 
 
 # the queue
@@ -315,12 +315,12 @@ def read(scheduler: Scheduler, number: int) -> list[str]:
     found = []
     for _ in range(number):
         step = next_step(scheduler)
-        for each in step.reads:
+        for each in step.chunks:
             each.sequence.num_read += each.num_tokens
             scheduler.count_tokens(each.sequence, each.num_tokens)
             if not each.sequence.num_unread:
                 scheduler.remove(each.sequence)
-        found.append(" ".join(f"{each.sequence.request.request_id}:{each.num_tokens}" for each in step.reads))
+        found.append(" ".join(f"{each.sequence.request.request_id}:{each.num_tokens}" for each in step.chunks))
     return found
 
 
@@ -394,17 +394,17 @@ def test_accepted_drafts_count_as_tokens_that_were_served() -> None:
     assert scheduler._turn(a)[0] - scheduler._turn(b)[0] == 6
 
 
-# the background
+# low priority
 
 
-def background(tenant: str, number: int, num_prompt: int = 4) -> list[Sequence]:
-    return many(tenant, number, num_prompt, background=True)
+def low_priority(tenant: str, number: int, num_prompt: int = 4) -> list[Sequence]:
+    return many(tenant, number, num_prompt, low_priority=True)
 
 
 def test_batches_of_tenants_take_turns_below_everything_else() -> None:
-    scheduler = with_places(*background("a", 9), max_running=4)
+    scheduler = with_places(*low_priority("a", 9), max_running=4)
     scheduler.admit()
-    for sequence in background("b", 9):
+    for sequence in low_priority("b", 9):
         scheduler.add(sequence)
     scheduler.admit()
     assert running(scheduler) == "aabb"
@@ -415,13 +415,13 @@ def test_batches_of_tenants_take_turns_below_everything_else() -> None:
 
 
 def test_prompts_of_batches_are_read_in_turns() -> None:
-    scheduler = with_places(*background("a", 2, 200), *background("b", 1, 200))
+    scheduler = with_places(*low_priority("a", 2, 200), *low_priority("b", 1, 200))
     scheduler.admit()
     assert [each[0] for each in read(scheduler, 4)] == ["a", "b", "a", "b"]
 
 
 def test_interactive_tokens_of_a_tenant_do_not_count_in_its_batches() -> None:
-    a, b = (background(tenant, 1, 200)[0] for tenant in "ab")
+    a, b = (low_priority(tenant, 1, 200)[0] for tenant in "ab")
     scheduler = with_places(a, b)
     scheduler.admit()
     other = of("a")
@@ -432,7 +432,7 @@ def test_interactive_tokens_of_a_tenant_do_not_count_in_its_batches() -> None:
 
 
 def test_few_sequences_of_batches_that_decode_are_chosen_in_turns() -> None:
-    sequences = [*background("a", 3), *background("b", 1)]
+    sequences = [*low_priority("a", 3), *low_priority("b", 1)]
     scheduler = with_places(*sequences)
     scheduler.admit()
     for sequence in sequences:
@@ -442,9 +442,9 @@ def test_few_sequences_of_batches_that_decode_are_chosen_in_turns() -> None:
     found = []
     for _ in range(4):
         step = next_step(scheduler)
-        assert len(step.reads) == 2
+        assert len(step.chunks) == 2
         found += names_of(step.sequences)
-        for each in step.reads:
+        for each in step.chunks:
             scheduler.count_tokens(each.sequence, 1)
     assert "b0" in found
 

@@ -45,7 +45,7 @@ async def _decide(services: Services, body: DecisionRequest, context: RequestCon
     context.count_answers(len(body.questions), "questions")
     choice = await choose_engine(services, context, body, Task.GENERATE)
     chosen, _, engine, model, codec = choice
-    engine.require_capacity(1, param="questions", tenant=context.tenant, background=context.background)
+    engine.require_capacity(1, param="questions", tenant=context.tenant, low_priority=context.low_priority)
     asked = readings(body)
     with context.leniency.with_names(_NAMES):
         async with within(context.deadline):

@@ -149,7 +149,7 @@ class _PooledRequest:
             1,
             param=self.param,
             tenant=self.context.tenant,
-            background=self.context.background,
+            low_priority=self.context.low_priority,
         )
         require_capacity()
         about = codec.pooling
@@ -197,7 +197,7 @@ class _PooledRequest:
             tenant=context.tenant,
             priority=self.body.priority or 0,
             precedence=context.precedence(self.body.priority),
-            background=context.background,
+            low_priority=context.low_priority,
             timeout=context.deadline.seconds_left,
             unique_id=context.record.unique_id,
             key_name=context.record.key_name,

@@ -207,7 +207,7 @@ async def _start(
         sampling=generation.sampling,
         created=int(time.time()),
         # The answers of a batch are in its files, and would take the place of other responses.
-        is_stored=store.is_on and body.store is not False and (bool(body.store) or not context.background),
+        is_stored=store.is_on and body.store is not False and (bool(body.store) or not context.low_priority),
     )
     build = ResponseBuilder(
         begun,

@@ -61,7 +61,7 @@ async def _label_scores(
     context.count_answers(len(items), "items")
     choice = await choose_engine(services, context, body, Task.GENERATE)
     chosen, _, engine, model, codec = choice
-    engine.require_capacity(1, param="items", tenant=context.tenant, background=context.background)
+    engine.require_capacity(1, param="items", tenant=context.tenant, low_priority=context.low_priority)
     async with within(context.deadline):
         prompts = await _prompts(body, items, codec, model, context)
     with closing(NextTokenScorer(services, context, choice, body, param="items")) as scorer:
@@ -118,7 +118,7 @@ async def _classify(services: Services, body: ClassifyRequest, context: RequestC
     context.count_answers(len(body.inputs), "input")
     choice = await choose_engine(services, context, body, Task.GENERATE)
     chosen, _, engine, model, codec = choice
-    engine.require_capacity(1, param="input", tenant=context.tenant, background=context.background)
+    engine.require_capacity(1, param="input", tenant=context.tenant, low_priority=context.low_priority)
     with context.leniency.with_names(_NAMES):
         async with within(context.deadline):
             asked = await context.in_turn(lambda: [_asked(body, *each) for each in enumerate(body.inputs)])

@@ -215,13 +215,13 @@ class EngineMetrics(Collector):
 
 # Fields of Load.
 _GAUGES = (
-    ("num_requests_running", "Number of running sequences, without those of the background.", "running"),
-    ("num_requests_waiting", "Number of waiting sequences, without those of the background.", "waiting"),
-    ("num_background_requests_running", "Number of running sequences of the background.", "background_running"),
+    ("num_requests_running", "Number of running sequences, without those of low priority.", "running"),
+    ("num_requests_waiting", "Number of waiting sequences, without those of low priority.", "waiting"),
+    ("num_background_requests_running", "Number of running low-priority sequences.", "low_priority_running"),
     (
         "num_background_requests_waiting",
-        "Number of sequences of the background that wait or are paused.",
-        "background_waiting",
+        "Number of low-priority sequences that wait or are preempted.",
+        "low_priority_waiting",
     ),
     ("session_terminated", "Whether an operator has terminated the device's session.", "terminated"),
 )
@@ -245,8 +245,12 @@ _COUNTERS = (
     ("spec_decode_num_accepted_tokens", "Number of drafted tokens accepted.", "accepted"),
     ("images_encoded", "Number of images that the vision graph encoded.", "encoded_images"),
     ("sounds_encoded", "Number of windows of recordings that the encoder read.", "encoded_sounds"),
-    ("background_pauses", "How often sequences of the background gave up their places to others.", "pauses"),
-    ("num_preemptions", "How often running sequences were paused for lack of memory.", "preemptions"),
+    (
+        "background_pauses",
+        "How often low-priority sequences gave up their slots to others.",
+        "low_priority_preemptions",
+    ),
+    ("num_preemptions", "How often running sequences were preempted for lack of memory.", "preemptions"),
     ("request_terminated", "Number of sequences ended by terminate_session.", "terminated"),
     ("profile_sessions", "Number of profile sessions started.", "profile_sessions"),
 )

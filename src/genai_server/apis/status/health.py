@@ -137,7 +137,7 @@ def _device_status(models: Catalog, about: ModelStatus, status: EngineStatus) ->
         "model": about.name,
         "running": load.running,
         "waiting": load.waiting,
-        "background": {"running": load.background_running, "waiting": load.background_waiting},
+        "background": {"running": load.low_priority_running, "waiting": load.low_priority_waiting},
         "terminated": load.terminated,
     }
     if engine is not None and engine.is_connected:

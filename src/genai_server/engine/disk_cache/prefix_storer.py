@@ -80,8 +80,8 @@ class PrefixStorer:
                 seen.tokens, seen.num_stored = slot.tokens, min(seen.num_stored, common)
             length = max(slot.checkpoints, default=0) if self._memory.has_states else len(slot.tokens)
             num_unstored = length - seen.num_stored
-            # Those of the background would evict the others.
-            is_worth = not slot.background and num_unstored * (now - seen.since) >= _MIN_WORTH
+            # Those of low priority would evict the others.
+            is_worth = not slot.low_priority and num_unstored * (now - seen.since) >= _MIN_WORTH
             if num_unstored >= self._memory.segment_tokens and is_worth and now >= self._paused_until:
                 seen.num_stored, seen.since = length, now
                 root, checkpoints = root_key(slot.salt, is_long=slot.is_long), dict(slot.checkpoints)

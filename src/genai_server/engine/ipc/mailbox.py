@@ -71,9 +71,9 @@ class Outbox:
 
     def tell_load(self, scheduler: Scheduler, accepted: Collection[Sequence], *, terminated: bool) -> None:
         """Send the changes of the load to each API process; `accepted` are the running and waiting sequences."""
-        in_background = [sequence for sequence in accepted if sequence.background]
-        others = [sequence for sequence in accepted if not sequence.background]
-        running, background_running = (
+        in_background = [sequence for sequence in accepted if sequence.low_priority]
+        others = [sequence for sequence in accepted if not sequence.low_priority]
+        running, low_priority_running = (
             sum(sequence.state is SequenceState.RUNNING for sequence in kind) for kind in (others, in_background)
         )
         capacity, present, waiting_tokens = scheduler.capacity, scheduler.present(), scheduler.waiting_tokens()
@@ -84,8 +84,8 @@ class Outbox:
             load = Load(
                 running,
                 len(others) - running,
-                background_running,
-                len(in_background) - background_running,
+                low_priority_running,
+                len(in_background) - low_priority_running,
                 len(others) - own[connection],
                 terminated,
                 present,

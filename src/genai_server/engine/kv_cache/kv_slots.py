@@ -25,7 +25,7 @@ from itertools import pairwise
 from typing import Protocol
 
 from genai_server.engine.kv_cache.row_states import RowStates, Saved, is_common_end
-from genai_server.engine.scheduling.scheduler_output import UNSHARED, KvMemory, KvRoom
+from genai_server.engine.scheduling.scheduler_output import UNSHARED, KvBudget, KvMemory
 from genai_server.engine.sequence import common_length
 from genai_server.timing import Clock
 
@@ -55,7 +55,7 @@ class Slot:
     num_common: int = 0
     # The sequence that has it, or had it last.
     owner: int | None = None
-    # The tenant of that; None for one of the background, whose prefixes are in nobody's share.
+    # The tenant of that; None for one of low priority, whose prefixes are in nobody's share.
     tenant: str | None = ""
     # Orders slots by the last release or reuse of their tokens; 0 for a slot that was never used or was emptied.
     used: int = 0
@@ -63,8 +63,8 @@ class Slot:
     used_at: float = 0.0
 
     @property
-    def background(self) -> bool:
-        """Whether the sequence that has it, or had it last, is of the background."""
+    def low_priority(self) -> bool:
+        """Whether the sequence that has it, or had it last, is of low priority."""
         return self.tenant is None
 
     def empty(self) -> None:
@@ -165,23 +165,23 @@ class KvPages:
             idle,
             key=lambda slot: (
                 slot.index not in repeated,
-                not slot.background,
+                not slot.low_priority,
                 slot.index in kept_by_share,
                 slot.used,
             ),
         )
 
     def is_recent(self, slot: Slot) -> bool:
-        """Whether an idle slot has a prefix that others than the background have used recently."""
-        is_cached = slot.sequence is None and bool(slot.tokens) and not slot.background
+        """Whether an idle slot has a prefix that others than low-priority ones have used recently."""
+        is_cached = slot.sequence is None and bool(slot.tokens) and not slot.low_priority
         return is_cached and slot.used_at > self._clock() - KEPT_SECONDS
 
     def _within_shares(self, newcomer: str | None) -> set[int]:
         """The slots with prefixes within the shares of their tenants; none if there is one tenant.
 
-        A new sequence of the tenant `newcomer` has no slot yet. None for no such sequence, or one of the background.
+        A new sequence of the tenant `newcomer` has no slot yet. None for no such sequence, or one of low priority.
         """
-        running = [slot for slot in self._slots if slot.sequence is not None and not slot.background]
+        running = [slot for slot in self._slots if slot.sequence is not None and not slot.low_priority]
         recent = sorted(filter(self.is_recent, self._slots), key=lambda slot: slot.used, reverse=True)
         # Slots and pages.
         held = {slot.tenant: (0, 0) for slot in (*running, *recent)}
@@ -286,7 +286,7 @@ class KvSlots:
     ) -> int:
         """Give a sequence a slot; returns how many tokens of its prompt lie in it already.
 
-        `tenant` is None for a sequence of the background.
+        `tenant` is None for a low-priority sequence.
 
         A cached prefix is reused only if its sequence had the same `salt`, or if both have none, and if it was as long.
 
@@ -330,12 +330,10 @@ class KvSlots:
         self._running[sequence] = slot
         return len(slot.tokens)
 
-    def kept(self, most: int) -> KvRoom:
-        """The idle slots, `most` at most, with the latest prefixes that others than the background have used recently,
-        and their pages.
-        """
-        kept = sorted(filter(self._pages.is_recent, self.slots), key=lambda slot: -slot.used)[:most]
-        return KvRoom(len(kept), self._pages.num_taken(kept))
+    def reserved(self, maximum: int) -> KvBudget:
+        """Up to `maximum` idle slots whose prefixes were used last, recently, and not by low-priority sequences."""
+        recent = sorted(filter(self._pages.is_recent, self.slots), key=lambda slot: -slot.used)[:maximum]
+        return KvBudget(len(recent), self._pages.num_taken(recent))
 
     def match_again(self, sequence: int, prompt: list[int]) -> int:
         """Copy a longer prefix of the prompt, if another slot has one by now; returns how many tokens lie in the slot.

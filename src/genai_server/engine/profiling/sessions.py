@@ -65,7 +65,7 @@ class ProfileSessions:
                 reason = f"request {quoted(session.plan.request_id)} has ended"
             if reason is not None:
                 self._end(session, reason)
-        for sequence in (*running, *waiting):  # a paused one, too
+        for sequence in (*running, *waiting):  # a preempted one, too
             prefix = sequence.profile.prefix
             if prefix is None:
                 continue

@@ -12,7 +12,7 @@ from typing import Any
 from genai_server.engine.abilities import Abilities
 from genai_server.engine.kv_cache.kv_slots import KvSlots
 from genai_server.engine.loaded_adapter import LoadedAdapter
-from genai_server.engine.scheduling.scheduler_output import NOTHING_KEPT, KvRoom, Read
+from genai_server.engine.scheduling.scheduler_output import NOTHING_RESERVED, KvBudget, ScheduledChunk
 from genai_server.engine.scores import Scores
 from genai_server.engine.sequence import Sequence
 from genai_server.errors import AdapterLoadFailed, InvalidField, RunnerFailed
@@ -58,7 +58,7 @@ class Runner(ABC):
         """Begin a sequence; returns how many of its tokens come from a cached prefix and need no reading."""
 
     @abstractmethod
-    def forward(self, reads: Several[Read]) -> list[Scores]:
+    def forward(self, chunks: Several[ScheduledChunk]) -> list[Scores]:
         """Run a pass; returns the scores of each read, in their order.
 
         The reads are of different sequences: at most `max_rows`, of any number of tokens where it `mixes`; otherwise
@@ -103,11 +103,9 @@ class Runner(ABC):
         is_free = not self.abilities.why_not_exact or sequence.request.sampling.seed is None
         return self.abilities.drafts and is_free
 
-    def kept(self, most: int) -> KvRoom:
-        """The part of the KV cache that sequences of the background must not take: recent prefixes of others, `most` at
-        most.
-        """
-        return NOTHING_KEPT
+    def reserved(self, maximum: int) -> KvBudget:
+        """The part of the KV cache that low-priority work must leave free: up to `maximum` recent prefixes."""
+        return NOTHING_RESERVED
 
     def is_long(self, sequence: Sequence) -> bool:
         """Whether a sequence needs the long rope."""
@@ -170,11 +168,11 @@ class Runner(ABC):
         """End the model's session, so that ONNX Runtime writes the session's profile. No other call follows."""
 
 
-def run_pass(runner: Runner, reads: Several[Read]) -> list[Scores]:
+def run_pass(runner: Runner, chunks: Several[ScheduledChunk]) -> list[Scores]:
     """Run a pass, and count what it has read. Raises what the runner raises, and then counts nothing."""
-    scores = runner.forward(reads)
-    for read in reads:
-        read.count()
+    scores = runner.forward(chunks)
+    for chunk in chunks:
+        chunk.count()
     return scores
 
 
@@ -203,7 +201,7 @@ def open_bare(
 
 def read_all(runner: Runner, sequences: Several[Sequence]) -> list[Scores]:
     """Read all unread tokens of some sequences in one pass. Raises RunnerFailed."""
-    return run_pass(runner, [Read.next(one, one.num_unread, texts=one.request.texts) for one in sequences])
+    return run_pass(runner, [ScheduledChunk.next(one, one.num_unread, texts=one.request.texts) for one in sequences])
 
 
 def try_pass(runner: Runner) -> None:

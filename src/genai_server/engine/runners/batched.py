@@ -29,7 +29,7 @@ from genai_server.engine.runners.base import Interrupted, Runner
 from genai_server.engine.runners.decoder_session import DecoderSession
 from genai_server.engine.runners.lengths import BatchLimits
 from genai_server.engine.sampling.continuation import needs_all_logits
-from genai_server.engine.scheduling.scheduler_output import KvRoom, Read, is_background
+from genai_server.engine.scheduling.scheduler_output import KvBudget, ScheduledChunk, is_low_priority
 from genai_server.engine.scheduling.step_time import MAX_DRAFTED
 from genai_server.engine.scores import Scores
 from genai_server.engine.sequence import Sequence as Scheduled
@@ -95,7 +95,7 @@ class BatchedRunner(Runner):
             raise RunnerFailed(f"no memory for keys and values: {error}") from error
         logits = np.empty((max(limits.num_slots, MAX_DRAFTED), model.vocab_size), graph.logits_type)
         self.session.use(self.buffers, self.states, logits)
-        # Takes the states of a read's tokens for a head for multi-token prediction, after a pass and before its drafts
+        # Takes the states of a chunk's tokens for a head for multi-token prediction, after a pass and before its drafts
         # are verified: a sequence, its length before these tokens, and the states [tokens, hidden_size]. None without;
         # only for graphs with a `hidden_size`.
         self.take_hidden: TakeHidden | None = None
@@ -134,7 +134,7 @@ class BatchedRunner(Runner):
 
     def open(self, sequence: Scheduled) -> int:
         is_long = self.is_long(sequence)
-        num_read = self.slots.resume(sequence.id, is_long=is_long) if sequence.num_pauses else None
+        num_read = self.slots.resume(sequence.id, is_long=is_long) if sequence.num_preemptions else None
         if num_read is None:
             num_read = self.slots.acquire(
                 sequence.id,
@@ -142,7 +142,7 @@ class BatchedRunner(Runner):
                 reuse=sequence.reuses_past,
                 salt=sequence.cache_salt,
                 is_long=is_long,
-                tenant=None if sequence.background else sequence.tenant,
+                tenant=None if sequence.low_priority else sequence.tenant,
             )
         self._give_inputs(sequence)
         return num_read
@@ -170,8 +170,8 @@ class BatchedRunner(Runner):
         # All logits of each token of a draft would have to be copied.
         return not (self.session.offers_best and needs_all_logits(sequence))
 
-    def kept(self, most: int) -> KvRoom:
-        return self.slots.kept(most)
+    def reserved(self, maximum: int) -> KvBudget:
+        return self.slots.reserved(maximum)
 
     def match_again(self, sequence: Scheduled) -> int:
         return self.slots.match_again(sequence.id, sequence.prompt)
@@ -185,54 +185,54 @@ class BatchedRunner(Runner):
         num_common = self.slots.of(sequence.id).num_common - sequence.num_read
         return before_checkpoint(chunk, sequence.num_unread, num_common)
 
-    def forward(self, reads: Sequence[Read]) -> list[Scores]:
+    def forward(self, chunks: Sequence[ScheduledChunk]) -> list[Scores]:
         if self._has_states:
             self.states.accept_nothing()
-        index = self.slots.of(reads[0].sequence.id).index
-        interrupts = self._interrupts(reads)
-        prefix = self._profiles.get(reads[0].sequence.id, "") if len(reads) == 1 else ""
+        index = self.slots.of(chunks[0].sequence.id).index
+        interrupts = self._interrupts(chunks)
+        prefix = self._profiles.get(chunks[0].sequence.id, "") if len(chunks) == 1 else ""
         options = self.session.new_options(prefix) if interrupts or prefix else None
         if interrupts:
             self._allow_interrupts(options)
         saved = self.states.save(index) if self._has_states and interrupts else None
         try:
-            scores = self._forward(reads, options)
+            scores = self._forward(chunks, options)
         except Interrupted:
             if saved is not None:
                 self.states.load(index, saved)
             raise
         except Exception:
-            for read in reads:
-                self.slots.spoil(read.sequence.id)
+            for chunk in chunks:
+                self.slots.spoil(chunk.sequence.id)
             raise
         finally:
             self._interruptible = None
             self.lapse()
         if self._has_states:
-            self._keep_checkpoints(reads)
+            self._keep_checkpoints(chunks)
         return scores
 
-    def _keep_checkpoints(self, reads: Sequence[Read]) -> None:
+    def _keep_checkpoints(self, chunks: Sequence[ScheduledChunk]) -> None:
         """Keep the states at and near the end of a prompt, and at borders of chunks where it is worth the memory."""
-        for read in reads:
-            left = read.sequence.num_unread - read.num_tokens
-            if not read.decodes:
-                behind = self.slots.of(read.sequence.id).num_common - read.sequence.num_read - read.num_tokens
+        for chunk in chunks:
+            left = chunk.sequence.num_unread - chunk.num_tokens
+            if not chunk.decodes:
+                behind = self.slots.of(chunk.sequence.id).num_common - chunk.sequence.num_read - chunk.num_tokens
                 is_worth = ends_at_checkpoint(left) or is_common_end(behind)
-                self.slots.checkpoint(read.sequence.id, spacing=1 if is_worth else max(1, self.states.tokens_worth))
+                self.slots.checkpoint(chunk.sequence.id, spacing=1 if is_worth else max(1, self.states.tokens_worth))
 
-    def _interrupts(self, reads: Sequence[Read]) -> bool:
-        """Whether a pass may be interrupted: any of the background, and a chunk alone."""
-        is_chunk = len(reads) == 1 and not reads[0].decodes
-        return is_chunk or (self.abilities.interrupts and is_background(reads))
+    def _interrupts(self, chunks: Sequence[ScheduledChunk]) -> bool:
+        """Whether a pass may be interrupted: any of low priority, and a chunk alone."""
+        is_chunk = len(chunks) == 1 and not chunks[0].decodes
+        return is_chunk or (self.abilities.interrupts and is_low_priority(chunks))
 
-    def _forward(self, reads: Sequence[Read], options: Any) -> list[Scores]:
+    def _forward(self, chunks: Sequence[ScheduledChunk], options: Any) -> list[Scores]:
         rows = []
-        for read in reads:
-            self.slots.reserve(read.sequence.id, read.num_tokens)
-            rows.append(self._row(read))
+        for chunk in chunks:
+            self.slots.reserve(chunk.sequence.id, chunk.num_tokens)
+            rows.append(self._row(chunk))
         found: dict[int, Scores] = {}
-        by_slot = {row.slot: read.sequence for read, row in zip(reads, rows, strict=True)}
+        by_slot = {row.slot: chunk.sequence for chunk, row in zip(chunks, rows, strict=True)}
         together = [row for row in rows if not row.is_alone]
         passes = [*([together] if together else []), *([row] for row in rows if row.is_alone)]
         for number, members in enumerate(passes):
@@ -244,31 +244,31 @@ class BatchedRunner(Runner):
             # The next pass overwrites the logits.
             slots = (row.slot for row in members)
             found |= zip(slots, scores if number + 1 == len(passes) else map(Scores.copy, scores), strict=True)
-        for read in reads:
-            self.slots.append(read.sequence.id, list(read.tokens[: read.num_tokens - len(read.draft)]))
+        for chunk in chunks:
+            self.slots.append(chunk.sequence.id, list(chunk.tokens[: chunk.num_tokens - len(chunk.draft)]))
         return [found[row.slot] for row in rows]
 
-    def _row(self, read: Read) -> Row:
-        """What the pass reads of a sequence: the tokens of `read`, with the features of images among them."""
-        slot, images = self.slots.of(read.sequence.id), read.sequence.images
+    def _row(self, chunk: ScheduledChunk) -> Row:
+        """What the pass reads of a sequence: the tokens of `chunk`, with the features of images among them."""
+        slot, images = self.slots.of(chunk.sequence.id), chunk.sequence.images
         num_cached = len(slot.tokens)
-        num_logits = read.num_tokens if read.positions else 1 + len(read.draft)
+        num_logits = chunk.num_tokens if chunk.positions else 1 + len(chunk.draft)
         row = Row(
             slot.index,
             num_cached,
-            read.tokens,
+            chunk.tokens,
             num_logits,
             slot.is_long,
-            ranks=None if self.stack is None else self.stack.ranks(read.sequence.id),
+            ranks=None if self.stack is None else self.stack.ranks(chunk.sequence.id),
             # All logits of its tokens are copied from a device.
-            is_alone=self.session.offers_best and read.positions,
-            num_drafted=len(read.draft),
-            scale=read.sequence.sampler.scale,
+            is_alone=self.session.offers_best and chunk.positions,
+            num_drafted=len(chunk.draft),
+            scale=chunk.sequence.sampler.scale,
         )
         if images is None:
             return row
-        positions = images.positions(num_cached, read.num_tokens) if self.graph.position_axes else None
-        return replace(row, tokens=read.model_tokens, features=images.features(read.tokens), positions=positions)
+        positions = images.positions(num_cached, chunk.num_tokens) if self.graph.position_axes else None
+        return replace(row, tokens=chunk.model_tokens, features=images.features(chunk.tokens), positions=positions)
 
     def accept(self, sequence: int, tokens: Sequence[int]) -> None:
         if self._has_states:

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from genai_server.engine.kv_cache.layout import Row
 from genai_server.engine.runners.base import open_bare, run_pass
 from genai_server.engine.runners.batched import BatchedRunner
-from genai_server.engine.scheduling.scheduler_output import Read
+from genai_server.engine.scheduling.scheduler_output import ScheduledChunk
 from genai_server.engine.scheduling.step_time import MAX_DRAFTED, StepTimeModel
 from genai_server.engine.scores import Scores
 from genai_server.engine.sequence import Sequence
@@ -91,12 +91,16 @@ class DraftModel:
             self._found[sequence.id] = found
         return max(1, len(sequence.tokens) - self._found[sequence.id])
 
-    def propose(self, wanted: Several[tuple[Sequence, int]], chunks: Several[tuple[Sequence, int]]) -> list[list[int]]:
-        """Propose at most this number of tokens for each wanted sequence, and read a number of tokens of some others.
+    def propose(self, wanted: Several[tuple[Sequence, int]], to_read: Several[tuple[Sequence, int]]) -> list[list[int]]:
+        """Propose at most this number of tokens for each wanted sequence, and read the tokens of `to_read`.
+
+        `to_read` has sequences without a draft in this step, each with the number of its tokens to read.
 
         The first pass reads what is new of all of them. A sequence for which there is no slot or memory has no draft.
         """
-        reads = [Read.next(copy, number) for sequence, number in chunks if (copy := self._updated(sequence))]
+        chunks = [
+            ScheduledChunk.next(copy, number) for sequence, number in to_read if (copy := self._updated(sequence))
+        ]
         made: dict[int, list[int]] = {sequence.id: [] for sequence, _ in wanted}
         missing: dict[int, int] = {}  # by the id of a sequence, the tokens that its draft may still have
         for sequence, length in wanted:
@@ -104,19 +108,21 @@ class DraftModel:
             # Unless its cached prefix has been evicted since it was found.
             if copy is not None and copy.num_unread <= MAX_DRAFTED:
                 missing[copy.id] = length
-                reads.append(Read.next(copy, copy.num_unread))
-        while reads := [read for read in reads if self._take_room(read)]:
+                chunks.append(ScheduledChunk.next(copy, copy.num_unread))
+        while chunks := [chunk for chunk in chunks if self._take_room(chunk)]:
             started = self.clock()
-            scores = run_pass(self.runner, reads)
-            drafting = [(read, found) for read, found in zip(reads, scores, strict=True) if read.sequence.id in missing]
-            for read, found in drafting:
-                copy = read.sequence
+            scores = run_pass(self.runner, chunks)
+            drafting = [
+                (chunk, found) for chunk, found in zip(chunks, scores, strict=True) if chunk.sequence.id in missing
+            ]
+            for chunk, found in drafting:
+                copy = chunk.sequence
                 copy.tokens.append(self.best_token(copy, found))
                 made[copy.id].append(copy.tokens[-1])
                 missing[copy.id] -= 1
-            num_drafting = sum(read.num_tokens for read, _ in drafting)
-            self.times.passed(num_drafting, sum(read.num_tokens for read in reads), self.clock() - started)
-            reads = [Read.next(read.sequence) for read, _ in drafting if missing[read.sequence.id]]
+            num_drafting = sum(chunk.num_tokens for chunk, _ in drafting)
+            self.times.passed(num_drafting, sum(chunk.num_tokens for chunk in chunks), self.clock() - started)
+            chunks = [ScheduledChunk.next(chunk.sequence) for chunk, _ in drafting if missing[chunk.sequence.id]]
         return list(made.values())
 
     def best_token(self, copy: Sequence, scores: Scores) -> int:
@@ -141,13 +147,13 @@ class DraftModel:
         has_slot = len(self._copies) < self.runner.abilities.max_rows
         return has_slot and self.runner.slots.has_room(sequence.id, len(sequence.tokens))
 
-    def _take_room(self, read: Read) -> bool:
-        """Take the memory for a read; returns whether there is enough. If not, its sequence is forgotten."""
-        slots, id = self.runner.slots, read.sequence.id
-        if not slots.has_room(id, read.num_tokens):
+    def _take_room(self, chunk: ScheduledChunk) -> bool:
+        """Take the memory for a chunk; returns whether there is enough. If not, its sequence is forgotten."""
+        slots, id = self.runner.slots, chunk.sequence.id
+        if not slots.has_room(id, chunk.num_tokens):
             self.close(id)
             return False
-        slots.reserve(id, read.num_tokens)
+        slots.reserve(id, chunk.num_tokens)
         return True
 
     def tokens_of(self, sequence: Sequence) -> list[int]:
@@ -191,7 +197,7 @@ class DraftModel:
             id=sequence.id,
             reuses_past=self.reuses_past and sequence.reuses_past,
             cache_salt=sequence.cache_salt,
-            background=sequence.background,
+            low_priority=sequence.low_priority,
         )
         self._copies[sequence.id] = Copy(opened, len(opened.tokens))
         return opened
@@ -243,15 +249,15 @@ class HeadRunner(BatchedRunner):
 
     head: "MtpHead | None" = None
 
-    def _row(self, read: Read) -> Row:
-        row = super()._row(read)
-        states = None if self.head is None else self.head.states_of(read.sequence)
+    def _row(self, chunk: ScheduledChunk) -> Row:
+        row = super()._row(chunk)
+        states = None if self.head is None else self.head.states_of(chunk.sequence)
         if states is None:
             return row
         first = states.first + row.num_cached
         axes = max(1, self.graph.position_axes)
-        positions = np.tile(np.arange(first, first + read.num_tokens), (axes, 1))
-        return replace(row, positions=positions, hidden=states.of(first, read.num_tokens))
+        positions = np.tile(np.arange(first, first + chunk.num_tokens), (axes, 1))
+        return replace(row, positions=positions, hidden=states.of(first, chunk.num_tokens))
 
 
 class MtpHead(DraftModel):

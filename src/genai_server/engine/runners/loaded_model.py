@@ -134,12 +134,12 @@ class RunnerPair:
         sequence.batched = self.for_request(sequence.request) is self.loaded.batch
         sequence.profile.active = None
         sequence.num_read = self.of(sequence).open(sequence)
-        if not sequence.num_produced and not sequence.num_pauses:
+        if not sequence.num_produced and not sequence.num_preemptions:
             sequence.num_cached = sequence.num_read
 
     def forward(self, step: Step) -> list[Scores]:
         """Run a step, whose sequences are all on one runner. Raises what the runner raises."""
-        return run_pass(self.of(step.reads[0].sequence), step.reads)
+        return run_pass(self.of(step.chunks[0].sequence), step.chunks)
 
     def outgrown(self, sequences: Iterable[Sequence]) -> list[Sequence]:
         """The sequences of the batch that have become too long for what its runner keeps of them."""

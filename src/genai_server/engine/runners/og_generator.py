@@ -25,7 +25,7 @@ from genai_server.engine.model.session_options import configure_providers, genai
 from genai_server.engine.model.vision import features_graph
 from genai_server.engine.model.vision_files import read_vision_files
 from genai_server.engine.runners.base import Runner, Terminated
-from genai_server.engine.scheduling.scheduler_output import Read
+from genai_server.engine.scheduling.scheduler_output import ScheduledChunk
 from genai_server.engine.scores import Logits, Scores
 from genai_server.engine.sequence import Sequence as Scheduled
 from genai_server.errors import AdapterLoadFailed, ConfigurationError, RunnerFailed
@@ -126,7 +126,7 @@ class OgGeneratorRunner(Runner):
     def fit_chunk(self, sequence: Scheduled, most: int) -> int:
         """Like `Runner.fit_chunk`. An exact prompt is cut at the same tokens whatever else runs.
 
-        After a pause, each token of an exact answer is read in a pass of its own, as when it was produced.
+        After a preemption, each token of an exact answer is read in a pass of its own, as when it was produced.
         """
         left = len(sequence.prompt) - sequence.num_read
         has_inputs = sequence.images is not None or sequence.sound is not None
@@ -153,32 +153,32 @@ class OgGeneratorRunner(Runner):
             generator.set_active_adapter(adapter, _ADAPTER)
         return generator
 
-    def forward(self, reads: Sequence[Read]) -> list[Scores]:
-        (read,) = reads
-        generator = self._generators[read.sequence.id]
+    def forward(self, chunks: Sequence[ScheduledChunk]) -> list[Scores]:
+        (chunk,) = chunks
+        generator = self._generators[chunk.sequence.id]
         with self._translated():
-            if self._vision is not None and not read.sequence.num_read:
-                generator.set_inputs(self._with_images(read, self._vision))
-            elif self._silence is not None and not read.sequence.num_read:
-                generator.set_inputs(self._with_sound(read, self._silence))
+            if self._vision is not None and not chunk.sequence.num_read:
+                generator.set_inputs(self._with_images(chunk, self._vision))
+            elif self._silence is not None and not chunk.sequence.num_read:
+                generator.set_inputs(self._with_sound(chunk, self._silence))
             else:
-                generator.append_tokens(np.array(read.model_tokens, np.int32))
-            if read.positions:
-                return [Scores(self._positions(generator, read.num_tokens))]
+                generator.append_tokens(np.array(chunk.model_tokens, np.int32))
+            if chunk.positions:
+                return [Scores(self._positions(generator, chunk.num_tokens))]
             logits: Logits = generator.get_logits()
         logits = logits.reshape(-1, logits.shape[-1])[-1:]
         if self._vision is not None:
             logits[:, self._vision.image_token] = -np.inf
         return [Scores(logits)]
 
-    def _with_images(self, read: Read, vision: VisionFiles) -> Any:
+    def _with_images(self, chunk: ScheduledChunk, vision: VisionFiles) -> Any:
         """The library's inputs for a prompt, whose images have been encoded already."""
-        images = read.sequence.images
-        features = None if images is None else images.features(read.tokens)
+        images = chunk.sequence.images
+        features = None if images is None else images.features(chunk.tokens)
         if features is None:
             features = np.zeros((0, vision.hidden_size))
         inputs = self.library.NamedTensors()
-        inputs["input_ids"] = np.array([read.model_tokens], np.int32)
+        inputs["input_ids"] = np.array([chunk.model_tokens], np.int32)
         if vision.hears:
             if len(features):
                 inputs["audio_embeds"] = features[np.newaxis].astype(np.float32)
@@ -191,11 +191,11 @@ class OgGeneratorRunner(Runner):
             inputs["image_grid_thw"] = np.array(images.grids, np.int64) * [1, vision.merge_size, vision.merge_size]
         return inputs
 
-    def _with_sound(self, read: Read, silence: NDArray[np.float32]) -> Any:
+    def _with_sound(self, chunk: ScheduledChunk, silence: NDArray[np.float32]) -> Any:
         """The library's inputs for a prompt, whose sound it encodes itself."""
-        sound = read.sequence.sound
+        sound = chunk.sequence.sound
         inputs = self.library.NamedTensors()
-        inputs["input_ids"] = np.array([read.model_tokens], np.int32)
+        inputs["input_ids"] = np.array([chunk.model_tokens], np.int32)
         inputs[FEATURES] = silence if sound is None else sound.features
         return inputs
 

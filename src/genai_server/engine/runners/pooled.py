@@ -25,7 +25,7 @@ from genai_server.engine.model.session_options import (
     session_options,
 )
 from genai_server.engine.runners.base import INTERRUPTED_MESSAGE, Interrupted, Runner
-from genai_server.engine.scheduling.scheduler_output import Read, is_background
+from genai_server.engine.scheduling.scheduler_output import ScheduledChunk, is_low_priority
 from genai_server.engine.scores import Logits, Scores
 from genai_server.engine.sequence import Sequence as Scheduled
 from genai_server.errors import AdapterLoadFailed, ModelDirectoryError, RunnerFailed
@@ -121,14 +121,14 @@ class PooledRunner(Runner):
     def close(self, sequence: int) -> None:
         """Does nothing: nothing is kept of a text."""
 
-    def forward(self, reads: Sequence[Read]) -> list[Scores]:
+    def forward(self, chunks: Sequence[ScheduledChunk]) -> list[Scores]:
         """Read all texts of the reads; the scores of each are the vectors of its texts, in their order."""
-        tokens = np.concatenate([np.array(read.tokens, np.int64) for read in reads])
-        texts = [text for read in reads for text in read.texts]
+        tokens = np.concatenate([np.array(chunk.tokens, np.int64) for chunk in chunks])
+        texts = [text for chunk in chunks for text in chunk.texts]
         ends = np.cumsum([text.num_tokens for text in texts])
         found: dict[int, Logits] = {}
         options = self._run_options()
-        if is_background(reads) or len(reads) == 1:
+        if is_low_priority(chunks) or len(chunks) == 1:
             self._allow_interrupts(options)
         try:
             for batch in _batches(texts, are_filled=self._fills):
@@ -139,7 +139,7 @@ class PooledRunner(Runner):
             self._interruptible = None
             self.lapse()
         numbers = iter(range(len(texts)))
-        return [Scores(vectors=np.stack([found[next(numbers)] for _ in read.texts])) for read in reads]
+        return [Scores(vectors=np.stack([found[next(numbers)] for _ in chunk.texts])) for chunk in chunks]
 
     def warm_up(self) -> None:
         """Read a short text alone and two together. Raises RunnerFailed, and ModelDirectoryError for wrong vectors."""

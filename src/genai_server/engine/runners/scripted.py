@@ -32,7 +32,7 @@ import numpy as np
 
 from genai_server.engine.abilities import Abilities
 from genai_server.engine.runners.base import Runner, Terminated
-from genai_server.engine.scheduling.scheduler_output import Read
+from genai_server.engine.scheduling.scheduler_output import ScheduledChunk
 from genai_server.engine.scores import Logits, Scores
 from genai_server.engine.sequence import Sequence as Scheduled
 from genai_server.errors import AdapterLoadFailed, RunnerFailed
@@ -122,13 +122,13 @@ class ScriptedRunner(Runner):
         self._sequences[sequence.id] = ScriptedSequence(sequence, self._adapter(sequence) or b"", self._break)
         return 0
 
-    def forward(self, reads: Sequence[Read]) -> list[Scores]:
+    def forward(self, chunks: Sequence[ScheduledChunk]) -> list[Scores]:
         if self._is_broken:
             _fail()
-        (read,) = reads
+        (chunk,) = chunks
         # All tokens of a prompt are equally likely.
-        logits = np.zeros((read.num_tokens if read.positions else 1, 257), np.float32)
-        logits[-1] = self._last_logits(read.sequence.id, read.model_tokens)
+        logits = np.zeros((chunk.num_tokens if chunk.positions else 1, 257), np.float32)
+        logits[-1] = self._last_logits(chunk.sequence.id, chunk.model_tokens)
         return [Scores(logits)]
 
     def _last_logits(self, sequence: int, tokens: Sequence[int]) -> Logits:
@@ -170,13 +170,13 @@ class ScriptedPooledRunner(ScriptedRunner):
     def open(self, sequence: Scheduled) -> int:
         return sequence.num_pooled
 
-    def forward(self, reads: Sequence[Read]) -> list[Scores]:
-        return [Scores(vectors=self._vectors(read)) for read in reads]
+    def forward(self, chunks: Sequence[ScheduledChunk]) -> list[Scores]:
+        return [Scores(vectors=self._vectors(chunk)) for chunk in chunks]
 
-    def _vectors(self, read: Read) -> Logits:
+    def _vectors(self, chunk: ScheduledChunk) -> Logits:
         dimensions = self._pooling.dimensions or 1
-        ends = np.cumsum([text.num_tokens for text in read.texts])
-        parts = np.split(np.array(read.tokens, np.int64), ends[:-1])
+        ends = np.cumsum([text.num_tokens for text in chunk.texts])
+        parts = np.split(np.array(chunk.tokens, np.int64), ends[:-1])
         counts = np.stack([np.bincount(part % dimensions, minlength=dimensions) for part in parts])
         return np.asarray(counts / np.linalg.norm(counts, axis=1, keepdims=True), np.float32)
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from genai_server.engine.runners.base import Runner, open_bare, read_all, run_pass
 from genai_server.engine.runners.loaded_model import LoadedModel
 from genai_server.engine.scheduling.drafts import MAX_LENGTH
-from genai_server.engine.scheduling.scheduler_output import Read
+from genai_server.engine.scheduling.scheduler_output import ScheduledChunk
 from genai_server.engine.scheduling.step_time import MAX_DRAFTED, StepTimeModel
 from genai_server.engine.sequence import Sequence
 from genai_server.errors import RunnerFailed
@@ -148,12 +148,12 @@ def _read_drafts(runner: Runner, opened: list[Sequence], passes: dict[int, list[
             or number + sum(len(row.tokens) for row in rows) > runner.model.max_length
         ):
             continue
-        reads = []
+        chunks = []
         for sequence in rows:
-            reads.append(Read.next(sequence, draft=sequence.tokens[-1:] * min(MAX_LENGTH, num_drafted)))
-            num_drafted -= len(reads[-1].draft)
+            chunks.append(ScheduledChunk.next(sequence, draft=sequence.tokens[-1:] * min(MAX_LENGTH, num_drafted)))
+            num_drafted -= len(chunks[-1].draft)
         started = clock()
-        run_pass(runner, reads)
+        run_pass(runner, chunks)
         passes[number].append(clock() - started)
         for sequence in rows:
             runner.accept(sequence.id, [])

@@ -219,18 +219,18 @@ class Guidance:
         return Guide(kept, kept.compiled.deep_copy(), self._vocab_size, self._consumer, self._clock)
 
     def compile(
-        self, grammar: str, done: Callable[[Compiled], None], *, tenant: str = "", background: bool = False
+        self, grammar: str, done: Callable[[Compiled], None], *, tenant: str = "", low_priority: bool = False
     ) -> None:
         """Compile a tenant's grammar, which may take a second; `done` is called in another thread with the result to
         `keep`.
 
         Calls for a grammar of the tenant that is being compiled get the same result. Tenants take turns, one does
-        not wait for a single grammar of another one, and the background comes last.
+        not wait for a single grammar of another one, and low-priority ones come last.
         """
         key = tenant, grammar
         if key not in self._compiling:
             job = partial(self._compile, grammar)
-            self._compiling[key] = self._worker.submit(job, tenant=tenant, background=background)
+            self._compiling[key] = self._worker.submit(job, tenant=tenant, low_priority=low_priority)
         self._compiling[key].add_done_callback(lambda compiled: done(compiled.result()))
 
     def keep(self, grammar: str, compiled: Compiled, *, tenant: str = "") -> None:

@@ -1,4 +1,4 @@
-"""Chooses the reads of the next forward pass: pure policy, without model or thread.
+"""Chooses the chunks of the next forward pass: pure policy, without model or thread.
 
 A step decodes one token of every decoding sequence, with drafts behind some, and reads chunks of prompts, where the
 runner mixes them. Otherwise the batched sequences share a pass, and a chunk has its own. Sequences that are profiled,
@@ -10,8 +10,8 @@ fewest tokens left comes first, so that short prompts do not wait for long ones.
 been read, so no prompt waits forever. Short prompts are read together. A pass that completes a tenant's prompt has no
 chunk of another tenant's longer prompt: the first token would wait for all of it.
 
-While other sequences are present, those of the background read nothing, except, on a device of its own, tokens that do
-not make a pass noticeably slower. Passes of the background alone are short, or can be interrupted.
+While other sequences are present, those of low priority read nothing, except, on a device of its own, tokens that do
+not make a pass noticeably slower. Low-priority passes alone are short, or can be interrupted.
 
 For models that give vectors or scores, `PoolingScheduler` chooses complete texts of all running requests up to a budget
 of tokens, which the measured times of passes determine, so that a new request waits for a fraction of a second.
@@ -21,9 +21,9 @@ import logging
 from collections.abc import Callable, Collection, Iterator
 
 from genai_server.engine.abilities import PassRules
+from genai_server.engine.scheduling.admission_queue import AdmissionQueue, own_priority, priority_class
 from genai_server.engine.scheduling.drafts import AnswerMemory
-from genai_server.engine.scheduling.places import Places, own_priority, priority_class
-from genai_server.engine.scheduling.scheduler_output import DEFAULT_POLICY, Read, Step, StepPolicy
+from genai_server.engine.scheduling.scheduler_output import DEFAULT_POLICY, ScheduledChunk, Step, StepPolicy
 from genai_server.engine.scheduling.speculation import DraftingModel, Speculation
 from genai_server.engine.scheduling.step_time import MIN_CHUNK
 from genai_server.engine.sequence import Sequence, common_length
@@ -32,12 +32,12 @@ from genai_server.messages.generation_request import PooledText
 log = logging.getLogger(__name__)
 # A waiting prompt gains on the others as if this share of the tokens read in the meantime had been its own.
 _AGEING = 0.5
-# Target seconds of a pass of the background: one that others may have to wait for, and one that can be interrupted, and
+# Target seconds of a low-priority pass: one that others may have to wait for, and one that can be interrupted, and
 # is then lost.
 _AWAITED_SECONDS, _INTERRUPTED_SECONDS = 0.1, 0.25
 
 
-class Scheduler(Places):
+class Scheduler(AdmissionQueue):
     """Chooses the steps of the sequences of one device.
 
     A chunk of a prompt has at most `prefill_chunk` tokens while other sequences decode, and fewer if these would wait
@@ -83,10 +83,10 @@ class Scheduler(Places):
             sequence.earlier_answers = self.answers.of(name)
 
     def remove(self, sequence: Sequence) -> None:
-        """Remove a sequence. Its answer, however it ended, is kept for drafts, unless it is of the background."""
+        """Remove a sequence. Its answer, however it ended, is kept for drafts, unless it is of low priority."""
         super().remove(sequence)
         request = sequence.request
-        if self.answers is None or not request.answer_memory or sequence.background or not sequence.num_produced:
+        if self.answers is None or not request.answer_memory or sequence.low_priority or not sequence.num_produced:
             return
         try:
             self.answers.add(request.answer_memory, sequence.prompt, sequence.tokens[len(request.prompt) :])
@@ -117,9 +117,9 @@ class Scheduler(Places):
     def observe(self, step: Step, seconds: float) -> None:
         """Learn how long a pass took."""
         # Tokens of a prompt that are read beside others say nothing about passes that have many of them.
-        has_background = not step.is_background and any(read.sequence.background for read in step.reads)
-        counted = step.reads if has_background else [read for read in step.reads if read.decodes]
-        self._step_times.passed(sum(read.num_tokens for read in counted), step.num_tokens, seconds)
+        has_low_priority = not step.is_low_priority and any(chunk.sequence.low_priority for chunk in step.chunks)
+        counted = step.chunks if has_low_priority else [chunk for chunk in step.chunks if chunk.decodes]
+        self._step_times.passed(sum(chunk.num_tokens for chunk in counted), step.num_tokens, seconds)
 
     def verified(self, sequence: Sequence, num_drafted: int, num_accepted: int) -> None:
         """Learn how many tokens of a draft the answer has."""
@@ -134,20 +134,20 @@ class Scheduler(Places):
         batch = self._batch()
         chunks = self._next_chunks(batch) if self._runner.abilities.mixes else []
         if batch or chunks:
-            reads = self._next_tokens(batch) if not chunks else [Read.next(sequence) for sequence in batch]
-            yield Step([*reads, *(chunks or self._beside(reads))])
+            decoding = self._next_tokens(batch) if not chunks else [ScheduledChunk.next(sequence) for sequence in batch]
+            yield Step([*decoding, *(chunks or self._beside(decoding))])
         for sequence in [sequence for sequence in self.running if not sequence.shares_passes]:
             if sequence in self._active() and not sequence.shares_passes and _decodes(sequence):
-                yield Step([Read.next(sequence)])
+                yield Step([ScheduledChunk.next(sequence)])
         alone = [sequence for sequence in self._prompts() if not self._mixes(sequence)]
         if alone:
             yield Step([self._next_chunk(alone[0], self._prompt_budget(alone[0]))])
 
     def _active(self) -> list[Sequence]:
-        """The running sequences that take part in steps: those of the background only while no other is present."""
+        """The running sequences that take part in steps: those of low priority only while no other is present."""
         if not self.has_foreground:
             return self.running
-        return [sequence for sequence in self.running if not sequence.background]
+        return [sequence for sequence in self.running if not sequence.low_priority]
 
     def _batch(self) -> list[Sequence]:
         """The batched sequences of which the next pass decodes a token."""
@@ -158,20 +158,20 @@ class Scheduler(Places):
         batch = sorted(batch, key=self._turn)
         return batch[: max(1, sum(seconds <= _AWAITED_SECONDS for seconds in curve[1:]))]
 
-    def _beside(self, reads: list[Read]) -> list[Read]:
-        """What sequences of the background read in a pass that decodes others: tokens that hardly make it slower.
+    def _beside(self, decoding: list[ScheduledChunk]) -> list[ScheduledChunk]:
+        """What low-priority sequences read in a pass that decodes others: tokens that hardly make it slower.
 
         On the host's cores it is nothing. There each token also slows the processes that deliver the others' tokens,
         which the times of passes do not show.
         """
         if not self.has_foreground or self._runner.abilities.uses_host_cores:
             return []
-        others = [s for s in self.running if s.background and self._mixes(s)]
+        others = [s for s in self.running if s.low_priority and self._mixes(s)]
         if not others:
             return []
         others.sort(key=self._turn)
-        budget = self._step_times.tokens_beside(sum(read.num_tokens for read in reads))
-        found = [Read.next(sequence) for sequence in others if _decodes(sequence)][:budget]
+        budget = self._step_times.tokens_beside(sum(chunk.num_tokens for chunk in decoding))
+        found = [ScheduledChunk.next(sequence) for sequence in others if _decodes(sequence)][:budget]
         budget -= len(found)
         prompts = sorted((s for s in others if _reads_prompt(s)), key=self._urgency)
         if prompts and budget >= MIN_CHUNK:
@@ -182,12 +182,12 @@ class Scheduler(Places):
         """Whether a sequence's tokens can be read in any pass of the batch."""
         return sequence.shares_passes and self._runner.abilities.mixes
 
-    def _next_tokens(self, batch: list[Sequence]) -> list[Read]:
+    def _next_tokens(self, batch: list[Sequence]) -> list[ScheduledChunk]:
         """The newest token of each sequence of the batch, with drafts where they are expected to pay."""
         if not self._policy.speculates:
-            return [Read.next(sequence) for sequence in batch]
+            return [ScheduledChunk.next(sequence) for sequence in batch]
         drafts = self._speculation.choose(batch, list(map(self._may_draft, batch)), self._step_times)
-        return [Read.next(sequence, draft=draft) for sequence, draft in zip(batch, drafts, strict=True)]
+        return [ScheduledChunk.next(sequence, draft=draft) for sequence, draft in zip(batch, drafts, strict=True)]
 
     def _may_draft(self, sequence: Sequence) -> bool:
         """Whether a draft may follow a sequence's newest token.
@@ -209,34 +209,34 @@ class Scheduler(Places):
 
     def _turn(self, sequence: Sequence) -> tuple[float, int]:
         """The sort key of sequences by their tenants; the least is the next one's."""
-        return self._turns[sequence.background].turn(sequence.tenant)
+        return self._turns[sequence.low_priority].turn(sequence.tenant)
 
-    def _next_chunks(self, batch: list[Sequence]) -> list[Read]:
+    def _next_chunks(self, batch: list[Sequence]) -> list[ScheduledChunk]:
         """Chunks of prompts for the batch's next pass: of the first prompt, and of others that fit into it, too.
 
         Others of the same tenant may begin in it; those of other tenants must end in it.
         """
-        chunks: list[Read] = []
+        chunks: list[ScheduledChunk] = []
         budget = 0
         for sequence in filter(self._mixes, self._prompts()):
             if not chunks:
                 budget = self._prompt_budget(sequence, batch)
-            elif any(_begin_alike(sequence, read.sequence) for read in chunks):
+            elif any(_begin_alike(sequence, chunk.sequence) for chunk in chunks):
                 continue  # it reuses what is read now
             elif budget < min(sequence.num_unread, MIN_CHUNK):
                 break
-            elif sequence.num_unread > budget and any(read.sequence.tenant != sequence.tenant for read in chunks):
+            elif sequence.num_unread > budget and any(chunk.sequence.tenant != sequence.tenant for chunk in chunks):
                 continue
             chunks.append(self._next_chunk(sequence, budget))
             # A pass of several prompts cannot be interrupted, so it is short.
             budget = min(budget, self._prefill_chunk) - chunks[-1].num_tokens
         return chunks
 
-    def _next_chunk(self, sequence: Sequence, budget: int) -> Read:
+    def _next_chunk(self, sequence: Sequence, budget: int) -> ScheduledChunk:
         """The next chunk of a prompt, in a pass that has a budget of tokens for prompts."""
         if not sequence.num_produced and sequence.num_read == sequence.num_cached:
             self.before_first_chunk(sequence)
-        return Read.next(sequence, self._runner.fit_chunk(sequence, budget))
+        return ScheduledChunk.next(sequence, self._runner.fit_chunk(sequence, budget))
 
     def _prompt_budget(self, sequence: Sequence, batch: Collection[Sequence] = ()) -> int:
         """How many tokens of prompts to read in a pass that also decodes a batch."""
@@ -250,7 +250,7 @@ class Scheduler(Places):
                 crowd=(len(active) - num_decoding) / num_decoding,
                 target=self._policy.itl_target,
             )
-        if not sequence.background:
+        if not sequence.low_priority:
             return budget
         seconds = _INTERRUPTED_SECONDS if self._runner.abilities.interrupts else _AWAITED_SECONDS
         fitting = self._step_times.tokens_read_in(seconds) or self._prefill_chunk
@@ -289,17 +289,17 @@ class PoolingScheduler(Scheduler):
     def _passes(self) -> Iterator[Step]:
         budget = int(min(_MAX_TOKENS, max(_MIN_TOKENS, self._step_times.tokens_read_in(_SECONDS))))
         left = _MAX_TEXTS
-        reads: list[Read] = []
+        chunks: list[ScheduledChunk] = []
         for sequence in sorted(self._active(), key=self._urgency):
-            if (read := _next_texts(sequence, budget, left, is_first=not reads)) is not None:
-                reads.append(read)
-                budget -= read.num_tokens
-                left -= len(read.texts)
-        if reads:
-            yield Step(reads)
+            if (chunk := _next_texts(sequence, budget, left, is_first=not chunks)) is not None:
+                chunks.append(chunk)
+                budget -= chunk.num_tokens
+                left -= len(chunk.texts)
+        if chunks:
+            yield Step(chunks)
 
 
-def _next_texts(sequence: Sequence, budget: int, most: int, *, is_first: bool) -> Read | None:
+def _next_texts(sequence: Sequence, budget: int, most: int, *, is_first: bool) -> ScheduledChunk | None:
     """The next texts of a request, at most `most`, of `budget` tokens; the first one of a step may have more."""
     texts: list[PooledText] = []
     num_tokens = 0
@@ -308,4 +308,4 @@ def _next_texts(sequence: Sequence, budget: int, most: int, *, is_first: bool) -
             break
         texts.append(text)
         num_tokens += text.num_tokens
-    return Read.next(sequence, num_tokens, texts=texts) if texts else None
+    return ScheduledChunk.next(sequence, num_tokens, texts=texts) if texts else None

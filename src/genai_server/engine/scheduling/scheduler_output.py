@@ -1,4 +1,4 @@
-"""What the scheduler gives to the runners: steps, and the tokens of each sequence that they read; with its limits."""
+"""What the scheduler gives to the runners: steps, which consist of a chunk of tokens of each sequence; with limits."""
 
 import sys
 import time
@@ -13,8 +13,8 @@ from genai_server.timing import Clock
 
 
 @dataclass(frozen=True)
-class Read:
-    """Tokens of one sequence for a pass, as runners take them."""
+class ScheduledChunk:
+    """Tokens of one sequence that a forward pass reads: a part of its prompt, or its newest token and a draft."""
 
     sequence: Sequence
     # The sequence's next unread tokens, and those of the draft behind them.
@@ -23,7 +23,7 @@ class Read:
     draft: Several[int] = ()
     # The texts that the tokens consist of, where texts are pooled.
     texts: Several[PooledText] = ()
-    # Whether the sequence was decoding when the step was made. Kept here, because the pass changes the sequence.
+    # Whether the sequence was decoding when the step was made. Stored, because the pass changes the sequence.
     decodes: bool = False
     # Whether the logits after each token are wanted, or only those after the last one.
     positions: bool = False
@@ -31,7 +31,7 @@ class Read:
     @classmethod
     def next(
         cls, sequence: Sequence, num_tokens: int = 1, *, draft: Several[int] = (), texts: Several[PooledText] = ()
-    ) -> "Read":
+    ) -> "ScheduledChunk":
         """The sequence's next `num_tokens` unread tokens, with a draft behind them."""
         first = sequence.num_read
         tokens = [*sequence.tokens[first : first + num_tokens], *draft]
@@ -45,61 +45,61 @@ class Read:
 
     @property
     def num_tokens(self) -> int:
-        """How many tokens a pass has to read, with those of the draft."""
+        """Number of tokens that the pass reads, including the draft."""
         return len(self.tokens)
 
     def count(self) -> None:
-        """Count the tokens as read by a pass. Those of the draft do not count."""
+        """Mark the tokens as read in their sequence, except those of the draft."""
         self.sequence.num_read += len(self.tokens) - len(self.draft)
         self.sequence.num_texts += len(self.texts)
 
 
-def is_background(reads: Several[Read]) -> bool:
-    """Whether all are of sequences of the background."""
-    return all(read.sequence.background for read in reads)
+def is_low_priority(chunks: Several[ScheduledChunk]) -> bool:
+    """Whether all chunks belong to low-priority sequences."""
+    return all(chunk.sequence.low_priority for chunk in chunks)
 
 
 @dataclass(frozen=True)
 class Step:
-    """One forward pass: which sequences take part, and how many tokens it reads of each."""
+    """One forward pass: the chunk that it reads of each sequence that takes part."""
 
-    reads: list[Read]
+    chunks: list[ScheduledChunk]
 
     @property
     def sequences(self) -> list[Sequence]:
         """The sequences that take part."""
-        return [read.sequence for read in self.reads]
+        return [chunk.sequence for chunk in self.chunks]
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of all sequences together."""
-        return sum(read.num_tokens for read in self.reads)
+        """Number of tokens of all chunks."""
+        return sum(chunk.num_tokens for chunk in self.chunks)
 
     @property
     def decodes(self) -> bool:
-        """Whether the step only decodes."""
-        return all(read.decodes for read in self.reads)
+        """Whether the step reads no part of a prompt."""
+        return all(chunk.decodes for chunk in self.chunks)
 
     @property
     def is_chunk(self) -> bool:
-        """Whether it reads a part of one prompt, and nothing else."""
-        return len(self.reads) == 1 and not self.decodes
+        """Whether the step reads a part of one prompt, and nothing else."""
+        return len(self.chunks) == 1 and not self.decodes
 
     @property
-    def is_background(self) -> bool:
-        """Whether all of its sequences are of the background, so that it gives way to any other."""
-        return is_background(self.reads)
+    def is_low_priority(self) -> bool:
+        """Whether all of its sequences are of low priority, so that it gives way to any other step."""
+        return is_low_priority(self.chunks)
 
 
-class KvRoom(NamedTuple):
-    """Part of the KV cache."""
+class KvBudget(NamedTuple):
+    """An amount of KV cache."""
 
     slots: int = 0
     # Pages that slots share.
     pages: int = 0
 
 
-NOTHING_KEPT = KvRoom()
+NOTHING_RESERVED = KvBudget()
 
 
 @dataclass(eq=False)

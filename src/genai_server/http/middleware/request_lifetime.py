@@ -106,7 +106,7 @@ class Drained:
         self.drain = drain
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or request_state(scope).background:
+        if scope["type"] != "http" or request_state(scope).low_priority:
             await self.app(scope, receive, send)
             return
         with self.drain.counting():

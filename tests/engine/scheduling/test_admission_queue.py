@@ -8,7 +8,7 @@ import pytest
 from genai_server.engine.loaded_adapter import LoadedAdapter
 from genai_server.engine.runners.scripted import ScriptedRunner
 from genai_server.engine.scheduling.scheduler import Scheduler
-from genai_server.engine.scheduling.scheduler_output import KvMemory, KvRoom, StepPolicy
+from genai_server.engine.scheduling.scheduler_output import KvBudget, KvMemory, StepPolicy
 from genai_server.engine.sequence import Sequence, SequenceState
 from genai_server.errors import QueueFull
 from genai_server.messages.generation_request import GenerationRequest
@@ -195,27 +195,27 @@ def test_answers_run_together_by_their_expected_lengths() -> None:
     assert scheduler.admit() == []
 
 
-def test_last_sequences_are_paused_when_the_memory_gets_short() -> None:
+def test_last_sequences_are_preempted_when_the_memory_gets_short() -> None:
     sequences = [_long(name, number) for number, name in enumerate("abc")]
     scheduler = _growing(*sequences, num_pages=200)
-    paused: list[Sequence] = []
-    scheduler.on_pause = paused.append
+    preempted: list[Sequence] = []
+    scheduler.on_preempt = preempted.append
     assert len(scheduler.admit()) == 3
     for sequence in sequences:
         sequence.tokens += [5] * 560
         sequence.num_read = 580
     scheduler.make_room()
-    assert paused == []  # 64 pages each, with 64 tokens more
+    assert preempted == []  # 64 pages each, with 64 tokens more
     sequences[0].tokens += [5] * 100
     scheduler.make_room()
-    assert names_of(paused) == names_of(scheduler.waiting) == ["c"]
+    assert names_of(preempted) == names_of(scheduler.waiting) == ["c"]
     assert sequences[2].num_read == 0
     assert scheduler.admit() == []
     scheduler.remove(sequences[1])
     assert names_of(scheduler.admit()) == ["c"]
 
 
-def test_a_paused_sequence_keeps_its_place_among_the_waiting() -> None:
+def test_a_preempted_sequence_keeps_its_place_among_the_waiting() -> None:
     first, second = _long("a", 0), _long("b", 1, priority=-1)
     scheduler = _growing(first, second, num_pages=120)
     assert len(scheduler.admit()) == 2
@@ -250,7 +250,7 @@ def test_adapters_in_the_batch_need_memory_as_others_do(is_batched: bool, runnin
     assert names_of(_growing(*sequences, num_pages=200, runner=runner).admit()) == running
 
 
-def test_a_sequence_alone_is_never_paused() -> None:
+def test_a_sequence_alone_is_never_preempted() -> None:
     alone = _long("a")
     scheduler = _growing(alone, num_pages=200)
     scheduler.admit()
@@ -344,18 +344,18 @@ def test_refusal_estimates_when_the_queue_has_capacity() -> None:
     assert full.value.retry_after == 1  # nothing was measured
 
 
-# the background
+# low priority
 
 
 def _background(name: str, num_prompt: int = 1, **how: Any) -> Sequence:
-    found = a_sequence(name, num_prompt, background=True, **how)
+    found = a_sequence(name, num_prompt, low_priority=True, **how)
     found.id = ord(name)
     return found
 
 
 def test_background_waits_behind_all_others() -> None:
     clock = HandClock()
-    early = Sequence(0, (0, 0), GenerationRequest("b", [1], 10, 2000, background=True, priority=-9), clock)
+    early = Sequence(0, (0, 0), GenerationRequest("b", [1], 10, 2000, low_priority=True, priority=-9), clock)
     scheduler = a_scheduler(early, max_running=2)
     clock.wait(3600)
     for name in "xy":
@@ -370,7 +370,7 @@ def test_queues_of_background_and_others_have_own_limits() -> None:
         scheduler.add(_background(name))
     with pytest.raises(QueueFull, match=r"2 requests .* GENAI_MAX_BATCH_SIZE lets 1 run and GENAI_MAX_QUEUE lets 1"):
         scheduler.add(_background("d"))
-    assert (num_free(scheduler), num_free(scheduler, background=True)) == (2, 0)
+    assert (num_free(scheduler), num_free(scheduler, low_priority=True)) == (2, 0)
     for name in "xy":
         scheduler.add(a_sequence(name))
     with pytest.raises(QueueFull, match="2 requests"):
@@ -389,57 +389,57 @@ def test_background_prompts_do_not_count_as_others_tokens() -> None:
     scheduler.add(a_sequence("y", 100))
 
 
-def _pauses(scheduler: Scheduler) -> list[str]:
-    """The names of the sequences that are paused from now on."""
+def _preemptions(scheduler: Scheduler) -> list[str]:
+    """The names of the sequences that are preempted from now on."""
     found: list[str] = []
-    scheduler.on_pause = lambda sequence: found.append(sequence.request.request_id)
+    scheduler.on_preempt = lambda sequence: found.append(sequence.request.request_id)
     return found
 
 
 def test_newest_of_the_background_gives_its_place_to_others() -> None:
     scheduler = admitted(*map(_background, "abc"), max_running=3)
-    paused = _pauses(scheduler)
+    preempted = _preemptions(scheduler)
     arrive(scheduler, a_sequence("x"))
-    assert (paused, names_of(scheduler.running), names_of(scheduler.waiting)) == (["c"], ["a", "b", "x"], ["c"])
+    assert (preempted, names_of(scheduler.running), names_of(scheduler.waiting)) == (["c"], ["a", "b", "x"], ["c"])
     arrive(scheduler, *map(a_sequence, "yz"))
-    assert (paused, names_of(scheduler.running)) == (["c", "b", "a"], ["x", "y", "z"])
+    assert (preempted, names_of(scheduler.running)) == (["c", "b", "a"], ["x", "y", "z"])
     scheduler.remove(scheduler.running[0])
     assert names_of(scheduler.admit()) == ["a"]
 
 
-def test_nothing_is_paused_while_there_are_places() -> None:
+def test_nothing_is_preempted_while_there_are_places() -> None:
     scheduler = admitted(*map(_background, "ab"), max_running=3)
-    paused = _pauses(scheduler)
+    preempted = _preemptions(scheduler)
     arrive(scheduler, a_sequence("x"))
-    assert (paused, names_of(scheduler.running)) == ([], ["a", "b", "x"])
+    assert (preempted, names_of(scheduler.running)) == ([], ["a", "b", "x"])
 
 
 def test_memory_of_the_background_is_freed_for_others() -> None:
     scheduler = _sharing(*(_background(name, 20) for name in "abc"))  # three pages each, of ten
     scheduler.admit()
-    paused = _pauses(scheduler)
+    preempted = _preemptions(scheduler)
     arrive(scheduler, a_sequence("x", 50))
-    assert (paused, names_of(scheduler.running)) == (["c", "b"], ["a", "x"])
+    assert (preempted, names_of(scheduler.running)) == (["c", "b"], ["a", "x"])
 
 
-def test_nothing_is_paused_in_vain() -> None:
+def test_nothing_is_preempted_in_vain() -> None:
     scheduler = _sharing(a_sequence("x", 60), _background("b"))
     scheduler.admit()
-    paused = _pauses(scheduler)
+    preempted = _preemptions(scheduler)
     arrive(scheduler, a_sequence("y", 30))
-    assert (paused, names_of(scheduler.running)) == ([], ["x", "b"])
+    assert (preempted, names_of(scheduler.running)) == ([], ["x", "b"])
 
 
 def test_others_do_not_wait_for_a_prompt_of_the_background() -> None:
-    scheduler, other = admitted(asking([1, 2, 3], background=True)), asking([1, 2, 3])
+    scheduler, other = admitted(asking([1, 2, 3], low_priority=True)), asking([1, 2, 3])
     scheduler.add(other)
     assert scheduler.admit() == [other]
     scheduler = admitted(asking([1, 2, 3]))
-    scheduler.add(asking([1, 2, 3], background=True))
+    scheduler.add(asking([1, 2, 3], low_priority=True))
     assert scheduler.admit() == []
 
 
-def test_sequence_whose_token_is_being_chosen_stays_paused() -> None:
+def test_sequence_whose_token_is_being_chosen_stays_preempted() -> None:
     b, x = _background("b"), a_sequence("x")
     scheduler = admitted(b, max_running=1)
     b.is_choosing = True
@@ -453,30 +453,30 @@ def test_sequence_whose_token_is_being_chosen_stays_paused() -> None:
 class _Keeping(ScriptedRunner):
     """A runner that has cached prefixes in idle slots."""
 
-    num_kept = 0
+    num_reserved = 0
 
-    def kept(self, most: int) -> KvRoom:
-        return KvRoom(min(most, self.num_kept), 0)
+    def reserved(self, maximum: int) -> KvBudget:
+        return KvBudget(min(maximum, self.num_reserved), 0)
 
 
 def test_recent_prefixes_keep_half_of_the_places() -> None:
     runner = _Keeping()
-    runner.num_kept = 3
+    runner.num_reserved = 3
     scheduler = admitted(*map(_background, "abcdef"), max_running=6, runner=runner)
     assert names_of(scheduler.running) == ["a", "b", "c"]
-    paused = _pauses(scheduler)
+    preempted = _preemptions(scheduler)
     x = a_sequence("x")
     arrive(scheduler, x)  # it takes the place of the oldest of the three prefixes
-    assert (paused, names_of(scheduler.running)) == ([], ["a", "b", "c", "x"])
+    assert (preempted, names_of(scheduler.running)) == ([], ["a", "b", "c", "x"])
     scheduler.remove(x)
-    runner.num_kept = 0
+    runner.num_reserved = 0
     assert names_of(scheduler.admit()) == ["d", "e", "f"]
-    runner.num_kept = 1
+    runner.num_reserved = 1
     arrive(scheduler, a_sequence("y"))
-    assert paused == ["f", "e"]
+    assert preempted == ["f", "e"]
 
 
 def test_one_of_the_background_runs_whatever_is_kept() -> None:
     runner = _Keeping()
-    runner.num_kept = 2
+    runner.num_reserved = 2
     assert names_of(admitted(*map(_background, "ab"), max_running=2, runner=runner).running) == ["a"]

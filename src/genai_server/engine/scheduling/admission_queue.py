@@ -1,0 +1,461 @@
+"""Decides which sequences wait and which run on a device, and estimates how long a full queue stays full.
+
+A sequence is admitted when the KV cache is expected to hold it next to all running sequences. Each of them counts with
+its tokens and with as many more as recent answers have had. When the running sequences need more memory than there is,
+the last ones are preempted, but never the only one. The first waiting sequence that the memory cannot hold blocks all
+others, so that long requests run, too.
+
+Each tenant has an equal share of the slots, of the memory and of the queue. Other tenants may use what it leaves of its
+share. A free slot goes to the tenant that has the fewest running sequences and, among equals, to the one whose turn it
+is (fair_queue.py). A sequence within its tenant's share does not wait for other tenants: sequences of tenants above
+their shares are preempted for it. That is not repeated for each request of a tenant: a device with many slots leaves
+one free for a while after a tenant's last sequence has ended. A single sequence may need more memory than its tenant's
+share. It waits until other tenants leave that much, and blocks them after a while.
+
+Low-priority sequences only take what the others leave. They wait behind all others, their queue has limits of its own,
+and they are preempted for others: a preempted sequence waits again, and continues later.
+"""
+
+import math
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterable, Mapping
+from heapq import heapify, heappop, heappush
+
+from genai_server.engine.abilities import PassRules
+from genai_server.engine.scheduling.scheduler_output import NOTHING_RESERVED, KvBudget, StepPolicy
+from genai_server.engine.scheduling.step_time import MAX_DRAFTED, StepTimeModel
+from genai_server.engine.sequence import Sequence, SequenceState
+from genai_server.fair_queue import FairQueue
+from genai_server.messages.protocol import Capacity
+
+# Seconds. Longer estimates would mean little.
+_FURTHEST = 600
+
+
+def queue_wait(
+    running: Collection[Sequence],
+    waiting: Iterable[Sequence],
+    step_times: StepTimeModel,
+    num_tokens: int = 0,
+    *,
+    pages: Callable[[Sequence], int] = lambda sequence: 0,
+    num_pages: int = 0,
+) -> int:
+    """Seconds, at least one, until a running answer has ended and `num_tokens` of waiting prompts have left the queue.
+
+    The estimate assumes that prompts are read one after another, and that answers are produced side by side. Each
+    answer is assumed to be as long as recent ones. The first waiting sequence begins when an answer ends and the
+    `num_pages` of memory hold it, of which each sequence is expected to need `pages`.
+    """
+    read = 0.0
+    ends = []
+    free = num_pages - sum(map(pages, running))
+    for sequence in running:
+        if not sequence.is_decoding:
+            read += step_times.seconds_to_read(sequence.num_unread)
+        begins = 0.0 if sequence.is_decoding else read
+        ends.append((begins + _seconds_to_answer(sequence, step_times), pages(sequence)))
+    heapify(ends)
+    slots, now, waits = 0, 0.0, deque(waiting)
+    while ends:
+        now, freed = heappop(ends)
+        if not waits:
+            break
+        slots, free = slots + 1, free + freed
+        while waits and slots and pages(waits[0]) <= free:
+            begun = waits.popleft()
+            num_prompt, needed = len(begun.request.prompt), pages(begun)
+            num_tokens -= num_prompt
+            slots, free = slots - 1, free - needed
+            seconds = step_times.seconds_to_read(num_prompt) + _seconds_to_answer(begun, step_times)
+            heappush(ends, (now + seconds, needed))
+        if num_tokens <= 0:
+            break
+    return max(1, min(_FURTHEST, math.ceil(now)))
+
+
+def _seconds_to_answer(sequence: Sequence, step_times: StepTimeModel) -> float:
+    return step_times.seconds_to_decode(min(sequence.num_left, step_times.tokens_left(sequence.num_produced)))
+
+
+# Seconds of waiting which count as one step of priority, and after which a sequence that needs more memory than its
+# tenant's share blocks others.
+_SECONDS_PER_PRIORITY = 30.0
+# Seconds for which a slot stays free for a tenant whose last sequence has ended, on a device with this many slots.
+_AWAITED_SECONDS, _MANY_SLOTS = 30.0, 8
+# Tokens that an answer is expected to have before any answer has ended.
+_ANSWER = 512
+# Sequences get memory for this many times the length of recent answers, because a preempted one may have to be read
+# again, and at least for this number of further tokens, because a resumed sequence should not be preempted at once.
+_MARGIN, _MIN_LEFT = 2, 256
+
+
+class AdmissionQueue:
+    """The waiting and running sequences of one device.
+
+    The limits, and the shares of tenants, apply to low-priority sequences and to all others separately. A tenant saves
+    up `max_credit` tokens of its turns at most.
+    """
+
+    def __init__(
+        self,
+        runner: PassRules,
+        policy: StepPolicy,
+        *,
+        max_running: int,
+        max_waiting: int,
+        max_waiting_tokens: int,
+        max_credit: int,
+    ) -> None:
+        # By priority and arrival, the low-priority ones last. Includes those whose grammars are being compiled.
+        self.waiting: list[Sequence] = []
+        self.running: list[Sequence] = []  # in order of admission
+        # Called with each preempted sequence, before another one is admitted.
+        self.on_preempt: Callable[[Sequence], None] = lambda sequence: None
+        self._runner = runner
+        self._policy = policy
+        self._max_running = max_running
+        self._max_waiting = max_waiting
+        # Limit of the waiting prompts' tokens together; sequences that can run at once do not count.
+        self._max_waiting_tokens = max_waiting_tokens or math.inf
+        self._memory = policy.memory
+        self._step_times = StepTimeModel(runner.abilities.tried_passes, runner.abilities.tried_prompt_token)
+        # The turns of tenants, for low-priority sequences and for all others.
+        self._turns = {low_priority: FairQueue(max_credit) for low_priority in (True, False)}
+        # When the last sequence of each tenant ended that was not of low priority.
+        self._left: dict[str, float] = {}
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no sequence runs or is ready to run."""
+        return not self.running and all(s.state is SequenceState.PREPARING for s in self.waiting)
+
+    @property
+    def has_foreground(self) -> bool:
+        """Whether any sequence runs or waits that is not of low priority."""
+        is_waiting = bool(self.waiting) and not self.waiting[0].low_priority
+        return is_waiting or not all(sequence.low_priority for sequence in self.running)
+
+    def add(self, sequence: Sequence) -> None:
+        """Queue a sequence that the memory can hold alone.
+
+        Raises QueueFull at the limit of requests or of tokens if the sequence's tenant has its equal share of these.
+        """
+        low_priority, tenant = sequence.low_priority, sequence.tenant
+        present = self.present(low_priority=low_priority)
+        if not self.capacity.num_free(present, tenant):
+            wait = self.queue_wait(low_priority=low_priority)
+            raise self.capacity.full_of_requests("this device", present, tenant, wait)
+        self._check_tokens(sequence, present)
+        waiting = {other.tenant for other in self._of(low_priority) if not other.is_decoding}
+        if tenant not in waiting:
+            self._turns[low_priority].arrive(tenant, waiting)
+        self._queue(sequence)
+
+    def _check_tokens(self, sequence: Sequence, present: Mapping[str, int]) -> None:
+        """Raise QueueFull if the waiting prompts would have too many tokens together with that of a sequence."""
+        low_priority, own = sequence.low_priority, len(sequence.request.prompt)
+        num_tokens = sum(self.waiting_tokens(sequence, low_priority=low_priority).values())
+        excess = num_tokens - self._max_waiting_tokens
+        if excess <= 0:
+            return
+        if present.keys() - {sequence.tenant}:
+            waiting_tokens = self.waiting_tokens(low_priority=low_priority)
+            free = self.capacity.free_tokens(present, waiting_tokens, sequence.tenant)
+            if free is None or own <= free:
+                return
+        wait = self.queue_wait(int(excess), low_priority=low_priority)
+        raise self.capacity.full_of_tokens("this device", num_tokens, own, wait)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Remove a waiting or running sequence."""
+        sequences = self.running if sequence.state is SequenceState.RUNNING else self.waiting
+        sequences.remove(sequence)
+        if not sequence.low_priority:
+            self._left[sequence.tenant] = self._policy.clock()
+
+    @property
+    def capacity(self) -> Capacity:
+        """The limits of an empty device."""
+        tokens = None if self._max_waiting_tokens == math.inf else int(self._max_waiting_tokens)
+        return Capacity(self._max_running, self._max_waiting, tokens, self._policy.limited_by)
+
+    def present(self, *, low_priority: bool = False) -> dict[str, int]:
+        """How many sequences of each tenant run or wait: only low-priority ones, or only the others."""
+        return Counter(sequence.tenant for sequence in self._of(low_priority))
+
+    def waiting_tokens(self, *more: Sequence, low_priority: bool = False) -> dict[str, int]:
+        """Tokens of waiting prompts that the next step will not admit, by tenant, as if `more` waited too.
+
+        Overestimates.
+        """
+        found: Counter[str] = Counter()
+        for sequence in self._late(*more, low_priority=low_priority):
+            found[sequence.tenant] += len(sequence.request.prompt)
+        return found
+
+    def count_tokens(self, sequence: Sequence, num_tokens: int) -> None:
+        """Charge tokens that were read or produced for a sequence to the turns of its tenant."""
+        self._turns[sequence.low_priority].serve(sequence.tenant, num_tokens)
+
+    def queue_wait(self, num_tokens: int = 0, *, low_priority: bool = False) -> int:
+        """Estimated seconds until a full queue accepts one more sequence with a prompt of `num_tokens`."""
+        running, waiting = _ahead(self.running, low_priority), _ahead(self.waiting, low_priority)
+        return queue_wait(
+            running, waiting, self._step_times, num_tokens, pages=self._pages, num_pages=self._memory.num_pages
+        )
+
+    def make_room(self) -> None:
+        """Preempt sequences until the memory holds the next tokens of all others. A single sequence always fits.
+
+        Those of the tenant with the most memory come first, unless it has only one sequence, and of these the one with
+        the lowest priority that came last.
+        """
+        while sum(map(self._least_pages, self.running)) > self._memory.num_pages:
+            preemptible = [sequence for sequence in self.running if self._grows(sequence)]
+            if not preemptible or len(self.running) == 1:
+                return
+            self._preempt(max(preemptible, key=self._preemption_order(self.running)))
+
+    def admit(self) -> list[Sequence]:
+        """Admit waiting sequences while slots are free; returns the admitted ones.
+
+        A sequence that waits for its grammar is passed over, and keeps its position. A sequence with the same prompt as
+        one being read waits for it, and then reuses its keys and values. A sequence for which there is no memory is
+        passed over only by sequences of other tenants that are within their shares. Low-priority sequences are
+        preempted for others.
+        """
+        admitted: list[Sequence] = []
+        queues = self._queues()
+        num_tenants = {low_priority: len(self.present(low_priority=low_priority)) for low_priority in (True, False)}
+        blocked: Sequence | None = None
+        while queues:
+            queue = min(queues, key=lambda queue: self._slot_order(queue[0]))
+            sequence = queue.popleft()
+            num = num_tenants[sequence.low_priority]
+            if not any(other.gives_prompt(sequence) for other in self.running):
+                may_run = blocked is None or self._may_pass(sequence, blocked, num)
+                if may_run and self._make_slot(sequence, num):
+                    sequence.state = SequenceState.RUNNING
+                    admitted.append(sequence)
+                    self.waiting.remove(sequence)
+                    self.running.append(sequence)
+                else:
+                    blocked = blocked or sequence
+                    queue.clear()
+            if not queue:
+                queues.remove(queue)
+        return admitted
+
+    def _queues(self) -> list[deque[Sequence]]:
+        """The sequences of each tenant that are ready to run, in the order in which the tenant is served."""
+        found: dict[tuple[bool, str], deque[Sequence]] = {}
+        for sequence in sorted(self.waiting, key=lambda sequence: (priority_class(sequence), own_priority(sequence))):
+            if sequence.state is SequenceState.WAITING and not sequence.is_choosing:
+                found.setdefault((sequence.low_priority, sequence.tenant), deque()).append(sequence)
+        return list(found.values())
+
+    def _slot_order(self, sequence: Sequence) -> tuple[object, ...]:
+        """Sort key of the tenants' first waiting sequences; the least gets the next slot."""
+        num_running = len(self._running_of(sequence, self.running))
+        turn = self._turns[sequence.low_priority].turn(sequence.tenant)
+        return priority_class(sequence), num_running, turn, sequence.id
+
+    def _may_pass(self, sequence: Sequence, blocked: Sequence, num_tenants: int) -> bool:
+        """Whether a sequence may be admitted before one that waits for memory or a slot."""
+        if sequence.low_priority is not blocked.low_priority:
+            return False
+        has_waited = blocked.age >= _SECONDS_PER_PRIORITY and not self._running_of(blocked, self.running)
+        return not has_waited and self._is_within_share(sequence, self.running, num_tenants)
+
+    def _make_slot(self, sequence: Sequence, num_tenants: int) -> bool:
+        """Make a slot and memory for a sequence by preempting others, if that suffices; returns whether it can run.
+
+        `num_tenants` share the device. Low-priority sequences are preempted for others, the newest first, and then, for
+        a sequence within its tenant's share, those of tenants above their shares.
+        """
+        preemptible = [] if sequence.low_priority else self._preemptible()
+        # A low-priority sequence may always run alone.
+        reserved = self._reserved(sequence) if sequence.low_priority and self.running else NOTHING_RESERVED
+        staying = [other for other in self.running if other not in preemptible]
+        if not sequence.low_priority and self._awaits_others(sequence, staying):
+            reserved = KvBudget(1)
+        while not self._fits(sequence, staying, reserved):
+            above = self._above_share(sequence, staying, num_tenants)
+            if not above:
+                return False
+            staying.remove(max(above, key=self._preemption_order(staying)))
+        for other in [other for other in self.running if other not in staying and other not in preemptible]:
+            self._preempt(other)
+        if preemptible:
+            reserved = self._reserved(sequence)
+        while preemptible and not self._fits(sequence, self.running, reserved):
+            self._preempt(preemptible.pop())
+        return True
+
+    def _awaits_others(self, sequence: Sequence, running: Collection[Sequence]) -> bool:
+        """Whether a sequence may start only if another slot stays free, for a tenant that probably returns soon.
+
+        Such a tenant has no sequences now, but one of its sequences ended less than _AWAITED_SECONDS ago. No slot has
+        to stay free if the sequence's own tenant is within its share even when all tenants of this kind are counted as
+        present. Devices with fewer than _MANY_SLOTS slots never keep one free.
+        """
+        if self._max_running < _MANY_SLOTS or self._left.keys() <= {sequence.tenant}:
+            return False
+        since = self._policy.clock() - _AWAITED_SECONDS
+        self._left = {tenant: at for tenant, at in self._left.items() if at > since}
+        present = self.present()
+        absent = self._left.keys() - present.keys()
+        return bool(absent) and not self._is_within_share(sequence, running, len(present) + len(absent))
+
+    def _is_within_share(self, sequence: Sequence, running: Collection[Sequence], num_tenants: int) -> bool:
+        """Whether a tenant would stay within its share of the slots and the memory if this sequence of it ran, too."""
+        slots, pages = self._share(sequence.low_priority, num_tenants)
+        own = [*self._running_of(sequence, running), sequence]
+        return len(own) <= slots and sum(map(self._pages, own)) <= pages
+
+    def _above_share(self, sequence: Sequence, running: Collection[Sequence], num_tenants: int) -> list[Sequence]:
+        """The running sequences of tenants above their shares, if `sequence` is within its tenant's; otherwise none."""
+        if num_tenants == 1 or not self._is_within_share(sequence, running, num_tenants):
+            return []
+        slots, pages = self._share(sequence.low_priority, num_tenants)
+        found: list[Sequence] = []
+        for tenant in {other.tenant for other in running if other.low_priority is sequence.low_priority}:
+            own = [s for s in running if s.tenant == tenant and s.low_priority is sequence.low_priority]
+            # One sequence of each tenant may run, however much memory it takes.
+            is_above = len(own) > slots or sum(map(self._pages, own)) > pages
+            if tenant != sequence.tenant and len(own) > 1 and is_above:
+                found += own
+        return [other for other in found if priority_class(other) >= priority_class(sequence)]
+
+    def _share(self, low_priority: bool, num_tenants: int) -> tuple[int, int]:
+        """The equal share of each tenant: slots, at least one, and pages of memory."""
+        slots = self._max_running
+        if low_priority:
+            slots -= sum(not sequence.low_priority for sequence in self.running)
+        return max(1, slots // num_tenants), self._memory.num_pages // num_tenants
+
+    def _preemption_order(self, running: Collection[Sequence]) -> Callable[[Sequence], tuple[object, ...]]:
+        """Sort key of running sequences; the greatest is preempted first."""
+        slots: Counter[tuple[bool, str]] = Counter()
+        pages: Counter[tuple[bool, str]] = Counter()
+        for sequence in running:
+            slots[sequence.low_priority, sequence.tenant] += 1
+            pages[sequence.low_priority, sequence.tenant] += self._pages(sequence)
+
+        def order(sequence: Sequence) -> tuple[object, ...]:
+            key = sequence.low_priority, sequence.tenant
+            has_several = slots[key] > 1
+            return (
+                priority_class(sequence),
+                has_several,
+                pages[key],
+                slots[key],
+                own_priority(sequence),
+                sequence.id,
+            )
+
+        return order
+
+    @staticmethod
+    def _running_of(sequence: Sequence, running: Collection[Sequence]) -> list[Sequence]:
+        """The running sequences of a sequence's tenant."""
+        return [
+            other
+            for other in running
+            if other.tenant == sequence.tenant and other.low_priority is sequence.low_priority
+        ]
+
+    def _of(self, low_priority: bool) -> list[Sequence]:
+        """The low-priority sequences that run or wait, or all others."""
+        return [other for other in (*self.running, *self.waiting) if other.low_priority is low_priority]
+
+    def _fits(self, sequence: Sequence, running: Collection[Sequence], reserved: KvBudget = NOTHING_RESERVED) -> bool:
+        """Whether there is a slot and memory for a sequence next to running ones and a reserved part of the cache."""
+        has_slot = len(running) + reserved.slots < self._max_running
+        return has_slot and self._pages(sequence) + reserved.pages <= self._free_pages(running)
+
+    def _reserved(self, sequence: Sequence) -> KvBudget:
+        """The part of the cache that low-priority sequences leave to other requests, once `sequence` has been admitted.
+
+        Other requests that run, and cached prefixes of ended ones, get at most half of the slots, so that cached
+        prefixes do not keep low-priority work from running.
+        """
+        num_others = sum(not other.low_priority for other in (*self.running, sequence))
+        return self._runner.reserved(max(0, self._max_running // 2 - num_others))
+
+    def _preemptible(self) -> list[Sequence]:
+        return [sequence for sequence in self.running if sequence.low_priority]
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self.running.remove(sequence)
+        self.on_preempt(sequence)
+        sequence.preempt()
+        self._queue(sequence)
+
+    def _queue(self, sequence: Sequence) -> None:
+        self.waiting.append(sequence)
+        self.waiting.sort(key=lambda waiting: (*priority_class(waiting), waiting.request.priority, waiting.id))
+
+    def _late(self, *more: Sequence, low_priority: bool = False) -> list[Sequence]:
+        """Waiting sequences of one priority class that the next step will not admit, as if `more` waited too.
+
+        Overestimates; ordered by arrival.
+        """
+        running, waiting = _ahead(self.running, low_priority), [*_ahead(self.waiting, low_priority), *more]
+        slots, pages = self._max_running - len(running), self._free_pages(running)
+        for number, sequence in enumerate(waiting):
+            slots -= 1
+            pages -= self._pages(sequence)
+            if slots < 0 or pages < 0:
+                return [late for late in waiting[number:] if late.low_priority is low_priority]
+        return []
+
+    def _pages(self, sequence: Sequence) -> int:
+        """Pages of memory that a sequence is expected to need until it ends."""
+        if not self._grows(sequence):
+            return self._memory.pages(sequence.max_length)
+        left = self._step_times.tokens_left(0)
+        left = _ANSWER if left == math.inf else _MARGIN * left
+        more = max(_MIN_LEFT, int(left) - sequence.num_produced)
+        return self._memory.pages(min(sequence.max_length, len(sequence.tokens) + more))
+
+    def _least_pages(self, sequence: Sequence) -> int:
+        """Pages of memory that a sequence needs for its next tokens."""
+        more = MAX_DRAFTED if self._grows(sequence) else sequence.num_left
+        return self._memory.pages(min(sequence.max_length, len(sequence.tokens) + more))
+
+    def _grows(self, sequence: Sequence) -> bool:
+        """Whether a sequence takes memory token by token and can be preempted. A Generator takes all memory at once."""
+        can = self._runner.abilities
+        alone = sequence.adapter is not None and not can.adapters
+        return can.mixes and not alone
+
+    def _free_pages(self, running: Collection[Sequence]) -> int:
+        """Pages of memory that the running sequences are not expected to need."""
+        return self._memory.num_pages - sum(map(self._pages, running))
+
+
+def priority_class(sequence: Sequence) -> tuple[bool, float]:
+    """Sort key of sequences regardless of tenants; the least comes first.
+
+    Low-priority sequences come last, and the others go by precedence. Waiting raises a low precedence up to the
+    default.
+    """
+    precedence: float = sequence.request.precedence
+    if precedence > 0:
+        precedence = max(0.0, precedence - sequence.age // _SECONDS_PER_PRIORITY)
+    return sequence.low_priority, precedence
+
+
+def own_priority(sequence: Sequence) -> float:
+    """Sort key of a tenant's sequences; the least comes first.
+
+    That is the request's priority, minus one for each _SECONDS_PER_PRIORITY since its arrival.
+    """
+    return sequence.request.priority - sequence.age // _SECONDS_PER_PRIORITY
+
+
+def _ahead(sequences: list[Sequence], low_priority: bool) -> list[Sequence]:
+    """The sequences that a new one, of low priority or not, may have to wait for."""
+    return sequences if low_priority else [sequence for sequence in sequences if not sequence.low_priority]
