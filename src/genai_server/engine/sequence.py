@@ -114,7 +114,7 @@ class Sequence:
         """Cache salt: only sequences with equal salts share prefixes.
 
         It has the digest of the recording, from which all that a speech decoder reads is derived, and that of the
-        adapter's file, on which keys and values depend. An adapter's id would not do, because each load makes a new one.
+        adapter's file, on which keys and values depend; an adapter's id would not do, since each load makes a new one.
         """
         salt = self.request.cache_salt if self.request.sound is None else self.request.sound.digest
         return salt if self.adapter is None else f"{salt or ''}:{self.adapter.digest}"
@@ -210,7 +210,7 @@ class Sequence:
         return self.request.tenant
 
     def preempt(self) -> None:
-        """Return to the waiting sequences. What stays cached of the tokens is looked up when the sequence is reopened."""
+        """Return to the waiting sequences. What stays cached of the tokens is looked up at the next opening."""
         self.state = SequenceState.WAITING
         self.num_read = 0
         self.num_preemptions += 1

@@ -85,7 +85,7 @@ async def services(request: Request) -> Services:
 
 
 # The type of a route's parameter.
-TheServices = Annotated[Services, Depends(services)]
+ServicesDep = Annotated[Services, Depends(services)]
 
 
 class ClientLeft(Exception):
@@ -260,7 +260,7 @@ async def while_connected(work: Coroutine[Any, Any, T], receive: Receive) -> T:
         leaving.cancel()
 
 
-async def context(request: Request, services: TheServices) -> RequestContext:
+async def context(request: Request, services: ServicesDep) -> RequestContext:
     """The context of a request. Raises InvalidField for a timeout header that is not a number of seconds."""
     state, access = request_state(request.scope), rights(request)
     on_behalf = state.receipt.on_behalf
@@ -324,4 +324,4 @@ async def _disconnected(receive: Receive) -> None:
 
 
 # The type of a route's parameter.
-TheRequestContext = Annotated[RequestContext, Depends(context)]
+RequestContextDep = Annotated[RequestContext, Depends(context)]

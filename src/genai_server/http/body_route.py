@@ -105,7 +105,7 @@ async def leniency(request: Request) -> Leniency:
 
 
 # The type of a route's parameter.
-TheLeniency = Annotated[Leniency, Depends(leniency)]
+LeniencyDep = Annotated[Leniency, Depends(leniency)]
 
 
 class _CheckedRequest(Request):

@@ -10,7 +10,7 @@ from genai_server.apis.admin.schemas import LoadAdapterRequest, UnloadAdapterReq
 from genai_server.apis.models.routes import adapter_entry
 from genai_server.errors import InvalidField, ModelNotFound, NoEngineReady
 from genai_server.generation.catalog import ChosenModel
-from genai_server.generation.dependencies import Services, TheServices
+from genai_server.generation.dependencies import Services, ServicesDep
 from genai_server.messages.admin import LoadAdapter, UnloadAdapter
 from genai_server.messages.commands import AddAdapter, RemoveAdapter
 from genai_server.messages.generation_request import Adapter
@@ -21,7 +21,7 @@ router = admin_router()
 
 
 @router.post("/v1/admin/adapters/load")
-async def load_adapter(body: LoadAdapterRequest, services: TheServices) -> dict[str, Any]:
+async def load_adapter(body: LoadAdapterRequest, services: ServicesDep) -> dict[str, Any]:
     """Load an adapter from a file on the server; responds when all devices have loaded it.
 
     A model that is loaded on demand is loaded first: only its engines can check whether the adapter fits.
@@ -44,7 +44,7 @@ async def load_adapter(body: LoadAdapterRequest, services: TheServices) -> dict[
 
 
 @router.post("/v1/admin/adapters/unload")
-async def unload_adapter(body: UnloadAdapterRequest, services: TheServices) -> dict[str, Any]:
+async def unload_adapter(body: UnloadAdapterRequest, services: ServicesDep) -> dict[str, Any]:
     """Unload an adapter for new requests; its memory is freed when the requests that use it have ended."""
     about = services.models.find(body.model)
     adapter = next((adapter for adapter in about.adapters if adapter.name == body.name), None)

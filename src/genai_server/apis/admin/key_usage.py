@@ -7,7 +7,7 @@ from fastapi import Query
 
 from genai_server.apis.admin.engine_calls import admin_router
 from genai_server.apis.admin.schemas import UsageParameters, UsageResponse
-from genai_server.generation.dependencies import TheServices
+from genai_server.generation.dependencies import ServicesDep
 
 # Days that are shown without parameters.
 _DAYS = 31
@@ -16,7 +16,7 @@ router = admin_router(503)
 
 
 @router.get("/v1/admin/usage", response_model=UsageResponse)
-async def get_usage(query: Annotated[UsageParameters, Query()], services: TheServices) -> dict[str, Any]:
+async def get_usage(query: Annotated[UsageParameters, Query()], services: ServicesDep) -> dict[str, Any]:
     """Requests and tokens of each API key, model and day of UTC, the earliest first: without `since`, of 31 days.
 
     With GENAI_USAGE_FILE they outlive the server. What other API processes have counted in the last seconds may be

@@ -7,7 +7,7 @@ from genai_server.apis.admin.engine_calls import admin_router
 from genai_server.apis.admin.schemas import AliasRequest, LoadModelRequest, UnloadModelRequest
 from genai_server.apis.models.routes import model_entry
 from genai_server.errors import ChatTemplateError, ConfigurationError, ModelLoadFailed, ModelTooLarge
-from genai_server.generation.dependencies import TheServices
+from genai_server.generation.dependencies import ServicesDep
 from genai_server.messages.commands import LoadModel, SetAlias, UnloadModel
 from genai_server.messages.server_status import ModelState
 from genai_server.quoted_values import quoted
@@ -16,7 +16,7 @@ router = admin_router()
 
 
 @router.post("/v1/admin/models/load")
-async def load_model(body: LoadModelRequest, services: TheServices) -> dict[str, Any]:
+async def load_model(body: LoadModelRequest, services: ServicesDep) -> dict[str, Any]:
     """Load a model from a directory on the server; responds when it is ready or has failed to load."""
     devices = (body.device or services.settings.device).split(",")
     template = body.chat_template or ""
@@ -49,7 +49,7 @@ async def load_model(body: LoadModelRequest, services: TheServices) -> dict[str,
 
 
 @router.post("/v1/admin/models/unload")
-async def unload_model(body: UnloadModelRequest, services: TheServices) -> dict[str, Any]:
+async def unload_model(body: UnloadModelRequest, services: ServicesDep) -> dict[str, Any]:
     """Unload a model; responds when its processes have ended."""
     about = services.models.find(body.name, param="name")
     timeout = float(services.settings.drain_timeout) if body.timeout is None else body.timeout
@@ -60,7 +60,7 @@ async def unload_model(body: UnloadModelRequest, services: TheServices) -> dict[
 
 
 @router.post("/v1/admin/models/alias")
-async def set_alias(body: AliasRequest, services: TheServices) -> dict[str, Any]:
+async def set_alias(body: AliasRequest, services: ServicesDep) -> dict[str, Any]:
     """Add an alias for a model, or remove it if `name` is null."""
     name = None if body.name is None else services.models.find(body.name, param="name").name
     await services.models.command(SetAlias(body.alias, name))

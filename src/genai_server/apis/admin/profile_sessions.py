@@ -22,7 +22,7 @@ from genai_server.apis.admin.runtime_options import set_runtime_options
 from genai_server.apis.admin.schemas import ProfileRequest, RuntimeOptionsRequest
 from genai_server.engine_client.client import EngineClient
 from genai_server.errors import InvalidField, MissingField, NoEngineReady, ProfileNotFound, RequestNotFound
-from genai_server.generation.dependencies import TheServices
+from genai_server.generation.dependencies import ServicesDep
 from genai_server.messages.admin import EndProfile, ListProfiles, StartProfile
 from genai_server.profile_plan import ProfilePlan, ProfileState
 from genai_server.profiles.analysis import SLOW_AT, analyse
@@ -41,7 +41,7 @@ _CHUNK = 256 * 1024
 router = admin_router()
 
 
-def _profile_dir(services: TheServices) -> Path:
+def _profile_dir(services: ServicesDep) -> Path:
     return services.settings.profile_dir
 
 
@@ -53,7 +53,7 @@ def _manifest(session_id: str, root: Annotated[Path, Depends(_profile_dir)]) -> 
     return found
 
 
-async def _open_sessions(services: TheServices) -> Mapping[str, ProfileState]:
+async def _open_sessions(services: ServicesDep) -> Mapping[str, ProfileState]:
     """The engines' open sessions that have a plan, keyed by id; empty if no engine runs."""
     try:
         replies = await ask(services.models.engines(), ListProfiles)
@@ -67,20 +67,20 @@ OpenSessions = Annotated[Mapping[str, ProfileState], Depends(_open_sessions)]
 
 
 @router.post("/start_profile")
-async def start_profile(services: TheServices) -> dict[str, Any]:
+async def start_profile(services: ServicesDep) -> dict[str, Any]:
     """Called by load generators: set `enable_profiling` to "1" on all devices."""
     return await set_runtime_options(RuntimeOptionsRequest.model_validate({"enable_profiling": "1"}), services)
 
 
 @router.post("/stop_profile")
-async def stop_profile(services: TheServices) -> dict[str, Any]:
+async def stop_profile(services: ServicesDep) -> dict[str, Any]:
     """Called by load generators: set `enable_profiling` to "0" on all devices."""
     return await set_runtime_options(RuntimeOptionsRequest.model_validate({"enable_profiling": "0"}), services)
 
 
 @router.post("/v1/admin/profiles")
 async def begin_profile(
-    body: ProfileRequest, services: TheServices, root: Annotated[Path, Depends(_profile_dir)]
+    body: ProfileRequest, services: ServicesDep, root: Annotated[Path, Depends(_profile_dir)]
 ) -> dict[str, Any]:
     """Start a profile session on one device of one model, or on the device that runs the given request."""
     engines = services.models.engines(body.model, body.device)
@@ -165,7 +165,7 @@ def download_file(manifest: FoundManifest, name: str) -> Response:
 
 
 @router.delete("/v1/admin/profiles/{session_id}")
-async def delete_profile(manifest: FoundManifest, open_sessions: OpenSessions, services: TheServices) -> dict[str, Any]:
+async def delete_profile(manifest: FoundManifest, open_sessions: OpenSessions, services: ServicesDep) -> dict[str, Any]:
     """End an open session, or remove an ended one with its files."""
     about = manifest.session
     if about.id in open_sessions:

@@ -17,7 +17,7 @@ from genai_server.apis.admin.schemas import (
     RequestsResponse,
 )
 from genai_server.apis.shared.router import error_responses
-from genai_server.generation.dependencies import TheRequestContext, TheServices
+from genai_server.generation.dependencies import RequestContextDep, ServicesDep
 from genai_server.http.middleware.authentication import rights
 from genai_server.messages.admin import ListRequests, RequestState
 
@@ -29,7 +29,7 @@ _ANSWER_ID = re.compile("(?:chatcmpl-|msg_)([0-9a-f]{24})")
 
 
 @router.get("/v1/requests", response_model=RequestsResponse)
-async def list_requests(services: TheServices) -> dict[str, Any]:
+async def list_requests(services: ServicesDep) -> dict[str, Any]:
     """The running and waiting requests of all devices and API processes, with an entry for each answer."""
     replies = await ask(services.models.engines(), ListRequests)
     entries = [_entry(state, engine.model_name, engine.device) for engine, found in replies for state in found.requests]
@@ -40,7 +40,7 @@ async def list_requests(services: TheServices) -> dict[str, Any]:
 
 
 @router.get("/v1/requests/ended", response_model=EndedRequestsResponse)
-async def list_ended_requests(services: TheServices, since: float = 0.0) -> dict[str, Any]:
+async def list_ended_requests(services: ServicesDep, since: float = 0.0) -> dict[str, Any]:
     """The last 200 requests of all API processes that have ended, or were refused, without their texts; newest first.
 
     `since`, in seconds since 1970, leaves out those that ended before.
@@ -49,7 +49,7 @@ async def list_ended_requests(services: TheServices, since: float = 0.0) -> dict
 
 
 @router.post("/v1/requests/{request_id}/cancel", response_model=CancelledRequest)
-async def cancel_request(request_id: str, services: TheServices, body: NoFields | None = None) -> dict[str, Any]:
+async def cancel_request(request_id: str, services: ServicesDep, body: NoFields | None = None) -> dict[str, Any]:
     """End all answers of a request, and the tools that the server runs for it. Its client receives the partial answers,
     with the finish reason `cancelled`.
 
@@ -63,7 +63,7 @@ async def cancel_request(request_id: str, services: TheServices, body: NoFields 
 
 @readers_router.post("/v1/requests/{request_id}/end_reasoning", response_model=EndedReasoning)
 async def end_reasoning(
-    request_id: str, request: Request, services: TheServices, context: TheRequestContext, body: NoFields | None = None
+    request_id: str, request: Request, services: ServicesDep, context: RequestContextDep, body: NoFields | None = None
 ) -> dict[str, Any]:
     """End the reasoning of a running or waiting request, so that the model answers now.
 

@@ -8,7 +8,7 @@ import msgspec
 from genai_server.apis.admin.engine_calls import admin_router, ask, ask_about, by_device, end_request_with_tools
 from genai_server.apis.admin.schemas import RuntimeOptionsRequest
 from genai_server.errors import InvalidField
-from genai_server.generation.dependencies import TheServices
+from genai_server.generation.dependencies import ServicesDep
 from genai_server.messages.admin import GetRuntimeOptions, ResetPrefixCache, RuntimeOptionsReply, SetRuntimeOption
 from genai_server.messages.generation_request import FinishReason
 
@@ -16,13 +16,13 @@ router = admin_router(409)
 
 
 @router.get("/v1/admin/runtime_options")
-async def get_runtime_options(services: TheServices) -> dict[str, Any]:
+async def get_runtime_options(services: ServicesDep) -> dict[str, Any]:
     """The state of the runtime options of each device."""
     return by_device(await ask(services.models.engines(), GetRuntimeOptions), _options)
 
 
 @router.post("/v1/admin/runtime_options")
-async def set_runtime_options(body: RuntimeOptionsRequest, services: TheServices) -> dict[str, Any]:
+async def set_runtime_options(body: RuntimeOptionsRequest, services: ServicesDep) -> dict[str, Any]:
     """Set `terminate_session`, `enable_profiling` or both, on all devices, on one device, or for one request."""
     given = body.model_dump(include={"terminate_session", "enable_profiling"}, exclude_none=True)
     if not given:
@@ -57,7 +57,7 @@ async def set_runtime_options(body: RuntimeOptionsRequest, services: TheServices
 
 @router.post("/v1/admin/reset_prefix_cache")
 @router.post("/reset_prefix_cache")
-async def reset_prefix_cache(services: TheServices) -> dict[str, Any]:
+async def reset_prefix_cache(services: ServicesDep) -> dict[str, Any]:
     """Drop the cached prefixes of all ended requests; returns how many slots of each device had one."""
     replies = await ask(services.models.engines(), ResetPrefixCache)
     return by_device(replies, lambda reply: {"slots": reply.slots})

@@ -6,14 +6,14 @@ from typing import Any
 
 from genai_server.apis.admin.engine_calls import admin_router
 from genai_server.generation.catalog import Catalog, plain_name
-from genai_server.generation.dependencies import TheServices
+from genai_server.generation.dependencies import ServicesDep
 from genai_server.generation.pulling import StoredModel
 
 router = admin_router(500)
 
 
 @router.get("/v1/admin/models/stored")
-async def list_stored_models(services: TheServices) -> dict[str, Any]:
+async def list_stored_models(services: ServicesDep) -> dict[str, Any]:
     """The model directories in GENAI_MODELS_DIR, served or not. `size` is in bytes.
 
     `source` is where a directory was fetched from, `served` the name of the model that is served from it; both may be
@@ -31,7 +31,7 @@ async def list_stored_models(services: TheServices) -> dict[str, Any]:
 
 
 @router.get("/v1/admin/models/variants")
-async def list_variants(repository: str, services: TheServices) -> dict[str, Any]:
+async def list_variants(repository: str, services: ServicesDep) -> dict[str, Any]:
     """The models in a repository of the hub, such as `OWNER/NAME`. `size` is in bytes.
 
     `name` is what `/api/pull` takes. `for_device` says whether it is the best variant for the server's device, by the

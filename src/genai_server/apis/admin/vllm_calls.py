@@ -12,7 +12,7 @@ from genai_server.apis.admin.adapters import load_adapter, unload_adapter
 from genai_server.apis.admin.engine_calls import admin_router
 from genai_server.apis.admin.schemas import AdapterName, LoadAdapterRequest, ServedName, UnloadAdapterRequest
 from genai_server.apis.shared.router import error_responses
-from genai_server.generation.dependencies import TheServices
+from genai_server.generation.dependencies import ServicesDep
 from genai_server.generation.parameters.base import Wire
 from genai_server.http.dialect import FieldNames
 from genai_server.http.request_state import request_state
@@ -42,7 +42,7 @@ class UnloadLoraRequest(Wire):
 
 
 @adapter_router.post("/v1/load_lora_adapter", response_class=PlainTextResponse)
-async def load_lora_adapter(body: LoadLoraRequest, services: TheServices, request: Request) -> str:
+async def load_lora_adapter(body: LoadLoraRequest, services: ServicesDep, request: Request) -> str:
     """Load an adapter; requests may then name it by `lora_name` alone, if no other model has one of this name."""
     with request_state(request.scope).leniency.with_names(_NAMES):
         about = services.models.find(body.base_model_name)
@@ -53,7 +53,7 @@ async def load_lora_adapter(body: LoadLoraRequest, services: TheServices, reques
 
 
 @adapter_router.post("/v1/unload_lora_adapter", response_class=PlainTextResponse)
-async def unload_lora_adapter(body: UnloadLoraRequest, services: TheServices, request: Request) -> str:
+async def unload_lora_adapter(body: UnloadLoraRequest, services: ServicesDep, request: Request) -> str:
     """Unload an adapter for new requests."""
     with request_state(request.scope).leniency.with_names(_NAMES):
         await unload_adapter(UnloadAdapterRequest(model=body.base_model_name, name=body.lora_name), services)
@@ -61,13 +61,13 @@ async def unload_lora_adapter(body: UnloadLoraRequest, services: TheServices, re
 
 
 @router.get("/load")
-async def load(services: TheServices) -> dict[str, int]:
+async def load(services: ServicesDep) -> dict[str, int]:
     """How many requests run and wait in the engines, without those of low priority."""
     return {"server_load": sum(engine.work for engine in services.models.engines() if engine.is_connected)}
 
 
 @router.get("/kv_event_sources")
-async def kv_event_sources(services: TheServices, request: Request) -> list[dict[str, Any]]:
+async def kv_event_sources(services: ServicesDep, request: Request) -> list[dict[str, Any]]:
     """The addresses at which engines publish events of their prefix caches: none unless GENAI_KV_EVENTS is a port.
 
     The host of an address is the one that the client has used.

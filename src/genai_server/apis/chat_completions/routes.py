@@ -10,7 +10,7 @@ from genai_server.apis.chat_completions.schemas import CHATS, ChatCompletionRequ
 from genai_server.apis.shared.chat_history import convert_messages
 from genai_server.apis.shared.router import VersionedRouter
 from genai_server.apis.tokens.schemas import RenderedPrompt
-from genai_server.generation.dependencies import TheRequestContext, TheServices
+from genai_server.generation.dependencies import RequestContextDep, ServicesDep
 from genai_server.generation.prompts import encode_chat
 from genai_server.http.body_route import lenient_route
 from genai_server.http.json_response import json_response
@@ -23,7 +23,7 @@ router = VersionedRouter(lenient_route(CHATS, convert=convert_messages), "openai
 @router.post("/v1/chat/completions", responses=STREAMS)
 @router.post("/api/v0/chat/completions", include_in_schema=False)  # LM Studio's name
 async def create_chat_completion(
-    body: ChatCompletionRequest, services: TheServices, context: TheRequestContext, run_tools: RunTools = None
+    body: ChatCompletionRequest, services: ServicesDep, context: RequestContextDep, run_tools: RunTools = None
 ) -> Response:
     """OpenAI's chat completion, complete or as a stream of chunks."""
     body, tools = await find_run_tools(run_tools, body, services, context)
@@ -35,7 +35,7 @@ async def create_chat_completion(
 
 @router.post("/v1/chat/completions/render", response_model=RenderedPrompt)
 async def render_chat_completion(
-    body: ChatCompletionRequest, services: TheServices, context: TheRequestContext
+    body: ChatCompletionRequest, services: ServicesDep, context: RequestContextDep
 ) -> Response:
     """The tokens of a chat's prompt, for routers that index prefixes, as in vLLM. Needs no engine."""
     served = await services.served(body.model, Task.GENERATE)

@@ -10,7 +10,7 @@ from genai_server.apis.chat_completions.schemas import COMPLETIONS
 from genai_server.apis.shared.router import VersionedRouter
 from genai_server.apis.tokens.schemas import RenderedPrompt
 from genai_server.generation.answers import Ending
-from genai_server.generation.dependencies import TheRequestContext, TheServices
+from genai_server.generation.dependencies import RequestContextDep, ServicesDep
 from genai_server.generation.parameters.completion_body import CompletionRequest
 from genai_server.generation.prompts import encode_prompts
 from genai_server.http.body_route import lenient_route
@@ -24,14 +24,14 @@ router = VersionedRouter(lenient_route(COMPLETIONS), "openai")
 
 @router.post("/v1/completions", responses=STREAMS)
 @router.post("/api/v0/completions", include_in_schema=False)  # LM Studio's name
-async def create_completion(body: CompletionRequest, services: TheServices, context: TheRequestContext) -> Response:
+async def create_completion(body: CompletionRequest, services: ServicesDep, context: RequestContextDep) -> Response:
     """OpenAI's text completion, complete or as a stream of chunks."""
     is_long = bool(body.echo) or body.logprobs is not None
     return await choices_response(services, body, context, CompletionBuilder, id_prefix="cmpl-", is_long=is_long)
 
 
 @router.post("/v1/completions/render", response_model=list[RenderedPrompt])
-async def render_completion(body: CompletionRequest, services: TheServices, context: TheRequestContext) -> Response:
+async def render_completion(body: CompletionRequest, services: ServicesDep, context: RequestContextDep) -> Response:
     """The tokens of each prompt, for routers that index prefixes, as in vLLM. Needs no engine."""
     served = await services.served(body.model, Task.GENERATE)
     prompts = await context.run_in_time(encode_prompts(services, body, served.codec, context))

@@ -9,7 +9,7 @@ from genai_server.apis.decisions.decide import decide
 from genai_server.apis.decisions.schemas import DecisionRequest, DecisionResponse, compact
 from genai_server.apis.sglang.decisions import SglangDecisionRequest, SglangDecisionResponse, form_of_body
 from genai_server.apis.shared.router import VersionedRouter
-from genai_server.generation.dependencies import TheRequestContext, TheServices
+from genai_server.generation.dependencies import RequestContextDep, ServicesDep
 from genai_server.http.body_route import BodyRoute, validated
 from genai_server.http.json_response import json_response
 
@@ -22,7 +22,7 @@ router = VersionedRouter(BodyRoute, "openai", codes=(504,))
 
 
 @router.post("/v1/decisions", response_model=DecisionResponse | SglangDecisionResponse)
-async def create_decision(body: AnyDecisionRequest, services: TheServices, context: TheRequestContext) -> Response:
+async def create_decision(body: AnyDecisionRequest, services: ServicesDep, context: RequestContextDep) -> Response:
     """Answer questions about an input by the probabilities of their options, without generating text."""
     if isinstance(body, SglangDecisionRequest):
         request = validated(_OPENAI_FORM, body.openai_form(compact))

@@ -22,7 +22,7 @@ from genai_server.apis.embeddings.schemas import (
 from genai_server.apis.scoring.schemas import LabelScoreRequest
 from genai_server.apis.scoring.score import label_scores
 from genai_server.apis.shared.router import VersionedRouter
-from genai_server.generation.dependencies import RequestContext, Services, TheRequestContext, TheServices
+from genai_server.generation.dependencies import RequestContext, RequestContextDep, Services, ServicesDep
 from genai_server.http.body_route import BodyRoute, lenient_route
 from genai_server.http.json_response import JsonObject, built_response, json_response
 from genai_server.text.pooled_texts import Pair
@@ -35,7 +35,7 @@ FEW_NUMBERS = 4096
 
 @router.post("/v1/embeddings", response_model=EmbeddingResponse)
 @router.post("/api/v0/embeddings", include_in_schema=False)  # LM Studio's name
-async def create_embeddings(body: EmbeddingRequest, services: TheServices, context: TheRequestContext) -> Response:
+async def create_embeddings(body: EmbeddingRequest, services: ServicesDep, context: RequestContextDep) -> Response:
     """OpenAI's embeddings API, for embedding models only."""
     found = await embed(services, context, body.inputs, body, dimensions=body.dimensions, prompt_name=body.prompt_name)
     as_base64 = body.encoding_format == "base64"
@@ -62,19 +62,19 @@ def _as_base64(vector: "array[float]") -> str:
 
 
 @rerank_router.post("/v1/rerank", response_model=RerankResponse, response_model_exclude_none=True)
-async def rerank(body: RerankRequest, services: TheServices, context: TheRequestContext) -> Response:
+async def rerank(body: RerankRequest, services: ServicesDep, context: RequestContextDep) -> Response:
     """Jina's rerank API, also used by vLLM and llama.cpp, and version 1 of Cohere's."""
     return await _ranked(body, services, context, shows=body.return_documents is not False)
 
 
 @rerank_router.post("/v2/rerank", response_model=RerankResponse, response_model_exclude_none=True)
-async def rerank_v2(body: RerankRequest, services: TheServices, context: TheRequestContext) -> Response:
+async def rerank_v2(body: RerankRequest, services: ServicesDep, context: RequestContextDep) -> Response:
     """Version 2 of Cohere's rerank API: documents are returned only on request."""
     return await _ranked(body, services, context, shows=bool(body.return_documents))
 
 
 @rerank_router.post("/v1/score", response_model=ScoreResponse | LabelScoresResponse)
-async def score_pairs(body: AnyScoreRequest, services: TheServices, context: TheRequestContext) -> Response:
+async def score_pairs(body: AnyScoreRequest, services: ServicesDep, context: RequestContextDep) -> Response:
     """vLLM's score API: score pairs of texts. In SGLang's form, how likely tokens are after each item."""
     if isinstance(body, LabelScoreRequest):
         scored = await label_scores(services, body, context, normalizes=False)

@@ -20,7 +20,7 @@ from genai_server.apis.shared.router import VersionedRouter
 from genai_server.errors import StoredFileNotFound, UnsupportedEndpoint
 from genai_server.http.body_route import BodyRoute
 from genai_server.http.json_response import built_response
-from genai_server.http.middleware.authentication import TheHolder
+from genai_server.http.middleware.authentication import KeyHolderDep
 from genai_server.http.request_state import request_state
 from genai_server.http.upload import FORM
 from genai_server.store.files import FileStore
@@ -55,18 +55,18 @@ class CallerFiles:
     owner: str
 
 
-async def caller_files(request: Request, holder: TheHolder) -> CallerFiles:
+async def caller_files(request: Request, holder: KeyHolderDep) -> CallerFiles:
     """The files of the caller of a request. Raises UnsupportedEndpoint if files are disabled."""
     return CallerFiles(_store(request.app), holder or "")
 
 
 # The type of a route's parameter.
-TheFiles = Annotated[CallerFiles, Depends(caller_files)]
+FilesDep = Annotated[CallerFiles, Depends(caller_files)]
 
 
 @router.post(PATH, response_model=FileObject, response_model_exclude_none=True)
 async def upload_file(
-    form: Annotated[FileForm, Body(media_type=FORM)], request: Request, files: TheFiles
+    form: Annotated[FileForm, Body(media_type=FORM)], request: Request, files: FilesDep
 ) -> dict[str, Any]:
     """Store a file with the requests of a batch."""
     upload = request_state(request.scope).upload
@@ -76,7 +76,7 @@ async def upload_file(
 
 
 @router.get(PATH, response_model=FileList)
-async def list_files(query: Annotated[ListParameters, Query()], files: TheFiles) -> Response:
+async def list_files(query: Annotated[ListParameters, Query()], files: FilesDep) -> Response:
     """A page of the caller's files."""
     found, has_more = await files.store.page(
         files.owner, after=query.after, limit=query.limit, order=query.order, purpose=query.purpose
@@ -87,13 +87,13 @@ async def list_files(query: Annotated[ListParameters, Query()], files: TheFiles)
 
 
 @router.get(PATH + "/{file_id}", response_model=FileObject, response_model_exclude_none=True)
-async def get_file(file_id: str, files: TheFiles) -> dict[str, Any]:
+async def get_file(file_id: str, files: FilesDep) -> dict[str, Any]:
     """What is known of a file."""
     return (await files.store.get(file_id, files.owner)).to_json()
 
 
 @router.get(PATH + "/{file_id}/content", response_class=FileResponse, responses=_CONTENT)
-async def get_file_content(file_id: str, files: TheFiles) -> FileResponse:
+async def get_file_content(file_id: str, files: FilesDep) -> FileResponse:
     """The content of a file."""
     file = await files.store.get(file_id, files.owner)
     path = files.store.content(file.id)
@@ -103,7 +103,7 @@ async def get_file_content(file_id: str, files: TheFiles) -> FileResponse:
 
 
 @router.delete(PATH + "/{file_id}", response_model=DeletedFile)
-async def delete_file(file_id: str, files: TheFiles) -> DeletedFile:
+async def delete_file(file_id: str, files: FilesDep) -> DeletedFile:
     """Delete a file."""
     await files.store.delete(file_id, files.owner)
     return DeletedFile(id=file_id)

@@ -13,7 +13,7 @@ from genai_server.apis.messages.schemas import AnthropicErrorResponse, CountToke
 from genai_server.apis.messages.translate import Translation
 from genai_server.apis.shared.router import VersionedRouter
 from genai_server.generation.answers import Generation
-from genai_server.generation.dependencies import TheRequestContext, TheServices
+from genai_server.generation.dependencies import RequestContextDep, ServicesDep
 from genai_server.generation.generate import generate
 from genai_server.generation.prompts import encode_chat
 from genai_server.generation.tool_loop import generate_with_tools
@@ -26,7 +26,7 @@ router = VersionedRouter(lenient_route(LEFT_OUT, convert=convert, caps=True), "a
 
 
 @router.post("/v1/messages", responses=STREAMS)
-async def create_message(body: MessagesRequest, services: TheServices, context: TheRequestContext) -> Response:
+async def create_message(body: MessagesRequest, services: ServicesDep, context: RequestContextDep) -> Response:
     """Anthropic's message, complete or as a stream of events."""
     served = await find_server_tools(body, services, context)
     translation = await asyncio.to_thread(Translation, body, served)
@@ -54,7 +54,7 @@ async def create_message(body: MessagesRequest, services: TheServices, context: 
 
 
 @router.post("/v1/messages/count_tokens")
-async def count_tokens(body: CountTokensRequest, services: TheServices, context: TheRequestContext) -> dict[str, int]:
+async def count_tokens(body: CountTokensRequest, services: ServicesDep, context: RequestContextDep) -> dict[str, int]:
     """Count the tokens of a prompt. Needs no engine."""
     codec = (await services.served(body.model, Task.GENERATE)).codec
     served = await find_server_tools(body, services, context)

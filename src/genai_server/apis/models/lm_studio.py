@@ -14,7 +14,7 @@ from genai_server.apis.models.model_files import ModelFiles, read_files
 from genai_server.apis.models.routes import model_entry
 from genai_server.apis.shared.router import error_responses
 from genai_server.generation.catalog import names_of
-from genai_server.generation.dependencies import Services, TheServices
+from genai_server.generation.dependencies import Services, ServicesDep
 from genai_server.http.json_response import JsonObject
 from genai_server.messages.server_status import ModelState, ModelStatus
 from genai_server.pooling_model import Task
@@ -30,20 +30,20 @@ _TYPES_V1 = {Task.GENERATE: "llm", Task.EMBED: "embedding"}
 
 
 @router.get("/api/v0/models")
-async def list_models_v0(services: TheServices) -> dict[str, Any]:
+async def list_models_v0(services: ServicesDep) -> dict[str, Any]:
     """List models, whether loaded or not, with their aliases and adapters, in the format of LM Studio's v0 API."""
     return {"object": "list", "data": await _listed(services, _in_v0)}
 
 
 @router.get("/api/v0/models/{model:path}")
-async def get_model_v0(model: str, services: TheServices) -> dict[str, Any]:
+async def get_model_v0(model: str, services: ServicesDep) -> dict[str, Any]:
     """One model or adapter, in the format of LM Studio's v0 API."""
     about = services.models.choose(model).about
     return _in_v0(services, model, about, await asyncio.to_thread(read_files, about))
 
 
 @router.get("/api/v1/models")
-async def list_models_v1(services: TheServices) -> dict[str, Any]:
+async def list_models_v1(services: ServicesDep) -> dict[str, Any]:
     """List models, whether loaded or not, with their aliases and adapters, in the format of LM Studio's v1 API."""
     return {"models": await _listed(services, _in_v1)}
 

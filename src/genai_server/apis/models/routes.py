@@ -9,7 +9,7 @@ from genai_server.apis.messages.errors import speaks_anthropic
 from genai_server.apis.models.anthropic_entry import anthropic_entry
 from genai_server.apis.shared.router import error_responses
 from genai_server.generation.catalog import ChosenModel
-from genai_server.generation.dependencies import Services, TheServices
+from genai_server.generation.dependencies import Services, ServicesDep
 from genai_server.generation.infill import infill_tokens
 from genai_server.messages.generation_request import Adapter
 from genai_server.messages.server_status import ANY_NAME, ModelState, ModelStatus
@@ -24,7 +24,7 @@ router = APIRouter(tags=["models"], responses=error_responses(404))
 
 @router.get("/v1/models")
 @router.get("/models", include_in_schema=False)
-async def list_models(request: Request, services: TheServices) -> dict[str, Any]:
+async def list_models(request: Request, services: ServicesDep) -> dict[str, Any]:
     """List models, whether loaded or not, with their aliases and adapters, except those that failed to load."""
     found = []
     for about in services.models.usable():
@@ -40,7 +40,7 @@ async def list_models(request: Request, services: TheServices) -> dict[str, Any]
 
 @router.get("/v1/models/{model:path}")
 @router.get("/models/{model:path}", include_in_schema=False)
-async def get_model(model: str, request: Request, services: TheServices) -> dict[str, Any]:
+async def get_model(model: str, request: Request, services: ServicesDep) -> dict[str, Any]:
     """One model or adapter."""
     chosen = services.models.choose(model)
     if chosen.adapter is None:

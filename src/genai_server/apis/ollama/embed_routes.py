@@ -11,7 +11,7 @@ from genai_server.apis.embeddings.schemas import PooledFields
 from genai_server.apis.ollama.keep_alive import keep, load, seconds_to_keep
 from genai_server.apis.ollama.model_routes import OPERATORS_ERRORS
 from genai_server.apis.ollama.schemas import EmbeddingsRequest, EmbedRequest, KeptFields, nanoseconds
-from genai_server.generation.dependencies import RequestContext, Services, TheRequestContext, TheServices
+from genai_server.generation.dependencies import RequestContext, RequestContextDep, Services, ServicesDep
 from genai_server.http.body_route import lenient_route
 from genai_server.http.json_response import built_response
 from genai_server.http.leniency import LeftOut
@@ -28,7 +28,7 @@ _TO_MODEL_LIMIT = -1
 
 @router.post("/api/embed")
 async def embed_texts(
-    body: EmbedRequest, request: Request, services: TheServices, context: TheRequestContext
+    body: EmbedRequest, request: Request, services: ServicesDep, context: RequestContextDep
 ) -> Response:
     """Ollama's embeddings. Without a text, the model is loaded, or unloaded if `keep_alive` is 0."""
     truncates, dimensions = body.truncate is not False, body.dimensions or None
@@ -50,7 +50,7 @@ async def embed_texts(
 
 @router.post("/api/embeddings")
 async def embed_text(
-    body: EmbeddingsRequest, request: Request, services: TheServices, context: TheRequestContext
+    body: EmbeddingsRequest, request: Request, services: ServicesDep, context: RequestContextDep
 ) -> Response:
     """Ollama's older version of /api/embed, for one text."""
     texts = [body.prompt] if body.prompt else []

@@ -14,7 +14,7 @@ from genai_server.apis.ollama.schemas import OllamaErrorResponse, ShowRequest
 from genai_server.apis.shared.router import error_responses
 from genai_server.errors import MissingField
 from genai_server.generation.catalog import names_of
-from genai_server.generation.dependencies import Services, TheServices
+from genai_server.generation.dependencies import Services, ServicesDep
 from genai_server.http.body_route import lenient_route
 from genai_server.http.json_response import JsonObject
 from genai_server.http.leniency import LeftOut
@@ -41,7 +41,7 @@ async def version() -> dict[str, str]:
 
 
 @router.get("/api/tags")
-async def list_models(services: TheServices) -> dict[str, Any]:
+async def list_models(services: ServicesDep) -> dict[str, Any]:
     """List models, whether loaded or not, with their aliases and adapters, except those that failed to load."""
     found = []
     for about in services.models.usable():
@@ -52,7 +52,7 @@ async def list_models(services: TheServices) -> dict[str, Any]:
 
 
 @router.get("/api/ps")
-async def list_running(services: TheServices) -> dict[str, Any]:
+async def list_running(services: ServicesDep) -> dict[str, Any]:
     """List loaded models. `expires_at` is when a model is unloaded if it receives no further requests."""
     found = []
     for about in services.models.statuses():
@@ -73,7 +73,7 @@ async def list_running(services: TheServices) -> dict[str, Any]:
 
 
 @router.post("/api/show")
-async def show_model(body: ShowRequest, services: TheServices) -> dict[str, Any]:
+async def show_model(body: ShowRequest, services: ServicesDep) -> dict[str, Any]:
     """Details of one model."""
     name = body.model or body.name
     if not name:

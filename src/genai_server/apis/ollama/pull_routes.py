@@ -13,7 +13,7 @@ from genai_server.apis.ollama.model_routes import OPERATORS_ERRORS
 from genai_server.apis.ollama.schemas import PullRequest
 from genai_server.errors import MissingField, ModelNotFound, PullFailed
 from genai_server.generation.catalog import plain_name
-from genai_server.generation.dependencies import Services, TheServices, while_connected
+from genai_server.generation.dependencies import Services, ServicesDep, while_connected
 from genai_server.generation.pulling import PullProgress
 from genai_server.http.json_response import JsonObject
 from genai_server.http.middleware.authentication import require_admin
@@ -26,7 +26,7 @@ _SUCCESS = {"status": "success"}
 
 
 @router.post("/api/pull", responses=LINES)
-async def pull_model(body: PullRequest, request: Request, services: TheServices) -> Response:
+async def pull_model(body: PullRequest, request: Request, services: ServicesDep) -> Response:
     """Download a model and serve it under the repository's name. The first request loads it.
 
     The hub is not contacted for a model that is already served.

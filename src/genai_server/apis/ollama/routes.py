@@ -14,7 +14,7 @@ from genai_server.apis.ollama.schemas import GenerateRequest, OllamaChatRequest
 from genai_server.apis.ollama.translate import Translation
 from genai_server.errors import UnsupportedEndpoint
 from genai_server.generation.answers import Generation
-from genai_server.generation.dependencies import RequestContext, Services, TheRequestContext, TheServices
+from genai_server.generation.dependencies import RequestContext, RequestContextDep, Services, ServicesDep
 from genai_server.generation.generate import generate
 from genai_server.http.body_route import BodyRoute, lenient_route
 from genai_server.http.json_response import JsonObject, built_response
@@ -30,7 +30,7 @@ unsupported = APIRouter(route_class=BodyRoute, include_in_schema=False)
 
 @router.post("/api/chat", responses=LINES)
 async def chat(
-    body: OllamaChatRequest, request: Request, services: TheServices, context: TheRequestContext
+    body: OllamaChatRequest, request: Request, services: ServicesDep, context: RequestContextDep
 ) -> Response:
     """Ollama's chat endpoint, complete or as a stream of lines."""
     return await _response(body, request, services, context, is_empty=not body.messages)
@@ -38,7 +38,7 @@ async def chat(
 
 @router.post("/api/generate", responses=LINES)
 async def generate_text(
-    body: GenerateRequest, request: Request, services: TheServices, context: TheRequestContext
+    body: GenerateRequest, request: Request, services: ServicesDep, context: RequestContextDep
 ) -> Response:
     """Ollama's endpoint for prompts, complete or as a stream of lines."""
     return await _response(body, request, services, context, is_empty=not (body.prompt or body.images))

@@ -23,7 +23,7 @@ from genai_server.apis.shared.router import error_responses
 from genai_server.apis.shared.thinking_fields import OtherThinkingFields
 from genai_server.errors import InvalidField
 from genai_server.generation.answers import Ending, Generation
-from genai_server.generation.dependencies import RequestContext, TheRequestContext, TheServices
+from genai_server.generation.dependencies import RequestContext, RequestContextDep, ServicesDep
 from genai_server.generation.generate import generate
 from genai_server.generation.parameters.base import Metrics, Text
 from genai_server.generation.parameters.chat_messages import AnyToolCall
@@ -122,7 +122,7 @@ def _reason(ending: Ending) -> str:
 
 
 @router.post("/v1/chat", response_model=ChatResponse)
-async def chat(body: ChatRequest, services: TheServices, context: TheRequestContext) -> Response:
+async def chat(body: ChatRequest, services: ServicesDep, context: RequestContextDep) -> Response:
     """Generate an answer and return it complete."""
     if body.stream:
         raise InvalidField("stream", "must be false; POST /v1/chat/stream streams the answer")
@@ -137,7 +137,7 @@ async def chat(body: ChatRequest, services: TheServices, context: TheRequestCont
 
 
 @router.post("/v1/chat/stream", response_class=EventStream, status_code=200, responses=STREAMS)
-async def chat_stream(body: ChatRequest, services: TheServices, context: TheRequestContext) -> EventStream:
+async def chat_stream(body: ChatRequest, services: ServicesDep, context: RequestContextDep) -> EventStream:
     """Generate an answer and stream it token by token."""
     if body.stream is False:
         raise InvalidField("stream", "must be true; POST /v1/chat returns the complete answer")

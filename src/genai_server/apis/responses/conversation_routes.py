@@ -9,7 +9,7 @@ from genai_server.apis.responses.item_schemas import MAX_ITEMS, InputItem
 from genai_server.apis.responses.items import new_id
 from genai_server.apis.responses.leniency import LEFT_OUT_OF_ITEMS, convert_items
 from genai_server.apis.responses.schemas import InputItemsParameters
-from genai_server.apis.responses.store_access import TheStore, page_response
+from genai_server.apis.responses.store_access import StoreDep, page_response
 from genai_server.apis.shared.router import VersionedRouter
 from genai_server.errors import InvalidField
 from genai_server.generation.parameters.base import Metadata, Wire, elements
@@ -40,7 +40,7 @@ class ItemsRequest(Wire):
 
 
 @router.post("/v1/conversations")
-async def create_conversation(body: ConversationRequest, stored: TheStore) -> dict[str, Any]:
+async def create_conversation(body: ConversationRequest, stored: StoreDep) -> dict[str, Any]:
     """Create a conversation with these items."""
     store = stored.store
     if not store.is_on:
@@ -57,13 +57,13 @@ async def create_conversation(body: ConversationRequest, stored: TheStore) -> di
 
 
 @router.get("/v1/conversations/{conversation_id}")
-async def get_conversation(conversation_id: str, stored: TheStore) -> dict[str, Any]:
+async def get_conversation(conversation_id: str, stored: StoreDep) -> dict[str, Any]:
     """A conversation without its items."""
     return await stored.store.conversation(conversation_id, stored.owner)
 
 
 @router.post("/v1/conversations/{conversation_id}")
-async def update_conversation(conversation_id: str, body: ConversationUpdate, stored: TheStore) -> dict[str, Any]:
+async def update_conversation(conversation_id: str, body: ConversationUpdate, stored: StoreDep) -> dict[str, Any]:
     """Replace a conversation's metadata."""
     metadata = body.metadata or {}
     return await stored.store.update_conversation(
@@ -72,14 +72,14 @@ async def update_conversation(conversation_id: str, body: ConversationUpdate, st
 
 
 @router.delete("/v1/conversations/{conversation_id}")
-async def delete_conversation(conversation_id: str, stored: TheStore) -> dict[str, Any]:
+async def delete_conversation(conversation_id: str, stored: StoreDep) -> dict[str, Any]:
     """Delete a conversation and its items. Responses that continued it keep the items they need."""
     await stored.store.delete_conversation(conversation_id, stored.owner)
     return {"id": conversation_id, "object": "conversation.deleted", "deleted": True}
 
 
 @router.post("/v1/conversations/{conversation_id}/items")
-async def add_items(conversation_id: str, body: ItemsRequest, stored: TheStore) -> Response:
+async def add_items(conversation_id: str, body: ItemsRequest, stored: StoreDep) -> Response:
     """Append items to a conversation; returns these items."""
     items = await stored.given_items(body.items, "items")
     await stored.store.add_items(conversation_id, stored.owner, items)
@@ -88,19 +88,19 @@ async def add_items(conversation_id: str, body: ItemsRequest, stored: TheStore) 
 
 @router.get("/v1/conversations/{conversation_id}/items")
 async def list_items(
-    conversation_id: str, query: Annotated[InputItemsParameters, Query()], stored: TheStore
+    conversation_id: str, query: Annotated[InputItemsParameters, Query()], stored: StoreDep
 ) -> Response:
     """A conversation's items, page by page."""
     return await page_response(await stored.store.page("conversation", conversation_id, stored.owner, query))
 
 
 @router.get("/v1/conversations/{conversation_id}/items/{item_id}")
-async def get_item(conversation_id: str, item_id: str, stored: TheStore) -> Response:
+async def get_item(conversation_id: str, item_id: str, stored: StoreDep) -> Response:
     """One item of a conversation."""
     return json_response(await stored.store.conversation_item(conversation_id, stored.owner, item_id))
 
 
 @router.delete("/v1/conversations/{conversation_id}/items/{item_id}")
-async def delete_item(conversation_id: str, item_id: str, stored: TheStore) -> dict[str, Any]:
+async def delete_item(conversation_id: str, item_id: str, stored: StoreDep) -> dict[str, Any]:
     """Delete one item of a conversation; returns the conversation."""
     return await stored.store.remove_item(conversation_id, stored.owner, item_id)

@@ -23,7 +23,7 @@ from genai_server.apis.responses.schemas import (
 )
 from genai_server.apis.responses.served_tools import find_mcp_tools, with_calls
 from genai_server.apis.responses.store import RUNNING, KeptResponse
-from genai_server.apis.responses.store_access import CallerStore, TheStore, not_stored, page_response
+from genai_server.apis.responses.store_access import CallerStore, StoreDep, not_stored, page_response
 from genai_server.apis.responses.translate import (
     compacted,
     compacting,
@@ -37,7 +37,7 @@ from genai_server.apis.responses.translate import (
 from genai_server.apis.shared.router import VersionedRouter
 from genai_server.errors import ConversationNotFound, InvalidField, PreviousNotFound, PromptTooLong, ResponseNotFound
 from genai_server.generation.answers import Generation
-from genai_server.generation.dependencies import RequestContext, Services, TheRequestContext, TheServices
+from genai_server.generation.dependencies import RequestContext, RequestContextDep, Services, ServicesDep
 from genai_server.generation.generate import generate
 from genai_server.generation.parameters.chat_messages import ChatParameters
 from genai_server.generation.prompts import encode_chat
@@ -56,7 +56,7 @@ router = VersionedRouter(lenient_route(LEFT_OUT, convert=convert), "openai")
 
 @router.post("/v1/responses", responses=STREAMS)
 async def create_response(
-    body: ResponsesRequest, services: TheServices, context: TheRequestContext, stored: TheStore
+    body: ResponsesRequest, services: ServicesDep, context: RequestContextDep, stored: StoreDep
 ) -> Response:
     """Create a response, complete or as a stream of events. With `background`, it returns at once."""
     running = await _start(body, services, context, stored)
@@ -85,7 +85,7 @@ async def upgrade_required() -> Response:
 
 @router.post("/v1/responses/input_tokens", response_model=InputTokens)
 async def count_input_tokens(
-    body: ResponsesRequest, services: TheServices, stored: TheStore, context: TheRequestContext
+    body: ResponsesRequest, services: ServicesDep, stored: StoreDep, context: RequestContextDep
 ) -> InputTokens:
     """Count the tokens of a response's prompt. Needs no engine and stores nothing."""
     codec = (await services.served(body.model, Task.GENERATE)).codec
@@ -101,7 +101,7 @@ async def count_input_tokens(
 
 @router.post("/v1/responses/compact")
 async def compact_response(
-    body: CompactRequest, services: TheServices, context: TheRequestContext, stored: TheStore
+    body: CompactRequest, services: ServicesDep, context: RequestContextDep, stored: StoreDep
 ) -> dict[str, Any]:
     """Compact a long conversation to its user messages and a summary by the model."""
     earlier, given = await _items(body, stored)
@@ -128,7 +128,7 @@ async def compact_response(
 
 
 @router.get("/v1/responses/{response_id}", responses=STREAMS)
-async def get_response(response_id: str, query: Annotated[RetrieveParameters, Query()], stored: TheStore) -> Response:
+async def get_response(response_id: str, query: Annotated[RetrieveParameters, Query()], stored: StoreDep) -> Response:
     """A response in its current state, or the events of a streamed background response."""
     kept = await stored.store.get(response_id, stored.owner)
     if query.stream:
@@ -139,14 +139,14 @@ async def get_response(response_id: str, query: Annotated[RetrieveParameters, Qu
 
 
 @router.delete("/v1/responses/{response_id}")
-async def delete_response(response_id: str, stored: TheStore) -> dict[str, Any]:
+async def delete_response(response_id: str, stored: StoreDep) -> dict[str, Any]:
     """Delete a response. Responses that continued it keep the items they need."""
     await stored.store.delete(response_id, stored.owner)
     return {"id": response_id, "object": "response", "deleted": True}
 
 
 @router.post("/v1/responses/{response_id}/cancel")
-async def cancel_response(response_id: str, stored: TheStore) -> Response:
+async def cancel_response(response_id: str, stored: StoreDep) -> Response:
     """Cancel a running response; returns it with its partial answer."""
     kept = await stored.store.cancel(response_id, stored.owner)
     return await built_response(lambda: kept.response, is_long=True)
@@ -154,7 +154,7 @@ async def cancel_response(response_id: str, stored: TheStore) -> Response:
 
 @router.get("/v1/responses/{response_id}/input_items")
 async def list_input_items(
-    response_id: str, query: Annotated[InputItemsParameters, Query()], stored: TheStore
+    response_id: str, query: Annotated[InputItemsParameters, Query()], stored: StoreDep
 ) -> Response:
     """A page of a response's input items, including those of earlier turns."""
     page = await stored.store.page("response", response_id, stored.owner, query)

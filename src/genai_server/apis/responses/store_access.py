@@ -13,7 +13,7 @@ from genai_server.apis.responses.items import given_items, referenced_ids
 from genai_server.apis.responses.store import LatestResponse, ResponseStore
 from genai_server.errors import InvalidField
 from genai_server.http.json_response import JsonObject, built_response
-from genai_server.http.middleware.authentication import TheHolder
+from genai_server.http.middleware.authentication import KeyHolderDep
 from genai_server.http.request_state import Receipt, request_state
 from genai_server.store.records import Page
 
@@ -53,7 +53,7 @@ class CallerStore:
         return await asyncio.to_thread(given_items, given, kept, field=field)
 
 
-async def caller_store(request: Request, owner: TheHolder) -> CallerStore:
+async def caller_store(request: Request, owner: KeyHolderDep) -> CallerStore:
     """The store for the caller of a request."""
     state = request_state(request.scope)
     latest = state.receipt.latest if isinstance(state.receipt, TurnReceipt) else None
@@ -61,7 +61,7 @@ async def caller_store(request: Request, owner: TheHolder) -> CallerStore:
 
 
 # The type of a route's parameter.
-TheStore = Annotated[CallerStore, Depends(caller_store)]
+StoreDep = Annotated[CallerStore, Depends(caller_store)]
 
 
 def not_stored(reason: str | None) -> dict[str, str]:

@@ -12,7 +12,7 @@ from genai_server.apis.scoring.schemas import (
 )
 from genai_server.apis.scoring.score import classify, label_scores
 from genai_server.apis.shared.router import VersionedRouter
-from genai_server.generation.dependencies import TheRequestContext, TheServices
+from genai_server.generation.dependencies import RequestContextDep, ServicesDep
 from genai_server.http.body_route import BodyRoute
 from genai_server.http.json_response import json_response
 
@@ -20,7 +20,7 @@ router = VersionedRouter(BodyRoute, "scoring", codes=(504,))
 
 
 @router.post("/v1/generative_scoring", response_model=LabelScoreResponse)
-async def generative_scoring(body: LabelScoreRequest, services: TheServices, context: TheRequestContext) -> Response:
+async def generative_scoring(body: LabelScoreRequest, services: ServicesDep, context: RequestContextDep) -> Response:
     """How likely the first of some tokens is after the query and each item."""
     found = await label_scores(services, body, context, normalizes=True)
     data = [{"index": n, "object": "score", "score": one[0]} for n, one in enumerate(found.probabilities)]
@@ -29,7 +29,7 @@ async def generative_scoring(body: LabelScoreRequest, services: TheServices, con
 
 
 @router.post("/v1/classify", response_model=ClassifyResponse)
-async def classify_texts(body: ClassifyRequest, services: TheServices, context: TheRequestContext) -> Response:
+async def classify_texts(body: ClassifyRequest, services: ServicesDep, context: RequestContextDep) -> Response:
     """The most likely of the request's labels for each text."""
     found = await classify(services, body, context)
     data = [

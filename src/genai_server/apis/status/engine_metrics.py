@@ -21,7 +21,7 @@ from genai_server.apis.status.api_metrics import KEY_LABEL
 from genai_server.config.settings import Settings
 from genai_server.engine_client.client import EngineClient
 from genai_server.generation.catalog import Catalog
-from genai_server.generation.dependencies import TheServices
+from genai_server.generation.dependencies import ServicesDep
 from genai_server.messages.figures import DiskCacheFigures, Histogram
 from genai_server.messages.kv_events import BLOCK_TOKENS
 from genai_server.messages.server_status import EngineState
@@ -275,7 +275,7 @@ def _add(family: HistogramMetricFamily, labels: Labels, values: Histogram) -> No
 
 
 @router.get(PATH, responses={200: {"content": {"text/plain": {}}}}, response_class=Response)
-async def metrics(services: TheServices) -> Response:
+async def metrics(services: ServicesDep) -> Response:
     """Metrics for Prometheus, the same from each API process.
 
     Always in the text format: in OpenMetrics prometheus-client 0.26 writes samples with an underscore for the colon of

@@ -11,7 +11,7 @@ from genai_server import __version__
 from genai_server.apis.models.routes import model_entry
 from genai_server.engine_client.client import EngineClient, describe
 from genai_server.generation.catalog import Catalog
-from genai_server.generation.dependencies import Services, TheServices
+from genai_server.generation.dependencies import Services, ServicesDep
 from genai_server.http.request_state import request_state
 from genai_server.messages.protocol import Load
 from genai_server.messages.server_status import EngineState, EngineStatus, ModelStatus
@@ -28,7 +28,7 @@ router = APIRouter(tags=["status"])
 
 
 @router.get("/healthz")
-async def healthz(request: Request, services: TheServices) -> dict[str, Any]:
+async def healthz(request: Request, services: ServicesDep) -> dict[str, Any]:
     """200 as long as the API process is alive, with the state of each model and device.
 
     `status` is `degraded` if devices have died, failed or been terminated, and `failed` if no other one works or loads;
@@ -54,7 +54,7 @@ async def healthz(request: Request, services: TheServices) -> dict[str, Any]:
 
 
 @router.get("/livez")
-async def livez(services: TheServices) -> JSONResponse:
+async def livez(services: ServicesDep) -> JSONResponse:
     """503 once all devices have failed for good, until the server restarts or an operator loads a model; else 200.
 
     Intended for liveness probes: a server that is loading a model, stopping, or has no model is alive.
@@ -68,7 +68,7 @@ async def livez(services: TheServices) -> JSONResponse:
 # The path in vLLM and llama.cpp, which clients check at startup.
 @router.get("/health", include_in_schema=False)
 @router.get("/readyz")
-async def readyz(request: Request, services: TheServices) -> JSONResponse:
+async def readyz(request: Request, services: ServicesDep) -> JSONResponse:
     """200 if at least one engine accepts work, or a model is loaded on demand; else 503 with the reason.
 
     Both responses report failed devices. Without an API key, reasons, which may contain paths, and models are hidden.

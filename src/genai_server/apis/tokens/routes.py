@@ -16,10 +16,10 @@ from genai_server.apis.tokens.schemas import (
     TokenizeResponse,
     TokenizerInfo,
 )
-from genai_server.generation.dependencies import RequestContext, Services, TheRequestContext, TheServices
+from genai_server.generation.dependencies import RequestContext, RequestContextDep, Services, ServicesDep
 from genai_server.generation.parameters.chat_messages import tool_for_template
 from genai_server.generation.prompts import encode_messages
-from genai_server.http.body_route import TheLeniency, history_route
+from genai_server.http.body_route import LeniencyDep, history_route
 from genai_server.http.json_response import json_response
 from genai_server.pooling_model import Task
 from genai_server.text.codec import TextCodec
@@ -34,7 +34,7 @@ router = APIRouter(
 
 @router.post("/tokenize", response_model=TokenizeResponse)
 @router.post("/v1/tokenize", response_model=TokenizeResponse)
-async def tokenize(body: TokenizeRequest, services: TheServices, context: TheRequestContext) -> Response:
+async def tokenize(body: TokenizeRequest, services: ServicesDep, context: RequestContextDep) -> Response:
     """The tokens of a text, or of the prompt rendered from messages."""
     served = await services.served(body.model, None if body.messages is None else Task.GENERATE)
     codec = served.codec
@@ -50,7 +50,7 @@ async def tokenize(body: TokenizeRequest, services: TheServices, context: TheReq
 
 @router.post("/detokenize", response_model=DetokenizeResponse)
 @router.post("/v1/detokenize", response_model=DetokenizeResponse)
-async def detokenize(body: DetokenizeRequest, services: TheServices) -> Response:
+async def detokenize(body: DetokenizeRequest, services: ServicesDep) -> Response:
     """The text of tokens, including special tokens."""
     codec = (await services.served(body.model)).codec
     text = await asyncio.to_thread(codec.decode, body.tokens)  # in a thread because the list may be long
@@ -59,7 +59,7 @@ async def detokenize(body: DetokenizeRequest, services: TheServices) -> Response
 
 @router.get("/tokenizer_info", response_model=TokenizerInfo)
 @router.get("/v1/tokenizer_info", response_model=TokenizerInfo)
-async def tokenizer_info(services: TheServices, model: str | None = None) -> TokenizerInfo:
+async def tokenizer_info(services: ServicesDep, model: str | None = None) -> TokenizerInfo:
     """The special tokens and the chat template of a model, by default of the first one."""
     codec = (await services.served(model)).codec
     named = {name: codec.named_tokens.get(name) for name in TokenizerInfo.model_fields}
@@ -68,7 +68,7 @@ async def tokenizer_info(services: TheServices, model: str | None = None) -> Tok
 
 @router.post("/apply-template", response_model=ApplyTemplateResponse)
 @router.post("/v1/apply-template", response_model=ApplyTemplateResponse)
-async def apply_template(body: ApplyTemplateRequest, services: TheServices, leniency: TheLeniency) -> Response:
+async def apply_template(body: ApplyTemplateRequest, services: ServicesDep, leniency: LeniencyDep) -> Response:
     """The prompt rendered from messages, as text."""
     codec = (await services.served(body.model, Task.GENERATE)).codec
 

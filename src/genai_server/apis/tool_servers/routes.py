@@ -6,7 +6,7 @@ from fastapi import APIRouter
 from pydantic import BaseModel
 
 from genai_server.apis.shared.router import error_responses
-from genai_server.generation.dependencies import TheRequestContext, TheServices
+from genai_server.generation.dependencies import RequestContextDep, ServicesDep
 from genai_server.generation.tool_loop import usable_servers
 
 router = APIRouter(tags=["tools"], responses=error_responses(401, 429))
@@ -28,7 +28,7 @@ class ToolServerList(BaseModel):
 
 
 @router.get("/v1/tool_servers", response_model=ToolServerList)
-async def list_tool_servers(services: TheServices, context: TheRequestContext) -> ToolServerList:
+async def list_tool_servers(services: ServicesDep, context: RequestContextDep) -> ToolServerList:
     """The tool servers whose tools this server runs for requests with the caller's API key."""
     servers = services.tools.servers
     return ToolServerList(

@@ -28,7 +28,7 @@ from genai_server.apis.transcriptions.schemas import (
 )
 from genai_server.apis.transcriptions.segments import Segment
 from genai_server.apis.transcriptions.transcribe import Transcription, begin
-from genai_server.generation.dependencies import RequestContext, Services, TheRequestContext, TheServices
+from genai_server.generation.dependencies import RequestContext, RequestContextDep, Services, ServicesDep
 from genai_server.http.body_route import BodyRoute
 from genai_server.http.json_response import JsonObject, built_response
 from genai_server.http.sse import Event, EventStream
@@ -49,7 +49,7 @@ _Scored = Callable[[int], bytes] | None
 
 @router.post(_PATHS[0], response_model=_Answer, responses=_TEXTS)
 async def transcribe_recording(
-    form: Annotated[TranscriptionForm, Body(media_type=FORM)], services: TheServices, context: TheRequestContext
+    form: Annotated[TranscriptionForm, Body(media_type=FORM)], services: ServicesDep, context: RequestContextDep
 ) -> Response:
     """OpenAI's transcriptions API, for models that transcribe. Recordings may be hours long."""
     return await _transcribed(services, form, context, translates=False)
@@ -57,7 +57,7 @@ async def transcribe_recording(
 
 @router.post(_PATHS[1], response_model=_Answer, responses=_TEXTS)
 async def translate_recording(
-    form: Annotated[TranslationForm, Body(media_type=FORM)], services: TheServices, context: TheRequestContext
+    form: Annotated[TranslationForm, Body(media_type=FORM)], services: ServicesDep, context: RequestContextDep
 ) -> Response:
     """OpenAI's translations API: a transcript in English of a recording in another language."""
     return await _transcribed(services, form, context, translates=True)

@@ -14,7 +14,7 @@ from fastapi.staticfiles import StaticFiles
 from starlette.types import Scope
 
 from genai_server import __version__
-from genai_server.generation.dependencies import TheServices
+from genai_server.generation.dependencies import ServicesDep
 from genai_server.profiles.html_report import inline_hashes
 from genai_server.web.files import API_DOCS, PAGE, content_security_policy, names
 
@@ -46,7 +46,7 @@ def open_paths() -> frozenset[str]:
 
 
 @router.get("/", response_model=dict[str, str])
-async def about(request: Request, services: TheServices) -> Response:
+async def about(request: Request, services: ServicesDep) -> Response:
     """Server information and links, nothing confidential. Browsers receive the web page instead."""
     if services.settings.ui and "text/html" in request.headers.get("accept", ""):
         return _page(PAGE / "index.html", content_security_policy(inline_hashes()))

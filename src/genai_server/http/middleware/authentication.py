@@ -165,7 +165,7 @@ def holder_of(digest: bytes) -> str:
 
 
 # The type of a route's parameter.
-TheHolder = Annotated[str | None, Depends(holder)]
+KeyHolderDep = Annotated[str | None, Depends(holder)]
 
 
 async def require_admin(request: Request) -> None:
