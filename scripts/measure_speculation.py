@@ -113,11 +113,11 @@ class DictatedDrafts:
         model.propose, model.best_token = self.propose, self.best_token  # type: ignore[method-assign]
 
     def propose(
-        self, wanted: Sequence[tuple[Scheduled, int]], chunks: Sequence[tuple[Scheduled, int]]
+        self, wanted: Sequence[tuple[Scheduled, int]], to_read: Sequence[tuple[Scheduled, int]]
     ) -> list[list[int]]:
         """As the model's own."""
         self._wanted = {sequence.id: sequence for sequence, _ in wanted}
-        return self._propose(wanted, chunks)
+        return self._propose(wanted, to_read)
 
     def best_token(self, copy: Scheduled, scores: Scores) -> int:
         """The token that is drafted."""

@@ -33,8 +33,8 @@ from genai_server.engine.sequence import Sequence as Scheduled
 from genai_server.messages.admin import ResetPrefixCache, SetRuntimeOption, StartProfile
 from genai_server.messages.generation_request import GenerationRequest
 from genai_server.messages.launch import Resize
+from genai_server.messages.profile_plan import ProfilePlan, SlowTokens
 from genai_server.messages.protocol import Cancel, Failed, Finished, Refused, Submit, ToApi, Tokens
-from genai_server.profile_plan import ProfilePlan, SlowTokens
 from tests.crowd import MAX_LENGTH, Answer, Asked
 
 SLOTS = 8

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from PIL import Image, ImageDraw
 
-from tests.images.pictures import data_url, encoded
+from tests.media.images.pictures import data_url, encoded
 from tests.running_server import ROOT, RunningServer
 from tests.server_here import run_here
 

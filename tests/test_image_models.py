@@ -14,7 +14,7 @@ import onnxruntime_genai as og
 import pytest
 from tokenizers import Tokenizer
 
-from tests.images.pictures import data_url, tiles
+from tests.media.images.pictures import data_url, tiles
 from tests.running_server import RunningServer, run_server, wait_until
 
 BUILT = Path(__file__).parent / "built_models"

@@ -33,7 +33,7 @@ _PHOTOGRAPHS = 60
 _RATE = 16_000
 # Long recordings at once, and their seconds.
 _RECORDINGS, _SECONDS = 5, 7000
-# Seconds of the longest recording that is decoded in turn with other tasks (genai_server.audio.decoding).
+# Seconds of the longest recording that is decoded in turn with other tasks (genai_server.media.audio.decoding).
 _SHORT_SECONDS = 110
 # Objects in a large schema, which has 85 kB.
 _OBJECTS = 460

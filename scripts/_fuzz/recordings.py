@@ -23,11 +23,11 @@ import av
 import numpy as np
 from _load.server import REPOSITORY
 
-from genai_server.audio.recordings import Recordings
 from genai_server.config.settings import Settings
 from genai_server.errors import InvalidField
+from genai_server.media.audio.recordings import Recordings
 from genai_server.messages.worker_tasks import TaskOwner
-from genai_server.speech_model import read_speech_model
+from genai_server.model_files.speech_model import read_speech_model
 from genai_server.workers.limits import WorkerLimits
 from genai_server.workers.pool import WorkerPool
 from genai_server.workers.workers import Requester

@@ -6,15 +6,46 @@ Below GenaiServerError there are four branches and the errors of single commands
 - RequestError: the request is wrong. It is raised before any work is done.
 - Unavailable: the same request may succeed later.
 - GenerationFailed: the request was accepted, then failed.
+
+Messages show values from clients and files with `quoted`, as JSON and not as Python writes them.
 """
 
-from collections.abc import Mapping
+import difflib
+import json
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, Self
-
-from genai_server.quoted_values import quoted
 
 # Characters of an exception's text that are shown in one line.
 _MAX_REASON = 2000
+
+# How similar a known name must be to be suggested, of 1.
+_ALIKE = 0.6
+_ENCODER = json.JSONEncoder(ensure_ascii=False, default=str)
+
+
+def quoted(value: object, limit: int = 100) -> str:
+    """The value as JSON on one line, for a message: `true`, `null`, `"text"`.
+
+    Of a longer text, the first `limit` characters and `…`; the rest is not even encoded.
+    """
+    text = ""
+    for piece in _ENCODER.iterencode(value[: limit + 1] if isinstance(value, str) else value):
+        text += piece
+        if len(text) > limit:
+            text = text[:limit] + "…"
+            break
+    return escaped(text)
+
+
+def escaped(text: str) -> str:
+    """The text on one line, with escapes for control characters, invisible ones and lone surrogates."""
+    return "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
+
+
+def did_you_mean(given: str, known: Iterable[str]) -> str:
+    """The end of an error message: the known name most like the given one, or nothing."""
+    found = difflib.get_close_matches(given, list(known), 1, _ALIKE)
+    return f"; did you mean {found[0]}?" if found else ""
 
 
 class GenaiServerError(Exception):

@@ -17,7 +17,7 @@ def test_a_vision_model_has_an_image_reader_before_images_come(tmp_path: Path) -
 
     def image_readers() -> list[str]:
         """The directories of their models."""
-        found = [one for one in Process().children() if "genai_server.images.process" in one.cmdline()]
+        found = [one for one in Process().children() if "genai_server.media.images.process" in one.cmdline()]
         return [json.loads(one.cmdline()[-1])["model_dir"] for one in found]
 
     before = Counter(image_readers())

@@ -8,8 +8,8 @@ import httpx
 import pytest
 
 from genai_server.http.leniency import IGNORED_HEADER
-from tests.audio.sounds import encoded, sentence, tone
-from tests.images.pictures import data_url, tiles
+from tests.media.audio.sounds import encoded, sentence, tone
+from tests.media.images.pictures import data_url, tiles
 from tests.running_server import DEMO, ROOT, RunningServer, wait_until
 from tests.server_here import run_here
 

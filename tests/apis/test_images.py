@@ -10,7 +10,7 @@ import pytest
 from websockets.sync.client import connect
 
 from genai_server.http.leniency import IGNORED_HEADER
-from tests.images.pictures import data_url, tiles
+from tests.media.images.pictures import data_url, tiles
 from tests.running_server import DEMO, ROOT, RunningServer, wait_until
 from tests.server_here import run_here
 

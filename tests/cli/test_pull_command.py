@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from genai_server.pooling_model import read_pooling_model
+from genai_server.model_files.pooling_model import read_pooling_model
 from tests.local_hub import HubRepository, LocalHub, run_hub
 from tests.running_server import DEMO, ROOT, clean_environment, run_command, wait_until
 

@@ -6,8 +6,7 @@ import pytest
 
 from genai_server.config.setting_form import option
 from genai_server.config.sources import load_settings
-from genai_server.errors import ConfigurationError
-from genai_server.quoted_values import quoted
+from genai_server.errors import ConfigurationError, quoted
 from tests.given_settings import given
 
 

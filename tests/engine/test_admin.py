@@ -22,8 +22,8 @@ from genai_server.messages.admin import (
 )
 from genai_server.messages.error import ErrorInfo
 from genai_server.messages.generation_request import Adapter, FinishReason
+from genai_server.messages.profile_plan import ProfilePlan
 from genai_server.messages.protocol import Accepted, Finished, Refused
-from genai_server.profile_plan import ProfilePlan
 from tests.engine.bench import Bench, nothing_compiles
 from tests.hand_clock import HandClock
 from tests.stepped_loop import OTHER_API

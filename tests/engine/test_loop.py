@@ -36,7 +36,7 @@ from genai_server.messages.protocol import (
     Tokens,
     Vectors,
 )
-from genai_server.pooling_model import PoolingModel, Task
+from genai_server.model_files.pooling_model import PoolingModel, Task
 from tests.engine.bench import Bench
 from tests.stepped_loop import API, OTHER_API
 

@@ -24,8 +24,8 @@ from genai_server.engine.scores import Logits, Scores
 from genai_server.errors import RunnerFailed
 from genai_server.messages.admin import CancelRequest, ResetPrefixCache, SetRuntimeOption, StartProfile
 from genai_server.messages.generation_request import FinishReason, GenerationRequest, Sampling
+from genai_server.messages.profile_plan import ProfilePlan, SlowTokens
 from genai_server.messages.protocol import Cancel, PromptLogprobs, Submit
-from genai_server.profile_plan import ProfilePlan, SlowTokens
 from genai_server.profiles.manifest import find_manifests
 from tests.demo_device import MAX_LENGTH, DemoDevice, prompt
 from tests.engine.model_runners import TIE, batched_runner
@@ -129,7 +129,7 @@ def test_profiled_request_keeps_grammar_penalties_and_logprobs(
     assert len(device.logprobs(2)) == len(device.tokens(2))
 
 
-@pytest.mark.parametrize("fields", [{}, {"exact": True}, {"background": True}, {"prompt_logprobs": True}])
+@pytest.mark.parametrize("fields", [{}, {"exact": True}, {"low_priority": True}, {"prompt_logprobs": True}])
 def test_profiled_request_answers_the_same(device: DemoDevice, tmp_path: Path, fields: dict[str, Any]) -> None:
     text = "What is the capital of Italy?"
     device.answer(1, text, top_logprobs=1, **fields)

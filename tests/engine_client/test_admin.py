@@ -20,7 +20,7 @@ from genai_server.messages.admin import (
     StartProfile,
 )
 from genai_server.messages.error import ErrorInfo
-from genai_server.profile_plan import ProfilePlan
+from genai_server.messages.profile_plan import ProfilePlan
 
 pytestmark = pytest.mark.anyio
 STATE = RequestState("r1", RequestPhase.DECODE, 0.5, 7, 3, 20)

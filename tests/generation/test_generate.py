@@ -16,7 +16,7 @@ from genai_server.engine_client.stream import TokenStream
 from genai_server.generation.catalog import Catalog, ChosenModel
 from genai_server.http.request_state import HttpRequestState, request_state
 from genai_server.messages.generation_request import GenerationRequest
-from genai_server.pooling_model import Task
+from genai_server.model_files.pooling_model import Task
 from genai_server.workers.process import WorkerProcess
 from tests.running_server import ROOT, RunningServer, body
 from tests.server_here import run_here

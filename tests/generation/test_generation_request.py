@@ -96,7 +96,7 @@ def test_answer_is_exact_by_setting_or_by_request(operators: bool) -> None:
     assert exact == [operators, operators, True, False]
 
 
-@pytest.mark.parametrize("background", [False, True])
+@pytest.mark.parametrize("low_priority", [False, True])
 def test_only_the_server_makes_a_request_one_of_the_background(low_priority: bool) -> None:
     body = ChatCompletionRequest.model_validate({"messages": HELLO})
     made = _made(body, [5], MODEL, low_priority=low_priority)

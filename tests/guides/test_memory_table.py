@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from genai_server.model_memory import LOADED, RUNTIME
+from genai_server.model_files.model_memory import LOADED, RUNTIME
 from tests.guides.guide import Guide
 
 _GB, _GIB = 10**9, 2**30

@@ -42,6 +42,7 @@ from genai_server.messages.generation_request import (
     Sampling,
     TokenLogprob,
 )
+from genai_server.messages.profile_plan import Profiled, ProfilePlan, ProfileState, SlowTokens
 from genai_server.messages.protocol import (
     MAX_FRAME_BYTES,
     Accepted,
@@ -65,7 +66,6 @@ from genai_server.messages.protocol import (
     encode_frame,
     engine_decoder,
 )
-from genai_server.profile_plan import Profiled, ProfilePlan, ProfileState, SlowTokens
 
 _SAMPLING = Sampling(0.7, 40, 0.9, 0.05, 1.1, seed=2**63 - 1)
 _OPTIONS = RuntimeOptions("0", "slow", [ProfiledRequest("r1", 3)], "profiles/cpu", 4, 5000, None)

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from genai_server.profile_plan import ProfilePlan
+from genai_server.messages.profile_plan import ProfilePlan
 from genai_server.profiles.manifest import Manifest, Session, find_manifests
 from genai_server.profiles.retention import ABANDONED_AFTER, is_open, removable, remove, remove_all
 from tests.profiles.files import write_session

@@ -11,7 +11,7 @@ import yaml
 from genai_server import __version__
 from genai_server.config.settings import Settings
 from genai_server.errors import ConfigurationError
-from genai_server.pooling_model import Task
+from genai_server.model_files.pooling_model import Task
 from tests.given_settings import given
 from tests.running_server import DEMO, ROOT
 

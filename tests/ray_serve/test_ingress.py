@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from genai_server.config.settings import Settings
-from genai_server.pooling_model import Task
+from genai_server.model_files.pooling_model import Task
 from genai_server.ray_serve.forwarded import ReplicaAnswer
 from genai_server.ray_serve.model_choice import ModelNames
 from tests.ray_serve.handles import Handle

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from genai_server.errors import ModelNotFound, TaskUnsupported
-from genai_server.pooling_model import Task
+from genai_server.model_files.pooling_model import Task
 from genai_server.ray_serve.model_choice import ModelNames, requested_task
 from tests.given_settings import given
 

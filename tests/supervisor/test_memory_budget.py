@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from genai_server.messages.server_status import EngineState, EngineStatus, ModelState, ModelStatus
-from genai_server.model_memory import RUNTIME, ModelMemory
+from genai_server.model_files.model_memory import RUNTIME, ModelMemory
 from genai_server.supervisor.memory_budget import Decision, MemoryBudget, Shortage, divided
 from tests.given_settings import given
 

@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from genai_server.errors import InvalidField, ModelDirectoryError, NoChatTemplate
+from genai_server.model_files.vision_model import VisionModel
 from genai_server.text.answers.dialect import read_dialect
 from genai_server.text.codec import SHORT_TEXT, EncodedChat, TextCodec, load_text_codec
 from genai_server.text.prompts.chat_template import ChatTemplate
 from genai_server.text.tokenizer import ByteTokenizer, ModelTokenizer, Tokenizer
-from genai_server.vision_model import VisionModel
 from tests.model_edits import base_model
 from tests.running_server import DEMO, ROOT
 from tests.text.guided import tokenizer_with

@@ -9,7 +9,7 @@ import pytest
 
 from genai_server.errors import InvalidField, PromptTooLong
 from genai_server.messages.generation_request import PooledText
-from genai_server.pooling_model import PoolingModel, Task
+from genai_server.model_files.pooling_model import PoolingModel, Task
 from genai_server.text import pooled_texts
 from genai_server.text.codec import TextCodec, load_text_codec
 from genai_server.text.pooled_texts import EncodedText, Pair, PooledTexts, TextLimit, named_prompt

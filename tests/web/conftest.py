@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Browser, expect
 
-from tests.audio.sounds import encoded, sentence
+from tests.media.audio.sounds import encoded, sentence
 from tests.profiles.browser import launched
 from tests.running_server import SCRIPTED, RunningServer
 from tests.server_here import run_here

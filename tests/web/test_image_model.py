@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Browser, expect
 
-from tests.images.pictures import encoded, picture
+from tests.media.images.pictures import encoded, picture
 from tests.running_server import ROOT, RunningServer
 from tests.server_here import run_here
 from tests.web.browser import answer, ask, opened

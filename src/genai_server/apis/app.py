@@ -50,7 +50,6 @@ from genai_server.apis.tokens import routes as tokens
 from genai_server.apis.tool_servers import routes as tool_server_list
 from genai_server.apis.transcriptions import routes as transcriptions
 from genai_server.apis.web_page import routes as page
-from genai_server.audio.recordings import Recordings
 from genai_server.config.settings import Settings
 from genai_server.config.tool_servers import tool_servers
 from genai_server.engine_client.supervisor import FindSupervisor, SupervisorClient
@@ -74,14 +73,15 @@ from genai_server.http.telemetry.key_usage import FILE_NAME, KeyUsage
 from genai_server.http.telemetry.recent_requests import RecentRequests
 from genai_server.http.telemetry.request_record import Observer
 from genai_server.http.trailing_slash import TrailingSlash
-from genai_server.images.reader import Images
 from genai_server.logs import written_in_thread
-from genai_server.process_memory import rare_full_collections
+from genai_server.media.audio.recordings import Recordings
+from genai_server.media.images.reader import Images
+from genai_server.model_files.vision_model import any_takes_media
 from genai_server.store.database import Database
 from genai_server.store.tables import open_store
+from genai_server.system.process_memory import rare_full_collections
 from genai_server.timing import Clock, request_clock
 from genai_server.tool_servers.client import Tools
-from genai_server.vision_model import any_takes_media
 from genai_server.web.files import API_DOCS, PAGE
 
 

@@ -9,9 +9,9 @@ from rich.table import Column
 from rich.text import Text
 
 from genai_server.cli.screen import say
+from genai_server.errors import escaped
 from genai_server.hub.download import Watch
 from genai_server.hub.repository import RemoteFile, Selection
-from genai_server.quoted_values import escaped
 
 _MIB = 1024 * 1024
 

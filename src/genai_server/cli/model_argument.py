@@ -11,12 +11,11 @@ from genai_server.cli.pull_command import Source, absolute, in_folder, place_of,
 from genai_server.cli.screen import say
 from genai_server.config.settings import Settings
 from genai_server.config.sources import load_settings
-from genai_server.errors import ConfigurationError, PullFailed
+from genai_server.errors import ConfigurationError, PullFailed, did_you_mean, quoted
 from genai_server.hub import store
 from genai_server.hub.client import Hub
 from genai_server.hub.repository import could_be_repository
 from genai_server.hub.short_names import SHORT_NAMES
-from genai_server.quoted_values import did_you_mean, quoted
 
 # What to do with a file that is given as a model, by its suffix.
 _FOLDER = "a model is a folder with a genai_config.json"

@@ -26,7 +26,7 @@ from genai_server.engine.model.files import (
     has_chat_template,
     what_is_left_out,
 )
-from genai_server.errors import ConfigurationError, ModelDirectoryError, PullFailed
+from genai_server.errors import ConfigurationError, ModelDirectoryError, PullFailed, escaped, quoted
 from genai_server.hub import store
 from genai_server.hub.client import Hub
 from genai_server.hub.download import Watch, download
@@ -39,8 +39,15 @@ from genai_server.hub.repository import (
     select_pooling,
 )
 from genai_server.hub.short_names import SHORT_NAMES
-from genai_server.pooling_model import CONFIG, ENDPOINTS, GENAI_CONFIG, MODULES, Task, read_pooling_model, task_of
-from genai_server.quoted_values import escaped, quoted
+from genai_server.model_files.pooling_model import (
+    CONFIG,
+    ENDPOINTS,
+    GENAI_CONFIG,
+    MODULES,
+    Task,
+    read_pooling_model,
+    task_of,
+)
 
 _MIB, _GIB = 1024**2, 1024**3
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any, NoReturn
 
-from genai_server.quoted_values import did_you_mean
+from genai_server.errors import did_you_mean
 
 # Maximum lines of a usage message that still leave the error in sight.
 _MAX_USAGE = 12

@@ -7,7 +7,7 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from genai_server.config.setting_form import AUTO, Positive, SettingsForm
 from genai_server.config.setting_lists import listed
-from genai_server.quoted_values import quoted
+from genai_server.errors import quoted
 
 _HOST = re.compile(r"([A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:]+\])(:[0-9]{1,5})?")
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from genai_server.quoted_values import quoted
+from genai_server.errors import quoted
 
 
 def listed(text: str) -> list[str]:

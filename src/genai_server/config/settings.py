@@ -23,8 +23,8 @@ from genai_server.config.setting_lists import (
     pairs,
     require_distinct,
 )
+from genai_server.errors import quoted
 from genai_server.options.providers import PROVIDERS, meant_devices
-from genai_server.quoted_values import quoted
 
 DEVICE_KINDS = (*PROVIDERS, "scripted")
 _DEVICE = re.compile(rf"({'|'.join(DEVICE_KINDS)})(:[0-9]{{1,3}})?")

@@ -16,12 +16,11 @@ from pydantic_core import ErrorDetails
 from genai_server.config.setting_form import FORMER_NAMES, environment_variable, environment_variables, option
 from genai_server.config.setting_groups import GROUPS
 from genai_server.config.settings import Settings
-from genai_server.errors import ConfigurationError, rule_of
+from genai_server.errors import ConfigurationError, did_you_mean, quoted, rule_of
 from genai_server.messages.launch import EngineSpec
 from genai_server.options import config_file
 from genai_server.options.device import DeviceOptions
 from genai_server.options.session import THREADS
-from genai_server.quoted_values import did_you_mean, quoted
 
 # The demo model of a wheel, and that of the clone which this is the source of. The setting's default is that of the
 # working directory.

@@ -12,9 +12,8 @@ from urllib.parse import parse_qsl, urlsplit
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from genai_server.config.settings import Settings
-from genai_server.errors import ConfigurationError, rule_of
+from genai_server.errors import ConfigurationError, quoted, rule_of
 from genai_server.options import config_file
-from genai_server.quoted_values import quoted
 
 # The name is a part of the names of functions in prompts, which may have 128 characters. Two underscores stand between
 # the names of a server and of a tool there, so that no tool has the name of one of another server.

@@ -10,11 +10,10 @@ from genai_server.engine.runners.loaded_model import RunnerPair
 from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.engine.scheduling.scheduler_output import ScheduledChunk, Step
 from genai_server.engine.sequence import Sequence, SequenceState
-from genai_server.errors import GenaiServerError, Unavailable
+from genai_server.errors import GenaiServerError, Unavailable, quoted
 from genai_server.messages import admin
 from genai_server.messages.error import ErrorInfo
 from genai_server.messages.generation_request import FinishReason
-from genai_server.quoted_values import quoted
 
 
 class AdminCalls:

@@ -41,7 +41,7 @@ from genai_server.errors import RunnerFailed
 from genai_server.messages.generation_request import FinishReason
 from genai_server.messages.launch import BEAT_SECONDS, Resize
 from genai_server.messages.protocol import Cancel, Progress, PromptLogprobs, Stop, Submit, Tokens, Vectors
-from genai_server.process_memory import release_free_memory
+from genai_server.system.process_memory import release_free_memory
 from genai_server.timing import Clock
 
 log = logging.getLogger(__name__)

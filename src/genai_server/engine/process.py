@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 
-from genai_server.child_process import ignore_group_signals
 from genai_server.engine.heartbeat import Heartbeat
 from genai_server.engine.host.supervisor_link import SupervisorLink
 from genai_server.engine.ipc.connections import Connections, Listener, listen
@@ -34,9 +33,10 @@ from genai_server.errors import in_one_line
 from genai_server.logs import configure_logging
 from genai_server.messages.generation_request import ModelInfo
 from genai_server.messages.launch import EngineLaunch, EngineReport, EngineSpec, Resize
-from genai_server.model_memory import advice_for_context
-from genai_server.pooling_model import Task, task_of
-from genai_server.process_memory import freeze_existing_objects
+from genai_server.model_files.model_memory import advice_for_context
+from genai_server.model_files.pooling_model import Task, task_of
+from genai_server.system.child_process import ignore_group_signals
+from genai_server.system.process_memory import freeze_existing_objects
 
 if TYPE_CHECKING:
     from genai_server.engine.disk_cache.disk_cache import DiskCache

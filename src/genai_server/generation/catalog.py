@@ -13,7 +13,15 @@ from functools import partial
 
 from genai_server.engine_client.client import EngineClient
 from genai_server.engine_client.supervisor import SupervisorClient
-from genai_server.errors import ModelNotFound, ModelsBusy, ModelTooLarge, NoEngineReady, QueueFull, TaskUnsupported
+from genai_server.errors import (
+    ModelNotFound,
+    ModelsBusy,
+    ModelTooLarge,
+    NoEngineReady,
+    QueueFull,
+    TaskUnsupported,
+    quoted,
+)
 from genai_server.generation.served_model import Fingerprint, LoadText, ServedModel, read_files
 from genai_server.messages.commands import Command, WantModel
 from genai_server.messages.generation_request import Adapter
@@ -24,9 +32,8 @@ from genai_server.messages.server_status import (
     ModelState,
     ModelStatus,
 )
-from genai_server.pooling_model import Task
-from genai_server.quoted_values import quoted
-from genai_server.vision_model import Medium
+from genai_server.model_files.pooling_model import Task
+from genai_server.model_files.vision_model import Medium
 
 log = logging.getLogger(__name__)
 

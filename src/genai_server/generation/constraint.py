@@ -6,11 +6,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from genai_server.errors import InvalidField
+from genai_server.errors import InvalidField, quoted
 from genai_server.generation.parameters.chat_messages import AnyTool as GivenTool
 from genai_server.generation.parameters.chat_messages import ChatParameters, ChosenTool
 from genai_server.generation.parameters.sampling_parameters import StructuredOutputs
-from genai_server.quoted_values import quoted
 from genai_server.text.answers.reasoning import ReasoningState
 from genai_server.text.codec import TextCodec
 from genai_server.text.grammars import grammar

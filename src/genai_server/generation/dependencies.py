@@ -14,7 +14,6 @@ from fastapi import Depends, Request
 from prometheus_client import CollectorRegistry
 from starlette.types import Receive
 
-from genai_server.audio.recordings import Recordings
 from genai_server.config.settings import Settings
 from genai_server.engine_client.client import EngineClient
 from genai_server.errors import AsIs, DeadlinePassed, InvalidField, RequestCancelled, ServerStopping, SessionTerminated
@@ -30,10 +29,11 @@ from genai_server.http.request_state import CountAnswers, InTurn, at_once, reque
 from genai_server.http.telemetry.key_usage import KeyUsage
 from genai_server.http.telemetry.recent_requests import RecentRequests
 from genai_server.http.telemetry.request_record import RequestRecord
-from genai_server.images.reader import Images
+from genai_server.media.audio.recordings import Recordings
+from genai_server.media.images.reader import Images
 from genai_server.messages.generation_request import FinishReason, ModelInfo
 from genai_server.messages.worker_tasks import TaskOwner
-from genai_server.pooling_model import Task
+from genai_server.model_files.pooling_model import Task
 from genai_server.text.codec import TextCodec
 from genai_server.timing import Clock
 from genai_server.tool_servers.client import Tools

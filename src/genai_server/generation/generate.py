@@ -28,15 +28,15 @@ from genai_server.generation.prompts import (
     engine_images,
 )
 from genai_server.generation.thoughts import thought_rules, with_default_budget
-from genai_server.images.image_files import ReadImage
+from genai_server.media.images.image_files import ReadImage
 from genai_server.messages.generation_request import FinishReason, GenerationRequest, ModelInfo, Sampling, ThoughtRules
-from genai_server.pooling_model import Task
+from genai_server.model_files.pooling_model import Task
+from genai_server.model_files.vision_model import Medium
 from genai_server.text.answers.answer_text import AnswerText
 from genai_server.text.answers.repetition import RepetitionDetector, RepetitionRule
 from genai_server.text.codec import TextCodec
 from genai_server.text.prompts.prompt import CONTINUE
 from genai_server.timing import Stopwatch
-from genai_server.vision_model import Medium
 
 Body = ChatParameters | CompletionRequest
 # Fields that have the same names and values in a body.

@@ -9,21 +9,20 @@ from typing import Any
 from msgspec import structs
 
 from genai_server.answer_parts import ScoredToken
-from genai_server.audio.decoder_library import require_decoder
-from genai_server.errors import InvalidField
+from genai_server.errors import InvalidField, quoted
 from genai_server.generation.dependencies import RequestContext, Services
 from genai_server.generation.output_spec import listed_tools
 from genai_server.generation.parameters.chat_messages import AnyTool, ChatMessage, ChatParameters, tool_for_template
 from genai_server.generation.parameters.completion_body import CompletionRequest
 from genai_server.http.leniency import Leniency
-from genai_server.images.image_files import ReadImage
-from genai_server.images.reader import ImageSource
+from genai_server.media.audio.decoder_library import require_decoder
+from genai_server.media.images.image_files import ReadImage
+from genai_server.media.images.reader import ImageSource
 from genai_server.messages.generation_request import Image, ModelInfo
 from genai_server.messages.worker_tasks import TaskOwner
-from genai_server.quoted_values import quoted
+from genai_server.model_files.vision_model import Medium, VisionModel
 from genai_server.text.codec import FEW_MESSAGES, TextCodec
 from genai_server.text.prompts.template_traits import THINKING_NAMES
-from genai_server.vision_model import Medium, VisionModel
 
 _PART_TYPES = {Medium.IMAGE: "image", Medium.SOUND: "audio"}
 _NOUNS = {Medium.IMAGE: "an image", Medium.SOUND: "a sound"}

@@ -21,19 +21,18 @@ from genai_server.answer_parts import (
     WholeAnswer,
     WholeToolCall,
 )
-from genai_server.errors import PromptTooLong, QueueFull, SessionTerminated
+from genai_server.errors import PromptTooLong, QueueFull, SessionTerminated, quoted
 from genai_server.generation.answers import Answer, Ending, Generation, Piece
 from genai_server.generation.dependencies import RequestContext, Services
 from genai_server.generation.generate import generate
 from genai_server.generation.parameters.chat_messages import ChatMessage, ChatParameters, Tool
 from genai_server.http.api_keys import ADMIN_KEY_NAME
 from genai_server.http.telemetry.usage import Usage
-from genai_server.images.sources import is_at
+from genai_server.media.images.sources import is_at
 from genai_server.messages.admin import RequestPhase, RequestState
 from genai_server.messages.generation_request import FinishReason
 from genai_server.messages.tool_servers import ServerAddress, ToolInfo, ToolOutput, ToolRequest
-from genai_server.pooling_model import Task
-from genai_server.quoted_values import quoted
+from genai_server.model_files.pooling_model import Task
 from genai_server.text.prompts.prompt import CONTINUE
 from genai_server.timing import Timings
 

@@ -4,8 +4,8 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from genai_server.grammar_checker.salted_cache import SaltedCache
 from genai_server.messages.worker_tasks import Task
-from genai_server.salted_cache import SaltedCache
 from genai_server.workers.process import ProcessDied, ProcessTimeout
 from genai_server.workers.shared_calls import SharedCalls
 from genai_server.workers.task_kinds import CHECK_GRAMMAR

@@ -17,8 +17,7 @@ from pathlib import Path
 
 from genai_server.config.setting_form import environment_variable
 from genai_server.config.settings import Settings
-from genai_server.errors import ConfigurationError
-from genai_server.quoted_values import quoted
+from genai_server.errors import ConfigurationError, quoted
 
 log = logging.getLogger(__name__)
 

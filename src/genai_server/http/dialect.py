@@ -10,7 +10,7 @@ from typing import Any
 
 from starlette.types import Scope
 
-from genai_server.quoted_values import quoted
+from genai_server.errors import quoted
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,9 @@ from starlette.responses import JSONResponse
 from starlette.types import Scope
 
 from genai_server import errors
-from genai_server.errors import GenaiServerError, InvalidField
+from genai_server.errors import GenaiServerError, InvalidField, escaped
 from genai_server.http.dialect import DEFAULT, ErrorParts, FieldNames
 from genai_server.http.request_state import request_state
-from genai_server.quoted_values import escaped
 
 log = logging.getLogger(__name__)
 

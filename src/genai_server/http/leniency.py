@@ -18,9 +18,9 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
+from genai_server.errors import quoted
 from genai_server.http.dialect import FieldNames
 from genai_server.http.json_response import JsonObject
-from genai_server.quoted_values import quoted
 
 log = logging.getLogger(__name__)
 

@@ -8,8 +8,7 @@ from typing import Any
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
-from genai_server.errors import InvalidField, MalformedForm
-from genai_server.quoted_values import quoted
+from genai_server.errors import InvalidField, MalformedForm, quoted
 
 # The content type of a form, by which a route's parameter is declared as `Body(media_type=FORM)`.
 FORM = "multipart/form-data"

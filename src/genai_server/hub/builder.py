@@ -21,10 +21,10 @@ from genai_server.hub.architectures import (
     why_not_mobius,
 )
 from genai_server.hub.quantized_checkpoint import Quantization, check_tensors
-from genai_server.installation import this_installation
-from genai_server.json_file import read_object
-from genai_server.pooling_model import CONFIG, GENAI_CONFIG, MODULE_FILES, MODULES, Task, is_decoder
-from genai_server.speech_model import FIRST_TIME, GENERATION
+from genai_server.model_files.json_file import read_object
+from genai_server.model_files.pooling_model import CONFIG, GENAI_CONFIG, MODULE_FILES, MODULES, Task, is_decoder
+from genai_server.model_files.speech_model import FIRST_TIME, GENERATION
+from genai_server.system.installation import this_installation
 
 LOG = "export.log"
 # The builder's names for this server's devices.

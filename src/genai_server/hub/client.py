@@ -13,10 +13,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from genai_server.errors import ConfigurationError, PullFailed, in_one_line
+from genai_server.errors import ConfigurationError, PullFailed, escaped, in_one_line, quoted
 from genai_server.hub.repository import RemoteFile, Repository
-from genai_server.installation import this_installation
-from genai_server.quoted_values import escaped, quoted
+from genai_server.system.installation import this_installation
 
 _MIN_VERSION = (2, 4)
 # Prefix of an OSError's text.

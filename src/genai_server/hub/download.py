@@ -10,11 +10,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from genai_server.errors import PullFailed
+from genai_server.errors import PullFailed, escaped
 from genai_server.hub.client import Hub
 from genai_server.hub.repository import RemoteFile, Repository, Selection
 from genai_server.hub.store import has_digest
-from genai_server.quoted_values import escaped
 
 _MIB = 1024 * 1024
 _HASH_LENGTH = 12

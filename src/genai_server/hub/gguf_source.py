@@ -4,11 +4,10 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from genai_server.errors import ConfigurationError, ExportFailed
+from genai_server.errors import ConfigurationError, ExportFailed, escaped
 from genai_server.hub.builder import run_logged
 from genai_server.hub.client import Hub
 from genai_server.hub.repository import RemoteFile, Repository, name_of
-from genai_server.quoted_values import escaped
 
 SUFFIX = ".gguf"
 LOG = "unpack.log"

@@ -12,9 +12,8 @@ from pathlib import Path
 import msgspec
 from filelock import FileLock, Timeout
 
-from genai_server.errors import ConfigurationError, PullFailed
-from genai_server.pooling_model import GENAI_CONFIG, Task, task_of
-from genai_server.quoted_values import quoted
+from genai_server.errors import ConfigurationError, PullFailed, quoted
+from genai_server.model_files.pooling_model import GENAI_CONFIG, Task, task_of
 
 ORIGIN = ".genai-server.json"
 # Bytes of a file that are hashed at once.

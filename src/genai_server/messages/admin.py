@@ -7,7 +7,7 @@ from msgspec import Struct
 
 from genai_server.messages.error import ErrorInfo
 from genai_server.messages.generation_request import Adapter
-from genai_server.profile_plan import ProfilePlan, ProfileState
+from genai_server.messages.profile_plan import ProfilePlan, ProfileState
 
 R = TypeVar("R", bound="Reply")
 

@@ -5,13 +5,12 @@ from typing import Any
 
 import msgspec
 
-from genai_server.errors import ConfigurationError
+from genai_server.errors import ConfigurationError, quoted
 from genai_server.options import session
 from genai_server.options.device import DeviceOptions, ProviderOptions
 from genai_server.options.nvidia import DEPRECATED
 from genai_server.options.providers import CPU, PROVIDERS, provider
 from genai_server.options.table import Row, Value, names, nearest, possible
-from genai_server.quoted_values import quoted
 
 SECTIONS = ("session", "provider", "providers")
 _SESSION_ROWS = names(session.SESSION)

@@ -10,11 +10,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from genai_server.errors import ConfigurationError
+from genai_server.errors import ConfigurationError, quoted
 from genai_server.options.check import SECTIONS, check_device
 from genai_server.options.device import DeviceOptions
 from genai_server.options.table import nearest
-from genai_server.quoted_values import quoted
 
 DEFAULT_FILE = "genai-server.toml"
 _SCOPES = ("devices", "models")

@@ -10,8 +10,7 @@ from typing import Any
 
 from google.protobuf import text_format
 
-from genai_server.errors import ConfigurationError
-from genai_server.quoted_values import quoted
+from genai_server.errors import ConfigurationError, quoted
 
 # Every value of a field, in order: numbers and words as text.
 Message = dict[str, list["str | Message"]]

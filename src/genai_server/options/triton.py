@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from genai_server.errors import ConfigurationError
+from genai_server.errors import ConfigurationError, quoted
 from genai_server.options import session
 from genai_server.options.check import check_device, flat, provider_options, value_text
 from genai_server.options.device import reaching, unreachable
@@ -14,7 +14,6 @@ from genai_server.options.providers import PROVIDERS
 from genai_server.options.session import ELSEWHERE, ENTRIES, RUN, SESSION
 from genai_server.options.table import Reach, names, nearest, number, possible
 from genai_server.options.toml import toml_key, toml_value
-from genai_server.quoted_values import quoted
 
 BACKEND = "onnxruntime"
 AUTO_COMPLETE = "--disable-auto-complete-config"

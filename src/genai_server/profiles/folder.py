@@ -6,11 +6,10 @@ from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
-from genai_server.errors import ProfileNotFound
+from genai_server.errors import ProfileNotFound, quoted
 from genai_server.profiles.forward_pass import ForwardPass, Profile
 from genai_server.profiles.manifest import Manifest, find_manifests
 from genai_server.profiles.trace_file import read_runs
-from genai_server.quoted_values import quoted
 
 _STAMP = re.compile(r"_(\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d)_(\d{3})\.json$")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from genai_server.profile_plan import Profiled, ProfilePlan
+from genai_server.messages.profile_plan import Profiled, ProfilePlan
 
 SUFFIX = ".manifest.jsonl"
 PREFILL, DECODE = "prefill", "decode"

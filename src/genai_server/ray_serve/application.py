@@ -17,7 +17,7 @@ from genai_server.config.settings import Settings
 from genai_server.config.sources import NAMES, load_settings
 from genai_server.errors import ConfigurationError
 from genai_server.http.middleware.request_lifetime import LAST_WORDS
-from genai_server.pooling_model import Task, task_of
+from genai_server.model_files.pooling_model import Task, task_of
 from genai_server.ray_serve.ingress import Ingress
 from genai_server.ray_serve.model_choice import ModelNames
 from genai_server.ray_serve.ray_internals import with_version

@@ -20,8 +20,8 @@ from genai_server.config.server_settings import is_loopback
 from genai_server.config.settings import Settings
 from genai_server.config.sources import add_options, load_settings
 from genai_server.errors import ConfigurationError
-from genai_server.installation import this_installation
 from genai_server.logs import configure_logging
+from genai_server.system.installation import this_installation
 
 _NAME = "genai-server"
 # They come from the environment of the cluster's processes, and are in no file.

@@ -20,11 +20,10 @@ from genai_server.apis.scoring import routes as scoring
 from genai_server.apis.tokens import routes as tokens
 from genai_server.apis.transcriptions import routes as transcriptions
 from genai_server.config.settings import Settings
-from genai_server.errors import ModelNotFound
+from genai_server.errors import ModelNotFound, quoted
 from genai_server.generation.catalog import FORMER_DEFAULT, plain_name, task_unsupported
 from genai_server.messages.server_status import ANY_NAME
-from genai_server.pooling_model import Task
-from genai_server.quoted_values import quoted
+from genai_server.model_files.pooling_model import Task
 
 _GENERATING = (chat, chat_completions, completions, conversations, decisions, messages, responses, scoring)
 _ROUTES = {

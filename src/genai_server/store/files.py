@@ -10,8 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from genai_server.errors import InvalidField, StoredFileNotFound, UploadUnavailable
-from genai_server.quoted_values import quoted
+from genai_server.errors import InvalidField, StoredFileNotFound, UploadUnavailable, quoted
 from genai_server.store.database import Database, JsonObject
 
 # What a file counts at least, in bytes: an empty one takes space, too.

@@ -13,8 +13,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from genai_server.errors import InvalidField
-from genai_server.quoted_values import quoted
+from genai_server.errors import InvalidField, quoted
 from genai_server.store.database import JsonObject
 
 # Kinds of rows: input or conversation items, output items, and stream events.

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import msgspec
 
-from genai_server.child_process import in_words, start_module
 from genai_server.config.environment import engine_environment
 from genai_server.messages.launch import (
     BEAT_SECONDS,
@@ -23,6 +22,7 @@ from genai_server.messages.launch import (
     report_decoder,
 )
 from genai_server.messages.protocol import encode_frame
+from genai_server.system.child_process import in_words, start_module
 
 # Seconds allowed for each token of a step, in addition to the timeout: a hundred times the time on slow machines.
 SECONDS_PER_TOKEN = 0.1

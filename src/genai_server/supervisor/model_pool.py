@@ -13,14 +13,13 @@ from pathlib import Path
 
 import msgspec
 
-from genai_server.errors import InvalidField, ModelNotFound, in_one_line
+from genai_server.errors import InvalidField, ModelNotFound, in_one_line, quoted
 from genai_server.messages.generation_request import Adapter
 from genai_server.messages.server_status import EngineState, EngineStatus, ModelState, ModelStatus
-from genai_server.pooling_model import task_of
-from genai_server.quoted_values import quoted
+from genai_server.model_files.pooling_model import task_of
+from genai_server.model_files.vision_model import medium_of
 from genai_server.supervisor.engine_watch import EngineWatch
 from genai_server.supervisor.memory_budget import Decision, MemoryBudget, Shortage
-from genai_server.vision_model import medium_of
 
 log = logging.getLogger(__name__)
 # Seconds without requests before an unloading model ends, because an API process may have sent one before it read the

@@ -38,8 +38,8 @@ from genai_server.messages.generation_request import Adapter
 from genai_server.messages.kv_events import event_target
 from genai_server.messages.launch import EngineLaunch
 from genai_server.messages.server_status import EngineState, EngineStatus, ModelStatus, ServerStatus
+from genai_server.model_files.pooling_model import task_of
 from genai_server.options.device import DeviceOptions
-from genai_server.pooling_model import task_of
 from genai_server.supervisor.engine_watch import EngineWatch, Restarts
 from genai_server.supervisor.memory_budget import MemoryBudget
 from genai_server.supervisor.model_pool import ManagedModel, ModelPool, new_status

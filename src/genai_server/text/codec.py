@@ -7,10 +7,11 @@ from typing import Any, NamedTuple, TypeVar
 
 from genai_server.config.environment import limit_tokenizer_threads
 from genai_server.errors import InvalidField
-from genai_server.json_file import read_object
 from genai_server.messages.worker_tasks import TaskOwner
-from genai_server.pooling_model import PoolingModel, Task, read_pooling_model
-from genai_server.speech_model import SpeechModel, read_speech_model
+from genai_server.model_files.json_file import read_object
+from genai_server.model_files.pooling_model import PoolingModel, Task, read_pooling_model
+from genai_server.model_files.speech_model import SpeechModel, read_speech_model
+from genai_server.model_files.vision_model import VisionModel, read_vision_model
 from genai_server.text.answers.dialect import AUTOMATIC, PLAIN, Dialect, read_dialect
 from genai_server.text.grammars.grammar import find_opaque_tokens
 from genai_server.text.pooled_texts import PooledTexts
@@ -27,7 +28,6 @@ from genai_server.text.prompts.template_files import (
 from genai_server.text.prompts.template_rendering import Tool
 from genai_server.text.text_threads import TextThreads
 from genai_server.text.tokenizer import FILE, ByteTokenizer, ModelTokenizer, Tokenizer
-from genai_server.vision_model import VisionModel, read_vision_model
 
 # Prompts up to this number of characters and messages are rendered and encoded in a few milliseconds.
 SHORT_TEXT = 8_000

@@ -5,10 +5,9 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from genai_server.errors import AsIs, InvalidField, PromptTooLong
+from genai_server.errors import AsIs, InvalidField, PromptTooLong, quoted
 from genai_server.messages.generation_request import PooledText
-from genai_server.pooling_model import PoolingModel
-from genai_server.quoted_values import quoted
+from genai_server.model_files.pooling_model import PoolingModel
 from genai_server.text.prompts.prompt import PromptWriter
 from genai_server.text.prompts.special_tokens import SpecialTokenGuard, blaming
 from genai_server.text.tokenizer import Tokenizer

@@ -16,9 +16,8 @@ from pydantic import ValidationError
 
 from genai_server import __version__
 from genai_server.config.tool_servers import ToolServer
-from genai_server.errors import ToolServerUnavailable, in_one_line
+from genai_server.errors import ToolServerUnavailable, escaped, in_one_line, quoted
 from genai_server.messages.tool_servers import ToolInfo
-from genai_server.quoted_values import escaped, quoted
 from genai_server.tool_servers.places import Places
 from genai_server.tool_servers.transports import Program, connect_by_http, without_secrets
 

@@ -10,7 +10,7 @@ from msgspec import structs
 
 from genai_server.config.tool_servers import ToolServer
 from genai_server.errors import ToolServerUnavailable, in_one_line
-from genai_server.images.sources import is_public
+from genai_server.media.images.sources import is_public
 from genai_server.messages.tool_servers import (
     EndRequest,
     FindRequests,

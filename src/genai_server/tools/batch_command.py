@@ -27,12 +27,12 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from genai_server.batch_input import InputCheck
-from genai_server.batch_lines import BatchLine, LineReader, digest, error_line, response_line
+from genai_server.batch_files.batch_input import InputCheck
+from genai_server.batch_files.batch_lines import BatchLine, LineReader, digest, error_line, response_line
+from genai_server.batch_files.result_file import ResultFile, first_other_line
 from genai_server.cli.option_types import path_of, positive
 from genai_server.cli.screen import say_aside
 from genai_server.errors import ChatFailed
-from genai_server.result_file import ResultFile, first_other_line
 from genai_server.tools.server_answers import checked_url, unanswered
 from genai_server.tools.terminal_chat.chat_client import ChatClient
 from genai_server.tools.terminal_chat.chat_command import connected, exit_cleanly_on_signals

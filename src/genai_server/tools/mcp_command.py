@@ -23,7 +23,7 @@ from genai_server import __version__
 from genai_server.cli.serve.welcome import url_of
 from genai_server.config.sources import load_settings
 from genai_server.errors import ConfigurationError, ServerUnusable
-from genai_server.installation import this_installation
+from genai_server.system.installation import this_installation
 from genai_server.tools.server_answers import ask, authorization, checked_url
 from genai_server.tools.top.snapshot import Interval, Poller
 from genai_server.tools.top.top_tables import view

@@ -9,8 +9,8 @@ import threading
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from genai_server.child_process import start_module
 from genai_server.config.environment import untrusted_work_environment
+from genai_server.system.child_process import start_module
 from genai_server.workers.task_kinds import TaskKind
 
 # Maximum seconds for starting a process on a busy machine.

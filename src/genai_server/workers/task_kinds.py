@@ -46,17 +46,23 @@ class TaskKind:
 CHECK_GRAMMAR = TaskKind(
     "check_grammar", "genai_server.grammar_checker.process", "checks grammars", CheckerUnavailable, BYTES
 )
-READ_IMAGE = TaskKind("read_image", "genai_server.images.process", "reads images", ImageReaderUnavailable, PIXELS)
-READ_SOUND = TaskKind("read_sound", "genai_server.images.process", "reads sounds", ImageReaderUnavailable, SECONDS)
-DECODE = TaskKind("decode", "genai_server.audio.decode_process", "decodes recordings", AudioReaderUnavailable, SECONDS)
+READ_IMAGE = TaskKind("read_image", "genai_server.media.images.process", "reads images", ImageReaderUnavailable, PIXELS)
+READ_SOUND = TaskKind(
+    "read_sound", "genai_server.media.images.process", "reads sounds", ImageReaderUnavailable, SECONDS
+)
+DECODE = TaskKind(
+    "decode", "genai_server.media.audio.decode_process", "decodes recordings", AudioReaderUnavailable, SECONDS
+)
 DECODE_LONG = TaskKind(
     "decode_long",
-    "genai_server.audio.decode_process",
+    "genai_server.media.audio.decode_process",
     "decodes long recordings",
     AudioReaderUnavailable,
     SECONDS,
     is_long=True,
 )
-READ_WINDOW = TaskKind("read_window", "genai_server.audio.window_process", "reads recordings", AudioReaderUnavailable)
+READ_WINDOW = TaskKind(
+    "read_window", "genai_server.media.audio.window_process", "reads recordings", AudioReaderUnavailable
+)
 
 TASK_KINDS = {kind.name: kind for kind in (CHECK_GRAMMAR, READ_IMAGE, READ_SOUND, DECODE, DECODE_LONG, READ_WINDOW)}

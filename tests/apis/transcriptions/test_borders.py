@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from genai_server.audio.voice_activity import Detector, Probabilities, Samples, Speech, find_speech
-from genai_server.audio.window_reader import Window
 from genai_server.generation.engine_requests import EngineAnswer
+from genai_server.media.audio.voice_activity import Detector, Probabilities, Samples, Speech, find_speech
+from genai_server.media.audio.window_reader import Window
 from genai_server.messages.generation_request import GenerationRequest
 from genai_server.text.codec import TextCodec
 from tests.apis.transcriptions.doubles import HeldRequests, answer, at, load_codec
 from tests.apis.transcriptions.test_transcribe import begun, transcribed
-from tests.audio.sounds import RATE, sentence
+from tests.media.audio.sounds import RATE, sentence
 
 # Seconds. Short windows have many borders.
 WINDOW = 10.0

@@ -20,16 +20,16 @@ import openai
 import pytest
 from openai.types.audio import TranscriptionTextDeltaEvent, TranscriptionTextDoneEvent, TranscriptionVerbose
 
-from genai_server.audio.recordings import Recording, Recordings
-from genai_server.audio.window_reader import Window
 from genai_server.engine_client.stream import TokenStream
 from genai_server.errors import EngineDied, QueueFull
 from genai_server.generation.dependencies import Deadline
 from genai_server.generation.engine_requests import EngineAnswer, EngineRequests
+from genai_server.media.audio.recordings import Recording, Recordings
+from genai_server.media.audio.window_reader import Window
 from genai_server.messages.generation_request import GenerationRequest
 from tests import raw_http
 from tests.apis.transcriptions.doubles import DIRECTORY, MODEL, answer, at, load_codec
-from tests.audio.sounds import encoded, sentence, silence
+from tests.media.audio.sounds import encoded, sentence, silence
 from tests.running_server import DEMO, RunningServer, body, environment_without, refusal, run_server, wait_until
 from tests.server_here import run_here
 

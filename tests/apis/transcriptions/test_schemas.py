@@ -8,8 +8,8 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from genai_server.apis.transcriptions.schemas import ServerVad, TranscriptFormat, TranscriptionForm, TranslationForm
-from genai_server.audio.detection import Detection
 from genai_server.http.error_responses import from_findings
+from genai_server.media.audio.detection import Detection
 
 FILE = {"file": Path("a.wav")}
 

@@ -9,7 +9,7 @@ from genai_server.engine.graph_rewriting.attention_scores import score_heads
 from genai_server.engine.graph_rewriting.cross_attention import CROSS_ATTENTION
 from genai_server.engine.model.sound_encoder import SoundEncoder
 from genai_server.engine.model.speech_files import read_cross_decoder, read_encoder_files
-from genai_server.speech_model import FEATURES
+from genai_server.model_files.speech_model import FEATURES
 from tests.running_server import ROOT
 
 BUILT, DEMO = ROOT / "tests" / "built_models" / "whisper", ROOT / "models" / "demo-speech"

@@ -11,15 +11,15 @@ import onnx
 import pytest
 
 from genai_server.apis.transcriptions.words import words_of
-from genai_server.audio.features import SpeechFeatures
 from genai_server.engine.decoder_graph import DoesNotFit
 from genai_server.engine.encoded_sound import EncodedSound
 from genai_server.engine.model.aligner import Aligner, alignment_heads, why_no_times
 from genai_server.engine.model.sound_encoder import SoundEncoder
 from genai_server.engine.model.speech_files import read_cross_decoder, read_encoder_files
 from genai_server.errors import RunnerFailed
+from genai_server.media.audio.features import SpeechFeatures
 from genai_server.messages.generation_request import Alignment
-from genai_server.speech_model import FEATURES, read_speech_model
+from genai_server.model_files.speech_model import FEATURES, read_speech_model
 from genai_server.text.codec import load_text_codec
 from tests.running_server import ROOT
 

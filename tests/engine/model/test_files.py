@@ -25,9 +25,8 @@ from genai_server.engine.model.files import (
     weight_bytes,
     what_is_left_out,
 )
-from genai_server.errors import ModelDirectoryError
+from genai_server.errors import ModelDirectoryError, quoted
 from genai_server.messages.generation_request import Sampling
-from genai_server.quoted_values import quoted
 from tests.running_server import DEMO, ROOT
 
 IMAGES = ROOT / "tests" / "built_models" / "qwen-3-vl-images"

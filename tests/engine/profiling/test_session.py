@@ -4,7 +4,7 @@ import pytest
 
 from genai_server.engine.profiling.session import ProfileSession
 from genai_server.engine.scheduling.step_time import MAX_DRAFTED
-from genai_server.profile_plan import Profiled, ProfilePlan, SlowTokens
+from genai_server.messages.profile_plan import Profiled, ProfilePlan, SlowTokens
 
 
 def begin(now: float = 0.0, **fields: object) -> ProfileSession:

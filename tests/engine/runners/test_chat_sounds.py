@@ -21,12 +21,12 @@ from genai_server.engine.runners.lengths import BatchLimits
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.scheduling.scheduler_output import UNSHARED
 from genai_server.engine.sequence import Sequence
-from genai_server.images.processor import ProcessedImage
-from genai_server.images.sound_processor import SoundProcessor
+from genai_server.media.images.processor import ProcessedImage
+from genai_server.media.images.sound_processor import SoundProcessor
 from genai_server.messages.generation_request import GenerationRequest, Image
-from genai_server.vision_model import Medium, read_vision_model
-from tests.audio.sounds import encoded, sentence, tone
+from genai_server.model_files.vision_model import Medium, read_vision_model
 from tests.engine.model_runners import answers, generator_answer, logits_of_answers, profiled_answer
+from tests.media.audio.sounds import encoded, sentence, tone
 from tests.running_server import ROOT
 
 PATH = ROOT / "tests" / "built_models" / "lfm2-audio"

@@ -40,10 +40,10 @@ from genai_server.errors import ConfigurationError, ModelDirectoryError, QueueFu
 from genai_server.messages.admin import SetRuntimeOption
 from genai_server.messages.generation_request import Adapter, GenerationRequest
 from genai_server.messages.launch import EngineSpec
+from genai_server.model_files.speech_model import FEATURES
 from genai_server.options.check import check_device
 from genai_server.options.device import DEFAULT_OPTIONS, DeviceOptions, ProviderOptions, unreachable
 from genai_server.options.table import Reach
-from genai_server.speech_model import FEATURES
 from tests.engine.model_runners import greedy, library_answer
 from tests.engine.paged_operator import open_expanded
 from tests.model_edits import edited_config, model_in_folders

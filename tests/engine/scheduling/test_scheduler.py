@@ -498,8 +498,8 @@ def _finds(scheduler: Scheduler, **fields: Any) -> bool:
     ("asked", "asking", "finds"),
     [
         ({}, {}, True),
-        ({}, {"background": True}, True),
-        ({"background": True}, {}, False),
+        ({}, {"low_priority": True}, True),
+        ({"low_priority": True}, {}, False),
         ({}, {"cache_prompt": False}, False),
         ({"cache_prompt": False}, {}, True),
         ({"exact": True}, {}, True),

@@ -23,7 +23,7 @@ from websockets.sync.client import connect
 from websockets.sync.connection import Connection
 
 from genai_server.http.request_state import ParsingThread
-from tests.images.vision_directory import make_vision_directory
+from tests.media.images.vision_directory import make_vision_directory
 from tests.running_server import ROOT, SCRIPTED, RunningServer, body, suspended, wait_until
 from tests.server_here import run_here
 

@@ -16,7 +16,7 @@ from genai_server.cli import main
 from genai_server.config.settings import Settings
 from genai_server.config.sources import load_settings
 from genai_server.engine.host.cores import usable_cores
-from genai_server.model_memory import RUNTIME
+from genai_server.model_files.model_memory import RUNTIME
 from genai_server.tools.doctor import machine
 from genai_server.tools.doctor import model_checks as models
 from genai_server.tools.doctor.finding import FAIL, OK, WARN, Finding

@@ -10,7 +10,7 @@ from genai_server.cli import main
 from genai_server.generation.engine_requests import EngineAnswer, EngineRequests
 from genai_server.messages.generation_request import GenerationRequest
 from tests.apis.transcriptions.doubles import DIRECTORY, MODEL, answer, at, load_codec
-from tests.audio.sounds import encoded, sentence
+from tests.media.audio.sounds import encoded, sentence
 from tests.running_server import DEMO, RunningServer, clean_environment, run_command
 from tests.server_here import run_here
 

@@ -8,14 +8,13 @@ from typing import Any
 from genai_server.apis.admin.engine_calls import admin_router, ask
 from genai_server.apis.admin.schemas import LoadAdapterRequest, UnloadAdapterRequest
 from genai_server.apis.models.routes import adapter_entry
-from genai_server.errors import InvalidField, ModelNotFound, NoEngineReady
+from genai_server.errors import InvalidField, ModelNotFound, NoEngineReady, quoted
 from genai_server.generation.catalog import ChosenModel
 from genai_server.generation.dependencies import Services, ServicesDep
 from genai_server.messages.admin import LoadAdapter, UnloadAdapter
 from genai_server.messages.commands import AddAdapter, RemoveAdapter
 from genai_server.messages.generation_request import Adapter
 from genai_server.messages.server_status import ModelStatus
-from genai_server.quoted_values import quoted
 
 router = admin_router()
 

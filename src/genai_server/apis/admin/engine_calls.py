@@ -10,7 +10,7 @@ from fastapi import APIRouter, Depends
 
 from genai_server.apis.shared.router import error_responses
 from genai_server.engine_client.client import EngineClient
-from genai_server.errors import AmbiguousRequest, NoEngineReady, RequestNotFound
+from genai_server.errors import AmbiguousRequest, NoEngineReady, RequestNotFound, quoted
 from genai_server.http.middleware.authentication import require_admin
 from genai_server.messages.admin import (
     Call,
@@ -24,7 +24,6 @@ from genai_server.messages.admin import (
     RuntimeOptionsReply,
 )
 from genai_server.messages.generation_request import FinishReason
-from genai_server.quoted_values import quoted
 from genai_server.tool_servers.client import ToolServerClient
 
 T = TypeVar("T")

@@ -6,11 +6,10 @@ from typing import Any
 from genai_server.apis.admin.engine_calls import admin_router
 from genai_server.apis.admin.schemas import AliasRequest, LoadModelRequest, UnloadModelRequest
 from genai_server.apis.models.routes import model_entry
-from genai_server.errors import ChatTemplateError, ConfigurationError, ModelLoadFailed, ModelTooLarge
+from genai_server.errors import ChatTemplateError, ConfigurationError, ModelLoadFailed, ModelTooLarge, quoted
 from genai_server.generation.dependencies import ServicesDep
 from genai_server.messages.commands import LoadModel, SetAlias, UnloadModel
 from genai_server.messages.server_status import ModelState
-from genai_server.quoted_values import quoted
 
 router = admin_router()
 

@@ -21,10 +21,10 @@ from genai_server.apis.admin.engine_calls import admin_router, ask
 from genai_server.apis.admin.runtime_options import set_runtime_options
 from genai_server.apis.admin.schemas import ProfileRequest, RuntimeOptionsRequest
 from genai_server.engine_client.client import EngineClient
-from genai_server.errors import InvalidField, MissingField, NoEngineReady, ProfileNotFound, RequestNotFound
+from genai_server.errors import InvalidField, MissingField, NoEngineReady, ProfileNotFound, RequestNotFound, quoted
 from genai_server.generation.dependencies import ServicesDep
 from genai_server.messages.admin import EndProfile, ListProfiles, StartProfile
-from genai_server.profile_plan import ProfilePlan, ProfileState
+from genai_server.messages.profile_plan import ProfilePlan, ProfileState
 from genai_server.profiles.analysis import SLOW_AT, analyse
 from genai_server.profiles.folder import find_session, read_session
 from genai_server.profiles.html_report import as_page
@@ -32,7 +32,6 @@ from genai_server.profiles.manifest import Manifest, find_manifests
 from genai_server.profiles.retention import is_open, remove
 from genai_server.profiles.text_report import as_text
 from genai_server.profiles.trace import write_trace
-from genai_server.quoted_values import quoted
 
 # The id that refers to the most recent session.
 LATEST = "latest"

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import msgspec
 
-from genai_server.batch_lines import digest
+from genai_server.batch_files.batch_lines import digest
+from genai_server.batch_files.result_file import ResultFile
 from genai_server.http.json_response import JsonObject
-from genai_server.result_file import ResultFile
 
 log = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from genai_server.apis.batches.batch_run import STOPPING, BatchLimits, BatchRun
 from genai_server.errors import StoreUnavailable, in_one_line
 from genai_server.generation.dependencies import Services
 from genai_server.http.middleware.uploads import upload_folder
-from genai_server.pooling_model import Task
+from genai_server.model_files.pooling_model import Task
 from genai_server.store.batches import BatchStore, StoredBatch
 from genai_server.store.database import Database
 from genai_server.store.files import FileLimits, FileStore

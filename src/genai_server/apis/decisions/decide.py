@@ -16,7 +16,7 @@ from genai_server.generation.option_scores import OptionScores, encode_asked, sc
 from genai_server.http.dialect import FieldNames
 from genai_server.http.json_response import JsonObject
 from genai_server.http.telemetry.usage import Usage
-from genai_server.pooling_model import Task
+from genai_server.model_files.pooling_model import Task
 
 # The client's names of the chat's fields.
 _NAMES = FieldNames({"messages": "input"})

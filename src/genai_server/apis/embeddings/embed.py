@@ -22,7 +22,7 @@ from genai_server.http.json_response import JsonObject
 from genai_server.http.telemetry.request_record import ABORT, AnswerFigures
 from genai_server.http.telemetry.usage import Usage
 from genai_server.messages.generation_request import GenerationRequest, ModelInfo, PooledText
-from genai_server.pooling_model import PoolingModel, Task
+from genai_server.model_files.pooling_model import PoolingModel, Task
 from genai_server.text.pooled_texts import CUT_BY, TRUNCATION, EncodedText, Pair, PooledTexts, TextLimit, named_prompt
 from genai_server.timing import Stopwatch, Timings
 

@@ -20,7 +20,7 @@ from genai_server.generation.tool_loop import generate_with_tools
 from genai_server.http.body_route import lenient_route
 from genai_server.http.json_response import JsonObject
 from genai_server.http.sse import STREAMS, EventStream
-from genai_server.pooling_model import Task
+from genai_server.model_files.pooling_model import Task
 
 router = VersionedRouter(lenient_route(LEFT_OUT, convert=convert, caps=True), "anthropic", error=AnthropicErrorResponse)
 

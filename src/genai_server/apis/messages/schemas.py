@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, Field, model_validator
 
+from genai_server.errors import quoted
 from genai_server.generation.parameters.base import (
     ByType,
     NonEmptyText,
@@ -19,7 +20,6 @@ from genai_server.generation.parameters.base import (
 )
 from genai_server.generation.parameters.chat_messages import MAX_MESSAGES, MAX_PARTS, MAX_TOOLS, FunctionName
 from genai_server.generation.parameters.sampling_parameters import MAX_STOP_STRINGS, SamplingFields, StopText
-from genai_server.quoted_values import quoted
 
 _BLOCKS_OF_ROLE = {
     "user": ("text", "image", "document", "tool_result", "compaction"),

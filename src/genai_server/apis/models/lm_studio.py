@@ -17,7 +17,7 @@ from genai_server.generation.catalog import names_of
 from genai_server.generation.dependencies import Services, ServicesDep
 from genai_server.http.json_response import JsonObject
 from genai_server.messages.server_status import ModelState, ModelStatus
-from genai_server.pooling_model import Task
+from genai_server.model_files.pooling_model import Task
 
 router = APIRouter(tags=["models"], responses=error_responses(404))
 # The model types of each version of the API. No type exists for reranking, so such models are not listed.

@@ -13,9 +13,9 @@ from genai_server.generation.dependencies import Services, ServicesDep
 from genai_server.generation.infill import infill_tokens
 from genai_server.messages.generation_request import Adapter
 from genai_server.messages.server_status import ANY_NAME, ModelState, ModelStatus
-from genai_server.pooling_model import Task
+from genai_server.model_files.pooling_model import Task
+from genai_server.model_files.vision_model import Medium
 from genai_server.text.codec import TextCodec
-from genai_server.vision_model import Medium
 
 # What taking something besides text is called in `capabilities`.
 _ABILITIES = {Medium.IMAGE: "vision", Medium.SOUND: "audio"}

@@ -15,7 +15,7 @@ from genai_server.generation.dependencies import RequestContext, RequestContextD
 from genai_server.http.body_route import lenient_route
 from genai_server.http.json_response import built_response
 from genai_server.http.leniency import LeftOut
-from genai_server.pooling_model import Task
+from genai_server.model_files.pooling_model import Task
 
 router = APIRouter(
     route_class=lenient_route(LeftOut(), takes_undeclared=True, takes_unknown=True),

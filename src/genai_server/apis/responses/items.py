@@ -30,12 +30,11 @@ from genai_server.apis.responses.item_schemas import (
 )
 from genai_server.apis.responses.tool_schemas import full_name
 from genai_server.apis.shared import foreign_tools
-from genai_server.errors import InvalidField
+from genai_server.errors import InvalidField, quoted
 from genai_server.generation.parameters import custom_tools
 from genai_server.generation.parameters.chat_messages import ChatMessage
 from genai_server.http.json_response import JsonObject
 from genai_server.http.leniency import nameable
-from genai_server.quoted_values import quoted
 
 # Types of tool call items, and of their results.
 _CALLS = frozenset({"function_call", "custom_tool_call", *(tool.call for tool in CLIENT_TOOLS.values())})

@@ -35,7 +35,14 @@ from genai_server.apis.responses.translate import (
     tools_by_name,
 )
 from genai_server.apis.shared.router import VersionedRouter
-from genai_server.errors import ConversationNotFound, InvalidField, PreviousNotFound, PromptTooLong, ResponseNotFound
+from genai_server.errors import (
+    ConversationNotFound,
+    InvalidField,
+    PreviousNotFound,
+    PromptTooLong,
+    ResponseNotFound,
+    quoted,
+)
 from genai_server.generation.answers import Generation
 from genai_server.generation.dependencies import RequestContext, RequestContextDep, Services, ServicesDep
 from genai_server.generation.generate import generate
@@ -45,8 +52,7 @@ from genai_server.generation.tool_loop import generate_with_tools
 from genai_server.http.body_route import lenient_route
 from genai_server.http.json_response import JsonObject, built_response, json_response
 from genai_server.http.sse import STREAMS, EventStream
-from genai_server.pooling_model import Task
-from genai_server.quoted_values import quoted
+from genai_server.model_files.pooling_model import Task
 
 # Safety margin when shortening a prompt that is too long: the number of tokens per character varies.
 _MARGIN = 0.95

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from genai_server.apis.responses.item_schemas import Input
 from genai_server.apis.responses.tool_schemas import NamespacedTool, ResponseTool, ToolSearchTool, full_name
+from genai_server.errors import quoted
 from genai_server.generation.parameters.base import (
     Metadata,
     NonEmptyText,
@@ -21,7 +22,6 @@ from genai_server.generation.parameters.base import (
 )
 from genai_server.generation.parameters.chat_messages import MAX_TOOLS, FunctionName, ReasoningEffort, ThoughtBudget
 from genai_server.generation.parameters.sampling_parameters import GenerationFields
-from genai_server.quoted_values import quoted
 
 LOGPROBS = "message.output_text.logprobs"
 ENCRYPTED_REASONING = "reasoning.encrypted_content"

@@ -9,7 +9,7 @@ from genai_server.apis.responses.output_items import McpToolList
 from genai_server.apis.responses.schemas import ResponsesRequest
 from genai_server.apis.responses.tool_schemas import McpFunction, McpTool
 from genai_server.config.tool_servers import NAME_RULE, is_name
-from genai_server.errors import InvalidField
+from genai_server.errors import InvalidField, quoted
 from genai_server.generation.dependencies import RequestContext, Services
 from genai_server.generation.tool_loop import (
     Selection,
@@ -21,7 +21,6 @@ from genai_server.generation.tool_loop import (
 )
 from genai_server.http.json_response import JsonObject
 from genai_server.messages.tool_servers import ServerAddress
-from genai_server.quoted_values import quoted
 
 _NOT_APPROVED = "Error: the user has not approved this call"
 

@@ -28,9 +28,9 @@ from genai_server.errors import (
     ServerStopping,
     StoreUnavailable,
     Unavailable,
+    quoted,
 )
 from genai_server.http.json_response import JsonObject
-from genai_server.quoted_values import quoted
 from genai_server.store.database import TIMEOUT, Database, Do
 from genai_server.store.records import (
     EncodedRecord,

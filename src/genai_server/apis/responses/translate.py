@@ -33,7 +33,7 @@ from genai_server.apis.responses.schemas import (
 )
 from genai_server.apis.responses.tool_schemas import FunctionTool, McpFunction, NamespacedTool, ResponseTool
 from genai_server.apis.shared.image_places import ImagePlace, image_names
-from genai_server.errors import InvalidField
+from genai_server.errors import InvalidField, quoted
 from genai_server.generation.parameters.base import WithoutEffect
 from genai_server.generation.parameters.chat_messages import MAX_MESSAGES, ChatMessage, ChatParameters, Tool
 from genai_server.generation.parameters.sampling_parameters import GenerationFields
@@ -41,7 +41,6 @@ from genai_server.http.dialect import FieldNames
 from genai_server.http.json_response import JsonObject
 from genai_server.http.leniency import Leniency
 from genai_server.messages.generation_request import Sampling
-from genai_server.quoted_values import quoted
 
 # The instruction to the model for compacting a conversation.
 _COMPACT = (

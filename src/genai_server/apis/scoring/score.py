@@ -17,7 +17,7 @@ from genai_server.http.dialect import FieldNames
 from genai_server.http.json_response import JsonObject
 from genai_server.http.telemetry.usage import Usage
 from genai_server.messages.generation_request import ModelInfo
-from genai_server.pooling_model import Task
+from genai_server.model_files.pooling_model import Task
 from genai_server.text.codec import TextCodec
 
 _NAMES = FieldNames({"messages": "input"})

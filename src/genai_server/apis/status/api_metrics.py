@@ -10,10 +10,10 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.multiprocess import MultiProcessCollector
 
-from genai_server.audio import decoder as recordings
 from genai_server.grammar_checker import checker as grammars
 from genai_server.http.telemetry.request_record import ABORT, AnswerFigures, RequestRecord
-from genai_server.images import reader as images
+from genai_server.media.audio import decoder as recordings
+from genai_server.media.images import reader as images
 from genai_server.messages.generation_request import FinishReason
 
 _LABELS = ("model_name", "device")
@@ -127,7 +127,7 @@ class Instruments:
         for answer in record.answers:
             outcome = answer.outcome
             self._ended.labels(*labels, *keys, outcome if outcome in _REASONS else "error").inc()
-            self._observe_answer(answer, labels, waits=not record.is_background)
+            self._observe_answer(answer, labels, waits=not record.is_low_priority)
         for first in range(0, len(record.answers), record.num_per_prompt):
             to_one = record.answers[first : first + record.num_per_prompt]
             self._longest.labels(*labels).observe(max(answer.usage.completion for answer in to_one))

@@ -21,7 +21,7 @@ from genai_server.generation.parameters.chat_messages import tool_for_template
 from genai_server.generation.prompts import encode_messages
 from genai_server.http.body_route import LeniencyDep, history_route
 from genai_server.http.json_response import json_response
-from genai_server.pooling_model import Task
+from genai_server.model_files.pooling_model import Task
 from genai_server.text.codec import TextCodec
 from genai_server.text.prompts.prompt import WrittenPrompt
 

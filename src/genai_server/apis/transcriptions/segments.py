@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from genai_server.apis.transcriptions.words import Word
 from genai_server.messages.generation_request import TokenLogprob
-from genai_server.speech_model import TIME_PRECISION, SpeechModel
+from genai_server.model_files.speech_model import TIME_PRECISION, SpeechModel
 
 # A window of which less than this number of seconds would be complete is taken as a whole. Each window takes a pass of
 # the encoder, and timestamps may be only 0.02 s apart.

@@ -16,19 +16,19 @@ from genai_server.apis.transcriptions.schemas import AudioForm, ServerVad, Trans
 from genai_server.apis.transcriptions.segments import Segment, Span, split
 from genai_server.apis.transcriptions.window_transcript import TranscriptTask, WindowTranscriber, WindowTranscript
 from genai_server.apis.transcriptions.words import bounded, words_of
-from genai_server.audio.decoder_library import require_decoder
-from genai_server.audio.detection import Detection
-from genai_server.audio.recordings import Recording
-from genai_server.audio.window_reader import Window
 from genai_server.engine_client.client import EngineClient
 from genai_server.errors import InvalidField
 from genai_server.generation.dependencies import RequestContext, Services, choose_engine, within
 from genai_server.generation.engine_requests import EngineRequests
 from genai_server.http.json_response import JsonObject
+from genai_server.media.audio.decoder_library import require_decoder
+from genai_server.media.audio.detection import Detection
+from genai_server.media.audio.recordings import Recording
+from genai_server.media.audio.window_reader import Window
 from genai_server.messages.generation_request import GenerationRequest
 from genai_server.messages.worker_tasks import TaskOwner
-from genai_server.pooling_model import Task
-from genai_server.speech_model import SpeechModel
+from genai_server.model_files.pooling_model import Task
+from genai_server.model_files.speech_model import SpeechModel
 from genai_server.text.codec import TextCodec
 
 # The text before a window is left out of its prompt after a transcript with a higher temperature.

@@ -11,8 +11,8 @@ from hashlib import blake2b
 from msgspec import structs
 
 from genai_server.apis.transcriptions.segments import compression_ratio
-from genai_server.audio.window_reader import Window
 from genai_server.generation.engine_requests import EngineRequests
+from genai_server.media.audio.window_reader import Window
 from genai_server.messages.generation_request import (
     Alignment,
     GenerationRequest,
@@ -21,7 +21,7 @@ from genai_server.messages.generation_request import (
     TokenLogprob,
     TranscriptRules,
 )
-from genai_server.speech_model import TIME_PRECISION, SpeechModel
+from genai_server.model_files.speech_model import TIME_PRECISION, SpeechModel
 from genai_server.text.codec import TextCodec
 
 _TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)

@@ -15,10 +15,10 @@ from genai_server.generation.pulling import ModelStore, PullProgress, StoredMode
 from genai_server.hub import store
 from genai_server.hub.client import Hub
 from genai_server.hub.repository import models_of, suitable
-from genai_server.installation import this_installation
-from genai_server.model_memory import LOADED, RUNTIME
+from genai_server.model_files.model_memory import LOADED, RUNTIME
 from genai_server.options.providers import CPU
-from genai_server.system_memory import total_memory
+from genai_server.system.installation import this_installation
+from genai_server.system.system_memory import total_memory
 from genai_server.text.codec import TextCodec, load_text_codec
 
 if TYPE_CHECKING:

@@ -13,7 +13,6 @@ from collections.abc import Set
 from pathlib import Path
 from tempfile import TemporaryFile
 
-from genai_server.audio import decoder_library
 from genai_server.cli.serve.loaders import ReadTexts, load_traces, text_loader
 from genai_server.config.setting_form import environment_variable
 from genai_server.config.settings import Settings
@@ -26,12 +25,13 @@ from genai_server.errors import ChatTemplateError, ConfigurationError, ModelDire
 from genai_server.http.api_keys import load_keys
 from genai_server.http.telemetry import key_usage
 from genai_server.hub.repository import could_be_repository
-from genai_server.installation import this_installation
-from genai_server.pooling_model import Task, task_of
+from genai_server.media.audio import decoder_library
+from genai_server.model_files.pooling_model import Task, task_of
+from genai_server.model_files.vision_model import Medium
 from genai_server.store import tables
 from genai_server.store.database import why_unusable
+from genai_server.system.installation import this_installation
 from genai_server.text.codec import TextCodec
-from genai_server.vision_model import Medium
 
 log = logging.getLogger(__name__)
 

@@ -4,8 +4,8 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from genai_server.child_process import start_module
 from genai_server.config.environment import supervisor_environment
+from genai_server.system.child_process import start_module
 
 
 def start_supervisor() -> "subprocess.Popen[bytes]":

@@ -16,9 +16,9 @@ from genai_server.engine.model.files import has_chat_template, model_info, read_
 from genai_server.errors import ModelDirectoryError
 from genai_server.http.api_keys import load_keys
 from genai_server.messages.server_status import EngineStatus
-from genai_server.model_memory import advice_for_context
-from genai_server.pooling_model import ENDPOINTS, Task, read_pooling_model, task_of
-from genai_server.speech_model import transcribes
+from genai_server.model_files.model_memory import advice_for_context
+from genai_server.model_files.pooling_model import ENDPOINTS, Task, read_pooling_model, task_of
+from genai_server.model_files.speech_model import transcribes
 
 # Hosts that stand for all addresses of the machine, each with one by which its own programs reach it.
 _ALL_ADDRESSES = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "": "127.0.0.1"}

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 
-from genai_server.cgroups import control_groups
+from genai_server.system.cgroups import control_groups
 
 
 def usable_cores(root: Path = Path("/")) -> int:

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
-from genai_server.child_process import private_standard_output
 from genai_server.messages.launch import (
     Beat,
     EngineLaunch,
@@ -23,6 +22,7 @@ from genai_server.messages.launch import (
     launch_decoder,
 )
 from genai_server.messages.protocol import encode_frame
+from genai_server.system.child_process import private_standard_output
 
 # Seconds for `close` before the exit; the supervisor allows some more.
 _CLOSING = 3.0

@@ -17,10 +17,10 @@ from genai_server.engine.model.session_options import open_encoder
 from genai_server.engine.model.speech_files import read_cross_decoder
 from genai_server.engine.token_times import token_times
 from genai_server.errors import RunnerFailed, in_one_line
-from genai_server.json_file import read_object
 from genai_server.messages.generation_request import Alignment
+from genai_server.model_files.json_file import read_object
+from genai_server.model_files.speech_model import GENERATION, TIME_PRECISION
 from genai_server.options.device import DEFAULT_OPTIONS, DeviceOptions
-from genai_server.speech_model import GENERATION, TIME_PRECISION
 
 _HEADS = "alignment_heads"
 

@@ -3,11 +3,10 @@
 from pathlib import Path
 
 from genai_server.engine.model.files import TOKENIZER, check_model_directory
-from genai_server.errors import ConfigurationError, ModelDirectoryError
-from genai_server.json_file import read_object
+from genai_server.errors import ConfigurationError, ModelDirectoryError, quoted
 from genai_server.messages.generation_request import ModelInfo
-from genai_server.pooling_model import Task, task_of
-from genai_server.quoted_values import quoted
+from genai_server.model_files.json_file import read_object
+from genai_server.model_files.pooling_model import Task, task_of
 
 
 def check_draft_model(model: Path, draft: Path) -> ModelInfo:

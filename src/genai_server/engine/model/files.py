@@ -9,9 +9,10 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
 from genai_server.engine.model.external_files import external_files
-from genai_server.errors import ModelDirectoryError
+from genai_server.errors import ModelDirectoryError, quoted
 from genai_server.messages.generation_request import ModelInfo, Sampling
-from genai_server.pooling_model import (
+from genai_server.messages.profile_plan import PREFIX
+from genai_server.model_files.pooling_model import (
     MODULES,
     PoolingModel,
     Task,
@@ -20,10 +21,8 @@ from genai_server.pooling_model import (
     read_pooling_model,
     task_of,
 )
-from genai_server.profile_plan import PREFIX
-from genai_server.quoted_values import quoted
-from genai_server.speech_model import AUDIO_PROCESSOR, read_speech_model, transcribes
-from genai_server.vision_model import Medium, read_vision_model
+from genai_server.model_files.speech_model import AUDIO_PROCESSOR, read_speech_model, transcribes
+from genai_server.model_files.vision_model import Medium, read_vision_model
 
 CONFIG = "genai_config.json"
 TOKENIZER = "tokenizer.json"

@@ -3,8 +3,8 @@
 import importlib.metadata
 import sys
 
-from genai_server.installation import this_installation
 from genai_server.options.providers import provider
+from genai_server.system.installation import this_installation
 
 # The package of the extra `directml`, whose last version on the package index loads no current model.
 _OLD_DIRECTML = "onnxruntime-genai-directml"

@@ -10,8 +10,8 @@ from genai_server.engine.encoded_sound import EncodedSound
 from genai_server.engine.model.session_options import NUMPY_TYPES, open_encoder
 from genai_server.engine.model.speech_files import EncoderFiles
 from genai_server.errors import RunnerFailed, in_one_line
+from genai_server.model_files.speech_model import FEATURES
 from genai_server.options.device import DEFAULT_OPTIONS, DeviceOptions
-from genai_server.speech_model import FEATURES
 
 
 def unencoded(tensors: Mapping[str, NDArray[Any]]) -> EncodedSound:

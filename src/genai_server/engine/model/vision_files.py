@@ -9,7 +9,7 @@ from pathlib import Path
 
 from genai_server.engine.decoder_graph import VisionFiles
 from genai_server.engine.model.files import read_config
-from genai_server.vision_model import Medium, read_vision_model
+from genai_server.model_files.vision_model import Medium, read_vision_model
 
 # The library's default.
 _MERGE_SIZE = 2

@@ -8,7 +8,7 @@ from collections.abc import Collection
 from statistics import median
 
 from genai_server.engine.scheduling.step_time import MAX_DRAFTED
-from genai_server.profile_plan import Profiled, ProfilePlan, SlowTokens
+from genai_server.messages.profile_plan import Profiled, ProfilePlan, SlowTokens
 
 _HOUR = 3600.0
 # Maximum number of steps in a median, and the minimum before a step can be slow compared with it.

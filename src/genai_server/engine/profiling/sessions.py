@@ -7,9 +7,8 @@ from genai_server.engine.profiling.manifest import ProfileManifest
 from genai_server.engine.profiling.session import ProfileSession
 from genai_server.engine.scheduling.scheduler_output import Step
 from genai_server.engine.sequence import Sequence
-from genai_server.errors import InvalidField, ProfileNotFound
-from genai_server.profile_plan import ProfilePlan, ProfileState
-from genai_server.quoted_values import quoted
+from genai_server.errors import InvalidField, ProfileNotFound, quoted
+from genai_server.messages.profile_plan import ProfilePlan, ProfileState
 from genai_server.timing import Clock
 
 MAX_OPEN = 8

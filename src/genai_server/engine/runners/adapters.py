@@ -21,9 +21,8 @@ from genai_server.engine.kv_cache.layout import Ranks
 from genai_server.engine.loaded_adapter import LoadedAdapter
 from genai_server.engine.model.adapter_file import read_adapter_file
 from genai_server.engine.runners.base import Runner
-from genai_server.errors import AdapterLoadFailed, ModelNotFound, RunnerFailed, Unavailable
+from genai_server.errors import AdapterLoadFailed, ModelNotFound, RunnerFailed, Unavailable, quoted
 from genai_server.messages.generation_request import Adapter
-from genai_server.quoted_values import quoted
 
 
 @dataclass(frozen=True, eq=False)

@@ -38,10 +38,10 @@ from genai_server.engine.runners.scripted import ScriptedPooledRunner, ScriptedR
 from genai_server.engine.sound_worker import SoundWorker
 from genai_server.errors import ConfigurationError, in_one_line
 from genai_server.messages.launch import EngineSpec
+from genai_server.model_files.pooling_model import Task, read_pooling_model, task_of
 from genai_server.options.check import on_providers
 from genai_server.options.device import reaching, without_spinning_between_passes
 from genai_server.options.table import Reach
-from genai_server.pooling_model import Task, read_pooling_model, task_of
 
 if TYPE_CHECKING:
     from genai_server.engine.runners.draft_model import DraftModel

@@ -17,11 +17,11 @@ from genai_server.engine.scheduling.scheduler_output import UNSHARED, KvMemory
 from genai_server.errors import ConfigurationError, in_one_line
 from genai_server.messages.generation_request import CONTEXT, ModelInfo
 from genai_server.messages.launch import EngineSpec
-from genai_server.model_memory import read_model_memory
+from genai_server.model_files.model_memory import read_model_memory
+from genai_server.model_files.pooling_model import Task, task_of
 from genai_server.options.device import device_id
 from genai_server.options.providers import CPU
-from genai_server.pooling_model import Task, task_of
-from genai_server.system_memory import free_memory
+from genai_server.system.system_memory import free_memory
 
 log = logging.getLogger(__name__)
 # Memory for sequences of fewer tokens is not given up for running fewer of them at once.

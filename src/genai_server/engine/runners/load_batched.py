@@ -20,8 +20,8 @@ from genai_server.engine.runners.runner_rules import check_reach, never_batched
 from genai_server.errors import ConfigurationError, RunnerFailed, in_one_line
 from genai_server.messages.generation_request import ModelInfo
 from genai_server.messages.launch import EngineSpec
+from genai_server.model_files.pooling_model import Task, task_of
 from genai_server.options.table import Reach
-from genai_server.pooling_model import Task, task_of
 
 if TYPE_CHECKING:
     from genai_server.engine.runners.batched import BatchedRunner

@@ -29,12 +29,12 @@ from genai_server.engine.scheduling.scheduler_output import ScheduledChunk
 from genai_server.engine.scores import Logits, Scores
 from genai_server.engine.sequence import Sequence as Scheduled
 from genai_server.errors import AdapterLoadFailed, ConfigurationError, RunnerFailed
+from genai_server.model_files.speech_model import FEATURES, transcribes
 from genai_server.options.check import on_providers
 from genai_server.options.device import DEFAULT_OPTIONS, DeviceOptions, reaching
 from genai_server.options.providers import CPU
 from genai_server.options.session import LIBRARIES
 from genai_server.options.table import Reach
-from genai_server.speech_model import FEATURES, transcribes
 
 _TERMINATED_MESSAGE = "Session in Terminated state"
 # Advice by words in the library's error when it cannot load a model.

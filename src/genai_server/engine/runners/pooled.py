@@ -30,8 +30,8 @@ from genai_server.engine.scores import Logits, Scores
 from genai_server.engine.sequence import Sequence as Scheduled
 from genai_server.errors import AdapterLoadFailed, ModelDirectoryError, RunnerFailed
 from genai_server.messages.generation_request import PooledText
+from genai_server.model_files.pooling_model import PoolingModel, Task, read_pooling_model
 from genai_server.options.device import DeviceOptions
-from genai_server.pooling_model import PoolingModel, Task, read_pooling_model
 
 _LEAST = 1e-9
 

@@ -4,12 +4,11 @@ import importlib.util
 from pathlib import Path
 from typing import Protocol
 
-from genai_server.errors import ConfigurationError
+from genai_server.errors import ConfigurationError, quoted
+from genai_server.model_files.pooling_model import task_of
 from genai_server.options.device import DeviceOptions, unreachable
 from genai_server.options.providers import CPU, PROVIDERS
 from genai_server.options.table import Reach
-from genai_server.pooling_model import task_of
-from genai_server.quoted_values import quoted
 
 
 class RunnerSettings(Protocol):

@@ -37,7 +37,7 @@ from genai_server.engine.scores import Logits, Scores
 from genai_server.engine.sequence import Sequence as Scheduled
 from genai_server.errors import AdapterLoadFailed, RunnerFailed
 from genai_server.messages.generation_request import ModelInfo, Sampling
-from genai_server.pooling_model import PoolingModel
+from genai_server.model_files.pooling_model import PoolingModel
 
 EOS = 256
 END_OF_PROMPT = 4

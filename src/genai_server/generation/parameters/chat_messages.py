@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Discriminator, Field, PrivateAttr, Tag, model_validator
 
+from genai_server.errors import quoted
 from genai_server.generation.parameters.base import (
     ByType,
     NonEmptyText,
@@ -17,7 +18,6 @@ from genai_server.generation.parameters.base import (
 )
 from genai_server.generation.parameters.custom_tools import arguments_of, function_of
 from genai_server.generation.parameters.sampling_parameters import MAX_CHOICES, GenerationFields
-from genai_server.quoted_values import quoted
 
 MAX_NAME_LENGTH = 128
 FunctionName = Annotated[str, Field(pattern=rf"^[a-zA-Z0-9_.-]{{1,{MAX_NAME_LENGTH}}}$")]

@@ -11,12 +11,18 @@ from urllib.parse import unquote_to_bytes
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from genai_server.errors import GenaiServerError, MalformedHead, ServerDraining, ServerStopping, TooManyConnections
+from genai_server.errors import (
+    GenaiServerError,
+    MalformedHead,
+    ServerDraining,
+    ServerStopping,
+    TooManyConnections,
+    quoted,
+)
 from genai_server.http.dialect import Dialect
 from genai_server.http.error_responses import FOR_BROWSERS, error_response, internal_error
 from genai_server.http.request_state import HttpRequestState, begin_request, request_id_headers, request_state
 from genai_server.http.telemetry.request_record import Observer, RequestRecord
-from genai_server.quoted_values import quoted
 from genai_server.timing import Clock, Timings, request_clock
 
 log = logging.getLogger(__name__)

@@ -87,7 +87,7 @@ class RequestRecord:
     # Most tokens of each answer; None until an engine has accepted the request.
     max_tokens: int | None = None
     # Whether the server itself makes it for a client which does not wait for it.
-    is_background: bool = False
+    is_low_priority: bool = False
     # Whether it continues after its HTTP response, until `end` is called.
     is_detached: bool = False
     # Passes it to the observers.
@@ -130,7 +130,7 @@ def log_request(record: RequestRecord) -> None:
 
     At debug it has the client's address.
     """
-    level = logging.DEBUG if record.is_look or record.is_background else logging.INFO
+    level = logging.DEBUG if record.is_look or record.is_low_priority else logging.INFO
     if log.isEnabledFor(level):
         fields = fields_of(record)
         if log.isEnabledFor(logging.DEBUG) and record.scope.get("client"):

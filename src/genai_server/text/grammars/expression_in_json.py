@@ -7,8 +7,7 @@ import json
 import re
 from dataclasses import dataclass
 
-from genai_server.errors import InvalidField
-from genai_server.quoted_values import quoted
+from genai_server.errors import InvalidField, quoted
 
 # JSON's single-letter escapes, keyed by character.
 _ESCAPES = {'"': '"', "\\": "\\", "\b": "b", "\f": "f", "\n": "n", "\r": "r", "\t": "t"}

@@ -13,8 +13,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from genai_server.errors import InvalidField
-from genai_server.quoted_values import quoted
+from genai_server.errors import InvalidField, quoted
 from genai_server.text.grammars.expression_in_json import Expression
 
 _TOKEN = re.compile(

@@ -3,8 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from genai_server.errors import InvalidField
-from genai_server.quoted_values import quoted
+from genai_server.errors import InvalidField, quoted
 from genai_server.text.grammars.grammar_cost import target
 from genai_server.text.grammars.schema_keywords import Schema, keyword_steps
 from genai_server.text.grammars.schema_numbers import check_together, multiple

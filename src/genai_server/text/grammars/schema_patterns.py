@@ -2,8 +2,7 @@
 
 import re
 
-from genai_server.errors import InvalidField
-from genai_server.quoted_values import quoted
+from genai_server.errors import InvalidField, quoted
 
 _DIGITS, _WORD = "0-9", "0-9A-Za-z_"
 _SPACE = r"\t\n\x0b\x0c\r \x{a0}\x{feff}\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000}"

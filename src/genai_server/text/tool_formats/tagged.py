@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from genai_server.errors import InvalidField
-from genai_server.quoted_values import quoted as shown
+from genai_server.errors import quoted as shown
 from genai_server.text.answers.lookahead import Lookahead, Reader
 from genai_server.text.grammars.lark import (
     ANYTHING,

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from genai_server.cli.option_types import number_from, positive
 from genai_server.cli.screen import measuring_bar, screen
 from genai_server.errors import ConfigurationError
-from genai_server.installation import this_installation
+from genai_server.system.installation import this_installation
 from genai_server.tools.bench.plan import LABELS, SCENARIOS, Plan, RequestOptions
 
 if TYPE_CHECKING:

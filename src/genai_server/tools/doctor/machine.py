@@ -31,13 +31,13 @@ from genai_server.engine.model.graph import read_decoder_graph
 from genai_server.engine.model.speech_files import read_cross_decoder
 from genai_server.engine.runners.lengths import batch_limits
 from genai_server.errors import ConfigurationError
-from genai_server.installation import this_installation
 from genai_server.messages.server_status import ModelStatus
+from genai_server.model_files.speech_model import transcribes
 from genai_server.options.session import THREADS
-from genai_server.speech_model import transcribes
 from genai_server.supervisor.memory_budget import MemoryBudget
 from genai_server.supervisor.model_pool import new_status
-from genai_server.system_memory import free_memory
+from genai_server.system.installation import this_installation
+from genai_server.system.system_memory import free_memory
 from genai_server.tools.doctor.finding import FAIL, MIB, OK, WARN, Finding
 
 _LIBRARIES = (

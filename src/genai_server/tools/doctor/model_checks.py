@@ -4,7 +4,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
-from genai_server.audio import decoder_library
 from genai_server.cli.serve.loaders import text_loader
 from genai_server.cli.serve.preflight import (
     check_access,
@@ -31,12 +30,13 @@ from genai_server.engine.model.inventory import inventory
 from genai_server.engine.model.native_library import NOT_INSTALLED, is_installed
 from genai_server.engine.model.speech_files import read_cross_decoder
 from genai_server.errors import ChatTemplateError, ConfigurationError, GenaiServerError, ModelDirectoryError
-from genai_server.installation import this_installation
+from genai_server.media.audio import decoder_library
 from genai_server.messages.server_status import EngineState
+from genai_server.model_files.pooling_model import Task, task_of
+from genai_server.model_files.speech_model import transcribes
 from genai_server.options.providers import CPU
-from genai_server.pooling_model import Task, task_of
-from genai_server.speech_model import transcribes
 from genai_server.supervisor.supervisor import Supervisor
+from genai_server.system.installation import this_installation
 from genai_server.text.codec import TextCodec
 from genai_server.tools.doctor.finding import FAIL, MIB, OK, WARN, Finding
 

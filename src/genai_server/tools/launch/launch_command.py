@@ -20,8 +20,7 @@ from genai_server.cli.suggesting_parser import SuggestingParser
 from genai_server.cli.tables import print_report
 from genai_server.config.environment import launched_environment
 from genai_server.config.sources import load_settings
-from genai_server.errors import ConfigurationError, ServerUnusable
-from genai_server.quoted_values import did_you_mean, quoted
+from genai_server.errors import ConfigurationError, ServerUnusable, did_you_mean, quoted
 from genai_server.tools.launch.programs import MINIMUM_CONTEXT, NO_KEY, PROGRAMS, Program, Target, recipe
 from genai_server.tools.server_answers import ask, authorization, checked_url
 

@@ -13,7 +13,7 @@ from urllib.parse import quote, urlsplit
 
 from genai_server.answer_parts import Content, Reasoning
 from genai_server.errors import ChatFailed
-from genai_server.pooling_model import ENDPOINTS
+from genai_server.model_files.pooling_model import ENDPOINTS
 from genai_server.tools.server_answers import authorization, checked_url, error_message, unanswered
 from genai_server.tools.terminal_chat.chat_history import Message
 from genai_server.tools.terminal_chat.typed_parameters import Value

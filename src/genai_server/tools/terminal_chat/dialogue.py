@@ -13,8 +13,7 @@ from genai_server.answer_parts import Content, Reasoning
 from genai_server.cli.option_types import path_of
 from genai_server.cli.screen import say_aside, say_to_person, screen, show
 from genai_server.engine.model.files import GIVE_A_TEMPLATE, NO_CHAT_TEMPLATE
-from genai_server.errors import ChatFailed
-from genai_server.quoted_values import did_you_mean, escaped, quoted
+from genai_server.errors import ChatFailed, did_you_mean, escaped, quoted
 from genai_server.tools.terminal_chat.chat_client import Answer, ChatClient, ChatPiece, ToolRun
 from genai_server.tools.terminal_chat.chat_history import Conversation, Message, SavedChat, load, save
 from genai_server.tools.terminal_chat.image_files import data_url

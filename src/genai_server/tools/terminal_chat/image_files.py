@@ -4,7 +4,7 @@ import base64
 from pathlib import Path
 
 from genai_server.errors import ChatFailed
-from genai_server.image_types import IMAGE_FORMATS, image_type
+from genai_server.media.images.image_types import IMAGE_FORMATS, image_type
 
 _MAX_BYTES = 20 * 1024 * 1024
 

@@ -1,7 +1,6 @@
 """Fields of a chat request that the user may set."""
 
-from genai_server.errors import ChatFailed
-from genai_server.quoted_values import did_you_mean, quoted
+from genai_server.errors import ChatFailed, did_you_mean, quoted
 
 Value = float | int | str
 # The server checks the ranges.

@@ -1,0 +1,186 @@
+"""The lines of a batch: requests in OpenAI's format, read from a file of any length, and the lines of their results.
+
+Needs no HTTP, so that servers and commands share it.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from genai_server.errors import quoted
+
+# What the requests of a batch may be for.
+ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings")
+MAX_ID = 512
+# Bytes of a line besides its body.
+_AROUND = 4096
+# A part of a file that is read at once, in bytes and lines: each is parsed without a pause.
+_PART_BYTES = 256 * 1024
+_PART_LINES = 256
+# These fields make an endpoint answer in pieces, or later.
+_NOT_IN_BATCHES = ("stream", "background")
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLine:
+    """A request."""
+
+    # Counted from 1.
+    number: int
+    custom_id: str
+    url: str
+    # None if the body names no model.
+    model: str | None
+    # JSON.
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class LineError:
+    """Why a line, or the whole file if `number` is None, is not a request."""
+
+    number: int | None
+    code: str
+    message: str
+    param: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """The error in OpenAI's format."""
+        return {"code": self.code, "message": self.message, "param": self.param, "line": self.number}
+
+
+def listed(errors: Iterable[LineError]) -> dict[str, Any]:
+    """The `errors` of a batch in OpenAI's format."""
+    return {"object": "list", "data": [error.to_json() for error in errors]}
+
+
+class LineReader:
+    """Reads a file of requests part by part. All methods block. Must be closed.
+
+    `max_body` is the maximum size of a body in bytes; lines beyond it are read past. Without an `endpoint`, each line
+    may be for any of ENDPOINTS. Raises OSError.
+    """
+
+    def __init__(self, path: Path, max_body: int, endpoint: str | None = None) -> None:
+        self._file = path.open("rb")
+        self._max_body = max_body
+        self._endpoint = endpoint
+        self._number = 0
+
+    def parts(self) -> Iterator[list[BatchLine | LineError]]:
+        """All lines, part by part. Blank lines are left out, so that a part may have none."""
+        while (part := self.read()) is not None:
+            yield part
+
+    def read(self) -> list[BatchLine | LineError] | None:
+        """The next part of the lines; None at the end."""
+        found: list[BatchLine | LineError] = []
+        num_bytes = 0
+        while num_bytes < _PART_BYTES and len(found) < _PART_LINES:
+            text = self._file.readline(self._max_body + _AROUND)
+            if not text:
+                return found or None
+            self._number += 1
+            num_bytes += len(text)
+            is_whole = text.endswith(b"\n") or len(text) < self._max_body + _AROUND
+            if not is_whole:
+                self._skip_line()
+            if self._number == 1:
+                text = text.removeprefix(b"\xef\xbb\xbf")  # written by some editors
+            if not is_whole or text.strip():
+                found.append(self._parsed(text, is_whole=is_whole))
+        return found
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def _skip_line(self) -> None:
+        while (more := self._file.readline(_PART_BYTES)) and not more.endswith(b"\n"):
+            pass
+
+    def _parsed(self, text: bytes, *, is_whole: bool) -> BatchLine | LineError:
+        try:
+            if not is_whole:
+                raise _Wrong("line_too_long", f"the line may have at most {self._max_body + _AROUND} bytes")
+            return self._request(text)
+        except _Wrong as error:
+            return LineError(self._number, error.code, error.message, error.param)
+
+    def _request(self, text: bytes) -> BatchLine:
+        fields = _object(text, "the line", None)
+        custom_id = _text(fields, "custom_id")
+        if not 0 < len(custom_id) <= MAX_ID:
+            raise _Wrong("invalid_custom_id", f"custom_id must have 1 to {MAX_ID} characters", "custom_id")
+        if (method := _text(fields, "method")) != "POST":
+            raise _Wrong("invalid_method", f"method must be POST, given {quoted(method)}", "method")
+        url = _text(fields, "url")
+        if url not in ((self._endpoint,) if self._endpoint else ENDPOINTS):
+            allowed = f"{self._endpoint}, the batch's endpoint" if self._endpoint else " or ".join(ENDPOINTS)
+            raise _Wrong("invalid_url", f"url must be {allowed}, given {quoted(url)}", "url")
+        if "body" not in fields:
+            raise _Wrong("missing_required_parameter", "body is required", "body")
+        raw = bytes(fields["body"])
+        if len(raw) > self._max_body:
+            raise _Wrong("body_too_large", f"body may have at most {self._max_body} bytes, given {len(raw)}", "body")
+        body = _object(raw, "body", "body")
+        for name in _NOT_IN_BATCHES:
+            if bytes(body.get(name, b"false")) not in (b"false", b"null"):
+                raise _Wrong("unsupported_parameter", f"body.{name} must not be given in a batch", f"body.{name}")
+        model = None if bytes(body.get("model", b"null")) == b"null" else _text(body, "model", "body.")
+        return BatchLine(self._number, custom_id, url, model, raw)
+
+
+class _Wrong(Exception):
+    def __init__(self, code: str, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.code, self.message, self.param = code, message, param
+
+
+def _object(text: bytes, what: str, param: str | None) -> dict[str, msgspec.Raw]:
+    try:
+        return msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+    except msgspec.ValidationError:
+        code = "invalid_json_line" if param is None else "invalid_type"
+        raise _Wrong(code, f"{what} must be a JSON object", param) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise _Wrong("invalid_json_line", f"{what} is not JSON: {error}", param) from None
+
+
+def _text(fields: Mapping[str, msgspec.Raw], name: str, prefix: str = "") -> str:
+    if name not in fields:
+        raise _Wrong("missing_required_parameter", f"{prefix}{name} is required", f"{prefix}{name}")
+    try:
+        return msgspec.json.decode(fields[name], type=str)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        raise _Wrong("invalid_type", f"{prefix}{name} must be a string", f"{prefix}{name}") from None
+
+
+def digest(custom_id: str) -> bytes:
+    """Stands for a custom id, in 16 bytes."""
+    return blake2b(custom_id.encode(errors="surrogatepass"), digest_size=16).digest()
+
+
+def response_line(id: str, custom_id: str, status: int, request_id: str, body: bytes) -> bytes:
+    """The line of a request that has been answered. Raises ValueError for a body that is not JSON."""
+    checked = msgspec.json.decode(body.decode(), type=msgspec.Raw)
+    # Line feeds are only between values: in strings they have escapes.
+    response = {
+        "status_code": status,
+        "request_id": request_id,
+        "body": msgspec.Raw(bytes(checked).replace(b"\n", b" ")),
+    }
+    return _line(id, custom_id, response, None)
+
+
+def error_line(id: str, custom_id: str, code: str, message: str) -> bytes:
+    """The line of a request that has not been answered."""
+    return _line(id, custom_id, None, {"code": code, "message": message})
+
+
+def _line(id: str, custom_id: str, response: Any, error: Any) -> bytes:
+    return msgspec.json.encode({"id": id, "custom_id": custom_id, "response": response, "error": error}) + b"\n"

@@ -1,0 +1,180 @@
+"""Decodes untrusted recordings. Only for a process that may crash, or be killed, without harm."""
+
+from collections.abc import Iterator
+from typing import Any, BinaryIO, NoReturn
+
+import av
+import numpy as np
+
+from genai_server.model_files.speech_model import MIN_BYTES_PER_SECOND, SAMPLE_RATE
+
+# Names of FFmpeg's demuxers. Others open further files or connections (playlists, SDP), or are rare.
+_FORMATS = "mp3,flac,ogg,mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,wav,w64,aac,mpeg"
+_NAMES = "flac, mp3, mp4, mpeg, mpga, m4a, ogg, wav or webm"
+# Names of FFmpeg's decoders. Without pictures and subtitles, which the files may have, too.
+_DECODERS = (
+    "aac,ac3,adpcm_ima_qt,adpcm_ima_wav,adpcm_ms,alac,amrnb,amrwb,eac3,flac,gsm_ms,mp1float,mp2,mp2float,mp3,mp3float,"
+    "opus,pcm_alaw,pcm_f32be,pcm_f32le,pcm_f64be,pcm_f64le,pcm_mulaw,pcm_s16be,pcm_s16le,pcm_s24be,pcm_s24le,"
+    "pcm_s32be,pcm_s32le,pcm_s8,pcm_u8,speex,vorbis"
+)
+# Hz. The memory for resampling grows with the ratio of two rates.
+_MIN_RATE, _MAX_RATE = 1000, 768_000
+# FFmpeg mixes as many.
+_MAX_CHANNELS = 64
+_BUFFER = 256 * 1024
+
+
+class UnusableRecording(Exception):
+    """The recording cannot be used; the message says why, and its subject is the recording."""
+
+
+class LongerRecording(Exception):
+    """The recording has more seconds than may be written now."""
+
+
+def decode(
+    source: BinaryIO, target: BinaryIO, num_bytes: int, max_seconds: int, seconds: int | None = None
+) -> tuple[int, int]:
+    """Write a recording as mono PCM of 16 bits and 16 kHz; returns the number of samples and their peak amplitude.
+
+    `num_bytes` is the size of the source. It is read from its beginning to its end, in parts: neither file is in memory
+    as a whole. Damaged parts are left out. Raises UnusableRecording, also if there are more than `max_seconds`,
+    LongerRecording if there are more than `seconds`, and OSError if the target cannot be written.
+    """
+    if not num_bytes:
+        raise UnusableRecording("is an empty file")
+    writer = _Writer(target, max_seconds, seconds or max_seconds)
+    with _open(source) as container:
+        stream = _sound(container)
+        claimed = (container.duration or 0) / av.time_base
+        if claimed > max_seconds and num_bytes / claimed >= MIN_BYTES_PER_SECOND:
+            writer.refuse(claimed)
+        resampler: av.AudioResampler | None = None
+        form = None
+        for frame in _frames(container, stream):
+            writer.check(frame)
+            if form != (form := (frame.format.name, frame.layout.name, frame.sample_rate)):
+                # Parts of a chained stream may differ.
+                writer.write(_resample(resampler, None))
+                resampler = av.AudioResampler("s16", "mono", SAMPLE_RATE)
+            writer.write(_resample(resampler, frame))
+        writer.write(_resample(resampler, None))
+    if not writer.num_samples:
+        raise UnusableRecording("has no sound, or none that can be decoded")
+    return writer.num_samples, writer.peak
+
+
+def _open(source: BinaryIO) -> Any:
+    av.logging.set_level(None)
+    try:
+        return av.open(
+            source,
+            "r",
+            container_options={
+                "format_whitelist": _FORMATS,
+                "codec_whitelist": _DECODERS,
+                "protocol_whitelist": "none",
+            },
+            metadata_errors="ignore",
+            buffer_size=_BUFFER,
+            io_open=_open_nothing,
+        )
+    except MemoryError:
+        raise
+    except Exception:  # a demuxer may raise anything
+        raise UnusableRecording(f"is not a {_NAMES} file") from None
+
+
+def _open_nothing(*_: Any) -> NoReturn:
+    """No recording may make the process open a file or a connection."""
+    raise PermissionError
+
+
+def _sound(container: Any) -> Any:
+    """The audio stream to decode."""
+    stream = container.streams.best("audio")
+    if stream is None:
+        raise UnusableRecording("has no audio stream")
+    context = stream.codec_context
+    if context is None or context.codec.name not in _DECODERS.split(","):
+        name = "of an unknown codec" if context is None else f"of the codec {context.codec.name}"
+        raise UnusableRecording(f"has a sound {name}, which this server does not decode")
+    context.thread_count = 1
+    return stream
+
+
+def _frames(container: Any, stream: Any) -> Iterator[Any]:
+    """All frames that can be decoded."""
+    packets = container.demux(stream)
+    while True:
+        try:
+            packet = next(packets)
+        except StopIteration:
+            return
+        except (av.FFmpegError, OSError, ValueError) as error:
+            # An OSError, such as of a jump to a place before the file's beginning, comes from the source.
+            _raise_for_memory(error)
+            return
+        try:
+            frames = packet.decode()
+        except (av.FFmpegError, ValueError) as error:
+            _raise_for_memory(error)
+            continue
+        yield from frames
+
+
+def _resample(resampler: Any, frame: Any) -> list[Any]:
+    if resampler is None:
+        return []
+    try:
+        found: list[Any] = resampler.resample(frame)
+    except (av.FFmpegError, ValueError) as error:
+        _raise_for_memory(error)
+        name = "its channels" if frame is None else f"its {frame.layout.nb_channels} channels ({frame.layout.name})"
+        raise UnusableRecording(f"has sound that cannot be mixed from {name}") from None
+    return found
+
+
+def _raise_for_memory(error: Exception) -> None:
+    if isinstance(error, MemoryError):
+        raise error
+
+
+class _Writer:
+    """Writes samples within the limit of seconds."""
+
+    def __init__(self, target: BinaryIO, max_seconds: int, seconds: int) -> None:
+        self.num_samples = 0
+        # The peak amplitude.
+        self.peak = 0
+        self._target = target
+        self._max_seconds = max_seconds
+        self._seconds = seconds
+
+    def check(self, frame: Any) -> None:
+        """Check a frame before it is resampled. Raises UnusableRecording."""
+        if not _MIN_RATE <= frame.sample_rate <= _MAX_RATE:
+            raise UnusableRecording(
+                f"must have a sample rate between {_MIN_RATE} and {_MAX_RATE} Hz, given {frame.sample_rate}"
+            )
+        if frame.layout.nb_channels > _MAX_CHANNELS:
+            raise UnusableRecording(f"may have at most {_MAX_CHANNELS} channels, given {frame.layout.nb_channels}")
+        if self.num_samples / SAMPLE_RATE + frame.samples / frame.sample_rate > self._max_seconds + 1:
+            self.refuse(None)
+
+    def write(self, frames: list[Any]) -> None:
+        """Write resampled frames. Raises UnusableRecording."""
+        for frame in frames:
+            samples = np.frombuffer(frame.planes[0], np.int16, frame.samples)
+            self.peak = max(self.peak, int(samples.max(initial=0)), -int(samples.min(initial=0)))
+            self.num_samples += frame.samples
+            if self.num_samples > self._max_seconds * SAMPLE_RATE:
+                self.refuse(None)
+            if self.num_samples > self._seconds * SAMPLE_RATE:
+                raise LongerRecording
+            self._target.write(samples.data)
+
+    def refuse(self, seconds: float | None) -> NoReturn:
+        """Refuse the recording, whose length is known if its file says it."""
+        given = "more" if seconds is None else f"{seconds:.0f} s"
+        raise UnusableRecording(f"may be at most {self._max_seconds} s long (GENAI_MAX_AUDIO_SECONDS), given {given}")

@@ -1,0 +1,16 @@
+"""How speech is distinguished from silence in a recording, as far as a request may choose it."""
+
+from typing import NamedTuple
+
+from genai_server.model_files.speech_model import SAMPLE_RATE
+
+
+class Detection(NamedTuple):
+    """Values for the detector of speech. The defaults find quiet and short words, too."""
+
+    # A frame of 32 ms below this probability is silent.
+    threshold: float = 0.2
+    # Samples that are kept before speech: the detector may miss half a second of a word that begins softly.
+    padding: int = SAMPLE_RATE
+    # Samples without speech at which a window may end; 0 for pauses of any length, preferably long ones.
+    pause: int = 0

@@ -1,0 +1,171 @@
+"""Where a recording has speech: Silero's detector, and the windows derived from what it finds."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from genai_server.media.audio.detection import Detection
+from genai_server.model_files.speech_model import SAMPLE_RATE
+
+# MIT licence, from the package silero-vad 6.2.3 (silero_vad_16k_sequence.onnx).
+_MODEL = Path(__file__).with_name("silero_vad.onnx")
+# Samples that get one probability, and samples before them that the model sees, too.
+_FRAME, _CONTEXT = 512, 64
+_STATE = (1, 1, 128)
+# Frames in one run of the model.
+_BLOCK = 512
+# The detector gets this much before the place from which on it is asked, in frames.
+_WARM_UP = 32
+# Above this probability, one frame is speech; else it takes some in a row.
+_SURE = 0.5
+_FRAMES_OF_SPEECH = 3
+# What is kept after speech, in samples.
+_PAD = SAMPLE_RATE
+# A window ends at a pause of this many frames in its last part, preferably at a long one.
+_PAUSE, _LONG_PAUSE = 4, 10
+_LAST_PART = 1 / 3
+# Quiet recordings are amplified for the detector, to this share of the full scale and by at most this factor.
+_LOUDNESS, _MAX_GAIN = 0.25, 300.0
+
+_DEFAULT = Detection()
+
+Samples = npt.NDArray[np.int16]
+Probabilities = npt.NDArray[np.float32]
+
+
+class Speech(NamedTuple):
+    """Part of a recording with speech, in samples."""
+
+    begin: int
+    end: int
+    # Whether it ends within speech, because there is no pause near its end.
+    is_cut: bool
+
+
+class Silence(NamedTuple):
+    """There is no speech before this sample."""
+
+    end: int
+
+
+class FrameScorer(Protocol):
+    """Scores consecutive parts of a recording."""
+
+    def probabilities(self, samples: Samples) -> Probabilities:
+        """How likely each of the next frames has speech. The last one is filled up with silence."""
+        ...
+
+
+class Detector:
+    """Silero's model of voice activity."""
+
+    def __init__(self) -> None:
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = options.inter_op_num_threads = 1
+        self._session = onnxruntime.InferenceSession(str(_MODEL), options, providers=["CPUExecutionProvider"])
+
+    def listen(self, peak: int) -> "Listening":
+        """Begin somewhere in a recording with this peak amplitude."""
+        gain = min(max(_LOUDNESS * 32768 / max(peak, 1), 1.0), _MAX_GAIN)
+        return Listening(self._session.run, gain / 32768)
+
+
+class Listening:
+    """The detector's state within a recording."""
+
+    def __init__(self, run: Callable[..., list[npt.NDArray[np.float32]]], scale: float) -> None:
+        self._run = run
+        self._scale = scale
+        self._hidden = np.zeros(_STATE, np.float32)
+        self._cell = np.zeros(_STATE, np.float32)
+        self._before = np.zeros(_CONTEXT, np.float32)
+
+    def probabilities(self, samples: Samples) -> Probabilities:
+        """How likely each of the next frames has speech. The last one is filled up with silence."""
+        frames = np.zeros((-(-len(samples) // _FRAME), _CONTEXT + _FRAME), np.float32)
+        own = np.zeros((len(frames), _FRAME), np.float32)
+        own.reshape(-1)[: len(samples)] = samples
+        own *= self._scale
+        frames[:, _CONTEXT:] = own
+        frames[0, :_CONTEXT] = self._before
+        frames[1:, :_CONTEXT] = own[:-1, -_CONTEXT:]
+        self._before = own[-1, -_CONTEXT:]
+        inputs = {"input": frames, "h": self._hidden, "c": self._cell}
+        found, self._hidden, self._cell = self._run(["speech_probs", "hn", "cn"], inputs)
+        return found.reshape(-1)
+
+
+def find_speech(
+    listening: FrameScorer,
+    samples: Samples,
+    start: int,
+    limit: int,
+    max_silence: int,
+    detection: Detection = _DEFAULT,
+) -> Speech | Silence:
+    """The next part of a recording with speech, from the sample `start` on. `samples` are the whole recording.
+
+    The part is at most `limit` samples long, begins shortly before the first speech, and ends in a pause if there is
+    one near its end. Silence is returned after about `max_silence` samples without speech, or at the recording's end.
+    """
+    origin = max(0, start - _WARM_UP * _FRAME)
+    first_frame = (start - origin) // _FRAME
+    found = np.zeros(0, np.float32)
+    first: int | None = None
+    # Number of frames to look at.
+    wanted = first_frame + -(-max_silence // _FRAME)
+    while len(found) < wanted and (at := origin + len(found) * _FRAME) < len(samples):
+        scored = listening.probabilities(samples[at : at + _BLOCK * _FRAME])
+        if not len(found):
+            scored[:first_frame] = 0
+        found = np.append(found, scored)
+        if first is None and (first := _first_speech(found, detection.threshold)) is not None:
+            wanted = first + -(-(limit + 2 * _PAD) // _FRAME)
+    if first is None:
+        end = origin + len(found) * _FRAME
+        # Speech may begin in the last frames, or just after them.
+        return Silence(len(samples) if end >= len(samples) else end - _FRAMES_OF_SPEECH * _FRAME - detection.padding)
+    begin = max(start, origin + first * _FRAME - detection.padding)
+    end = min(len(samples), begin + limit)
+    pauses = [(origin + a * _FRAME, origin + b * _FRAME) for a, b in _runs(found < detection.threshold)]
+    pauses = [pause for pause in pauses if begin < pause[1] and pause[0] < end]
+    return Speech(begin, *_end(pauses, begin, end, len(samples), detection.pause))
+
+
+def _first_speech(found: Probabilities, threshold: float) -> int | None:
+    """The first frame of the first speech."""
+    for first, end in _runs(found >= threshold):
+        if end - first >= _FRAMES_OF_SPEECH or found[first:end].max() >= max(_SURE, threshold):
+            return first
+    return None
+
+
+def _end(pauses: list[tuple[int, int]], begin: int, end: int, num_samples: int, min_pause: int) -> tuple[int, bool]:
+    """Where to end a part that may go from `begin` to `end` and has these pauses, and whether that cuts speech.
+
+    A pause of at least `min_pause` samples ends it; if this is 0, the lengths of pauses decide.
+    """
+    if pauses and pauses[-1][1] >= end:
+        silent_from = pauses[-1][0]
+        return min(silent_from + _PAD, end), end < num_samples and end - silent_from < _PAUSE * _FRAME
+    if end == num_samples:
+        return end, False
+    near = [
+        (a, b) for a, b in pauses if a >= end - _LAST_PART * (end - begin) and b - a >= (min_pause or _PAUSE * _FRAME)
+    ]
+    if not near:
+        return end, True
+    long = [(a, b) for a, b in near if b - a >= (min_pause or _LONG_PAUSE * _FRAME)]
+    a, b = long[-1] if long else max(near, key=lambda pause: pause[1] - pause[0])
+    return min(a + _PAD, (a + b) // 2), False
+
+
+def _runs(mask: npt.NDArray[np.bool_]) -> list[tuple[int, int]]:
+    """Where each run of true values begins, and where the values after it do."""
+    edges = np.flatnonzero(np.diff(np.concatenate(([False], mask, [False])).astype(np.int8)))
+    return [(int(a), int(b)) for a, b in zip(edges[::2], edges[1::2], strict=True)]

@@ -1,0 +1,80 @@
+"""The window reader: a process that finds speech in decoded recordings and prepares it for one speech model.
+
+Its argument is a specification in JSON. A question names a file of PCM, where to begin, and the file to write, and is
+answered with begin, end and digest of the window and whether it cuts speech, or with where the silence ends. The
+process reads no environment and holds no secrets.
+"""
+
+import hashlib
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from genai_server.media.audio.detection import Detection
+from genai_server.media.audio.features import SpeechFeatures
+from genai_server.media.audio.voice_activity import Detector, Samples, Silence, find_speech
+from genai_server.model_files.speech_model import FEATURES, SAMPLE_RATE
+from genai_server.workers.worker_loop import Answer, answer_questions
+
+# Maximum bytes in addition to the process's memory at its start. The file of a recording is mapped, too.
+_MEMORY = 1024 * 1024 * 1024
+_MEMORY_PER_SECOND = 2 * SAMPLE_RATE
+# A question ends after so much silence, so that none takes long.
+_MAX_SILENCE = 120 * SAMPLE_RATE
+
+
+def main() -> None:
+    """Read windows until the parent exits."""
+    spec = json.loads(sys.argv[1])
+
+    def prepare() -> Answer:
+        reader = WindowReader(Path(spec["model_dir"]), spec["window_samples"], Path(spec["folder"]))
+        return lambda question, data: _answer(reader, question)
+
+    answer_questions(prepare, _MEMORY + _MEMORY_PER_SECOND * spec["max_seconds"])
+
+
+def _answer(reader: "WindowReader", question: dict[str, Any]) -> dict[str, Any]:
+    try:
+        return reader.answer(question)
+    except OSError as error:
+        return {"unavailable": error.strerror or type(error).__name__}
+
+
+class WindowReader:
+    """Reads windows for the model of a directory. `folder` is for temporary files."""
+
+    def __init__(self, model_dir: Path, window_samples: int, folder: Path) -> None:
+        self._model_dir = str(model_dir)
+        self._window_samples = window_samples
+        self._detector = Detector()
+        with tempfile.TemporaryDirectory(dir=folder) as stub:
+            self._features = SpeechFeatures(model_dir, Path(stub))
+        # One-time work is done before the first window is timed.
+        silence = np.zeros(window_samples, np.int16)
+        self._detector.listen(0).probabilities(silence)
+        self._features.compute(silence)
+
+    def answer(self, question: dict[str, Any]) -> dict[str, Any]:
+        """Answer a question about a recording. Raises OSError."""
+        samples: Samples = np.memmap(question["pcm"], np.int16, "r")
+        listening = self._detector.listen(question["peak"])
+        found = find_speech(
+            listening, samples, question["start"], self._window_samples, _MAX_SILENCE, Detection(*question["detection"])
+        )
+        if isinstance(found, Silence):
+            return {"silent_until": found.end}
+        begin, end, is_cut = found
+        window = samples[begin:end]
+        digest = hashlib.sha256(json.dumps([self._model_dir, self._window_samples]).encode() + b"\n")
+        digest.update(window.tobytes())
+        np.savez(question["target"], **{FEATURES: self._features.compute(window)})  # type: ignore[arg-type]
+        return {"begin": begin, "end": end, "is_cut": is_cut, "digest": digest.hexdigest()}
+
+
+if __name__ == "__main__":
+    main()

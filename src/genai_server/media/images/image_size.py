@@ -1,0 +1,69 @@
+"""The size of an image by the head of its file, which is read in the API process: what an image costs to prepare.
+
+Only bytes at known places are read. The decoder, which is not to be trusted there, decides later what the size is.
+"""
+
+import struct
+from collections.abc import Iterator
+
+from genai_server.media.images.image_types import image_type
+
+# Larger images are reduced to this number of pixels. No processor keeps as many, and resizing takes it seconds.
+MAX_KEPT_PIXELS = 16_000_000
+# Markers of JPEG's frame headers, and those of its parts without a length.
+_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+_ALONE = frozenset((0x01, *range(0xD0, 0xD9)))
+_START_OF_SCAN, _END = 0xDA, 0xD9
+
+
+def declared_size(data: bytes) -> tuple[int, int] | None:
+    """Width and height by the head of a file; None if it has none, or is of no known format."""
+    try:
+        match image_type(data):
+            case "image/png" if data[12:16] == b"IHDR":
+                return struct.unpack(">II", data[16:24])
+            case "image/jpeg":
+                return max(_jpeg_frames(data), key=lambda size: size[0] * size[1], default=None)
+            case "image/webp":
+                return webp_size(data)
+            case "image/gif":
+                return struct.unpack("<HH", data[6:10])
+            case "image/bmp" if data[14:18] == b"\x0c\0\0\0":
+                return struct.unpack("<HH", data[18:22])
+            case "image/bmp":
+                width, height = struct.unpack("<ii", data[18:26])
+                return abs(width), abs(height)
+    except struct.error:  # the file ends in its head
+        pass
+    return None
+
+
+def webp_size(data: bytes) -> tuple[int, int] | None:
+    """Width and height by the head of a WebP file; None for other files."""
+    if data[:4] != b"RIFF" or data[8:12] != b"WEBP" or len(data) < 30:
+        return None
+    if data[12:16] == b"VP8X":
+        return 1 + int.from_bytes(data[24:27], "little"), 1 + int.from_bytes(data[27:30], "little")
+    if data[12:16] == b"VP8L":
+        both = int.from_bytes(data[21:25], "little")
+        return 1 + (both & 0x3FFF), 1 + (both >> 14 & 0x3FFF)
+    return int.from_bytes(data[26:28], "little") & 0x3FFF or 1, int.from_bytes(data[28:30], "little") & 0x3FFF or 1
+
+
+def _jpeg_frames(data: bytes) -> Iterator[tuple[int, int]]:
+    """Width and height of each frame header before the first scan."""
+    place = 2
+    while (place := data.find(b"\xff", place)) >= 0 and place + 1 < len(data):
+        marker = data[place + 1]
+        if marker == 0xFF:  # a byte that only fills
+            place += 1
+        elif marker in _ALONE or marker == 0:
+            place += 2
+        elif marker in (_START_OF_SCAN, _END):
+            return
+        else:
+            (length,) = struct.unpack(">H", data[place + 2 : place + 4])
+            if marker in _FRAMES:
+                height, width = struct.unpack(">HH", data[place + 5 : place + 9])
+                yield width, height
+            place += 2 + max(length, 2)

@@ -1,0 +1,94 @@
+"""The image reader: a process that decodes untrusted images, or sounds, and prepares them for a model.
+
+Its argument is a specification in JSON. A question comes with the image's bytes, and is answered with its expansion
+and grid, or why it is refused, or its number of pixels or bytes if these are more than the question allows, or why
+nothing can be written. The process reads no environment and holds no secrets.
+"""
+
+import json
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from genai_server.media.images.decoding import CostsMore, UnusableImage, decode, png
+from genai_server.media.images.processor import ImageProcessor, ProcessedImage
+from genai_server.media.images.sound_processor import SoundProcessor
+from genai_server.model_files.vision_model import Medium, read_vision_model
+from genai_server.workers.worker_loop import Answer, answer_questions
+
+# Maximum bytes in addition to the process's memory at its start: for anything, and for each pixel that an image may
+# have. Decoding, resizing and preparing the largest image takes about half of that.
+_MEMORY = 1024 * 1024 * 1024
+_MEMORY_PER_PIXEL = 40
+# The same for each second that a sound may have: samples, a file of them, and spectrograms in 32 bits.
+_MEMORY_PER_SECOND = 512 * 1024
+# Width and height of the image that is read at the start.
+_SIZE = (64, 64)
+# Bytes of a file in addition to those of the tensors: for anything, and for each of them.
+_FILE_BYTES = 1024
+# Decodes and prepares an image, or a small version of it, that costs at most so much.
+_Process = Callable[[bytes, bool, int], ProcessedImage]
+
+
+def main() -> None:
+    """Read images until the parent exits."""
+    spec = json.loads(sys.argv[1])
+
+    def prepare() -> Answer:
+        process = _process(spec)
+        return lambda question, data: _answer(process, spec, question, data)
+
+    hears = spec["medium"] == Medium.SOUND
+    largest = _MEMORY_PER_SECOND * spec["max_seconds"] if hears else _MEMORY_PER_PIXEL * spec["max_pixels"]
+    answer_questions(prepare, _MEMORY + largest)
+
+
+def _process(spec: dict[str, Any]) -> _Process:
+    model_dir = Path(spec["model_dir"])
+    model = read_vision_model(model_dir)
+    if model is None:
+        raise ValueError("the model takes neither images nor sounds")
+    with tempfile.TemporaryDirectory(dir=spec["folder"]) as folder:
+        if model.medium is Medium.SOUND:
+            sounds = SoundProcessor(model, model_dir, Path(folder))
+            return lambda data, low_detail, max_cost: sounds.process(data, spec["max_seconds"])
+        processor = ImageProcessor(model, model_dir, Path(folder))
+    processor.process(png(Image.new("RGB", _SIZE)))  # one-time work is done before the first image is timed
+
+    def process(data: bytes, low_detail: bool, max_cost: int) -> ProcessedImage:
+        return processor.process(png(decode(data, spec["max_pixels"], low_detail=low_detail, paid_pixels=max_cost)))
+
+    return process
+
+
+def _answer(process: _Process, spec: dict[str, Any], question: dict[str, Any], data: bytes) -> dict[str, Any]:
+    try:
+        found = process(data, question["low_detail"], question["max_cost"])
+        if (num_tokens := len(found.expansion)) > spec["max_tokens"]:
+            raise UnusableImage(
+                f"may have at most {spec['max_tokens']} tokens (GENAI_MAX_MEDIA_TOKENS), given {num_tokens}"
+            )
+    except CostsMore as error:
+        return {"cost": error.pixels}
+    except UnusableImage as error:
+        return {"refused": str(error)}
+    except MemoryError:
+        return {"refused": "needs more memory than it may take"}
+    num_bytes = sum(tensor.nbytes + _FILE_BYTES for tensor in found.tensors.values()) + _FILE_BYTES
+    if num_bytes > question["max_bytes"]:
+        return {"bytes": num_bytes}
+    try:
+        with Path(question["path"]).open("wb") as file:
+            np.savez(file, **found.tensors)  # type: ignore[arg-type]  # the stub takes the names for options
+    except OSError as error:
+        return {"unavailable": error.strerror or type(error).__name__}
+    return {"expansion": found.expansion, "grid": found.grid}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,472 @@
+"""Reads the images and sounds of chats in separate processes, which one of them can crash without harm."""
+
+import asyncio
+import hashlib
+import itertools
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from genai_server.config.settings import Settings
+from genai_server.errors import AsIs, ImageReaderUnavailable, InvalidField
+from genai_server.media.images.image_files import ImageFiles, ReadImage, RequestSpace
+from genai_server.media.images.image_size import MAX_KEPT_PIXELS, declared_size
+from genai_server.media.images.sources import SourceLimits, is_data_url, is_public, load_image
+from genai_server.messages.worker_tasks import Task
+from genai_server.model_files.speech_model import longest_sound
+from genai_server.model_files.vision_model import Medium, VisionModel
+from genai_server.system.process_folder import own_folder
+from genai_server.workers.pool import remove
+from genai_server.workers.process import ProcessDied, ProcessTimeout
+from genai_server.workers.shared_calls import SharedCall, SharedCalls
+from genai_server.workers.task_kinds import READ_IMAGE, READ_SOUND
+from genai_server.workers.workers import Answer, Requester, Workers
+
+log = logging.getLogger(__name__)
+
+# Maximum number of images that are fetched, or fetched and not prepared yet, at a time: they take memory that no limit
+# of bodies counts.
+_FETCHES = 8
+# Bytes that a prepared image is expected to take: for anything, and for each of its pixels. Qwen's models take 24 for a
+# pixel. Gemma 3 makes 10 MB of each image.
+_IMAGE_BYTES, _PIXEL_BYTES = 12 * 1024 * 1024, 24
+# The same of a sound, for each second: ten milliseconds are 128 numbers of 32 bits.
+_SOUND_BYTES, _SECOND_BYTES = 1024 * 1024, 64_000
+# The same of an image that has not been fetched yet.
+_FETCHED_BYTES = 64 * 1024 * 1024
+# The results of reading an image.
+RESULTS = ("read", "refused", "crashed", "timed_out")
+# Name of the folder in the engines' folder.
+_FOLDER = "images"
+_KINDS = {Medium.IMAGE: READ_IMAGE, Medium.SOUND: READ_SOUND}
+
+
+# What an image is made from, whatever field it is in: the URL, and whether a small version is enough.
+_Key = tuple[str, bool]
+
+
+class ImageSource(NamedTuple):
+    """An image of a request, or a sound."""
+
+    # A data URL, or an http or https URL of an allowed host.
+    url: str
+    # Whether a small version of the image is enough.
+    low_detail: bool
+    # The field, such as `messages[0].content[1].image_url.url`.
+    param: str
+
+    @property
+    def key(self) -> _Key:
+        """What the image is made from."""
+        return self.url, self.low_detail
+
+
+@dataclass(frozen=True)
+class _LoadedImage:
+    """The file of an image."""
+
+    source: ImageSource
+    data: bytes
+    # SHA-256 in hex of the file and of what else the result depends on, with the salt.
+    digest: str
+    # Pixels by the file's head, or the most seconds that a sound of its size has.
+    cost: int
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """What became of an image."""
+
+    # One of RESULTS; "" if it has not become anything yet.
+    result: str
+    # Why it cannot be used.
+    reason: str = ""
+    # None if it cannot be used.
+    image: ReadImage | None = None
+    # How many bytes it takes, if these are more than it was given.
+    num_bytes: int = 0
+
+
+class _Call(NamedTuple):
+    """An image that is being prepared, and where it comes from in one request."""
+
+    source: ImageSource
+    shared: SharedCall[_Outcome]
+
+
+class Images:
+    """Reads the images of all requests. Belongs to the event loop; must be closed.
+
+    Prepared images are files in a folder of this process below `folder`, and kept for requests with the same salt. A
+    request takes disk space for all that it prepares before it prepares any, so it never waits for space while it has
+    some.
+
+    `count` is called with the result of each image that is not prepared yet, one of RESULTS. `may_connect` decides by
+    an address whether images may be fetched from it.
+    """
+
+    def __init__(
+        self,
+        workers: Workers,
+        settings: Settings,
+        folder: Path,
+        count: Callable[[str], None] = lambda result: None,
+        *,
+        may_connect: Callable[[str], bool] = is_public,
+    ) -> None:
+        self._workers = workers
+        self._settings = settings
+        self._limits = SourceLimits(settings.allowed_image_hosts, settings.max_media_bytes, settings.media_timeout)
+        self._count = count
+        self._may_connect = may_connect
+        self._folder = folder
+        self._files = ImageFiles(own_folder(folder, _FOLDER), settings.encoder_cache_bytes, self._run_soon)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._fetches = asyncio.Semaphore(_FETCHES)
+        self._calls: SharedCalls[_Outcome] = SharedCalls()
+        self._serials = itertools.count()
+
+    async def read(self, model: VisionModel, sources: Sequence[ImageSource], requester: Requester) -> list[ReadImage]:
+        """Read the images of a request, in their order. Equal sources are read once.
+
+        Raises InvalidField, which names the source's field, if an image cannot be fetched or decoded, or is over a
+        limit, ImageReaderUnavailable if no process can be started or the disk is full, and QueueFull if too many wait.
+        """
+        limit = self._settings.max_media
+        if len(sources) > limit:
+            raise InvalidField(
+                sources[limit].param,
+                "is one too many: a request may have at most",
+                limit=f"{limit} {model.medium}s",
+                limited_by="GENAI_MAX_MEDIA",
+                given=len(sources),
+            )
+        if not sources:
+            return []
+        self._loop = asyncio.get_running_loop()
+        self._files.create()
+        distinct = list({source.key: source for source in reversed(sources)}.values())[::-1]
+        sizes: dict[_Key, int] = {}
+        found = await self._read(model, distinct, sizes, requester)
+        while any(isinstance(image, int) for image in found.values()):  # they take more space than expected
+            sizes |= {key: _num_bytes(image) for key, image in found.items()}
+            del found  # what has been prepared may be removed for others, and is prepared again then
+            self._check_bytes(model.medium, sizes, sources)
+            found = await self._read(model, distinct, sizes, requester)
+        images = [image for source in sources if isinstance(image := found[source.key], ReadImage)]
+        self._check_tokens(model.medium, images, sources)
+        return images
+
+    async def _read(
+        self, model: VisionModel, sources: Sequence[ImageSource], sizes: Mapping[_Key, int], requester: Requester
+    ) -> dict[_Key, ReadImage | int]:
+        """The images of different sources, by their keys; the number of bytes in the place of one for which the space
+        did not suffice. `sizes` has the bytes that are known already.
+        """
+        own = [source for source in sources if is_data_url(source.url)]
+        pixels = _PixelBudget(self._settings.max_request_pixels, model.medium)
+        loaded = await asyncio.gather(*(self._load(model, source, pixels, requester) for source in own))
+        parts = self._parts(model.medium, sources, loaded, sizes)
+        calls: list[_Call] = []
+        fetching: dict[_Key, asyncio.Task[ReadImage | int]] = {}
+        space = await self._take(sum(parts.values()), requester)
+        try:
+            fetching |= {
+                source.key: asyncio.create_task(self._fetch(model, source, pixels, requester, parts, space))
+                for source in sources
+                if not is_data_url(source.url)
+            }
+            calls = self._begin(model, loaded, pixels, requester, parts, space)
+            read = await asyncio.gather(*(self._image(call, model.medium) for call in calls))
+            await asyncio.gather(*fetching.values())
+        finally:
+            for call in calls:
+                call.shared.leave()
+            for task in fetching.values():
+                task.cancel()
+            if space is not None:
+                space.close()
+        found = {source.key: image for source, image in zip(own, read, strict=True)}
+        return found | {key: task.result() for key, task in fetching.items()}
+
+    def _parts(
+        self, medium: Medium, sources: Sequence[ImageSource], loaded: Sequence[_LoadedImage], sizes: Mapping[_Key, int]
+    ) -> dict[_Key, int]:
+        """The bytes of disk space for each source, as far as they are expected to be needed.
+
+        What is not known of a request's images is divided, if it would be more than a request may have.
+        """
+        expected = {source.key: _FETCHED_BYTES for source in sources}
+        expected |= {image.source.key: _expected_bytes(medium, image.cost) for image in loaded}
+        if not sizes:  # otherwise an image may be removed until its turn comes, each time
+            for image in loaded:
+                if image.digest in self._files or image.digest in self._calls:
+                    expected[image.source.key] = 0
+        known = {key: num_bytes for key, num_bytes in sizes.items() if key in expected}
+        unknown = {key: num_bytes for key, num_bytes in expected.items() if key not in known}
+        left = max(0, self._settings.prepared_bytes_per_request - sum(known.values()))
+        if (total := sum(unknown.values())) > left:
+            unknown = {key: num_bytes * left // total for key, num_bytes in unknown.items()}
+        return known | unknown
+
+    async def _take(self, num_bytes: int, requester: Requester) -> RequestSpace | None:
+        """Wait for disk space, if any is needed."""
+        if not num_bytes:
+            return None
+        return RequestSpace(await self._workers.reserve_space(requester.owner, num_bytes, ImageReaderUnavailable))
+
+    async def start(self, model: VisionModel) -> None:
+        """Start a process for a model, so that its first image need not wait for it. A failure is only logged.
+
+        No process is started if those of another model would have to end.
+        """
+        try:
+            await self._workers.start_process(_KINDS[model.medium], self._spec(model))
+        except ImageReaderUnavailable as error:
+            log.warning("no process for the images of %s: %s", model.directory, error)
+
+    def close(self) -> None:
+        """Remove the files."""
+        self._files.close()
+
+    async def _load(
+        self, model: VisionModel, source: ImageSource, pixels: "_PixelBudget", requester: Requester
+    ) -> _LoadedImage:
+        """Get the file of an image, and count its pixels."""
+        data = await load_image(source.url, self._limits, param=source.param, may_connect=self._may_connect)
+        settings, about = self._settings, [str(model.directory), model.kind, source.low_detail, requester.cache_salt]
+        digest = await asyncio.to_thread(_digest, data, about)
+        if model.medium is Medium.SOUND:
+            cost = longest_sound(len(data), settings.max_audio_seconds)
+        else:
+            width, height = declared_size(data) or (1, 1)
+            if width * height > settings.max_image_pixels:
+                self._count("refused")
+                raise InvalidField(
+                    source.param,
+                    "cannot be used: the image may have at most",
+                    limit=f"{settings.max_image_pixels} pixels",
+                    limited_by="GENAI_MAX_IMAGE_PIXELS",
+                    given=AsIs(f"{width}x{height}"),
+                )
+            cost = width * height
+        pixels.add(cost, source.param)
+        return _LoadedImage(source, data, digest, cost)
+
+    async def _fetch(
+        self,
+        model: VisionModel,
+        source: ImageSource,
+        pixels: "_PixelBudget",
+        requester: Requester,
+        parts: Mapping[_Key, int],
+        space: RequestSpace | None,
+    ) -> ReadImage | int:
+        """Fetch and read an image; see `_image`."""
+        async with self._fetches:
+            loaded = await self._load(model, source, pixels, requester)
+            (call,) = self._begin(model, [loaded], pixels, requester, parts, space)
+            try:
+                return await self._image(call, model.medium)
+            finally:
+                call.shared.leave()
+
+    def _begin(
+        self,
+        model: VisionModel,
+        images: Sequence[_LoadedImage],
+        pixels: "_PixelBudget",
+        requester: Requester,
+        parts: Mapping[_Key, int],
+        space: RequestSpace | None,
+    ) -> list[_Call]:
+        """Begin to prepare images, all of them or none; what is kept, or being prepared, is used again.
+
+        Each new one may take its part of the space.
+        """
+        kept = {image.digest: self._files.get(image.digest) for image in images}
+        new = {
+            image.digest: image for image in images if kept[image.digest] is None and image.digest not in self._calls
+        }
+        tasks = {
+            digest: self._task(model, image, requester, image.cost, parts[image.source.key])
+            for digest, image in new.items()
+        }
+        # Without space nothing is new: what is kept, or being prepared, has not changed since the space was counted.
+        answers = {} if space is None else dict(zip(tasks, space.space.submit(list(tasks.values())), strict=True))
+
+        async def prepare(image: _LoadedImage) -> _Outcome:
+            if (found := kept[image.digest]) is not None:
+                return _Outcome("read", image=found)
+            digest = image.digest
+            assert space is not None
+            return await self._prepare(model, image, pixels, requester, tasks[digest], answers[digest], space)
+
+        calls = [_Call(image.source, self._calls.join(image.digest, partial(prepare, image))) for image in images]
+        for call, image in zip(calls, images, strict=True):
+            if space is not None and image.digest in answers:
+                space.begin()
+                call.shared.add_done_callback(partial(_drop, tasks[image.digest], answers[image.digest], space))
+        return calls
+
+    def _task(self, model: VisionModel, image: _LoadedImage, requester: Requester, cost: int, max_bytes: int) -> Task:
+        target = self._files.folder / f"{image.digest}.{next(self._serials)}"
+        question = {
+            "path": str(target),
+            "low_detail": image.source.low_detail,
+            "max_cost": cost,
+            "max_bytes": max_bytes,
+        }
+        return Task(
+            _KINDS[model.medium].name,
+            requester.owner,
+            self._spec(model),
+            question,
+            image.data,
+            timeout=self._settings.media_timeout,
+            cost=cost,
+            target=str(target),
+        )
+
+    async def _prepare(
+        self,
+        model: VisionModel,
+        image: _LoadedImage,
+        pixels: "_PixelBudget",
+        requester: Requester,
+        task: Task,
+        answer: "asyncio.Future[Answer]",
+        space: RequestSpace,
+    ) -> _Outcome:
+        """The outcome of an image's task. If the image costs more than its head says, it waits for its turn again."""
+        timeout = self._settings.media_timeout
+        try:
+            found = await answer
+            if (cost := found.get("cost")) is not None:
+                pixels.add(cost - image.cost, image.source.param)
+                task = self._task(model, image, requester, cost, task.question["max_bytes"])
+                (answer,) = space.space.submit([task])
+                found = await answer
+        except ProcessTimeout:
+            outcome = _Outcome("timed_out", f"takes longer than {timeout} s to prepare (GENAI_MEDIA_TIMEOUT)")
+        except ProcessDied:
+            purpose = _KINDS[model.medium].purpose
+            outcome = _Outcome("crashed", f"crashes the process that {purpose}, or exceeds its memory limit")
+        else:
+            outcome = self._outcome(image, Path(task.target), found, space)
+        if outcome.result:
+            self._count(outcome.result)
+        return outcome
+
+    def _outcome(self, image: _LoadedImage, written: Path, answer: Answer, space: RequestSpace) -> _Outcome:
+        if (reason := answer.get("refused")) is not None:
+            return _Outcome("refused", str(reason))
+        if (num_bytes := answer.get("bytes")) is not None:
+            return _Outcome("", num_bytes=int(num_bytes))
+        if (reason := answer.get("unavailable")) is not None:
+            raise ImageReaderUnavailable(f"a prepared image cannot be written: {reason}")
+        path = self._files.path(image.digest)
+        written.replace(path)  # at once: an engine may be reading it
+        grid = None if answer["grid"] is None else tuple(answer["grid"])
+        read = ReadImage(image.digest, answer["expansion"], grid, path, path.stat().st_size)
+        return _Outcome("read", image=self._files.add(read, space))
+
+    async def _image(self, call: _Call, medium: Medium) -> ReadImage | int:
+        """The image of a call, or the number of bytes that it takes if it did not have as many.
+
+        Raises InvalidField, which names its field.
+        """
+        outcome, param = await call.shared.result(), call.source.param
+        if outcome.num_bytes:
+            return outcome.num_bytes
+        if outcome.image is None:
+            raise InvalidField(param, f"cannot be used: the {medium} {outcome.reason}")
+        return outcome.image
+
+    def _spec(self, model: VisionModel) -> dict[str, Any]:
+        """What a process needs to know to read images for a model."""
+        settings = self._settings
+        return {
+            "model_dir": str(model.directory),
+            "medium": model.medium,
+            "folder": str(self._folder),
+            "max_pixels": settings.max_image_pixels,
+            "max_tokens": settings.max_media_tokens,
+            "max_seconds": settings.max_audio_seconds,
+        }
+
+    def _run_soon(self, work: Callable[[], None]) -> None:
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(work)
+
+    def _check_bytes(self, medium: Medium, sizes: Mapping[_Key, int], sources: Sequence[ImageSource]) -> None:
+        limit, num_bytes = self._settings.prepared_bytes_per_request, sum(sizes.values())
+        if num_bytes > limit:
+            raise InvalidField(
+                sources[-1].param,
+                f"is too large: when the {medium}s of a request are prepared, they may take at most",
+                limit=f"{limit} bytes of disk space",
+                limited_by="a quarter of GENAI_MAX_PREPARED_BYTES",
+                given=num_bytes,
+            )
+
+    def _check_tokens(self, medium: Medium, images: Sequence[ReadImage], sources: Sequence[ImageSource]) -> None:
+        limit, num_tokens = self._settings.max_media_tokens, sum(len(image.expansion) for image in images)
+        if num_tokens > limit:
+            raise InvalidField(
+                sources[-1].param,
+                f"is too large: the {medium}s of a request may have at most",
+                limit=f"{limit} tokens together",
+                limited_by="GENAI_MAX_MEDIA_TOKENS",
+                given=num_tokens,
+            )
+
+
+class _PixelBudget:
+    """Counts the pixels of a request's images."""
+
+    def __init__(self, limit: int, medium: Medium) -> None:
+        self._limit = limit
+        self._is_limited = medium is Medium.IMAGE
+        self._total = 0
+
+    def add(self, pixels: int, param: str) -> None:
+        """Count those of one more image. Raises InvalidField, which names its field, if they are too many."""
+        self._total += pixels
+        if self._is_limited and self._total > self._limit:
+            raise InvalidField(
+                param,
+                "is too large: the images of a request may have at most",
+                limit=f"{self._limit} pixels together",
+                limited_by="GENAI_MAX_REQUEST_PIXELS",
+                given=self._total,
+            )
+
+
+def _expected_bytes(medium: Medium, cost: int) -> int:
+    """Bytes that an image, or a sound, is expected to take."""
+    if medium is Medium.SOUND:
+        return _SOUND_BYTES + _SECOND_BYTES * cost
+    return _IMAGE_BYTES + _PIXEL_BYTES * min(cost, MAX_KEPT_PIXELS)
+
+
+def _num_bytes(image: ReadImage | int) -> int:
+    """The bytes of an image, or those that it takes if it did not have as many."""
+    return image if isinstance(image, int) else image.num_bytes
+
+
+def _drop(task: Task, answer: "asyncio.Future[Answer]", space: RequestSpace, _: object) -> None:
+    """End a task that nobody waits for, and remove its file unless it has become an image."""
+    answer.cancel()
+    remove(task.target)
+    space.end()
+
+
+def _digest(data: bytes, about: Sequence[Any]) -> str:
+    digest = hashlib.sha256(json.dumps(about).encode() + b"\n")
+    digest.update(data)
+    return digest.hexdigest()

@@ -1,0 +1,275 @@
+"""Where the images of requests come from: data URLs, and hosts that the operator allows.
+
+A request chooses an address that this machine connects to. So the address is checked after the name is resolved, and
+the connection goes to the checked address itself: a name that resolves to something else a moment later has no effect.
+"""
+
+import asyncio
+import binascii
+import contextlib
+import ipaddress
+import re
+import socket
+import ssl
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import TYPE_CHECKING, NamedTuple
+from urllib.parse import SplitResult, urljoin, urlsplit
+
+from genai_server.errors import AsIs, InvalidField, quoted
+from genai_server.media.images.image_types import IMAGE_FORMATS, image_type
+
+if TYPE_CHECKING:
+    import httpx
+
+_DATA_URL = re.compile(r"data:[^,]{0,200};base64,", re.IGNORECASE)
+_BLANKS = str.maketrans("", "", " \t\r\n")
+_AS_DATA = "send the image as data:image/png;base64,…"
+_PORTS = {"http": 80, "https": 443}
+_PUBLIC_IPV6 = ipaddress.ip_network("2000::/3")
+_MAX_URL = 8192
+_URL = re.compile(r"[!-\[\]-~]+")
+_MAX_REDIRECTS = 3
+_REDIRECTS = (301, 302, 303, 307, 308)
+# Larger data URLs are decoded in a thread: a megabyte takes a millisecond.
+_LONG = 256 * 1024
+
+
+@dataclass(frozen=True)
+class SourceLimits:
+    """What an image's source may be."""
+
+    # Host names, each with a port if it is not the scheme's own.
+    hosts: Collection[str]
+    # Maximum size of an image file.
+    max_bytes: int
+    # Maximum seconds for fetching one.
+    timeout: float
+
+
+def is_public(address: str) -> bool:
+    """Whether an IP address belongs to the public internet, and not to this machine or its networks."""
+    ip = ipaddress.ip_address(address.partition("%")[0])
+    if isinstance(ip, ipaddress.IPv6Address):
+        if ip.sixtofour is not None or ip.teredo is not None:  # lead to an IPv4 address by a gateway
+            return False
+        if ip.ipv4_mapped is None and ip not in _PUBLIC_IPV6:
+            return False
+        ip = ip.ipv4_mapped or ip
+    return ip.is_global and not (ip.is_multicast or ip.is_reserved or ip.is_link_local or ip.is_unspecified)
+
+
+def host_of(parts: SplitResult) -> str:
+    """The host of an http or https URL as operators list it: with a port if that is not the scheme's own.
+
+    Raises ValueError for a port that is no number.
+    """
+    host = (parts.hostname or "").rstrip(".")
+    shown = f"[{host}]" if ":" in host else host
+    return shown if parts.port in (None, _PORTS[parts.scheme]) else f"{shown}:{parts.port}"
+
+
+def is_at(url: str, hosts: Collection[str]) -> bool:
+    """Whether a text is an http or https URL, without a user's name and password, of one of these hosts."""
+    if not hosts or len(url) > _MAX_URL or not _URL.fullmatch(url):
+        return False
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in _PORTS and "@" not in parts.netloc and host_of(parts) in hosts
+    except ValueError:
+        return False
+
+
+def is_data_url(url: str) -> bool:
+    """Whether a URL has the image itself."""
+    return url[:5].lower() == "data:"
+
+
+async def load_image(
+    url: str, limits: SourceLimits, *, param: str, may_connect: Callable[[str], bool] = is_public
+) -> bytes:
+    """The bytes of an image. Raises InvalidField, which names `param`.
+
+    `may_connect` decides by the address that a host's name resolves to.
+    """
+    scheme = url[:8].partition(":")[0].lower()
+    if is_data_url(url):
+        decode = partial(_decode, url, limits.max_bytes, param)
+        return decode() if len(url) < _LONG else await asyncio.to_thread(decode)
+    if scheme not in _PORTS:
+        raise InvalidField(param, f"must be a data URL; {_AS_DATA}", given=url)
+    if not limits.hosts:
+        raise InvalidField(
+            param, f"cannot be used: this server fetches no images (GENAI_IMAGE_HOSTS); {_AS_DATA}", given=url
+        )
+    try:
+        async with asyncio.timeout(limits.timeout):
+            return await _fetch(url, limits, param, may_connect)
+    except TimeoutError:
+        raise InvalidField(
+            param, f"takes longer than {limits.timeout:g} s to fetch (GENAI_MEDIA_TIMEOUT); {_AS_DATA}", given=url
+        ) from None
+
+
+def _decode(url: str, max_bytes: int, param: str) -> bytes:
+    begin = _DATA_URL.match(url)
+    if begin is None:
+        raise InvalidField(param, f"must be a data URL in base64; {_AS_DATA}", given=url)
+    if (size := (len(url) - begin.end()) * 3 // 4 - 2) > max_bytes:
+        raise _too_large(f"about {size}", max_bytes, param)
+    try:
+        data = binascii.a2b_base64(url[begin.end() :].translate(_BLANKS), strict_mode=True)
+    except ValueError as error:  # also of characters that are not ASCII
+        raise InvalidField(param, f"is not valid base64: {error}") from None
+    if not data:
+        raise InvalidField(param, f"has no bytes after {begin[0]}")
+    return data
+
+
+def _too_large(size: str, max_bytes: int, param: str) -> InvalidField:
+    return InvalidField(
+        param, "may have at most", limit=f"{max_bytes} bytes", limited_by="GENAI_MAX_MEDIA_BYTES", given=AsIs(size)
+    )
+
+
+class _Target(NamedTuple):
+    """What to ask a host for."""
+
+    scheme: str
+    host: str
+    port: int
+    # Path and query.
+    path: str
+
+
+def _target(url: str, hosts: Collection[str], param: str) -> _Target:
+    """Check a URL against the allowed hosts. Raises InvalidField."""
+    if len(url) > _MAX_URL:
+        raise InvalidField(
+            param, "cannot be used: a URL may have at most", limit=f"{_MAX_URL} characters", given=len(url)
+        )
+    if not _URL.fullmatch(url):
+        raise InvalidField(param, "must be a URL of ASCII characters, without blanks and backslashes", given=url)
+    try:
+        parts = urlsplit(url)
+        host, port = (parts.hostname or "").rstrip("."), parts.port
+    except ValueError as error:
+        raise InvalidField(param, f"is not a URL: {error}", given=url) from None
+    if parts.scheme not in _PORTS or not host:
+        raise InvalidField(param, "must be an http or https URL with a host", given=url)
+    if "@" in parts.netloc:
+        raise InvalidField(param, "must have no user name or password in its URL")
+    port = _PORTS[parts.scheme] if port is None else port
+    shown = host_of(parts)
+    if shown not in hosts:
+        raise InvalidField(
+            param,
+            f"cannot be used: this server fetches images from the hosts {', '.join(sorted(hosts))} only "
+            f"(GENAI_IMAGE_HOSTS); {_AS_DATA}",
+            given=shown,
+        )
+    return _Target(parts.scheme, host, port, (parts.path or "/") + (f"?{parts.query}" if parts.query else ""))
+
+
+async def _fetch(url: str, limits: SourceLimits, param: str, may_connect: Callable[[str], bool]) -> bytes:
+    for _ in range(_MAX_REDIRECTS + 1):
+        target = _target(url, limits.hosts, param)
+        response = await _get(target, limits.max_bytes, param, may_connect)
+        if response.status in _REDIRECTS and response.location:
+            url = _redirected(url, response.location, target.host, param)
+            continue
+        if response.status != 200:
+            raise InvalidField(
+                param, f"cannot be used: {target.host} answers with status {response.status}; {_AS_DATA}"
+            )
+        if response.too_large:
+            raise _too_large(response.too_large, limits.max_bytes, param)
+        if image_type(response.body) is None:
+            raise InvalidField(param, f"cannot be used: {target.host} sends no {IMAGE_FORMATS} file; {_AS_DATA}")
+        return response.body
+    raise InvalidField(param, f"is redirected more than {_MAX_REDIRECTS} times; {_AS_DATA}")
+
+
+def _redirected(url: str, location: str, host: str, param: str) -> str:
+    """The URL to which a host redirects. Raises InvalidField."""
+    try:
+        return urljoin(url, location)
+    except ValueError as error:
+        raise InvalidField(
+            param, f"cannot be used: {host} redirects to {quoted(location)}, which is not a URL: {error}; {_AS_DATA}"
+        ) from None
+
+
+class _Response(NamedTuple):
+    """What a host has answered."""
+
+    status: int
+    # Where it redirects to; empty if it does not.
+    location: str
+    body: bytes = b""
+    # Description of a size over the limit; the body is then incomplete.
+    too_large: str = ""
+
+
+async def _get(target: _Target, max_bytes: int, param: str, may_connect: Callable[[str], bool]) -> _Response:
+    import httpx  # takes a tenth of a second, and most servers fetch nothing
+
+    try:
+        addresses = await _addresses(target, param, may_connect)
+        verify = _secure() if target.scheme == "https" else False
+        async with httpx.AsyncClient(verify=verify, trust_env=False, timeout=None) as client:
+            for address in addresses[:-1]:
+                with contextlib.suppress(httpx.ConnectError):
+                    return await _get_from(client, address, target, max_bytes)
+            return await _get_from(client, addresses[-1], target, max_bytes)
+    except (OSError, UnicodeError, httpx.HTTPError, httpx.InvalidURL) as error:
+        # A name that no host can have, such as one with a part of more than 63 characters, is a UnicodeError.
+        reason = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
+        raise InvalidField(param, f"cannot be fetched from {target.host}: {reason.rstrip('.')}; {_AS_DATA}") from None
+
+
+async def _get_from(client: "httpx.AsyncClient", address: str, target: _Target, max_bytes: int) -> _Response:
+    """Ask a host at one of its addresses; its certificate must be that of its name."""
+    name = f"[{target.host}]" if ":" in target.host else target.host
+    usual = target.port == _PORTS[target.scheme]
+    headers = {
+        "Host": name if usual else f"{name}:{target.port}",
+        "Accept": "image/*",
+        "Accept-Encoding": "identity",
+        "User-Agent": "genai-server",
+        "Connection": "close",
+    }
+    shown = f"[{address}]" if ":" in address else address
+    url = f"{target.scheme}://{shown}:{target.port}{target.path}"
+    async with client.stream("GET", url, headers=headers, extensions={"sni_hostname": target.host}) as response:
+        found = _Response(response.status_code, response.headers.get("location", ""))
+        if found.status != 200:
+            return found
+        size = response.headers.get("content-length", "")
+        if size.isdecimal() and int(size) > max_bytes:
+            return found._replace(too_large=size)
+        body = bytearray()
+        async for part in response.aiter_raw():
+            body += part
+            if len(body) > max_bytes:
+                return found._replace(too_large=f"more than {max_bytes}")
+        return found._replace(body=bytes(body))
+
+
+@cache
+def _secure() -> ssl.SSLContext:
+    """Checks certificates. Takes tens of milliseconds to make."""
+    return ssl.create_default_context()
+
+
+async def _addresses(target: _Target, param: str, may_connect: Callable[[str], bool]) -> list[str]:
+    """The addresses of a host. Raises InvalidField if any of them is refused."""
+    loop = asyncio.get_running_loop()
+    found = await loop.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
+    addresses = list(dict.fromkeys(str(address[0]) for *_, address in found))
+    if refused := next((address for address in addresses if not may_connect(address)), None):
+        raise InvalidField(
+            param, f"cannot be used: {target.host} resolves to {refused}, which is not a public address; {_AS_DATA}"
+        )
+    return addresses

@@ -1,0 +1,121 @@
+"""The memory that a model directory needs once it is loaded, estimated from its files without reading the weights."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from genai_server.errors import GenaiServerError
+from genai_server.model_files.json_file import read_object
+from genai_server.model_files.pooling_model import GENAI_CONFIG, graph_of, task_of
+
+# Memory of loaded weights, as a multiple of their size on disk: some are packed for the processor.
+LOADED = 1.2
+# That of a head for multi-token prediction.
+_HEAD = "mtp"
+_FOUR_BITS = b"MatMulNBits"
+# Larger graphs have their weights inside, and are not searched for operators.
+_MAX_GRAPH_BYTES = 64 * 1024 * 1024
+# Bytes of an engine's process without a model.
+RUNTIME = 200 * 1024 * 1024
+# Tokens that coding agents need: their instructions and tools alone take 15,000 to 30,000.
+AGENT_TOKENS = 32_768
+
+
+@dataclass(frozen=True)
+class ModelMemory:
+    """Sizes in bytes; 0 for what the files do not tell."""
+
+    # The loaded weights.
+    weights: int = 0
+    # Keys and values of one token in 32 bits.
+    per_token: int = 0
+    # The model's context, in tokens.
+    context_length: int = 0
+
+    def with_draft_model(self, other: "ModelMemory") -> "ModelMemory":
+        """What the model needs together with its draft model, which reads the same tokens."""
+        return replace(
+            self,
+            weights=self.weights + other.weights,
+            per_token=self.per_token + other.per_token,
+        )
+
+    def keys_and_values(self, num_tokens: int) -> int:
+        """The memory for a sequence of this number of tokens, or of the model's context if that is shorter."""
+        return self.per_token * min(num_tokens, self.context_length)
+
+
+def advice_for_context(max_length: int, context_length: int) -> str:
+    """What a memory means that holds only `max_length` tokens of a model's context; "" if it holds enough."""
+    if max_length >= min(context_length, AGENT_TOKENS):
+        return ""
+    return (
+        f"coding agents such as Claude Code need about {AGENT_TOKENS} tokens: free some memory, set "
+        "GENAI_KV_CACHE_TYPE to fp16, or use a smaller model"
+    )
+
+
+def read_model_memory(directory: Path) -> ModelMemory:
+    """Estimate the memory of a directory's model. Unreadable files count as absent: loading reports them."""
+    try:
+        config = read_object(directory / GENAI_CONFIG)
+        pools = task_of(directory).pools
+        model = config.get("model") or {}
+        names = [graph_of(directory)] if pools else sorted(set(_graphs(model)))
+        shared = _shared_with_head(directory, model)
+    except (GenaiServerError, LookupError, TypeError, ValueError, AttributeError, OSError):
+        return ModelMemory()
+    graphs = [directory / name for name in names]
+    size = sum(map(_size_with_weights, graphs)) + shared
+    per_token, context = (0, 0) if pools else _keys_and_values(config)
+    return ModelMemory(int(LOADED * size), per_token, context)
+
+
+def _graphs(config: Any) -> list[str]:
+    """The graphs that a configuration names, at any depth."""
+    if isinstance(config, list):
+        return [name for value in config for name in _graphs(value)]
+    if not isinstance(config, dict):
+        return []
+    own = config.get("filename")
+    named = [own] if isinstance(own, str) and own.endswith(".onnx") and ".." not in own and own[0] not in "/\\" else []
+    return named + [name for value in config.values() for name in _graphs(value)]
+
+
+def _size_with_weights(graph: Path) -> int:
+    """The size of a graph, and of files next to it whose names begin with its name, such as model.onnx.data."""
+    try:
+        return sum(path.stat().st_size for path in graph.parent.glob(f"{graph.name}*") if "adapter" not in path.suffix)
+    except OSError:
+        return 0
+
+
+def _shared_with_head(directory: Path, model: dict[str, Any]) -> int:
+    """The size of the output matrix that a head for multi-token prediction has of the decoder's file, at most.
+
+    Each session packs it for itself.
+    """
+    head = _graphs(model.get(_HEAD))
+    if not head or not _mentions(directory / head[0], f"{model['decoder']['filename']}.data".encode()):
+        return 0
+    bytes_each = 1 if _mentions(directory / head[0], _FOUR_BITS) else 4
+    return int(model["vocab_size"]) * int(model["decoder"]["hidden_size"]) * bytes_each
+
+
+def _mentions(graph: Path, name: bytes) -> bool:
+    """Whether a name is in a graph that has its weights in other files."""
+    try:  # reading from a pipe would block
+        return graph.is_file() and graph.stat().st_size <= _MAX_GRAPH_BYTES and name in graph.read_bytes()
+    except OSError:
+        return False
+
+
+def _keys_and_values(config: dict[str, Any]) -> tuple[int, int]:
+    """The size of a token's keys and values in 32 bits, and the model's context."""
+    try:
+        model = config["model"]
+        decoder = model["decoder"]
+        layers, heads, size = (int(decoder[k]) for k in ("num_hidden_layers", "num_key_value_heads", "head_size"))
+        return 2 * layers * heads * size * 4, int(model["context_length"])
+    except (LookupError, TypeError, ValueError):
+        return 0, 0

@@ -1,0 +1,71 @@
+"""Model directories without weights, from which onnxruntime-genai loads a model's processor of images or sound.
+
+The library creates a processor from a loaded model only. So it loads a directory with the model's own configuration and
+tokenizer, and with graphs that have the inputs and outputs of the model's own, but no nodes.
+"""
+
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto
+
+from genai_server.model_files.json_file import read_object
+from genai_server.model_files.pooling_model import GENAI_CONFIG
+
+# Larger files are weights, which are not needed here.
+_MAX_COPIED = 64 * 1024 * 1024
+
+
+def write_stub(model_dir: Path, folder: Path, graphs: Sequence[str], **sections: Any) -> dict[str, Any]:
+    """Write a directory that loads like the model's, on the CPU and without weights, into an empty folder.
+
+    `graphs` are the sections of genai_config.json's model that name a graph, `sections` replace others. Returns all
+    sections.
+    """
+    config = read_object(model_dir / GENAI_CONFIG)
+    model: dict[str, Any] = config["model"]
+    model |= sections
+    for name in graphs:
+        section = model[name]
+        graph = onnx.load(str(model_dir / section["filename"]), load_external_data=False).graph
+        section["filename"] = f"{name}-without-weights.onnx"
+        (folder / section["filename"]).write_bytes(_stub(graph))
+        for unused in ("session_options", "run_options", "adapter_filename"):
+            section.pop(unused, None)
+    (folder / GENAI_CONFIG).write_text(json.dumps(config), encoding="utf-8")
+    for path in model_dir.iterdir():
+        if path.name != GENAI_CONFIG:
+            _link(path.resolve(), folder / path.name)
+    return model
+
+
+def _stub(graph: onnx.GraphProto) -> bytes:
+    """A graph with the same inputs and outputs whose outputs are constants, of no elements if possible."""
+    constants = []
+    for output in graph.output:
+        kind = output.type.tensor_type
+        shape = [size.dim_value if size.HasField("dim_value") else 0 for size in kind.shape.dim]
+        itemsize = onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type).itemsize
+        raw = bytes(int(np.prod(shape)) * itemsize)
+        constants.append(TensorProto(name=output.name, data_type=kind.elem_type, dims=shape, raw_data=raw))
+    for given in graph.input:
+        # The processor makes tensors of the graph's type. numpy has no such numbers; the engine converts them.
+        if given.type.tensor_type.elem_type == TensorProto.BFLOAT16:
+            given.type.tensor_type.elem_type = TensorProto.FLOAT
+    made = onnx.helper.make_graph([], "without weights", list(graph.input), list(graph.output), initializer=constants)
+    opset = onnx.helper.make_opsetid("", 21)
+    found: bytes = onnx.helper.make_model(made, opset_imports=[opset], ir_version=10).SerializeToString()
+    return found
+
+
+def _link(source: Path, target: Path) -> None:
+    try:
+        target.symlink_to(source)
+    except OSError:  # Windows allows it to administrators only
+        if source.is_file() and source.stat().st_size <= _MAX_COPIED:
+            shutil.copy2(source, target)

@@ -1,0 +1,489 @@
+"""Reading the recordings of requests: windows, files, limits, and processes that die."""
+
+import asyncio
+import gc
+import itertools
+import os
+import signal
+import sys
+import threading
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from genai_server.config.media_settings import BYTES_PER_SECOND
+from genai_server.config.settings import Settings
+from genai_server.errors import AudioReaderUnavailable, InvalidField
+from genai_server.media.audio.decoder import SHORT
+from genai_server.media.audio.recordings import Recording, Recordings
+from genai_server.media.audio.window_reader import Window
+from genai_server.messages.worker_tasks import TaskOwner
+from genai_server.model_files.speech_model import SpeechModel, read_speech_model
+from genai_server.workers.limits import WorkerLimits
+from genai_server.workers.pool import WorkerPool
+from genai_server.workers.process import WorkerProcess
+from genai_server.workers.task_kinds import TaskKind
+from genai_server.workers.workers import Requester
+from tests.media.audio.sounds import RATE, Samples, encoded, sentence, silence, tone
+from tests.media.audio.speech_directory import make_speech_directory
+from tests.running_server import wait_until
+
+_ASK = WorkerProcess.ask
+ALICE, BOB = (Requester(TaskOwner(name, f"{name}'s")) for name in ("alice", "bob"))
+
+
+class Seen:
+    """Recordings, what was counted, and a model for windows of 10 s. To be used and closed in an event loop."""
+
+    def __init__(self, folder: Path, **settings: Any) -> None:
+        self.results: Counter[str] = Counter()
+        self.folder = folder / "engines"
+        self.folder.mkdir(exist_ok=True)
+        self.uploads = (folder / f"upload-{number}" for number in itertools.count())
+        if not (folder / "model").exists():
+            make_speech_directory(folder / "model", seconds=10)
+        checked = Settings.model_validate(settings)
+        self.pool = WorkerPool(WorkerLimits.of(checked), self._start)
+        # The processes that were started, and their kinds.
+        self.processes: list[WorkerProcess] = []
+        self.kinds: list[str] = []
+        self.recordings = Recordings(self.pool, checked, self.folder, self._count)
+
+    def close(self) -> None:
+        """End the processes and remove the files."""
+        self.recordings.close()
+        self.pool.close()
+
+    def model(self, directory: Path | None = None) -> SpeechModel:
+        """The model of a directory."""
+        found = read_speech_model(directory or self.folder.parent / "model")
+        assert found is not None
+        return found
+
+    async def open(
+        self, sound: Samples | bytes, model: SpeechModel | None = None, requester: Requester = ALICE
+    ) -> Recording:
+        """Open a recording, whose file is then gone."""
+        upload = next(self.uploads)
+        upload.write_bytes(sound if isinstance(sound, bytes) else encoded(sound))
+        try:
+            return await self.recordings.open(model or self.model(), upload, requester, param="file")
+        finally:
+            assert not upload.exists()
+
+    def files(self) -> list[str]:
+        """Endings of the files in the folder of this process."""
+        return sorted(path.suffix for path in (self.folder / f"recordings-{os.getpid()}").iterdir())
+
+    def _start(self, kind: TaskKind, spec: Mapping[str, Any]) -> WorkerProcess:
+        self.kinds.append(kind.name)
+        self.processes.append(WorkerProcess(kind, spec))
+        return self.processes[-1]
+
+    def _count(self, result: str) -> None:
+        self.results[result] += 1
+
+
+def _run(folder: Path, work: Callable[[Seen], Awaitable[None]], **settings: Any) -> Seen:
+    seen = Seen(folder, **settings)
+
+    async def main() -> None:
+        with closing(seen):
+            await work(seen)
+
+    asyncio.run(main())
+    assert not any(process.is_alive for process in seen.processes)
+    assert list(seen.folder.iterdir()) == []
+    return seen
+
+
+def _samples(*parts: Samples) -> Samples:
+    return np.concatenate(parts)
+
+
+async def _windows(recording: Recording) -> list[Window]:
+    """All windows, one after the other."""
+    found: list[Window] = []
+    while (window := await recording.window(found[-1].end if found else 0)) is not None:
+        found.append(window)
+    return found
+
+
+def test_windows_have_speech_and_its_surroundings(own_folder: Path) -> None:
+    async def work(seen: Seen) -> None:
+        length = len(sentence()) / RATE
+        with await seen.open(_samples(silence(5), sentence(), silence(30), sentence(), silence(1))) as recording:
+            assert recording.duration == pytest.approx(36 + 2 * length)
+            first, second = await _windows(recording)
+            assert 3.8 < first.start < 4.4
+            assert first.start + length - 0.3 < first.end < 6.3 + length
+            assert 33.8 + length < second.start < 34.4 + length
+            assert second.start + length - 0.3 < second.end <= recording.duration
+            with np.load(first.path, allow_pickle=False) as tensors:
+                assert tensors["audio_features"].shape == (1, 80, 1000)
+                assert tensors["audio_features"].dtype == np.float32
+            assert first.digest != second.digest
+
+    assert _run(own_folder, work).results == {"decoded": 1}
+
+
+def test_long_speech_is_cut_in_a_pause(own_folder: Path) -> None:
+    async def work(seen: Seen) -> None:
+        pause = silence(0.5)
+        with await seen.open(_samples(*([sentence(), pause] * 4))) as recording:
+            first, second = await _windows(recording)
+            two = 2 * len(_samples(sentence(), pause)) / RATE
+            assert two - 0.7 < first.end < two
+            assert first.end <= second.start < two + 0.1
+            assert second.end > 2 * two - 0.7
+
+    _run(own_folder, work)
+
+
+def test_recording_without_speech_has_no_window(own_folder: Path) -> None:
+    async def work(seen: Seen) -> None:
+        with await seen.open(tone(20)) as recording:
+            assert await recording.window(0) is None
+            assert await recording.window(20) is None
+            assert await recording.window(1e9) is None
+
+    _run(own_folder, work)
+
+
+def test_search_continues_after_a_long_silence(own_folder: Path) -> None:
+    async def work(seen: Seen) -> None:
+        with await seen.open(_samples(silence(300), sentence())) as recording:
+            window = await recording.window(0)
+            assert window is not None
+            assert 298.8 < window.start < 299.4
+
+    _run(own_folder, work)
+
+
+def test_equal_windows_of_a_model_have_equal_digests(own_folder: Path) -> None:
+    async def work(seen: Seen) -> None:
+        other = seen.model(make_speech_directory(own_folder / "other", seconds=10))
+        digests = []
+        for model, samples in ((None, sentence()), (None, sentence()), (None, sentence() // 2), (other, sentence())):
+            with await seen.open(samples, model=model) as recording:
+                window = await recording.window(0)
+                assert window is not None
+                digests.append(window.digest)
+        assert digests[0] == digests[1]
+        assert len(set(digests)) == 3
+
+    _run(own_folder, work)
+
+
+def test_files_exist_as_long_as_they_are_used(own_folder: Path) -> None:
+    async def work(seen: Seen) -> None:
+        recording = await seen.open(sentence())
+        window = await recording.window(0)
+        assert window is not None
+        assert seen.files() == [".npz", ".pcm"]
+        assert oct(window.path.parent.stat().st_mode & 0o777) == "0o700" or sys.platform == "win32"
+        recording.close()
+        assert seen.files() == [".npz"]
+        del window
+        gc.collect()
+        assert seen.files() == []
+
+    _run(own_folder, work)
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"", "file cannot be used: the recording is an empty file"),
+        (b"text" * 100, "file cannot be used: the recording is not a flac, mp3, "),
+        (
+            encoded(tone(61)),
+            r"file cannot be used: the recording may be at most 60 s long \(GENAI_MAX_AUDIO_SECONDS\), given 61 s",
+        ),
+    ],
+)
+def test_unusable_recording_costs_no_process(own_folder: Path, data: bytes, words: str) -> None:
+    async def work(seen: Seen) -> None:
+        (await seen.open(tone(1))).close()
+        processes = [*seen.processes]
+        with pytest.raises(InvalidField, match=words) as refused:
+            await seen.open(data)
+        assert refused.value.param == "file"
+        assert seen.files() == []
+        (await seen.open(tone(1))).close()
+        assert seen.processes == processes
+        assert processes[0].is_alive
+
+    assert _run(own_folder, work, max_audio_seconds=60).results == {"refused": 1, "decoded": 2}
+
+
+def _hang(process: WorkerProcess, question: Mapping[str, Any], data: bytes, timeout: float) -> dict[str, Any]:
+    Path(question["target"]).write_bytes(b"a part")
+    os.kill(process.pid, signal.SIGSTOP)
+    return _ASK(process, question, data, min(timeout, 1))
+
+
+def _die(process: WorkerProcess, question: Mapping[str, Any], data: bytes, timeout: float) -> dict[str, Any]:
+    Path(question["target"]).write_bytes(b"a part")
+    os.kill(process.pid, signal.SIGKILL)
+    return _ASK(process, question, data, timeout)
+
+
+_ENDS = [
+    (_hang, r"takes longer than \d+ s to .* \(GENAI_AUDIO_TIMEOUT\)", "timed_out"),
+    (_die, "crashes the process that", "crashed"),
+]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no such signals")
+@pytest.mark.parametrize(("ask", "words", "result"), _ENDS)
+def test_recording_that_ends_its_decoder_is_refused_alone(
+    own_folder: Path, monkeypatch: pytest.MonkeyPatch, ask: Any, words: str, result: str
+) -> None:
+    async def work(seen: Seen) -> None:
+        monkeypatch.setattr(WorkerProcess, "ask", ask)
+        with pytest.raises(InvalidField, match=f"file cannot be used: the recording {words}") as refused:
+            await seen.open(sentence())
+        assert refused.value.param == "file"
+        assert seen.files() == []
+        monkeypatch.setattr(WorkerProcess, "ask", _ASK)
+        (await seen.open(sentence())).close()
+
+    assert _run(own_folder, work).results == {result: 1, "decoded": 1}
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no such signals")
+@pytest.mark.parametrize(("ask", "words", "result"), _ENDS)
+def test_window_that_ends_its_reader_is_refused_alone(
+    own_folder: Path, monkeypatch: pytest.MonkeyPatch, ask: Any, words: str, result: str
+) -> None:
+    async def work(seen: Seen) -> None:
+        with await seen.open(sentence()) as recording:
+            monkeypatch.setattr(WorkerProcess, "ask", ask)
+            with pytest.raises(
+                InvalidField, match=rf"file cannot be used: the recording {words}.*, from 1\.50 s on"
+            ) as refused:
+                await recording.window(1.5)
+            assert refused.value.param == "file"
+            assert seen.files() == [".pcm"]
+            monkeypatch.setattr(WorkerProcess, "ask", _ASK)
+            assert await recording.window(1.5) is not None
+
+    _run(own_folder, work)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no such signal")
+@pytest.mark.parametrize("seconds", [1, SHORT + 1])
+def test_client_that_leaves_leaves_no_files(own_folder: Path, monkeypatch: pytest.MonkeyPatch, seconds: int) -> None:
+    asked = asyncio.Event()
+    stopped: list[WorkerProcess] = []
+
+    async def work(seen: Seen) -> None:
+        loop = asyncio.get_running_loop()
+
+        def stop(process: WorkerProcess, question: Any, data: bytes, timeout: float) -> dict[str, Any]:
+            if question["seconds"] > SHORT or seconds < SHORT:
+                os.kill(process.pid, signal.SIGSTOP)
+                stopped.append(process)
+                loop.call_soon_threadsafe(asked.set)
+            return _ASK(process, question, data, timeout)
+
+        monkeypatch.setattr(WorkerProcess, "ask", stop)
+        upload = own_folder / "upload"
+        upload.write_bytes(encoded(silence(seconds)))
+        opening = asyncio.create_task(seen.recordings.open(seen.model(), upload, ALICE, param="file"))
+        await asked.wait()
+        for _ in range(2):
+            opening.cancel()
+            await asyncio.sleep(0)
+        with pytest.raises(asyncio.CancelledError):
+            await opening
+        assert not upload.exists()
+        (process,) = stopped
+        if seconds > SHORT:  # what may take minutes is ended
+            await asyncio.to_thread(wait_until, lambda: not process.is_alive)
+        else:
+            os.kill(process.pid, signal.SIGCONT)
+        monkeypatch.setattr(WorkerProcess, "ask", _ASK)
+        (await seen.open(sentence())).close()
+        await asyncio.to_thread(wait_until, lambda: seen.files() == [])
+
+    assert _run(own_folder, work).results == {"decoded": 1}
+
+
+def test_window_that_nobody_waits_for_leaves_no_file(own_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(seen: Seen) -> None:
+        with await seen.open(sentence()) as recording:
+            loop, answered, cancelled = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
+
+            def ask(process: WorkerProcess, question: Any, data: bytes, timeout: float) -> dict[str, Any]:
+                answer = _ASK(process, question, data, timeout)
+                loop.call_soon_threadsafe(answered.set)
+                asyncio.run_coroutine_threadsafe(cancelled.wait(), loop).result()
+                return answer
+
+            monkeypatch.setattr(WorkerProcess, "ask", ask)
+            reading = asyncio.create_task(recording.window(0))
+            await answered.wait()
+            assert seen.files() == [".npz", ".pcm"]
+            reading.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await reading
+            cancelled.set()
+            assert seen.files() == [".pcm"]
+
+    _run(own_folder, work)
+
+
+def test_full_disk_makes_recordings_unavailable(own_folder: Path) -> None:
+    async def work(seen: Seen) -> None:
+        recording = await seen.open(sentence())
+        recording._decoded.path.unlink()
+        with pytest.raises(AudioReaderUnavailable, match="a recording cannot be read: No such file"):
+            await recording.window(0)
+        folder = seen.folder / f"recordings-{os.getpid()}"
+        (folder / "5.pcm").mkdir()
+        while True:
+            try:
+                (await seen.open(sentence())).close()
+            except AudioReaderUnavailable as error:
+                assert "a decoded recording cannot be written: Is a directory" in error.message
+                break
+
+    _run(own_folder, work)
+
+
+def test_model_that_cannot_be_loaded_makes_windows_unavailable(own_folder: Path) -> None:
+    async def work(seen: Seen) -> None:
+        with await seen.open(sentence()) as recording:
+            (own_folder / "model" / "audio_processor_config.json").write_text("{", encoding="utf-8")
+            with pytest.raises(AudioReaderUnavailable, match="process that reads recordings does not start: "):
+                await recording.window(0)
+
+    _run(own_folder, work)
+
+
+@pytest.mark.usefixtures("unforked")
+def test_process_that_cannot_be_started_is_unavailable(own_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+
+    async def work(seen: Seen) -> None:
+        with pytest.raises(AudioReaderUnavailable, match="no process that decodes recordings can be started: No such"):
+            await seen.open(sentence())
+
+    _run(own_folder, work)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel keeps to it on Linux")
+def test_memory_of_a_decoder_is_limited(own_folder: Path) -> None:
+    async def work(seen: Seen) -> None:
+        (await seen.open(tone(1))).close()
+        (decoder,) = seen.processes
+        process = psutil.Process(decoder.pid)
+        soft, _ = process.rlimit(psutil.RLIMIT_AS)
+        assert 0 < soft - process.memory_info().vms < 1024**3
+
+    _run(own_folder, work)
+
+
+@pytest.mark.usefixtures("unforked")
+def test_processes_have_no_keys_and_settings(own_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GENAI_API_KEYS", "secret")
+    monkeypatch.setenv("HF_TOKEN", "secret")
+
+    async def work(seen: Seen) -> None:
+        with await seen.open(sentence()) as recording:
+            await recording.window(0)
+        assert len(seen.processes) == 2
+        for process in seen.processes:
+            assert not {"GENAI_API_KEYS", "HF_TOKEN"} & set(psutil.Process(process.pid).environ())
+
+    _run(own_folder, work)
+
+
+def test_ten_recordings_are_decoded_at_a_time(own_folder: Path) -> None:
+    async def work(seen: Seen) -> None:
+        async def read(number: int) -> float:
+            file = own_folder / f"sound-{number}"
+            file.write_bytes(encoded(_samples(sentence(), silence(number))))
+            with await seen.recordings.open(seen.model(), file, ALICE, param="file") as recording:
+                assert len(await _windows(recording)) == 1
+                return recording.duration - len(sentence()) / RATE
+
+        found = await asyncio.gather(*(read(number) for number in range(10)))
+        assert found == pytest.approx(list(range(10)))
+
+    assert _run(own_folder, work).results == {"decoded": 10}
+
+
+def test_short_recordings_do_not_wait_for_long_ones(own_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    goes_on = threading.Event()
+
+    def held(process: WorkerProcess, question: Any, data: bytes, timeout: float) -> dict[str, Any]:
+        if question["seconds"] > SHORT:
+            assert goes_on.wait(60)
+        return _ASK(process, question, data, timeout)
+
+    async def work(seen: Seen) -> None:
+        monkeypatch.setattr(WorkerProcess, "ask", held)
+        long = encoded(silence(SHORT + 1))
+        waiting = [asyncio.create_task(seen.open(long)) for _ in range(3)]
+        await asyncio.to_thread(wait_until, lambda: "decode_long" in seen.kinds)
+        (await seen.open(sentence())).close()
+        assert not any(task.done() for task in waiting)
+        goes_on.set()
+        for recording in await asyncio.gather(*waiting):
+            assert recording.duration == SHORT + 1
+            recording.close()
+        assert seen.kinds.count("decode_long") == 1
+
+    assert _run(own_folder, work).results == {"decoded": 4}
+
+
+def test_decoded_recordings_never_exceed_their_space(own_folder: Path) -> None:
+    seconds = SHORT + 80
+    longest = seconds * BYTES_PER_SECOND
+
+    async def work(seen: Seen) -> None:
+        largest = 0
+
+        async def attack(file: bytes) -> None:
+            nonlocal largest
+            with await seen.open(file):
+                largest = max(largest, _num_bytes(seen))
+                await asyncio.sleep(0)
+
+        attacking = [asyncio.create_task(attack(encoded(silence(seconds), "flac", "flac"))) for _ in range(8)]
+        with await seen.open(sentence(), requester=BOB):
+            largest = max(largest, _num_bytes(seen))
+        await asyncio.gather(*attacking)
+        assert longest <= largest <= 4 * longest
+
+    _run(own_folder, work, max_audio_seconds=seconds, max_prepared_bytes=4 * longest)
+
+
+def test_a_recording_of_another_key_has_space_at_once(own_folder: Path) -> None:
+    seconds = SHORT + 80
+    longest = seconds * BYTES_PER_SECOND
+
+    async def work(seen: Seen) -> None:
+        held = [await seen.open(silence(seconds)) for _ in range(2)]
+        waiting = asyncio.create_task(seen.open(silence(seconds)))
+        with await seen.open(silence(seconds), requester=BOB):
+            assert not waiting.done()
+        for recording in held:
+            recording.close()
+        (await waiting).close()
+
+    _run(own_folder, work, max_audio_seconds=seconds, max_prepared_bytes=4 * longest)
+
+
+def _num_bytes(seen: Seen) -> int:
+    folder = seen.folder / f"recordings-{os.getpid()}"
+    return sum(path.stat().st_size for path in folder.iterdir())

@@ -1,0 +1,221 @@
+"""The install command in a message works for this copy of the server."""
+
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from genai_server.system.installation import installation
+from tests.running_server import ROOT
+
+
+def noted(source: Path, **more: object) -> str:
+    """pip's record of an installation from a file or folder."""
+    return json.dumps({"url": source.as_uri(), **more})
+
+
+def test_a_clones_own_environment_is_added_to_by_its_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "scripts" / "install").touch()
+    found = installation(noted(tmp_path, dir_info={"editable": True}), tmp_path / ".venv")
+    assert found.extra_command("bench") == f"{tmp_path}/scripts/install bench"
+    monkeypatch.chdir(tmp_path)
+    assert found.extra_command("bench") == "./scripts/install bench"
+
+
+def test_words_that_add_an_extra_are_those_of_the_script_or_of_pip(tmp_path: Path) -> None:
+    clone = tmp_path / "with a space"
+    (clone / "scripts").mkdir(parents=True)
+    (clone / "scripts" / "install").touch()
+    found = installation(noted(clone, dir_info={"editable": True}), clone / ".venv")
+    assert found.words_to_add("cpu", "export", python=sys.executable) == [str(clone / "scripts" / "install"), "export"]
+    pip = ["/other/python", "-m", "pip", "install", "-e", f"{clone}[cpu,export]"]
+    assert found.words_to_add("cpu", "export", python="/other/python") == pip
+
+
+def test_clone_in_another_environment_is_installed_by_pip(tmp_path: Path) -> None:
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "scripts" / "install").touch()
+    editable = installation(noted(tmp_path, dir_info={"editable": True}), tmp_path / "elsewhere")
+    assert shlex.split(editable.extra_command("bench")) == (
+        [sys.executable, "-m", "pip", "install", "-e", f"{tmp_path}[bench]"]
+    )
+    copied = installation(noted(tmp_path, dir_info={}), tmp_path / "elsewhere")
+    assert shlex.split(copied.command("cpu", "export", python="/other/python")) == (
+        ["/other/python", "-m", "pip", "install", f"{tmp_path}[cpu,export]"]
+    )
+
+
+def test_a_wheel_is_named_by_its_path(tmp_path: Path) -> None:
+    wheel = tmp_path / "with a space" / "genai_server-1-py3-none-any.whl"
+    wheel.parent.mkdir()
+    wheel.touch()
+    command = installation(noted(wheel, archive_info={}), tmp_path).extra_command("otel")
+    assert shlex.split(command)[1:] == ["-m", "pip", "install", f"{wheel}[otel]"]
+
+
+@pytest.mark.parametrize(
+    "direct_url", [None, noted(Path("/gone/x.whl")), '{"url": "https://example.org/genai_server.whl"}']
+)
+def test_command_without_the_original_files_asks_for_the_wheel(direct_url: str | None, tmp_path: Path) -> None:
+    assert "'PATH_TO_WHEEL[hub]'" in installation(direct_url, tmp_path).extra_command("hub")
+
+
+@pytest.mark.parametrize("path", ["README.md", "docs", "src", "CONTRIBUTING.md", "scripts", "Dockerfile"])
+def test_nothing_tells_to_install_the_package_from_an_index(path: str) -> None:
+    here = ROOT / path
+    files = (
+        [here] if here.is_file() else [file for file in here.rglob("*") if file.suffix in ("", ".py", ".md", ".cmd")]
+    )
+    assert files
+    for file in files:
+        if file.is_file():
+            assert "genai-server[" not in file.read_text(encoding="utf-8", errors="replace"), file
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    """A clone with an environment whose Python and uv record what they are asked to install."""
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "native").mkdir()
+    shutil.copy(ROOT / "scripts" / "install", tmp_path / "scripts")
+    shutil.copytree(ROOT / "scripts" / "_install", tmp_path / "scripts" / "_install")
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    commands = tmp_path / ".venv" / "bin"
+    commands.mkdir(parents=True)
+    pip_config = "global.index-url='https://example.org/simple'"
+    # pip's options precede its command.
+    listing = f'case "$*" in *"config list"*) echo "{pip_config}" ;; *--editable*) echo "pip downloads" ;; esac'
+    for name, more in (("python", listing), ("uv", 'echo "uv downloads" >&2; exit ${UV_STATUS:-0}')):
+        (commands / name).write_text(
+            f'#!/bin/sh\necho "{name} $UV_DEFAULT_INDEX $@" | grep -e --editable >>{tmp_path}/asked\n{more}\n'
+        )
+        (commands / name).chmod(0o755)
+    (tmp_path / ".venv" / "device").write_text("cpu\n")
+    return tmp_path
+
+
+def install(clone: Path, *extras: str, device: str = "", uv_status: int = 0) -> tuple[int, str]:
+    """Exit status and output of the script."""
+    environment = os.environ | {"PYTHON": sys.executable, "GENAI_EXTRA": device, "UV_STATUS": str(uv_status)}
+    done = subprocess.run(
+        [clone / "scripts" / "install", *extras], env=environment, capture_output=True, text=True, check=False
+    )
+    return done.returncode, done.stderr
+
+
+def test_the_script_installs_each_extra_once(clone: Path) -> None:
+    for extras in ((), ("bench", "otel"), ("otel",), (), ("bench", "hub")):
+        assert install(clone, *extras)[0] == 0
+    asked = (clone / "asked").read_text().splitlines()
+    assert [line.rpartition(" ")[2] for line in asked] == [".[cpu]", ".[cpu,bench,otel]", ".[cpu,bench,hub]"]
+    assert all(line.startswith("uv https://example.org/simple pip install") for line in asked)
+
+
+def test_extra_of_the_developers_has_that_of_serve(clone: Path) -> None:
+    assert install(clone, "dev")[0] == 0
+    assert install(clone, "audio")[0] == 0
+    assert [line.rpartition(" ")[2] for line in (clone / "asked").read_text().splitlines()] == [".[cpu,dev]"]
+
+
+def test_script_prints_what_it_waits_for(clone: Path) -> None:
+    assert install(clone)[1].splitlines() == [
+        "installing this copy of genai-server with cpu …",
+        "uv downloads",
+        "compiling the operators for CPUs …",
+        "uv downloads",
+        "installed; `. .venv/bin/activate` puts genai-server on the PATH of a terminal",
+    ]
+    assert install(clone)[1] == ""
+
+
+def test_pip_installs_where_uv_fails(clone: Path) -> None:
+    status, said = install(clone, "otel", uv_status=2)
+    assert status == 0
+    assert said.splitlines()[1:4] == ["uv downloads", "uv cannot install it; pip does …", "pip downloads"]
+    asked = (clone / "asked").read_text().splitlines()
+    assert [line.partition(" ")[0] for line in asked] == ["uv", "python"]
+    assert {line.rpartition(" ")[2] for line in asked} == {".[cpu,otel]"}
+
+
+@pytest.mark.parametrize(
+    ("extras", "device", "reason"),
+    [
+        (
+            ["bench", "bnech"],
+            "",
+            "there is no extra bnech; known are audio, bench, chart, dev, docs, export, hub, kv-events, mcp, models, "
+            "otel, ray, router",
+        ),
+        (["cuda"], "", "cuda is for a device: GENAI_EXTRA=cuda ./scripts/install"),
+        ([], "gpu", "GENAI_EXTRA=gpu: known are cpu, cuda, directml"),
+    ],
+)
+def test_unknown_extra_is_refused_and_the_environment_kept(
+    extras: list[str], device: str, reason: str, clone: Path
+) -> None:
+    status, said = install(clone, *extras, device=device)
+    assert status == 2
+    assert said.startswith(reason)
+    assert (clone / ".venv" / "device").exists()
+    assert not (clone / "asked").exists()
+
+
+def test_extra_of_another_device_takes_a_new_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "scripts" / "install").touch()
+    own = installation(noted(tmp_path, dir_info={"editable": True}), tmp_path / ".venv")
+    monkeypatch.chdir(tmp_path)
+    assert own.device_command("cuda") == "GENAI_EXTRA=cuda ./scripts/install"
+    other = installation(noted(tmp_path, dir_info={"editable": True}), tmp_path / "elsewhere")
+    assert other.device_command("cuda").endswith(f"pip install -e '{tmp_path}[cuda]' (in a new environment)")
+
+
+def test_windows_has_a_script_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "scripts" / "install.cmd").touch()
+    own = installation(noted(tmp_path, dir_info={"editable": True}), tmp_path / ".venv")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("genai_server.system.installation.os", SimpleNamespace(name="nt"))
+    assert own.extra_command("bench").replace("\\", "/") == "scripts/install.cmd bench"
+    assert own.device_command("winml").replace("\\", "/") == 'cmd /c "set GENAI_EXTRA=winml&& scripts/install.cmd"'
+
+
+def test_what_is_older_than_the_project_is_installed_again(tmp_path: Path) -> None:
+    """As scripts/install.cmd asks; scripts/install compares the times itself."""
+
+    def is_missing(*extras: str) -> bool:
+        command = [sys.executable, str(ROOT / "scripts" / "_install" / "extras.py"), "--missing", "cpu", *extras]
+        return bool(subprocess.run(command, cwd=tmp_path, check=False).returncode)
+
+    project, (package, otel) = (
+        tmp_path / "pyproject.toml",
+        (tmp_path / ".venv" / n for n in ("installed", "installed-otel")),
+    )
+    project.touch()
+    assert is_missing()
+    package.parent.mkdir()
+    for path, time in ((project, 100), (package, 200), (otel, 200)):
+        path.touch()
+        os.utime(path, (time, time))
+    assert not is_missing()
+    assert not is_missing("otel")
+    assert is_missing("otel", "bench")
+    os.utime(otel, (50, 50))
+    assert (is_missing(), is_missing("otel")) == (False, True)
+    os.utime(project, (300, 300))
+    assert is_missing()
+
+
+def test_windows_serves_what_its_script_installs() -> None:
+    """Both scripts for Windows are only read here: there is no interpreter for them."""
+    serve, script = ((ROOT / "scripts" / name).read_text() for name in ("serve.cmd", "install.cmd"))
+    assert "call scripts\\install.cmd audio || exit /b 2" in serve
+    refusal, missing = (script.index(f"extras.py {words}") for words in ("%GENAI_EXTRA%", "--missing %GENAI_EXTRA% %*"))
+    assert refusal < script.index("rmdir") < missing < script.index("pip install")
