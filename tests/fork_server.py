@@ -174,7 +174,7 @@ def can_fork(environment: Mapping[str, str]) -> bool:
 def start_module_forked(
     module: str, environment: Mapping[str, str], arguments: Sequence[str] = ()
 ) -> "ForkedProcess | subprocess.Popen[bytes]":
-    """Start a module as a process, forked where possible, in place of `start_module` of genai_server.system.child_process."""
+    """Start a module as a process, forked where possible, in place of `start_module` of system.child_process."""
     start = fork_server().start_module if can_fork(environment) else start_module
     return start(module, environment, arguments)
 

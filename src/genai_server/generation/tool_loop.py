@@ -357,7 +357,7 @@ class ToolLoop(Answer):
             usage.completion,
             None if adapter is None else adapter.name,
             record.unique_id,
-            self._context.background,
+            self._context.low_priority,
             record.key_name,
         )
         return ToolRequest(state, self._model.about.name, record.device)
