@@ -69,6 +69,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
         command = {json.dumps([sys.executable, str(PROGRAM), "schemas"])}
         max_message_bytes = 1000000
 
+        [mcp.mute]
+        command = {json.dumps([sys.executable, str(PROGRAM), "mute"])}
+
         [mcp.broken]
         command = ["./no-such-program"]
         """,
@@ -436,6 +439,16 @@ def test_an_approved_call_is_cancelled_before_the_first_round(server: RunningSer
     assert raised.value.code == "cancelled"
 
 
+def test_a_request_is_cancelled_while_a_tool_server_starts(server: RunningServer, openai: OpenAI) -> None:
+    with ThreadPoolExecutor(1) as thread:
+        asked = thread.submit(chat, openai, "script: say Done.", servers="mute", name="starting")
+        entry = within_a_tool(server, "starting")
+        assert server.client.post("/v1/requests/starting/cancel", json={}).status_code == 200
+        with pytest.raises(APIStatusError) as raised:
+            asked.result()
+    assert (entry["model"], raised.value.code) == ("demo", "cancelled")
+
+
 def test_every_api_process_finds_and_ends_a_request_within_a_tool(tmp_path: Path) -> None:
     text = f"[mcp.test]\ncommand = {json.dumps([sys.executable, str(PROGRAM)])}\n"
     (tmp_path / "server.toml").write_text(text, encoding="utf-8")
@@ -455,11 +468,12 @@ def test_every_api_process_finds_and_ends_a_request_within_a_tool(tmp_path: Path
         wait_until(lambda: [len(listed()) for _ in range(4)] == [6] * 4)
         cancelled = [httpx.post(f"{path}/cancel", timeout=PATIENCE).json()["status"] for path in paths[:3]]
         assert cancelled == ["cancelled"] * 3
+        wait_until(lambda: len(listed()) == 3)
         for entry in listed():
             ended = httpx.post(f"{server.url}/v1/requests/{entry['unique_id']}/cancel", timeout=PATIENCE)
             assert ended.status_code == 200
         wait_until(lambda: {httpx.get(path, timeout=PATIENCE).json()["status"] for path in paths[3:]} == {"incomplete"})
-        assert listed() == []
+        wait_until(lambda: not listed())
 
 
 def test_servers_that_a_request_may_not_use_are_left_out_and_named(openai: OpenAI) -> None:

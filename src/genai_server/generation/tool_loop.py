@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, TypeVar
 
 from genai_server.answer_parts import (
@@ -23,6 +24,7 @@ from genai_server.answer_parts import (
 )
 from genai_server.errors import PromptTooLong, QueueFull, SessionTerminated, quoted
 from genai_server.generation.answers import Answer, Ending, Generation, Piece
+from genai_server.generation.catalog import ChosenModel
 from genai_server.generation.dependencies import RequestContext, Services
 from genai_server.generation.generate import generate
 from genai_server.generation.parameters.chat_messages import ChatMessage, ChatParameters, Tool
@@ -51,6 +53,7 @@ _OWN_HEADERS = frozenset(
     + ("upgrade",)
 )
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9a-z-]{1,100}")
+_NO_TOKENS = Usage(0)
 # Precedes a result that is an error, for the model.
 _ERROR = "Error: "
 
@@ -142,14 +145,36 @@ def address_of(
     return ServerAddress(url, given)
 
 
-async def find_tools(services: Services, context: RequestContext, selected: Sequence[Selection]) -> list[ServedTool]:
-    """The selected tools of usable servers. Raises ToolServerUnavailable, ClientLeft and DeadlinePassed."""
+async def find_tools(
+    services: Services, context: RequestContext, model: str | None, selected: Sequence[Selection]
+) -> list[ServedTool]:
+    """The selected tools of usable servers, some of which may have to be started, for a request to this model.
+
+    Raises ModelNotFound, TaskUnsupported, ToolServerUnavailable, ClientLeft, DeadlinePassed, and what an operator's end
+    of the request raises.
+    """
+    chosen = services.models.choose_for(model, Task.GENERATE)
+    ended_for: list[FinishReason] = []
+    ended = asyncio.Event()
+
+    def end(reason: FinishReason) -> None:
+        ended_for.append(reason)
+        ended.set()
+
     client, tenant = services.tools.client, context.tenant
     listing = asyncio.gather(*(client.tools(each.server, each.address, tenant=tenant) for each in selected))
 
     async def listed() -> list[list[ToolInfo]]:
         return await listing
 
+    held = client.hold(_described(context, chosen), end)
+    try:
+        found = await context.run_in_time(_unless(ended, listed))
+    finally:
+        client.release(held)
+    if found is None:
+        context.deadline.require_end(ended_for[0])
+    assert found is not None
     return [
         ServedTool(
             each.server,
@@ -158,10 +183,40 @@ async def find_tools(services: Services, context: RequestContext, selected: Sequ
             or (each.address is None and services.tools.servers[each.server].needs_approval(info.name)),
             each.address,
         )
-        for each, infos in zip(selected, await context.run_in_time(listed()), strict=True)
+        for each, infos in zip(selected, found, strict=True)
         for info in infos
         if each.allows(info)
     ]
+
+
+def _described(context: RequestContext, model: ChosenModel, usage: Usage = _NO_TOKENS) -> ToolRequest:
+    """A request, which has taken these tokens, as operators see it while no engine has it."""
+    record, adapter = context.record, model.adapter
+    state = RequestState(
+        record.request_id,
+        RequestPhase.TOOLS,
+        record.arrival.elapsed,
+        usage.prompt,
+        usage.cached,
+        usage.completion,
+        None if adapter is None else adapter.name,
+        record.unique_id,
+        context.low_priority,
+        record.key_name,
+    )
+    return ToolRequest(state, model.about.name, record.device)
+
+
+async def _unless(ended: asyncio.Event, work: Callable[[], Coroutine[Any, Any, T]]) -> T | None:
+    """The result of work; None, and nothing is left running, if the request is ended first."""
+    working = asyncio.ensure_future(work())
+    ending = asyncio.create_task(ended.wait())
+    try:
+        await asyncio.wait({working, ending}, return_when=asyncio.FIRST_COMPLETED)
+        return working.result() if working.done() else None
+    finally:
+        working.cancel()
+        ending.cancel()
 
 
 def with_tools(chat: Chat, tools: Iterable[ServedTool]) -> Chat:
@@ -251,11 +306,11 @@ class ToolLoop(Answer):
         if not self._tools.tools:
             return await self._generate(self._chat)
         self._model = self._services.models.choose_for(self._chat.model, Task.GENERATE)
-        self._held = self._services.tools.client.hold(self._description(Usage(0)), self._end_for)
+        self._held = self._services.tools.client.hold(_described(self._context, self._model), self._end_for)
         try:
             if self._tools.approved:
-                await self._context.run_while_connected(self._until_ended(self._run_approved()))
-            generation = await self._until_ended(self._generate(self._chat))
+                await self._context.run_while_connected(_unless(self._stopped, self._run_approved))
+            generation = await _unless(self._stopped, lambda: self._generate(self._chat))
             if generation is None:
                 self._context.deadline.require_end(self._reason)
             assert generation is not None
@@ -287,7 +342,7 @@ class ToolLoop(Answer):
                 return
 
             # Its calls that the server runs. The client runs, or approves, the others.
-            self._services.tools.client.update(self._held, self._description(self.usage))
+            self._services.tools.client.update(self._held, _described(self._context, self._model, self.usage))
             ours = [place for place, call in enumerate(calls) if self._tools.of(call.id, call.name) is not None]
             results: dict[int, ToolOutput] = {}
             async for place, result in self._run([(place, calls[place]) for place in ours]):
@@ -345,23 +400,6 @@ class ToolLoop(Answer):
         if self._has_begun:
             self._round.end()
 
-    def _description(self, usage: Usage) -> ToolRequest:
-        """The answer, which has taken these tokens, as operators see it while a tool runs."""
-        record, adapter = self._context.record, self._model.adapter
-        state = RequestState(
-            record.request_id,
-            RequestPhase.TOOLS,
-            record.arrival.elapsed,
-            usage.prompt,
-            usage.cached,
-            usage.completion,
-            None if adapter is None else adapter.name,
-            record.unique_id,
-            self._context.low_priority,
-            record.key_name,
-        )
-        return ToolRequest(state, self._model.about.name, record.device)
-
     async def _generate(self, chat: ChatParameters, *, while_connected: bool = True) -> Generation:
         """Start a round."""
         return await generate(
@@ -373,17 +411,6 @@ class ToolLoop(Answer):
             only_complete_calls=self._only_complete_calls,
             while_connected=while_connected,
         )
-
-    async def _until_ended(self, work: Coroutine[Any, Any, T]) -> T | None:
-        """The work's result; None, and nothing is left running, if the answer is ended first."""
-        working = asyncio.ensure_future(work)
-        stopping = asyncio.create_task(self._stopped.wait())
-        try:
-            await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            return working.result() if working.done() else None
-        finally:
-            working.cancel()
-            stopping.cancel()
 
     async def _run(self, calls: Sequence[tuple[int, WholeToolCall]]) -> AsyncIterator[tuple[int, ToolOutput]]:
         """The results of calls, each with the place of its call, until the answer is ended or its time is over."""
@@ -466,7 +493,7 @@ class ToolLoop(Answer):
             return False
         while True:
             try:
-                generation = await self._until_ended(self._generate(chat, while_connected=False))
+                generation = await _unless(self._stopped, lambda: self._generate(chat, while_connected=False))
                 break
             except PromptTooLong:
                 self._reason = FinishReason.LENGTH
@@ -479,7 +506,8 @@ class ToolLoop(Answer):
                 if not seconds:
                     self._reason = FinishReason.TIMEOUT
                     return False
-                await self._until_ended(asyncio.sleep(min(error.retry_after or 1, seconds)))
+                pause = min(error.retry_after or 1, seconds)
+                await _unless(self._stopped, partial(asyncio.sleep, pause))
         if generation is None:
             return False
         self._spent += self._round.usage

@@ -130,7 +130,7 @@ class RequestPhase(StrEnum):
     PREFILL = "prefill"
     # It has its first token.
     DECODE = "decode"
-    # The server runs a tool for it; no engine has it.
+    # The server lists or runs tools for it; no engine has it.
     TOOLS = "tools"
 
 

@@ -130,8 +130,9 @@ class NoFields(Wire):
 class RequestEntry(BaseModel):
     """A running or waiting request, or one of its answers. `age` is the number of seconds since the engine received it.
 
-    In the phase `tools` the server runs a tool for it. No engine has it then, its `age` is that of the whole request,
-    and its tokens are those of the rounds so far; `device` is that of the last one, and empty before the first.
+    In the phase `tools` the server lists or runs tools for it. No engine has it then, its `age` is that of the whole
+    request, and its tokens are those of the rounds so far; `device` is that of the last one, and empty before the
+    first.
 
     `id` is the request's `X-Request-ID`, which clients may reuse; `unique_id` is unique. `key_name` is the name of its
     API key, `(admin)` with the admin key, and null without one.

@@ -50,6 +50,6 @@ async def find_run_tools(
         raise InvalidField("n", f"must be 1 with the header {HEADER}", given=body.n)
     if body.functions is not None:
         raise InvalidField("functions", f"cannot be combined with the header {HEADER}; use tools")
-    tools: list[ServedTool] = await find_tools(services, context, [Selection(name) for name in chosen])
+    tools: list[ServedTool] = await find_tools(services, context, body.model, [Selection(name) for name in chosen])
     served = served_tools(tools, body, unanswered(body.messages))
     return with_tools(body, tools), served

@@ -34,7 +34,7 @@ async def find_server_tools(
                 _leave_out(context, f"mcp_servers[{place}].authorization_token", "", server.name)
         else:
             _leave_out(context, f"mcp_servers[{place}]", "", server.name)
-    tools = await find_tools(services, context, list(selected.values())) if selected else []
+    tools = await find_tools(services, context, body.model, list(selected.values())) if selected else []
     for tool in tools:
         if tool.needs_approval:
             context.leniency.note([f"mcp_servers ({tool.server}: {tool.info.name} needs an approval)"])

@@ -115,7 +115,7 @@ async def find_mcp_tools(body: ResponsesRequest, services: Services, context: Re
                 "unless server_url has a host that the operator allows (GENAI_MCP_HOSTS)"
             )
             raise InvalidField(f"tools[{place}].server_label", rule, given=tool.server_label)
-    listed = await find_tools(services, context, selected) if selected else []
+    listed = await find_tools(services, context, body.model, selected) if selected else []
     # Functions of the request with the name of a server's tool replace it.
     own = {tool.full_name for tool in body.tools or ()}
     tools = [tool for tool in listed if tool.name not in own]
