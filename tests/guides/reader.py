@@ -130,8 +130,7 @@ class Reader:
         server = run_server(
             self.folder / "noted", *options[1:], settings=settings, cwd=self.folder, port=int(environment["PORT"])
         )
-        running = self._server.enter_context(server)
-        self.environment["SERVER"] = str(running.process.pid)
+        self._server.enter_context(server)
 
 
 def missing_lines(expected: str, output: str) -> list[str]:
