@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from genai_server.errors import InvalidField, ModelDirectoryError
 from genai_server.text.prompts.chat_template import SCRIPTED_TEMPLATE, ChatTemplate
-from tests.running_server import DEMO, ROOT
+from tests.running_server import DEMO
 
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "300"))
 # Far above what any takes on a busy machine, far below an endless loop.
@@ -19,7 +19,6 @@ MAX_CHARACTERS = 20_000
 SOURCES = [
     SCRIPTED_TEMPLATE,
     (DEMO / "chat_template.jinja").read_text(encoding="utf-8"),
-    (ROOT / "scripts" / "_models" / "chat_template.jinja").read_text(encoding="utf-8"),
 ]
 # Tags, expressions, comments and the text between them, as in Jinja's lexer.
 PIECES = [re.findall(r"\{[%{#].*?[%}#]\}|[^{]+|\{", source, re.DOTALL) for source in SOURCES]
