@@ -94,6 +94,8 @@ def test_each_view_fits_the_window(page: Page, view: str, width: int, tmp_path: 
             page.get_by_role("button", name="Chats").click()
     show(page, view)
     picture(page, f"{view}-{page.evaluate('window.scheme')}-{width}", tmp_path)
+    if view in ("chat", "settings", "tokens"):
+        assert page.locator(".picker select").evaluate("each => each.clientWidth") > 60
     assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
