@@ -45,17 +45,26 @@ INLINE void store(void* p, T v) {
 INLINE F all(float x) { return x - F{}; }
 INLINE I all(int32_t x) { return x - I{}; }
 INLINE F max(F a, F b) { return a > b ? a : b; }
+// GCC 12 takes loops over a vector's lanes apart into single floats.
 INLINE float reduce_max(F v) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_max_ps((__m512)v);
+#else
   float m = v[0];
   for (int i = 1; i < W; ++i) m = v[i] > m ? v[i] : m;
   return m;
+#endif
 }
-INLINE float reduce_add(F v) {
+INLINE float reduce_add(F v) {  // first halves plus second halves, until one is left
+#if defined(__AVX512F__)
+  return _mm512_reduce_add_ps((__m512)v);
+#else
   float s[W];
   store(s, v);
   for (int n = W / 2; n; n /= 2)
     for (int i = 0; i < n; ++i) s[i] += s[i + n];
   return s[0];
+#endif
 }
 INLINE int32_t word(const int8_t* p) {
   int32_t x;
@@ -126,6 +135,9 @@ void tile(const Product& p, int64_t panel, int64_t row, int vec) {
   const float* scales = p.scales + first_scale;
   const float* offsets = p.offsets ? p.offsets + first_scale : nullptr;
   const int8_t* a = p.activations + row * depth;
+  // The outputs are fetched in the meantime, because the stores of sums to the stack would wait behind theirs.
+  for (int r = 0; r < ROWS; ++r)
+    for (int v = 0; v < VECS; ++v) __builtin_prefetch(p.out + (row + r) * p.stride + panel * kPanel + (vec + v) * W, 1);
   F total[ROWS][VECS] = {};
   for (int64_t b = 0; b < p.blocks; ++b) {
     I acc[ROWS][VECS];
