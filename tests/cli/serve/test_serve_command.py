@@ -169,6 +169,9 @@ def test_tool_servers_without_their_package_or_with_a_wrong_table_stop_the_start
     result = serve(*options, settings=environment_without("mcp", tmp_path))
     assert result.returncode == 2
     assert "[mcp.NAME] in the configuration file: mcp missing; install what it needs: " in result.stderr
+    allowing = ["--device", "scripted", "--mcp-hosts", "mcp.example.com"]
+    result = serve(*allowing, settings=environment_without("mcp", tmp_path))
+    assert "--mcp-hosts: mcp missing; install what it needs: " in result.stderr
     (tmp_path / "server.toml").write_text('[mcp.time]\ncomand = ["mcp-server-time"]\n', encoding="utf-8")
     assert "[mcp.time] comand: unknown" in refused_start(*options)
 
