@@ -91,13 +91,16 @@ def output(program: str) -> list[str]:
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such limit")
 @pytest.mark.parametrize(
     ("program", "waiting", "restarts"),
-    [(FIRST_START, "starting", 0), (RESTART, "restarting", 1)],
-    ids=["first", "next"],
+    [
+        pytest.param(FIRST_START, "starting", 0, id="first", marks=pytest.mark.slow),
+        pytest.param(RESTART, "restarting", 1, id="next"),
+    ],
 )
 def test_start_is_retried_while_files_are_exhausted(program: str, waiting: str, restarts: int) -> None:
     assert output(program) == [f"{waiting} {WAITS}", f"ready {restarts} None"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such limit")
 def test_a_start_that_waits_for_files_does_not_hold_up_the_stop() -> None:
     assert output(STOP) == ["stopped"]

@@ -142,6 +142,7 @@ def test_half_closed_and_disconnected_clients_are_distinguished(server: RunningS
     assert listed(server) == {}
 
 
+@pytest.mark.slow
 def test_half_close_without_uvloop_is_no_disconnect(tmp_path: Path) -> None:
     folder = tmp_path / "without"
     folder.mkdir()
