@@ -215,6 +215,7 @@ RESPONSES: list[Row] = [
     (_input(CALL, {"type": "function_call_output", "call_id": "c", "output": None}), TYPE, "input[1].output"),
     (_input({**SHELL, "action": {"commands": "ls"}}), TYPE, "input[0].action.commands"),
     (_input(SHELL, {"type": "shell_call_output", "call_id": "c", "output": "x"}), TYPE, "input[1].output"),
+    (_input({"type": "local_shell_call_output", "output": "x"}), MISSING, "input[0].call_id"),
     (_input({"type": "x", "id": 5}), TYPE, "input[0].id"),
     (_input({"type": "x", "value": float("nan")}), VALUE, "input[0]"),
     (_input({"type": "x", "value": "\ud800"}), VALUE, "input[0]"),
