@@ -413,10 +413,12 @@ def test_a_model_answers_with_options_as_without() -> None:
 def test_a_global_pool_is_shared_by_all_sessions() -> None:
     """In a separate process, because a process has only one pool."""
     script = """
+import sys
 import psutil
 from genai_server.engine.runners.choose import load_model
 from genai_server.engine.runners.warm_up import warm_up
 from genai_server.options.check import check_device
+sys.path.append("scripts")
 from tests.engine.runners.test_choose import spec
 import onnxruntime
 pool = {"global_thread_pool": True, "intra_op_num_threads": 5}
