@@ -63,8 +63,8 @@ _OF_WORKERS = (
 _LARGEST = 1 << 20
 _WORD = 4
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
-# As the tests began; some of them set another.
-_PYTHONPATH = os.environ.get("PYTHONPATH")
+# What an interpreter reads when it starts, as the tests began; some of them set other values.
+_READ_AT_START = {name: os.environ.get(name) for name in ("PYTHONPATH", "PYTHONIOENCODING", "PYTHONUTF8", "LC_ALL")}
 _starting = threading.Lock()
 
 
@@ -168,7 +168,7 @@ def _fork_server() -> ForkServer:
 
 def can_fork(environment: Mapping[str, str]) -> bool:
     """Whether a forked process behaves like a new one."""
-    return sys.platform == "linux" and environment.get("PYTHONPATH") == _PYTHONPATH
+    return sys.platform == "linux" and all(environment.get(name) == value for name, value in _READ_AT_START.items())
 
 
 def start_module_forked(
