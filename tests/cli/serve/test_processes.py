@@ -63,7 +63,8 @@ def test_an_api_process_that_hangs_is_replaced(tmp_path: Path) -> None:
     script = tmp_path / "hasty.py"
     script.write_text(HASTY, encoding="utf-8")
     with run_server(tmp_path, *WORKERS, program=[sys.executable, str(script)], seconds=90) as server:
-        wait_until(lambda: len(api_processes(server)) == 2, 60)
+        # One that hangs while it starts is awaited for longer.
+        wait_until(lambda: server.log().count("Application startup complete") == 2, 60)
         hanging = api_processes(server)[0]
         hanging.suspend()
         wait_until(lambda: has_ended(hanging), 40)
