@@ -109,7 +109,8 @@ _CHOICES = (
     ("What kind of text is it?", ("complaint", "recipe", "poem")),
     ("Which animal barks?", ("dog", "cat", "cow")),
 )
-_SURE = 0.9
+# Of the options of a question, the one that has more than this is what a greedy chat answers.
+_SURE = 0.5
 _EMOJI = "Repeat exactly: 👩‍👩‍👧‍👦 🇫🇷 🙂🙃 naïve ½"
 
 
@@ -384,7 +385,7 @@ def check_decisions(client: httpx.Client, name: str, found: Findings) -> None:
     body = {"model": name, "input": _LETTER, "questions": questions}
     answers = client.post("/v1/decisions", json=body).raise_for_status().json()["answers"]
     sure = equal = 0
-    for (text, options), answer in zip(asked, answers, strict=True):
+    for (prompt, offered), answer in zip(asked, answers, strict=True):
         if answer["type"] == "predicate":
             chances = {True: answer["probability"], False: 1 - answer["probability"]}
         else:
@@ -392,7 +393,7 @@ def check_decisions(client: httpx.Client, name: str, found: Findings) -> None:
         best = max(chances, key=lambda option: chances[option])
         if chances[best] > _SURE:
             sure += 1
-            equal += ask_in_schema(client, f"{_LETTER}\n\n{text}", options) == best
+            equal += ask_in_schema(client, f"{_LETTER}\n\n{prompt}", offered) == best
     said = f"{equal} of {sure}, of {len(asked)} questions"
     found.add(name, f"decisions with a probability above {_SURE} that a chat also makes", said, equal == sure > 0)
 
