@@ -78,7 +78,7 @@ def test_new_chats_begin_with_the_settings_that_were_chosen_for_them(
     ask(page, "First")
     assert bodies[0]["messages"][0] == {"role": "system", "content": PIRATE}
     settings(page, System_prompt="Be brief.")
-    page.get_by_role("button", name="New chat").click()
+    page.get_by_role("button", name="New chat", exact=True).click()
     expect(page.locator(".chip")).to_contain_text(PIRATE)
     settings(page)
     page.get_by_role("button", name="Begin them without settings").click()
