@@ -156,7 +156,7 @@ def _prepare_environment(arguments: argparse.Namespace) -> None:
 
 
 def _agrees(question: str) -> bool:
-    """Whether a person at a terminal agrees."""
+    """Ask a yes-or-no question on the terminal. Anything but yes, and a program without a terminal, is a no."""
     if sys.stdin is None or not (sys.stdin.isatty() and sys.stderr.isatty()):
         return False
     print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)

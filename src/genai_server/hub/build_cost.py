@@ -7,7 +7,7 @@ from genai_server.hub.builder import Build
 
 # Seconds for a billion weights on two cores. Weights that are not rounded take at most as long as those of 8 bits.
 _SECONDS = {"int4": 200.0, "int8": 100.0}
-# Bytes of memory for a weight, and of the programs themselves.
+# Bytes of memory that a build takes for each weight of the model, and those that PyTorch and the builder take always.
 _MEMORY, _PROGRAMS = 7.0, 768 * 1024**2
 # Bytes of a weight in the built model, with scales.
 _BYTES = {"int4": 0.8, "int8": 1.15, "fp16": 2.0, "bf16": 2.0, "fp32": 4.0}
