@@ -264,7 +264,13 @@ def check_perplexity(work: Path, built: Path, file: Path, found: Findings, tool:
 
 def check_quality(built: Path, found: Findings) -> None:
     """What `export` measured."""
-    result = json.loads((built / "quality.json").read_text())
+    file = built / "quality.json"
+    if not file.exists():  # the export was not measured within its time: the machine was busy
+        found.add(
+            built.name, "perplexity of the export / of its file in 32 bits", "not measured; see export.log", False
+        )
+        return
+    result = json.loads(file.read_text())
     ours, theirs = result["perplexity"], result["perplexity_of_source"]
     said = f"{ours:.3f} / {theirs:.3f}, same top token {result['same_top_token']:.1%}"
     found.add(built.name, "perplexity of the export / of its file in 32 bits", said, ours <= theirs * (1 + _QUALITY))
