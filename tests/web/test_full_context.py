@@ -123,6 +123,7 @@ def test_new_chat_begins_with_a_summary_and_has_the_unanswered_question(server: 
     ask(server.page, "Three")
     server.most_messages = 100
     server.notice().get_by_role("button", name="New chat with a summary").click()
+    expect(answer(server.page)).to_have_count(1)
     expect(answer(server.page)).to_contain_text("Answer 4.")
     *earlier, question = server.sent()
     assert earlier == ["One", "Answer 1.", "Two", "Answer 2."]
@@ -135,6 +136,7 @@ def test_new_chat_begins_with_a_summary_and_has_the_unanswered_question(server: 
     assert server.sent() == [question, "Answer 4.", "Three"]
     # The summary is still one of the other chat.
     server.page.get_by_role("button", name="Regenerate").first.click()
+    expect(answer(server.page)).to_have_count(1)
     expect(answer(server.page)).to_contain_text("Answer 6.")
     assert server.sent() == [*earlier, question]
 
