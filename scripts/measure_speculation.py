@@ -26,7 +26,8 @@ import argparse
 import random
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections import abc
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -49,7 +50,7 @@ from genai_server.engine.scheduling.drafts import AnswerMemory
 from genai_server.engine.scheduling.scheduler_output import ScheduledChunk
 from genai_server.engine.scheduling.step_time import StepTimeModel
 from genai_server.engine.scores import Scores
-from genai_server.engine.sequence import Sequence as Scheduled
+from genai_server.engine.sequence import Sequence
 from genai_server.messages.generation_request import GenerationRequest, Sampling
 from genai_server.text.tokenizer import ModelTokenizer
 
@@ -88,7 +89,7 @@ class Dictation:
         # By the names of requests.
         self.texts: dict[str, list[int]] = {}
 
-    def forward(self, chunks: Sequence[ScheduledChunk]) -> list[Scores]:
+    def forward(self, chunks: abc.Sequence[ScheduledChunk]) -> list[Scores]:
         """Run the pass, and raise the logits of the texts' next tokens."""
         found = self._forward(chunks)
         for read, scores in zip(chunks, found, strict=True):
@@ -108,18 +109,18 @@ class DictatedDrafts:
         # By the names of requests.
         self.texts: dict[str, list[int]] = {}
         self._model, self._propose, self._best_token = model, model.propose, model.best_token
-        self._wanted: dict[int, Scheduled] = {}
+        self._wanted: dict[int, Sequence] = {}
         self._share, self._chance = share, random.Random(6)
         model.propose, model.best_token = self.propose, self.best_token  # type: ignore[method-assign]
 
     def propose(
-        self, wanted: Sequence[tuple[Scheduled, int]], to_read: Sequence[tuple[Scheduled, int]]
+        self, wanted: abc.Sequence[tuple[Sequence, int]], to_read: abc.Sequence[tuple[Sequence, int]]
     ) -> list[list[int]]:
         """As the model's own."""
         self._wanted = {sequence.id: sequence for sequence, _ in wanted}
         return self._propose(wanted, to_read)
 
-    def best_token(self, copy: Scheduled, scores: Scores) -> int:
+    def best_token(self, copy: Sequence, scores: Scores) -> int:
         """The token that is drafted."""
         own, sequence = self._best_token(copy, scores), self._wanted[copy.id]
         text = self.texts.get(sequence.request.request_id, [])
@@ -258,7 +259,7 @@ def kinds(off: Engine, num_clients: int, vocab_size: int, arguments: argparse.Na
         dictated = {request.request_id: text for request, text in zip(requests, texts or [], strict=False)}
         return Asked(requests, dictated, earlier or [])
 
-    def random_texts(tokens: Sequence[int]) -> list[list[int]]:
+    def random_texts(tokens: abc.Sequence[int]) -> list[list[int]]:
         return [chance.choices(tokens, k=arguments.tokens) for _ in range(num_clients)]
 
     answers = off.answer(asked(Sampling()).requests).tokens
@@ -292,7 +293,7 @@ def _files(model_dir: Path, number: int, num_tokens: int) -> list[list[int]]:
     return [long[place % len(long)] for place in range(number)]
 
 
-def _edited(file: list[int], chance: random.Random, known: Sequence[int], unedited: int) -> list[int]:
+def _edited(file: list[int], chance: random.Random, known: abc.Sequence[int], unedited: int) -> list[int]:
     """The file with other tokens at some places: replaced, deleted, or new."""
     found: list[int] = []
     place = 0

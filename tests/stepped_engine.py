@@ -5,8 +5,7 @@ It has its own clock and random numbers: the same seed gives the same steps.
 
 import random
 import shutil
-from collections import defaultdict
-from collections.abc import Sequence
+from collections import abc, defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ from genai_server.engine.sampling.grammar import model_guidance
 from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.engine.scheduling.scheduler_output import KvMemory, ScheduledChunk, Step, StepPolicy
 from genai_server.engine.scores import Logits, Scores
-from genai_server.engine.sequence import Sequence as Scheduled
+from genai_server.engine.sequence import Sequence
 from genai_server.messages.admin import ResetPrefixCache, SetRuntimeOption, StartProfile
 from genai_server.messages.generation_request import GenerationRequest
 from genai_server.messages.launch import Resize
@@ -51,7 +50,7 @@ class ChanceInterrupted(BatchedRunner):
     chance: random.Random | None = None
     num_interrupted = 0
 
-    def _forward(self, chunks: Sequence[ScheduledChunk], options: Any) -> list[Scores]:
+    def _forward(self, chunks: abc.Sequence[ScheduledChunk], options: Any) -> list[Scores]:
         slots = {chunk.sequence.id: len(self.slots.of(chunk.sequence.id).tokens) for chunk in chunks}
         scores = super()._forward(chunks, options)
         if self.chance is not None and self._interrupts(chunks) and self.chance.random() < 0.05:
@@ -126,7 +125,7 @@ class SteppedEngine:
         self.num_preemptions = 0
         preempt = self.scheduler.on_preempt
 
-        def count_and_preempt(sequence: Scheduled) -> None:
+        def count_and_preempt(sequence: Sequence) -> None:
             self.num_preemptions += 1
             preempt(sequence)
 
@@ -143,7 +142,7 @@ class SteppedEngine:
             self._step()
         return self._answer(request)
 
-    def together(self, crowd: Sequence[Asked], seed: int) -> list[Answer]:
+    def together(self, crowd: abc.Sequence[Asked], seed: int) -> list[Answer]:
         """The answers to all requests, in order, while profiling is switched, sessions start, passes are interrupted,
         sequences are preempted, the memory changes its size and pasts are forgotten at random.
         """

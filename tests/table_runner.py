@@ -1,6 +1,6 @@
 """A batch without a model: the logits after a token are its row of a table, whatever precedes it."""
 
-from collections.abc import Sequence
+from collections import abc
 
 import numpy as np
 
@@ -8,7 +8,7 @@ from genai_server.engine.abilities import Abilities
 from genai_server.engine.runners.base import Runner
 from genai_server.engine.scheduling.scheduler_output import ScheduledChunk
 from genai_server.engine.scores import Best, Logits, Scores
-from genai_server.engine.sequence import Sequence as Scheduled
+from genai_server.engine.sequence import Sequence
 from genai_server.messages.generation_request import ModelInfo
 
 
@@ -24,10 +24,10 @@ class TableRunner(Runner):
         # Positions of which best logits alone were given, and those of which all were asked for.
         self.num_offered = self.num_fetched = 0
 
-    def open(self, sequence: Scheduled) -> int:
+    def open(self, sequence: Sequence) -> int:
         return 0
 
-    def forward(self, chunks: Sequence[ScheduledChunk]) -> list[Scores]:
+    def forward(self, chunks: abc.Sequence[ScheduledChunk]) -> list[Scores]:
         self.max_rows_seen = max(self.max_rows_seen, len(chunks))
         return [self._scores(chunk) for chunk in chunks]
 
@@ -48,7 +48,7 @@ class TableRunner(Runner):
         highest = np.take_along_axis(logits, best, axis=1)
         return Scores(best=Best(highest, best, shares, scales, range(len(tokens)), fetch))
 
-    def accept(self, sequence: int, tokens: Sequence[int]) -> None:
+    def accept(self, sequence: int, tokens: abc.Sequence[int]) -> None:
         pass
 
     def close(self, sequence: int) -> None:

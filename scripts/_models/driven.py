@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import abc
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from genai_server.config.settings import Settings
 from genai_server.engine.runners.base import Runner, open_bare
 from genai_server.engine.scheduling.scheduler_output import ScheduledChunk
 from genai_server.engine.scores import Logits, Scores
-from genai_server.engine.sequence import Sequence as Scheduled
+from genai_server.engine.sequence import Sequence
 from genai_server.messages.launch import EngineSpec
 
 # What a pass reads of a sequence: its id, the tokens, whether it decodes, and a draft behind the tokens.
@@ -43,7 +43,7 @@ class Driven:
 
     def __init__(self, runner: Runner) -> None:
         self.runner = runner
-        self._sequences: dict[int, Scheduled] = {}
+        self._sequences: dict[int, Sequence] = {}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.runner, name)
@@ -54,17 +54,17 @@ class Driven:
         self._sequences[sequence] = opened
         return opened.num_read
 
-    def prefill(self, sequence: int, tokens: Sequence[int], *, positions: bool = False) -> Logits:
+    def prefill(self, sequence: int, tokens: abc.Sequence[int], *, positions: bool = False) -> Logits:
         """Read tokens as a prompt's; returns the logits [vocab_size] after the last, or [tokens, vocab_size]."""
         logits = self._read([ScheduledChunk(self._sequences[sequence], list(tokens), positions=positions)])[0].logits
         found: Logits = logits if positions else logits[-1]
         return found
 
-    def decode(self, sequences: Sequence[int], tokens: Sequence[int]) -> Logits:
+    def decode(self, sequences: abc.Sequence[int], tokens: abc.Sequence[int]) -> Logits:
         """Read one more token of each sequence; returns the logits [sequences, vocab_size]."""
         return np.concatenate([scores.logits for scores in self.advance(sequences, tokens)])
 
-    def advance(self, sequences: Sequence[int], tokens: Sequence[int]) -> list[Scores]:
+    def advance(self, sequences: abc.Sequence[int], tokens: abc.Sequence[int]) -> list[Scores]:
         """As `decode`; returns the scores."""
         pairs = zip(sequences, tokens, strict=True)
         return self._read([ScheduledChunk(self._sequences[id], [token], decodes=True) for id, token in pairs])

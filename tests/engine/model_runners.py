@@ -1,6 +1,6 @@
 """Runners of a model directory, and greedy answers."""
 
-from collections.abc import Sequence as Several
+from collections import abc
 from pathlib import Path
 from typing import Any
 
@@ -86,14 +86,14 @@ def library_answer(
     return [int(token) for token in generator.get_sequence(0)[len(prompt) :]]
 
 
-def answers(runner: Runner, sequences: Several[Sequence], steps: int, chunk: int) -> list[list[int]]:
+def answers(runner: Runner, sequences: abc.Sequence[Sequence], steps: int, chunk: int) -> list[list[int]]:
     """Greedy answers of `steps` tokens. Each pass reads up to `chunk` tokens of every incomplete one."""
     logits_of_answers(runner, sequences, steps, chunk)
     return [sequence.tokens[len(sequence.prompt) :] for sequence in sequences]
 
 
 def logits_of_answers(
-    runner: Runner, sequences: Several[Sequence], steps: int, chunk: int
+    runner: Runner, sequences: abc.Sequence[Sequence], steps: int, chunk: int
 ) -> list[NDArray[np.float32]]:
     """The logits [steps, vocab_size] of greedy answers, which are read as `answers` says."""
     found: list[list[NDArray[np.float32]]] = [[] for _ in sequences]

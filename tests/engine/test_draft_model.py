@@ -4,7 +4,7 @@ Drafts are judged as if passes of any length took the same time, and those of th
 not depend on the machine.
 """
 
-from collections.abc import Sequence
+from collections import abc
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from genai_server.engine.sampling.grammar import Guidance
 from genai_server.engine.scheduling.drafts import NO_DRAFT, TextDrafts
 from genai_server.engine.scheduling.scheduler_output import KvMemory, ScheduledChunk
 from genai_server.engine.scores import Scores
-from genai_server.engine.sequence import Sequence as Scheduled
+from genai_server.engine.sequence import Sequence
 from genai_server.errors import RunnerFailed
 from genai_server.messages.admin import ResetPrefixCache, SetRuntimeOption
 from genai_server.messages.generation_request import GenerationRequest, Sampling
@@ -77,7 +77,7 @@ def passes(model: DraftModel, monkeypatch: pytest.MonkeyPatch) -> list[list[int]
     found: list[list[int]] = []
     forward = model.runner.forward
 
-    def noted(chunks: Sequence[ScheduledChunk]) -> list[Scores]:
+    def noted(chunks: abc.Sequence[ScheduledChunk]) -> list[Scores]:
         found.append([read.num_tokens for read in chunks])
         return forward(chunks)
 
@@ -261,15 +261,15 @@ def a_small_model(session: Any, num_slots: int, num_pages: int | None = None) ->
     return DraftModel(runner, runner.model.vocab_size)
 
 
-def a_decoding(id: int, num_prompt: int, *, reuses_past: bool = True) -> Scheduled:
+def a_decoding(id: int, num_prompt: int, *, reuses_past: bool = True) -> Sequence:
     """A sequence with one token of its answer. Prompts of different ids have nothing in common."""
     request = GenerationRequest(f"{id}", [300 + 50 * id + n % 50 for n in range(num_prompt)], 100, MAX_LENGTH)
-    sequence = Scheduled(id, (0, id), request, lambda: 0.0, reuses_past=reuses_past)
+    sequence = Sequence(id, (0, id), request, lambda: 0.0, reuses_past=reuses_past)
     sequence.append(5)
     return sequence
 
 
-def read(model: DraftModel, sequence: Scheduled) -> None:
+def read(model: DraftModel, sequence: Sequence) -> None:
     model.propose([], [(sequence, len(sequence.prompt))])
 
 

@@ -1,6 +1,6 @@
 """The engine loop, step by step, without threads or processes."""
 
-from collections.abc import Sequence as Several
+from collections import abc
 from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
@@ -180,7 +180,7 @@ def test_requests_that_fail_in_a_row_do_not_end_the_loop(bench: Bench, others: l
 
 
 def test_internal_error_in_one_request_ends_no_other(bench: Bench) -> None:
-    def fail_the_first(chunks: Several[ScheduledChunk]) -> None:
+    def fail_the_first(chunks: abc.Sequence[ScheduledChunk]) -> None:
         if chunks[0].sequence.id == 0:
             raise ZeroDivisionError
 
@@ -210,7 +210,7 @@ def test_error_after_tokens_were_sent_fails_no_request(
 def test_interrupted_pass_is_repeated(bench: Bench) -> None:
     passes: list[list[int]] = []
 
-    def interrupt(chunks: Several[ScheduledChunk]) -> None:
+    def interrupt(chunks: abc.Sequence[ScheduledChunk]) -> None:
         passes.append(list(chunks[0].tokens))
         if len(passes) in (2, 3):
             raise Interrupted
@@ -225,7 +225,7 @@ def test_only_completed_passes_are_timed(bench: Bench, monkeypatch: pytest.Monke
     errors: list[type[Exception]] = [Interrupted, ZeroDivisionError]
     timed: list[Step] = []
 
-    def fail(chunks: Several[ScheduledChunk]) -> None:
+    def fail(chunks: abc.Sequence[ScheduledChunk]) -> None:
         if errors:
             raise errors.pop(0)
 
@@ -241,7 +241,7 @@ def test_only_completed_passes_are_timed(bench: Bench, monkeypatch: pytest.Monke
 
 
 def test_cancellation_after_an_interrupted_pass_takes_effect(bench: Bench) -> None:
-    def interrupt(chunks: Several[ScheduledChunk]) -> None:
+    def interrupt(chunks: abc.Sequence[ScheduledChunk]) -> None:
         raise Interrupted
 
     bench.before_each_pass(interrupt)
@@ -394,7 +394,7 @@ def test_failed_copy_of_a_cached_prefix_fails_no_request(bench: Bench, monkeypat
 class Overflowing(ScriptedPooledRunner):
     """A runner whose vectors of texts that start with token 7 contain a NaN."""
 
-    def forward(self, rows: Several[ScheduledChunk]) -> list[Scores]:
+    def forward(self, rows: abc.Sequence[ScheduledChunk]) -> list[Scores]:
         found = super().forward(rows)
         for row, scores in zip(rows, found, strict=True):
             if row.tokens[0] == 7 and scores.vectors is not None:

@@ -3,8 +3,8 @@
 import json
 import re
 import threading
+from collections import abc
 from collections.abc import Iterator
-from collections.abc import Sequence as Several
 from pathlib import Path
 from typing import Any
 
@@ -167,7 +167,7 @@ def test_interrupted_and_failed_passes_leave_no_file(
     device = DemoDevice(LoadedModel(batched, batched), guidance, tmp_path)
     forward, errors = BatchedRunner.forward, [RunnerFailed("no"), Interrupted()]
 
-    def failing(self: BatchedRunner, chunks: Several[ScheduledChunk]) -> list[Scores]:
+    def failing(self: BatchedRunner, chunks: abc.Sequence[ScheduledChunk]) -> list[Scores]:
         if chunks[0].sequence.num_produced == 3 and errors:
             Path(f"{self._profiles[chunks[0].sequence.id]}_torn.json").write_text("[]")
             raise errors.pop()

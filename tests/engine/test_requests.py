@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Sequence as Several
+from collections import abc
 from pathlib import Path
 
 import pytest
@@ -92,7 +92,7 @@ def test_deadline_of_a_prompt_interrupts_only_its_own_pass(
     monkeypatch.setattr(bench.runner, "interrupt", interrupted.set)
     waited = []
 
-    def wait(chunks: Several[ScheduledChunk]) -> None:
+    def wait(chunks: abc.Sequence[ScheduledChunk]) -> None:
         if chunks[0].sequence.id == 0:
             waited.append(interrupted.wait(90))
             clock.wait(0.05)

@@ -1,4 +1,4 @@
-"""What a runner can do, for those who choose what it does."""
+"""What a runner can do: read by the scheduler and by request admission before they ask a runner for anything."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from genai_server.engine.sequence import Sequence
 
 @dataclass(frozen=True)
 class Abilities:
-    """What a runner can do; fixed once its model is loaded."""
+    """Capabilities and limits of a runner. They are fixed once the runner's model is loaded."""
 
     # The runner's name in the API.
     name: str
@@ -41,18 +41,24 @@ class Abilities:
 
 
 class PassRules(Protocol):
-    """What a runner can read in one pass."""
+    """What the scheduler asks a runner when it composes a forward pass."""
 
     abilities: Abilities
 
-    def fit_chunk(self, sequence: Sequence, most: int) -> int:
-        """How many of a prompt's unread tokens to read in a pass of at most `most` tokens; one more in rare cases."""
+    def fit_chunk(self, sequence: Sequence, maximum: int) -> int:
+        """Number of unread prompt tokens to read in a pass of at most `maximum` tokens.
+
+        The result exceeds `maximum` by one where a single token would otherwise be left for a pass of its own.
+        """
         ...
 
     def may_draft(self, sequence: Sequence) -> bool:
-        """Whether a draft may follow a sequence's newest token."""
+        """Whether draft tokens for speculative decoding may follow the newest token of a sequence."""
         ...
 
     def reserved(self, maximum: int) -> KvBudget:
-        """The part of the KV cache that low-priority work must leave free: up to `maximum` recent prefixes."""
+        """Part of the KV cache that low-priority sequences must leave free.
+
+        It holds up to `maximum` recently used cached prefixes.
+        """
         ...

@@ -1,4 +1,4 @@
-"""An operator's calls to a running engine."""
+"""Carries out the calls of operators to a running engine, such as to cancel a request or to start a profile."""
 
 from collections.abc import Callable, Iterable
 
@@ -17,7 +17,10 @@ from genai_server.messages.generation_request import FinishReason
 
 
 class AdminCalls:
-    """Owned by the loop's thread. `forward` runs a step."""
+    """Carries out administrative calls. Used by the thread of the engine's loop only.
+
+    `forward` is called to run one step of the loop.
+    """
 
     def __init__(
         self,
@@ -34,7 +37,7 @@ class AdminCalls:
         self._forward = forward
 
     def reply(self, message: admin.AdminCall) -> admin.AdminReply:
-        """Carry out a call; returns its result or its error."""
+        """Carry out a call. Returns the result of the call, or `CallFailed` if it raised a GenaiServerError."""
         try:
             return self._result(message)
         except GenaiServerError as error:
@@ -64,29 +67,36 @@ class AdminCalls:
                 return admin.AdapterReply(call, self._unload_adapter(id))
 
     def _unload_adapter(self, id: str) -> list[str]:
-        """Unload an adapter; returns the names of the requests that keep using it to their end."""
+        """Unload an adapter. Returns the sorted ids of the requests that continue to use the adapter until they end."""
         self._loaded.adapters.unload(id)
         having = (sequence.request for sequence in self._requests)
         return sorted({r.request_id for r in having if r.adapter is not None and r.adapter.id == id})
 
     def _end(self, message: admin.CancelRequest | admin.EndReasoning) -> admin.RequestList | admin.ReasoningEnded:
-        """End a request, or only its thoughts."""
+        """End a whole request, or only the reasoning of a request, depending on the message."""
         if isinstance(message, admin.CancelRequest):
             return admin.RequestList(message.call, self._cancel(message))
         return self._end_reasoning(message)
 
     def _cancel(self, message: admin.CancelRequest) -> list[admin.RequestState]:
-        """End a request on an operator's behalf, unless several have its name; returns all that have it."""
+        """Cancel the request that has the message's name, unless several requests have this name.
+
+        Returns the states, from before the cancellation, of all sequences of requests with this name.
+        """
         sequences = self._requests.named(message.name, is_unique=message.is_unique)
         found = [sequence.describe() for sequence in sequences]
         if len(_requests_of(sequences)) == 1:
             for sequence in sequences:
                 self._requests.finish(sequence, FinishReason.CANCELLED)
-            self._requests.tell_load(terminated=self._options.terminated)
+            self._requests.send_load(terminated=self._options.terminated)
         return found
 
     def _end_reasoning(self, message: admin.EndReasoning) -> admin.ReasoningEnded:
-        """Close the thoughts of a request, unless several have its name."""
+        """Make the answers of a request stop reasoning and continue with their visible part.
+
+        Nothing is done if several requests have the name. The reply has the states of all sequences with this name, and
+        the number of answers whose reasoning is ended.
+        """
         sequences = self._requests.named(message.name, is_unique=message.is_unique, tenant=message.tenant)
         thoughts = [sequence.thought for sequence in sequences if sequence.thought is not None]
         found = [sequence.describe() for sequence in sequences]
@@ -99,7 +109,10 @@ class AdminCalls:
     def _profile_sessions(
         self, message: admin.StartProfile | admin.EndProfile | admin.ListProfiles
     ) -> admin.OpenProfiles:
-        """Begin or end a session; returns the new session, or all open ones. Raises GenaiServerError."""
+        """Start or end a profile session, or list the sessions. Raises GenaiServerError.
+
+        Returns the new session after a start, and otherwise all open sessions.
+        """
         begun: list[ProfileSession] = []
         try:
             if isinstance(message, admin.StartProfile):
@@ -132,11 +145,15 @@ class AdminCalls:
                     self._terminate(sequence)
         state = self._options.describe(self._requests.accepted)
         # The load is sent before the reply, so that the reader of the reply finds the new state everywhere.
-        self._requests.tell_load(terminated=self._options.terminated)
+        self._requests.send_load(terminated=self._options.terminated)
         return admin.RuntimeOptionsReply(message.call, state, found, refused)
 
     def _terminate(self, sequence: Sequence) -> None:
-        """End a sequence. On a Generator the library's own option does it: the next pass raises at once."""
+        """End a sequence with the finish reason "terminated".
+
+        A sequence that runs on an `og.Generator` is ended through the option `terminate_session` of onnxruntime-genai,
+        which makes the next pass of the generator raise at once.
+        """
         if sequence.batched or self._runners.main.abilities.pools or sequence.state is not SequenceState.RUNNING:
             self._requests.finish(sequence, FinishReason.TERMINATED)
             return
@@ -147,7 +164,10 @@ class AdminCalls:
         self._requests.finish(sequence, FinishReason.TERMINATED)
 
     def _profile(self, value: str, sequences: list[Sequence], *, whole_device: bool) -> str | None:
-        """Switch profiling; returns why that is not possible, if so. Raises Unavailable if nothing can be written."""
+        """Switch profiling on or off for sequences, or for the whole device.
+
+        Returns the reason if profiling is impossible, else None. Raises Unavailable if no profile can be written.
+        """
         if value != "0" and (why := self._loaded.why_no_profile):
             return why
         if (value if value != "1" else DEFAULT_PREFIX) in self._options.sessions.prefixes:
@@ -161,5 +181,5 @@ class AdminCalls:
 
 
 def _requests_of(sequences: Iterable[Sequence]) -> set[str]:
-    """The unique ids of the requests that sequences belong to."""
+    """Unique internal ids of the requests that the sequences belong to."""
     return {sequence.request.own_id for sequence in sequences}

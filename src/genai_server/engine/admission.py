@@ -1,6 +1,6 @@
-"""Accepts or refuses requests, and opens those that the scheduler admits.
+"""Accepts or refuses the requests that arrive at an engine, and starts those that the scheduler admits.
 
-A refusal is always sent in place of an acceptance.
+For each request either an acceptance or a refusal is sent, never both.
 """
 
 import logging
@@ -27,9 +27,9 @@ log = logging.getLogger(__name__)
 
 
 class Admission:
-    """Admits requests to the table. Owned by the loop's thread.
+    """Turns arriving requests into sequences of the request table. Used by the thread of the engine's loop only.
 
-    A request keeps its place in the queue while worker threads compile its grammar and encode its inputs.
+    A request keeps its position in the queue while worker threads compile its grammar and encode its images or audio.
     """
 
     def __init__(
@@ -55,7 +55,10 @@ class Admission:
         self.num_arrived = 0  # sequences added to the table up to now
 
     def submit(self, connection: int, submit: Submit) -> None:
-        """Take a request once its whole group has arrived. A group is accepted or refused as a whole."""
+        """Take one request of a group. Once the last one has arrived, the whole group is accepted or refused.
+
+        All requests of a group come from one connection, one after the other, and all but the last have `more` set.
+        """
         submits = self._gathered.setdefault(connection, [])
         submits.append(submit)
         if submit.more:
@@ -83,13 +86,16 @@ class Admission:
             self._accept_prepared(sequence)
 
     def _grammar_compiled(self, sequence: Sequence, compiled: Compiled) -> None:
-        """Keep a compiled grammar; accept or refuse the sequence that waits for it, if it has not ended."""
+        """Cache a compiled grammar, then accept or refuse the sequence that waited for it.
+
+        A sequence that has ended meanwhile is left alone.
+        """
         self._guidance.keep(sequence.request.grammar or "", compiled, tenant=sequence.tenant)
         goes_without = isinstance(compiled, str) and not sequence.request.needs_grammar
         self._one_prepared(sequence, lambda: None if goes_without else self._give_guide(sequence))
 
     def _inputs_encoded(self, sequence: Sequence, encoded: Encoded) -> None:
-        """Give a sequence what was encoded; accept or refuse it, if it has not ended."""
+        """Give a sequence its encoded images or audio, then accept or refuse the sequence, unless it has ended."""
 
         def give() -> None:
             if isinstance(encoded, GenaiServerError):
@@ -99,7 +105,10 @@ class Admission:
         self._one_prepared(sequence, give)
 
     def _one_prepared(self, sequence: Sequence, give: Callable[[], None]) -> None:
-        """Count a preparation as done, and give its result to the sequence, if it has not ended."""
+        """Count one preparation of a sequence as done and call `give`, which hands the result to the sequence.
+
+        A sequence that has ended meanwhile is left alone. If `give` raises a GenaiServerError, the sequence is refused.
+        """
         sequence.num_preparations -= 1
         if sequence not in self._requests:
             return
@@ -113,16 +122,16 @@ class Admission:
             self._accept_prepared(sequence)
 
     def _accept_prepared(self, sequence: Sequence) -> None:
-        """Accept a sequence for which other threads have nothing left to do."""
+        """Accept a sequence, or mark it as being prepared while worker threads still compile or encode for it."""
         if sequence.num_preparations:
             sequence.state = SequenceState.PREPARING
         else:
             self._requests.accept(sequence)
 
     def open(self, sequence: Sequence, seconds_per_token: float) -> None:
-        """Open a sequence that the scheduler has admitted, and begin to load what is stored of its prompt.
+        """Give an admitted sequence its KV cache slot, and start to load the stored prefix of its prompt from disk.
 
-        `seconds_per_token` is what the model takes to read a token, or 0 if that is unknown.
+        `seconds_per_token` is the time in which the model reads one prompt token; 0 if unknown.
         """
         with self._requests.failing([sequence]):
             self._runners.open(sequence)
@@ -135,13 +144,16 @@ class Admission:
                 )
 
     def prefix_loaded(self, sequence: Sequence) -> None:
-        """Count what was loaded of a sequence's prefix; it reads the rest."""
+        """Count the tokens of a sequence that were loaded from the disk cache. The model reads the other tokens."""
         disk = self._loaded.disk_cache
         if disk is not None and sequence in self._requests:
             self._found(sequence, disk.take(sequence))
 
     def match_again(self, sequence: Sequence) -> None:
-        """Find what others have read of a prompt in the meantime; if that fails, it is read as it is."""
+        """Search the KV cache again for tokens of a prompt that other sequences have read since this one was opened.
+
+        If the copy of the matching KV cache fails, the failure is logged and the model reads the prompt itself.
+        """
         if not sequence.reuses_past:
             return
         try:
@@ -150,11 +162,11 @@ class Admission:
             log.warning("request %s: a cached prefix could not be copied: %s", sequence.request.request_id, error)
 
     def disconnected(self, connection: int) -> None:
-        """Drop the incomplete group of a closed connection."""
+        """Discard the incomplete group of requests of a connection that has closed."""
         self._gathered.pop(connection, None)
 
     def _found(self, sequence: Sequence, num_tokens: int) -> None:
-        """Count further tokens of an opened sequence's prompt as cached."""
+        """Count further prompt tokens of an opened sequence as read from the cache."""
         sequence.num_read += num_tokens
         if not sequence.num_preemptions:
             sequence.num_cached += num_tokens
@@ -187,7 +199,7 @@ class Admission:
         self._runners.for_request(request).check(request)
 
     def _fitted(self, submit: Submit) -> Submit:
-        """The request, without a grammar that it does not need if that cannot be followed here."""
+        """The message, without the grammar of its request if the grammar is optional and cannot be followed here."""
         request = submit.request
         if request.grammar is None or request.needs_grammar:
             return submit
@@ -206,7 +218,7 @@ class Admission:
         return sequence
 
     def _give_guide(self, sequence: Sequence) -> None:
-        """Give a sequence the guide of its grammar, or have the grammar compiled. Raises InvalidField."""
+        """Give a sequence the matcher of its grammar, or start the compilation of the grammar. Raises InvalidField."""
         grammar = sequence.request.grammar
         if grammar is None:
             return
@@ -222,7 +234,11 @@ class Admission:
             )
 
     def _give_thought(self, sequence: Sequence) -> None:
-        """Have a sequence's thoughts followed. Raises InvalidField if that is impossible and they have a budget."""
+        """Make the reasoning of a sequence be tracked if its request asks for that.
+
+        Raises InvalidField if the request limits the reasoning, but the tokenizer gives no text of tokens to track it
+        by.
+        """
         rules = sequence.request.thoughts
         if rules is None:
             return
@@ -234,7 +250,7 @@ class Admission:
             )
 
     def _give_inputs(self, sequence: Sequence) -> None:
-        """Have what a sequence has besides text encoded."""
+        """Start to encode the images or the audio of a sequence, if it has any."""
         if self._encoder is None or not self._encoder.has_inputs(sequence.request):
             return
         sequence.num_preparations += 1

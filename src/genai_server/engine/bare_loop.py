@@ -1,7 +1,8 @@
-"""`python -m genai_server.engine.bare_loop`: the library's own loop without a server, as the upper limit.
+"""`python -m genai_server.engine.bare_loop`: runs onnxruntime-genai's own generation loop without a server.
 
-`genai-server bench` starts it as a separate process, so that the library's memory and its hold on Python's lock disturb
-nothing else. It prints one line of JSON: the runs for each prompt length, with times in seconds.
+Its speed is the upper limit for the server. `genai-server bench` starts this program as a separate process, so that the
+memory of onnxruntime-genai and its hold on the GIL do not disturb the benchmark. The program prints one line of JSON:
+the runs for each prompt length, with times in seconds.
 """
 
 import argparse
@@ -22,7 +23,10 @@ _WARM_UP_TOKENS = 8
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run as the command line says. Raises ModelDirectoryError, and RuntimeError with the library's own reason."""
+    """Measure as the command line says, and print the result as JSON.
+
+    Raises ModelDirectoryError, and RuntimeError with the message of onnxruntime-genai.
+    """
     parser = argparse.ArgumentParser(prog="python -m genai_server.engine.bare_loop", description=__doc__)
     parser.add_argument("model_dir", type=Path)
     parser.add_argument("--threads", type=int, default=None, help="0: the usable cores; left out: as shipped")
@@ -40,9 +44,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 class BareLoop:
-    """A model on the providers that its directory names.
+    """A model that is loaded by onnxruntime-genai, on the execution providers that its genai_config.json names.
 
-    `threads` 0 takes the usable cores; None keeps the library's default.
+    With `threads` 0, as many threads run as there are usable cores. None keeps the default of onnxruntime-genai.
     """
 
     def __init__(self, model_dir: Path, threads: int | None) -> None:
@@ -58,9 +62,10 @@ class BareLoop:
         self._model = self._library.Model(config)
 
     def run(self, prompt_tokens: int, output_tokens: int) -> dict[str, Any]:
-        """Read a random prompt and generate a number of tokens, whatever they are.
+        """Read a random prompt and generate `output_tokens` tokens, without an end-of-sequence token among them.
 
-        `sent`, `prefilled` and `tokens` are times in seconds of one clock.
+        Returns times in seconds of one clock: `sent` before the prompt, `prefilled` after it, and `tokens` for each
+        token.
         """
         parameters = self._library.GeneratorParams(self._model)
         length = prompt_tokens + output_tokens

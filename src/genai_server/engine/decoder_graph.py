@@ -1,4 +1,4 @@
-"""A decoder's ONNX graph, described by names and shapes."""
+"""Describes a decoder's ONNX graph by the names and shapes of its inputs and outputs."""
 
 import math
 from collections.abc import Mapping
@@ -16,12 +16,15 @@ PAST = slice(3, 5)
 
 
 class DoesNotFit(Exception):
-    """The batched runner cannot run this model; the message says why."""
+    """The batched runner cannot run this model. The message says why."""
 
 
 @dataclass(frozen=True)
 class LayerState:
-    """What a layer keeps of a sequence in a fixed size, such as the last inputs of a convolution."""
+    """State of fixed size that a layer keeps for each sequence, such as the last inputs of a convolution.
+
+    `past` and `present` are the names of the graph's input and output that have the state.
+    """
 
     past: str
     present: str
@@ -32,13 +35,13 @@ class LayerState:
 
     @property
     def num_bytes(self) -> int:
-        """The size for one row."""
+        """Bytes of the state of one sequence."""
         return math.prod(self.shape) * int(np.dtype(self.type).itemsize)
 
 
 @dataclass(frozen=True)
 class LowRankPath:
-    """Two small matrices next to a large one of `num_inputs` to `num_outputs`."""
+    """The LoRA path x·A·B next to a matrix that maps `num_inputs` values to `num_outputs` values."""
 
     # Names of the graph's inputs: [num_inputs, rank] and [rank, num_outputs].
     a: str
@@ -49,7 +52,7 @@ class LowRankPath:
 
 @dataclass(frozen=True)
 class VisionFiles:
-    """The other graphs of a model that reads images or sounds (engine/model/vision_files.py)."""
+    """The encoder and embedding graphs of a model that reads images or audio (engine/model/vision_files.py)."""
 
     vision: Path
     embedding: Path
@@ -57,7 +60,7 @@ class VisionFiles:
     image_token: int
     hidden_size: int
     # Whether the images are sounds.
-    hears: bool
+    has_audio: bool
     # Patches on each side of a feature.
     merge_size: int
     # Whether the decoder has an adapter for prompts with images, as Phi-4-multimodal's has.
@@ -66,28 +69,28 @@ class VisionFiles:
     names: Mapping[str, str] = field(default_factory=dict)
 
     def name(self, name: str) -> str:
-        """The graphs' name for an input or output of the library."""
+        """Name in the graphs of an input or output that onnxruntime-genai calls `name`."""
         return self.names.get(name, name)
 
     @property
     def features(self) -> str:
-        """The graphs' name for the features."""
-        return self.name("audio_features" if self.hears else "image_features")
+        """Name in the graphs of the encoded features of images or audio."""
+        return self.name("audio_features" if self.has_audio else "image_features")
 
     @property
     def part(self) -> str:
-        """The section of genai_config.json that has the graph `vision`."""
-        return "speech" if self.hears else "vision"
+        """Section of genai_config.json that names the encoder graph: "speech" or "vision"."""
+        return "speech" if self.has_audio else "vision"
 
     @property
     def given(self) -> str:
-        """The graphs' name for what features are made of: pixels, or a spectrogram."""
-        return self.name("audio_embeds" if self.hears else "pixel_values")
+        """Name in the graphs of the input that is encoded: the pixels of images, or the spectrogram of audio."""
+        return self.name("audio_embeds" if self.has_audio else "pixel_values")
 
 
 @dataclass(frozen=True)
 class DecoderGraph:
-    """Names and shapes of a decoder that updates its KV cache in place."""
+    """Names and shapes of the inputs and outputs of a decoder graph that updates its KV cache in place."""
 
     path: Path
     # The tokens, or their embeddings [rows, tokens, hidden_size] if there is a graph that makes them.
@@ -138,11 +141,14 @@ class DecoderGraph:
 
     @property
     def is_native(self) -> bool:
-        """Whether it runs in the memory of a CPU, with the operators of genai-server-native."""
+        """Whether the decoder runs in CPU memory with the operators of genai-server-native."""
         return not self.block_tokens
 
     def in_32_bits(self) -> "DecoderGraph":
-        """The graph as it computes in the memory of a CPU (engine/graph_rewriting/widening.py)."""
+        """Description of the same decoder after its graph was rewritten to compute in 32 bits.
+
+        The rewriting is done by engine/graph_rewriting/widening.py, for decoders that run in CPU memory.
+        """
         wide: dict[str, Any] = {
             kind: tuple(replace(state, type=np.float32) for state in getattr(self, kind))
             for kind in ("conv_states", "recurrent_states", "cross_states")
@@ -151,22 +157,22 @@ class DecoderGraph:
 
     @cached_property
     def has_states(self) -> bool:
-        """Whether some layers keep states of fixed size in place of keys and values."""
+        """Whether some layers keep recurrent states of fixed size in place of a KV cache."""
         return bool(self.conv_states or self.recurrent_states)
 
     @cached_property
     def bytes_per_row(self) -> int:
-        """The size of what one sequence has of fixed size, however long it is."""
+        """Bytes of all states of fixed size of one sequence: recurrent states and encoded audio, not the KV cache."""
         return sum(state.num_bytes for state in (*self.conv_states, *self.recurrent_states, *self.cross_states))
 
     @property
     def bytes_per_token(self) -> int:
-        """The size of one token's keys and values in all layers."""
+        """Bytes of the KV cache of one token, over all layers."""
         return len(self.past_names) * self.num_kv_heads * self.head_size * int(np.dtype(self.cache_type).itemsize)
 
 
 def local_window(node: onnx.NodeProto) -> int:
-    """How many of the last tokens an attention reads; 0 if it is another operator, or reads all."""
+    """Size in tokens of the sliding window of a GroupQueryAttention; 0 without a window, and for other operators."""
     if node.op_type != ATTENTION:
         return 0
     return max(0, next((a.i for a in node.attribute if a.name == "local_window_size"), 0))

@@ -1,6 +1,6 @@
-"""Encodes what requests have besides text, in a thread of its own, and keeps what it has encoded recently.
+"""Encodes the images or audio of requests in a separate thread, and caches what was encoded recently.
 
-Running answers continue during this time. What the thread has done for a request comes back to the loop as a message.
+Other sequences continue to generate meanwhile. The result for a request reaches the engine's loop as a message.
 """
 
 import logging
@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from genai_server.engine.encoded_sound import EncodedSound
+from genai_server.engine.encoded_audio import EncodedAudio
 from genai_server.engine.host.priority import let_others_go_first
 from genai_server.engine.prompt_images import EncodedImage, PromptImages
 from genai_server.engine.sequence import Sequence, SequenceState
@@ -26,22 +26,22 @@ log = logging.getLogger(__name__)
 # The tensors of an input, by the library's names.
 Tensors = Mapping[str, NDArray[Any]]
 # What all inputs of a request become, or why they cannot be had.
-Encoded = PromptImages | EncodedSound | GenaiServerError
+Encoded = PromptImages | EncodedAudio | GenaiServerError
 
 
-One = TypeVar("One", EncodedImage, EncodedSound)
+One = TypeVar("One", EncodedImage, EncodedAudio)
 
 
 class RequestEnded(Exception):
-    """Nobody needs what is being encoded any more."""
+    """The request whose input was to be encoded has ended."""
 
 
 class EncoderWorker(ABC, Generic[One]):
-    """The thread owns what is encoded. `max_bytes` limits what is kept besides the inputs of present requests, which
-    are never dropped, and so never encoded twice.
+    """Base of the workers that encode images or audio in a thread of their own.
 
-    `open_encoder` is called in the thread, whose priority its own threads inherit: passes of running answers go first.
-    Raises what it raises.
+    Encoded inputs of unfinished requests always stay in the cache, so that none is encoded twice. All others together
+    take up to `max_bytes`. `open_encoder` is called in the worker's thread, whose low priority is inherited by the
+    encoder's own threads, so that decoding comes first. The constructor raises what `open_encoder` raises.
     """
 
     # One of them, with its article.
@@ -58,25 +58,28 @@ class EncoderWorker(ABC, Generic[One]):
         self._encode = self._thread.submit(open_encoder).result()
 
     def submit(self, sequence: Sequence, done: Callable[[Encoded], None]) -> None:
-        """Encode a sequence's inputs; `done` is called in the thread. A sequence that ends before is left out."""
+        """Encode the inputs of a sequence. `done` is called with the result in the worker's thread.
+
+        `done` is not called if the sequence ends before.
+        """
         job = partial(self._prepare, sequence, done)
         self._thread.submit(job, tenant=sequence.tenant, low_priority=sequence.low_priority)
 
     @abstractmethod
     def check(self, request: GenerationRequest) -> None:
-        """Raises InvalidField for a request whose inputs do not fit the model."""
+        """Raise InvalidField if the model cannot read the images or audio of a request."""
 
     @abstractmethod
     def has_inputs(self, request: GenerationRequest) -> bool:
-        """Whether there is anything to encode."""
+        """Whether a request has images or audio to encode."""
 
     @abstractmethod
-    def _encode_all(self, sequence: Sequence) -> PromptImages | EncodedSound:
-        """Encode all inputs of a request, with `_encoded`."""
+    def _encode_all(self, sequence: Sequence) -> PromptImages | EncodedAudio:
+        """Encode all inputs of a sequence's request. Implementations call `_encoded` for each input."""
 
     @abstractmethod
     def _made(self, digest: str, tensors: Tensors, request: GenerationRequest) -> One:
-        """Encode one input of a request, with `_encode`."""
+        """Encode one input, whose tensors are given. Implementations call `_encode`."""
 
     def _prepare(self, sequence: Sequence, done: Callable[[Encoded], None]) -> None:
         try:
@@ -92,7 +95,10 @@ class EncoderWorker(ABC, Generic[One]):
             done(RunnerFailed("internal error; see the server log"))
 
     def _encoded(self, sequence: Sequence, digest: str, path: str) -> One:
-        """One input, whose tensors are in a file. Raises RequestEnded if the sequence has ended."""
+        """Encode one input, whose tensors are in the file at `path`, or take the result from the cache.
+
+        `digest` identifies the input. Raises RequestEnded if the sequence has ended.
+        """
         if sequence.state is SequenceState.ENDED:
             raise RequestEnded
         found = self._kept.get(digest)
@@ -107,12 +113,12 @@ class EncoderWorker(ABC, Generic[One]):
         return found
 
     def _num_present(self) -> int:
-        """The number of inputs that present requests have."""
+        """Number of encoded inputs that unfinished requests have."""
         self._given = [given for given in self._given if given[0].state is not SequenceState.ENDED]
         return len(self._given)
 
     def _drop_unused(self) -> None:
-        """Drop what no present request has, the longest unused first, until the rest is within the limit."""
+        """Drop encoded inputs that no unfinished request has, the least recently used first, down to `max_bytes`."""
         self._num_present()
         present = {digest for _, digest in self._given}
         unused = [digest for digest in self._kept if digest not in present]

@@ -1,4 +1,4 @@
-"""An engine's heartbeats, by which its supervisor notices that it hangs."""
+"""Heartbeats of an engine, by whose absence the supervisor notices that the engine hangs."""
 
 import time
 from collections.abc import Callable
@@ -8,10 +8,10 @@ from genai_server.timing import Clock
 
 
 class Heartbeat:
-    """Owned by the loop's thread, which sends a beat before each pass: native code may hold Python's lock during it.
+    """Sends heartbeats. Used by the thread of the engine's loop only.
 
-    A beat that says the same as the last one is left out for BEAT_SECONDS, because each one wakes the supervisor.
-    `send` must not block.
+    A heartbeat is sent before each pass, because native code may hold the GIL during the pass. As each one wakes the
+    supervisor, a heartbeat with the same content as the last one is left out for BEAT_SECONDS. `send` must not block.
     """
 
     def __init__(self, send: Callable[[Beat], None] = lambda beat: None, clock: Clock = time.monotonic) -> None:
@@ -24,9 +24,9 @@ class Heartbeat:
         self.kv_bytes = 0
 
     def beat(self, tokens: int, requests: int, arrived: int) -> None:
-        """Announce a pass with this number of tokens in all rows, or with 0 that none begins.
+        """Report that a pass with this number of tokens in all rows begins, or with 0 that none begins.
 
-        `requests` are the running and waiting ones, `arrived` those that have ever arrived.
+        `requests` is the number of running and waiting requests, `arrived` of all that have ever arrived.
         """
         last, now = self._last, self._clock()
         if now < self._next and tokens == last.tokens and bool(requests) == bool(last.requests):

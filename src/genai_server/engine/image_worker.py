@@ -1,4 +1,4 @@
-"""Encodes the images of prompts, or their sounds."""
+"""Encodes the images of prompts, or their audio, for models whose prompts contain features of these."""
 
 from collections.abc import Callable
 from functools import lru_cache
@@ -18,7 +18,10 @@ _MAX_SERIALS = 100_000
 
 
 class ImageWorker(EncoderWorker[EncodedImage]):
-    """Encodes images, one at a time, into the features [features, hidden_size] that the decoder reads."""
+    """Encodes images, one at a time, into features [features, hidden_size], which take the place of token embeddings.
+
+    With `has_audio`, the inputs are audio instead of images.
+    """
 
     noun = "an image"
 
@@ -28,11 +31,11 @@ class ImageWorker(EncoderWorker[EncodedImage]):
         image_token: int,
         max_bytes: int,
         *,
-        hears: bool = False,
+        has_audio: bool = False,
     ) -> None:
         super().__init__(open_encoder, max_bytes)
         self._nouns = "images"
-        if hears:
+        if has_audio:
             self.noun, self._nouns = "a sound", "sounds"
         # The token that the model has for all features of images.
         self.image_token = image_token
@@ -44,7 +47,12 @@ class ImageWorker(EncoderWorker[EncodedImage]):
         return bool(request.images)
 
     def check(self, request: GenerationRequest) -> None:
-        """Refuse sounds, and image tokens outside of images, because each one needs a feature. Raises InvalidField."""
+        """Raise InvalidField if the prompt has image tokens outside of images, or if the request has audio to
+        transcribe.
+
+        Each image token needs a feature. For the same reason the prediction, `logit_bias` and `allowed_token_ids` of a
+        request must not make the model generate one.
+        """
         if request.sound is not None:
             raise InvalidField("sound", "cannot be read by this model")
         token = self.image_token

@@ -1,5 +1,7 @@
-"""Ends passes early: a prompt's own, once its sequence is cancelled or past its deadline, those of low priority, once
-another request arrives, and any prompt's for an operator's call about a request.
+"""Interrupts forward passes that must not run to their end.
+
+A pass that reads one prompt is interrupted once the sequence is cancelled or past its deadline, and for an operator's
+call about a request. A pass of low-priority sequences is interrupted once another request arrives.
 """
 
 import threading
@@ -19,24 +21,23 @@ _LONGEST_PASS = 10.0
 
 
 class Interruptible(Protocol):
-    """What it needs of a runner."""
+    """The methods of a runner that are needed to interrupt its passes."""
 
     def interrupt(self) -> None:
-        """End the pass that is in progress, or about to begin."""
+        """Interrupt the pass that is in progress or about to begin."""
         ...
 
     def lapse(self) -> None:
-        """Forget an interrupt that came too late for a pass."""
+        """Discard an interrupt that came too late for a pass."""
         ...
 
 
 class Interrupts:
-    """Knows which pass of a runner is in progress, if it may be ended.
+    """Knows which pass of a runner is in progress and may be interrupted.
 
-    A message that ends the pass's own sequence always interrupts it. Other messages do not interrupt two chunks of a
-    sequence in a row, because frequent ones would otherwise keep its prompt from ever being read.
-
-    `has_messages` tells whether any message waits for the loop.
+    A message that ends the sequence of the pass always interrupts the pass. Other messages do not interrupt two chunks
+    of a prompt in a row, because frequent messages would otherwise keep the prompt from ever being read. `has_messages`
+    returns whether any message waits for the engine's loop.
     """
 
     def __init__(self, runner: Interruptible, has_messages: Callable[[], bool]) -> None:
@@ -48,11 +49,11 @@ class Interrupts:
 
     @contextmanager
     def within(self, step: Step, seconds: float) -> Iterator[None]:
-        """The pass of a step whose first deadline is `seconds` away.
+        """Context for the pass of a step. `seconds` is the time until the earliest deadline of the step's sequences.
 
-        Passes that decode, or that have several sequences, are interrupted only if all of these are of low priority.
-        A pass that may be interrupted does not begin while messages wait: they came too early to interrupt it. Raises
-        Interrupted then.
+        Passes that decode, or that have several sequences, are interrupted only if all of the sequences are of low
+        priority. A pass that may be interrupted does not begin while messages wait, because they came too early to
+        interrupt it: then Interrupted is raised.
         """
         if not step.is_low_priority and not step.is_chunk:
             yield
@@ -74,7 +75,10 @@ class Interrupts:
                 self._runner.lapse()
 
     def ask(self, connection: int, message: ToEngine) -> None:
-        """End the pass if a message, which the inbox has already, must not wait for it. Any thread may call this."""
+        """Interrupt the current pass if a message must not wait for its end. The message is in the inbox already.
+
+        Any thread may call this.
+        """
         step = self._step
         if step is not None and _interrupts(message, connection, step):
             self._end(step)
@@ -87,7 +91,7 @@ class Interrupts:
 
 @contextmanager
 def _counted(step: Step) -> Iterator[None]:
-    """Note whether the chunk of a step is interrupted."""
+    """Record in the sequence whether the chunk of a step was interrupted."""
     is_interrupted = False
     try:
         yield
@@ -114,7 +118,7 @@ def _interrupts(message: ToEngine, connection: int, step: Step) -> bool:
 
 
 def _ends(message: ToEngine, connection: int, sequence: Sequence) -> bool:
-    """Whether a message ends a sequence, unless it names another request, too."""
+    """Whether a message ends a sequence. A name that several requests have may still turn out to end none of them."""
     match message:
         case Cancel(key):
             return sequence.origin == (connection, key)

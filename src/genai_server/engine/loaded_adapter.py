@@ -1,4 +1,4 @@
-"""An adapter as the sequences of an engine have it."""
+"""A LoRA adapter that an engine has loaded."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 
 @dataclass(frozen=True, eq=False)
 class LoadedAdapter:
-    """Lives as long as requests may choose it, and as long as a sequence has it."""
+    """A loaded LoRA adapter. It stays in memory as long as requests may choose it or a sequence uses it."""
 
     # Of the file's content. Keys and values depend on it.
     digest: str

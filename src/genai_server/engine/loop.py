@@ -1,12 +1,12 @@
-"""The engine's loop: receive → schedule → forward → sample → deliver, once for each step.
+"""The engine's loop. Each step receives messages, schedules, runs a forward pass, samples tokens and sends them.
 
-Owned by the engine process's main thread. A step is one forward pass, of one sequence or of a batch. A message waits
-for at most one step.
+The main thread of the engine process runs the loop. A step is one forward pass, of one sequence or of a batch. A
+message waits for at most one step.
 """
 
 import logging
 import time
-from collections.abc import Sequence as Several
+from collections import abc
 from concurrent.futures import Future
 from functools import partial
 from operator import eq
@@ -54,7 +54,7 @@ _MAX_FAILED = 3
 class EngineLoop:
     """Runs the sequences of all connections on one device.
 
-    `heartbeat` is sent before each pass, and while there is none.
+    `heartbeat` is sent before each pass, and regularly while there is nothing to run.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class EngineLoop:
         self._options = options
         self._model = runners.main.model
         self._outbox = Outbox(send)
-        self._tell = self._outbox.tell
+        self._send = self._outbox.send
         self._requests = RequestTable(scheduler, runners, self._outbox)
         self._meter = Meter()
         self._admission = Admission(self._requests, options, guidance, runners, self._meter, self.inbox, clock)
@@ -106,7 +106,7 @@ class EngineLoop:
     def run_one_step(self) -> None:
         """Receive messages and run one forward pass. An idle engine waits a moment for messages.
 
-        Raises what a runner raises that fails every pass.
+        Raises the error of a runner if every pass fails.
         """
         self._receive()
         now = self._clock()
@@ -116,7 +116,7 @@ class EngineLoop:
             if self._loaded.disk_cache is not None:
                 self._loaded.disk_cache.store()
             self._heartbeat.kv_bytes = self._loaded.kv_bytes
-            self._outbox.tell_figures(self._meter.figures(self._scheduler, self._requests, self._options, self._loaded))
+            self._outbox.send_figures(self._meter.figures(self._scheduler, self._requests, self._options, self._loaded))
         self._scheduler.make_room()
         admitted = self._scheduler.admit()
         self._options.choose(self._scheduler.running, self._scheduler.waiting)
@@ -159,7 +159,7 @@ class EngineLoop:
 
     @property
     def _patience(self) -> float:
-        """How long a loop without work waits for a message, in seconds."""
+        """Seconds for which a loop without work waits for a message."""
         deadline = self._requests.next_deadline
         if self._loaded.disk_cache is not None:
             deadline = min(deadline, self._loaded.disk_cache.next_deadline)
@@ -183,14 +183,14 @@ class EngineLoop:
                 self._admission.disconnected(connection)
                 self._requests.drop_all(connection)
             case Struct():
-                self._tell(connection, self._admin.reply(message))
+                self._send(connection, self._admin.reply(message))
             case call:
                 call()
 
     # forward, sample, deliver
 
     def _preempt(self, sequence: Sequence) -> None:
-        """Free what a sequence holds. What it has read may stay in the prefix cache."""
+        """Free the slot of a sequence that the scheduler preempts. Its tokens may stay in the prefix cache."""
         self._runners.close(sequence)
         self._meter.preempted(sequence)
 
@@ -201,7 +201,7 @@ class EngineLoop:
                 self._runners.reopen(sequence)
 
     def _forward(self, step: Step) -> None:
-        """Run a pass, sample from it and send the tokens. Only a pass that runs to its end is measured."""
+        """Run the pass of a step, sample from it and send the tokens. Only a completed pass is measured."""
         self._has_worked = True
         num_before = sum(sequence.num_produced for sequence in step.sequences)
         try:
@@ -217,10 +217,10 @@ class EngineLoop:
             self._meter.passed(step, seconds)
 
     def _try_pass(self) -> None:
-        """Run a pass that depends on no request; raises what the runner raises.
+        """Run a pass that depends on no request. Raises what the runner raises, which ends the engine.
 
-        Some faults, such as an illegal access to a device's memory, last as long as the process. A request that always
-        fails must not end it. Without a free slot, a later step tries.
+        Some faults, such as an illegal access to a device's memory, last as long as the process. But a request that
+        always fails must not end the process. Without a free slot, a later step tries.
         """
         if len(self._scheduler.running) >= self._scheduler.capacity.running:
             return
@@ -233,7 +233,7 @@ class EngineLoop:
             raise
 
     def _run(self, step: Step) -> float:
-        """Run a pass and sample from it; returns the seconds it took."""
+        """Run the pass of a step and sample from it. Returns the seconds that it took."""
         started = self._clock()
         self._beat(step.num_tokens)
         for sequence in step.sequences:
@@ -259,28 +259,28 @@ class EngineLoop:
                 self._requests.failed([chunk.sequence], error)
         return self._clock() - started
 
-    def _advance(self, sequence: Sequence, scores: Scores, draft: Several[int]) -> None:
-        """Send what a pass brought for a sequence, and choose its next tokens."""
+    def _advance(self, sequence: Sequence, scores: Scores, draft: abc.Sequence[int]) -> None:
+        """Send the results of a pass for one sequence, and choose the sequence's next tokens."""
         connection, key = sequence.origin
         if scores.vectors is not None:
             if not np.isfinite(scores.vectors).all():
                 raise RunnerFailed("the model gave a number for a text that is not finite")
-            self._tell(connection, Vectors(key, scores.vectors.astype("<f4").tobytes()))
+            self._send(connection, Vectors(key, scores.vectors.astype("<f4").tobytes()))
             if sequence.num_unread == 0:
                 self._meter.prompt_read(sequence)
                 self._requests.finish(sequence, FinishReason.STOP)
             return
         if scored := prompt_logprobs(sequence, scores):
-            self._tell(connection, PromptLogprobs(key, scored))
+            self._send(connection, PromptLogprobs(key, scored))
         if sequence.request.progress and not sequence.num_produced:
-            self._tell(connection, Progress(key, sequence.num_read, sequence.num_cached))
+            self._send(connection, Progress(key, sequence.num_read, sequence.num_cached))
         if sequence.num_unread == 0:
             self._choose(sequence, scores, draft)
 
-    def _choose(self, sequence: Sequence, scores: Scores, draft: Several[int]) -> None:
-        """Choose the token after each one that the pass has read, up to the first which the draft does not have.
+    def _choose(self, sequence: Sequence, scores: Scores, draft: abc.Sequence[int]) -> None:
+        """Choose the token after each token that the pass has read, until a chosen token differs from the draft.
 
-        A draft is short. Without one, a slow grammar is followed in another thread.
+        Without a draft, a token whose grammar is slow is chosen in another thread. Drafts are too short to need that.
         """
         last = sequence.last
         if sequence in self._slow and not draft:
@@ -296,7 +296,7 @@ class EngineLoop:
         for position in range(len(draft) + 1):
             at = scores.at(position) if draft else scores
             outcome = choose_next_token(sequence, at, self._model.eos_token_ids)
-            self._tell_tokens(sequence, outcome)
+            self._send_tokens(sequence, outcome)
             chosen += outcome.tokens
             if outcome.reason is not None or chosen != draft[: position + 1]:
                 break
@@ -312,30 +312,33 @@ class EngineLoop:
             self._requests.finish(sequence, outcome.reason)
 
     def _token_chosen(self, sequence: Sequence, last: float | None, chosen: Future[NextToken]) -> None:
-        """Send a token that another thread has chosen, if the sequence still runs. The one before it came at `last`."""
+        """Send a token that another thread has chosen, if the sequence still runs.
+
+        `last` is the time of the sequence's previous token; None for the first one.
+        """
         sequence.is_choosing = False
         if sequence not in self._requests:
             return
         with self._requests.failing([sequence]):
             outcome = chosen.result()
-            self._tell_tokens(sequence, outcome)
+            self._send_tokens(sequence, outcome)
             if outcome.tokens:
                 self._produced(sequence, 1, last)
             if outcome.reason is not None:
                 self._requests.finish(sequence, outcome.reason)
 
     def _produced(self, sequence: Sequence, num_tokens: int, last: float | None) -> None:
-        """Count the tokens that a pass has brought. The token before them came at `last`."""
+        """Count the tokens that a pass has produced. `last` is the time of the previous token; None for the first."""
         self._meter.produced(sequence, num_tokens, last)
         self._options.produced(sequence)
 
-    def _tell_tokens(self, sequence: Sequence, outcome: NextToken) -> None:
+    def _send_tokens(self, sequence: Sequence, outcome: NextToken) -> None:
         connection, key = sequence.origin
         if outcome.tokens:
-            self._tell(connection, Tokens(key, outcome.tokens, outcome.logprobs))
+            self._send(connection, Tokens(key, outcome.tokens, outcome.logprobs))
 
     def _deliver(self) -> None:
-        self._requests.tell_load(terminated=self._options.terminated)
+        self._requests.send_load(terminated=self._options.terminated)
         self._outbox.deliver()
         if self._loaded.kv_events is not None:
             self._loaded.kv_events.publish()

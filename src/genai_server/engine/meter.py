@@ -1,17 +1,16 @@
-"""An engine's counters of its own work, for the metrics."""
+"""Counters of an engine's work, for the metrics."""
 
-from collections import Counter
-from collections.abc import Sequence as Several
+from collections import Counter, abc
 
 import numpy as np
 
+from genai_server.engine.audio_worker import AudioWorker
 from genai_server.engine.profiling.runtime_options import RuntimeOptionState
 from genai_server.engine.requests import RequestTable
 from genai_server.engine.runners.loaded_model import LoadedModel
 from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.engine.scheduling.scheduler_output import Step
 from genai_server.engine.sequence import Sequence
-from genai_server.engine.sound_worker import SoundWorker
 from genai_server.messages.figures import Figures, Histogram
 
 # Bounds in seconds, for the duration of a step and the time between two tokens.
@@ -20,9 +19,12 @@ _ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 class Tally:
-    """A histogram that sorts its values in bulk, so that adding one costs as much as appending to a list."""
+    """Histogram that sorts its values in bulk, so that adding a value costs as much as appending to a list.
 
-    def __init__(self, bounds: Several[float]) -> None:
+    `bounds` are the upper bounds of the buckets. `add` adds a value.
+    """
+
+    def __init__(self, bounds: abc.Sequence[float]) -> None:
         self._bounds = np.array(bounds, dtype=np.float64)
         self._counts = np.zeros(len(bounds) + 1, dtype=np.int64)
         self._sum = 0.0
@@ -30,7 +32,7 @@ class Tally:
         self.add = self._fresh.append
 
     def histogram(self) -> Histogram:
-        """The histogram of all added values."""
+        """The histogram of all values added up to now."""
         if self._fresh:
             values = np.array(self._fresh)
             self._counts += np.bincount(np.searchsorted(self._bounds, values), minlength=len(self._counts))
@@ -40,7 +42,7 @@ class Tally:
 
 
 class Meter:
-    """Owned by the loop's thread; cheap enough for each token."""
+    """Counts the engine's work, cheaply enough to be called for each token. Used by the loop's thread only."""
 
     def __init__(self) -> None:
         # By the names of API keys, of which there are as many as the operator has made.
@@ -65,18 +67,21 @@ class Meter:
             self._cache_hits += sequence.num_cached
 
     def preempted(self, sequence: Sequence) -> None:
-        """Count a preemption: of a low-priority sequence for others, or of any other one for lack of memory."""
+        """Count a preemption of a sequence.
+
+        A low-priority sequence is preempted in favour of others, any other sequence for lack of memory.
+        """
         if sequence.low_priority:
             self._low_priority_preemptions += 1
         else:
             self._preemptions += 1
 
     def matched(self, num_tokens: int) -> None:
-        """Count tokens of a prompt that were found in the cache after it was opened."""
+        """Count prompt tokens that were found in the cache only after their sequence had got its slot."""
         self._cache_hits += num_tokens
 
     def passed(self, step: Step, seconds: float) -> None:
-        """Count a finished step."""
+        """Count the completed pass of a step."""
         if step.decodes:
             self._decode_passes.add(seconds)
             self._decode_rows.add(len(step.chunks))
@@ -84,9 +89,9 @@ class Meter:
             self._prefill_passes.add(seconds)
 
     def produced(self, sequence: Sequence, num_tokens: int, before: float | None) -> None:
-        """Count a sequence's new tokens. `before` is the time of the previous token; None for the first one.
+        """Count new tokens of a sequence. `before` is the time of the previous token; None for the first one.
 
-        Tokens of one step share the time equally.
+        Tokens of one step share the time since then equally.
         """
         self._generation_tokens[sequence.request.key_name] += num_tokens
         # Nobody waits for the next token of a low-priority sequence.
@@ -96,7 +101,7 @@ class Meter:
             self._token_gaps.add((sequence.last - before) / num_tokens)
 
     def prompt_read(self, sequence: Sequence) -> None:
-        """Count the tokens of a prompt, or of all texts of a request, that has been read to its end."""
+        """Count the prompt tokens of a sequence whose prompt has been read completely."""
         self._prompt_tokens[sequence.request.key_name] += len(sequence.request.prompt)
 
     def verified(self, num_drafted: int, num_accepted: int) -> None:
@@ -107,10 +112,10 @@ class Meter:
     def figures(
         self, scheduler: Scheduler, requests: RequestTable, options: RuntimeOptionState, loaded: LoadedModel
     ) -> Figures:
-        """All counters, here and elsewhere in the engine."""
+        """All counters of the engine, for the metrics."""
         running, encoder, disk = scheduler.running, loaded.encoder, loaded.disk_cache
         num_encoded = 0 if encoder is None else encoder.num_encoded
-        are_sounds = isinstance(encoder, SoundWorker)
+        are_sounds = isinstance(encoder, AudioWorker)
         return Figures(
             kv_tokens=sum(sequence.num_read for sequence in running),
             kv_capacity=loaded.kv_capacity,

@@ -1,4 +1,4 @@
-"""The engine process: started by its supervisor, it loads one model on one device and runs the engine's loop.
+"""The engine process. The supervisor starts it; it loads one model on one device and runs the engine's loop.
 
 Its standard streams carry the messages of messages/launch.py in both directions.
 """
@@ -47,7 +47,7 @@ _HOST_CHUNK, _MIN_CHUNK = 128, 2
 
 
 def main() -> None:
-    """Serve until the supervisor exits."""
+    """Run the engine process until the supervisor exits."""
     link = SupervisorLink()
     ignore_group_signals()
     launch = link.launch()
@@ -97,8 +97,8 @@ def serve(
 ) -> None:
     """Accept connections, send them the model's data, and run the engine's loop until the process ends.
 
-    The model is closed only if its entire session is profiled, because closing writes that file; otherwise it would
-    only take time.
+    The model is closed only if its entire session is profiled, because closing writes the profile; otherwise closing
+    would only take time.
     """
     spec = launch.spec
     speculates = spec.speculation == "auto" and loaded.main.abilities.drafts
@@ -141,7 +141,7 @@ def serve(
 
 
 def about_loaded(spec: EngineSpec, loaded: LoadedModel, address: str) -> EngineReport:
-    """What an engine reports once it has loaded its model."""
+    """Report of an engine to its supervisor after it has loaded its model."""
     model = loaded.main.model
     least, most = loaded.kv_range if on_cpu(spec) else (0, 0)
     if spec.kv_cache_bytes:  # set by the operator
@@ -150,7 +150,7 @@ def about_loaded(spec: EngineSpec, loaded: LoadedModel, address: str) -> EngineR
 
 
 def _report_context(spec: EngineSpec, model: ModelInfo) -> None:
-    """Log a context that the memory limits."""
+    """Log a warning if memory limits the context to less than the model's."""
     if spec.max_length or model.max_length >= model.context_length:
         return
     advice = advice_for_context(model.max_length, model.context_length)
@@ -164,13 +164,13 @@ def _report_context(spec: EngineSpec, model: ModelInfo) -> None:
 
 
 def prefill_chunk(spec: EngineSpec, runner: Runner) -> int:
-    """The most tokens of prompts in a step that also decodes."""
+    """Maximum number of prompt tokens in a step that also decodes."""
     given = spec.prefill_chunk
     return max(_MIN_CHUNK, given) if given else _HOST_CHUNK if runner.abilities.uses_host_cores else DEVICE_CHUNK
 
 
 def make_scheduler(spec: EngineSpec, loaded: LoadedModel, *, speculates: bool = False) -> Scheduler:
-    """The scheduler for as many running sequences as the model has slots for."""
+    """Scheduler for as many running sequences as the model has KV cache slots for."""
     runner, can = loaded.main, loaded.main.abilities
     chunk = prefill_chunk(spec, runner)
     max_running = loaded.batching.num_slots or spec.max_batch_size
@@ -190,7 +190,10 @@ def make_scheduler(spec: EngineSpec, loaded: LoadedModel, *, speculates: bool = 
 
 
 def publisher(spec: EngineSpec, runner: Runner) -> KvEventPublisher | None:
-    """Publishes the blocks of the runner's prefix cache, if the settings ask for it. Raises ConfigurationError."""
+    """Publisher of the blocks in the runner's prefix cache, or None if the settings ask for none.
+
+    None is also returned, with a warning, if the runner has no prefix cache. Raises ConfigurationError.
+    """
     if spec.kv_events is None:
         return None
     if runner.slots is None:
@@ -201,7 +204,7 @@ def publisher(spec: EngineSpec, runner: Runner) -> KvEventPublisher | None:
 
 
 def disk_cache(spec: EngineSpec, runner: Runner) -> "DiskCache | None":
-    """The runner's prefix cache on disk, if the settings ask for one."""
+    """The runner's prefix cache on disk, or None if the settings ask for none or it cannot be used."""
     if spec.prefix_cache_bytes == "0" or spec.device.startswith("scripted"):
         return None
     from genai_server.engine.disk_cache.disk_cache import open_disk_cache
@@ -210,7 +213,7 @@ def disk_cache(spec: EngineSpec, runner: Runner) -> "DiskCache | None":
 
 
 def load_guidance(spec: EngineSpec, model: ModelInfo) -> Guidance:
-    """The guidance for grammars of answers on this device."""
+    """Load what is needed to follow grammars with the model's tokenizer."""
     if (task := task_of(Path(spec.model_dir))) is not Task.GENERATE:
         why = "it transcribes" if task is Task.TRANSCRIBE else "it returns vectors or scores"
         return Guidance(None, model.vocab_size, why)

@@ -1,11 +1,11 @@
-"""The images of a prompt: the ids, features and positions of their tokens.
+"""Images of a prompt: the ids, features and positions of their tokens.
 
-All features of images have one token id in the model's vocabulary. Within the engine each feature has an id of its own,
-which is negative. So equal ids mean equal keys and values, with images as without, and cached prefixes and drafts need
-no rule for images.
+In the model's vocabulary, all features of images share one token id. Within the engine each feature has an id of its
+own, which is negative. So equal ids mean an equal KV cache, with images as without, and neither cached prefixes nor
+drafts need a rule for images.
 """
 
-from collections.abc import Sequence as Several
+from collections import abc
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,7 @@ _FIRST_ID = -2
 
 @dataclass(frozen=True, eq=False)
 class EncodedImage:
-    """The features of an image."""
+    """Features of one image, as its encoder made them."""
 
     # Equal for equal images only.
     serial: int
@@ -31,24 +31,25 @@ class EncodedImage:
 
     @property
     def num_bytes(self) -> int:
-        """Its size in memory."""
+        """Bytes of the features in memory."""
         return int(self.features.nbytes)
 
     @property
     def ids(self) -> list[int]:
-        """An id for each feature."""
+        """A negative token id for each feature."""
         first = _FIRST_ID - self.serial * _MAX_FEATURES
         return list(range(first, first - len(self.features), -1))
 
 
 class PromptImages:
-    """The images of one prompt. Raises ValueError if an image has other features than the prompt has tokens for it.
+    """The images of one prompt.
 
-    `image_token` is the id that the model has for all features.
+    `image_token` is the id that the model has for all features. Raises ValueError if the prompt has more or fewer
+    tokens for an image than the image has features.
     """
 
     def __init__(
-        self, prompt: list[int], images: Several[Image], encoded: Several[EncodedImage], image_token: int
+        self, prompt: list[int], images: abc.Sequence[Image], encoded: abc.Sequence[EncodedImage], image_token: int
     ) -> None:
         # The prompt, with an id of its own for each feature.
         self.prompt = list(prompt)
@@ -68,17 +69,20 @@ class PromptImages:
         # Added to the places of the answer's tokens for their positions.
         self._behind = 0 if self._positions is None else int(self._positions.max()) + 1 - len(prompt)
 
-    def model_tokens(self, tokens: Several[int]) -> list[int]:
-        """The tokens with the ids that the model knows."""
+    def model_tokens(self, tokens: abc.Sequence[int]) -> list[int]:
+        """The tokens, with the model's image token in place of negative ids."""
         return [token if token >= 0 else self._image_token for token in tokens]
 
-    def features(self, tokens: Several[int]) -> NDArray[Any] | None:
-        """The features [features, hidden_size] among some tokens, in their order; None without any."""
+    def features(self, tokens: abc.Sequence[int]) -> NDArray[Any] | None:
+        """Features [features, hidden_size] of the image tokens among these tokens, in order; None if there are none."""
         places = [divmod(_FIRST_ID - token, _MAX_FEATURES) for token in tokens if token < 0]
         return np.stack([self._features[serial][index] for serial, index in places]) if places else None
 
     def positions(self, first: int, num_tokens: int) -> NDArray[np.int64] | None:
-        """The positions [3, num_tokens] from token `first` on, of prompt and answer; None if they are those of text."""
+        """Positions [3, num_tokens] of tokens from token `first` of prompt and answer on.
+
+        None if the prompt's positions are those of text.
+        """
         if self._positions is None:
             return None
         num_known = self._positions.shape[1]
@@ -87,11 +91,11 @@ class PromptImages:
         return np.concatenate([known, np.broadcast_to(others, (3, len(others)))], axis=1)
 
 
-def _positions(num_tokens: int, images: Several[Image]) -> NDArray[np.int64]:
-    """Positions on three axes: frames, rows and columns (Qwen2-VL, arXiv 2409.12191, section 2.1, M-RoPE).
+def _positions(num_tokens: int, images: abc.Sequence[Image]) -> NDArray[np.int64]:
+    """Positions of tokens on three axes: frames, rows and columns (M-RoPE of Qwen2-VL, arXiv 2409.12191, section 2.1).
 
-    A text's tokens have the same position on each axis. Those of an image count on each axis from the position at which
-    it begins; the text behind it continues from the largest.
+    A token of text has the same position on each axis. The positions of an image count on each axis from the position
+    at which the image begins; the text after the image continues from the largest of them.
     """
     parts: list[NDArray[np.int64]] = []
     place = position = 0

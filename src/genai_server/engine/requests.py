@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 class RequestTable:
-    """The sequences by connection and key, in order of arrival. Owned by the loop's thread.
+    """Sequences by connection and key, in order of arrival. Used by the thread of the engine's loop only.
 
     The first of `finish`, `fail` and `drop` ends a sequence; later calls do nothing.
     """
@@ -45,46 +45,46 @@ class RequestTable:
 
     @property
     def accepted(self) -> list[Sequence]:
-        """Sequences which run or are ready to run. Those in preparation may still be refused."""
+        """Sequences that run or wait to run. Sequences in preparation, which may still be refused, are left out."""
         return [sequence for sequence in self if sequence.state is not SequenceState.PREPARING]
 
     @property
     def next_deadline(self) -> float:
-        """The earliest deadline of all sequences, by the clock; infinite without any."""
+        """Earliest deadline of all sequences, by the clock; infinite without sequences."""
         return min((sequence.deadline for sequence in self), default=math.inf)
 
     def find(self, connection: int, key: int) -> Sequence | None:
-        """The sequence of a connection and key; None if it has ended."""
+        """The sequence with this connection and key; None if it has ended."""
         return self._sequences.get((connection, key))
 
     def named(self, name: str, *, is_unique: bool = False, tenant: str | None = None) -> list[Sequence]:
-        """The sequences of the request with this unique id or, unless `is_unique`, of all requests with this id.
+        """Sequences of the request with the unique internal id `name`, or of all requests with this public id.
 
-        With a `tenant`, only its requests count.
+        With `is_unique`, only the internal id counts. With a `tenant`, only the requests of this tenant count.
         """
         present = [sequence for sequence in self if tenant in (None, sequence.tenant)]
         found = [sequence for sequence in present if sequence.request.own_id == name]
         return found or [sequence for sequence in present if sequence.request.request_id == name and not is_unique]
 
     def add(self, sequence: Sequence) -> None:
-        """Queue a sequence, without a message yet. Raises QueueFull."""
+        """Put a sequence into the queue, without a message to its client yet. Raises QueueFull."""
         self._scheduler.add(sequence)
         self._sequences[sequence.origin] = sequence
         self._num_changes += 1
 
     def accept(self, sequence: Sequence) -> None:
-        """Send Accepted. The sequence then ends with exactly one of `finish` and `fail`, unless it is dropped."""
+        """Send the client `Accepted`. Then the sequence ends with either `finish` or `fail`, unless it is dropped."""
         sequence.state = SequenceState.WAITING
         self._num_changes += 1
         connection, key = sequence.origin
-        self._outbox.tell(connection, Accepted(key))
+        self._outbox.send(connection, Accepted(key))
 
     def refuse(self, connection: int, key: int, error: GenaiServerError) -> None:
-        """Send Refused, in place of Accepted. The request is not in the table, or no longer."""
-        self._outbox.tell(connection, Refused(key, ErrorInfo.from_error(error)))
+        """Send the client `Refused` in place of `Accepted`. The request must not be in the table."""
+        self._outbox.send(connection, Refused(key, ErrorInfo.from_error(error)))
 
     def finish(self, sequence: Sequence, reason: FinishReason) -> None:
-        """End a sequence with the tokens it has produced."""
+        """End a sequence successfully, with the tokens that it has produced."""
         _, key = sequence.origin
         finished = Finished(
             key,
@@ -102,7 +102,7 @@ class RequestTable:
                 self._scheduler.answered(sequence)
 
     def finish_late(self, now: float) -> None:
-        """End all sequences whose deadline has passed, in any state."""
+        """End all sequences whose deadline has passed at the time `now`."""
         for sequence in [sequence for sequence in self if sequence.deadline <= now]:
             self.finish(sequence, FinishReason.TIMEOUT)
 
@@ -116,7 +116,7 @@ class RequestTable:
 
     @contextmanager
     def failing(self, sequences: list[Sequence]) -> Iterator[None]:
-        """An error within the block ends these sequences only."""
+        """Context in which an error ends these sequences only, and is not raised further."""
         try:
             yield
         except Exception as error:
@@ -136,7 +136,10 @@ class RequestTable:
                 self.fail(sequences, RunnerFailed("internal error; see the server log"))
 
     def abandon(self, connection: int, key: int, *, answered: bool) -> None:
-        """End an answer that its reader has abandoned; with `answered`, the reader still gets its figures."""
+        """End a sequence that its reader does not want to continue.
+
+        With `answered`, the reader still gets the terminal event; otherwise the reader has disconnected.
+        """
         sequence = self.find(connection, key)
         if sequence is not None and answered:
             self.finish(sequence, FinishReason.STOP)
@@ -144,7 +147,7 @@ class RequestTable:
             self.drop(sequence)
 
     def drop(self, sequence: Sequence) -> None:
-        """Remove a sequence without a message."""
+        """Remove a sequence without a message to its client."""
         self._end(sequence)
 
     def drop_all(self, connection: int) -> None:
@@ -152,17 +155,17 @@ class RequestTable:
         for sequence in [sequence for sequence in self if sequence.origin[0] == connection]:
             self.drop(sequence)
 
-    def tell_load(self, *, terminated: bool) -> None:
-        """Send the API processes what has changed in the device's load."""
+    def send_load(self, *, terminated: bool) -> None:
+        """Send the API processes a load report, if the load of the device has changed."""
         running = self._scheduler.running
         in_background = sum(sequence.low_priority for sequence in running)
         state = self._num_changes, self._outbox.num_connected, len(running), in_background, terminated
         if state != self._sent_state:
             self._sent_state = state
-            self._outbox.tell_load(self._scheduler, self.accepted, terminated=terminated)
+            self._outbox.send_load(self._scheduler, self.accepted, terminated=terminated)
 
     def _end(self, sequence: Sequence, ended: Finished | Failed | None = None) -> bool:
-        """Remove a sequence and free what it holds; returns False, and sends nothing, if it had ended before.
+        """Remove a sequence and free its memory. Returns False, and sends nothing, if it had ended before.
 
         The message is sent first, so that an error while memory is freed cannot lose it.
         """
@@ -173,7 +176,7 @@ class RequestTable:
         if ended is not None:
             if sequence.state is SequenceState.PREPARING:
                 self.accept(sequence)
-            self._outbox.tell(sequence.origin[0], ended)
+            self._outbox.send(sequence.origin[0], ended)
         self._scheduler.remove(sequence)
         sequence.state = SequenceState.ENDED
         self._runners.close(sequence)

@@ -1,4 +1,4 @@
-"""What a pass gives for a sequence: logits, the best of them, or vectors of texts."""
+"""Results of a pass for a sequence: logits, the best of them, or vectors of texts."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -17,7 +17,7 @@ SHARE_ERROR = 5e-4
 
 @dataclass(frozen=True)
 class Best:
-    """The highest logits of positions whose complete logits are on a device."""
+    """The highest logits of some positions, whose complete logits are on a device."""
 
     # Logits and tokens [positions, count], highest logit first, then lowest token first.
     logits: Logits
@@ -31,14 +31,14 @@ class Best:
     fetch: Callable[[range], Logits]
 
     def at(self, some: slice) -> "Best":
-        """The best tokens at some of the positions."""
+        """The best logits of some of the positions only."""
         places, shares, scales = self.places[some], self.shares[some], self.scales[some]
         return Best(self.logits[some], self.tokens[some], shares, scales, places, self.fetch)
 
 
 @dataclass(frozen=True)
 class Scores:
-    """What a pass gives for one sequence."""
+    """Results of a pass for one sequence."""
 
     # Logits [positions, vocab_size] after the last tokens; empty if they are on a device.
     given: Logits = field(default_factory=lambda: np.empty((0, 0), np.float32))
@@ -54,15 +54,15 @@ class Scores:
 
     @cached_property
     def last(self) -> Logits:
-        """All logits after the last token, copied from the device if they are there."""
+        """All logits [vocab_size] after the last token, copied from the device if they are there."""
         last: Logits = (self.given if self.best is None else self.best.fetch(self.best.places[-1:]))[-1]
         return last
 
     def at(self, position: int) -> "Scores":
-        """The scores after one of the tokens."""
+        """The scores of one position only, counted from the first."""
         one = slice(position, position + 1)
         return Scores(self.given[one], self.best and self.best.at(one))
 
     def copy(self) -> "Scores":
-        """The same scores, which no later pass overwrites."""
+        """A copy of the scores, which no later pass overwrites."""
         return replace(self, given=self.given.copy())

@@ -1,10 +1,10 @@
-"""One request inside the engine."""
+"""A sequence: one request inside the engine."""
 
 import math
 from enum import StrEnum
 from functools import cached_property
 
-from genai_server.engine.encoded_sound import EncodedSound
+from genai_server.engine.encoded_audio import EncodedAudio
 from genai_server.engine.loaded_adapter import LoadedAdapter
 from genai_server.engine.prompt_images import PromptImages
 from genai_server.engine.sampling.grammar import Guide
@@ -17,7 +17,7 @@ from genai_server.timing import Clock
 
 
 class SequenceState(StrEnum):
-    """A sequence's state in the engine."""
+    """States of a sequence in the engine."""
 
     PREPARING = "preparing"  # not accepted yet; worker threads compile its grammar or encode its inputs
     WAITING = "waiting"  # accepted, and ready to run
@@ -26,7 +26,7 @@ class SequenceState(StrEnum):
 
 
 class SequenceProfile:
-    """The profiling state of one sequence. A prefix is that of its files; None means no profiling."""
+    """Profiling state of one sequence. A prefix is that of the profile files; None means no profiling."""
 
     def __init__(self) -> None:
         self.prefix: str | None = None  # to be used for the next passes
@@ -38,11 +38,11 @@ class SequenceProfile:
 
     @property
     def is_on(self) -> bool:
-        """Whether the next pass is to be profiled."""
+        """Whether the next pass of the sequence is to be profiled."""
         return self.prefix is not None
 
     def switch(self, prefix: str | None, next_token: int) -> None:
-        """Set the prefix from the next output token on; None stops profiling."""
+        """Set the file prefix for profiles from the output token `next_token` on; None stops profiling."""
         if self.prefix is None or prefix is None:
             self.from_token = next_token
         self.prefix = prefix
@@ -78,7 +78,7 @@ class Sequence:
         # The prompt's, with ids of their own for the features of images.
         self.prompt = request.prompt
         self.images: PromptImages | None = None  # until they are encoded, and without any
-        self.sound: EncodedSound | None = None  # the same
+        self.sound: EncodedAudio | None = None  # the same
         self.num_read = 0  # how many of these the runner has read
         self.num_texts = 0  # how many texts of the prompt the runner has read, where texts are pooled
         self.num_cached = 0  # tokens of the prompt from a cached prefix
@@ -106,31 +106,35 @@ class Sequence:
 
     @cached_property
     def text_drafts(self) -> TextDrafts:
-        """Proposes its next tokens from texts. Made when first used, because many sequences have no drafts."""
+        """Source of drafts from texts for this sequence, made when first used because many sequences have no drafts."""
         return TextDrafts(self.prompt, self.request.prediction, self.earlier_answers)
 
     @property
     def cache_salt(self) -> str | None:
-        """Cache salt: only sequences with equal salts share prefixes.
+        """Cache salt: only sequences with equal salts share cached prefixes.
 
-        It has the digest of the recording, from which all that a speech decoder reads is derived, and that of the
-        adapter's file, on which keys and values depend; an adapter's id would not do, since each load makes a new one.
+        The salt includes the digest of the recording, from which all that a speech decoder reads is derived, and that
+        of the adapter's file, because the KV cache depends on it. The adapter's id would not do, since each load makes
+        a new one.
         """
         salt = self.request.cache_salt if self.request.sound is None else self.request.sound.digest
         return salt if self.adapter is None else f"{salt or ''}:{self.adapter.digest}"
 
     @property
     def adapter_name(self) -> str | None:
-        """The name by which the request has chosen an adapter; None without one."""
+        """Name by which the request has chosen an adapter; None without one."""
         return None if self.request.adapter is None else self.request.adapter.name
 
     @cached_property
     def prompt_key(self) -> int:
-        """A hash that is equal for equal prompts with equal salts. Must not be read before the images are encoded."""
+        """Hash that is equal for equal prompts with equal cache salts.
+
+        Must not be read before the images of the prompt are encoded.
+        """
         return hash((self.cache_salt, *self.prompt))
 
     def gives_prompt(self, other: "Sequence") -> bool:
-        """Whether `other` should wait for this sequence's prompt, to reuse its keys and values.
+        """Whether `other` should wait until this sequence has read its prompt, to reuse the KV cache of the prompt.
 
         That is so if both have the same prompt and tenant, and `other` is not more urgent.
         """
@@ -147,9 +151,9 @@ class Sequence:
     def _urgency(self) -> tuple[int, int]:
         return self.request.precedence, self.request.priority
 
-    def take(self, encoded: PromptImages | EncodedSound) -> None:
-        """Set the encoded images or recording of the request, before anything of the prompt is read."""
-        if isinstance(encoded, EncodedSound):
+    def take(self, encoded: PromptImages | EncodedAudio) -> None:
+        """Set the encoded images or audio of the request, before anything of the prompt is read."""
+        if isinstance(encoded, EncodedAudio):
             self.sound = encoded
             return
         self.images, self.prompt = encoded, encoded.prompt
@@ -182,7 +186,7 @@ class Sequence:
 
     @property
     def shares_passes(self) -> bool:
-        """Whether other sequences may take part in its passes: it is in the batch, and is not profiled."""
+        """Whether the sequence is in the batch and not profiled, so that it can share passes with other sequences."""
         return self.batched and not self.profile.is_on
 
     @property
@@ -206,17 +210,20 @@ class Sequence:
 
     @property
     def tenant(self) -> str:
-        """Identifies the API key; the device is shared equally between tenants."""
+        """Identifies the API key. The device is shared equally between tenants."""
         return self.request.tenant
 
     def preempt(self) -> None:
-        """Return to the waiting sequences. What stays cached of the tokens is looked up at the next opening."""
+        """Return the sequence to the waiting ones.
+
+        When it is opened again, its tokens are searched in the KV cache.
+        """
         self.state = SequenceState.WAITING
         self.num_read = 0
         self.num_preemptions += 1
 
     def start(self) -> None:
-        """Note the time at which the first pass begins."""
+        """Record the time at which the first pass begins."""
         if self._started is None:
             self._started = self._clock()
 
@@ -228,7 +235,7 @@ class Sequence:
             self._first = self.last
 
     def describe(self) -> RequestState:
-        """The sequence's entry in the admin API's list."""
+        """Entry of the sequence in the admin API's list of requests."""
         started = RequestPhase.DECODE if self.num_produced else RequestPhase.PREFILL
         phase = started if self.state is SequenceState.RUNNING else RequestPhase.QUEUED
         prompt = len(self.request.prompt)
@@ -256,7 +263,7 @@ class Sequence:
 
 
 def common_length(one: list[int], other: list[int]) -> int:
-    """How many tokens two sequences begin with in common."""
+    """Number of tokens that two lists have in common at their beginning."""
     same, different = 0, min(len(one), len(other)) + 1
     while different - same > 1:
         middle = (same + different) // 2

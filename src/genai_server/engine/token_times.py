@@ -1,7 +1,8 @@
-"""When the tokens of a transcript are spoken, from what a decoder attends to in the sound (openai/whisper, timing.py).
+"""Finds when the tokens of a transcript were spoken, by a decoder's attention to the audio.
 
-Some heads of the attention to the sound follow the speech. The path through their weights that goes only forward, and
-has the largest sum, says for each token where in the sound it is (dynamic time warping).
+The method is that of openai/whisper (timing.py): some cross-attention heads follow the speech. Of all paths through
+their weights that only go forward in time, the one with the largest sum says for each token where in the audio it is
+(dynamic time warping).
 """
 
 import numpy as np
@@ -14,11 +15,11 @@ _TINY = 1e-6
 
 
 def token_times(scores: Weights, num_frames: int, seconds_per_frame: float) -> list[float]:
-    """The seconds at which tokens begin.
+    """Times in seconds at which tokens begin.
 
-    `scores` [heads, tokens, frames] are those of attention before softmax, for each token that is read: the first one
-    stands before the text, and the weights of a token are those with which the next one is chosen. Only the first
-    `num_frames` have sound.
+    `scores` [heads, tokens, frames] are attention scores before softmax, for each token that was read. The first token
+    stands before the text, and the weights of a token are those with which the next one was chosen. Only the first
+    `num_frames` have audio.
     """
     heads = (_followed(head) for head in scores[:, :, : max(1, num_frames)])
     found = sum(heads, np.zeros(1, np.float32))
@@ -29,14 +30,14 @@ def token_times(scores: Weights, num_frames: int, seconds_per_frame: float) -> l
 
 
 def _followed(scores: Weights) -> Weights:
-    """How much more than other tokens each one [tokens, frames] attends to each frame, by one head."""
+    """How much more than other tokens each token attends to each frame, [tokens, frames], by the scores of one head."""
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
     weights /= weights.sum(axis=-1, keepdims=True)
     return _smooth((weights - weights.mean(axis=0)) / (weights.std(axis=0) + _TINY))
 
 
 def _smooth(weights: Weights) -> Weights:
-    """The median over neighboring frames, with the ends reflected."""
+    """Median of each weight over neighboring frames, with the ends reflected."""
     half = _MEDIAN // 2
     num_frames = weights.shape[-1]
     if num_frames <= half:
@@ -52,7 +53,7 @@ def _smooth(weights: Weights) -> Weights:
 
 
 def _path(costs: Weights) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Rows and columns of the cheapest path from the first to the last cell, each step to the right, down, or both."""
+    """Rows and columns of the cheapest path from the first to the last cell, with steps to the right, down, or both."""
     num_rows, num_columns = costs.shape
     total = np.empty((num_rows, num_columns))
     total[0] = np.cumsum(costs[0], dtype=np.float64)

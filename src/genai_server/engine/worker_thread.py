@@ -1,4 +1,4 @@
-"""Threads that prepare things for requests: tenants take turns, and low-priority ones come last."""
+"""Threads that prepare requests: tenants take turns, and low-priority jobs come last."""
 
 import threading
 from collections import deque
@@ -11,11 +11,11 @@ T = TypeVar("T")
 
 
 class WorkerThread:
-    """Runs one job at a time: tenants take turns, and those of low priority come after all others. Those of a tenant
-    run in the order in which they came.
+    """Runs one job at a time: tenants take turns, and low-priority jobs come after all others.
 
-    With `has_second`, a job of one more tenant, which is not of low priority, runs in a second thread, so that it
-    need not wait for a long one. A thread starts with its first job, within `starting`, and calls `initializer`.
+    The jobs of a tenant run in the order of their submission. With `has_second`, a job of one more tenant, which is not
+    of low priority, runs in a second thread, so that it need not wait for a long one. A thread starts with its first
+    job, within the context `starting`, and calls `initializer`.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class WorkerThread:
         self._lock = threading.Lock()
 
     def submit(self, job: Callable[[], T], *, tenant: str = "", low_priority: bool = False) -> Future[T]:
-        """Run a job; returns a future with its result. Any thread may call this."""
+        """Queue a job. Returns a future with its result. Any thread may call this."""
         future: Future[T] = Future()
         with self._lock:
             self._jobs[low_priority].setdefault(tenant, deque()).append(lambda: _run(job, future))
@@ -45,7 +45,7 @@ class WorkerThread:
         return future
 
     def _begin_next(self) -> None:
-        """Begin the jobs whose turn it is. The caller holds the lock."""
+        """Start the jobs whose turn it is. The caller must hold the lock."""
         while len(self._running) < self._num_threads:
             waiting = self._jobs[False]
             if not waiting and not self._running:

@@ -7,7 +7,7 @@ from onnx import TensorProto, helper
 
 from genai_server.engine.graph_rewriting.attention_scores import score_heads
 from genai_server.engine.graph_rewriting.cross_attention import CROSS_ATTENTION
-from genai_server.engine.model.sound_encoder import SoundEncoder
+from genai_server.engine.model.audio_encoder import AudioEncoder
 from genai_server.engine.model.speech_files import read_cross_decoder, read_encoder_files
 from genai_server.model_files.speech_model import FEATURES
 from tests.running_server import ROOT
@@ -29,7 +29,7 @@ def test_scores_are_those_of_the_graphs_own_attention() -> None:
 
     random = np.random.default_rng(3)
     features = 4 * random.standard_normal((1, 80, 1)) + random.standard_normal((1, 80, 3000))
-    sound = SoundEncoder(read_encoder_files(BUILT), threads=1).encode({FEATURES: features.astype(np.float32)})
+    sound = AudioEncoder(read_encoder_files(BUILT), threads=1).encode({FEATURES: features.astype(np.float32)})
     inputs = {decoder.input_ids: np.array([[3, 9, 27, 81, 243]], np.int32)}
     inputs |= {
         name: np.zeros((1, decoder.num_kv_heads, 0, decoder.head_size), np.float32) for name in decoder.past_names

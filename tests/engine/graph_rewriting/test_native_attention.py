@@ -16,7 +16,7 @@ from genai_server.engine.graph_rewriting.native_attention import (
     SLOTS,
     STARTS,
     to_native,
-    to_native_sound,
+    to_native_cross,
 )
 from genai_server.engine.graph_rewriting.packed_products import DOMAIN
 from genai_server.engine.model.graph import read_decoder_graph
@@ -86,7 +86,7 @@ def test_what_the_operator_computes_otherwise_is_refused(
 
 
 def test_attention_to_a_sound_reads_all_of_its_slot_and_writes_nothing() -> None:
-    found = to_native_sound(to_sound(scale=0.25), SPEECH)
+    found = to_native_cross(to_sound(scale=0.25), SPEECH)
     slots = [NATIVE + name for name in SOUND]
     assert list(found.input) == ["q", "", "", *slots, STARTS, PASTS, SLOTS]
     assert list(found.output) == ["out"]
@@ -98,7 +98,7 @@ def test_attention_to_a_sound_reads_all_of_its_slot_and_writes_nothing() -> None
 )
 def test_another_attention_to_sounds_is_refused(more: list[tuple[int, str]], attributes: dict[str, int]) -> None:
     with pytest.raises(DoesNotFit, match="attention to sounds"):
-        to_native_sound(to_sound(*more, **attributes), SPEECH)
+        to_native_cross(to_sound(*more, **attributes), SPEECH)
 
 
 def test_attention_multiplies_bfloat16_where_the_decoder_says_so() -> None:

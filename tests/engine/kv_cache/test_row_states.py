@@ -279,12 +279,12 @@ def test_a_sound_is_that_of_its_row() -> None:
     graph = read_cross_decoder(BUILT / "whisper")
     states = RowStates(graph, 2)
     sound = [np.full((1, *state.shape), number + 1, state.type) for number, state in enumerate(graph.cross_states)]
-    states.set_sound(1, sound)
+    states.set_audio(1, sound)
     binding = Bound()
     states.bind(binding)
     assert binding.shapes == {NATIVE + state.past: (2, *state.shape) for state in graph.cross_states}
     assert states.arrays == []  # a sound is not saved with the states behind a prefix
-    assert {name: (array[0].any(), array[1].min()) for name, array in states._sounds.items()} == {
+    assert {name: (array[0].any(), array[1].min()) for name, array in states._audio.items()} == {
         NATIVE + state.past: (False, number + 1) for number, state in enumerate(graph.cross_states)
     }
 

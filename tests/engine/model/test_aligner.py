@@ -12,9 +12,9 @@ import pytest
 
 from genai_server.apis.transcriptions.words import words_of
 from genai_server.engine.decoder_graph import DoesNotFit
-from genai_server.engine.encoded_sound import EncodedSound
+from genai_server.engine.encoded_audio import EncodedAudio
 from genai_server.engine.model.aligner import Aligner, alignment_heads, why_no_times
-from genai_server.engine.model.sound_encoder import SoundEncoder
+from genai_server.engine.model.audio_encoder import AudioEncoder
 from genai_server.engine.model.speech_files import read_cross_decoder, read_encoder_files
 from genai_server.errors import RunnerFailed
 from genai_server.media.audio.features import SpeechFeatures
@@ -27,8 +27,8 @@ BUILT, DEMO = ROOT / "tests" / "built_models" / "whisper", ROOT / "models" / "de
 RECORDING = ROOT / "tests" / "recordings" / "two_sentences.wav"
 
 
-def encoded(directory: Path, features: np.ndarray) -> EncodedSound:
-    return SoundEncoder(read_encoder_files(directory), threads=1).encode({FEATURES: features.astype(np.float32)})
+def encoded(directory: Path, features: np.ndarray) -> EncodedAudio:
+    return AudioEncoder(read_encoder_files(directory), threads=1).encode({FEATURES: features.astype(np.float32)})
 
 
 def test_keys_and_values_of_sounds_have_a_known_form(tmp_path: Path) -> None:

@@ -2,8 +2,8 @@
 
 import errno
 import shutil
+from collections import abc
 from collections.abc import Callable
-from collections.abc import Sequence as Several
 from pathlib import Path
 
 import numpy as np
@@ -42,7 +42,7 @@ class Recorder(Runner):
         self._prefix[sequence.id] = "0"
         return 0
 
-    def forward(self, chunks: Several[ScheduledChunk]) -> list[Scores]:
+    def forward(self, chunks: abc.Sequence[ScheduledChunk]) -> list[Scores]:
         (chunk,) = chunks
         prefix = self._prefix[chunk.sequence.id]
         if prefix != "0":

@@ -1,7 +1,7 @@
 """Rows of several adapters in the passes of a batch: each is as if alone, bit for bit."""
 
 import shutil
-from collections.abc import Sequence as Several
+from collections import abc
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +67,7 @@ def begin(batch: BatchedRunner, adapter: LoadedAdapter | None, length: int, **fi
     return open_bare(batch, text(length, length), LENGTH, adapter=adapter, **fields)
 
 
-def decoded(batch: BatchedRunner, sequences: Several[Sequence]) -> list[list[Logits]]:
+def decoded(batch: BatchedRunner, sequences: abc.Sequence[Sequence]) -> list[list[Logits]]:
     """Of each sequence, the logits after its prompt and after some tokens, all in common passes."""
     found: list[list[Logits]] = [[] for _ in sequences]
     for step in range(STEPS):

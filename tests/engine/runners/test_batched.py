@@ -8,7 +8,7 @@ import random
 import threading
 import tracemalloc
 import weakref
-from collections.abc import Sequence
+from collections import abc
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.runners.lengths import BatchLimits
 from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.engine.scores import Logits
-from genai_server.engine.sequence import Sequence as Scheduled
+from genai_server.engine.sequence import Sequence
 from genai_server.errors import RunnerFailed
 from genai_server.messages.generation_request import GenerationRequest
 from genai_server.options.device import DeviceOptions
@@ -244,7 +244,7 @@ def test_any_division_of_a_prompt_gives_the_same_bits(runner: Driven, length: in
     found = []
     for most in (1, 16, 64, 100, 512):
         scheduler = Scheduler(runner.runner, max_running=1, max_waiting=1, prefill_chunk=most)
-        sequence = Scheduled(0, (0, 0), request, lambda: 0.0)
+        sequence = Sequence(0, (0, 0), request, lambda: 0.0)
         scheduler.add(sequence)
         scheduler.admit()
         runner.open(0, sequence.tokens, MAX_LENGTH, reuse=False)
@@ -354,7 +354,7 @@ def four_bits(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     return Driven(BatchedRunner(graph, open_session(graph, request.param), model, BatchLimits(5, 200)))
 
 
-def logits_together(runner: Driven, lengths: Sequence[int], steps: int = 4, **how: Any) -> list[list[Logits]]:
+def logits_together(runner: Driven, lengths: abc.Sequence[int], steps: int = 4, **how: Any) -> list[list[Logits]]:
     """The logits of each step for prompts of these lengths, in one batch."""
     for number, length in enumerate(lengths):
         prompt = text(length, number)

@@ -15,6 +15,7 @@ from _models.driven import Driven
 from genai_server.config.settings import Settings
 from genai_server.config.sources import engine_spec
 from genai_server.engine import process
+from genai_server.engine.audio_worker import AudioWorker
 from genai_server.engine.decoder_graph import DecoderGraph, DoesNotFit
 from genai_server.engine.graph_rewriting.paged_attention import BLOCK_TOKENS
 from genai_server.engine.kv_cache import buffers, paged_buffers
@@ -35,7 +36,6 @@ from genai_server.engine.runners.scripted import ScriptedRunner
 from genai_server.engine.runners.warm_up import warm_up
 from genai_server.engine.sampling.grammar import Guidance
 from genai_server.engine.sequence import Sequence
-from genai_server.engine.sound_worker import SoundWorker
 from genai_server.errors import ConfigurationError, ModelDirectoryError, QueueFull, RunnerFailed
 from genai_server.messages.admin import SetRuntimeOption
 from genai_server.messages.generation_request import Adapter, GenerationRequest
@@ -450,7 +450,7 @@ def test_a_model_for_speech_is_loaded_once(scheduler: str, name: str, num_states
     assert isinstance(loaded.generator, OgGeneratorRunner) != is_batched
     assert loaded.generator is loaded.main
     assert ("model for speech" in loaded.why_no_profile) != is_batched
-    assert isinstance(loaded.encoder, SoundWorker)
+    assert isinstance(loaded.encoder, AudioWorker)
     encoded = loaded.encoder._encode({FEATURES: np.zeros((1, 80, 3000), np.float32)})
     # The library encodes by itself.
     assert len(encoded.states) == num_states
@@ -506,7 +506,7 @@ def test_the_encoder_of_speech_gets_8_bit_weights_where_these_are_faster(
 ) -> None:
     monkeypatch.setattr(processor, "has_vnni", lambda: has_vnni)
     given = spec(100, model_dir=SPEECH, cache_dir=str(tmp_path / "cache"), encoder_weights=weights)
-    found, plain = (choose._sound_encoder(each, SPEECH) for each in (given, spec(100, model_dir=SPEECH)))
+    found, plain = (choose._audio_encoder(each, SPEECH) for each in (given, spec(100, model_dir=SPEECH)))
     features = {FEATURES: np.random.default_rng(1).standard_normal((1, 80, 3000)).astype(np.float32)}
     for one, own in zip(found(features).states, plain(features).states, strict=True):
         difference = np.abs(one - own).max() / np.abs(own).max()
@@ -519,7 +519,7 @@ def test_the_encoder_runs_as_it_is_without_the_native_operators(
     caplog.set_level("INFO")
     monkeypatch.setattr(processor, "has_vnni", lambda: True)
     monkeypatch.setattr(native_library, "why_not_native", lambda *_: "its kernels are wrong here")
-    encode = choose._sound_encoder(spec(100, cache_dir=str(tmp_path)), SPEECH)
+    encode = choose._audio_encoder(spec(100, cache_dir=str(tmp_path)), SPEECH)
     assert encode({FEATURES: np.zeros((1, 80, 3000), np.float32)}).states
     assert "the encoder has the model's own weights: its kernels are wrong here" in caplog.text
 

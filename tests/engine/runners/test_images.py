@@ -3,7 +3,7 @@
 The models are tests/built_models/*-images: decoders of the real builder, with small vision graphs.
 """
 
-from collections.abc import Sequence as Several
+from collections import abc
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -114,7 +114,7 @@ class Vision:
             generator.append_tokens(np.array(answer[-1:], np.int32))
         return answer
 
-    def sequences(self, serial: int = 0, more: Several[int] = (), **fields: Any) -> list[Sequence]:
+    def sequences(self, serial: int = 0, more: abc.Sequence[int] = (), **fields: Any) -> list[Sequence]:
         """A sequence for each case, with `more` tokens behind its prompt. Images have ids from `serial` on."""
         found = []
         for number, case in enumerate(self.cases):

@@ -4,7 +4,8 @@ import json
 import math
 import shutil
 import threading
-from collections.abc import Iterator, Sequence
+from collections import abc
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.runners.pooled import DISABLED_FUSIONS, PooledRunner, _batches
 from genai_server.engine.scheduling.scheduler_output import ScheduledChunk
 from genai_server.engine.scores import Logits
-from genai_server.engine.sequence import Sequence as Scheduled
+from genai_server.engine.sequence import Sequence
 from genai_server.errors import InvalidField, ModelDirectoryError
 from genai_server.messages.generation_request import GenerationRequest, PooledText
 from genai_server.options.device import DEFAULT_OPTIONS, DeviceOptions
@@ -35,11 +36,11 @@ def vectors() -> Iterator[PooledRunner]:
     yield PooledRunner(VECTORS, 1, DEFAULT_OPTIONS)
 
 
-def row(*texts: Sequence[int], second: int = 0, low_priority: bool = False) -> ScheduledChunk:
+def row(*texts: abc.Sequence[int], second: int = 0, low_priority: bool = False) -> ScheduledChunk:
     about = [PooledText(len(text), second) for text in texts]
     tokens = [token for text in texts for token in text]
     request = GenerationRequest("r", tokens, 0, len(tokens), texts=about, low_priority=low_priority)
-    return ScheduledChunk.next(Scheduled(0, (0, 0), request, lambda: 0.0), len(tokens), texts=about)
+    return ScheduledChunk.next(Sequence(0, (0, 0), request, lambda: 0.0), len(tokens), texts=about)
 
 
 def text(length: int, first: int = 5) -> list[int]:

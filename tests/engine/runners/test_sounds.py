@@ -4,7 +4,7 @@ The model is tests/built_models/whisper: the graphs of the real builder with ran
 """
 
 import json
-from collections.abc import Sequence as Several
+from collections import abc
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,9 @@ import onnxruntime_genai as og
 import pytest
 from numpy.typing import NDArray
 
-from genai_server.engine.encoded_sound import EncodedSound
+from genai_server.engine.encoded_audio import EncodedAudio
+from genai_server.engine.model.audio_encoder import AudioEncoder
 from genai_server.engine.model.session import open_session
-from genai_server.engine.model.sound_encoder import SoundEncoder
 from genai_server.engine.model.speech_files import read_cross_decoder, read_encoder_files
 from genai_server.engine.runners.base import run_pass
 from genai_server.engine.runners.batched import BatchedRunner
@@ -43,7 +43,7 @@ class Speech:
         self.generator = OgGeneratorRunner(PATH, "cpu", threads=1)
         graph = read_cross_decoder(PATH)
         self.batch = BatchedRunner(graph, open_session(graph, 1), self.generator.model, BatchLimits(6, LENGTH))
-        self.encoder = SoundEncoder(read_encoder_files(PATH), threads=1)
+        self.encoder = AudioEncoder(read_encoder_files(PATH), threads=1)
         random = np.random.default_rng(1)
         start = [model.start_of_transcript, model.languages["en"], model.transcribe]
         # Texts before the window make prompts of several lengths.
@@ -57,13 +57,13 @@ class Speech:
             self._by_library(prompt, sound) for prompt, sound in zip(self.prompts, self.sounds, strict=True)
         ]
 
-    def _sound(self, random: np.random.Generator) -> EncodedSound:
+    def _sound(self, random: np.random.Generator) -> EncodedAudio:
         mels, frames = self.encoder.shape
         # Over all frames, noise alone would be the same for every sound.
         features = 4 * random.standard_normal((1, mels, 1)) + random.standard_normal((1, mels, frames))
         return self.encoder.encode({FEATURES: features.astype(np.float32)})
 
-    def _by_library(self, prompt: list[int], sound: EncodedSound) -> list[int]:
+    def _by_library(self, prompt: list[int], sound: EncodedAudio) -> list[int]:
         parameters = og.GeneratorParams(self._model)
         parameters.set_search_options(max_length=LENGTH, do_sample=False, batch_size=1)
         generator = og.Generator(self._model, parameters)
@@ -182,7 +182,7 @@ def test_an_answer_is_bitwise_the_same_when_it_is_profiled(
 ) -> None:
     forward, logits = speech.batch.forward, list[NDArray[np.float32]]()
 
-    def note(chunks: Several[ScheduledChunk]) -> list[Scores]:
+    def note(chunks: abc.Sequence[ScheduledChunk]) -> list[Scores]:
         scores = forward(chunks)
         logits.extend(each.last.copy() for each in scores)
         return scores

@@ -14,7 +14,7 @@ from genai_server.engine.model.graph import read_decoder_graph
 from genai_server.engine.model.session import open_session
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.scores import Logits
-from genai_server.engine.sequence import Sequence as Scheduled
+from genai_server.engine.sequence import Sequence
 from genai_server.messages.generation_request import GenerationRequest
 from tests.engine.model_runners import batched_runner, greedy, profiled_answer
 from tests.model_edits import edited_config, edited_graph
@@ -134,7 +134,7 @@ def test_a_past_longer_than_the_window_is_used_again(windowed: Path, generator: 
 @pytest.mark.parametrize("first", [0, 4])
 def test_profiled_answers_are_the_usual_ones(windowed: Path, tmp_path: Path, first: int) -> None:
     batch, prompt = batched_runner(windowed, max_length=MAX_LENGTH), text(70)
-    sequence = Scheduled(1, (0, 1), GenerationRequest("r", prompt, STEPS, MAX_LENGTH), lambda: 0.0)
+    sequence = Sequence(1, (0, 1), GenerationRequest("r", prompt, STEPS, MAX_LENGTH), lambda: 0.0)
     expected = greedy(batch, prompt, STEPS)
     batch.forget()
     assert profiled_answer(batch, sequence, STEPS, tmp_path, first=first) == expected

@@ -1,7 +1,7 @@
 """Answers with a draft model in virtual time: the scheduler chooses, and passes take the time of a given machine."""
 
 import random
-from collections.abc import Sequence as Several
+from collections import abc
 from dataclasses import dataclass, field, replace
 from itertools import count
 
@@ -79,7 +79,9 @@ class SimulatedModel:
     def num_unread(self, sequence: Sequence) -> int:
         return len(sequence.tokens) - self._read.get(sequence.id, 0)
 
-    def propose(self, wanted: Several[tuple[Sequence, int]], chunks: Several[tuple[Sequence, int]]) -> list[list[int]]:
+    def propose(
+        self, wanted: abc.Sequence[tuple[Sequence, int]], chunks: abc.Sequence[tuple[Sequence, int]]
+    ) -> list[list[int]]:
         self._machine.seconds += self._machine.overhead / 1000
         for sequence, number in chunks:
             self._read[sequence.id] = self._read.get(sequence.id, 0) + number
@@ -97,7 +99,7 @@ class SimulatedModel:
     def close(self, sequence: int) -> None:
         self._read.pop(sequence, None)
 
-    def verify(self, sequence: Sequence, draft: Several[int]) -> int:
+    def verify(self, sequence: Sequence, draft: abc.Sequence[int]) -> int:
         """How many tokens of a draft are right. It forgets the others."""
         wrong = (place for place in range(len(draft)) if self._chance.random() >= self.acceptance)
         num_right = next(wrong, len(draft))

@@ -1,6 +1,6 @@
 """When a draft model drafts, and for which sequences: with a model whose passes take a given time."""
 
-from collections.abc import Sequence as Several
+from collections import abc
 
 import pytest
 
@@ -33,7 +33,9 @@ class TimedModel:
     def num_unread(self, sequence: Sequence) -> int:
         return self.unread.get(sequence, 1)
 
-    def propose(self, wanted: Several[tuple[Sequence, int]], chunks: Several[tuple[Sequence, int]]) -> list[list[int]]:
+    def propose(
+        self, wanted: abc.Sequence[tuple[Sequence, int]], chunks: abc.Sequence[tuple[Sequence, int]]
+    ) -> list[list[int]]:
         self.passes.append((list(wanted), list(chunks)))
         for sequence, number in chunks:
             self.unread[sequence] -= number
@@ -77,7 +79,7 @@ def given(monkeypatch: pytest.MonkeyPatch) -> dict[str, Draft]:
     """By requests, the drafts from texts; none without one."""
     found: dict[str, Draft] = {}
 
-    def propose(self: TextDrafts, tokens: list[int], k: int, forced: Several[int] = ()) -> Draft:
+    def propose(self: TextDrafts, tokens: list[int], k: int, forced: abc.Sequence[int] = ()) -> Draft:
         return found.get(f"{len(tokens)}", NO_DRAFT)
 
     monkeypatch.setattr(TextDrafts, "propose", propose)

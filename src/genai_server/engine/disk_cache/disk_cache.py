@@ -1,4 +1,4 @@
-"""The prefix cache on disk of one engine: what stores and what loads, with the files that both use."""
+"""Prefix cache on disk of one engine: combines the storer, the loader and the folder of files that both use."""
 
 import logging
 import shutil
@@ -33,7 +33,10 @@ _NO_SLOTS = "prefixes are kept on disk for models that run in a batch on the CPU
 
 
 class DiskCache:
-    """Methods are called by the loop's thread; one thread loads, and one stores."""
+    """Prefix cache on disk. Its methods are called by the thread of the engine's loop.
+
+    One thread reads from the disk, and another one writes.
+    """
 
     def __init__(
         self,
@@ -53,16 +56,19 @@ class DiskCache:
         self.take = self._loader.take
         self.cancel = self._loader.cancel
         self.late = self._loader.late
-        self.store = self._storer.look
+        self.store = self._storer.store_due
         self.clear = self._storer.clear
 
     @property
     def next_deadline(self) -> float:
-        """When the next sequence will have waited long enough for its prefix; infinite if none waits."""
+        """Earliest time of the clock at which a sequence gives up waiting for its prefix; infinite if none waits."""
         return self._loader.next_deadline
 
     def figures(self, seconds_per_token: float) -> DiskCacheFigures:
-        """The counters; `seconds_per_token` is what the model takes to read one, 0 if unknown."""
+        """Counters and settings of the cache for the metrics.
+
+        `seconds_per_token` is the time in which the model reads one prompt token; 0 if unknown.
+        """
         loader, storer = self._loader, self._storer
         return DiskCacheFigures(
             num_bytes=self._folder.num_bytes,
@@ -79,9 +85,10 @@ class DiskCache:
 
 
 def open_disk_cache(spec: EngineSpec, runner: Runner, clock: Clock = time.perf_counter) -> DiskCache | None:
-    """The prefix cache on disk, if the runner's slots lie in the memory of the CPU.
+    """Open the prefix cache on disk that the settings ask for.
 
-    A folder that cannot be used is logged: the engine serves without it.
+    Returns None if the runner's KV cache does not lie in CPU memory, if the model does not generate text, or if the
+    folder cannot be used. The reason is logged, and the engine serves without the cache.
     """
     reads_text = task_of(Path(spec.model_dir)) is Task.GENERATE
     if not reads_text or not isinstance(runner, BatchedRunner) or not isinstance(runner.buffers, CpuBuffers):

@@ -1,6 +1,7 @@
-"""Loads stored prefixes into the slots of sequences, in a thread.
+"""Loads stored prefixes from disk into the KV cache slots of sequences, in a separate thread.
 
-A sequence takes part in no step while its prefix is loaded, and waits for it only as long as reading would take.
+While its prefix is loaded, a sequence takes part in no step. It waits no longer than the model would take to read the
+prefix.
 """
 
 import logging
@@ -29,7 +30,7 @@ _WEIGHT = 0.3
 
 @dataclass
 class _Load:
-    """A prefix on its way into the slot of a sequence."""
+    """Load of a prefix from disk into the slot of a sequence."""
 
     sequence: Sequence
     slot: Slot
@@ -52,7 +53,7 @@ class _Load:
 
 
 class PrefixLoader:
-    """Methods are called by the loop's thread; `thread` does the work."""
+    """Loads stored prefixes. Its methods are called by the thread of the engine's loop; `thread` reads the files."""
 
     def __init__(
         self, folder: SegmentFolder, memory: SlotMemory, slots: KvSlots, thread: Executor, clock: Clock
@@ -71,10 +72,10 @@ class PrefixLoader:
         self.bytes_per_second = 0.0
 
     def fetch(self, sequence: Sequence, seconds_per_token: float, done: Callable[[], None]) -> bool:
-        """Begin to load what is stored of an opened sequence's tokens; returns whether the sequence waits for it.
+        """Start to load the stored prefix of a sequence that has a slot. Returns whether the sequence must wait.
 
-        `done` is called in another thread when `take` has all there is. `seconds_per_token` is what the model takes to
-        read one, 0 if unknown.
+        `done` is called in another thread once the load has ended and `take` can count the tokens. `seconds_per_token`
+        is the time in which the model reads one prompt token; 0 if unknown.
         """
         slot = self._slots.of(sequence.id)
         tokens = list(storable(sequence.tokens))
@@ -97,7 +98,10 @@ class PrefixLoader:
         return True
 
     def take(self, sequence: Sequence) -> int:
-        """Count what was loaded for a sequence, which waits no longer; returns the number of tokens."""
+        """Add the tokens that were loaded for a sequence to the sequence's slot; the sequence waits no longer.
+
+        Returns the number of tokens, 0 if nothing was loaded.
+        """
         load = self.cancel(sequence)
         if load is None:
             return 0
@@ -108,19 +112,23 @@ class PrefixLoader:
         return len(loaded)
 
     def late(self, now: float) -> list[Sequence]:
-        """The sequences whose prefix is still being loaded after the load's deadline; they stop waiting for it."""
+        """Sequences whose prefix is still being loaded at the time `now`, after the deadline of the load."""
         return [load.sequence for load in self._loads.values() if now >= load.deadline]
 
     @property
     def next_deadline(self) -> float:
-        """The earliest deadline of all running loads, by the loader's clock; infinite while nothing is loaded.
+        """Earliest deadline of the running loads, by the loader's clock; infinite while nothing is loaded.
 
-        At that time `late` will return the sequence of that load.
+        At that time `late` returns the sequence of that load.
         """
         return min((load.deadline for load in self._loads.values()), default=inf)
 
     def cancel(self, sequence: Sequence) -> _Load | None:
-        """Write nothing more to a sequence's slot; neither it nor its followers wait any longer."""
+        """Stop the load for a sequence. Returns the load, or None if there was none.
+
+        The sequence's slot is not written to any more. The sequence, and others that waited for the same load, stop
+        waiting.
+        """
         sequence.is_loading = False
         for other in self._loads.values():
             other.followers.discard(sequence)  # it may wait for a load of its own when that one ends
@@ -147,7 +155,7 @@ class PrefixLoader:
         done()
 
     def _load(self, load: _Load) -> int:
-        """Load the longest stored prefix; returns how many bytes were read."""
+        """Load the longest stored prefix of a sequence's tokens. Returns the number of bytes read from the disk."""
         memory, root = self._memory, root_key(load.slot.salt, is_long=load.slot.is_long)
         # States are those behind a complete segment.
         tokens = load.tokens[: load.end] if memory.has_states else load.tokens

@@ -1,7 +1,7 @@
-"""Stores prefixes that stay in slots, in a thread.
+"""Stores prefixes that stay in KV cache slots on disk, in a separate thread.
 
-A prefix is stored once its number of tokens, times the seconds that they have been in the slot, is large enough: a long
-one soon, a short one only if it stays.
+A prefix is stored once the product of its number of tokens and the seconds that they have been in the slot is large
+enough: a long prefix soon, a short one only if it stays for long.
 """
 
 import logging
@@ -29,7 +29,7 @@ _PAUSE = 60.0
 
 @dataclass
 class _Seen:
-    """What a slot had when it was last looked at."""
+    """Tokens of a slot when the storer last checked the slot."""
 
     tokens: list[int]
     # When the tokens that are not stored came, by the clock.
@@ -39,7 +39,7 @@ class _Seen:
 
 @dataclass(frozen=True)
 class _Prefix:
-    """What a slot has when it is worth storing."""
+    """Tokens of a slot that are to be stored."""
 
     slot: Slot
     # The slot's list itself. Whatever overwrites a slot's tokens in memory comes after the slot has another list. So a
@@ -52,7 +52,7 @@ class _Prefix:
 
 
 class PrefixStorer:
-    """Methods are called by the loop's thread; `thread` does the work."""
+    """Stores prefixes. Its methods are called by the thread of the engine's loop; `thread` writes the files."""
 
     def __init__(
         self, folder: SegmentFolder, memory: SlotMemory, slots: KvSlots, thread: Executor, clock: Clock
@@ -69,8 +69,8 @@ class PrefixStorer:
         # Why the last prefix was not stored; "" if it was.
         self.error = ""
 
-    def look(self) -> None:
-        """Store what is worth it by now. To be called about once a second."""
+    def store_due(self) -> None:
+        """Start to store the prefixes that have become worth storing. Must be called about once a second."""
         now = self._clock()
         for seen, slot in zip(self._seen, self._slots.slots, strict=True):
             if slot.tokens is not seen.tokens:
@@ -89,7 +89,7 @@ class PrefixStorer:
                 self._thread.submit(self._run, found)
 
     def clear(self) -> bool:
-        """Remove what is stored of the model; returns whether there was anything."""
+        """Remove all stored prefixes of the model. Returns whether there were any."""
         self._num_clears += 1
         self._forget()
         removed = self._folder.set_aside()
@@ -139,7 +139,10 @@ class PrefixStorer:
         self._folder.touch([segment for _, segment in segments], states=self._memory.has_states)
 
     def _segments(self, prefix: _Prefix) -> Iterator[tuple[int, Segment]]:
-        """The segments of a prefix, each with the length before it: full ones, and parts that end at a checkpoint."""
+        """Segments of a prefix, each with the number of tokens before it.
+
+        Segments have full length, except those that end at a checkpoint of recurrent states.
+        """
         tokens = storable(prefix.tokens[: prefix.length])
         parent, full = prefix.root, self._memory.segment_tokens
         most = int(_MAX_SHARE * self._folder.limit) // self._memory.bytes_per_token

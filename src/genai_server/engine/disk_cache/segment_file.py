@@ -1,4 +1,4 @@
-"""The file of a segment: keys and values of consecutive tokens of a prefix, or a model's states behind them.
+"""File format of a segment of a stored prefix: the KV cache of consecutive tokens, or recurrent states after them.
 
 A file is a magic number, the length of a MessagePack header, the header and the arrays, one after the other. The header
 has the tokens and a checksum of the arrays, so that a damaged file, or one that belongs to other tokens, is noticed.
@@ -25,19 +25,19 @@ _KEY_BYTES = 16
 
 
 class UnusableSegment(Exception):
-    """The file is damaged, or is not what its name says; the message says how."""
+    """A segment file is damaged, or has other content than its name says. The message gives the reason."""
 
 
 @dataclass(frozen=True)
 class ArrayLayout:
-    """The shape and the numpy type of one array of a file."""
+    """Shape and numpy type of one array in a file."""
 
     shape: tuple[int, ...]
     type: Any
 
     @property
     def num_bytes(self) -> int:
-        """The array's size in the file."""
+        """Bytes of the array in the file."""
         return int(np.prod(self.shape)) * int(np.dtype(self.type).itemsize)
 
 
@@ -51,17 +51,23 @@ class _Header(msgspec.Struct, frozen=True, array_like=True):
 
 
 def root_key(salt: str | None, *, is_long: bool) -> str:
-    """The key before the first token of a prompt."""
+    """Key of the empty prefix, from which the keys of all prefixes with this cache salt are derived.
+
+    `is_long` says whether the cached keys were rotated with the rope factors for long contexts.
+    """
     return _digest(b"root", (salt or "").encode(), b"salted" if salt is not None else b"", b"long" if is_long else b"")
 
 
 def segment_key(parent: str, tokens: Sequence[int]) -> str:
-    """The key of a prefix that ends with these tokens, after the prefix with the key `parent`."""
+    """Key of the prefix that consists of the prefix with the key `parent` and these tokens."""
     return _digest(parent.encode(), _packed(tokens))
 
 
 def storable(tokens: Sequence[int]) -> Sequence[int]:
-    """The tokens before the first image: its features have ids below 0, which mean nothing to another engine."""
+    """Tokens before the first image.
+
+    Features of images have negative ids, which other engine processes cannot interpret.
+    """
     return tokens[: next((place for place, token in enumerate(tokens) if token < 0), len(tokens))]
 
 
@@ -77,7 +83,10 @@ def _packed(tokens: Sequence[int]) -> bytes:
 
 
 def write_segment(path: Path, parent: str, tokens: Sequence[int], arrays: Sequence[NDArray[Any]]) -> None:
-    """Write a new file, which only the process's user may read. Raises OSError."""
+    """Write the tokens and arrays of a segment to a new file. Raises OSError.
+
+    Only the user of this process may read the file.
+    """
     blocks = [np.ascontiguousarray(values).reshape(-1).view(np.uint8).data for values in arrays]
     packed = _packed(tokens)
     checksum = _checksum(parent, packed, blocks)
@@ -90,10 +99,10 @@ def write_segment(path: Path, parent: str, tokens: Sequence[int], arrays: Sequen
 
 
 def read_segment(path: Path, parent: str, tokens: Sequence[int], layout: Sequence[ArrayLayout]) -> list[NDArray[Any]]:
-    """The arrays of a file.
+    """Read the arrays of a segment file.
 
-    The file is read, not mapped into memory: a mapped page that the disk cannot give would end the process.
-    Raises OSError, and UnusableSegment if the file is not that of these tokens, is damaged, or is another user's.
+    The file is read, not mapped into memory: a mapped page that the disk cannot give would end the process. Raises
+    OSError, and UnusableSegment if the file is damaged, belongs to other tokens, or is owned by another user.
     """
     # A pipe would block without O_NONBLOCK. Systems without these flags have neither links nor pipes in folders.
     flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)

@@ -1,10 +1,12 @@
-"""The folder of prefixes: one subfolder for each model, in it one file for each segment.
+"""Folder of stored prefixes: one subfolder for each model, and in it one file for each segment.
 
-A segment's file is named after the prefix before it, the number of its tokens, and the prefix that it completes. The
-names alone are the index. Models with states of fixed size have further files, named after a prefix, with the states
-behind it. All engines of a host may use the folder at once: files never change, and come and go as a whole. The time of
-a file's last use is its modification time, and a segment's is before that of the segment which it follows, so that the
-least recently used file has none behind it.
+The name of a segment's file has the key of the prefix before the segment, the number of the segment's tokens, and the
+key of the prefix including the segment. The file names are the only index. Models with recurrent states have further
+files: the states after a prefix, named after the prefix. All engines of a host may use the folder at once, because
+files never change, and appear and disappear as a whole.
+
+The modification time of a file is the time of its last use. Each segment is dated before the segment that it continues.
+So no other file depends on the least recently used one.
 """
 
 import contextlib
@@ -44,7 +46,7 @@ _LATER = 1e-3
 
 @dataclass(frozen=True)
 class Segment:
-    """One step of a prefix."""
+    """Consecutive tokens after the prefix with the key `parent`. `key` is the key of the prefix including these."""
 
     parent: str
     num_tokens: int
@@ -52,13 +54,13 @@ class Segment:
 
     @property
     def name(self) -> str:
-        """The name of its file."""
+        """Name of the segment's file."""
         return f"{self.parent}-{self.num_tokens}-{self.key}.kv"
 
 
 @dataclass(frozen=True)
 class StoredModel:
-    """What the folder has of one model."""
+    """Summary of what the folder stores for one model."""
 
     name: str
     num_files: int
@@ -68,9 +70,9 @@ class StoredModel:
 
 
 class SegmentFolder:
-    """The files of one model, within a folder whose files of all models have `max_bytes` at most.
+    """Stored segments of one model. The files of all models in the folder together have `max_bytes` at most.
 
-    Any thread may use it. Raises OSError if the folder cannot be made, or if others could read it.
+    Any thread may use the object. Raises OSError if the folder cannot be made, or if other users could read it.
     """
 
     def __init__(self, root: Path, model: str, max_bytes: int, now: Callable[[], float] = time.time) -> None:
@@ -92,13 +94,13 @@ class SegmentFolder:
 
     @property
     def limit(self) -> int:
-        """Bytes that all files may have, as far as the disk has space. Raises OSError."""
+        """Maximum bytes of all files, limited by the setting and by the free space of the disk. Raises OSError."""
         return min(self.max_bytes, self.num_bytes + shutil.disk_usage(self.root).free)
 
     def longest(self, root: str, tokens: Sequence[int], *, states: bool) -> list[Segment]:
-        """The segments of the longest stored prefix of these tokens, in their order.
+        """Segments of the longest stored prefix of the tokens, in order.
 
-        With `states`, one whose states are stored.
+        With `states`, only prefixes after which recurrent states are stored count.
         """
         found: list[Segment] = []
         best: list[Segment] = []
@@ -118,19 +120,19 @@ class SegmentFolder:
         return best
 
     def has(self, segment: Segment) -> bool:
-        """Whether a segment is stored, as far as is known."""
+        """Whether a segment was stored at the last scan of the folder. Other processes may have changed that since."""
         return segment in self._children.get(segment.parent, ())
 
     def has_states(self, key: str) -> bool:
-        """Whether the states behind a prefix are stored, as far as is known."""
+        """Whether recurrent states after the prefix with this key were stored when the folder was last scanned."""
         return key in self._with_states
 
     def read(self, segment: Segment, tokens: Sequence[int], layout: Sequence[ArrayLayout]) -> list[NDArray[Any]] | None:
-        """A segment's keys and values; None if it is unusable."""
+        """Read the KV cache arrays of a segment. Returns None if the file is missing or unusable."""
         return self._read(segment.name, segment.parent, tokens, layout)
 
     def read_states(self, key: str, layout: Sequence[ArrayLayout]) -> list[NDArray[Any]] | None:
-        """The states behind a prefix; None if they are unusable."""
+        """Read the recurrent states after the prefix with this key. Returns None if the file is missing or unusable."""
         return self._read(f"{key}{_STATES}", key, (), layout)
 
     def _read(
@@ -150,7 +152,11 @@ class SegmentFolder:
 
     @contextlib.contextmanager
     def writing(self, num_bytes: int) -> Iterator[None]:
-        """A block that may write up to `num_bytes`, for which older files of all models are removed. Raises OSError."""
+        """Context in which up to `num_bytes` may be written. Raises OSError.
+
+        Only one process at a time is in such a context. The least recently used files of all models are removed to make
+        room.
+        """
         try:
             with self._lock:
                 _make_private(self._path)
@@ -161,11 +167,14 @@ class SegmentFolder:
             raise OSError(f"another process has {self._lock.lock_file} for {_PATIENCE:.0f} s") from None
 
     def write(self, segment: Segment, tokens: Sequence[int], arrays: Sequence[NDArray[Any]]) -> None:
-        """Store a segment, in a block of `writing`. Raises OSError."""
+        """Store a segment. Must be called within the context `writing`. Raises OSError."""
         self._write(segment.name, segment.parent, tokens, arrays)
 
     def write_states(self, key: str, arrays: Sequence[NDArray[Any]]) -> None:
-        """Store the states behind a prefix, in a block of `writing`. Raises OSError."""
+        """Store the recurrent states after the prefix with this key. Must be called within the context `writing`.
+
+        Raises OSError.
+        """
         self._write(f"{key}{_STATES}", key, (), arrays)
 
     def _write(self, name: str, parent: str, tokens: Sequence[int], arrays: Sequence[NDArray[Any]]) -> None:
@@ -179,7 +188,7 @@ class SegmentFolder:
             self._add(name)
 
     def _make_room(self, num_bytes: int) -> None:
-        """Remove the least recently used files of all models."""
+        """Remove the least recently used files of all models until `num_bytes` more fit within the limit."""
         files = sorted(_files(self.root), key=lambda file: file[1].st_mtime)
         self.num_bytes = sum(status.st_size for _, status in files)
         limit = self.limit
@@ -191,7 +200,10 @@ class SegmentFolder:
             self.num_bytes -= status.st_size
 
     def touch(self, segments: Sequence[Segment], *, states: bool) -> None:
-        """Note that a prefix was used."""
+        """Record the use of a prefix in the modification times of its files.
+
+        With `states`, the file with the states after the prefix is included.
+        """
         now = self._now()
         names = [segment.name for segment in segments]
         names += [f"{segments[-1].key}{_STATES}"] if segments and states else []
@@ -201,14 +213,17 @@ class SegmentFolder:
                 os.utime(self._path / name, (at, at))
 
     def set_aside(self) -> Path | None:
-        """Make all files of the model unusable at once; returns the folder to delete, or None if there are none."""
+        """Make all files of the model unusable at once by renaming their folder.
+
+        Returns the renamed folder, which the caller must delete, or None if nothing was stored.
+        """
         removed = _set_aside(self._path)
         with self._changing:
             self._scan()
         return removed
 
     def _scan(self) -> None:
-        """Read the names again if files have come or gone."""
+        """Read the names of all files again if the folder has changed since the last scan."""
         try:
             changed = self._path.stat().st_mtime_ns
             if changed == self._scanned:
@@ -238,7 +253,7 @@ class SegmentFolder:
 
 
 def stored_models(root: Path) -> list[StoredModel]:
-    """What a folder has of each model."""
+    """Summary of each model that has files in the folder, sorted by name."""
     found: dict[str, list[os.stat_result]] = {}
     for path, status in _files(root):
         found.setdefault(path.parent.name, []).append(status)
@@ -249,7 +264,7 @@ def stored_models(root: Path) -> list[StoredModel]:
 
 
 def clear(root: Path, model: str) -> None:
-    """Remove a model's files, also while engines use them."""
+    """Remove the stored prefixes of a model. Engines may use them at the same time."""
     if removed := _set_aside(root / model):
         shutil.rmtree(removed, ignore_errors=True)
 
@@ -264,7 +279,7 @@ def _set_aside(folder: Path) -> Path | None:
 
 
 def _files(root: Path) -> Iterator[tuple[Path, os.stat_result]]:
-    """All segments and states of all models, with leftovers of removed ones."""
+    """Path and status of each file of all models, including the remains of folders that were being deleted."""
     for folder in _listed(root):
         for path in _listed(folder):
             with contextlib.suppress(OSError):
@@ -279,7 +294,7 @@ def _listed(folder: Path) -> list[Path]:
 
 
 def _make_private(folder: Path) -> None:
-    """Make a folder that only the process's user can enter. Raises OSError if it belongs to another."""
+    """Make a folder that only the user of this process can enter. Raises OSError if it belongs to another user."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = folder.stat(follow_symlinks=False)
     if hasattr(os, "geteuid") and status.st_uid != os.geteuid():

@@ -1,4 +1,4 @@
-"""The keys and values of KV cache slots, in the form in which files have them."""
+"""Converts the KV cache between the layout of slots in memory and the layout of files on disk."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,9 +15,9 @@ _MIN_TOKENS, _MAX_TOKENS = 16, 256
 
 
 class SlotMemory:
-    """Copies tokens between slots and arrays [kv_heads, tokens, head_size] of a type that files have.
+    """Copies the KV cache of tokens between slots and arrays of the files' data type, [kv_heads, tokens, head_size].
 
-    `arrays` are those of the slots, [rows, kv_heads, length, head_size] each.
+    `arrays` are the KV cache buffers of all slots, each [rows, kv_heads, length, head_size].
     """
 
     def __init__(
@@ -39,14 +39,14 @@ class SlotMemory:
         ]
 
     def layout(self, num_tokens: int) -> list[ArrayLayout]:
-        """The arrays of this number of tokens in a file."""
+        """Shapes and types of the arrays that a file has for this number of tokens."""
         return [ArrayLayout((array.shape[1], num_tokens, array.shape[3]), self._type) for array in self._arrays]
 
     def read(self, slot: int, first: int, end: int) -> list[NDArray[Any]]:
-        """Copies of the keys and values of some of a slot's tokens."""
+        """Copy the KV cache of the tokens `first` to `end` of a slot, one array for each layer's keys and values."""
         return [array[slot, :, first:end].astype(self._type) for array in self._arrays]
 
     def write(self, slot: int, first: int, end: int, values: Sequence[NDArray[Any]], skipped: int) -> None:
-        """Write keys and values to a slot's tokens from `first` to `end`, without the first ones of the arrays."""
+        """Write KV cache arrays, without their first `skipped` tokens, to the tokens `first` to `end` of a slot."""
         for array, part in zip(self._arrays, values, strict=True):
             array[slot, :, first:end] = part[:, skipped : skipped + end - first]

@@ -1,8 +1,8 @@
-"""A decoder's graph that returns the scores of its attention to a sound.
+"""Rewrites the decoder of a speech recognition model so that it returns its attention scores over the audio.
 
-The builder's graph does not return the weights of its attention to the sound. Here it gets outputs with the products of
-queries and keys. It then ends with the last layer that has one of the wanted heads, so neither later layers nor the
-output head are loaded.
+The graphs of the model builder do not return these scores. The rewritten graph has outputs with the products of queries
+and keys. It ends with the last layer that has one of the wanted heads, so neither later layers nor the output head are
+loaded.
 """
 
 from typing import Any
@@ -22,9 +22,10 @@ _QUERIES, _KEYS = 0, 1
 
 
 def score_heads(graph: onnx.GraphProto, decoder: DecoderGraph, heads: dict[int, list[int]]) -> list[str]:
-    """Let a graph return only the scores [1, heads, tokens, frames] of these heads for the sound, float32.
+    """Rewrite a graph to return only the cross-attention scores of some heads, float32 [1, heads, tokens, frames].
 
-    Returns the names of the outputs, one for each layer. Raises DoesNotFit.
+    `heads` has the numbers of the wanted heads by layer. Returns the names of the outputs, one for each layer. Raises
+    DoesNotFit.
     """
     keys = {state.past: layer for layer, state in enumerate(decoder.cross_states[::2])}
     made: dict[int, list[onnx.NodeProto]] = {}
@@ -47,7 +48,7 @@ def score_heads(graph: onnx.GraphProto, decoder: DecoderGraph, heads: dict[int, 
 def _scores(
     graph: onnx.GraphProto, node: onnx.NodeProto, layer: int, heads: list[int], head_size: int
 ) -> list[onnx.NodeProto]:
-    """Nodes that multiply queries [1, tokens, width] and keys [1, heads, frames, head_size] of some heads."""
+    """Nodes that multiply queries [1, tokens, width] with keys [1, heads, frames, head_size] of some heads."""
     attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
     name = f"{_PREFIX}{layer}"
     scale = attributes.get("scale", head_size**-0.5)

@@ -1,4 +1,4 @@
-"""The constants of a graph: its initializers, and what its nodes make of them alone."""
+"""Finds the constants of a graph: the initializers, and the results of nodes that read only constants."""
 
 import math
 from typing import Any
@@ -15,7 +15,10 @@ FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16)
 
 
 class Constants:
-    """Which names of a graph are constant. Initializers that are inputs, too, may be replaced by a caller's values."""
+    """Tells which values of a graph are constant.
+
+    An initializer that is also an input of the graph is not constant, because a caller may replace it.
+    """
 
     def __init__(self, graph: onnx.GraphProto) -> None:
         inputs = {value.name for value in graph.input}
@@ -30,38 +33,41 @@ class Constants:
                 self._makers.update(dict.fromkeys(node.output, node))
 
     def is_constant(self, name: str) -> bool:
-        """Whether a value is the same in each pass."""
+        """Whether the value of this name is the same in each pass."""
         return name in self._tensors or name in self._makers
 
     def kind(self, name: str) -> int | None:
-        """The element type of an initializer; None for anything else."""
+        """ONNX element type of an initializer; None if no initializer has this name."""
         return self._tensors[name].data_type if name in self._tensors else None
 
     def shape(self, name: str) -> tuple[int, ...] | None:
-        """The dimensions of an initializer; None for anything else."""
+        """Dimensions of an initializer; None if no initializer has this name."""
         return tuple(self._tensors[name].dims) if name in self._tensors else None
 
     def size(self, name: str) -> int | None:
-        """The number of an initializer's values; None for anything else."""
+        """Number of values of an initializer; None if no initializer has this name."""
         shape = self.shape(name)
         return None if shape is None else math.prod(shape)
 
     def num_bytes(self, name: str) -> int:
-        """The size of the initializer of which a constant is made; 0 without one."""
+        """Bytes of the initializer from which a constant is made; 0 if it is not made from one."""
         source = self._source(name)
         if source is None:
             return 0
         return int(math.prod(source.dims) * helper.tensor_dtype_to_np_dtype(source.data_type).itemsize)
 
     def matrix(self, name: str) -> TensorProto | None:
-        """The initializer of floats that a constant matrix is, or is a turned or widened form of; None for others."""
+        """Initializer from which a constant matrix is made by transposing it or casting it to 32 bits; else None.
+
+        Only initializers of floats with two dimensions are returned.
+        """
         source: TensorProto | None = self._source(name)
         if source is None or source.data_type not in FLOATS or len(source.dims) != 2:
             return None
         return source
 
     def matrix_shape(self, name: str) -> tuple[int, ...]:
-        """The dimensions of a constant for which `matrix` found an initializer."""
+        """Dimensions of a constant for which `matrix` returned an initializer."""
         if name in self._tensors:
             return tuple(self._tensors[name].dims)
         node = self._makers[name]
@@ -69,7 +75,10 @@ class Constants:
         return shape[::-1] if node.op_type == "Transpose" else shape
 
     def values(self, name: str, weights: Weights) -> NDArray[Any]:
-        """A constant, of an initializer that nodes turn, reshape or widen. Widened ones remain in 16 bits."""
+        """Values of a constant that nodes make from an initializer by transposing, reshaping or casting.
+
+        A cast from 16 to 32 bits is left out: such values remain in 16 bits.
+        """
         if name in self._tensors:
             found = weights.array(name)
             return numpy_helper.to_array(self._tensors[name]) if found is None else found
@@ -82,7 +91,7 @@ class Constants:
         return values
 
     def is_layout(self, node: onnx.NodeProto) -> bool:
-        """Whether a node turns or reshapes a large initializer."""
+        """Whether a node transposes or reshapes a large initializer."""
         if node.op_type not in ("Transpose", "Reshape") or node.input[0] not in self._tensors:
             return False
         if math.prod(self._tensors[node.input[0]].dims) < _MIN_LAYOUT:
@@ -93,7 +102,7 @@ class Constants:
         )
 
     def _source(self, name: str) -> TensorProto | None:
-        """The initializer of which nodes make a constant that only turn it, or widen it to 32 bits."""
+        """Initializer from which a constant is made by transposing it or casting it to 32 bits; else None."""
         if name in self._tensors:
             return self._tensors[name]
         node = self._makers.get(name)

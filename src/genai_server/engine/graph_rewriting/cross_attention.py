@@ -1,9 +1,9 @@
-"""Decoders that read what an encoder made of a sound, as onnxruntime-genai's builder writes them of Whisper.
+"""Rewrites decoders with cross-attention to audio, as onnxruntime-genai's model builder writes them for Whisper.
 
-Each layer has two attentions: one over the sequence, as other decoders have, and one over the keys and values of the
-sound. The builder writes both as MultiHeadAttention, with positions that are the same for all rows of a batch. Here the
-graph is changed so that the rest of the engine finds a decoder that it knows: with GroupQueryAttention over the
-sequence, positions as an input, and the sound's keys and values as states of rows, which are only read.
+Each layer has two attentions: self-attention, as other decoders have, and cross-attention over the keys and values of
+the encoded audio. The builder writes both as MultiHeadAttention, with positions that are the same for all rows of a
+batch. The rewritten graph has the form that the rest of the engine knows: GroupQueryAttention for self-attention,
+positions as an input, and the keys and values of the audio as read-only states of each row.
 """
 
 import onnx
@@ -20,7 +20,7 @@ POSITIONS = "genai_server.positions"
 
 
 def use_known_operators(graph: onnx.GraphProto, decoder: DecoderGraph) -> None:
-    """Change a graph with cross attention to what `read_cross_decoder` describes. Raises DoesNotFit."""
+    """Rewrite a graph with cross-attention to the form that `read_cross_decoder` describes. Raises DoesNotFit."""
     inputs = {value.name: value for value in graph.input}
     inputs[decoder.input_ids].type.tensor_type.elem_type = TensorProto.INT64
     positions = find_positions(graph)
@@ -56,7 +56,7 @@ def use_known_operators(graph: onnx.GraphProto, decoder: DecoderGraph) -> None:
 
 
 def find_positions(graph: onnx.GraphProto) -> onnx.NodeProto:
-    """The node that takes the embeddings of positions from their table. Raises DoesNotFit."""
+    """The node that takes position embeddings from their table. Raises DoesNotFit if there is not exactly one."""
     tables = {value.name for value in graph.initializer if len(value.dims) == 2}
     found = [node for node in graph.node if node.op_type == "Slice" and node.input[0] in tables]
     if len(found) != 1:

@@ -1,4 +1,4 @@
-"""Where a new graph has its weights: in a file that ONNX Runtime maps into memory, or in itself."""
+"""Destinations of the weights of a rewritten graph: an external file that is mapped, or the graph itself."""
 
 from typing import IO, Any
 
@@ -11,7 +11,7 @@ _MIN_EXTERNAL = 1024
 
 
 class DataFile:
-    """The file of a new graph's weights; `tensors` are those that were added."""
+    """External file for the weights of a new graph. `tensors` are the tensors that were added."""
 
     def __init__(self, file: IO[bytes], name: str) -> None:
         self.tensors: list[TensorProto] = []
@@ -19,7 +19,7 @@ class DataFile:
         self._name = name
 
     def add(self, arrays: dict[str, NDArray[Any]]) -> list[str]:
-        """Write arrays; returns their names."""
+        """Write arrays to the file as tensors. Returns the names of the tensors."""
         for name, array in arrays.items():
             tensor = numpy_helper.from_array(array, name)
             self.move(tensor)
@@ -27,7 +27,7 @@ class DataFile:
         return list(arrays)
 
     def move(self, tensor: TensorProto) -> None:
-        """Move a tensor's values to the file, unless they are small."""
+        """Move the values of a tensor to the file, unless the tensor is small."""
         if len(tensor.raw_data) < _MIN_EXTERNAL:
             return
         self._file.write(bytes(-self._file.tell() % _ALIGNMENT))
@@ -37,12 +37,12 @@ class DataFile:
 
 
 class InlineData:
-    """The weights that are added to a graph itself."""
+    """Weights that are stored within the graph itself."""
 
     def __init__(self) -> None:
         self.tensors: list[TensorProto] = []
 
     def add(self, arrays: dict[str, NDArray[Any]]) -> list[str]:
-        """Add arrays; returns their names."""
+        """Add arrays as tensors of the graph. Returns the names of the tensors."""
         self.tensors += [numpy_helper.from_array(array, name) for name, array in arrays.items()]
         return list(arrays)

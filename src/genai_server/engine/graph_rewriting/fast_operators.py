@@ -1,4 +1,4 @@
-"""Replaces operators of a decoder's graph by others that ONNX Runtime computes faster on CPUs."""
+"""Replaces operators of a decoder's graph with others that ONNX Runtime computes faster on CPUs."""
 
 import numpy as np
 import onnx
@@ -14,16 +14,16 @@ _FLAT = "genai_server.norm.flat"
 
 
 def use_fast_operators(graph: onnx.GraphProto) -> None:
-    """Change a graph for CPUs. A graph that has been changed already stays as it is."""
+    """Rewrite a graph for CPUs. A second call changes nothing."""
     _match_experts(graph)
     _split_gated_norms(graph)
 
 
 def _match_experts(graph: onnx.GraphProto) -> None:
-    """Let experts take activations of 8 bits where all other products with quantized weights do.
+    """Let mixture-of-experts layers quantize activations to 8 bits where all other quantized products of the graph do.
 
-    The model builder passes `accuracy_level` on to these only, and leaves the experts at 32 bits. On a CPU with AVX2, a
-    step of LFM2-8B-A1B then takes half of the processor's time, for 1 row and for 16.
+    The model builder passes `accuracy_level` on to these other products only, and leaves the experts at 32 bits. On a
+    CPU with AVX2, a step of LFM2-8B-A1B then takes half of the processor's time, for 1 row and for 16.
     """
     levels = {_level(node) for node in graph.node if node.op_type == _PRODUCT}
     if levels != {_INT8_ACTIVATIONS}:
@@ -38,9 +38,9 @@ def _level(node: onnx.NodeProto) -> int | None:
 
 
 def _split_gated_norms(graph: onnx.GraphProto) -> None:
-    """Compute norms with a gate by a norm, an activation and a product.
+    """Replace each gated RMS norm with a norm, an activation and a product.
 
-    ONNX Runtime 1.32's operator for all of it takes 20 times as long, a third of the time for a prompt of Qwen 3.5.
+    ONNX Runtime 1.32's fused operator takes 20 times as long, a third of the time for a prompt of Qwen 3.5.
     """
     if not any(node.op_type == _GATED_NORM for node in graph.node):
         return
@@ -56,7 +56,7 @@ def _split_gated_norms(graph: onnx.GraphProto) -> None:
 
 
 def _split_gated_norm(node: onnx.NodeProto, graph: onnx.GraphProto, size: int) -> list[onnx.NodeProto]:
-    """The nodes that replace a norm of groups of `size` channels. `graph` gets their constants."""
+    """Nodes that replace one gated norm over groups of `size` channels. Their constants are added to `graph`."""
     (values, weight, gate), out = node.input[:3], node.output[0]
     attributes = _GATED_NORM_DEFAULTS | {a.name: helper.get_attribute_value(a) for a in node.attribute}
     groups = f"genai_server.norm.{size}"

@@ -1,8 +1,9 @@
-"""The parts of a decoder's graph that take an adapter's weights, and how rows of several adapters share a pass.
+"""The parts of a decoder's graph that apply LoRA adapters, rewritten so that rows of several adapters share a pass.
 
 Next to some large matrices such a graph has a path of two small ones, A and B, which are inputs. Their defaults are of
-rank 0, which means no adapter. Here the path x·A·B of each matrix takes several adapters at once, one behind the other
-along the rank. The operator RaggedLowRank (native/README.md) multiplies each row with the ranks of its own adapter.
+rank 0, which means no adapter. In the rewritten graph the path x·A·B of each matrix takes several adapters at once, one
+behind the other along the rank. The operator RaggedLowRank (native/README.md) multiplies each row with the ranks of the
+row's own adapter.
 """
 
 from collections.abc import Collection, Sequence
@@ -20,7 +21,10 @@ RANKS, NUM_RANKS = "genai_server.ranks", "genai_server.num_ranks"
 
 
 def find_paths(graph: onnx.GraphProto, optional: Collection[str]) -> tuple[LowRankPath, ...]:
-    """The paths whose matrices are the inputs with defaults; none if some of these inputs belong to no such path."""
+    """LoRA paths of a graph, found by the optional inputs for their matrices.
+
+    Empty if some of the inputs `optional` belong to no such path.
+    """
     if not optional:
         return ()
     inputs = {value.name: value.type.tensor_type for value in graph.input if value.name in optional}
@@ -31,7 +35,7 @@ def find_paths(graph: onnx.GraphProto, optional: Collection[str]) -> tuple[LowRa
             readers.setdefault(name, []).append(node)
 
     def size(name: str, fixed: int) -> int:
-        """The fixed dimension of a matrix of any rank; 0 if it is something else."""
+        """The fixed dimension of a matrix whose other dimension is the rank; 0 if the input is no such matrix."""
         shape = inputs[name].shape.dim
         if inputs[name].elem_type != TensorProto.FLOAT or len(shape) != 2:
             return 0
@@ -52,7 +56,7 @@ def find_paths(graph: onnx.GraphProto, optional: Collection[str]) -> tuple[LowRa
 
 
 def _only_reader(node: onnx.NodeProto, readers: dict[str, list[onnx.NodeProto]]) -> onnx.NodeProto | None:
-    """The product that reads a product, if nothing else does."""
+    """The only node that reads the output of a MatMul, if that node is a MatMul, too; else None."""
     reading = readers.get(node.output[0], []) if node.op_type == "MatMul" else []
     if len(reading) != 1 or reading[0].op_type != "MatMul" or reading[0].input[0] != node.output[0]:
         return None
@@ -60,9 +64,10 @@ def _only_reader(node: onnx.NodeProto, readers: dict[str, list[onnx.NodeProto]])
 
 
 def stack_ranks(graph: onnx.GraphProto, paths: Sequence[LowRankPath]) -> None:
-    """Let a graph take adapters one behind the other: A transposed as [R, num_inputs], B as [R, num_outputs].
+    """Rewrite a graph to take several adapters, stacked along the rank.
 
-    So both can grow by another adapter without moving the others.
+    A becomes [ranks, num_inputs], and B is [ranks, num_outputs]. A is transposed so that both matrices can grow by
+    another adapter without moving the others.
     """
     if not paths:
         return

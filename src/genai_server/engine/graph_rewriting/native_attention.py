@@ -1,12 +1,12 @@
-"""Attention of genai-server-native over flat tokens, for a decoder's ragged graph on a CPU.
+"""Attention operator of genai-server-native, for a decoder graph over the flat tokens of many rows on a CPU.
 
-The operator RaggedAttention (native/README.md) reads the flat tokens of any rows, rotates queries and keys, writes keys
-and values into the rows' slots, and attends. A token's result is bitwise the same next to any others, however its text
-is cut into passes. The slots are inputs of the graph to which the operator writes: the memory that is bound is the
-cache.
+The operator RaggedAttention (native/README.md) reads the flat tokens of any rows, rotates queries and keys, writes the
+KV cache of the tokens into the rows' slots, and attends. A token's result is bitwise the same next to any other tokens,
+and however the text is divided into passes. The slots are inputs of the graph to which the operator writes: the memory
+that is bound is the cache.
 
-A decoder of speech also attends to the keys and values that an encoder made of a sound. The operator reads all of
-those in a slot, and writes none.
+The decoder of a speech recognition model also attends to the keys and values of the encoded audio. The operator reads
+all of these in a slot, and writes none.
 """
 
 from typing import Any
@@ -38,7 +38,7 @@ _QUERIES, _SOUND = 0, slice(1, 3)
 
 
 def native_inputs() -> list[onnx.ValueInfoProto]:
-    """What a pass needs besides the slots."""
+    """Inputs that a graph with native attention has besides the KV cache."""
     return [
         helper.make_tensor_value_info(STARTS, TensorProto.INT32, ["bounds_of_rows"]),
         *(helper.make_tensor_value_info(name, TensorProto.INT32, ["rows"]) for name in (PASTS, SLOTS, COMMITTED)),
@@ -46,13 +46,16 @@ def native_inputs() -> list[onnx.ValueInfoProto]:
 
 
 def cache(value: onnx.ValueInfoProto, kind: int, decoder: DecoderGraph) -> onnx.ValueInfoProto:
-    """The keys or values of a layer of all slots, of an element type: [slots, kv_heads, length, head_size]."""
+    """Graph input for the keys or the values of one layer in all slots: [slots, kv_heads, length, head_size].
+
+    `kind` is the ONNX element type.
+    """
     shape: list[str | int] = ["slots", decoder.num_kv_heads, "slot_length", decoder.head_size]
     return helper.make_tensor_value_info(NATIVE + value.name, kind, shape)
 
 
 def to_native(node: onnx.NodeProto, decoder: DecoderGraph) -> onnx.NodeProto:
-    """The node that replaces a GroupQueryAttention over the flat tokens [1, T, …]. Raises DoesNotFit."""
+    """The RaggedAttention that replaces a GroupQueryAttention over flat tokens [1, tokens, …]. Raises DoesNotFit."""
     attributes = {attribute.name: attribute for attribute in shared_attributes(node)}
     given = [*node.input, *[""] * (_KEY_NORM + 1 - len(node.input))]
     if any(given[place] for place in _QUANTIZED):
@@ -69,8 +72,8 @@ def to_native(node: onnx.NodeProto, decoder: DecoderGraph) -> onnx.NodeProto:
     return found
 
 
-def to_native_sound(node: onnx.NodeProto, decoder: DecoderGraph) -> onnx.NodeProto:
-    """The node that replaces a MultiHeadAttention to what an encoder made of a sound. Raises DoesNotFit."""
+def to_native_cross(node: onnx.NodeProto, decoder: DecoderGraph) -> onnx.NodeProto:
+    """The RaggedAttention that replaces a MultiHeadAttention over encoded audio. Raises DoesNotFit."""
     given = {place for place, name in enumerate(node.input) if name}
     sounds = {state.past: state for state in decoder.cross_states}
     attributes: dict[str, Any] = {a.name: helper.get_attribute_value(a) for a in node.attribute}

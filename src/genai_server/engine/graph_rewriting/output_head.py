@@ -1,10 +1,10 @@
-"""The end of a decoder's graph, which turns the last layer's states into logits.
+"""Rewrites the output head of a decoder's graph, which turns the hidden states of the last layer into logits.
 
-In a small model with a large vocabulary, it contains a third of the weights, and a prompt needs logits only after its
-last token. So the graph of a session gets an additional input: the positions that the head reads.
+In a small model with a large vocabulary, the head has a third of the weights, and a prompt needs logits only after its
+last token. So the rewritten graph has an input that says for which positions logits are computed.
 
-If logits are in a device's memory, most answers need few of them: the best one, or the best `top_k`. So such a graph
-gets additional outputs: the best logits, their tokens, and the probability of the best one.
+If logits lie in a device's memory, most answers need only the best logit, or the best `top_k`. So such a graph has
+outputs with the best logits, their tokens, and the probability of the best token.
 """
 
 import math
@@ -31,14 +31,14 @@ SCALES, SHARES = "genai_server.scales", "genai_server.shares"
 
 @dataclass(frozen=True)
 class Head:
-    """The part of a graph that computes logits from states [rows, positions, hidden_size]."""
+    """The part of a graph that computes logits from hidden states [rows, positions, hidden_size]."""
 
     states: str
     # The product that reads the states. Other nodes may read them, too.
     reader: onnx.NodeProto
 
     def read_through(self, graph: onnx.GraphProto, selection: onnx.NodeProto) -> None:
-        """Insert a node between the states and their reader."""
+        """Insert the node `selection` between the hidden states and the product that reads them."""
         place = next(index for index, node in enumerate(graph.node) if self.states in node.input)
         for position, name in enumerate(self.reader.input):
             if name == self.states:
@@ -47,7 +47,7 @@ class Head:
 
 
 def find_head(graph: onnx.GraphProto, logits: str) -> Head | None:
-    """The head that computes `logits`; None if it is not found, or if other nodes need its complete product."""
+    """Output head that computes `logits`; None if there is none, or if other nodes read all of its product."""
     makers: dict[str, onnx.NodeProto] = {output: node for node in graph.node for output in node.output}
     reads = [name for node in graph.node for name in node.input] + [value.name for value in graph.output]
     node = makers.get(logits)
@@ -61,10 +61,10 @@ def find_head(graph: onnx.GraphProto, logits: str) -> Head | None:
 
 
 def read_last(graph: onnx.GraphProto, logits: str) -> bool:
-    """Make the product for `logits` read one position of each row, which input LAST_POSITIONS, int64 [rows, 1, 2],
-    names by row and position. The logits are [rows, 1, vocab_size] then.
+    """Make the output head compute the logits of one position of each row: [rows, 1, vocab_size].
 
-    Returns False, with the graph as it was, where there is no such product.
+    The new input LAST_POSITIONS, int64 [rows, 1, 2], names these positions by row and position. Returns False, without
+    a change of the graph, if there is no output head that can be changed.
     """
     head = find_head(graph, logits)
     if head is None:
@@ -77,7 +77,7 @@ def read_last(graph: onnx.GraphProto, logits: str) -> bool:
 def offer_best(graph: onnx.GraphProto, logits: str, excluded: int | None = None) -> None:
     """Add the outputs BEST_LOGITS, BEST_TOKENS and SHARES, which a device computes from the output `logits`.
 
-    They leave out the token `excluded`, if given.
+    The token `excluded`, if given, is left out of them.
     """
     floats, ints = onnx.TensorProto.FLOAT, onnx.TensorProto.INT64
 

@@ -1,4 +1,4 @@
-"""The weights and attributes of PackedExperts (native/README.md), made of ONNX Runtime's operators MoE and QMoE."""
+"""Converts the mixture-of-experts operators MoE and QMoE of ONNX Runtime to PackedExperts (native/README.md)."""
 
 import math
 from typing import Any, NamedTuple
@@ -37,7 +37,7 @@ _ALL = slice(None)
 
 
 class _Part(NamedTuple):
-    """Names of a product's tensors; empty for those that it has not."""
+    """Names of the tensors of one of an expert's products; "" for tensors that the product does not have."""
 
     weights: str
     scales: str
@@ -46,7 +46,10 @@ class _Part(NamedTuple):
 
 
 class _Experts(NamedTuple):
-    """A MoE or QMoE. The third product has the values, where the first one has gates alone."""
+    """Attributes and inputs of a MoE or QMoE node.
+
+    `third` is the product for the values where `first` computes only the gates; without names where there is none.
+    """
 
     given: dict[str, Any]
     tokens: str
@@ -73,7 +76,7 @@ class _Experts(NamedTuple):
 
     @property
     def block(self) -> int:
-        """The inputs that share a scale; 0 for all of a row."""
+        """Number of inputs of a weight row that share a scale; 0 if a whole row has one scale."""
         return int(self.given.get("block_size", 0))
 
 
@@ -92,7 +95,7 @@ def _read(node: onnx.NodeProto) -> _Experts:
 
 
 def why_not_experts(node: onnx.NodeProto, constants: Constants) -> str | None:
-    """Why genai-server-native has no operator for a MoE or QMoE; None if it has."""
+    """Why genai-server-native cannot compute a MoE or QMoE node; None if it can."""
     experts = _read(node)
     known = FLOATS if node.op_type == _FLOATS else (TensorProto.UINT8,)
     for part in (experts.first, experts.second, *([experts.third] if experts.third.weights else [])):
@@ -120,7 +123,7 @@ def why_not_experts(node: onnx.NodeProto, constants: Constants) -> str | None:
 
 
 class _Tensors(NamedTuple):
-    """The weights of a product of all experts, [experts, outputs, …]."""
+    """Weights of one product of all experts, with the dimensions [experts, outputs, …]."""
 
     weights: NDArray[Any]
     # Of quantized weights, and of those with zero points. float32 [experts, outputs, blocks]
@@ -135,7 +138,7 @@ class _Tensors(NamedTuple):
         return int(self.weights.shape[2]) * (1 if self.scales is None else 8 // self.bits)
 
     def matrix(self, expert: int, outputs: slice = _ALL) -> Matrix:
-        """The matrix of some outputs of an expert."""
+        """The matrix of one expert, with all or some of its outputs."""
         rows = self.weights[expert, outputs]
         if self.scales is None:
             return FloatMatrix(rows)
@@ -163,7 +166,7 @@ def _load(part: _Part, weights: Weights, bits: int, block: int) -> _Tensors:
 def pack_experts(
     node: onnx.NodeProto, weights: Weights, data: DataFile | InlineData
 ) -> tuple[list[str], dict[str, Any]]:
-    """The inputs and attributes of a PackedExperts in place of a node for which `why_not_experts` found no reason."""
+    """Inputs and attributes of the PackedExperts that replaces a node for which `why_not_experts` returned None."""
     experts = _read(node)
     given, bits = experts.given, min(experts.bits)
     second = _load(experts.second, weights, bits, experts.block)
@@ -202,7 +205,7 @@ def pack_experts(
 
 
 def _first_layer(experts: _Experts, weights: Weights, bits: int) -> tuple[list[Matrix], NDArray[Any] | None]:
-    """The matrices of the experts' first layer, whose outputs are whole panels, and their biases."""
+    """Matrices of the experts' first layer, padded to whole panels of outputs, and the biases, None without biases."""
     first = _load(experts.first, weights, bits, experts.block)
     numbers = range(len(first.weights))
     if not experts.has_gates:
@@ -230,14 +233,14 @@ def _first_layer(experts: _Experts, weights: Weights, bits: int) -> tuple[list[M
 
 
 def _panels(values: NDArray[Any]) -> NDArray[Any]:
-    """A value for each output, with zeros up to whole panels."""
+    """One value for each output, with zeros up to a multiple of the panel size."""
     whole = with_whole_panels(FloatMatrix(values[:, np.newaxis])).weights
     found: NDArray[Any] = whole[:, 0]
     return found
 
 
 def _add(name: str, packed: PackedWeights, bias: NDArray[Any] | None, data: DataFile | InlineData) -> list[str]:
-    """Add a layer's tensors; returns their names, empty for those that it has not."""
+    """Add the tensors of a packed layer to `data`. Returns their names, "" for tensors that the layer does not have."""
     arrays = {"packed": packed.weights.reshape(-1), "packed_scales": packed.scales, "packed_offsets": packed.offsets}
     if bias is not None:
         arrays["packed_bias"] = np.ascontiguousarray(bias, np.float32)

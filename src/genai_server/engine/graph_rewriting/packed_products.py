@@ -1,9 +1,10 @@
-"""Replaces a decoder's products with its own weights by those of genai-server-native, whose weights are packed.
+"""Replaces the matrix products of a decoder with those of genai-server-native, which use packed weights.
 
 The operators PackedMatMul and PackedExperts (native/README.md) compute each row bitwise the same next to any others.
-Where a product has accuracy level 4, activations are rounded to 8 bits for each row and block of inputs, as by ONNX
-Runtime; elsewhere they remain floats. The weights are ordinary tensors in the order in which the kernels read them,
-so ONNX Runtime maps them from their file, and nothing is packed when a model is loaded. Weights in 16 bits remain so.
+Where a product has accuracy level 4, activations are rounded to 8 bits for each row and block of inputs, as ONNX
+Runtime does; elsewhere they remain floats. The weights are ordinary tensors in the order in which the kernels read
+them, so ONNX Runtime maps them from their file, and nothing is packed when a model is loaded. Weights in 16 bits remain
+in 16 bits.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -55,7 +56,7 @@ _MAX_INLINE = 1024**3
 
 
 class _Product(NamedTuple):
-    """A product of activations and a matrix."""
+    """A product of activations and a constant matrix."""
 
     activations: str
     matrix: Matrix
@@ -68,7 +69,7 @@ class _Product(NamedTuple):
 
 
 def why_not_packed(graph: onnx.GraphProto) -> str | None:
-    """Why some of a graph's products with its own weights would remain ONNX Runtime's; None if none would."""
+    """Why some products of a graph with its weights cannot be replaced with packed ones; None if all can."""
     constants = Constants(graph)
     return next((why for node in graph.node if (why := _why_not(node, constants)) is not None), None)
 
@@ -117,20 +118,20 @@ def _why_not_float(node: onnx.NodeProto, constants: Constants) -> str | None:
 
 
 def _is_outer(node: onnx.NodeProto, constants: Constants) -> bool:
-    """Whether a MatMul adds up nothing, as that of positions and a rope's frequencies."""
+    """Whether a MatMul is an outer product without any sum, such as that of positions and the frequencies of a rope."""
     left, right = (constants.shape(name) for name in node.input[:2])
     return node.op_type == "MatMul" and ((left or (0,))[-1] == 1 or (len(right or ()) > 1 and (right or ())[-2] == 1))
 
 
 def _padded(node: onnx.NodeProto, number: int) -> list[str]:
-    """The names of a node's inputs, empty for those that it has not."""
+    """Names of the first `number` inputs of a node; "" for inputs that the node does not have."""
     return [*node.input, *[""] * (number - len(node.input))]
 
 
 class PackedProducts:
-    """Replaces the products of a graph. Their weights go to `data`, one matrix at a time.
+    """Replaces the products of a graph with packed ones, whose weights are written to `data`, one matrix at a time.
 
-    With `rounds_floats`, weights in 16 and 32 bits are rounded to 8.
+    With `rounds_floats`, weights in 16 and 32 bits are rounded to 8 bits.
     """
 
     def __init__(
@@ -148,7 +149,7 @@ class PackedProducts:
         return node.op_type == _QUANTIZED or node.op_type in EXPERTS
 
     def replaced(self, nodes: Iterable[onnx.NodeProto]) -> list[onnx.NodeProto]:
-        """The nodes of a graph with the operators of genai-server-native in place of products. Raises DoesNotFit.
+        """The nodes of a graph, with packed products in place of ordinary ones. Raises DoesNotFit.
 
         The gate and the values of a feed-forward layer with SiLU become one operator.
         """
@@ -251,9 +252,9 @@ class PackedProducts:
         return helper.make_node(PACKED, inputs, [output], name, domain=DOMAIN, **attributes)
 
     def _find_gated(self, nodes: list[onnx.NodeProto]) -> Mapping[int, "_Gated"]:
-        """The parts of gated layers by the `id` of the node that multiplies gate and values.
+        """Nodes of gated feed-forward layers, by the Python `id` of the node that multiplies gate and values.
 
-        No other node reads them.
+        Only layers whose inner results no other node reads are returned.
         """
         makers = {output: node for node in nodes for output in node.output}
         reads: dict[str, int] = {}
@@ -292,10 +293,10 @@ class _Gated(NamedTuple):
 
 
 def write_packed_model(source: Path, target: Path, *, rounds_floats: bool = False) -> None:
-    """Write the graph at `source` with packed products. The weights' file lies next to `target`.
+    """Write the graph at `source` with packed products to `target`, and the weights to a file next to `target`.
 
-    With `rounds_floats`, weights in 16 and 32 bits are rounded to 8. Memory is needed for one matrix before and after.
-    Raises OSError, and DoesNotFit if a product cannot be packed.
+    With `rounds_floats`, weights in 16 and 32 bits are rounded to 8 bits. At one time, memory has one matrix before and
+    after its conversion. Raises OSError, and DoesNotFit if a product cannot be packed.
     """
     model = onnx.load(str(source), load_external_data=False)
     weights = Weights(model.graph, source.parent)
@@ -309,10 +310,10 @@ def write_packed_model(source: Path, target: Path, *, rounds_floats: bool = Fals
 
 
 def pack_products(model: onnx.ModelProto, folder: Path) -> None:
-    """Replace a model's products by packed ones, with the weights in the model itself. Packed ones stay as they are.
+    """Replace the products of a model in memory with packed ones, with the weights in the model itself.
 
-    `folder` has the files of its weights. Raises DoesNotFit for more weights than a model can contain, and if a product
-    cannot be packed.
+    Products that are packed already stay as they are. `folder` has the files of the model's weights. Raises DoesNotFit
+    if a product cannot be packed, or if there are more weights than a model can contain.
     """
     weights, data = Weights(model.graph, folder), InlineData()
     products = PackedProducts(model.graph, weights, data)
@@ -329,7 +330,7 @@ def pack_products(model: onnx.ModelProto, folder: Path) -> None:
 def _pack_products(
     model: onnx.ModelProto, weights: Weights, data: DataFile | InlineData, *, rounds_floats: bool = False
 ) -> list[TensorProto]:
-    """Replace a model's products; returns the tensors that it keeps."""
+    """Replace the products of a model with packed ones. Returns the tensors of the model that are still used."""
     graph = model.graph
     use_fast_operators(graph)
     widen(graph, weights)
@@ -350,7 +351,7 @@ def _name_domain(model: onnx.ModelProto) -> None:
 
 
 def _reads(node: onnx.NodeProto) -> Iterator[str]:
-    """The names that a node and the branches in it read."""
+    """Names of the values that a node reads, including those read by the subgraphs of its branches."""
     yield from node.input
     for attribute in node.attribute:
         for part in attribute.g.node:
@@ -361,10 +362,10 @@ def _reads(node: onnx.NodeProto) -> Iterator[str]:
 def _without_constant_layouts(
     graph: onnx.GraphProto, nodes: list[onnx.NodeProto], weights: Weights, data: DataFile | InlineData
 ) -> list[onnx.NodeProto]:
-    """Nodes without those that turn or reshape a constant matrix, such as an embedding that is also the head.
+    """Remove nodes that transpose or reshape a constant matrix, such as an embedding that is also the output head.
 
-    ONNX Runtime would compute these when a model is loaded, into memory that no other process shares. Their results are
-    in the file of the weights, which is mapped: of an embedding, memory has what lookups have read.
+    ONNX Runtime would compute these when a model is loaded, into memory that no other process shares. The results are
+    written to `data` instead. In a mapped file, only the parts of an embedding that were looked up take memory.
     """
     constants = Constants(graph)
     read = {name for node in nodes for name in _reads(node)}

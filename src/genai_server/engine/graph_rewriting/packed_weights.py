@@ -1,4 +1,4 @@
-"""Weights in panels of 64 outputs, in the order in which the kernels of genai-server-native read them."""
+"""Packs weights into panels of 64 outputs, in the order in which the kernels of genai-server-native read them."""
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +16,10 @@ _PANELS_AT_ONCE = 8
 
 
 class QuantizedMatrix(NamedTuple):
-    """A matrix of quantized weights: scale * (weight - middle) + offset, where the middle is 8 or 128."""
+    """A matrix of quantized weights, which stand for scale * (weight - middle) + offset.
+
+    The middle is 8 for weights of 4 bits and 128 for weights of 8 bits.
+    """
 
     # Unsigned, uint8 [outputs, blocks * block].
     weights: NDArray[np.uint8]
@@ -39,7 +42,7 @@ Matrix = QuantizedMatrix | FloatMatrix
 
 
 class PackedWeights(NamedTuple):
-    """The weights of one or several packed matrices. Missing outputs of the last panel are zero."""
+    """Packed weights of one or several matrices. The last panel is filled up with zeros."""
 
     # uint8, [panels, inputs / 8, 64, 4] with 4 bits and [panels, inputs / 4, 64, 4] with 8; or floats of 32 or 16 bits,
     # [panels, inputs, 64].
@@ -51,7 +54,7 @@ class PackedWeights(NamedTuple):
 
 
 def pack(matrix: Matrix) -> PackedWeights:
-    """Put the weights of a matrix into panels."""
+    """Arrange the weights of a matrix in panels of 64 outputs."""
     if isinstance(matrix, FloatMatrix):
         return PackedWeights(by_panel(matrix.weights), None, None)
     num_outputs, num_padded = matrix.weights.shape
@@ -73,7 +76,7 @@ def pack(matrix: Matrix) -> PackedWeights:
 
 
 def by_panel(values: NDArray[Any]) -> NDArray[Any]:
-    """The values [outputs, blocks] in the order of panels of 64 outputs: [panels, blocks, 64], filled up with zeros."""
+    """Arrange values [outputs, blocks] in panels of 64 outputs: [panels, blocks, 64], filled up with zeros."""
     num_outputs, blocks = values.shape
     panels = -(-num_outputs // PANEL)
     packed = np.empty((panels, blocks, PANEL), values.dtype)
@@ -93,9 +96,10 @@ def quantized_matrix(
     num_inputs: int,
     block: int,
 ) -> QuantizedMatrix:
-    """A matrix of rows [outputs, bytes], scales [outputs, blocks] and zero points, float or packed as the rows are.
+    """Matrix made of quantized rows [outputs, bytes], scales [outputs, blocks], and zero points.
 
-    The block is a multiple of 16. Weights of 2 bits become such of 4.
+    Zero points are floats, or integers that are packed like the rows. `block` is a multiple of 16. Weights of 2 bits
+    are converted to 4 bits.
     """
     num_outputs, blocks = scales.shape
     weights, middle = unpacked(rows, bits), 1 << (bits - 1)
@@ -113,7 +117,7 @@ def quantized_matrix(
 
 
 def rounded(weights: NDArray[Any]) -> QuantizedMatrix:
-    """Weights [outputs, inputs] in 8 bits, with a scale for each block of inputs."""
+    """Round weights [outputs, inputs] to 8 bits, with one scale for each block of inputs."""
     num_outputs, num_inputs = weights.shape
     padded = np.pad(weights.astype(np.float32, copy=False), ((0, 0), (0, -num_inputs % _ROUNDED_BLOCK)))
     blocks = padded.reshape(num_outputs, -1, _ROUNDED_BLOCK)
@@ -123,7 +127,7 @@ def rounded(weights: NDArray[Any]) -> QuantizedMatrix:
 
 
 def unpacked(rows: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
-    """The values of rows of bytes; the first value of a byte is in its lowest bits."""
+    """Unpack rows of bytes into values of `bits` bits. The first value of a byte is in its lowest bits."""
     if bits == 8:
         return rows
     per_byte = 8 // bits
@@ -134,9 +138,9 @@ def unpacked(rows: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
 
 
 def alternating(gate: Matrix, values: Matrix) -> Matrix:
-    """A matrix in which panels of 64 outputs of a gate and of values alternate.
+    """Matrix in which panels of 64 outputs of a gate and of values alternate.
 
-    Both have the same form, and outputs that are a multiple of 64.
+    Both matrices have the same form, and a multiple of 64 outputs.
     """
     if isinstance(gate, FloatMatrix) or isinstance(values, FloatMatrix):
         return FloatMatrix(alternate(gate.weights, values.weights))
@@ -152,7 +156,7 @@ def alternating(gate: Matrix, values: Matrix) -> Matrix:
 
 
 def is_like(one: Matrix, other: Matrix) -> bool:
-    """Whether two matrices have the same size and form."""
+    """Whether two matrices have the same shape, data type and quantization."""
     if one.weights.shape != other.weights.shape or one.weights.dtype != other.weights.dtype:
         return False
     if isinstance(one, FloatMatrix) or isinstance(other, FloatMatrix):
@@ -161,13 +165,13 @@ def is_like(one: Matrix, other: Matrix) -> bool:
 
 
 def alternate(gate: NDArray[Any], values: NDArray[Any]) -> NDArray[Any]:
-    """Panels of 64 outputs [outputs, …] of a gate and of values in turn."""
+    """Interleave panels of 64 outputs of two arrays [outputs, …], beginning with the gate."""
     panels = [one.reshape(-1, PANEL, *one.shape[1:]) for one in (gate, values)]
     return np.stack(panels, 1).reshape(-1, *gate.shape[1:])
 
 
 def with_whole_panels(matrix: Matrix) -> Matrix:
-    """A matrix with outputs of zero behind its own, up to a multiple of 64."""
+    """The matrix with additional outputs of zero, up to a multiple of 64."""
     missing = -len(matrix.weights) % PANEL
     if not missing:
         return matrix
@@ -185,7 +189,7 @@ def with_whole_panels(matrix: Matrix) -> Matrix:
 
 
 def several(matrices: Sequence[Matrix]) -> PackedWeights:
-    """The packed weights of several matrices of one form, one behind the other."""
+    """Packed weights of several matrices of the same form, one behind the other."""
     packed = [pack(matrix) for matrix in matrices]
     scales = [one.scales for one in packed if one.scales is not None]
     offsets: NDArray[np.float32] | None = None

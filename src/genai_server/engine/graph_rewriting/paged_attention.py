@@ -1,8 +1,8 @@
-"""Attention over blocks of keys and values, for a decoder's ragged graph on a device with memory of its own.
+"""Paged attention for a decoder graph over the flat tokens of many rows, on a device with memory of its own.
 
-ONNX Runtime's contrib operator com.microsoft.PagedAttention takes the flat tokens of any rows. The keys and values of
-all rows lie in one pool of blocks, and a table names the blocks of each row. The operator has kernels for CUDA only,
-and takes keys and values of 16 bits.
+ONNX Runtime's contrib operator com.microsoft.PagedAttention takes the flat tokens of any rows. The KV cache of all rows
+lies in one pool of blocks, and a table names the blocks of each row. The operator has kernels for CUDA only, and takes
+keys and values of 16 bits.
 """
 
 import onnx
@@ -35,7 +35,7 @@ _SAME = {"smooth_softmax": (-1, 0), "causal": (1,), "unidirectional": (1,)}
 
 
 def paged_inputs() -> list[onnx.ValueInfoProto]:
-    """What a pass needs besides the pools."""
+    """Inputs that a graph with paged attention has besides the pools of the KV cache."""
     return [
         helper.make_tensor_value_info(STARTS, TensorProto.INT32, ["bounds_of_rows"]),
         helper.make_tensor_value_info(PASTS, TensorProto.INT32, ["rows"]),
@@ -45,13 +45,19 @@ def paged_inputs() -> list[onnx.ValueInfoProto]:
 
 
 def pool(value: onnx.ValueInfoProto, kind: int, num_kv_heads: int, head_size: int) -> onnx.ValueInfoProto:
-    """The pool for keys or values of a layer, of an element type: [blocks, BLOCK_TOKENS, kv_heads, head_size]."""
+    """Graph input or output for the keys or the values of one layer: [blocks, BLOCK_TOKENS, kv_heads, head_size].
+
+    `kind` is the ONNX element type.
+    """
     shape: list[str | int] = ["blocks", "block_tokens", num_kv_heads, head_size]
     return helper.make_tensor_value_info(PAGED + value.name, kind, shape)
 
 
 def to_paged(node: onnx.NodeProto) -> list[onnx.NodeProto]:
-    """The nodes that replace a GroupQueryAttention over the flat tokens [1, T, …]. Raises DoesNotFit."""
+    """Nodes with PagedAttention that replace a GroupQueryAttention over flat tokens [1, tokens, …].
+
+    Raises DoesNotFit.
+    """
     if len(node.input) > _POSITIONS and node.input[_POSITIONS]:
         raise DoesNotFit("its attention is given positions, which paged attention counts itself")
     attributes = shared_attributes(node)
@@ -74,9 +80,9 @@ def to_paged(node: onnx.NodeProto) -> list[onnx.NodeProto]:
 
 
 def shared_attributes(node: onnx.NodeProto) -> list[onnx.AttributeProto]:
-    """The attributes of a GroupQueryAttention that operators over flat tokens have, too.
+    """Attributes of a GroupQueryAttention that attention operators over flat tokens have, too.
 
-    Raises DoesNotFit if it has others that change what it computes.
+    Raises DoesNotFit if the node has other attributes or inputs that change what it computes.
     """
     given = {place for place, name in enumerate(node.input) if name}
     if _BIAS in given:

@@ -1,9 +1,9 @@
-"""A decoder's graph for passes over any number of tokens of any rows.
+"""Rewrites a decoder's graph for passes over any number of tokens of any rows (a ragged batch).
 
-All tokens of a pass lie in one flat row [1, T], so each matrix is read once for them. Only attention, and layers with
-states, need to know the rows: on CPUs the operators of genai-server-native do, which are told where each row's flat
-tokens begin and which slot it has (native_attention.py, ragged_states.py, low_rank.py), and on a device with memory of
-its own paged attention (paged_attention.py).
+All tokens of a pass lie in one flat row [1, tokens], so each matrix is read once for all of them. Only attention, and
+layers with recurrent states, need to know the rows. On CPUs these are operators of genai-server-native, whose inputs
+say where each row's flat tokens begin and which slot the row has (native_attention.py, ragged_states.py, low_rank.py).
+On a device with memory of its own, paged attention does it (paged_attention.py).
 """
 
 from collections.abc import Iterable
@@ -23,7 +23,7 @@ from genai_server.engine.graph_rewriting.native_attention import (
     cache,
     native_inputs,
     to_native,
-    to_native_sound,
+    to_native_cross,
 )
 from genai_server.engine.graph_rewriting.nodes import replace
 from genai_server.engine.graph_rewriting.output_head import find_head
@@ -47,9 +47,9 @@ _FLOATS = (0, 1, 2, 7, 8, 11, 14, 15)
 
 
 def make_ragged(graph: onnx.GraphProto, decoder: DecoderGraph) -> None:
-    """Change a decoder's graph to take flat tokens, and keys and values of the decoder's type.
+    """Rewrite a decoder's graph to take the flat tokens of many rows, with a KV cache of the data type of `decoder`.
 
-    Raises DoesNotFit, with the graph half changed.
+    Raises DoesNotFit; the graph is then partly changed and must not be used.
     """
     inputs = {value.name: value for value in graph.input}
     outputs = {value.name: value for value in graph.output}
@@ -76,7 +76,11 @@ def make_ragged(graph: onnx.GraphProto, decoder: DecoderGraph) -> None:
             inputs[decoder.hidden_input].type.tensor_type.elem_type = TensorProto.FLOAT
         states = StateLayers(graph, decoder)
         nodes = _native_nodes(graph, decoder, states)
-        new_inputs += [*native_inputs(), *states.inputs, *_sounds(inputs[state.past] for state in decoder.cross_states)]
+        new_inputs += [
+            *native_inputs(),
+            *states.inputs,
+            *_all_slots(inputs[state.past] for state in decoder.cross_states),
+        ]
         new_inputs += [cache(inputs[name], cache_type, decoder) for name in decoder.past_names]
         new_outputs += [onnx.ValueInfoProto(name=name) for name in states.read]  # ONNX Runtime finds their types
     replace(graph.node, nodes)
@@ -90,7 +94,7 @@ def make_ragged(graph: onnx.GraphProto, decoder: DecoderGraph) -> None:
 
 
 def _paged_nodes(graph: onnx.GraphProto, *, halves: bool) -> list[onnx.NodeProto]:
-    """A graph's nodes with paged attention, which computes in 16 bits between casts if `halves` is set."""
+    """The nodes of a graph, with paged attention. If `halves` is set, attention computes in 16 bits between casts."""
     nodes: list[onnx.NodeProto] = []
     casts: dict[str, str] = {}
     for node in graph.node:
@@ -106,20 +110,20 @@ def _paged_nodes(graph: onnx.GraphProto, *, halves: bool) -> list[onnx.NodeProto
 
 
 def _native_nodes(graph: onnx.GraphProto, decoder: DecoderGraph, states: StateLayers) -> list[onnx.NodeProto]:
-    """A graph's nodes with genai-server-native's operators."""
+    """The nodes of a graph, with the operators of genai-server-native."""
     nodes: list[onnx.NodeProto] = []
     for node in graph.node:
         if node.op_type == ATTENTION:
             nodes.append(to_native(node, decoder))
         elif node.op_type == CROSS_ATTENTION:
-            nodes.append(to_native_sound(node, decoder))
+            nodes.append(to_native_cross(node, decoder))
         else:
             nodes += states.replaced(node)
     return nodes
 
 
-def _sounds(values: Iterable[onnx.ValueInfoProto]) -> list[onnx.ValueInfoProto]:
-    """What an encoder made of sounds, of all slots: [slots, heads, frames, size]."""
+def _all_slots(values: Iterable[onnx.ValueInfoProto]) -> list[onnx.ValueInfoProto]:
+    """Graph inputs for encoded audio, extended from one row to all slots: [slots, heads, frames, size]."""
     found = []
     for value in values:
         of_slots = onnx.ValueInfoProto()
@@ -131,7 +135,7 @@ def _sounds(values: Iterable[onnx.ValueInfoProto]) -> list[onnx.ValueInfoProto]:
 
 
 def _choose_positions(graph: onnx.GraphProto, decoder: DecoderGraph) -> None:
-    """Compute the logits [1, K, vocab_size] of the wanted positions only."""
+    """Make a graph compute the logits of the wanted positions only: [1, wanted, vocab_size]."""
     head = find_head(graph, decoder.logits)
     if head is not None and decoder.gives_last_logits_only:
         states = _all_states(graph, head.states)
@@ -154,7 +158,10 @@ def _choose_positions(graph: onnx.GraphProto, decoder: DecoderGraph) -> None:
 
 
 def _all_states(graph: onnx.GraphProto, last: str) -> str:
-    """The states that a graph selects those of the last token from. Raises DoesNotFit if they are not found."""
+    """Name of the hidden states of all tokens, from which the graph selects those of the last token.
+
+    Raises DoesNotFit if they are not found.
+    """
     makers = {output: node for node in graph.node for output in node.output}
     while (maker := makers.get(last)) is not None and maker.op_type in {"Squeeze", "Unsqueeze"}:
         last = maker.input[0]
@@ -165,9 +172,10 @@ def _all_states(graph: onnx.GraphProto, last: str) -> str:
 
 
 def _join_ropes(graph: onnx.GraphProto, decoder: DecoderGraph) -> None:
-    """Replace a branch by its constants for both cases, so that a pass may have short and long rows.
+    """Replace the branch between short and long rope factors with one table of both.
 
-    Raises DoesNotFit if attention does not look them up.
+    A pass may then have rows with short and with long factors. Raises DoesNotFit if attention does not look up the rope
+    in these constants.
     """
     if decoder.switches_at is None:
         return
@@ -188,21 +196,27 @@ def _join_ropes(graph: onnx.GraphProto, decoder: DecoderGraph) -> None:
 
 
 def _place_rope(node: onnx.NodeProto) -> None:
-    """Let an attention look its cosines and sines up at given places. Without any, its inputs are rotated before."""
+    """Make an attention look up its cosines and sines at positions that are an input of the graph.
+
+    An attention without cosines and sines stays as it is: its queries and keys are rotated before.
+    """
     if all(node.input[_ROPE]):
         node.input.extend([""] * (_POSITIONS + 1 - len(node.input)))
         node.input[_POSITIONS] = ROPE_PLACES
 
 
 def _constants(graph: onnx.GraphProto, folder: Path) -> list[NDArray[Any]]:
-    """The outputs of a graph that has only constants."""
+    """Values of the outputs of a graph that has only constants. `folder` has the files of external data."""
     found = {value.name: value for value in graph.initializer}
     found |= {node.output[0]: node.attribute[0].t for node in graph.node}
     return [numpy_helper.to_array(found[value.name], str(folder)) for value in graph.output]
 
 
 def _in_half(node: onnx.NodeProto, halved: dict[str, str]) -> list[onnx.NodeProto]:
-    """Let an attention compute in 16 bits: returns the casts of its inputs. Those in `halved` exist already."""
+    """Make an attention compute in 16 bits. Returns the nodes that cast its inputs.
+
+    `halved` has the names of inputs that are cast already, and gets the new ones.
+    """
     made = []
     for position in _FLOATS:
         if position < len(node.input) and (name := node.input[position]):
@@ -215,7 +229,7 @@ def _in_half(node: onnx.NodeProto, halved: dict[str, str]) -> list[onnx.NodeProt
 
 
 def drop_unread(graph: onnx.GraphProto) -> None:
-    """Remove nodes without read outputs, such as those that took lengths from the attention mask."""
+    """Remove nodes whose outputs nothing reads, such as those that took lengths from the attention mask."""
     wanted = {value.name for value in graph.output}
     kept = []
     for node in reversed(graph.node):  # in a graph each node follows the nodes that it reads

@@ -1,8 +1,9 @@
-"""Layers with states of fixed size in a ragged graph: convolutions, and linear attention.
+"""Layers with recurrent states in a graph over flat tokens: convolutions and linear attention.
 
 The operators RaggedConvolution and RaggedLinearAttention (native/README.md) read the flat tokens of any rows, and write
-the rows' states into their slots. A pass with drafts leaves the drafted tokens out: it gives what the operators have
-read, and a session of these operators alone reads those that are accepted again (`state_operators`).
+the rows' states into their slots. Draft tokens do not change the states, because they may be rejected. A pass with
+drafts returns what these operators have read of the tokens, and a session with these operators alone advances the
+states over the accepted ones (`state_operators`).
 """
 
 from collections import defaultdict
@@ -44,7 +45,7 @@ _OF_CONVOLUTION, _OF_RECURRENCE = (0,), (0, 1, 2, 7, 8)
 
 
 class StateLayers:
-    """The layers with states of a decoder's graph."""
+    """The layers with recurrent states of a decoder's graph."""
 
     def __init__(self, graph: onnx.GraphProto, decoder: DecoderGraph) -> None:
         self._graph, self._folder = graph, decoder.path.parent
@@ -66,8 +67,9 @@ class StateLayers:
         self.read: dict[str, None] = {}
 
     def replaced(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
-        """The nodes that replace a node: itself if it has no state, none if an operator's node does its work. Raises
-        DoesNotFit.
+        """The nodes that replace a node: the node itself if it has no state, none if a new operator does its work.
+
+        Raises DoesNotFit.
         """
         if node.op_type == CONVOLUTION:
             return self._convolution(node)
@@ -148,13 +150,13 @@ class StateLayers:
         return [operator]
 
     def _operator(self, node: onnx.NodeProto, tokens: tuple[int, ...]) -> onnx.NodeProto:
-        """An operator's node, of which the inputs that are tokens are noted."""
+        """Return an operator's node, and record which of its inputs are tokens."""
         self.read |= dict.fromkeys(name for place, name in enumerate(node.input) if name and place in tokens)
         return node
 
 
 def _constant(values: NDArray[Any], name: str) -> TensorProto:
-    """A constant in 32 bits."""
+    """A constant tensor in 32 bits."""
     return numpy_helper.from_array(np.ascontiguousarray(values, np.float32), name)
 
 
@@ -163,10 +165,10 @@ def _is_swap(node: onnx.NodeProto) -> bool:
 
 
 def state_operators(model: onnx.ModelProto, decoder: DecoderGraph) -> onnx.ModelProto:
-    """The operators with states of a ragged model alone.
+    """A model of only the operators with recurrent states of a ragged model.
 
-    Its inputs are what they read of the tokens, by the names that a pass gives them under, the states, STARTS, SLOTS
-    and COMMITTED.
+    Its inputs are the states, STARTS, SLOTS and COMMITTED, and the token inputs of the operators, under the names by
+    which a pass of the whole model returns them.
     """
     nodes = [node for node in model.graph.node if node.op_type in (_NATIVE_CONVOLUTION, _NATIVE_RECURRENCE)]
     constants = {tensor.name: tensor for tensor in model.graph.initializer}

@@ -1,4 +1,4 @@
-"""The initializers of a graph, read from the file in which they lie."""
+"""Reads the initializers of a graph from the files in which they are stored."""
 
 from pathlib import Path
 from typing import Any
@@ -10,24 +10,25 @@ from onnx.external_data_helper import uses_external_data
 
 
 class Weights:
-    """The initializers of a graph by name, read from their file one at a time."""
+    """Initializers of a graph by name, read from their files one at a time."""
 
     def __init__(self, graph: onnx.GraphProto, folder: Path) -> None:
         self._tensors = {tensor.name: tensor for tensor in graph.initializer}
         self._folder = folder
 
     def load(self, tensor: TensorProto) -> None:
-        """Load the values of a tensor into memory."""
+        """Load the values of a tensor from its external file into the tensor."""
         if uses_external_data(tensor):
             tensor.raw_data = self._external(tensor)
             tensor.data_location = TensorProto.DEFAULT
             del tensor.external_data[:]
 
     def _external(self, tensor: TensorProto) -> bytes:
-        """The values of a tensor in a file of its own, which lies in the model directory or is a link from there.
+        """Values of a tensor that are stored in an external file.
 
-        onnx itself reads no links, neither hard nor symbolic ones, of which the caches of model hubs consist. Where
-        they lead was checked with the model directory (engine/model/files.py).
+        The file lies in the model directory, or is a link from there. onnx itself refuses links, neither hard nor
+        symbolic, but the caches of model hubs consist of links. Their targets were checked with the model directory
+        (engine/model/files.py).
         """
         given = {entry.key: entry.value for entry in tensor.external_data}
         length = int(given.get("length", -1))
@@ -39,7 +40,7 @@ class Weights:
         return values
 
     def array(self, name: str) -> NDArray[Any] | None:
-        """The values under a name; None if no initializer has it."""
+        """Values of the initializer with this name; None if there is none."""
         if name not in self._tensors:
             return None
         tensor = TensorProto()

@@ -1,6 +1,6 @@
-"""Lets a decoder's graph that computes in 16 bits compute in 32, as the operators of genai-server-native do on CPUs.
+"""Rewrites a decoder's graph that computes in 16 bits to compute in 32, as genai-server-native does on CPUs.
 
-Its matrices remain in 16 bits, and so do the values that are given to the graph, such as embeddings of images.
+Matrices remain in 16 bits, and so do values that are inputs of the graph, such as embeddings of images.
 """
 
 import numpy as np
@@ -27,12 +27,12 @@ _WIDE, _HALF = ".wide", ".half"
 
 
 def computes_in_half(graph: onnx.GraphProto) -> bool:
-    """Whether a graph's logits, keys, values or states have 16 bits."""
+    """Whether the logits, the KV cache or the recurrent states of a graph have 16 bits."""
     return any(value.type.tensor_type.elem_type in _HALVES for value in graph.output)
 
 
 def widen(graph: onnx.GraphProto, weights: Weights) -> None:
-    """Let a graph compute in 32 bits. `weights` loads the constants that are converted."""
+    """Rewrite a graph to compute in 32 bits. `weights` loads the constants that are converted."""
     if not computes_in_half(graph):
         return
     kept = _matrices(graph)
@@ -56,7 +56,7 @@ def widen(graph: onnx.GraphProto, weights: Weights) -> None:
 
 
 def _widen_inputs(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
-    """Give keys, values and states 32 bits. Returns the nodes that cast other inputs."""
+    """Change the KV cache and states among the inputs to 32 bits. Returns nodes that cast the other 16-bit inputs."""
     halves = [value for value in graph.input if value.type.tensor_type.elem_type in _HALVES]
     readers: dict[str, set[str]] = {value.name: set() for value in halves}
     for node in graph.node:
@@ -72,7 +72,7 @@ def _widen_inputs(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
 
 
 def _matrices(graph: onnx.GraphProto) -> set[str]:
-    """The names of initializers in 16 bits, turned or not, that only products and lookups read."""
+    """Names of initializers in 16 bits, and of their transpositions, that only products and lookups read."""
     halves = {tensor.name for tensor in graph.initializer if tensor.data_type in _HALVES}
     turned: dict[str, str] = {}
     for node in graph.node:
@@ -94,7 +94,10 @@ def _widen_tensor(tensor: TensorProto) -> None:
 
 
 def _widen_attributes(node: onnx.NodeProto) -> None:
-    """Widen the constants of a node, and of the branches in it, and what it casts to."""
+    """Convert constants in the attributes of a node to 32 bits, and the type that a Cast converts to.
+
+    Subgraphs of branches are converted, too.
+    """
     for attribute in node.attribute:
         if attribute.HasField("t") and attribute.t.data_type in _HALVES:
             _widen_tensor(attribute.t)

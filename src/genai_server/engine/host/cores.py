@@ -1,6 +1,6 @@
-"""The number of threads for a CPU operator: the physical cores that this process may use.
+"""Number of threads for CPU operators: the physical cores that this process may use.
 
-onnxruntime's default counts differently and leaves half of a small machine idle.
+ONNX Runtime's default counts differently and leaves half of a small machine idle.
 """
 
 import math
@@ -14,12 +14,18 @@ from genai_server.system.cgroups import control_groups
 
 
 def usable_cores(root: Path = Path("/")) -> int:
-    """Physical cores within the process's CPU affinity and its control groups' quotas, at least 1."""
+    """Physical cores within the CPU affinity of the process and the quotas of its control groups, at least 1.
+
+    `root` is the root of the file system.
+    """
     return max(1, math.floor(min(_physical_cores(root), cpu_quota(root))))
 
 
 def usable_cpus(root: Path = Path("/")) -> int:
-    """Logical CPUs within the process's CPU affinity and its control groups' quotas, at least 1."""
+    """Logical CPUs within the CPU affinity of the process and the quotas of its control groups, at least 1.
+
+    `root` is the root of the file system.
+    """
     if sys.platform == "linux":
         present = len(os.sched_getaffinity(0))
     else:

@@ -1,4 +1,4 @@
-"""The free memory of a CUDA device."""
+"""Free memory of a CUDA device."""
 
 import ctypes
 import sys
@@ -8,7 +8,7 @@ _NAMES = ("cudart64_13.dll", "cudart64_12.dll") if sys.platform == "win32" else 
 
 
 def free_gpu_memory(device_id: int) -> int | None:
-    """Bytes of a CUDA device that nothing uses; None if there is no such device or no CUDA.
+    """Free bytes of a CUDA device; None if there is no such device or no CUDA.
 
     `device_id` counts the devices that the process may use, as CUDA does.
     """

@@ -1,4 +1,4 @@
-"""The priorities of an engine's threads."""
+"""Priorities of an engine's threads."""
 
 import os
 import sys
@@ -9,6 +9,9 @@ _NICENESS = 10
 
 
 def let_others_go_first() -> None:
-    """Lower the priority of this thread, and of those that it starts; on Linux only, where threads have their own."""
+    """Lower the priority of the calling thread, and of threads that it starts.
+
+    Does nothing except on Linux, because other systems have no priorities of single threads in this form.
+    """
     if sys.platform == "linux":
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)

@@ -1,4 +1,4 @@
-"""An engine process's standard streams, which connect it to its supervisor and tie its life to the supervisor's."""
+"""Standard streams of an engine process, which connect it to the supervisor and end the engine with the supervisor."""
 
 import contextlib
 import ctypes
@@ -30,11 +30,11 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 class SupervisorLink:
-    """Takes the process's standard streams: reads the orders of the supervisor, and writes to it.
+    """Takes over the standard streams of the process: reads messages of the supervisor, and writes messages to it.
 
     When standard input ends, which it does however the supervisor exits, the process exits. `close`, if set, is called
     first and has some seconds. Then the supervisor's folder, which contains the secret, is removed, because a killed
-    supervisor cannot do so. If the engine was asked to exit alone, the folder stays.
+    supervisor cannot do so. If the supervisor has only asked this engine to exit, the folder stays.
     """
 
     def __init__(self) -> None:
@@ -54,9 +54,10 @@ class SupervisorLink:
             os.set_blocking(self._output, False)
 
     def launch(self) -> EngineLaunch:
-        """Wait for what the engine is started with, and watch standard input from then on.
+        """Wait for the launch message, with which the supervisor describes the engine.
 
-        Raises msgspec.DecodeError and EOFError if it does not come.
+        From then on, standard input is watched. Raises msgspec.DecodeError for an invalid message, and EOFError if
+        standard input ends without one.
         """
         message = next(self._messages, None)
         if not isinstance(message, EngineLaunch):
@@ -67,9 +68,10 @@ class SupervisorLink:
         return message
 
     def send(self, message: FromEngine) -> None:
-        """Write a message without waiting. A heartbeat that the pipe does not take is dropped. Any thread may call it.
+        """Write a message without waiting. Any thread may call this.
 
-        What is left of other messages is written with the next one.
+        A heartbeat that the pipe does not take is dropped. What the pipe does not take of other messages is written
+        with the next message.
         """
         with self._lock:
             if self._unwritten and isinstance(message, Beat):
@@ -114,9 +116,9 @@ class SupervisorLink:
 def _exit_from_native_code() -> None:
     """On Linux, make the kernel end this process some seconds after its parent if it does not exit itself.
 
-    While native code holds Python's lock, in a long or hanging step, no Python thread sees the end of standard input.
-    So the kernel sends a signal when the parent dies, whose handler is the C library's own `alarm`. It takes the
-    signal's number as seconds (16 on x86 and ARM), and the alarm ends the process.
+    While native code holds the GIL, in a long or hanging step, no Python thread sees the end of standard input. So the
+    kernel sends a signal when the parent dies, whose handler is the C library's own `alarm`. It takes the signal's
+    number as seconds (16 on x86 and ARM), and the alarm ends the process.
     """
     if sys.platform == "linux":
         library = ctypes.CDLL(None)

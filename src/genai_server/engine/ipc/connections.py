@@ -1,7 +1,7 @@
-"""The engine's end of the sockets: accepts API processes, reads their messages and writes the engine's.
+"""The engine's side of the sockets: accepts API processes, reads their messages, and writes to them.
 
-One thread accepts, reads and flushes. The loop's thread writes directly: while the library holds Python's lock for a
-whole forward pass, no other thread could deliver a token.
+One thread accepts, reads and flushes. The thread of the engine's loop writes directly, because onnxruntime-genai may
+hold the GIL for a whole forward pass, during which no other thread could deliver a token.
 """
 
 import contextlib
@@ -42,7 +42,7 @@ _ALONE = Batching()
 
 
 class Connection:
-    """The connection of one API process. Any thread may call `send`; everything else belongs to the reading thread."""
+    """Connection of one API process. Any thread may call `send`; all other methods are for the reading thread."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.socket = sock
@@ -52,19 +52,19 @@ class Connection:
         self._backlog = bytearray()
 
     def send(self, data: bytes) -> bool:
-        """Write as much as the socket takes and keep the rest; returns False if there is a rest."""
+        """Write as much as the socket takes and keep the rest. Returns whether everything was written."""
         with self._lock:
             self._backlog += data
             return self._write()
 
     def flush(self) -> bool:
-        """Write more of the rest; returns False while some is left."""
+        """Write as much of the unsent data as the socket takes. Returns whether everything was written."""
         with self._lock:
             return self._write()
 
     @property
     def is_stuck(self) -> bool:
-        """Whether the other side reads nothing."""
+        """Whether so much data is unsent that the API process has evidently stopped reading."""
         return len(self._backlog) > MAX_BACKLOG_BYTES
 
     def _write(self) -> bool:
@@ -82,14 +82,14 @@ class Connection:
 
 @dataclass(frozen=True)
 class Listener:
-    """A listening socket and its address: a path, or host:port."""
+    """A listening socket and its address: the path of a Unix socket, or host:port."""
 
     socket: socket.socket
     address: str
 
 
 class Connections:
-    """Accepts API processes at the listener, and fills the inbox of the engine's loop.
+    """Accepts API processes at the listener, and puts their messages into the inbox of the engine's loop.
 
     A connection must present the secret, because any local user can open a TCP port.
     """
@@ -110,16 +110,17 @@ class Connections:
         self._selector.register(self._waker, selectors.EVENT_READ, None)
 
     def start(self, inbox: Inbox, interrupt: Callable[[int, ToEngine], None] = lambda number, message: None) -> None:
-        """Start the thread that accepts connections and reads into the inbox.
+        """Start the thread that accepts connections and reads messages into the inbox.
 
-        `interrupt` is called with messages that must not wait for the end of a long step, and their connection.
+        `interrupt` is called with the number of a connection and each message that must not wait for the end of a long
+        step.
         """
         self._inbox = inbox
         self._interrupt = interrupt
         threading.Thread(target=self._serve, name="connections", daemon=True).start()
 
     def send(self, number: int, messages: list[ToApi]) -> None:
-        """Send to one API process; does nothing if it has disconnected. Never blocks."""
+        """Send messages to one API process; does nothing if it has disconnected. Never blocks."""
         connection = self._connections.get(number)
         if connection is not None and not connection.send(encode_frame(messages)):
             with contextlib.suppress(BlockingIOError):  # the thread is awake already
@@ -208,7 +209,7 @@ class Connections:
 
 
 def listen(address: str) -> Listener:
-    """Listen at a Unix socket's path, or for "" on a free TCP port of loopback. Raises OSError."""
+    """Listen at the path of a Unix socket, or with "" on a free TCP port of the loopback interface. Raises OSError."""
     if sys.platform != "win32" and address:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         sock.bind(address)

@@ -1,4 +1,4 @@
-"""The events that reach the engine's loop from any thread, and its messages to the API processes."""
+"""Messages that the engine's loop receives from all threads, and messages that it sends to the API processes."""
 
 from collections import Counter
 from collections.abc import Callable, Collection
@@ -19,7 +19,7 @@ class Connected(Struct, frozen=True):
 
 
 class Disconnected(Struct, frozen=True):
-    """An API process has disconnected; its requests have no reader any more."""
+    """An API process has disconnected, so its requests must be dropped."""
 
 
 # What the loop's thread does for another thread, such as to take a result from it.
@@ -33,7 +33,10 @@ Send = Callable[[int, list[ToApi]], None]
 
 
 class Outbox:
-    """Owned by the loop's thread. Knows the connections, and the load that each received last."""
+    """Collects messages for the API processes, and knows the load report that each received last.
+
+    Used by the thread of the engine's loop only.
+    """
 
     def __init__(self, send: Send) -> None:
         self.num_connected = 0  # API processes that have ever connected
@@ -43,34 +46,37 @@ class Outbox:
         self._figures: dict[int, Figures] = {}
 
     def connect(self, connection: int) -> None:
-        """Add an API process, which knows nothing yet."""
+        """Add the connection of an API process, which has received no load report yet."""
         self.num_connected += 1
         self._loads[connection] = Load()
 
     def disconnect(self, connection: int) -> None:
-        """Remove an API process, if it was connected."""
+        """Remove the connection of an API process, if there is one with this number."""
         self._loads.pop(connection, None)
         self._figures.pop(connection, None)
 
-    def tell(self, connection: int, *messages: ToApi) -> None:
-        """Add messages to the next delivery."""
+    def send(self, connection: int, *messages: ToApi) -> None:
+        """Add messages to the next delivery to an API process."""
         self._gathered.setdefault(connection, []).extend(messages)
 
     def deliver(self) -> None:
-        """Send the collected messages in one frame for each connection, whose process then wakes once."""
+        """Send the collected messages, in one frame for each connection, so that its process wakes only once."""
         for connection, messages in self._gathered.items():
             self._send(connection, messages)
         self._gathered.clear()
 
-    def tell_figures(self, figures: Figures) -> None:
-        """Send the counters to each API process that does not have them yet."""
+    def send_figures(self, figures: Figures) -> None:
+        """Add the engine's counters to the next delivery to each API process that has not received these values yet."""
         for connection in self._loads:
             if self._figures.get(connection) != figures:
                 self._figures[connection] = figures
-                self.tell(connection, figures)
+                self.send(connection, figures)
 
-    def tell_load(self, scheduler: Scheduler, accepted: Collection[Sequence], *, terminated: bool) -> None:
-        """Send the changes of the load to each API process; `accepted` are the running and waiting sequences."""
+    def send_load(self, scheduler: Scheduler, accepted: Collection[Sequence], *, terminated: bool) -> None:
+        """Add a load report to the next delivery to each API process for which the load has changed.
+
+        `accepted` are the running and waiting sequences. `terminated` says whether the device refuses requests.
+        """
         in_background = [sequence for sequence in accepted if sequence.low_priority]
         others = [sequence for sequence in accepted if not sequence.low_priority]
         running, low_priority_running = (
@@ -97,4 +103,4 @@ class Outbox:
                 # Not sent while nothing else changes, because it changes on its own.
                 retry_after = scheduler.queue_wait() if is_full else 0
                 self._loads[connection] = structs.replace(load, retry_after=retry_after)
-                self.tell(connection, self._loads[connection])
+                self.send(connection, self._loads[connection])

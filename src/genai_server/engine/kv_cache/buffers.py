@@ -1,4 +1,4 @@
-"""Memory for a batch's keys and values: that of the CPU, or of the device which runs the graph (paged_buffers.py)."""
+"""Memory for the KV cache of a batch: in CPU memory, or on the device that runs the graph (paged_buffers.py)."""
 
 import contextlib
 import math
@@ -24,15 +24,16 @@ _NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 
 
 def page_tokens(graph: DecoderGraph) -> int:
-    """Tokens whose keys and values are whole pages of memory in each layer and head."""
+    """Smallest number of tokens whose keys, or values, of one head fill whole pages of memory."""
     size = graph.head_size * np.dtype(graph.cache_type).itemsize
     return mmap.PAGESIZE // math.gcd(mmap.PAGESIZE, size)
 
 
 def _reserve(size: int) -> mmap.mmap | None:
-    """Address space whose memory is allocated page by page as it is written; None if the system cannot do it.
+    """Reserve address space whose memory is allocated page by page when it is written.
 
-    numpy would ask Linux for huge pages. Clearing one or two for each layer made the first use of a slot take 0.2 s.
+    Returns None if the system cannot do that. numpy would ask Linux for huge pages. Clearing one or two for each layer
+    made the first use of a slot take 0.2 s.
     """
     memory = None
     if sys.platform == "linux":
@@ -48,7 +49,7 @@ def _give_back(memory: mmap.mmap, start: int, size: int) -> None:
 
 
 def can_reserve(graph: DecoderGraph, num_rows: int, max_length: int) -> bool:
-    """Whether address space for this number of rows is available, and whether the system takes single pages back."""
+    """Whether the system reserves enough address space for this number of rows, and takes single pages back."""
     can = False
     if sys.platform == "linux":
         # A limit of the process's address space, or a system that promises no more than it has.
@@ -59,9 +60,10 @@ def can_reserve(graph: DecoderGraph, num_rows: int, max_length: int) -> bool:
 
 
 class CpuBuffers:
-    """Keys and values of all layers in CPU memory: one array [rows, kv_heads, length, head_size] each.
+    """KV cache of all layers in CPU memory, in arrays [rows, kv_heads, length, head_size].
 
-    On Linux the memory is reserved, and allocated page by page when written.
+    Each layer's keys and values have one array each. On Linux the memory is reserved, and allocated page by page when
+    it is written.
     """
 
     def __init__(self, graph: DecoderGraph, num_rows: int, max_length: int) -> None:
@@ -95,12 +97,12 @@ class CpuBuffers:
             array[target, :, :length] = array[source, :, :length]
 
     def bind(self, binding: Any) -> None:
-        """Bind all slots as inputs, to which the operators write."""
+        """Bind the KV cache of all slots as inputs of a session, to which the attention operators also write."""
         for past, array in zip(self._names, self.arrays, strict=True):
             binding.bind_input(NATIVE + past, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
 
     def keep(self, binding: Any, output: str) -> None:
-        """Let ONNX Runtime allocate an output of a pass, in CPU memory."""
+        """Let ONNX Runtime allocate an output of a pass in CPU memory."""
         binding.bind_output(output, "cpu")
 
 
@@ -113,10 +115,11 @@ BatchBuffers: TypeAlias = "CpuBuffers | PagedBuffers"
 MakeBuffers = Callable[[DecoderGraph, int, int], BatchBuffers]
 
 
-def buffers_on(device: str, options: DeviceOptions, most_blocks: int) -> MakeBuffers:
-    """What makes the buffers of a device with a batch, on other devices than the CPU of at most `most_blocks` blocks.
+def buffers_on(device: str, options: DeviceOptions, max_blocks: int) -> MakeBuffers:
+    """Factory of KV cache buffers for a device that runs a batch.
 
-    The first provider's `device_id` chooses the device.
+    On other devices than the CPU, the buffers have at most `max_blocks` blocks, and the option `device_id` of the first
+    provider chooses the device.
     """
     memory = PROVIDERS[device.partition(":")[0]].memory
     if memory == "cpu":
@@ -124,4 +127,4 @@ def buffers_on(device: str, options: DeviceOptions, most_blocks: int) -> MakeBuf
     from genai_server.engine.kv_cache.paged_buffers import PagedBuffers, Place  # loads ONNX Runtime
 
     place = Place(memory, device_id(options), provider(_COPIES[memory]).onnxruntime)
-    return partial(PagedBuffers, place, most_blocks)
+    return partial(PagedBuffers, place, max_blocks)

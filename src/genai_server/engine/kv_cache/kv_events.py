@@ -1,7 +1,8 @@
-"""Publishes which blocks of tokens the KV cache slots hold, so that a router knows each replica's cached prefixes.
+"""Publishes which blocks of tokens are cached in the KV cache slots, for routers that choose among replicas.
 
-A block's hash is that of vLLM 0.32 with `--prefix-caching-hash-algo sha256_cbor` and PYTHONHASHSEED=0: SHA-256 over the
-CBOR form of the hash before it, its tokens and its salt. Events have its last 64 bits.
+The hash of a block is that of vLLM 0.32 with `--prefix-caching-hash-algo sha256_cbor` and PYTHONHASHSEED=0: SHA-256
+over the CBOR encoding of the previous block's hash, the block's tokens and the cache salt. Events have the last 64
+bits.
 """
 
 import hashlib
@@ -36,17 +37,17 @@ _HIGH_WATER_MARK = 100_000
 
 
 def first_parent() -> bytes:
-    """The hash before the first block of every prompt."""
+    """Hash that stands for the block before the first block of every prompt."""
     return _digest(_SEED)
 
 
 def block_hash(parent: bytes, tokens: Sequence[int], salt: str | None) -> bytes:
-    """The hash of a block; only the first one of a prompt has the salt."""
+    """Hash of a block of tokens. `salt` is given only for the first block of a prompt."""
     return _digest((parent, tuple(tokens), None if salt is None else (("cache_salt", salt),)))
 
 
 def external(digest: bytes) -> int:
-    """A hash as events have it."""
+    """The last 64 bits of a hash, as they appear in events."""
     return int.from_bytes(digest[-8:], "big")
 
 
@@ -58,7 +59,7 @@ def _digest(value: object) -> bytes:
 
 @dataclass
 class _Chain:
-    """The full blocks of one slot when it was last looked at."""
+    """Full blocks of one slot when the slot was last examined."""
 
     # The slot's list itself. Slots only append to a list; whatever else they change, they have another list.
     tokens: list[int] = field(default_factory=list)
@@ -68,7 +69,7 @@ class _Chain:
 
 
 class CachedBlocks:
-    """Follows the blocks of some slots of a model. Several slots may hold the same block, which counts once."""
+    """Finds the changes in the blocks that some slots of a model hold. A block that several slots hold counts once."""
 
     def __init__(self, slots: Sequence[Slot], model: str = "") -> None:
         self._model = model
@@ -77,7 +78,7 @@ class CachedBlocks:
         self._holders: Counter[bytes] = Counter()
 
     def changes(self) -> list[KvEvent]:
-        """What was stored and removed since the last call."""
+        """Events for the blocks that were stored and removed since the last call."""
         events: list[KvEvent] = []
         dropped: list[bytes] = []
         for slot, chain in self._chains:
@@ -106,9 +107,9 @@ class CachedBlocks:
         return min(len(chain.hashes), common_length(slot.tokens, chain.tokens) // BLOCK_TOKENS)
 
     def _add(self, chain: _Chain, num_blocks: int) -> list[KvEvent]:
-        """Hash the blocks that a chain lacks; returns the event for those that no slot had.
+        """Hash the new blocks of a slot. Returns the event for blocks that no slot had before, or no event.
 
-        A slot that has a block has all before it, so those are the last ones.
+        If a slot has a block, it has all blocks before that block. So the blocks that no slot had are the last ones.
         """
         parent = chain.hashes[-1] if chain.hashes else self._first_parent
         stored: list[bytes] = []
@@ -136,7 +137,10 @@ class CachedBlocks:
 
 
 class KvEventPublisher:
-    """Publishes the changes of some slots. Owned by the thread that makes it. Raises ConfigurationError."""
+    """Publishes the changes in some slots with ZeroMQ. Only the thread that creates a publisher may use it.
+
+    Raises ConfigurationError if the address cannot be used.
+    """
 
     def __init__(self, target: KvEventTarget, slots: Sequence[Slot], clock: Callable[[], float] = time.time) -> None:
         import zmq
@@ -160,11 +164,11 @@ class KvEventPublisher:
         log.info("changes of the prefix cache are published at %s, topic %r", target.address, target.topic)
 
     def close(self) -> None:
-        """Publish no more."""
+        """Close the socket; nothing is published any more."""
         self._socket.close()
 
     def publish(self) -> None:
-        """Send what has changed, if anything has. A subscriber that does not keep up loses events."""
+        """Publish the changes since the last call, if there are any. A subscriber that is too slow loses events."""
         if events := self._blocks.changes():
             payload = msgspec.msgpack.encode(KvEventBatch(self._clock(), events, self._rank))
             self._socket.send_multipart([self._topic, next(self._numbers).to_bytes(8, "big"), payload])

@@ -1,21 +1,20 @@
-"""KV cache slots: which sequence has which row of the key-value buffers, which prefixes idle rows keep, and in which
-order these lose their memory.
+"""KV cache slots: which sequence has which slot, which prefixes idle slots keep, and in which order slots lose memory.
 
-A slot is one row of every layer's buffer. A sequence stays in its slot to its end: idle slots between others cost a
-pass nearly nothing. Idle slots keep the tokens of finished sequences as cached prefixes. This module only does the
-bookkeeping; the buffers move the data.
+A slot is one row of every layer's KV cache buffer. A sequence stays in its slot to its end: idle slots between others
+cost a pass nearly nothing. Idle slots keep the tokens of finished sequences as cached prefixes. This module only does
+the bookkeeping; the buffers move the data.
 
-Some models have layers with states of fixed size in place of keys and values. Such a state cannot be cut back to fewer
-tokens. So a prefix is reused up to a state checkpoint (engine/kv_cache/row_states.py), or up to the last token.
+Some models have layers with recurrent states of fixed size in place of a KV cache. Such a state cannot be cut back to
+fewer tokens. So a prefix is reused up to a state checkpoint (engine/kv_cache/row_states.py), or up to the last token.
 
-Rows share pages of memory. A row takes pages as tokens are added, and keeps them until another row needs memory. Pages
-are then freed in this order: pages behind a row's cached tokens, cached prefixes that another row begins with, those of
-the background, those beyond their tenants' shares, and others, each by their last use. State checkpoints take pages,
-too. Those of running sequences are dropped last.
+Slots share pages of memory. A slot takes pages as tokens are added, and keeps them until another slot needs memory.
+Pages are then freed in this order, within each group the least recently used first: pages behind the cached tokens of a
+slot, cached prefixes with which another slot begins, prefixes of low-priority sequences, prefixes beyond the share of
+their tenant, and other prefixes. State checkpoints take pages, too. Those of running sequences are dropped last.
 
-The tenants of all running sequences and recent prefixes have equal shares of rows and pages. The running sequences of a
-tenant are in its share first, and then its prefixes, those used last before others. A prefix that nobody has used
-recently is in nobody's share.
+The tenants of all running sequences and recently used prefixes have equal shares of slots and pages. The share of a
+tenant covers its running sequences first, and then its prefixes, the most recently used first. A prefix that was not
+used recently belongs to no share.
 """
 
 import time
@@ -32,7 +31,7 @@ from genai_server.timing import Clock
 
 @dataclass
 class Slot:
-    """One row of the key-value buffers."""
+    """One row of the KV cache buffers."""
 
     # The row in the buffers.
     index: int
@@ -64,16 +63,16 @@ class Slot:
 
     @property
     def low_priority(self) -> bool:
-        """Whether the sequence that has it, or had it last, is of low priority."""
+        """Whether the sequence that has the slot, or had it last, is of low priority."""
         return self.tenant is None
 
     def empty(self) -> None:
-        """Forget the tokens."""
+        """Forget the tokens, so that the slot holds no prefix."""
         self.tokens, self.used, self.owner = [], 0, None
         self.checkpoints = {}
 
     def begins_with(self, other: "Slot") -> bool:
-        """Whether the slot can serve every prompt that the other can."""
+        """Whether this slot can provide a cached prefix for every prompt for which the other slot can."""
         same = (self.salt, self.is_long) == (other.salt, other.is_long)
         return same and self.tokens[: len(other.tokens)] == other.tokens
 
@@ -84,9 +83,10 @@ KEPT_SECONDS = 300.0
 
 
 class KvPages:
-    """The pages of one list of slots.
+    """Pages of KV cache memory that a list of slots has.
 
-    `give_back` is called with a slot and the first token behind its pages, and gives that memory back to the system.
+    `give_back` is called with a slot and the first token behind the pages that the slot keeps. It returns the memory
+    from there on to the system.
     """
 
     def __init__(
@@ -100,44 +100,50 @@ class KvPages:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes that the slots have taken."""
+        """Bytes of memory that the slots take."""
         return self._memory.own_bytes + self.num_used * self._memory.page_bytes
 
     @property
     def num_used(self) -> int:
-        """Pages that the slots and their checkpoints have."""
+        """Number of pages that the slots and their checkpoints have."""
         num_checkpoints = sum(len(slot.checkpoints) for slot in self._slots)
         return sum(self._pages) + num_checkpoints * self._memory.checkpoint_pages
 
     def num_taken(self, slots: Iterable[Slot]) -> int:
-        """Pages that these slots have, without those of their checkpoints."""
+        """Number of pages that some slots have, without those of their checkpoints."""
         return sum(self._pages[slot.index] for slot in slots)
 
     def has_room(self, slot: Slot | None, num_tokens: int) -> bool:
-        """Whether there is memory for further tokens of a running slot, or of a new one, next to all running ones."""
+        """Whether there is memory for `num_tokens` more tokens of a running slot, or of a new one if `slot` is None.
+
+        Memory of cached prefixes in idle slots counts as free.
+        """
         known, has = (0, 0) if slot is None else (len(slot.tokens), self._needed(slot))
         return self._memory.pages(known + num_tokens) - has <= self._free()
 
     def can_copy(self, source: Slot, length: int) -> bool:
-        """Whether a copy of a slot's first tokens fits next to the slot itself and all running ones."""
+        """Whether there is memory for a copy of the first `length` tokens of a slot, while the slot itself is kept."""
         return self._memory.pages(length) <= self._free(source)
 
     def take(self, slot: Slot, *keep: Slot) -> None:
-        """Count the pages that a slot's tokens need. They are freed elsewhere, but not in running slots and `keep`."""
+        """Assign to a slot the pages that its tokens need. If too few are free, cached prefixes lose theirs.
+
+        Running slots and the slots `keep` lose nothing.
+        """
         needed = self._needed(slot)
         if (missing := needed - self._pages[slot.index]) > 0:
             self.make_room(missing, *keep)
             self._pages[slot.index] = needed
 
     def take_checkpoint(self) -> bool:
-        """Free pages for one more checkpoint; returns False, and frees none, if there is no memory for it."""
+        """Free pages for one more state checkpoint. Returns False, and frees nothing, if there is no memory for it."""
         if self._memory.checkpoint_pages > self._free():
             return False
         self.make_room(self._memory.checkpoint_pages)
         return True
 
     def make_room(self, num_pages: int, *keep: Slot) -> None:
-        """Free pages until this number is free, but nothing of what lies in running slots and `keep`."""
+        """Free memory until `num_pages` pages are free. The tokens of running slots and of the slots `keep` stay."""
         most = self._memory.num_pages - num_pages
         for slot in self._slots:
             if self.num_used <= most:
@@ -155,7 +161,11 @@ class KvPages:
             slot.checkpoints = {}
 
     def cached(self, tenant: str | None = None) -> list[Slot]:
-        """The idle slots with cached prefixes in the order of eviction; `tenant` is that of a new sequence, if any."""
+        """Idle slots with cached prefixes, in the order in which they are evicted.
+
+        `tenant` is the tenant of the new sequence for which a slot is needed; None if it has low priority or does not
+        exist.
+        """
         # In alphabetical order, tokens which others begin with come right before one of these.
         kept = sorted((slot for slot in self._slots if slot.tokens), key=lambda s: (s.salt or "", s.tokens))
         repeated = {one.index for one, other in pairwise(kept) if other.begins_with(one)}
@@ -172,14 +182,14 @@ class KvPages:
         )
 
     def is_recent(self, slot: Slot) -> bool:
-        """Whether an idle slot has a prefix that others than low-priority ones have used recently."""
+        """Whether an idle slot has a prefix that a sequence of normal priority has used recently."""
         is_cached = slot.sequence is None and bool(slot.tokens) and not slot.low_priority
         return is_cached and slot.used_at > self._clock() - KEPT_SECONDS
 
     def _within_shares(self, newcomer: str | None) -> set[int]:
-        """The slots with prefixes within the shares of their tenants; none if there is one tenant.
+        """Indices of idle slots whose prefixes lie within the shares of their tenants; empty if there is one tenant.
 
-        A new sequence of the tenant `newcomer` has no slot yet. None for no such sequence, or one of low priority.
+        `newcomer` is the tenant of a new sequence without a slot; None if it has low priority or does not exist.
         """
         running = [slot for slot in self._slots if slot.sequence is not None and not slot.low_priority]
         recent = sorted(filter(self.is_recent, self._slots), key=lambda slot: slot.used, reverse=True)
@@ -200,7 +210,7 @@ class KvPages:
         return found
 
     def _free(self, *keep: Slot) -> int:
-        """Pages that neither the running slots' tokens nor those of some other slots need."""
+        """Number of pages that neither the tokens of running slots nor those of the slots `keep` need."""
         return self._memory.num_pages - sum(
             self._needed(slot) for slot in self._slots if slot.sequence is not None or slot in keep
         )
@@ -209,7 +219,7 @@ class KvPages:
         return self._memory.pages(len(slot.tokens) + slot.num_coming)
 
     def _trim(self, slot: Slot) -> None:
-        """Give back the pages behind a slot's tokens."""
+        """Free the pages behind a slot's tokens."""
         needed = self._needed(slot)
         if needed < self._pages[slot.index]:
             self._pages[slot.index] = needed
@@ -222,19 +232,19 @@ _LITTLE = 16
 
 
 class Buffers(Protocol):
-    """What the slots need of the key-value buffers."""
+    """The methods of KV cache buffers that the slots need."""
 
     def copy(self, source: int, target: int, length: int) -> None:
-        """Copy the keys and values of the first `length` tokens of one slot into another. Raises RunnerFailed."""
+        """Copy the KV cache of the first `length` tokens of one slot into another slot. Raises RunnerFailed."""
         ...
 
     def give_back(self, slot: int, first: int) -> None:
-        """Give a slot's memory from token `first` on back to the system. `first` begins a page."""
+        """Return the memory of a slot from token `first` on to the system. `first` lies at the beginning of a page."""
         ...
 
 
 class KvSlots:
-    """The slots over one set of buffers."""
+    """All slots of one set of KV cache buffers. Sequences are named by their ids."""
 
     def __init__(
         self,
@@ -262,12 +272,12 @@ class KvSlots:
 
     @property
     def num_running(self) -> int:
-        """How many slots have a running sequence."""
+        """Number of slots that have a running sequence."""
         return len(self._running)
 
     @property
     def keeps_states(self) -> bool:
-        """Whether the slots have states of fixed size, so that prefixes are reused up to checkpoints."""
+        """Whether the slots have recurrent states, so that prefixes can be reused only up to a checkpoint."""
         return self._states is not None
 
     def of(self, sequence: int) -> Slot:
@@ -284,18 +294,15 @@ class KvSlots:
         is_long: bool = False,
         tenant: str | None = "",
     ) -> int:
-        """Give a sequence a slot; returns how many tokens of its prompt lie in it already.
+        """Give a sequence a slot. Returns the number of prompt tokens that are cached in the slot already.
 
-        `tenant` is None for a low-priority sequence.
+        `tenant` is None for a low-priority sequence. A cached prefix is reused only if it has the same `salt`, or none
+        like this prompt, and the same `is_long`. At least two tokens are always left to read. On a device, a single
+        token runs another kernel, which rounds differently, so a repeated request would get another answer.
 
-        A cached prefix is reused only if its sequence had the same `salt`, or if both have none, and if it was as long.
-
-        At least two tokens are always left to read. On a device, a single token runs another kernel, which rounds
-        differently, so asking twice would give two answers.
-
-        An idle slot with few tokens beyond the common prefix is taken over. If no slot is empty, so is one of which the
-        common prefix is at least half, and if memory is short, any. Otherwise the prefix is copied to an empty slot, or
-        to the first one to be evicted, and stays cached in both.
+        An idle slot with few tokens beyond the common prefix is taken over. If no slot is empty, a slot of which the
+        common prefix is at least half is taken over, too, and if memory is short, any. Otherwise the prefix is copied
+        to an empty slot, or to the first one to be evicted, and stays cached in both.
         """
         past = prompt if reuse else []
         source, length, common = self._longest_past(past, salt, is_long=is_long)
@@ -318,8 +325,10 @@ class KvSlots:
         return length
 
     def resume(self, sequence: int, *, is_long: bool = False) -> int | None:
-        """Give a sequence the slot back that it had before; returns how many of its tokens lie in it, which are bitwise
-        as they were. None if another sequence has it, or if its memory was needed.
+        """Give a preempted sequence its former slot back. Returns the number of its tokens that are still cached there.
+
+        The cached values are bitwise as they were. Returns None if another sequence has the slot, or if its memory was
+        needed.
         """
         own = [slot for slot in self.slots if slot.owner == sequence and slot.sequence is None and slot.tokens]
         own = [slot for slot in own if slot.is_long == is_long]
@@ -331,14 +340,15 @@ class KvSlots:
         return len(slot.tokens)
 
     def reserved(self, maximum: int) -> KvBudget:
-        """Up to `maximum` idle slots whose prefixes were used last, recently, and not by low-priority sequences."""
+        """Slots and pages that up to `maximum` idle slots with the most recent prefixes of normal priority have."""
         recent = sorted(filter(self._pages.is_recent, self.slots), key=lambda slot: -slot.used)[:maximum]
         return KvBudget(len(recent), self._pages.num_taken(recent))
 
     def match_again(self, sequence: int, prompt: list[int]) -> int:
-        """Copy a longer prefix of the prompt, if another slot has one by now; returns how many tokens lie in the slot.
+        """Search again for a longer cached prefix of a prompt, and copy it to the sequence's slot. Raises RunnerFailed.
 
-        Must be called before any token of the prompt beyond the prefix from `acquire` is read.
+        Returns the number of tokens that are cached in the sequence's slot then. Must be called before any token of the
+        prompt beyond the prefix from `acquire` is read.
         """
         slot = self._running[sequence]
         source, length, slot.num_common = self._longest_past(prompt, slot.salt, is_long=slot.is_long)
@@ -349,22 +359,30 @@ class KvSlots:
         return length
 
     def find(self, prompt: list[int], salt: str | None) -> int:
-        """How many tokens of a prompt `acquire` would find, if it were called now for a short sequence."""
+        """Number of prompt tokens that `acquire` would find cached if it were called now, with short rope factors."""
         _, length, _ = self._longest_past(prompt, salt, is_long=False)
         return length
 
     def has_room(self, sequence: int, num_tokens: int) -> bool:
-        """Whether there is memory for further tokens of a sequence, next to all running ones. It may be a new one."""
+        """Whether there is memory for `num_tokens` more tokens of a running sequence, or of a new one.
+
+        An id that no running sequence has means a new one. Memory of cached prefixes in idle slots counts as free.
+        """
         return self._pages.has_room(self._running.get(sequence), num_tokens)
 
     def cut(self, sequence: int, length: int) -> None:
-        """Forget a running sequence's tokens behind the first `length`. States cannot be cut, except to checkpoints."""
+        """Forget all tokens of a running sequence behind the first `length`.
+
+        With recurrent states, `length` must be that of a checkpoint, or 0.
+        """
         self._cut(self._running[sequence], length)
 
     def checkpoint(self, sequence: int, *, spacing: int) -> None:
-        """Keep a sequence's states, unless a checkpoint is closer than `spacing` tokens or there is no memory.
+        """Save a checkpoint of a sequence's recurrent states.
 
-        Older checkpoints that are closer to each other than their memory is worth are dropped.
+        Nothing is saved if the last checkpoint is less than `spacing` tokens away, or if there is no memory. Older
+        checkpoints that are so close to each other that reading the tokens again costs less than their memory are
+        dropped.
         """
         slot = self._running[sequence]
         length = len(slot.tokens)
@@ -380,30 +398,30 @@ class KvSlots:
             slot.checkpoints[length] = self._states.save(slot.index)
 
     def spoil(self, sequence: int) -> None:
-        """Forget a running sequence's tokens, because a failed pass may have changed its states.
+        """Forget the tokens of a running sequence, because a failed pass may have changed its recurrent states.
 
-        Without states, the tokens from before the pass remain.
+        In a model without recurrent states, the tokens from before the pass remain.
         """
         if self._states is not None:
             self._running[sequence].empty()
 
     def reserve(self, sequence: int, num_tokens: int) -> None:
-        """Take memory for tokens that the next pass adds to a sequence. For a single one there always is."""
+        """Take memory for the tokens that the next pass adds to a sequence. For one token there is always memory."""
         slot = self._running[sequence]
         slot.num_coming = num_tokens
         self._pages.take(slot)
 
     def append(self, sequence: int, tokens: list[int]) -> None:
-        """Record that the keys and values of these tokens were added to the sequence's slot."""
+        """Record that the KV cache of these tokens was added to the sequence's slot."""
         slot = self._running[sequence]
         slot.tokens += tokens
         slot.num_coming = 0
         self._pages.take(slot)
 
     def add_loaded(self, sequence: int, tokens: list[int], saved: Saved | None) -> None:
-        """Record that keys and values of these tokens were copied into the sequence's slot from elsewhere.
+        """Record that the KV cache of these tokens was copied into the sequence's slot from elsewhere.
 
-        `saved` are the states behind the last one, if the model has any.
+        `saved` are the recurrent states after the last token, if the model has any.
         """
         self.append(sequence, tokens)
         if self._states is not None and saved is not None:
@@ -412,22 +430,22 @@ class KvSlots:
             self._copy_checkpoint(slot, len(slot.tokens), saved)
 
     def release(self, sequence: int) -> None:
-        """Make an ended sequence's slot idle; its tokens stay cached until the slot or its memory is needed."""
+        """Make the slot of an ended sequence idle. The tokens stay cached until the slot or its memory is needed."""
         slot = self._running.pop(sequence)
         slot.sequence, slot.num_coming = None, 0
         self._use(slot)
 
     @property
     def num_bytes(self) -> int:
-        """Bytes that the slots have taken."""
+        """Bytes of memory that the slots take."""
         return self._pages.num_bytes
 
     def fit(self) -> None:
-        """Free what is beyond the memory's size, after that has changed."""
+        """Free memory that exceeds the budget, after the budget has become smaller."""
         self._pages.make_room(0)
 
     def forget(self) -> int:
-        """Empty the idle slots; returns how many had tokens."""
+        """Empty all idle slots. Returns the number of slots that had tokens."""
         idle = [slot for slot in self.slots if slot.sequence is None and slot.tokens]
         for slot in idle:
             slot.empty()
@@ -438,7 +456,7 @@ class KvSlots:
         slot.used, slot.used_at = self._num_uses, self._clock()
 
     def _cut(self, slot: Slot, length: int) -> None:
-        """Cut a slot back to its first tokens."""
+        """Forget all tokens of a slot behind the first `length`, and set recurrent states to the checkpoint there."""
         if self._states is not None:
             if length == 0:
                 self._states.clear(slot.index)
@@ -448,7 +466,7 @@ class KvSlots:
         slot.checkpoints = {kept: saved for kept, saved in slot.checkpoints.items() if kept <= length}
 
     def _copy(self, source: Slot, target: Slot, length: int) -> None:
-        """Copy the first tokens of one slot into another."""
+        """Copy the first `length` tokens of one slot, with KV cache and states, into another slot."""
         self._use(source)
         saved = source.checkpoints.get(length)  # memory for the target may cost the source its checkpoints
         target.tokens = target.tokens[:]  # another list, because even the first tokens are overwritten
@@ -470,10 +488,11 @@ class KvSlots:
             slot.checkpoints[length] = saved
 
     def _longest_past(self, prompt: list[int], salt: str | None, *, is_long: bool) -> tuple[Slot | None, int, int]:
-        """The slot of this salt with the longest prefix that can be reused, how many tokens it has, and how many some
-        slot begins with.
+        """Find the slot with the longest reusable prefix of a prompt.
 
-        Idle slots win ties, because they can be taken over.
+        Returns the slot, or None, the number of its tokens that can be reused, and the longest common prefix of the
+        prompt with any slot. Only slots with this salt and this `is_long` count. Of equally good slots, an idle one is
+        preferred, because it can be taken over.
         """
         most = max(0, len(prompt) - 2)
         best: tuple[Slot | None, int] = (None, 0)
@@ -488,7 +507,7 @@ class KvSlots:
         return *best, longest
 
     def _usable(self, slot: Slot, num_tokens: int) -> int:
-        """How many of a slot's first `num_tokens` tokens can be reused."""
+        """How many of a slot's first `num_tokens` tokens can be reused; with recurrent states, up to a checkpoint."""
         if self._states is None:
             return num_tokens
         lengths = (*slot.checkpoints, len(slot.tokens))

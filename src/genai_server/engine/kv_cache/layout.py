@@ -1,6 +1,6 @@
-"""The rows of a pass, and where their tokens lie: in the flat row, and in the slots of the KV cache.
+"""Layout of a pass: its rows, where the rows' tokens lie among the flat tokens, and where in the slots of the KV cache.
 
-The inputs are those of ragged.py, native_attention.py, ragged_states.py, low_rank.py and paged_attention.py in
+The graphs' inputs are those of ragged.py, native_attention.py, ragged_states.py, low_rank.py and paged_attention.py in
 engine/graph_rewriting.
 """
 
@@ -22,7 +22,7 @@ Ranks = tuple[int, int]
 
 @dataclass(frozen=True)
 class Row:
-    """The tokens that a pass reads behind those of a slot."""
+    """Tokens that a pass reads for one slot, after the tokens that are cached in the slot."""
 
     slot: int
     num_cached: int
@@ -49,7 +49,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Layout:
-    """A pass over some rows."""
+    """Inputs of a pass over several rows, whose tokens lie one behind the other in one flat row."""
 
     # Flat tokens, int64 [1, T], and their positions in their sequences, int64 [1, T] or [axes, 1, T].
     ids: NDArray[np.int64]
@@ -69,17 +69,17 @@ class Layout:
 
     @property
     def num_tokens(self) -> int:
-        """Flat tokens."""
+        """Number of flat tokens of all rows."""
         return self.ids.size
 
     @property
     def has_drafts(self) -> bool:
-        """Whether some of the tokens are drafted."""
+        """Whether some of the tokens are draft tokens of speculative decoding."""
         return any(row.num_drafted for row in self.rows)
 
 
 def lay_out(rows: Sequence[Row], graph: DecoderGraph) -> Layout:
-    """Lay out a pass over rows, one behind the other."""
+    """Lay out a pass over rows: place the tokens of all rows one behind the other, and make the graph's inputs."""
     behind_short = graph.switches_at or 0
     ids: list[int] = []
     positions: list[int] = []
@@ -124,7 +124,7 @@ def lay_out(rows: Sequence[Row], graph: DecoderGraph) -> Layout:
 
 
 def _native_inputs(rows: Sequence[Row], tokens: Sequence[slice]) -> dict[str, NDArray[Any]]:
-    """The inputs of genai-server-native's operators."""
+    """Inputs of genai-server-native's operators that describe the rows."""
     ranks = [(0, 0) if row.ranks is None else row.ranks for row in rows]
     return {
         native_attention.STARTS: np.array([0, *(place.stop for place in tokens)], np.int32),
@@ -137,7 +137,7 @@ def _native_inputs(rows: Sequence[Row], tokens: Sequence[slice]) -> dict[str, ND
 
 
 def _paged_inputs(rows: Sequence[Row], tokens: Sequence[slice]) -> dict[str, NDArray[Any]]:
-    """The inputs of paged attention that say how long the rows are."""
+    """Inputs of paged attention that describe the lengths of the rows."""
     longest = max(row.num_cached + len(row.tokens) for row in rows)
     return {
         paged_attention.STARTS: np.array([0, *(place.stop for place in tokens)], np.int32),
@@ -155,7 +155,10 @@ def _hidden(rows: Sequence[Row], tokens: Sequence[slice], num_tokens: int, graph
 
 
 def _with_axes(positions: list[int], image_positions: Mapping[int, NDArray[np.int64]]) -> NDArray[np.int64]:
-    """Flat positions [1, T], or [axes, 1, T] if some tokens have positions of their own on several axes."""
+    """Positions of the flat tokens: [1, tokens], or [axes, 1, tokens] if some tokens have positions on several axes.
+
+    `image_positions` has these positions of prompts with images, by the first flat token of their row.
+    """
     found = np.array([positions], np.int64)
     for start, own in image_positions.items():
         if found.ndim == 2:

@@ -1,4 +1,4 @@
-"""Memory for the keys and values of a batch on a device with its own memory, such as a GPU."""
+"""KV cache of a batch on a device with its own memory, such as a GPU, in blocks of tokens."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ _IR_VERSION, _OPSET = 8, 16
 
 @dataclass(frozen=True)
 class Place:
-    """Where memory lies."""
+    """Device whose memory is used, and the execution provider that runs sessions on it."""
 
     # ONNX Runtime's kind of device.
     device_type: str
@@ -31,27 +31,26 @@ class Place:
 
 
 def num_blocks(graph: DecoderGraph, num_tokens: int) -> int:
-    """Blocks that hold this number of tokens."""
+    """Number of blocks that hold this number of tokens."""
     return -(-num_tokens // graph.block_tokens)
 
 
 class PagedBuffers:
-    """Keys and values of all layers in a device's memory: one pool [blocks, block_tokens, kv_heads, head_size] each.
+    """KV cache of all layers in a device's memory, in pools [blocks, block_tokens, kv_heads, head_size].
 
-    A slot gets blocks as tokens are added. There are at most `most_blocks`, and never more than the slots can use. All
-    memory is allocated at once.
-
-    Raises RuntimeError with ONNX Runtime's reason if there is no such device, or if its memory is too small.
+    Each layer's keys and values have one pool each. A slot gets blocks as tokens are added. There are at most
+    `max_blocks`, and never more than the slots can use. All memory is allocated at once. Raises RuntimeError with ONNX
+    Runtime's reason if there is no such device, or if its memory is too small.
     """
 
-    def __init__(self, place: Place, most_blocks: int, graph: DecoderGraph, num_rows: int, max_length: int) -> None:
+    def __init__(self, place: Place, max_blocks: int, graph: DecoderGraph, num_rows: int, max_length: int) -> None:
         self._place, self._graph = place, graph
         self._names = list(zip(graph.past_names, graph.present_names, strict=True))
         self._dtype, self._logits_type = np.dtype(graph.cache_type), np.dtype(graph.logits_type)
         self._shape = (graph.block_tokens, graph.num_kv_heads, graph.head_size)
         self._block_bytes = int(np.prod(self._shape)) * self._dtype.itemsize
         _allocate_as_requested()
-        count = min(most_blocks, num_rows * num_blocks(graph, max_length))
+        count = min(max_blocks, num_rows * num_blocks(graph, max_length))
         self._pools = [
             onnxruntime.OrtValue.ortvalue_from_shape_and_type(
                 (count, *self._shape), self._dtype.type, place.device_type, place.device_id
@@ -64,7 +63,7 @@ class PagedBuffers:
         self._mover, self._reader = self._open_mover(), self._open_reader()
 
     def copy(self, source: int, target: int, length: int) -> None:
-        """Copy the keys and values of the first `length` tokens of one slot into another. Raises RunnerFailed."""
+        """Copy the KV cache of the first `length` tokens of one slot into another slot. Raises RunnerFailed."""
         binding = self._mover.io_binding()
         for given, taken in zip(self._blocks[source], self._take(target, length), strict=False):
             for number, pool in enumerate(self._pools):
@@ -78,14 +77,14 @@ class PagedBuffers:
         del self._blocks[slot][kept:]
 
     def bind(self, binding: Any) -> None:
-        """Bind the pools as past and as present."""
+        """Bind the pools both as the past and as the present KV cache, so that a pass changes them in place."""
         for (past, present), pool in zip(self._names, self._pools, strict=True):
             where = (self._place.device_type, self._place.device_id, self._dtype.type, pool.shape(), pool.data_ptr())
             binding.bind_input(PAGED + past, *where)
             binding.bind_output(PAGED + present, *where)
 
     def inputs(self, rows: Sequence[Row]) -> dict[str, NDArray[Any]]:
-        """The table of the rows' blocks, with those for their new tokens."""
+        """Table of the blocks of each row, including blocks for the tokens that the pass adds."""
         blocks = [self._take(row.slot, row.num_cached + len(row.tokens)) for row in rows]
         table = np.zeros((len(rows), max(map(len, blocks))), np.int32)
         for line, found in zip(table, blocks, strict=True):
@@ -95,7 +94,7 @@ class PagedBuffers:
     def give(self, binding: Any, name: str, values: NDArray[Any]) -> None:
         """Copy an input of a pass to the device, and bind it. Raises RunnerFailed.
 
-        A binding would copy it, too. In a profile on an H100, that took 0.2 ms for each input.
+        A binding would copy an input in CPU memory, too. In a profile on an H100, that took 0.2 ms for each input.
         """
         on = ("cpu", 0) if name == BOUNDS else (self._place.device_type, self._place.device_id)
         try:
@@ -104,11 +103,11 @@ class PagedBuffers:
             raise RunnerFailed(f"onnxruntime: {error}") from error
 
     def keep(self, binding: Any, output: str) -> None:
-        """Leave an output of a pass on the device."""
+        """Let ONNX Runtime allocate an output of a pass on the device."""
         binding.bind_output(output, self._place.device_type, self._place.device_id)
 
     def read(self, kept: Any, rows: range) -> NDArray[np.float32]:
-        """Copy rows of kept logits [1, rows, vocab_size] to the host. Raises RunnerFailed."""
+        """Copy rows of logits [1, rows, vocab_size] from the device to the host, in 32 bits. Raises RunnerFailed."""
         _, _, vocab_size = kept.shape()
         found = np.empty((len(rows), vocab_size), np.float32)
         binding = self._reader.io_binding()
@@ -120,19 +119,22 @@ class PagedBuffers:
         return found
 
     def _take(self, slot: int, length: int) -> list[int]:
-        """The blocks of a slot's first tokens. The slots' bookkeeping ensures that there are enough."""
+        """Blocks of a slot's first `length` tokens, of which missing ones are assigned.
+
+        The bookkeeping of the slots ensures that enough blocks are free.
+        """
         blocks, needed = self._blocks[slot], num_blocks(self._graph, length)
         while len(blocks) < needed:
             blocks.append(self._free.pop())
         return blocks[:needed]
 
     def _block(self, pool: Any, number: int) -> tuple[Any, ...]:
-        """The arguments that bind a block."""
+        """Arguments with which a binding binds one block of a pool."""
         address = pool.data_ptr() + number * self._block_bytes
         return self._place.device_type, self._place.device_id, self._dtype.type, self._shape, address
 
     def _open_mover(self) -> Any:
-        """A session that copies a block of each pool. ONNX Runtime has no call for this."""
+        """Open a session that copies one block of each pool to another block. ONNX Runtime has no call for this."""
         kind, count = helper.np_dtype_to_tensor_dtype(self._dtype), len(self._names)
 
         def named(name: str) -> list[onnx.ValueInfoProto]:
@@ -142,7 +144,7 @@ class PagedBuffers:
         return self._open(helper.make_graph(nodes, "move", named("from"), named("to")))
 
     def _open_reader(self) -> Any:
-        """A session that makes 32-bit floats of logits."""
+        """Open a session that converts logits to 32-bit floats."""
         kind, shape = helper.np_dtype_to_tensor_dtype(self._logits_type), ["rows", "vocab_size"]
         given = helper.make_tensor_value_info("logits", kind, shape)
         floats = helper.make_tensor_value_info("floats", onnx.TensorProto.FLOAT, shape)
@@ -150,7 +152,7 @@ class PagedBuffers:
         return self._open(helper.make_graph([node], "read", [given], [floats]))
 
     def _open(self, graph: onnx.GraphProto) -> Any:
-        """A session on the device. Raises RuntimeError."""
+        """Open a session for a graph on the device. Raises RuntimeError."""
         model = helper.make_model(graph, ir_version=_IR_VERSION, opset_imports=[helper.make_opsetid("", _OPSET)])
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = 1
@@ -168,8 +170,8 @@ class PagedBuffers:
 def _allocate_as_requested() -> None:
     """Make ONNX Runtime take no more of a GPU's memory for OrtValues than they need.
 
-    By default it takes twice as much each time, which sessions cannot use. There is no public name for this. Packages
-    without CUDA lack it, and later ones may.
+    By default it doubles its arena each time, and sessions cannot use the rest. There is no public name for this
+    setting. Packages without CUDA lack it, and later versions may.
     """
     library = onnxruntime.capi.onnxruntime_pybind11_state
     if (choose := getattr(library, "set_arena_extend_strategy", None)) is not None:

@@ -1,13 +1,13 @@
-"""Recurrent states: what some layers keep of each sequence in a fixed size, in place of keys and values.
+"""Recurrent states: what some layers keep of each sequence in a fixed size, in place of a KV cache.
 
-The operators of a pass write them into the slots (engine/graph_rewriting/ragged_states.py), except for drafted tokens:
-it is not known yet which of these are accepted. The operators alone read the accepted ones again, from what the pass
-gave. That is cheaper than the copies of the states that would otherwise be needed to go back, and than reading the
-tokens again.
+The operators of a pass write the states into the slots (engine/graph_rewriting/ragged_states.py), but leave out draft
+tokens, because it is not known yet which of these are accepted. Afterwards a session with these operators alone reads
+the accepted draft tokens again, from intermediate outputs of the pass. That is cheaper than copies of the states to
+return to, and than reading the tokens again with the whole model.
 
-A state cannot be cut back to fewer tokens, so a sequence keeps checkpoints, which are copies of its states. They lie at
-lengths of a prompt at which other prompts may cease to have the same tokens: at its end, a little before it, and where
-another slot's tokens have differed.
+A state cannot be cut back to fewer tokens, so a sequence keeps checkpoints, which are copies of its states. They are
+made after those numbers of prompt tokens at which other prompts are likely to differ: at the end of the prompt, a
+little before the end, and where the tokens of another slot differed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,10 +30,10 @@ _GROUP = 8
 
 
 def before_checkpoint(chunk: int, num_left: int, num_common: int = 0) -> int:
-    """How many tokens of a prompt's next chunk to read before a checkpoint.
+    """Number of tokens of a prompt's next chunk to read, so that the chunk ends where a checkpoint is to be made.
 
-    There is one near the end of a prompt with `num_left` unread tokens, and one behind the next `num_common` tokens if
-    other prompts begin with these.
+    `chunk` is the number of tokens that the chunk would have otherwise. There is a checkpoint near the end of a prompt
+    with `num_left` unread tokens, and one after the next `num_common` tokens if other prompts begin with these.
     """
     end = (num_left - _BEHIND) // _GROUP * _GROUP if num_left >= _MIN_UNREAD else 0
     common = num_common // _GROUP * _GROUP if num_common >= _MIN_UNREAD else 0
@@ -41,16 +41,16 @@ def before_checkpoint(chunk: int, num_left: int, num_common: int = 0) -> int:
 
 
 def ends_at_checkpoint(num_left: int) -> bool:
-    """Whether a chunk ends near enough to the end of its prompt, or at it, for a checkpoint there.
+    """Whether a checkpoint is to be made after a chunk, because only `num_left` tokens of its prompt are left.
 
-    The next prompt of a conversation continues from the end if it leaves out the answer's reasoning. It continues from
-    near the end if its template also leaves out the last tokens of this prompt.
+    The next prompt of a conversation continues from the end of this prompt if it leaves out the reasoning of the
+    answer. It continues from a little before the end if its template also leaves out the last tokens of this prompt.
     """
     return num_left < _MIN_UNREAD
 
 
 def is_common_end(num_behind: int) -> bool:
-    """Whether a length is that of a checkpoint, if `num_behind` more tokens are what other prompts begin with."""
+    """Whether a checkpoint lies at the end of a common prefix, of which at most a few tokens, `num_behind`, follow."""
     return 0 <= num_behind < _GROUP
 
 
@@ -59,7 +59,7 @@ Saved = list[NDArray[Any]]
 
 
 class _Drafted(NamedTuple):
-    """The drafted tokens of a row. Until some are accepted, its states are those before the draft."""
+    """Draft tokens of a row. Until some are accepted, the row's states are those before the draft."""
 
     # The first one's place among the flat tokens of the pass.
     first: int
@@ -68,15 +68,16 @@ class _Drafted(NamedTuple):
 
 
 class RowStates:
-    """The states of all layers in CPU memory: one array [rows, …] each.
+    """Recurrent states of all layers in CPU memory: one array [rows, …] for each state.
 
-    `operators` is a session of the graph's operators with states alone (engine/model/session.py), for drafts.
+    `operators` is a session of only the graph's operators with states (engine/model/session.py). It is needed for
+    speculative decoding.
     """
 
     def __init__(self, graph: DecoderGraph, num_rows: int, operators: Any = None) -> None:
         states = (*graph.conv_states, *graph.recurrent_states)
         self._states = {NATIVE + state.past: np.zeros((num_rows, *state.shape), np.float32) for state in states}
-        self._sounds = {
+        self._audio = {
             NATIVE + state.past: np.zeros((num_rows, *state.shape), state.type) for state in graph.cross_states
         }
         # Tokens whose keys and values take as much memory as a row's states.
@@ -93,18 +94,18 @@ class RowStates:
         self._waiting: dict[int, _Drafted] = {}
 
     def clear(self, row: int) -> None:
-        """Set a row's states to those before the first token."""
+        """Set the states of a row to those before the first token."""
         self._waiting.pop(row, None)
         for array in self.arrays:
             array[row] = 0
 
     def save(self, row: int) -> Saved:
-        """Copies of a row's states."""
+        """Return copies of a row's states."""
         self._waiting.pop(row, None)
         return [array[row].copy() for array in self.arrays]
 
     def load(self, row: int, saved: Saved) -> None:
-        """Set a row's states to saved ones."""
+        """Set the states of a row to saved ones."""
         self._waiting.pop(row, None)
         for array, values in zip(self.arrays, saved, strict=True):
             array[row] = values
@@ -115,19 +116,22 @@ class RowStates:
         for array in self.arrays:
             array[target] = array[source]
 
-    def set_sound(self, row: int, sound: Sequence[NDArray[Any]]) -> None:
-        """Set the sound of a row: keys and values [1, heads, frames, head_size] of all layers."""
-        for array, values in zip(self._sounds.values(), sound, strict=True):
+    def set_audio(self, row: int, audio: Sequence[NDArray[Any]]) -> None:
+        """Set the encoded audio of a row: keys and values [1, heads, frames, head_size] of all layers."""
+        for array, values in zip(self._audio.values(), audio, strict=True):
             array[row] = values[0]
 
     def passed(self, layout: Layout, values: Mapping[str, Any]) -> None:
-        """Keep the outputs of a pass with drafts, by the names in `read`, until these are accepted or forgotten."""
+        """Keep the intermediate outputs of a pass with drafts until the drafts are accepted or forgotten.
+
+        The outputs are those named in `read`.
+        """
         for row, places in zip(layout.rows, layout.tokens, strict=True):
             if row.num_drafted:
                 self._waiting[row.slot] = _Drafted(places.stop - row.num_drafted, values)
 
     def accept(self, row: int, num_tokens: int) -> None:
-        """Advance a row's states over the first `num_tokens` tokens of its draft. Without a draft nothing changes."""
+        """Advance the states of a row over the first `num_tokens` tokens of its draft. Does nothing without a draft."""
         drafted = self._waiting.pop(row, None)
         if drafted is None or not num_tokens:
             return
@@ -145,10 +149,10 @@ class RowStates:
         self._operators.run_with_iobinding(binding)
 
     def accept_nothing(self) -> None:
-        """Forget the drafts of all rows. Their states remain those before the drafts."""
+        """Forget the drafts of all rows. The states remain those before the drafts."""
         self._waiting.clear()
 
     def bind(self, binding: Any) -> None:
-        """Bind the states and the sounds of all rows."""
-        for name, array in (self._states | self._sounds).items():
+        """Bind the states and the encoded audio of all rows as inputs of a session."""
+        for name, array in (self._states | self._audio).items():
             binding.bind_input(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)

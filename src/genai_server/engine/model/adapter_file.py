@@ -1,4 +1,4 @@
-"""Adapter files (`.onnx_adapter`, ONNX Runtime's AdapterFormat), and whether they fit a model's graph.
+"""Reads LoRA adapter files (`.onnx_adapter`, ONNX Runtime's AdapterFormat) and checks them against a model's graph.
 
 A graph that takes adapters has their weights as inputs with a default, which means no adapter. ONNX Runtime detects a
 mismatch only when a request runs, and then names neither the file nor every fault.
@@ -27,13 +27,13 @@ _PARAMETERS, _NAME, _DIMS, _VALUES = 10, 4, 6, 10
 
 
 def optional_inputs(graph: onnx.GraphProto) -> "dict[str, onnx.TypeProto.Tensor]":
-    """The types of the graph's inputs with a default, by name."""
+    """Types of the graph's inputs that have a default value, by name."""
     defaults = {tensor.name for tensor in graph.initializer}
     return {value.name: value.type.tensor_type for value in graph.input if value.name in defaults}
 
 
 def adapter_inputs(model_dir: Path) -> "dict[str, onnx.TypeProto.Tensor]":
-    """The optional inputs of a model's decoder. Raises ModelDirectoryError."""
+    """Types of the inputs of a model's decoder that have a default value, by name. Raises ModelDirectoryError."""
     file = model_dir / str(read_config(model_dir)["model"]["decoder"]["filename"])
     try:
         return optional_inputs(onnx.load(str(file), load_external_data=False).graph)
@@ -42,7 +42,7 @@ def adapter_inputs(model_dir: Path) -> "dict[str, onnx.TypeProto.Tensor]":
 
 
 def check_adapter_file(path: Path, inputs: "Mapping[str, onnx.TypeProto.Tensor]") -> None:
-    """Check that the file is an adapter whose weights all match optional inputs of a graph.
+    """Check that a file is an adapter whose weights all match optional inputs of a graph.
 
     Raises AdapterLoadFailed, whose message names the file and what does not fit.
     """
@@ -64,10 +64,10 @@ def check_adapter_file(path: Path, inputs: "Mapping[str, onnx.TypeProto.Tensor]"
 
 
 def read_adapter_file(path: Path) -> dict[str, NDArray[np.float32]]:
-    """The weights of a checked file of 32-bit weights. They are in memory, so that nothing that is written into the
-    file later changes them, or ends the process as it would with a file that is mapped and cut.
+    """Read the weights, in 32 bits, of an adapter file that was checked before. Raises AdapterLoadFailed.
 
-    Raises AdapterLoadFailed.
+    The weights are copied into memory. So nothing that is later written into the file changes them, and a file that is
+    cut does not end the process, as a mapped file would.
     """
     # onnxruntime brings it along.
     from flatbuffers import encode, number_types, packer, table
@@ -90,10 +90,11 @@ def read_adapter_file(path: Path) -> dict[str, NDArray[np.float32]]:
 
 @contextmanager
 def private_copy(path: Path) -> Iterator[Path]:
-    """A copy of an adapter file that nobody else can write into, for onnxruntime-genai, which maps the file.
+    """Context with the path of a private copy of an adapter file, for onnxruntime-genai, which maps the file.
 
-    It is removed when the block ends; the mapping keeps its content. On Windows the copy is the file itself: there a
-    mapped file can be neither cut nor removed. Raises AdapterLoadFailed.
+    Nobody else can write into the copy. It is removed at the end of the context; the mapping keeps its content. On
+    Windows the path is that of the file itself: there a mapped file can be neither cut nor removed. Raises
+    AdapterLoadFailed.
     """
     if sys.platform == "win32":
         yield path
@@ -106,7 +107,7 @@ def private_copy(path: Path) -> Iterator[Path]:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """The weights in a file, as OrtValues. Raises AdapterLoadFailed."""
+    """Weights in an adapter file, as OrtValues by name. Raises AdapterLoadFailed."""
     # Imported here: a scripted engine imports this module and needs no ONNX Runtime.
     import onnxruntime
 

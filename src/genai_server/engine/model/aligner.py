@@ -1,7 +1,7 @@
-"""Finds out when the tokens of a transcript are spoken, with a part of the decoder's graph.
+"""Finds when the tokens of a transcript were spoken, with a part of the decoder's graph.
 
-The graph returns the scores of its attention to the sound, for the heads that follow the speech
-(engine/graph_rewriting/attention_scores.py). It reads a transcript at once, without a cache.
+The graph returns the cross-attention scores over the audio, for the heads that follow the speech
+(engine/graph_rewriting/attention_scores.py). It reads a transcript at once, without a KV cache.
 """
 
 from pathlib import Path
@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 
 from genai_server.engine.decoder_graph import DecoderGraph, DoesNotFit
-from genai_server.engine.encoded_sound import EncodedSound
+from genai_server.engine.encoded_audio import EncodedAudio
 from genai_server.engine.graph_rewriting.attention_scores import score_heads
 from genai_server.engine.model.session_options import open_encoder
 from genai_server.engine.model.speech_files import read_cross_decoder
@@ -26,7 +26,10 @@ _HEADS = "alignment_heads"
 
 
 class Aligner:
-    """A session of the changed graph, for a directory of which `why_no_times` says nothing."""
+    """Computes token times with a session of the rewritten decoder graph.
+
+    The model directory must be one for which `why_no_times` returns "".
+    """
 
     def __init__(self, model_dir: Path, threads: int, options: DeviceOptions = DEFAULT_OPTIONS) -> None:
         decoder = read_cross_decoder(model_dir)
@@ -40,8 +43,11 @@ class Aligner:
         self._given = given
         self._input_ids = decoder.input_ids
 
-    def times(self, alignment: Alignment, sound: EncodedSound) -> list[float]:
-        """The seconds in the window at which each token behind the first `num_before` begins. Raises RunnerFailed."""
+    def times(self, alignment: Alignment, sound: EncodedAudio) -> list[float]:
+        """Seconds from the start of the window at which each token of a transcript begins. Raises RunnerFailed.
+
+        The first `num_before` tokens of the alignment come before the transcript and have no times.
+        """
         inputs: dict[str, Any] = {self._input_ids: np.array([alignment.tokens], np.int32), **self._empty}
         inputs |= {name: values for name, values in zip(self._sounds, sound.states, strict=True) if name in self._given}
         try:
@@ -55,7 +61,7 @@ class Aligner:
 
 
 def why_no_times(model_dir: Path) -> str:
-    """Why there can be no Aligner for a checked model directory; "" if there can."""
+    """Why no Aligner is possible for a checked model directory; "" if one is possible."""
     try:
         decoder = read_cross_decoder(model_dir)
         graph = onnx.load(str(decoder.path), load_external_data=False).graph
@@ -66,9 +72,10 @@ def why_no_times(model_dir: Path) -> str:
 
 
 def alignment_heads(model_dir: Path, decoder: DecoderGraph) -> dict[int, list[int]]:
-    """The heads that follow the speech, by layers: those of generation_config.json, else all of the last layers' half.
+    """Cross-attention heads that follow the speech, by layer, as generation_config.json names them.
 
-    Raises DoesNotFit for heads that the decoder does not have.
+    Without an entry there, all heads of the last half of the layers are returned. Raises DoesNotFit for heads that the
+    decoder does not have.
     """
     num_layers = len(decoder.past_names) // 2
     given = read_object(model_dir / GENERATION).get(_HEADS)

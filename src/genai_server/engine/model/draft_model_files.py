@@ -1,4 +1,4 @@
-"""Whether a directory's model can draft for another one: both must have the same tokens."""
+"""Checks whether a model can draft tokens for another one, for speculative decoding: both must have the same tokens."""
 
 from pathlib import Path
 
@@ -10,10 +10,11 @@ from genai_server.model_files.pooling_model import Task, task_of
 
 
 def check_draft_model(model: Path, draft: Path) -> ModelInfo:
-    """Check the files of a draft model, and that it has the tokens of a checked model. Returns the draft model's data.
+    """Check the files of a draft model, and that it has the same tokens as another, checked model.
 
-    The models may be padded to different sizes, and their texts may be split by different rules: a draft model reads
-    and writes token ids only. Raises ConfigurationError, whose message begins with `draft` and says what differs.
+    Returns the draft model's data. The models may be padded to different vocabulary sizes, and their texts may be split
+    by different rules, because a draft model reads and writes token ids only. Raises ConfigurationError, whose message
+    begins with the path `draft` and says what differs.
     """
     try:
         info = check_model_directory(draft)
@@ -33,7 +34,7 @@ def check_draft_model(model: Path, draft: Path) -> ModelInfo:
 
 
 def _first_difference(kind: str, wanted: dict[int, str], found: dict[int, str]) -> str:
-    """What differs first between the tokens of a kind, by their ids; "" if nothing does."""
+    """Description of the first token of a kind that differs between two vocabularies, by id; "" if none differs."""
     if wanted == found:
         return ""
     token = min(id for id in wanted.keys() | found.keys() if wanted.get(id) != found.get(id))
@@ -42,7 +43,7 @@ def _first_difference(kind: str, wanted: dict[int, str], found: dict[int, str]) 
 
 
 def _tokens(directory: Path) -> tuple[dict[int, str], dict[int, str]]:
-    """All tokens of a directory's tokenizer by their ids, and the special ones. Raises ModelDirectoryError."""
+    """All tokens, and the special tokens, of a directory's tokenizer by id. Raises ModelDirectoryError."""
     tokenizer = read_object(directory / TOKENIZER)
     try:
         vocabulary = tokenizer["model"]["vocab"]

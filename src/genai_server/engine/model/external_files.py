@@ -1,5 +1,6 @@
-"""The files next to an ONNX file that hold its weights, found without onnx, whose import would take a sixth of a second
-of each start.
+"""Finds the files that hold the weights of an ONNX file, without importing onnx.
+
+The import of onnx would take a sixth of a second of each start.
 """
 
 from collections.abc import Iterator
@@ -32,9 +33,10 @@ _KEY, _VALUE = 1, 2
 
 
 def external_files(onnx_file: Path) -> dict[str, int]:
-    """The weight files that an ONNX file refers to, by their names, with the bytes that its tensors need of each.
+    """Names of the weight files that an ONNX file refers to, with the bytes that its tensors need of each file.
 
-    Empty for a file that is not an ONNX graph, because only its library can report what is wrong. Raises OSError.
+    Empty for a file that is not an ONNX graph, because only ONNX Runtime can report what is wrong with it. Raises
+    OSError.
     """
     data = onnx_file.read_bytes()
     if _LOCATION not in data:
@@ -55,7 +57,7 @@ def external_files(onnx_file: Path) -> dict[str, int]:
 
 
 def _tensors(data: bytes, message: str) -> Iterator[bytes]:
-    """The tensors of a message with an external file."""
+    """Serialized tensors within a protobuf message that have an external file."""
     if message == _TENSOR:
         yield data
         return
@@ -66,7 +68,7 @@ def _tensors(data: bytes, message: str) -> Iterator[bytes]:
 
 
 def _fields(data: bytes) -> list[tuple[int, Any]]:
-    """The fields of a serialized message: their numbers, and integers or bytes. Raises protobuf's DecodeError."""
+    """Field numbers and values, integers or bytes, of a serialized protobuf message. Raises protobuf's DecodeError."""
     from google.protobuf.empty_pb2 import Empty
     from google.protobuf.unknown_fields import UnknownFieldSet
 

@@ -1,4 +1,4 @@
-"""The files of a model directory, each checked before anything is loaded."""
+"""Checks the files of a model directory before anything is loaded, and reads its configuration."""
 
 import json
 import os
@@ -62,7 +62,7 @@ _FROM_THE_BUILDER = "fetch or build the directory again (genai-server pull, gena
 
 
 def check_model_directory(directory: Path) -> ModelInfo:
-    """Read the directory's configuration, and check that all needed files exist.
+    """Read the configuration of a model directory, and check that all needed files exist.
 
     Raises ModelDirectoryError, whose message names the directory and the file.
     """
@@ -134,7 +134,7 @@ def _checked_pooling_model(directory: Path, model: PoolingModel) -> ModelInfo:
 
 
 def _check_external_files(directory: Path, graph: str) -> None:
-    """Check the files of a graph's weights. Raises ModelDirectoryError."""
+    """Check the files that hold a graph's weights. Raises ModelDirectoryError."""
     for name in external_files(directory / graph):
         inner = str(PurePosixPath(graph).parent / name)
         _check_inside(directory, inner, graph)
@@ -147,12 +147,12 @@ def _check_templates(directory: Path) -> None:
 
 
 def has_chat_template(directory: Path) -> bool:
-    """Whether a checked model directory has a chat template; without one it takes raw prompts only."""
+    """Whether a checked model directory has a chat template. Without one, the model takes raw prompts only."""
     return (directory / CHAT_TEMPLATE).is_file() or bool(_read_json(directory / TOKENIZER_CONFIG).get("chat_template"))
 
 
 def what_is_left_out(directory: Path) -> str:
-    """The message about what a checked model takes in its original form and this server does not serve; "" if none."""
+    """Message about inputs that the original model takes and this server does not serve; "" if there are none."""
     if task_of(directory) is not Task.GENERATE:
         return ""
     model = read_config(directory)["model"]
@@ -164,7 +164,10 @@ def what_is_left_out(directory: Path) -> str:
 
 
 def named_files(config: Any) -> list[str]:
-    """The files that a configuration names at any depth, in order, with the one that prepares images."""
+    """Names of the files in a configuration at any depth, in order.
+
+    The file that describes how images are prepared is included even if only its default name applies.
+    """
     found: dict[str, None] = {}
     for part in _objects(config):
         found |= {part[key]: None for key in _FILE_KEYS if part.get(key) and isinstance(part[key], str)}
@@ -176,7 +179,7 @@ def named_files(config: Any) -> list[str]:
 
 
 def remedy(directory: Path, name: str) -> str:
-    """What to do about a missing or broken file of a model directory."""
+    """What an operator can do about a missing or broken file of a model directory."""
     if name in (TOKENIZER, TOKENIZER_CONFIG, CHAT_TEMPLATE):
         return _FROM_THE_ORIGINAL
     if name != CONFIG:
@@ -189,9 +192,9 @@ def remedy(directory: Path, name: str) -> str:
 
 
 def _nested_models(directory: Path) -> Iterator[Path]:
-    """The folders below a directory that have a CONFIG, as repositories with several models and caches of hubs do.
+    """Folders below a directory that contain a model, as repositories with several models and caches of hubs do.
 
-    Hidden folders and links are not searched, nor what lies deep, nor more than some hundred folders.
+    Hidden folders, links and deep folders are not searched, and no more than some hundred folders altogether.
     """
     for folder, folders, files in islice(os.walk(directory), _MAX_SEARCHED):
         depth = len(Path(folder).relative_to(directory).parts)
@@ -201,7 +204,7 @@ def _nested_models(directory: Path) -> Iterator[Path]:
 
 
 def is_lfs_pointer(path: Path) -> bool:
-    """Whether the file is only the pointer that Git leaves in place of a large file without LFS. Raises OSError."""
+    """Whether a file is only the pointer that Git leaves in place of a large file without LFS. Raises OSError."""
     with path.open("rb") as file:
         return file.read(len(_LFS_POINTER)) == _LFS_POINTER
 
@@ -221,9 +224,9 @@ def _check_present(directory: Path, name: str, lack: str) -> None:
 
 
 def _check_names(directory: Path, config: Any) -> None:
-    """Check every name in the configuration: files must lie in the directory, and no library may be loaded.
+    """Check all names in the configuration: files must lie in the directory, and no library may be loaded.
 
-    It must not set a path for profiles, either.
+    The configuration must not set a path for profiles, either. Raises ModelDirectoryError.
     """
     for key, value in (pair for part in _objects(config) for pair in part.items()):
         if isinstance(value, str) and _FILE.search(key):
@@ -238,7 +241,7 @@ def _check_names(directory: Path, config: Any) -> None:
 
 
 def _objects(config: Any) -> Iterator[dict[str, Any]]:
-    """The objects of a configuration at any depth."""
+    """All JSON objects of a configuration at any depth."""
     waiting = [config]
     while waiting:
         value = waiting.pop(0)
@@ -250,7 +253,7 @@ def _objects(config: Any) -> Iterator[dict[str, Any]]:
 
 
 def _check_inside(directory: Path, name: str, named_in: str) -> None:
-    """Check that a name stands for something inside the directory."""
+    """Check that a file name leads to a file inside the model directory. Raises ModelDirectoryError."""
     if PurePosixPath(name).is_absolute() or PureWindowsPath(name).drive or ".." in re.split(r"[/\\]", name):
         raise ModelDirectoryError(f"{directory / named_in} names a file outside the model directory: {quoted(name)}")
     try:
@@ -264,14 +267,14 @@ def _check_inside(directory: Path, name: str, named_in: str) -> None:
 
 
 def read_config(directory: Path) -> dict[str, Any]:
-    """The directory's genai_config.json. Raises ModelDirectoryError."""
+    """Read the genai_config.json of a model directory. Raises ModelDirectoryError."""
     return _read_json(directory / CONFIG)
 
 
 def session_profile(directory: Path) -> str:
-    """The prefix of the files in which ONNX Runtime profiles the model's whole session; "" if it does not.
+    """File prefix with which ONNX Runtime profiles the whole session of the model; "" if it is not profiled.
 
-    Raises ModelDirectoryError.
+    The prefix is the value of `enable_profiling` in the configuration. Raises ModelDirectoryError.
     """
     if task_of(directory).pools:
         return ""
@@ -280,10 +283,10 @@ def session_profile(directory: Path) -> str:
 
 
 def model_info(config: dict[str, Any]) -> ModelInfo:
-    """Read `genai_config.json`, whose `search` section contains the model's sampling defaults.
+    """Model data from `genai_config.json`, whose section `search` contains the model's sampling defaults.
 
-    `do_sample` false and `top_k` 1 only mean greedy by default; a request with a temperature still gets samples. Raises
-    KeyError, TypeError or ValueError if the file lacks what onnxruntime-genai requires.
+    `do_sample` false and `top_k` 1 only mean greedy sampling by default; a request with a temperature still gets
+    samples. Raises KeyError, TypeError or ValueError if the file lacks what onnxruntime-genai requires.
     """
     model, search = config["model"], config.get("search", {})
     eos = model["eos_token_id"]
@@ -313,7 +316,7 @@ def model_info(config: dict[str, Any]) -> ModelInfo:
 
 
 def weight_bytes(directory: Path) -> int:
-    """Size of the graphs and weights on disk. Raises ModelDirectoryError or OSError."""
+    """Bytes of all graphs and weight files on disk. Raises ModelDirectoryError or OSError."""
     names = [graph_of(directory)] if task_of(directory).pools else named_files(read_config(directory))
     graphs = [directory / name for name in names]
     weights = {graph.parent / name for graph in graphs for name in external_files(graph)}
@@ -337,9 +340,9 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object without repeated keys: Python would keep the last one, and onnxruntime-genai would apply both.
+    """Dictionary of the key-value pairs of a JSON object. Raises ValueError if a key is repeated.
 
-    Raises ValueError.
+    Of repeated keys, Python would keep the last value, and onnxruntime-genai would apply both.
     """
     found = dict(pairs)
     if len(found) < len(pairs):

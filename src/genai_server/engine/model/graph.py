@@ -1,4 +1,4 @@
-"""Reads the description of a decoder's ONNX graph, or says why the batched runner cannot run that graph."""
+"""Describes a decoder's ONNX graph for the batched runner, or explains why that runner cannot run the graph."""
 
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import replace
@@ -26,8 +26,10 @@ _CACHE_TYPES = {onnx.TensorProto.FLOAT: np.float32, onnx.TensorProto.FLOAT16: np
 
 
 def read_decoder_graph(model_dir: Path, part: str = "decoder") -> DecoderGraph:
-    """Read the graph without the weights; it may be another part that has a decoder's form. Raises DoesNotFit with the
-    first reason.
+    """Read the description of a decoder's graph. Raises DoesNotFit with the first reason against a batch.
+
+    The weights are not read. `part` is the section of genai_config.json that names the graph, which has the form of a
+    decoder.
     """
     config = read_config(model_dir)
     decoder = config["model"][part]
@@ -106,7 +108,11 @@ def has_head(model_dir: Path) -> bool:
 
 
 def rope_switch(model_dir: Path) -> int | None:
-    """`DecoderGraph.switches_at` of a model that may not fit the batch; None without such a rope, or if unknown."""
+    """Number of tokens up to which the model's rope uses its short factors, as `DecoderGraph.switches_at`.
+
+    None without a rope with short and long factors, or if the graph cannot be understood. The model need not fit a
+    batch.
+    """
     decoder = read_config(model_dir)["model"]["decoder"]
     if "filename" not in decoder:
         return None
@@ -118,7 +124,7 @@ def rope_switch(model_dir: Path) -> int | None:
 
 
 def _some(names: list[str]) -> str:
-    """The first of some names, and the number of the others: a graph may have hundreds."""
+    """The first few names as text, and the number of the others: a graph may have hundreds."""
     return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
 
 
@@ -129,10 +135,10 @@ Pairs = tuple[tuple[str, str], ...]
 def _layer_names(
     decoder: dict[str, Any], given: Container[str]
 ) -> tuple[tuple[str, ...], tuple[str, ...], Pairs, Pairs]:
-    """The names of past and of present keys and values, and of the states of convolutions and of linear attention.
+    """Names of the past and of the present KV cache, and of the states of convolutions and of linear attention.
 
-    They are those in genai_config.json, with onnxruntime-genai's defaults. A layer whose state is among the graph's
-    inputs, of which `given` has the names, has neither keys nor values.
+    The names are those in genai_config.json, with onnxruntime-genai's defaults. A layer whose state is among the
+    graph's inputs, of which `given` has the names, has no KV cache.
     """
     inputs, outputs = decoder.get("inputs", {}), decoder.get("outputs", {})
     parts = [
@@ -155,7 +161,7 @@ def _layer_names(
 
 
 def layer_states(names: Iterable[tuple[str, str]], inputs: Mapping[str, Any]) -> tuple[LayerState, ...]:
-    """The states with these names of past and present. Raises DoesNotFit unless each has a fixed size."""
+    """Descriptions of the states with these past and present names. Raises DoesNotFit unless each has a fixed size."""
     found = []
     for past, present in names:
         shape = tuple(int(dim.dim_value) for dim in inputs[past].shape.dim[1:])
@@ -166,7 +172,10 @@ def layer_states(names: Iterable[tuple[str, str]], inputs: Mapping[str, Any]) ->
 
 
 def _conv_states(names: Pairs, inputs: Mapping[str, Any]) -> tuple[LayerState, ...]:
-    """The states of convolutions, which the graph has as [channels, K - 1]. Raises DoesNotFit unless all have one K."""
+    """Descriptions of the states of convolutions, which the graph stores as [channels, width - 1].
+
+    Raises DoesNotFit unless all convolutions have the same width.
+    """
     found = layer_states(names, inputs)
     if any(len(state.shape) != 2 or state.shape[1] != found[0].shape[1] for state in found):
         raise DoesNotFit("its convolutions have states of several forms")
@@ -174,7 +183,10 @@ def _conv_states(names: Pairs, inputs: Mapping[str, Any]) -> tuple[LayerState, .
 
 
 def _position_axes(shape: Any) -> int:
-    """The first dimension of positions of three dimensions, such as [3, rows, tokens]; 0 for [rows, tokens]."""
+    """First dimension of positions with three dimensions, such as [3, rows, tokens]; 0 for [rows, tokens].
+
+    Raises DoesNotFit for other shapes.
+    """
     if len(shape) == 2:
         return 0
     if len(shape) != 3 or not shape[0].dim_value:
@@ -183,7 +195,7 @@ def _position_axes(shape: Any) -> int:
 
 
 def float_type(what: str, element: "onnx.TensorProto.DataType") -> Any:
-    """The numpy type of a model's values. Raises DoesNotFit for a type that a batch does not have."""
+    """The numpy type of an ONNX element type. Raises DoesNotFit for a type that the batched runner does not support."""
     if element not in _CACHE_TYPES:
         raise DoesNotFit(f"its {what} is of type {onnx.TensorProto.DataType.Name(element)}")
     return _CACHE_TYPES[element]
@@ -198,7 +210,7 @@ def _check_operators(graph: onnx.GraphProto) -> None:
 
 
 def _cache_shape(decoder: dict[str, Any], shapes: list[Any]) -> tuple[int, int]:
-    """Heads and head size of the layers' caches, which must be equal."""
+    """Number of heads and head size of the layers' KV caches. Raises DoesNotFit unless all layers have the same."""
     heads = int(decoder.get("num_key_value_heads", shapes[0][1].dim_value))
     size = int(decoder.get("head_size", shapes[0][3].dim_value))
     # A named dimension has the value 0.
@@ -212,10 +224,10 @@ def _keeps_window(node: onnx.NodeProto) -> bool:
 
 
 def _switch(graph: onnx.GraphProto, attention_mask: str) -> int | None:
-    """The longest row of a batch with which the graph keeps its constants for all rows; None for any length.
+    """Longest row, in tokens, for which the graph uses the short factors of its rope; None if it does not branch.
 
-    The model builder writes such a branch for a rope with short and long factors. Raises DoesNotFit for any other
-    branch.
+    The model builder writes such a branch for a rope with short and long factors, where one long row of a batch makes
+    all rows use the long factors. Raises DoesNotFit for any other branch.
     """
     makers = {output: node for node in graph.node for output in node.output}
     constants = {value.name: value for value in graph.initializer}

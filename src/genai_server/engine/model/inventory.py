@@ -1,6 +1,6 @@
-"""A model directory file by file: which files exist, what is wrong with them, and how to repair that.
+"""Lists the files of a model directory: which files exist, what is wrong with them, and how to repair that.
 
-`files.check_model_directory` stops at the first fault and does not read the weights' graph; this examines everything.
+`files.check_model_directory` stops at the first fault and does not read the graphs; this module examines everything.
 """
 
 import json
@@ -29,7 +29,7 @@ from genai_server.model_files.speech_model import AUDIO_PROCESSOR, GENERATION
 
 @dataclass(frozen=True)
 class Entry:
-    """A file of the directory."""
+    """A file of a model directory, with its size in bytes."""
 
     name: str
     size: int
@@ -39,7 +39,7 @@ class Entry:
 
 
 def inventory(directory: Path) -> Iterator[Entry]:
-    """An entry for each required file, and one for the directory if it has a fault that belongs to no file."""
+    """An entry for each required file, and one for the directory itself if it has a fault that belongs to no file."""
     entries = list(_entries(directory))
     yield from entries
     if not any(entry.fault for entry in entries):
@@ -75,7 +75,7 @@ def _entries(directory: Path) -> Iterator[Entry]:
 
 
 def _pooling_entries(directory: Path) -> Iterator[Entry]:
-    """The files of a model for embeddings or reranking."""
+    """Entries for the files of a model for embeddings or reranking."""
     names = (*POOLING_FILES, *module_configs(directory))
     yield from (_json_entry(directory, name) for name in names if (directory / name).exists())
     try:
@@ -117,7 +117,7 @@ def _json_entry(directory: Path, name: str) -> Entry:
 
 
 def _weights(directory: Path, graph: str) -> Iterator[Entry]:
-    """The external files of a graph, each of which must contain all of its tensors."""
+    """Entries for the external files of a graph. Each must be large enough for all of its tensors."""
     path = directory / graph
     if _entry(directory, graph).fault:
         return

@@ -27,7 +27,7 @@ NOT_INSTALLED = "genai-server-native, which has the operators of a batch on CPUs
 
 
 def is_installed() -> bool:
-    """Whether genai-server-native and its library are there."""
+    """Whether the package genai-server-native and its shared library are installed."""
     return importlib.util.find_spec(_PACKAGE) is not None and native_library().is_file()
 
 
@@ -36,22 +36,21 @@ def _package() -> Any:
 
 
 def native_library() -> Path:
-    """The library's file. Raises ImportError where the package is not installed."""
+    """Path of the shared library. Raises ImportError if the package is not installed."""
     found: Path = _package().library()
     return found
 
 
 @cache
 def library_key() -> str:
-    """A hash of the library and the kind of processor: as long as it is the same, results are bitwise the same."""
+    """Hash of the shared library and the kind of processor. While it stays the same, results are bitwise the same."""
     return hashlib.sha256(native_library().read_bytes() + processor().encode()).hexdigest()[:16]
 
 
 def why_not_native(options: DeviceOptions, cache_dir: Path | None) -> str | None:
-    """Why a device cannot have a batch with the library's operators; None if it can.
+    """Why a device cannot run a batch with the operators of genai-server-native; None if it can.
 
-    The first time on a processor, the kernels are tried in a process of their own. What is found is kept in
-    `cache_dir`.
+    At the first call on a processor, the kernels are tried in a separate process. The result is stored in `cache_dir`.
     """
     if others := [provider.name for provider in options.providers if provider.name != CPU]:
         return f"a batch on a CPU has operators of its own, and the provider {others[0]} runs the graph"
@@ -65,14 +64,14 @@ def why_not_native(options: DeviceOptions, cache_dir: Path | None) -> str | None
 
 
 def multiplies_bf16(cache_dir: Path | None) -> bool:
-    """Whether the chosen kernels' attention can multiply bfloat16 numbers."""
+    """Whether attention of the chosen kernels can multiply bfloat16 numbers."""
     return choose_instruction_set(cache_dir) in _WITH_BF16
 
 
 def choose_instruction_set(cache_dir: Path | None) -> str | None:
-    """The fastest instruction set whose kernels work on this processor; None if none does.
+    """The fastest instruction set whose kernels work on this processor; None if none works.
 
-    What was found is kept in `cache_dir`, for this library and this processor, unless a trial could not run: a machine
+    The result is stored in `cache_dir`, for this library and this processor, unless a trial could not run: a machine
     that is short of time or memory may have both at the next start.
     """
     kept = None if cache_dir is None else cache_dir / f"native-{library_key()}.json"
@@ -102,9 +101,9 @@ def choose_instruction_set(cache_dir: Path | None) -> str | None:
 
 @cache
 def _works(instruction_set: str) -> bool | None:
-    """Whether the kernels of an instruction set compute what they should; None if their trial could not run.
+    """Whether the kernels for an instruction set compute correctly; None if their trial could not run.
 
-    They may end their process.
+    The trial runs in a separate process, which faulty kernels may crash.
     """
     command = [sys.executable, "-m", _TRIAL, instruction_set]
     try:

@@ -1,7 +1,7 @@
 """Tries the kernels of genai-server-native for an instruction set: `python -m … INSTRUCTION_SET`.
 
-Ends with status 0 if products, experts, attention, layers with states and adapters are what they should be. Run in a
-process of its own, because wrong kernels may end it.
+The program ends with status 0 if products, experts, attention, layers with states and adapters compute correctly. It
+runs as a separate process, because faulty kernels may crash it.
 """
 
 import sys
@@ -35,7 +35,7 @@ _EXPERTS, _INNER, _ACTIVATIONS = 3, 70, 5
 
 
 def main(instruction_set: str) -> None:
-    """Raises ValueError if the kernels compute something else than they should."""
+    """Try all kernels. Raises ValueError if one computes a wrong result."""
     import genai_server_native
 
     genai_server_native.use(instruction_set)
@@ -94,7 +94,10 @@ def _product_of_floats(kind: Any, rows: int) -> tuple[NDArray[Any], NDArray[Any]
 
 
 def _experts(activation: int) -> tuple[NDArray[Any], NDArray[Any]]:
-    """All experts compute for each token; their weights are those of the router."""
+    """Result of the operator PackedExperts and the expected result, if all experts compute for each token.
+
+    The experts are weighted as the router says.
+    """
     rng = np.random.default_rng(activation)
     gates, values = rng.standard_normal((2, _EXPERTS, _INNER, _INPUTS)).astype(np.float32) / 16
     second = rng.standard_normal((_EXPERTS, _INPUTS, _INNER)).astype(np.float32)
@@ -154,7 +157,7 @@ def _attention() -> tuple[NDArray[Any], NDArray[Any]]:
 
 
 def _rows(slots: int = 1) -> dict[str, NDArray[Any]]:
-    """The inputs of one row with all tokens in the last of some slots."""
+    """Inputs that describe one row with all tokens, in the last of some slots."""
     given = {"starts": [0, _TOKENS], "slots": [slots - 1], "committed": [_TOKENS]}
     return {name: np.array(numbers, np.int32) for name, numbers in given.items()}
 

@@ -2,8 +2,8 @@
 
 The option is a function of the C API, RunOptionsEnableProfiling, by which onnxruntime-genai profiles its passes, too.
 The package has a library with the C API next to its Python module, and both were built from the same source. The
-function gets the C++ object within Python's RunOptions. Whether that works is tried on numbers, which the C API must
-read as Python has set them.
+function gets the C++ object within Python's RunOptions. To test whether that works, numbers that Python has set are
+read through the C API.
 """
 
 import ctypes
@@ -40,13 +40,16 @@ def profile_pass(options: onnxruntime.RunOptions, prefix: str) -> None:
 
 
 def check_pass_profiles() -> None:
-    """Raises RunnerFailed if the installed ONNX Runtime cannot profile a single pass."""
+    """Raise RunnerFailed if the installed ONNX Runtime cannot profile a single pass."""
     _functions()
 
 
 @cache
 def _functions() -> ctypes.Array[ctypes.c_size_t]:
-    """The C API's table of functions. Raises RunnerFailed if the Python package's objects are not what it expects."""
+    """Table of the functions of ONNX Runtime's C API.
+
+    Raises RunnerFailed if the objects of the Python package cannot be used with it.
+    """
     folder = Path(onnxruntime.__file__).parent / "capi"
     found = [path for name in _LIBRARIES for path in sorted(folder.glob(name))]
     if not hasattr(onnxruntime.RunOptions, _OF_PYBIND11):
@@ -71,5 +74,5 @@ def _functions() -> ctypes.Array[ctypes.c_size_t]:
 
 
 def _address(options: onnxruntime.RunOptions) -> int:
-    """The address of the C++ object, which pybind11 keeps first in its Python object."""
+    """Address of the C++ object of some run options, which pybind11 stores first in its Python object."""
     return ctypes.c_size_t.from_address(id(options) + object.__basicsize__).value

@@ -1,4 +1,4 @@
-"""The kind of processor, on which packed weights and the choice of kernels depend."""
+"""Identifies the kind of processor, on which packed weights and the choice of kernels depend."""
 
 import platform
 from functools import cache
@@ -7,7 +7,7 @@ from pathlib import Path
 
 @cache
 def processor() -> str:
-    """The kind of processor, including its instruction sets if the system reports them."""
+    """Name of the kind of processor, with its instruction sets if the system reports them."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -17,6 +17,6 @@ def processor() -> str:
 
 
 def has_vnni() -> bool:
-    """Whether the processor is known to add products of 8 bits in 32 bits: VNNI of x86, or dot products of ARM."""
+    """Whether the processor can add products of 8-bit numbers in 32 bits: VNNI of x86, or dot products of ARM."""
     flags = processor().split()
     return not {"avx512_vnni", "avx_vnni", "amx_int8", "asimddp"}.isdisjoint(flags)

@@ -1,4 +1,4 @@
-"""What to install for an execution provider that the installed libraries do not have."""
+"""Advice on what to install for an execution provider that the installed libraries do not have."""
 
 import importlib.metadata
 import sys
@@ -11,7 +11,7 @@ _OLD_DIRECTML = "onnxruntime-genai-directml"
 
 
 def how_to_get(name: str) -> str:
-    """The end of a message that a provider is missing, with what brings it; "" where nothing is known."""
+    """End of an error message about a missing provider, which says what to install; "" where nothing is known."""
     known = provider(name)
     if known.package:
         package = known.package.replace("_", "-")
@@ -24,7 +24,10 @@ def how_to_get(name: str) -> str:
 
 
 def newer_directml() -> str:
-    """The end of a message that a model cannot be loaded, if the library is the old one for DirectML; otherwise ""."""
+    """End of an error message about a model that cannot be loaded: advice to replace an outdated DirectML package.
+
+    "" if that package is not installed.
+    """
     version = _version(_OLD_DIRECTML)
     if version is None:
         return ""
@@ -33,7 +36,7 @@ def newer_directml() -> str:
 
 
 def _version(package: str) -> str | None:
-    """The version of an installed package; None if it is not installed."""
+    """Version of an installed package; None if it is not installed."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

@@ -1,6 +1,6 @@
 """`python -m genai_server.engine.model.provider_trial`: tests which execution providers of ONNX Runtime load here.
 
-A library may include a provider whose own libraries are missing, and only a session shows that. A provider may crash
+ONNX Runtime may include a provider whose own libraries are missing, and only a session shows that. A provider may crash
 the process, so this is a separate one. It prints one line of JSON: for each provider null, or the reason for a failure.
 """
 
@@ -18,7 +18,7 @@ _IR_VERSION, _OPSET = 8, 17
 
 
 def main() -> None:
-    """Try each provider that ONNX Runtime was built with, on a graph of one node."""
+    """Try each provider that ONNX Runtime was built with, on a graph of one node, and print the results."""
     onnxruntime.set_default_logger_severity(_ERRORS)
     available = onnxruntime.get_available_providers()
     found = {name: load_error(known.onnxruntime) for name, known in PROVIDERS.items() if known.onnxruntime in available}
@@ -26,7 +26,7 @@ def main() -> None:
 
 
 def load_error(provider: str) -> str | None:
-    """Why a provider, by ONNX Runtime's name, does not load; None if it does."""
+    """Why an execution provider, by ONNX Runtime's name for it, does not load; None if it does."""
     try:
         session = onnxruntime.InferenceSession(_graph(), providers=[provider], enable_fallback=0)
     except Exception as error:  # ONNX Runtime's errors have no base of their own

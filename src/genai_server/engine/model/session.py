@@ -1,4 +1,4 @@
-"""The ONNX Runtime session in which the batched runner runs a decoder's graph."""
+"""Opens the ONNX Runtime session in which the batched runner runs a decoder's graph."""
 
 from typing import Any
 
@@ -31,10 +31,10 @@ def open_session(
     options: DeviceOptions = DEFAULT_OPTIONS,
     profile_prefix: str = "",
 ) -> Any:
-    """An ONNX Runtime session with a device's options.
+    """Open an ONNX Runtime session for a decoder, with the options of a device.
 
-    Its graph is ragged (engine/graph_rewriting/ragged.py), and with `offers_best` selects the best logits
-    (engine/graph_rewriting/output_head.py). `threads` 0 uses the physical cores that the process may use. With a
+    The graph is rewritten for flat tokens (engine/graph_rewriting/ragged.py), and with `offers_best` to return the best
+    logits (engine/graph_rewriting/output_head.py). `threads` 0 uses the physical cores that the process may use. With a
     `profile_prefix`, ONNX Runtime profiles the session from load to end. Raises DoesNotFit, and ConfigurationError for
     options that name something missing.
     """
@@ -70,9 +70,10 @@ def _make_ragged(model: onnx.ModelProto, graph: DecoderGraph) -> None:
 
 
 def open_state_operators(graph: DecoderGraph, complete: Any) -> Any:
-    """A session of a decoder's operators with states alone, next to the complete one; None if it has none.
+    """Open a session with only the operators of a decoder that have recurrent states; None if the decoder has none.
 
-    Its threads do not spin: they would take the cores from those of the model.
+    `complete` is the session of the whole decoder. The threads of the new session do not spin: they would take the
+    cores from those of the decoder.
     """
     if not graph.has_states:
         return None

@@ -1,8 +1,7 @@
-"""Gives a device's options to both libraries: as ONNX Runtime's SessionOptions and as onnxruntime-genai's
-configuration.
+"""Gives the options of a device to ONNX Runtime, as SessionOptions, and to onnxruntime-genai, as configuration.
 
-The two contain separate copies of ONNX Runtime in one process. No thread pool spans them, and a provider's library is
-registered with each.
+The two libraries contain separate copies of ONNX Runtime in one process. No thread pool spans both, and a provider's
+library must be registered with each.
 """
 
 import importlib
@@ -54,7 +53,7 @@ _UNSIGNED_WEIGHTS = "session.x64quantprecision"
 
 
 def config_entries(options: DeviceOptions, threads: int) -> dict[str, str]:
-    """The session's entries by name: a device's own, and the server's defaults for the others."""
+    """Session config entries by name: those of the device's options, and the server's defaults for the others."""
     defaults = {} if has_vnni() else {_UNSIGNED_WEIGHTS: "1"}
     if num_threads(options, threads) >= usable_cpus():
         # Threads that spin between passes would keep the API process from sending tokens.
@@ -63,14 +62,15 @@ def config_entries(options: DeviceOptions, threads: int) -> dict[str, str]:
 
 
 def num_threads(options: DeviceOptions, threads: int) -> int:
-    """Threads of an operator: the option's, else `threads`, else the physical cores that the process may use."""
+    """Number of threads of an operator: the device's option, else `threads`, else the usable physical cores."""
     return int(options.session.get(session.THREADS, "0")) or threads or usable_cores()
 
 
 def with_found_libraries(options: DeviceOptions, model_dir: Path) -> DeviceOptions:
-    """The options with absolute paths of custom operator libraries, which start at the model or the working directory.
+    """The options, with absolute paths of custom operator libraries. Raises ConfigurationError if one does not exist.
 
-    The two copies of ONNX Runtime would search different places otherwise. Raises ConfigurationError.
+    Relative paths start at the model directory or at the working directory. The two copies of ONNX Runtime would search
+    different folders otherwise.
     """
     found = []
     for name in options.custom_op_libraries:
@@ -85,7 +85,7 @@ def with_found_libraries(options: DeviceOptions, model_dir: Path) -> DeviceOptio
 
 
 def genai_overlay(options: DeviceOptions, threads: int) -> dict[str, Any]:
-    """The overlay for the decoder's part of genai_config.json."""
+    """Overlay for the decoder's section of genai_config.json that applies the device's options."""
     found: dict[str, Any] = {session.THREADS: num_threads(options, threads)}
     given = options.session
     if "inter_op_num_threads" in given:
@@ -105,7 +105,7 @@ def genai_overlay(options: DeviceOptions, threads: int) -> dict[str, Any]:
 
 
 def configure_providers(library: Any, config: Any, options: DeviceOptions) -> None:
-    """Restrict a configuration of onnxruntime-genai (the module `library`) to the device's providers.
+    """Restrict a configuration of onnxruntime-genai (the module `library`) to the execution providers of the device.
 
     Raises ConfigurationError.
     """
@@ -120,7 +120,7 @@ def configure_providers(library: Any, config: Any, options: DeviceOptions) -> No
 
 
 def register(library: Any, given: ProviderOptions) -> None:
-    """Register a provider that is not built in with one of the two libraries. Raises ConfigurationError."""
+    """Register an execution provider that is not built in with one of the two libraries. Raises ConfigurationError."""
     where = library_of(given)
     if where is None:
         return
@@ -132,7 +132,7 @@ def register(library: Any, given: ProviderOptions) -> None:
 
 
 def library_of(given: ProviderOptions) -> str | None:
-    """The file of a provider that is not built in; None for others. Raises ConfigurationError."""
+    """Path of the library of a provider that is not built in; None for others. Raises ConfigurationError."""
     if given.package:
         try:
             return str(importlib.import_module(given.package).get_library_path())
@@ -146,9 +146,9 @@ def library_of(given: ProviderOptions) -> str | None:
 
 
 def missing_device(options: DeviceOptions) -> str | None:
-    """A message about the first provider that finds no device on this machine; None if each finds one.
+    """Message about the first provider that finds no device on this machine; None if each finds one.
 
-    Raises ConfigurationError for one that ONNX Runtime cannot load.
+    Raises ConfigurationError for a provider that ONNX Runtime cannot load.
     """
     for given in options.providers:
         if given.package or given.library:
@@ -164,10 +164,10 @@ def _devices_of(given: ProviderOptions) -> list[Any]:
 
 
 def session_options(options: DeviceOptions, threads: int, *, profile_prefix: str = "") -> Any:
-    """ONNX Runtime's SessionOptions.
+    """SessionOptions of ONNX Runtime for a device.
 
-    With a `profile_prefix`, the session is profiled from load to end into files whose names begin with it. Raises
-    ConfigurationError for a library of operators that does not load.
+    With a `profile_prefix`, the session is profiled from load to end into files whose names begin with the prefix.
+    Raises ConfigurationError for a library of operators that does not load.
     """
     found, given = onnxruntime.SessionOptions(), options.session
     level = given.get(session.LEVEL, "all")
@@ -197,9 +197,9 @@ def session_options(options: DeviceOptions, threads: int, *, profile_prefix: str
 
 
 def use_global_pool(options: DeviceOptions, threads: int) -> None:
-    """Set the size of the thread pool that all sessions of the process share, if the options ask for one.
+    """Set the size of the thread pool that all sessions of the process share, if the options ask for such a pool.
 
-    Must precede the first session.
+    Must be called before the first session is opened.
     """
     if options.session.get(session.POOL) == "1":
         inter_op = int(options.session.get("inter_op_num_threads", "0"))
@@ -207,15 +207,19 @@ def use_global_pool(options: DeviceOptions, threads: int) -> None:
 
 
 def preload_cuda(options: DeviceOptions) -> None:
-    """Load the CUDA libraries of the nvidia-* packages, whose folders loaders do not search, where they are needed."""
+    """Load the CUDA libraries of the nvidia-* packages if a provider needs them.
+
+    The loaders of the operating system do not search the folders of these packages.
+    """
     if any(given.name in _ON_CUDA for given in options.providers):
         onnxruntime.preload_dlls(cuda=True, cudnn=True)
 
 
 def open_with(model: Path | bytes, found: Any, options: DeviceOptions) -> Any:
-    """A session for a model, from a file or serialized, on the device's providers in order and then the CPU.
+    """Open a session for a model, given as a path or serialized, on the device's providers in order and then the CPU.
 
-    Raises ConfigurationError for a provider that ONNX Runtime lacks, and the provider's own errors.
+    `found` are the SessionOptions. Raises ConfigurationError for a provider that ONNX Runtime lacks, and errors of the
+    providers.
     """
     given_model = model if isinstance(model, bytes) else str(model)
     found.add_session_config_entry(_RECORD_ASSIGNMENT, "1")
@@ -249,10 +253,10 @@ def open_with(model: Path | bytes, found: Any, options: DeviceOptions) -> Any:
 def open_encoder(
     model: Path | bytes, threads: int, options: DeviceOptions, *, is_packed: bool = False, folder: Path | None = None
 ) -> Any:
-    """A session whose threads do not wait actively, because a decoder's passes run at the same time.
+    """Open a session for an encoder. Its threads do not spin, because a decoder's passes run at the same time.
 
     `is_packed` says that its products are genai-server-native's. `folder` has the weights of a serialized model. Raises
-    as `open_with` does.
+    ConfigurationError for a provider that ONNX Runtime lacks, and errors of the providers.
     """
     found = session_options(options, threads)
     if is_packed:
@@ -264,7 +268,7 @@ def open_encoder(
 
 
 def node_shares(opened: Any) -> dict[str, int]:
-    """The number of a session's nodes on each provider, by our names of the providers."""
+    """Number of a session's graph nodes that run on each provider, by this server's names of the providers."""
     ours = {known.onnxruntime: name for name, known in PROVIDERS.items()}
     counts: Counter[str] = Counter()
     for part in opened.get_provider_graph_assignment_info():

@@ -1,7 +1,7 @@
-"""The encoder and the decoder of a model for speech, as its files describe them.
+"""Describes the encoder and the decoder of a speech recognition model by its files.
 
-The decoder is described as engine/graph_rewriting/cross_attention.py rewrites it: with positions as an input, and the
-sound's keys and values as states of rows.
+The decoder is described in the form to which engine/graph_rewriting/cross_attention.py rewrites it: with positions as
+an input, and the keys and values of the encoded audio as states of each row.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from genai_server.engine.model.graph import float_type, layer_states
 
 @dataclass(frozen=True)
 class EncoderFiles:
-    """The graph that makes a sound's keys and values."""
+    """The graph that encodes audio into keys and values for cross-attention."""
 
     path: Path
     # The input [1, mels, frames].
@@ -28,7 +28,7 @@ class EncoderFiles:
 
 
 def read_encoder_files(model_dir: Path) -> EncoderFiles:
-    """The encoder of a checked model directory for speech."""
+    """Description of the encoder in a checked model directory of a speech recognition model."""
     encoder = read_config(model_dir)["model"]["encoder"]
     inputs, outputs = encoder.get("inputs", {}), encoder.get("outputs", {})
     layers = range(int(read_config(model_dir)["model"]["decoder"]["num_hidden_layers"]))
@@ -38,7 +38,10 @@ def read_encoder_files(model_dir: Path) -> EncoderFiles:
 
 
 def read_cross_decoder(model_dir: Path) -> DecoderGraph:
-    """The decoder of a checked model directory for speech, as `use_known_operators` leaves it. Raises DoesNotFit."""
+    """Description of the decoder in a checked model directory of a speech recognition model. Raises DoesNotFit.
+
+    It describes the graph after `use_known_operators` has rewritten it.
+    """
     decoder = read_config(model_dir)["model"]["decoder"]
     graph = onnx.load(str(model_dir / decoder["filename"]), load_external_data=False).graph
     inputs = {value.name: value.type.tensor_type for value in graph.input}

@@ -1,4 +1,4 @@
-"""Runs the graphs next to the decoder's of a model that reads images: images to features, and tokens to embeddings."""
+"""Runs the graphs next to the decoder of a model that reads images or audio: the encoder and the token embeddings."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,19 +20,21 @@ _IDS, _EMBEDDINGS, _LENGTHS = "input_ids", "inputs_embeds", "audio_lengths"
 
 
 def features_graph(files: VisionFiles) -> bytes:
-    """A vision graph whose pixel values [1, features, hidden_size] are the features themselves, or such a speech graph.
+    """Encoder graph that returns its input, the features, unchanged: [1, features, hidden_size].
 
-    With it, onnxruntime-genai takes images that have been encoded already, and loads no weights for them. It takes the
-    form of the features from this graph, so they are what the embedding graph takes.
+    With such a graph, onnxruntime-genai takes images or audio that have been encoded already, and loads no weights for
+    them. It takes the form of the features from this graph, so they have the form that the embedding graph expects.
     """
     embedding = onnx.load(str(files.embedding), load_external_data=False).graph
     wanted = next(value.type.tensor_type for value in embedding.input if value.name == files.features)
     given, made = files.given, files.features
     rows: list[int | str] = ["features", files.hidden_size]
     # The library requires this input of a speech graph.
-    lengths = [helper.make_tensor_value_info(files.name(_LENGTHS), onnx.TensorProto.INT64, [1])] if files.hears else []
+    lengths = (
+        [helper.make_tensor_value_info(files.name(_LENGTHS), onnx.TensorProto.INT64, [1])] if files.has_audio else []
+    )
     # Those of a sound have an axis for sounds, which the library takes away.
-    shape = rows if len(wanted.shape.dim) == len(rows) and not files.hears else [1, *rows]
+    shape = rows if len(wanted.shape.dim) == len(rows) and not files.has_audio else [1, *rows]
     graph = helper.make_graph(
         [
             helper.make_node("Cast", [given], ["cast"], to=wanted.elem_type),
@@ -49,7 +51,10 @@ def features_graph(files: VisionFiles) -> bytes:
 
 
 class ImageEncoder:
-    """Runs the vision graph, or the one with packed products at `packed`, which gives the same features but rounded."""
+    """Runs the encoder graph for images or audio.
+
+    If `packed` is given, the graph with packed products at that path is run instead, whose weights are rounded.
+    """
 
     def __init__(
         self,
@@ -60,14 +65,14 @@ class ImageEncoder:
     ) -> None:
         self._features = files.features
         self._name = files.name
-        self.noun = "a sound" if files.hears else "an image"
+        self.noun = "a sound" if files.has_audio else "an image"
         self._session: Any = open_encoder(packed or files.vision, threads, options, is_packed=packed is not None)
         self._inputs = {value.name: NUMPY_TYPES[value.type] for value in self._session.get_inputs()}
 
     def encode(self, tensors: Mapping[str, NDArray[Any]]) -> Features:
-        """The features [features, hidden_size] of one image, from its tensors by the library's names.
+        """Features [features, hidden_size] of one image or recording. Raises RunnerFailed.
 
-        Raises RunnerFailed.
+        `tensors` are the inputs by onnxruntime-genai's names.
         """
         given = {self._name(name): values for name, values in tensors.items()}
         given = {name: given[name].astype(kind, copy=False) for name, kind in self._inputs.items() if name in given}
@@ -79,7 +84,7 @@ class ImageEncoder:
 
 
 class TokenEmbedder:
-    """Runs the embedding graph."""
+    """Runs the embedding graph, which looks up the embeddings of tokens."""
 
     def __init__(self, files: VisionFiles) -> None:
         self.image_token = files.image_token
@@ -97,10 +102,10 @@ class TokenEmbedder:
         self._others = {name: self._no_features.astype(kinds[name]) for name in others}
 
     def embed(self, ids: NDArray[np.int64], features: Features | None = None) -> NDArray[Any]:
-        """The embeddings [1, tokens, hidden_size] of tokens [1, tokens].
+        """Embeddings [1, tokens, hidden_size] of tokens [1, tokens]. Raises RunnerFailed.
 
-        The image tokens among them have `features` [image tokens, hidden_size], in their order. An image token without
-        a feature has zeros. Raises RunnerFailed.
+        Image tokens get the rows of `features` [image tokens, hidden_size] instead, in order. An image token without a
+        feature gets zeros.
         """
         given = self._no_features
         if num_images := int(np.count_nonzero(ids == self.image_token)):

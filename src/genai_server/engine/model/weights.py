@@ -1,9 +1,9 @@
-"""ONNX Runtime's pre-packed weights, written once and mapped into memory by every process that runs the model.
+"""Weights that are packed for the kernels once, and mapped into memory by every process that runs the model.
 
-A session packs its weights for its kernels into private memory. Packed weights that were saved next to the optimized
-graph are mapped instead (session options `session.save_external_prepacked_constant_initializers` and
-`session.optimized_model_external_initializers_file_name`). Then the engines of a host share the pages. The
-folder's name contains what they depend on: model, version and processor.
+A session of ONNX Runtime packs its weights for its kernels into private memory. Packed weights that were saved next to
+the optimized graph are mapped instead (session options `session.save_external_prepacked_constant_initializers` and
+`session.optimized_model_external_initializers_file_name`). Then the engines of a host share the pages. The name of the
+folder contains all that the packed weights depend on: model, version and processor.
 """
 
 import hashlib
@@ -42,7 +42,7 @@ _FORMAT = 5
 
 
 def prepacked_model(model_dir: Path, cache_dir: Path | None, options: DeviceOptions = DEFAULT_OPTIONS) -> Path:
-    """A directory like `model_dir` with packed weights; `model_dir` itself if that is impossible.
+    """Directory like `model_dir` with weights packed by ONNX Runtime; `model_dir` itself if that is impossible.
 
     They fit the CPU's kernels and the device's session options. The model directory is never written to.
     """
@@ -50,9 +50,9 @@ def prepacked_model(model_dir: Path, cache_dir: Path | None, options: DeviceOpti
 
 
 def native_model(model_dir: Path, cache_dir: Path | None, options: DeviceOptions = DEFAULT_OPTIONS) -> Path:
-    """A directory like `model_dir` in which the decoder's products with its weights are genai-server-native's.
+    """Directory like `model_dir` in which the decoder's products are replaced with those of genai-server-native.
 
-    It is `model_dir` itself if some would remain ONNX Runtime's, or if packed weights cannot be stored.
+    Returns `model_dir` itself if some products cannot be replaced, or if packed weights cannot be stored.
     """
     path = model_dir / read_config(model_dir)["model"][DECODER]["filename"]
     if why := why_not_packed(onnx.load(str(path), load_external_data=False).graph):
@@ -62,10 +62,10 @@ def native_model(model_dir: Path, cache_dir: Path | None, options: DeviceOptions
 
 
 def packed_encoder(model_dir: Path, cache_dir: Path, options: DeviceOptions, part: str) -> Path | None:
-    """The graph of a part that encodes images or sounds, with the products of genai-server-native.
+    """Path of an encoder graph for images or audio with the products of genai-server-native.
 
-    Weights in 16 and 32 bits are rounded to 8. None if some products would remain ONNX Runtime's, or if packed weights
-    cannot be stored.
+    `part` is the section of genai_config.json that names the encoder. Weights in 16 and 32 bits are rounded to 8.
+    Returns None if some products cannot be replaced, or if packed weights cannot be stored.
     """
     name = str(read_config(model_dir)["model"][part]["filename"])
     if why := why_not_packed(onnx.load(str(model_dir / name), load_external_data=False).graph):
@@ -76,7 +76,7 @@ def packed_encoder(model_dir: Path, cache_dir: Path, options: DeviceOptions, par
 
 
 class _Products(Enum):
-    """What multiplies with the weights of a packed graph."""
+    """Which library multiplies with the weights of a packed graph."""
 
     # ONNX Runtime, with the weights that its kernels pack.
     LIBRARY = ""
@@ -88,7 +88,7 @@ class _Products(Enum):
 def _packed(
     model_dir: Path, cache_dir: Path | None, options: DeviceOptions, products: _Products, part: str = DECODER
 ) -> Path | None:
-    """A directory like `model_dir` with packed weights of a part; None if that is impossible."""
+    """Directory like `model_dir` with packed weights of one graph; None if that is impossible."""
     has_others = any(provider.name != CPU for provider in options.providers)
     if cache_dir is None or has_others or options.custom_op_libraries:
         return None
@@ -107,7 +107,7 @@ def _packed(
 
 
 def _write(model_dir: Path, target: Path, given: DeviceOptions, products: _Products, part: str) -> None:
-    """Pack into a folder next to the target, and rename it when it is complete."""
+    """Pack a graph into a folder next to `target`, and rename the folder to `target` when it is complete."""
     config = read_config(model_dir)
     graph = str(config["model"][part]["filename"])
     log.info("packing the weights of %s once, into %s", model_dir / graph, target)
@@ -139,7 +139,7 @@ def _write(model_dir: Path, target: Path, given: DeviceOptions, products: _Produ
 
 
 def _with_weights(model_dir: Path, graph: str | None) -> set[Path]:
-    """A graph and the files of its weights; empty without one."""
+    """Paths of a graph and of the files of its weights; empty if `graph` is None or empty."""
     if not graph:
         return set()
     path = model_dir / graph
@@ -164,7 +164,7 @@ def _optimize(source: Path, target: Path, given: DeviceOptions) -> None:
 
 
 def _is_whole(target: Path) -> bool:
-    """Whether the folder's contents are intact, by their sizes and samples."""
+    """Whether the files of a folder are complete, judged by their sizes and samples of their content."""
     try:
         written = json.loads((target / _MANIFEST).read_text(encoding="utf-8"))
         return bool(written == _fingerprints(target))
@@ -178,7 +178,7 @@ def _fingerprints(folder: Path) -> dict[str, str]:
 
 
 def _fingerprint(file: Path) -> str:
-    """The size, and a hash of evenly spread samples: reading the whole file would take as long as loading it."""
+    """Hash of a file's size and of evenly spread samples: reading the whole file would take as long as loading it."""
     size = file.stat().st_size
     digest = hashlib.sha256(str(size).encode())
     with file.open("rb") as stream:
@@ -189,7 +189,7 @@ def _fingerprint(file: Path) -> str:
 
 
 def model_key(model_dir: Path, options: DeviceOptions, what_else: dict[str, str]) -> str:
-    """A folder's name, from everything that a model's kernels depend on: its files, processor and options."""
+    """Name for a folder, with a hash of everything on which a model's kernels depend: files, processor and options."""
     files = {
         file.relative_to(model_dir).as_posix(): (file.stat().st_size, file.stat().st_mtime_ns)
         for file in _files(model_dir)
@@ -200,9 +200,9 @@ def model_key(model_dir: Path, options: DeviceOptions, what_else: dict[str, str]
 
 
 def _files(model_dir: Path) -> list[Path]:
-    """The files of the model itself, without adapters, which may lie next to it and change.
+    """Files of the model itself, without adapters, which may lie next to it and change.
 
-    These are the files in its directory, and in the folders below it of those that its configuration names.
+    These are the files in the model directory, and those in the folders of files that the configuration names.
     """
     named = [Path(name) for name in named_files(read_config(model_dir))]
     folders = {model_dir, *(model_dir / path.parent for path in named if ".." not in path.parts)}
@@ -211,7 +211,7 @@ def _files(model_dir: Path) -> list[Path]:
 
 
 def _packing(options: DeviceOptions) -> dict[str, str]:
-    """The options that affect packed weights, unlike those of threads and memory."""
+    """The session options that affect packed weights. Options for threads and memory do not."""
     level = {LEVEL: options.session[LEVEL]} if LEVEL in options.session else {}
     return level | {
         name: value for name, value in config_entries(options, 0).items() if not name.startswith(_OF_THREADS)

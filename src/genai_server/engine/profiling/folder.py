@@ -1,4 +1,4 @@
-"""The folder of per-token profiles and its limits. ONNX Runtime writes the files, one for each forward pass."""
+"""Folder of per-token profiles, with its limits. ONNX Runtime writes the files, one for each forward pass."""
 
 import math
 import os
@@ -22,10 +22,10 @@ _FULL = 0.9
 
 
 class ProfileFolder:
-    """Counts the files below `root`, of all devices, and checks the limits.
+    """Counts the profiles of all devices below `root`, and checks the limits.
 
-    An engine's files lie in the folder `name`, since the names of files do not tell engines apart. `max_age` is in
-    seconds.
+    The profiles of this engine lie in the subfolder `name`, because file names do not tell engines apart. `max_age` is
+    in seconds.
     """
 
     def __init__(self, root: Path, name: str, *, max_files: int, max_bytes: int, max_age: float = math.inf) -> None:
@@ -38,7 +38,10 @@ class ProfileFolder:
         self._looks_left = 0  # calls until all files are counted again
 
     def prepare(self) -> None:
-        """Create the folder, and try it: ONNX Runtime is silent about what it cannot write. Raises Unavailable."""
+        """Create the engine's folder, and test that files can be written there. Raises Unavailable if not.
+
+        ONNX Runtime itself does not report that a profile cannot be written.
+        """
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             with TemporaryFile(dir=self.directory):
@@ -48,7 +51,7 @@ class ProfileFolder:
             raise Unavailable(f"GENAI_PROFILE_DIR={self._root}: profiles cannot be written: {reason}") from error
 
     def path_prefix(self, prefix: str) -> str:
-        """The value of the runtime option enable_profiling."""
+        """Path prefix of profiles, as value of the runtime option `enable_profiling` of onnxruntime-genai."""
         return str(self.directory.resolve() / prefix)
 
     def usage(self) -> tuple[int, int]:
@@ -62,10 +65,11 @@ class ProfileFolder:
         self._counted = files + len(sizes), size + sum(sizes)
 
     def limit_reached(self) -> str | None:
-        """The limit that allows no further file, in words; None if no limit is reached.
+        """Message about the limit that allows no further file; None if no limit is reached.
 
         This is called for every profiled pass, and counting a thousand files takes 4 ms. So files are counted again
-        after calls for a hundredth of their number, and other engines' files may exceed a limit by a hundredth.
+        only after a number of calls that is a hundredth of the number of files. Until then, files of other engines may
+        exceed a limit by about as much.
         """
         if self._looks_left == 0:
             self._counted = self.usage()
@@ -81,9 +85,9 @@ class ProfileFolder:
         return None
 
     def remove_old(self) -> None:
-        """Remove the sessions of any device that ended too long ago.
+        """Remove the profile sessions of all devices that ended longer than `max_age` ago.
 
-        It keeps at most as many others as files are allowed, because sessions may have no files.
+        Of the others, at most as many stay as files are allowed, because sessions may have no files.
         """
         now = time.time()
         old: list[Manifest] = []
@@ -94,10 +98,11 @@ class ProfileFolder:
         self._looks_left = 0
 
     def make_room(self, keep: Collection[Path]) -> str | None:
-        """At a limit, remove the oldest sessions until a tenth is free; returns the limit if it is still reached.
+        """At a limit, remove the oldest profile sessions until a tenth of the limit is free.
 
-        Sessions with a manifest in `keep`, and open ones of other engines, stay. A tenth is freed because this reads
-        all manifests, which the next passes should not repeat.
+        Returns the message of a limit that is still reached; None if none is. Sessions with a manifest in `keep`, and
+        open ones of other engines, stay. A tenth is freed because this function reads all manifests, which the next
+        passes should not have to repeat.
         """
         if self.limit_reached() is None:
             return None
@@ -116,9 +121,9 @@ class ProfileFolder:
 
 
 def _sizes(folder: Path) -> Iterator[int]:
-    """The sizes of the profiles in a folder, if it is one.
+    """Sizes in bytes of the profiles in a folder; empty if there is no such folder.
 
-    Called for every pass, so it creates no Path for each file.
+    It is called for every pass, so it creates no Path object for each file.
     """
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
@@ -128,14 +133,14 @@ def _sizes(folder: Path) -> Iterator[int]:
 
 
 def wait_for_next_file_name() -> None:
-    """Wait for the clock's next millisecond: names of files differ only in their time."""
+    """Wait for the next millisecond of the clock, because file names of profiles differ only in their time."""
     start = time.time_ns() // 1_000_000
     while time.time_ns() // 1_000_000 == start:
         time.sleep(0.0002)
 
 
 def profile_folder(spec: EngineSpec) -> ProfileFolder:
-    """The folder for the profiles of an engine, by its settings."""
+    """The folder for the profiles of an engine, according to the engine's settings."""
     return ProfileFolder(
         Path(spec.profile_dir),
         spec.profile_folder or spec.device,

@@ -1,7 +1,7 @@
-"""Writes the manifest of each profile session: which request and token each file of a profiled pass belongs to.
+"""Writes the manifest of each profile session: to which request and token each file of a profiled pass belongs.
 
 ONNX Runtime's file names contain only a prefix and the time. The files of a pass are those that were not in the folder
-before it.
+before the pass.
 """
 
 import os
@@ -29,7 +29,7 @@ _LIBRARIES = "onnxruntime*.dist-info"
 
 
 def about_engine(device: str, model_dir: Path, threads: int, options: DeviceOptions = DEFAULT_OPTIONS) -> Session:
-    """The part of the manifests that all sessions of an engine share.
+    """The part of a manifest that is the same for all profile sessions of an engine.
 
     `threads` 0 means the usable cores; a number in the options takes precedence.
     """
@@ -49,7 +49,10 @@ def about_engine(device: str, model_dir: Path, threads: int, options: DeviceOpti
 
 
 def _library_versions() -> dict[str, str]:
-    """The installed distributions of ONNX Runtime. Reading all distributions takes a quarter of an engine's start."""
+    """Versions of the installed distributions of ONNX Runtime, by name.
+
+    To read all installed distributions would take a quarter of an engine's start.
+    """
     folders = [folder for path in sys.path for folder in Path(path).glob(_LIBRARIES)]
     # Of two with the same name, Python imports the first.
     return {library.name: library.version for library in map(Distribution.at, reversed(folders))}
@@ -57,7 +60,7 @@ def _library_versions() -> dict[str, str]:
 
 @dataclass(frozen=True)
 class _Before:
-    """The state before a pass."""
+    """State of the folder and of the clocks before a pass."""
 
     files: frozenset[str]
     position: int
@@ -67,10 +70,10 @@ class _Before:
 
 
 class ProfileManifest:
-    """The manifests in a device's folder; one session for each prefix is open at a time.
+    """Writes the manifests in a device's folder. One session for each prefix is open at a time.
 
     A session begins with its first file, or earlier if it has a plan. `num_begun` counts the sessions. `about` is the
-    part that all of them share.
+    part that all manifests share.
     """
 
     def __init__(self, directory: Path, about: Session) -> None:
@@ -82,32 +85,32 @@ class ProfileManifest:
 
     @property
     def open_sessions(self) -> frozenset[Path]:
-        """The manifests of the open sessions."""
+        """Paths of the manifests of the open sessions."""
         return frozenset(self._open.values())
 
     def begin(self, plan: ProfilePlan) -> str:
-        """Begin a session that has no files yet; returns its id. Raises OSError."""
+        """Begin a session that has no files yet. Returns its id. Raises OSError."""
         return self._begin(plan.prefix, time.time(), plan).name.removesuffix(SUFFIX)
 
     def end(self, prefix: str, reason: str | None = None, profiled: Profiled | None = None) -> None:
-        """End the session with a prefix, if one is open. On a full disk its end is not recorded."""
+        """End the session with a prefix, if one is open. On a full disk, the end is not written to its manifest."""
         path = self._open.pop(prefix, None)
         with suppress(OSError):
             if path is not None and path.exists():
                 _write(path, End(time.time(), reason, profiled))
 
     def end_others(self, prefixes: Collection[str], reason: str | None = None) -> None:
-        """End the sessions with all prefixes except these."""
+        """End all sessions whose prefix is not among `prefixes`."""
         for prefix in set(self._open).difference(prefixes):
             self.end(prefix, reason)
 
     def before_step(self, sequence: Sequence) -> None:
-        """Note the state before a pass, which must follow at once."""
+        """Record the state before a pass with a profiled sequence. The pass must follow at once."""
         files = frozenset(self._files())
         self._before = _Before(files, sequence.num_read, time.time(), time.perf_counter(), time.process_time())
 
     def after_step(self, sequence: Sequence) -> list[int]:
-        """Record the files that the pass has written; returns their sizes in bytes.
+        """Record the files that the pass has written. Returns their sizes in bytes.
 
         Raises OSError if that fails, or if a file is incomplete.
         """
@@ -137,7 +140,7 @@ class ProfileManifest:
         return sizes
 
     def drop_step(self, prefix: str) -> None:
-        """Remove the files that an interrupted or failed pass has written under a prefix, if that can be done."""
+        """Remove the files that an interrupted or failed pass has written under a prefix. Errors are ignored."""
         before, self._before = self._before, None
         for name in self._files() - before.files if before is not None else ():
             with suppress(OSError):
@@ -161,7 +164,7 @@ class ProfileManifest:
 
 
 def _is_whole(path: Path) -> bool:
-    """Whether a file is a complete list: on a full disk ONNX Runtime silently writes as much as fits."""
+    """Whether a profile is a complete JSON list. On a full disk ONNX Runtime silently writes as much as fits."""
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - 4))
         return file.read().rstrip().endswith(b"]")

@@ -1,4 +1,4 @@
-"""The two runtime options of onnxruntime-genai for a whole device: their state, and their use on sequences."""
+"""The two runtime options of onnxruntime-genai, terminate_session and enable_profiling, for a whole device."""
 
 import logging
 import sys
@@ -29,12 +29,13 @@ _NOTHING_SET = KeptOptions()
 class RuntimeOptionState:
     """Chooses the sequences to profile, and knows whether the device's session is terminated.
 
-    Profiled sequences run alone. To keep most of a batch together, a switch for the device affects at most `max_rows`
-    sequences at a time, those that have run longest. Without a batch it affects all. The open `sessions` use the rows
-    that the switch leaves.
+    A profiled sequence runs in passes of its own. To keep most of a batch together, profiling of the whole device
+    affects at most `max_rows` sequences at a time, those that have run longest. Without a batch it affects all. The
+    open profile `sessions` may use the rest of these `max_rows`.
 
-    `keep` is called with what an operator sets for the device: the next engine starts with it as `kept`, so a crash
-    does not revive a terminated device. `about` is the part of the manifests that all sessions share.
+    `keep` is called with what an operator sets for the device. The successor of this engine starts with the same values
+    as `kept`, so a crash does not revive a terminated device. `about` is the part of the manifests that all profile
+    sessions share.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class RuntimeOptionState:
 
     @property
     def terminated(self) -> bool:
-        """Whether the operator has ended the device's session."""
+        """Whether an operator has terminated the device's session, so that requests are refused."""
         return self._kept.terminated
 
     @terminated.setter
@@ -73,7 +74,7 @@ class RuntimeOptionState:
         self._keep_for_successor(kept)
 
     def set_profiling(self, value: str, sequences: Iterable[Sequence], *, whole_device: bool) -> None:
-        """Start ("1" or a prefix) or stop ("0") profiling these sequences. Raises Unavailable and OSError."""
+        """Start ("1" or a file prefix) or stop ("0") to profile these sequences. Raises Unavailable and OSError."""
         prefix = {"0": None, "1": DEFAULT_PREFIX}.get(value, value)
         if prefix is not None:
             self._folder.prepare()
@@ -92,7 +93,7 @@ class RuntimeOptionState:
 
     @property
     def num_profile_sessions(self) -> int:
-        """The number of profile sessions that have begun."""
+        """Number of profile sessions that have begun up to now."""
         return self._manifest.num_begun if self._has_profiled else 0
 
     def start_session(self, plan: ProfilePlan, sequences: Collection[Sequence]) -> ProfileSession:
@@ -110,7 +111,7 @@ class RuntimeOptionState:
         return self.sessions.start(plan, self._prefixes(sequences))
 
     def choose(self, running: list[Sequence], waiting: Collection[Sequence] = ()) -> None:
-        """Select sequences to profile, in place of those that have ended or are no longer selected."""
+        """Select the sequences to profile, in place of those that have ended or are no longer selected."""
         if not self._has_profiled:
             return
         self.sessions.release(running, waiting)
@@ -133,17 +134,20 @@ class RuntimeOptionState:
         return None if self._kept.profile == "0" else self._kept.profile
 
     def _prefixes(self, sequences: Iterable[Sequence]) -> set[str]:
-        """The prefixes in use by the device and by these sequences."""
+        """File prefixes of profiles that the device and these sequences use."""
         prefixes = {self._device_prefix, *(sequence.profile.prefix for sequence in sequences)}
         return {prefix for prefix in prefixes if prefix is not None}
 
     def observe(self, step: Step, seconds: float) -> None:
-        """Take the duration of a step that has ended."""
+        """Record the duration of a completed step, for the profile sessions that wait for slow tokens."""
         if self._has_profiled:
             self.sessions.observe(step, seconds)
 
     def before_step(self, step: Step) -> None:
-        """Switch ONNX Runtime's profiling for a step, except where a sequence reads its earlier tokens again."""
+        """Switch ONNX Runtime's profiling on or off for each sequence of a step.
+
+        It is off while a preempted sequence reads its earlier tokens again.
+        """
         if not self._has_profiled:
             return
         first = step.sequences[0]  # a profiled one has a pass of its own
@@ -158,7 +162,10 @@ class RuntimeOptionState:
                 sequence.profile.active = prefix
 
     def _obstacle(self, sequence: Sequence) -> str | None:
-        """Why a sequence's next pass cannot be profiled; None if it can. Errors of the folder never end the request."""
+        """Why the next pass of a sequence cannot be profiled; None if it can.
+
+        Errors of the folder are returned, too, because they must never end the request.
+        """
         try:
             reached = self._folder.make_room(self._manifest.open_sessions)
             if not reached:
@@ -168,7 +175,7 @@ class RuntimeOptionState:
             return _UNWRITABLE.format(error)
 
     def after_step(self, step: Step, running: Iterable[Sequence]) -> None:
-        """Record the file of a profiled step. At a limit or on a full disk, all profiling stops."""
+        """Record the files of a profiled step. At a limit or on a full disk, all profiling stops."""
         sequence = step.sequences[0]
         if sequence.profile.active is None:
             return
@@ -182,13 +189,13 @@ class RuntimeOptionState:
             self._stop(reached, running)
 
     def produced(self, sequence: Sequence) -> None:
-        """Count the token of a profiled pass. The pass that only ends an answer has none."""
+        """Count a token of a sequence whose pass was profiled. The pass that only ends an answer has no token."""
         if sequence.profile.active is not None:
             sequence.profile.num_tokens += 1
             self.sessions.profiled(sequence)
 
     def drop_step(self, step: Step) -> None:
-        """Remove the file of a profiled step that did not run to its end."""
+        """Remove the files of a profiled step that was interrupted or has failed."""
         if step.sequences[0].profile.active is not None:
             self._manifest.drop_step(step.sequences[0].profile.active)
 
@@ -200,7 +207,7 @@ class RuntimeOptionState:
         log.warning("profiling has stopped: %s", reason)
 
     def describe(self, sequences: Iterable[Sequence]) -> RuntimeOptions:
-        """The current values, as operators see them."""
+        """The current values of the runtime options, and the state of profiling, for operators."""
         files, size = self._folder.usage()
         return RuntimeOptions(
             terminate_session="1" if self.terminated else "0",

@@ -1,6 +1,6 @@
-"""The policy of one profile session: which passes it profiles, by request, output token and duration.
+"""Decides which passes one profile session profiles, by request, output token and duration.
 
-Pure: it uses no library and no file, and its times are seconds of a monotonic clock.
+The module uses no library and no file. Its times are seconds of a monotonic clock.
 """
 
 from collections import deque
@@ -17,9 +17,10 @@ _MIN_STEPS = 16
 
 
 class ProfileSession:
-    """A session that begins now, with a plan. Sequences are identified by their numbers and their requests' names.
+    """A profile session that begins now and follows a plan.
 
-    `num_tokens` counts profiled tokens, `num_triggers` the slow tokens that triggered profiling.
+    Sequences are identified by their ids and by the names of their requests. `num_tokens` counts profiled tokens,
+    `num_triggers` the slow tokens that triggered profiling.
     """
 
     def __init__(self, id: str, plan: ProfilePlan, now: float) -> None:
@@ -39,19 +40,22 @@ class ProfileSession:
         return self.plan.request_id in (None, name)
 
     def selects(self, sequence: int, name: str, token: int) -> bool:
-        """Whether to profile the pass of a sequence that leads to this output token."""
+        """Whether to profile the pass of a sequence that produces this output token."""
         last = self.plan.last_token
         within = token >= self.plan.first_token and (last is None or token <= last)
         triggered = self.plan.slow is None or token < self._until.get(sequence, 0)
         return within and triggered and self.concerns(name)
 
     def awaits(self, name: str, token: int) -> bool:
-        """Whether a pass with a draft that leads to this output token could pass over the first one to profile."""
+        """Whether a pass that starts at this output token could skip the first token to profile if it had a draft."""
         first = self.plan.first_token
         return self.plan.slow is None and token < first <= token + MAX_DRAFTED and self.concerns(name)
 
     def decoded(self, next_tokens: dict[int, int], seconds: float, now: float, *, profiled: bool) -> None:
-        """Take the duration of a decode step; `next_tokens` has the next output token of each sequence concerned."""
+        """Record the duration of a decode step, and trigger profiling if it was slow.
+
+        `next_tokens` has the number of the next output token of each sequence concerned, by sequence id.
+        """
         if profiled:
             self._profiled.append(seconds)
             return
@@ -72,11 +76,11 @@ class ProfileSession:
         return len(self._fired) != self._fired.maxlen or now - self._fired[0] >= _HOUR
 
     def keep(self, sequences: Collection[int]) -> None:
-        """Forget all other sequences, which have ended."""
+        """Forget all sequences that are not among `sequences`, because they have ended."""
         self._until = {sequence: token for sequence, token in self._until.items() if sequence in sequences}
 
     def over(self, now: float) -> str | None:
-        """Why the session must end, in words; None if it continues."""
+        """Message why the session must end; None if it continues."""
         if self.num_tokens >= self.plan.max_tokens:
             return f"{self.num_tokens} tokens are profiled (max_tokens)"
         if now >= self._ends:
@@ -85,7 +89,7 @@ class ProfileSession:
 
     @property
     def profiled(self) -> Profiled:
-        """The results up to now."""
+        """Results of the session up to now."""
         times = _milliseconds(self._profiled), _milliseconds(self._unprofiled)
         return Profiled(self.num_tokens, self.num_triggers, *times)
 

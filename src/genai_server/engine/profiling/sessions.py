@@ -15,7 +15,10 @@ MAX_OPEN = 8
 
 
 class ProfileSessions:
-    """Owned by the loop's thread. A sequence is profiled by the session with its prefix."""
+    """Starts and ends profile sessions. Used by the thread of the engine's loop only.
+
+    The session that profiles a sequence is the one whose file prefix the sequence has.
+    """
 
     def __init__(self, manifest: ProfileManifest, clock: Clock = time.monotonic) -> None:
         self._manifest = manifest
@@ -25,11 +28,14 @@ class ProfileSessions:
 
     @property
     def prefixes(self) -> Collection[str]:
-        """The prefixes of the open sessions."""
+        """File prefixes of the open sessions."""
         return self._open.keys()
 
     def start(self, plan: ProfilePlan, others: Collection[str]) -> ProfileSession:
-        """Begin a session. `others` are prefixes in use outside sessions. Raises InvalidField and OSError."""
+        """Begin a session. Raises InvalidField and OSError.
+
+        `others` are file prefixes that are in use outside of sessions.
+        """
         if plan.prefix in self._open or plan.prefix in others:
             raise InvalidField("prefix", f"{quoted(plan.prefix)} is in use")
         if len(self._open) >= MAX_OPEN:
@@ -40,7 +46,7 @@ class ProfileSessions:
         return session
 
     def end(self, id: str) -> None:
-        """End a session on request. Raises ProfileNotFound."""
+        """End the session with this id. Raises ProfileNotFound."""
         for session in list(self._open.values()):
             if session.id == id:
                 self._end(session)
@@ -48,7 +54,7 @@ class ProfileSessions:
         raise ProfileNotFound(f"no open profile session {quoted(id)} is on this device", param="session_id")
 
     def end_all(self, reason: str) -> None:
-        """End all sessions, because none can continue."""
+        """End all sessions for a reason that concerns all of them."""
         for session in list(self._open.values()):
             self._end(session, reason)
 
@@ -74,22 +80,22 @@ class ProfileSessions:
         self._ended.clear()
 
     def prefix_for(self, sequence: Sequence) -> str | None:
-        """The prefix of the first session that selects a sequence's next pass; None if no session does."""
+        """File prefix of the first session that selects a sequence's next pass; None if no session does."""
         return next((prefix for prefix, session in self._open.items() if _selects(session, sequence)), None)
 
     def awaits(self, sequence: Sequence) -> bool:
-        """Whether a session could soon select a sequence, which must not have drafts until then."""
+        """Whether a session could soon select a sequence, which must not have draft tokens until then."""
         name = sequence.request.request_id
         return any(session.awaits(name, sequence.num_produced) for session in self._open.values())
 
     def profiled(self, sequence: Sequence) -> None:
-        """Count the token of a profiled pass."""
+        """Count a token of a sequence whose pass was profiled."""
         active = sequence.profile.active
         if active is not None and (session := self._open.get(active)) is not None:
             session.num_tokens += 1
 
     def observe(self, step: Step, seconds: float) -> None:
-        """Take the duration of a step that has ended."""
+        """Record the duration of a completed step in the sessions that its sequences concern."""
         if not self._open or not step.decodes:
             return
         under = step.sequences[0].profile.active
@@ -99,7 +105,7 @@ class ProfileSessions:
                 session.decoded(tokens, seconds, self._clock(), profiled=under == prefix)
 
     def describe(self, sequences: Collection[Sequence], sessions: Iterable[ProfileSession] = ()) -> list[ProfileState]:
-        """The given sessions, which may be over, or else all open ones, for the operator."""
+        """States of the given sessions, which may have ended, or of all open ones if none are given."""
         recording = {sequence.profile.prefix for sequence in sequences}
         return [
             ProfileState(session.id, "recording" if session.plan.prefix in recording else "waiting", session.profiled)

@@ -1,8 +1,8 @@
-"""The LoRA adapters of one engine: each is loaded once, for all requests that use it.
+"""The LoRA adapters of one engine. Each is loaded once, for all requests that use it.
 
 The weights of adapters that rows of the batch use lie one behind the other (engine/graph_rewriting/low_rank.py). An
-adapter has the same range of ranks in all matrices. Adapters without a row stay until their place is needed. An adapter
-of rank 0 adds nothing, and has no place.
+adapter has the same range of ranks in all stacked matrices. Adapters that no row uses stay until their ranks are needed
+for others. An adapter of rank 0 adds nothing, and takes no ranks.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ from genai_server.messages.generation_request import Adapter
 
 @dataclass(frozen=True, eq=False)
 class AdapterWeights:
-    """What a batch has of an adapter: matrices by the names of the graph's inputs. Some inputs may have none."""
+    """Weights of an adapter in a batch: matrices by the names of the graph's inputs. Some inputs may have none."""
 
     matrices: Mapping[str, NDArray[Any]]
     # The largest of its matrices' ranks.
@@ -35,7 +35,7 @@ class AdapterWeights:
 
 
 def load_weights(path: Path, paths: Sequence[LowRankPath]) -> AdapterWeights:
-    """The weights of a file that fits the graph with these paths. Raises AdapterLoadFailed."""
+    """Weights of an adapter file that fits a graph with these LoRA paths. Raises AdapterLoadFailed."""
     if not paths:
         raise AdapterLoadFailed("the model takes no adapters")
     matrices = read_adapter_file(path)
@@ -65,7 +65,7 @@ class _Place:
 
 
 class AdapterStack:
-    """The matrices A and B of the adapters in use, one adapter behind the other, and the ranks of each sequence."""
+    """Stacked matrices A and B of the adapters in use, one adapter behind the other, and the ranks of each sequence."""
 
     def __init__(self, paths: Sequence[LowRankPath]) -> None:
         self._paths = paths
@@ -77,7 +77,7 @@ class AdapterStack:
         self._allocate(0)
 
     def ranks(self, sequence: int) -> Ranks | None:
-        """The ranks of a sequence's adapter; None without one, and for one of rank 0."""
+        """First rank and number of ranks of a sequence's adapter; None without an adapter, and for one of rank 0."""
         weights = self._running.get(sequence)
         if weights is None or not weights.rank:
             return None
@@ -85,7 +85,7 @@ class AdapterStack:
         return place.first, place.rank
 
     def hold(self, sequence: int, weights: AdapterWeights) -> None:
-        """Keep an adapter's weights until the sequence ends. Raises RunnerFailed."""
+        """Keep an adapter's weights in the stack until the sequence ends. Raises RunnerFailed."""
         self._running[sequence] = weights
         try:
             if weights.rank and not any(place.weights() is weights for place in self._places):
@@ -94,17 +94,17 @@ class AdapterStack:
             raise RunnerFailed(f"no memory for an adapter: {error}") from error
 
     def release(self, sequence: int) -> None:
-        """A sequence has ended, with or without an adapter."""
+        """Record that a sequence has ended, with or without an adapter."""
         self._running.pop(sequence, None)
 
     def bind(self, binding: Any) -> None:
-        """Bind the matrices as the inputs of passes, as long as `version` stays."""
+        """Bind the stacked matrices as inputs of passes. The binding is valid as long as `version` stays the same."""
         for name, matrix in self._matrices.items():
             binding.bind_input(name, "cpu", 0, matrix.dtype.type, matrix.shape, matrix.ctypes.data)
 
     @property
     def num_bytes(self) -> int:
-        """The memory of the matrices, of which some may not be in use yet."""
+        """Bytes of the stacked matrices, including ranks that no adapter has yet."""
         return sum(matrix.nbytes for matrix in self._matrices.values())
 
     def _used(self) -> list[_Place]:
@@ -112,7 +112,7 @@ class AdapterStack:
         return [place for place in self._places if id(place.weights()) in running]
 
     def _add(self, weights: AdapterWeights) -> None:
-        """Write an adapter's weights to the first gap, or in place of others that no row has, or behind all."""
+        """Write an adapter's weights to the first gap, or in place of adapters that no row uses, or behind all."""
         first = self._gap(weights.rank, self._places)
         if first is None:
             self._places = self._used()
@@ -139,7 +139,7 @@ class AdapterStack:
         part[rows:] = 0
 
     def _gap(self, rank: int, places: list[_Place]) -> int | None:
-        """The first of `rank` consecutive ranks that none of these adapters has; None if there are not so many."""
+        """First of `rank` consecutive ranks that none of these adapters has; None if there is no such gap."""
         first = 0
         for place in [place for place in places if place.weights() is not None]:
             if place.first - first >= rank:
@@ -148,7 +148,7 @@ class AdapterStack:
         return first if first + rank <= self._capacity else None
 
     def _pack(self, places: list[_Place]) -> None:
-        """Move these adapters to the first ranks, and forget all others."""
+        """Move the weights of these adapters to the first ranks, and forget all other adapters."""
         first = 0
         for place in places:
             for matrix in self._matrices.values():
@@ -163,7 +163,7 @@ class AdapterStack:
             matrix[:end] = before[name][:end]
 
     def _allocate(self, capacity: int) -> None:
-        """Take memory. The system gives it as it is written."""
+        """Allocate matrices of `capacity` ranks. The system provides the memory as it is written."""
         sizes = [(path.a, path.num_inputs) for path in self._paths] + [(p.b, p.num_outputs) for p in self._paths]
         self._matrices: dict[str, NDArray[np.float32]] = {
             name: np.empty((capacity, size), np.float32) for name, size in sizes
@@ -176,9 +176,9 @@ log = logging.getLogger(__name__)
 
 
 class Adapters:
-    """The loaded adapters of the runner whose sequences may have one, by id. Owned by the loop's thread.
+    """The loaded adapters of a runner, by id. Used by the thread of the engine's loop only.
 
-    A sequence holds its adapter until it ends. So an unloaded adapter stays in memory while answers use it, and is
+    A sequence holds its adapter until it ends. So an unloaded adapter stays in memory while sequences use it, and is
     freed afterwards.
     """
 
@@ -188,7 +188,7 @@ class Adapters:
         self._unloaded: set[str] = set()
 
     def load(self, adapter: Adapter) -> None:
-        """Load an adapter for requests. Raises AdapterLoadFailed."""
+        """Load an adapter, so that requests may use it. Raises AdapterLoadFailed."""
         if adapter.id in self._loaded:
             return
         try:
@@ -211,10 +211,10 @@ class Adapters:
         self._unloaded.add(id)
 
     def find(self, adapter: Adapter) -> LoadedAdapter:
-        """A request's adapter.
+        """The loaded adapter of a request. A restarted engine loads it with the first request.
 
-        A restarted engine loads it with the first request. Raises ModelNotFound if it was unloaded while the request
-        was on its way. Raises Unavailable if it cannot be loaded, for instance because its file is gone.
+        Raises ModelNotFound if the adapter was unloaded while the request was on its way, and Unavailable if it cannot
+        be loaded, for instance because its file is gone.
         """
         if adapter.id in self._unloaded:
             raise ModelNotFound(f"adapter {quoted(adapter.name)} was unloaded", param="model")
@@ -229,7 +229,7 @@ class Adapters:
 
 
 def _digest(path: Path) -> str:
-    """The SHA-256 of a file's content. Raises AdapterLoadFailed."""
+    """SHA-256 of a file's content. Raises AdapterLoadFailed."""
     if not path.is_file():
         raise AdapterLoadFailed(f"{path} does not exist, or is not a file")
     try:

@@ -1,10 +1,11 @@
-"""The interface between the engine's loop and the runners, which drive a model; and sequences without a client, for
-warm-up and measurements (`open_bare`, `read_all`, `try_pass`).
+"""Interface between the engine's loop and the runners, which run a model.
+
+For warm-up and measurements, `open_bare`, `read_all` and `try_pass` run sequences without a client.
 """
 
 from abc import ABC, abstractmethod
+from collections import abc
 from collections.abc import Mapping
-from collections.abc import Sequence as Several
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -27,14 +28,14 @@ class Terminated(Exception):
 
 
 class Interrupted(Exception):
-    """`interrupt` has ended the pass. It read none of its tokens, so all of them can be given again."""
+    """A pass was ended by `interrupt`. It has read none of its tokens, so all of them can be read again."""
 
 
 class Runner(ABC):
     """Runs sequences of tokens through a model. Only `interrupt` may be called by other threads.
 
     A sequence is known between `open` and `close`. Every method except `close` may raise RunnerFailed, which concerns
-    only the sequences of this call. What a runner need not have has a default here.
+    only the sequences of this call. Optional methods have a default here.
     """
 
     abilities: Abilities
@@ -50,22 +51,23 @@ class Runner(ABC):
 
     @property
     def nodes(self) -> Mapping[str, int | None]:
-        """Nodes of the graph that each provider runs; None where this is unknown."""
+        """Number of graph nodes that each execution provider runs; None where the number is unknown."""
         return {}
 
     @abstractmethod
     def open(self, sequence: Sequence) -> int:
-        """Begin a sequence; returns how many of its tokens come from a cached prefix and need no reading."""
+        """Start a sequence. Returns how many of its tokens come from a cached prefix and need not be read."""
 
     @abstractmethod
-    def forward(self, chunks: Several[ScheduledChunk]) -> list[Scores]:
-        """Run a pass; returns the scores of each read, in their order.
+    def forward(self, chunks: abc.Sequence[ScheduledChunk]) -> list[Scores]:
+        """Run a pass. Returns the scores of each chunk, in order.
 
-        The reads are of different sequences: at most `max_rows`, of any number of tokens where it `mixes`; otherwise
-        all decode, or there is one. Where it `drafts`, some that decode may have drafts.
+        Each chunk has another sequence. A runner that `mixes` takes at most `max_rows` chunks of any number of tokens.
+        For other runners all chunks decode, or there is only one chunk. For a runner that `drafts`, chunks that decode
+        may have drafts.
 
-        A draft does not count as read, except for what is given to `accept` before the next pass. The next pass may
-        overwrite the arrays. Raises Interrupted, and Terminated if the pass has one sequence.
+        Draft tokens do not count as read, except those that are given to `accept` before the next pass. The next pass
+        may overwrite the returned arrays. Raises Interrupted, and Terminated if the pass has one sequence.
         """
 
     @abstractmethod
@@ -73,103 +75,107 @@ class Runner(ABC):
         """End the sequence with this id, if it is known, and free its memory."""
 
     def check(self, request: GenerationRequest) -> None:
-        """Raises InvalidField for a request that this runner cannot run."""
+        """Raise InvalidField for a request that this runner cannot run."""
         if self.abilities.pools != bool(request.texts):
             wanted = "texts to pool" if self.abilities.pools else "a prompt to continue"
             raise InvalidField("model", f"takes {wanted}")
         if request.exact and (why := self.abilities.why_not_exact):
             raise InvalidField("exact", f"is not supported with this model here: {why}")
 
-    def fit_chunk(self, sequence: Sequence, most: int) -> int:
-        """How many of a prompt's unread tokens to read in a pass of at most `most` tokens; one more in rare cases.
+    def fit_chunk(self, sequence: Sequence, maximum: int) -> int:
+        """Number of unread prompt tokens to read in a pass of at most `maximum` tokens.
 
-        A Generator reads a long prompt in one pass: it would take the short rope for each chunk up to the original
-        context. It also reads a prompt with images or a sound in one pass, because it takes them with the first tokens
-        only. No chunk leaves a single token of a prompt to another pass, whose kernel may round differently.
+        An `og.Generator` reads a long prompt in one pass: it would take the short rope for each chunk up to the
+        original context. It also reads a prompt with images or audio in one pass, because it takes them with the first
+        tokens only. No chunk leaves a single token of a prompt to another pass, whose kernel may round differently;
+        then the result exceeds `maximum` by one.
         """
         # The last produced token is left to a pass of its own, from which the sequence decodes as before.
         left = sequence.num_unread - (1 if sequence.num_produced else 0)
         has_inputs = sequence.images is not None or sequence.sound is not None
         if not sequence.batched and (self.is_long(sequence) or has_inputs):
             return max(1, left)
-        return left if left <= most + 1 else most
+        return left if left <= maximum + 1 else maximum
 
     def may_draft(self, sequence: Sequence) -> bool:
-        """Whether a draft may follow a sequence's newest token.
+        """Whether draft tokens for speculative decoding may follow the newest token of a sequence.
 
-        A draft's length follows measured times. Where several tokens are not bitwise equal to single ones, sequences
-        with a seed, which is given to have the same tokens again, have no drafts.
+        The length of a draft depends on measured times. Where a pass over several tokens is not bitwise equal to single
+        ones, sequences with a seed have no drafts, because a seed asks for the same tokens again.
         """
         is_free = not self.abilities.why_not_exact or sequence.request.sampling.seed is None
         return self.abilities.drafts and is_free
 
     def reserved(self, maximum: int) -> KvBudget:
-        """The part of the KV cache that low-priority work must leave free: up to `maximum` recent prefixes."""
+        """Part of the KV cache that low-priority sequences must leave free.
+
+        It holds up to `maximum` recently used cached prefixes.
+        """
         return NOTHING_RESERVED
 
     def is_long(self, sequence: Sequence) -> bool:
-        """Whether a sequence needs the long rope."""
+        """Whether a sequence is so long that it needs the long factors of the rope."""
         return self.switches_at is not None and len(sequence.tokens) > self.switches_at
 
     def must_reopen(self, sequence: Sequence) -> bool:
-        """Whether all tokens of a sequence must be read again, because it has become long (`close`, then `open`)."""
+        """Whether a sequence must be closed, opened and read again, because it has become long."""
         return False
 
     def match_again(self, sequence: Sequence) -> int:
-        """Look for a longer cached prefix before a prompt's first chunk; returns the same as `open`.
+        """Search again for a cached prefix before a prompt's first chunk. Returns the number of cached tokens.
 
         Other sequences may have read the same beginning since `open`.
         """
         return sequence.num_read
 
-    def accept(self, sequence: int, tokens: Several[int]) -> None:
-        """Count the first tokens of the draft as read that the sequence's last pass had."""
+    def accept(self, sequence: int, tokens: abc.Sequence[int]) -> None:
+        """Count the first tokens of the draft in a sequence's last pass as read. `tokens` are these accepted tokens."""
         raise RunnerFailed("this runner takes no drafts")
 
     def forget(self) -> int:
-        """Drop all cached prefixes of ended sequences; returns how many there were."""
+        """Drop all cached prefixes of ended sequences. Returns the number of prefixes."""
         return 0
 
     def load_adapter(self, path: Path) -> Any:
-        """Returns what the runner needs of an adapter's sequences; its memory is freed with the last reference.
+        """Load an adapter for the sequences of this runner. Raises AdapterLoadFailed.
 
-        Raises AdapterLoadFailed.
+        Returns the runner's representation of the adapter, whose memory is freed with the last reference.
         """
         raise AdapterLoadFailed("this model takes no adapters")
 
     def _adapter(self, sequence: Sequence) -> Any:
-        """What `load_adapter` returned of a sequence's adapter; None without one."""
+        """The runner's representation of a sequence's adapter; None without an adapter."""
         return None if sequence.adapter is None else sequence.adapter.loaded
 
     def set_runtime_option(self, sequence: int, option: str, value: str) -> None:
-        """Set a runtime option of onnxruntime-genai; `enable_profiling` takes "0" or the path prefix of the files.
+        """Set a runtime option of onnxruntime-genai for a sequence.
 
-        A pass is profiled if it has only this sequence.
+        `enable_profiling` takes "0" or the path prefix of the files. Only passes with no other sequence are profiled.
         """
         raise RunnerFailed(f"this runner has no runtime option {option}")
 
     def interrupt(self) -> None:
-        """End the pass in progress, or the next one, if that can be interrupted. Any thread may call this."""
+        """Interrupt the pass in progress, or the next one, if that is possible. Any thread may call this."""
         self._is_interrupted = True
         if (options := self._interruptible) is not None:
             options.terminate = True
 
     def lapse(self) -> None:
-        """Forget an interrupt that no pass has seen."""
+        """Discard an interrupt that no pass has noticed."""
         self._is_interrupted = False
 
     def _allow_interrupts(self, options: Any) -> None:
-        """Let `interrupt` end the pass that runs with these options."""
+        """Let `interrupt` end the pass that runs with these ONNX Runtime run options."""
         self._interruptible = options
         if self._is_interrupted:
             options.terminate = True
 
     def end_session(self) -> None:  # noqa: B027 - not every runner has one
-        """End the model's session, so that ONNX Runtime writes the session's profile. No other call follows."""
+        """End the model's session, so that ONNX Runtime writes the session's profile. No other call may follow."""
 
 
-def run_pass(runner: Runner, chunks: Several[ScheduledChunk]) -> list[Scores]:
-    """Run a pass, and count what it has read. Raises what the runner raises, and then counts nothing."""
+def run_pass(runner: Runner, chunks: abc.Sequence[ScheduledChunk]) -> list[Scores]:
+    """Run a pass, and count the tokens that it has read. If the runner raises an error, nothing is counted."""
     scores = runner.forward(chunks)
     for chunk in chunks:
         chunk.count()
@@ -191,7 +197,7 @@ def open_bare(
     adapter: LoadedAdapter | None = None,
     **fields: Any,
 ) -> Sequence:
-    """Begin a sequence that can grow to `max_length` tokens; `fields` are the request's."""
+    """Start a sequence without a client that can grow to `max_length` tokens. `fields` are fields of its request."""
     request = GenerationRequest("", prompt, max(0, max_length - len(prompt)), max_length, **fields)
     number = next(_IDS) if id is None else id
     sequence = Sequence(number, (0, 0), request, lambda: 0.0, adapter=adapter, reuses_past=reuses_past)
@@ -199,13 +205,13 @@ def open_bare(
     return sequence
 
 
-def read_all(runner: Runner, sequences: Several[Sequence]) -> list[Scores]:
+def read_all(runner: Runner, sequences: abc.Sequence[Sequence]) -> list[Scores]:
     """Read all unread tokens of some sequences in one pass. Raises RunnerFailed."""
     return run_pass(runner, [ScheduledChunk.next(one, one.num_unread, texts=one.request.texts) for one in sequences])
 
 
 def try_pass(runner: Runner) -> None:
-    """Read a short text in a sequence of its own. Raises what the runner raises."""
+    """Read a short text in a sequence without a client. Raises what the runner raises."""
     texts = [PooledText(_SHORT)] if runner.abilities.pools else []
     sequence = open_bare(runner, [1 % runner.model.vocab_size] * _SHORT, 2 * _SHORT, texts=texts)
     try:

@@ -1,10 +1,11 @@
-"""Continuous batching on a decoder's ragged graph, through ONNX Runtime's IO binding.
+"""Continuous batching with a decoder's graph for flat tokens, through ONNX Runtime's IO binding.
 
-One pass reads any number of tokens of any slots (engine/graph_rewriting/ragged.py). Its operators write new keys and
-values into the slots' memory, which is bound to the session.
+One pass reads any number of tokens of any slots (engine/graph_rewriting/ragged.py). The graph's operators write the new
+KV cache into the slots' memory, which is bound to the session.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import abc
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -32,7 +33,7 @@ from genai_server.engine.sampling.continuation import needs_all_logits
 from genai_server.engine.scheduling.scheduler_output import KvBudget, ScheduledChunk, is_low_priority
 from genai_server.engine.scheduling.step_time import MAX_DRAFTED
 from genai_server.engine.scores import Scores
-from genai_server.engine.sequence import Sequence as Scheduled
+from genai_server.engine.sequence import Sequence
 from genai_server.errors import RunnerFailed
 from genai_server.messages.generation_request import ModelInfo
 
@@ -40,11 +41,11 @@ from genai_server.messages.generation_request import ModelInfo
 MAX_POSITIONS = 256
 # Of the first pass. Most passes read more tokens than they give logits, too.
 _TRIED_TOKENS = 3
-TakeHidden = Callable[[Scheduled, int, NDArray[Any]], None]
+TakeHidden = Callable[[Sequence, int, NDArray[Any]], None]
 
 
 def _why_not_exact(graph: DecoderGraph, *, rounds_prefixes: bool) -> str:
-    """Why a token's result may differ between passes; "" if it does not."""
+    """Why a token's result may differ between passes; "" if it is always bitwise the same."""
     if not graph.is_native:
         return "its kernels round differently with the tokens of a pass"
     if not graph.has_packed_products_only:
@@ -55,7 +56,7 @@ def _why_not_exact(graph: DecoderGraph, *, rounds_prefixes: bool) -> str:
 
 
 class BatchedRunner(Runner):
-    """Runs a decoder on several sequences in one pass, with a session and KV cache slots on its device."""
+    """Runs a decoder on several sequences in one pass, with an ONNX Runtime session and its own KV cache slots."""
 
     slots: KvSlots
 
@@ -70,9 +71,9 @@ class BatchedRunner(Runner):
         run_entries: Mapping[str, str] = MappingProxyType({}),
         make_buffers: MakeBuffers = CpuBuffers,
     ) -> None:
-        """`rounds_prefixes` says that the prefixes which are kept on disk are rounded.
+        """Make buffers and slots, and run a first pass. Raises RunnerFailed without memory, or if the pass fails.
 
-        Raises RunnerFailed without memory for the rows, or if the first pass fails.
+        `rounds_prefixes` says that prefixes stored on disk are rounded to 16 bits.
         """
         self.graph, self.model = graph, model
         self.switches_at = graph.switches_at
@@ -121,7 +122,7 @@ class BatchedRunner(Runner):
         )
 
     def _try_pass(self, make_buffers: MakeBuffers) -> None:
-        """Read a few tokens in buffers of their own. Raises RunnerFailed."""
+        """Read a few tokens in small buffers that are dropped afterwards. Raises RunnerFailed."""
         row = Row(0, 0, [1 % self.model.vocab_size] * _TRIED_TOKENS)
         logits = np.empty((1, self.model.vocab_size), self.graph.logits_type)
         self.session.use(make_buffers(self.graph, 1, _TRIED_TOKENS), RowStates(self.graph, 1), logits)
@@ -132,7 +133,7 @@ class BatchedRunner(Runner):
     def nodes(self) -> Mapping[str, int | None]:
         return node_shares(self.session.session)
 
-    def open(self, sequence: Scheduled) -> int:
+    def open(self, sequence: Sequence) -> int:
         is_long = self.is_long(sequence)
         num_read = self.slots.resume(sequence.id, is_long=is_long) if sequence.num_preemptions else None
         if num_read is None:
@@ -147,11 +148,11 @@ class BatchedRunner(Runner):
         self._give_inputs(sequence)
         return num_read
 
-    def _give_inputs(self, sequence: Scheduled) -> None:
-        """Give an opened sequence what it reads besides tokens."""
+    def _give_inputs(self, sequence: Sequence) -> None:
+        """Give a sequence that has got its slot its encoded audio and its adapter."""
         self.slots.of(sequence.id).adapter = sequence.adapter_name
         if sequence.sound is not None:
-            self.states.set_sound(self.slots.of(sequence.id).index, sequence.sound.states)
+            self.states.set_audio(self.slots.of(sequence.id).index, sequence.sound.states)
         if self.stack is not None and (weights := self._adapter(sequence)) is not None:
             self.stack.hold(sequence.id, weights)
 
@@ -159,10 +160,10 @@ class BatchedRunner(Runner):
         check_adapter_file(path, adapter_inputs(self.graph.path.parent))
         return load_weights(path, self.graph.low_rank_paths)
 
-    def must_reopen(self, sequence: Scheduled) -> bool:
+    def must_reopen(self, sequence: Sequence) -> bool:
         return self.is_long(sequence) and not self.slots.of(sequence.id).is_long
 
-    def may_draft(self, sequence: Scheduled) -> bool:
+    def may_draft(self, sequence: Sequence) -> bool:
         # All tokens of a row have either the cosines and sines for short rows or those for long ones.
         is_near = self.switches_at is not None and self.switches_at - MAX_DRAFTED < len(sequence.tokens)
         if not super().may_draft(sequence) or (is_near and not self.slots.of(sequence.id).is_long):
@@ -173,19 +174,19 @@ class BatchedRunner(Runner):
     def reserved(self, maximum: int) -> KvBudget:
         return self.slots.reserved(maximum)
 
-    def match_again(self, sequence: Scheduled) -> int:
+    def match_again(self, sequence: Sequence) -> int:
         return self.slots.match_again(sequence.id, sequence.prompt)
 
-    def fit_chunk(self, sequence: Scheduled, most: int) -> int:
+    def fit_chunk(self, sequence: Sequence, maximum: int) -> int:
         if self.session.offers_best and sequence.wants_positions:
-            most = min(most, MAX_POSITIONS)
-        chunk = super().fit_chunk(sequence, most)
+            maximum = min(maximum, MAX_POSITIONS)
+        chunk = super().fit_chunk(sequence, maximum)
         if not self._has_states or not self.slots.has(sequence.id) or sequence.num_produced:
             return chunk
         num_common = self.slots.of(sequence.id).num_common - sequence.num_read
         return before_checkpoint(chunk, sequence.num_unread, num_common)
 
-    def forward(self, chunks: Sequence[ScheduledChunk]) -> list[Scores]:
+    def forward(self, chunks: abc.Sequence[ScheduledChunk]) -> list[Scores]:
         if self._has_states:
             self.states.accept_nothing()
         index = self.slots.of(chunks[0].sequence.id).index
@@ -212,8 +213,12 @@ class BatchedRunner(Runner):
             self._keep_checkpoints(chunks)
         return scores
 
-    def _keep_checkpoints(self, chunks: Sequence[ScheduledChunk]) -> None:
-        """Keep the states at and near the end of a prompt, and at borders of chunks where it is worth the memory."""
+    def _keep_checkpoints(self, chunks: abc.Sequence[ScheduledChunk]) -> None:
+        """Save checkpoints of recurrent states where prompts are likely to differ, such as at the end of a prompt.
+
+        At other borders of chunks a checkpoint is saved only if reading the tokens again would cost more than its
+        memory.
+        """
         for chunk in chunks:
             left = chunk.sequence.num_unread - chunk.num_tokens
             if not chunk.decodes:
@@ -221,12 +226,12 @@ class BatchedRunner(Runner):
                 is_worth = ends_at_checkpoint(left) or is_common_end(behind)
                 self.slots.checkpoint(chunk.sequence.id, spacing=1 if is_worth else max(1, self.states.tokens_worth))
 
-    def _interrupts(self, chunks: Sequence[ScheduledChunk]) -> bool:
-        """Whether a pass may be interrupted: any of low priority, and a chunk alone."""
+    def _interrupts(self, chunks: abc.Sequence[ScheduledChunk]) -> bool:
+        """Whether a pass may be interrupted: a low-priority pass, and a pass with a single chunk of a prompt."""
         is_chunk = len(chunks) == 1 and not chunks[0].decodes
         return is_chunk or (self.abilities.interrupts and is_low_priority(chunks))
 
-    def _forward(self, chunks: Sequence[ScheduledChunk], options: Any) -> list[Scores]:
+    def _forward(self, chunks: abc.Sequence[ScheduledChunk], options: Any) -> list[Scores]:
         rows = []
         for chunk in chunks:
             self.slots.reserve(chunk.sequence.id, chunk.num_tokens)
@@ -249,7 +254,7 @@ class BatchedRunner(Runner):
         return [found[row.slot] for row in rows]
 
     def _row(self, chunk: ScheduledChunk) -> Row:
-        """What the pass reads of a sequence: the tokens of `chunk`, with the features of images among them."""
+        """The row of a pass for a chunk: the chunk's tokens, with the features of images among them."""
         slot, images = self.slots.of(chunk.sequence.id), chunk.sequence.images
         num_cached = len(slot.tokens)
         num_logits = chunk.num_tokens if chunk.positions else 1 + len(chunk.draft)
@@ -270,7 +275,7 @@ class BatchedRunner(Runner):
         positions = images.positions(num_cached, chunk.num_tokens) if self.graph.position_axes else None
         return replace(row, tokens=chunk.model_tokens, features=images.features(chunk.tokens), positions=positions)
 
-    def accept(self, sequence: int, tokens: Sequence[int]) -> None:
+    def accept(self, sequence: int, tokens: abc.Sequence[int]) -> None:
         if self._has_states:
             try:
                 self.states.accept(self.slots.of(sequence).index, len(tokens))

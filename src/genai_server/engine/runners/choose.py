@@ -1,6 +1,6 @@
 """Chooses an engine's runners by the settings, the device and the model's graph, and loads them.
 
-Modules which import ONNX Runtime are imported in the functions, because a scripted device works without it.
+Modules that import ONNX Runtime are imported within functions, because a scripted device works without it.
 """
 
 import logging
@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import structs
 
+from genai_server.engine.audio_worker import AudioWorker
 from genai_server.engine.decoder_graph import DoesNotFit
-from genai_server.engine.encoded_sound import EncodedSound
+from genai_server.engine.encoded_audio import EncodedAudio
 from genai_server.engine.encoder_worker import EncoderWorker, Tensors
 from genai_server.engine.image_worker import ImageWorker
 from genai_server.engine.model.adapter_file import adapter_inputs
@@ -35,7 +36,6 @@ from genai_server.engine.runners.load_batched import cache_dir, load_batched, lo
 from genai_server.engine.runners.loaded_model import LoadedModel
 from genai_server.engine.runners.runner_rules import check_reach, check_runner, never_batched
 from genai_server.engine.runners.scripted import ScriptedPooledRunner, ScriptedRunner
-from genai_server.engine.sound_worker import SoundWorker
 from genai_server.errors import ConfigurationError, in_one_line
 from genai_server.messages.launch import EngineSpec
 from genai_server.model_files.pooling_model import Task, read_pooling_model, task_of
@@ -57,7 +57,7 @@ _NO_PROFILE_OF_PARTS = (
 
 
 def load_model(spec: EngineSpec) -> LoadedModel:
-    """The model of a device. Raises what the library raises when it cannot load the model."""
+    """Load the model of a device, with its draft model or draft head. Raises what the libraries raise if that fails."""
     share = head_share(spec)
     # As far as the settings tell; the graph may rule drafts out.
     may_draft = bool(spec.draft_model or share) and on_cpu(spec) and task_of(Path(spec.model_dir)) is Task.GENERATE
@@ -107,7 +107,7 @@ def _load_runners(spec: EngineSpec) -> LoadedModel:
 
 
 def _batched(spec: EngineSpec, model_dir: Path, encoder: ImageWorker | None) -> LoadedModel:
-    """For a model that generates: in a batch, or one by one if it does not fit."""
+    """Load a model that generates text: in a batch, or sequence by sequence if it does not fit a batch."""
     model = check_model_directory(model_dir)
     has_adapters = bool(adapter_inputs(model_dir))
     # A batch on a device takes the memory that is left, and no adapters.
@@ -125,9 +125,9 @@ def _batched(spec: EngineSpec, model_dir: Path, encoder: ImageWorker | None) -> 
 
 
 def _load_draft_model(spec: EngineSpec, loaded: LoadedModel) -> "DraftModel":
-    """The model that drafts for the sequences of a batch.
+    """Load the draft model for speculative decoding in the batch of `loaded`.
 
-    Raises ConfigurationError if the draft model cannot be used, or is not one for the other model.
+    Raises ConfigurationError if the draft model cannot be used, or does not match the model that it drafts for.
     """
     path, main = Path(spec.draft_model), loaded.main
     from genai_server.engine.model.session_options import with_found_libraries
@@ -158,7 +158,7 @@ def _load_draft_model(spec: EngineSpec, loaded: LoadedModel) -> "DraftModel":
 
 
 def _load_head(spec: EngineSpec, share: float, loaded: LoadedModel) -> "DraftModel | None":
-    """The model's head for multi-token prediction; None, with a warning, if it cannot be used."""
+    """Load the model's head for multi-token prediction. Returns None, with a warning, if it cannot be used."""
     from genai_server.engine.model.session import open_session
     from genai_server.engine.model.session_options import with_found_libraries
     from genai_server.engine.runners.batched import BatchedRunner
@@ -194,7 +194,7 @@ def _generator(spec: EngineSpec, model_dir: Path) -> "OgGeneratorRunner":
 def _one_by_one(
     spec: EngineSpec, generator: "OgGeneratorRunner", reason: str, encoder: EncoderWorker[Any] | None
 ) -> LoadedModel:
-    """Without a batch, for a reason. Raises ConfigurationError if the settings need one."""
+    """The loaded model without a batch, for the given reason. Raises ConfigurationError if a batch is required."""
     if spec.scheduler == "batched":
         raise ConfigurationError(f"GENAI_SCHEDULER=batched: {reason}")
     check_reach(spec.device, spec.options, Reach.GENERATOR, reason)
@@ -206,16 +206,16 @@ def _one_by_one(
 
 
 def _transcribing(spec: EngineSpec, model_dir: Path) -> LoadedModel:
-    """For a model for speech: either in a batch or by the library."""
+    """Load a speech recognition model: in a batch, or sequence by sequence through onnxruntime-genai."""
     from genai_server.engine.model.aligner import Aligner, why_no_times
-    from genai_server.engine.model.sound_encoder import unencoded
+    from genai_server.engine.model.audio_encoder import unencoded
 
     model = check_model_directory(model_dir)
     max_bytes, max_ahead = spec.encoder_cache_bytes, spec.max_batch_size + _ENCODED_AHEAD
     try:
         batched = load_batched(spec, model_dir, model)
     except DoesNotFit as reason:
-        worker = SoundWorker(lambda: unencoded, max_bytes, max_ahead)
+        worker = AudioWorker(lambda: unencoded, max_bytes, max_ahead)
         loaded = _one_by_one(spec, _generator(spec, model_dir), str(reason), worker)
         return replace(loaded, why_no_profile=_NO_PROFILE_OF_PARTS)
     if refusal := why_no_times(model_dir):
@@ -223,21 +223,21 @@ def _transcribing(spec: EngineSpec, model_dir: Path) -> LoadedModel:
     options = reaching(spec.options, Reach.BATCHED)
     open_aligner = None if refusal else lambda: Aligner(model_dir, spec.threads, options).times
     batched.model = structs.replace(batched.model, aligns=not refusal)
-    worker = SoundWorker(lambda: _sound_encoder(spec, model_dir), max_bytes, max_ahead, open_aligner)
+    worker = AudioWorker(lambda: _audio_encoder(spec, model_dir), max_bytes, max_ahead, open_aligner)
     return LoadedModel(batched, batched, encoder=worker)
 
 
-def _sound_encoder(spec: EngineSpec, model_dir: Path) -> Callable[[Tensors], EncodedSound]:
-    from genai_server.engine.model.sound_encoder import SoundEncoder
+def _audio_encoder(spec: EngineSpec, model_dir: Path) -> Callable[[Tensors], EncodedAudio]:
+    from genai_server.engine.model.audio_encoder import AudioEncoder
     from genai_server.engine.model.speech_files import read_encoder_files
 
     files = read_encoder_files(model_dir)
     options = reaching(spec.options, Reach.BATCHED)
-    return SoundEncoder(files, spec.threads, options, _packed_encoder(spec, "encoder")).encode
+    return AudioEncoder(files, spec.threads, options, _packed_encoder(spec, "encoder")).encode
 
 
 def _packed_encoder(spec: EngineSpec, part: str) -> Path | None:
-    """A graph that encodes images or sounds, with packed products; None where it runs as it is."""
+    """Path of an encoder graph for images or audio with packed products; None if the original graph is to be run."""
     from genai_server.engine.model.native_library import why_not_native
     from genai_server.engine.model.processor import has_vnni
     from genai_server.engine.model.weights import packed_encoder
@@ -252,7 +252,7 @@ def _packed_encoder(spec: EngineSpec, part: str) -> Path | None:
 
 
 def _image_worker(spec: EngineSpec, model_dir: Path) -> ImageWorker | None:
-    """What encodes images; None for a model that reads text only."""
+    """The worker that encodes images or audio; None for a model that reads text only."""
     from genai_server.engine.model.vision import ImageEncoder
     from genai_server.engine.model.vision_files import read_vision_files
 
@@ -264,7 +264,7 @@ def _image_worker(spec: EngineSpec, model_dir: Path) -> ImageWorker | None:
     def open_encoder() -> Callable[[Tensors], Any]:
         return ImageEncoder(files, spec.threads, options, _packed_encoder(spec, files.part)).encode
 
-    return ImageWorker(open_encoder, files.image_token, spec.encoder_cache_bytes, hears=files.hears)
+    return ImageWorker(open_encoder, files.image_token, spec.encoder_cache_bytes, has_audio=files.has_audio)
 
 
 def _pooled(spec: EngineSpec, model_dir: Path) -> LoadedModel:

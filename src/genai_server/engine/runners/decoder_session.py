@@ -1,4 +1,7 @@
-"""ONNX Runtime sessions of a decoder's ragged graph (engine/graph_rewriting/ragged.py), bound to KV cache slots."""
+"""ONNX Runtime session of a decoder's graph for flat tokens, bound to KV cache slots.
+
+The graph was rewritten by engine/graph_rewriting/ragged.py.
+"""
 
 from collections.abc import Mapping
 from functools import partial
@@ -23,10 +26,10 @@ from genai_server.errors import RunnerFailed
 
 
 class DecoderSession:
-    """Runs passes of a session.
+    """Runs the passes of a decoder's session.
 
-    It keeps a binding for passes with drafts and one for those without: binding two names for each layer in every pass
-    would cost 0.7 ms.
+    One binding for passes with drafts and one for passes without are kept: to bind two names for each layer in every
+    pass would cost 0.7 ms.
     """
 
     def __init__(
@@ -54,7 +57,7 @@ class DecoderSession:
         self.release()
 
     def release(self) -> None:
-        """Let go of the buffers; no pass until `use`."""
+        """Forget the buffers. No pass is possible until `use` is called."""
         vars(self).pop("_buffers", None)
         vars(self).pop("_states", None)
         # By whether there are drafts.
@@ -62,14 +65,14 @@ class DecoderSession:
         self._bound_version = -1
 
     def use(self, buffers: BatchBuffers, states: RowStates, logits: NDArray[Any]) -> None:
-        """Use the slots of these buffers, and these states, from now on. Those before must have been released.
+        """Use the slots of these buffers and these states from now on. Earlier buffers must have been released.
 
-        Each pass that does not have more logits than `logits` [positions, vocab_size] writes its own there.
+        A pass writes its logits to `logits` [positions, vocab_size], unless it has more positions than that.
         """
         self._buffers, self._states, self._step_logits = buffers, states, logits
 
     def new_options(self, profile_prefix: str = "") -> Any:
-        """Run options for some passes, which are profiled into files with this path prefix, unless it is empty."""
+        """New ONNX Runtime run options. With a `profile_prefix`, passes are profiled into files with that prefix."""
         options = onnxruntime.RunOptions()
         for name, value in self._run_entries.items():
             options.add_run_config_entry(name, value)
@@ -78,10 +81,10 @@ class DecoderSession:
         return options
 
     def scores(self, layout: Layout, options: Any = None, *, with_hidden: bool = False) -> list[Scores]:
-        """Run a pass; returns the scores of its rows. The next pass overwrites their logits.
+        """Run a pass. Returns the scores of each row, whose logits the next pass overwrites.
 
-        A device returns the best logits, and others when they are asked for. `with_hidden` leaves the states of all
-        tokens [1, T, hidden_size] in `hidden`. Raises Interrupted, and RunnerFailed.
+        A device returns only the best logits at first, and others when they are needed. `with_hidden` writes the hidden
+        states of all tokens, [1, tokens, hidden_size], to `hidden`. Raises Interrupted and RunnerFailed.
         """
         wanted: dict[str, NDArray[Any]] = {}
         if with_hidden:
@@ -100,18 +103,18 @@ class DecoderSession:
         return [Scores(logits[places]) for places in layout.logits]
 
     def _read(self, left: Any, places: range) -> Logits:
-        """Some of the logits that a pass left on a device."""
+        """Copy some of the logits that a pass has left on a device."""
         assert isinstance(self._buffers, PagedBuffers)  # else the session does not offer the best
         return self._without_images(self._buffers.read(left, places))
 
     def _without_images(self, logits: Logits) -> Logits:
-        """Exclude in place the token that stands for features of images."""
+        """Exclude, in place, the token that stands for features of images. Returns the logits."""
         if self._embedder is not None:
             logits[:, self._embedder.image_token] = -np.inf
         return logits
 
     def _logits(self, layout: Layout, wanted: Mapping[str, NDArray[Any]], options: Any) -> Logits:
-        """Run a pass; returns the logits [positions, vocab_size], which the next one overwrites."""
+        """Run a pass. Returns the logits [positions, vocab_size], which the next pass overwrites."""
         logits = self._step_logits[: layout.num_logits]
         if len(logits) < layout.num_logits:
             logits = np.empty((layout.num_logits, self._step_logits.shape[1]), self._graph.logits_type)
@@ -119,7 +122,11 @@ class DecoderSession:
         return logits.astype(np.float32, copy=False)
 
     def run(self, layout: Layout, wanted: Mapping[str, NDArray[Any]], options: Any = None) -> Any:
-        """Run a pass, which writes the wanted outputs; returns the logits that it left on a device, as an OrtValue."""
+        """Run a pass, which writes the outputs `wanted`.
+
+        Returns the logits as an OrtValue if the pass left them on a device, else None. Raises Interrupted and
+        RunnerFailed.
+        """
         binding = self.bind(layout, wanted)
         try:
             self.session.run_with_iobinding(binding, self._options if options is None else options)
@@ -135,7 +142,7 @@ class DecoderSession:
             self._keep_unread(binding, wanted)
 
     def bind(self, layout: Layout, wanted: Mapping[str, NDArray[Any]]) -> Any:
-        """The binding for a pass; `wanted` maps output names to the arrays that the pass writes."""
+        """Binding for a pass. `wanted` maps names of outputs to the arrays to which the pass writes."""
         binding = self._binding(keeps_read=self._keeps_read(layout))
         inputs, give = layout.inputs, binding.bind_cpu_input
         if isinstance(self._buffers, PagedBuffers):
@@ -159,11 +166,11 @@ class DecoderSession:
         return binding
 
     def _keeps_read(self, layout: Layout) -> bool:
-        """Whether the inputs of the operators with states are kept: with them, accepted tokens are read again."""
+        """Whether a pass also returns the inputs of the operators with recurrent states, to accept drafts later."""
         return layout.has_drafts and bool(self._states.read)
 
     def _read_of_states(self, binding: Any) -> dict[str, Any]:
-        """The inputs of the operators with states, as OrtValues by their names. The binding lets go of them."""
+        """Take the inputs of the operators with recurrent states from a binding, as OrtValues by name."""
         values = binding.get_outputs_as_ortvaluevector()
         found = {name: values[number] for number, name in enumerate(self._states.read)}
         for name in found:
@@ -175,9 +182,10 @@ class DecoderSession:
         return np.broadcast_to(layout.positions, (axes, *layout.ids.shape)).copy() if axes else layout.positions
 
     def _keep_unread(self, binding: Any, wanted: Mapping[str, NDArray[Any]]) -> None:
-        """Let ONNX Runtime allocate the outputs that are not in `wanted`, in the memory where they are computed.
+        """Let ONNX Runtime allocate the outputs that are not `wanted`, in the memory where they are computed.
 
-        Called before a pass, and again after it: a binding otherwise keeps its outputs as long as it lives.
+        This is called before a pass and again after it, because a binding otherwise keeps its outputs as long as it
+        exists.
         """
         for name in self._outputs - wanted.keys():
             self._buffers.keep(binding, name)

@@ -1,4 +1,4 @@
-"""How much of a device's memory is left for keys and values, next to the weights and the largest pass."""
+"""Measures how much of a device's memory is left for the KV cache, next to the weights and the largest pass."""
 
 import logging
 from dataclasses import replace
@@ -28,12 +28,11 @@ _SHARE = 0.9
 
 
 def with_memory_left(spec: EngineSpec, graph: DecoderGraph, session: Any, model: ModelInfo) -> EngineSpec:
-    """The engine with the memory for keys and values that its device has left, unless the settings give it.
+    """The engine's specification, with the free memory of its device as KV cache budget, unless the settings have one.
 
     `session` first runs a pass with the longest chunk and the most logits, because ONNX Runtime keeps the memory that
-    passes take. The sizes of the weights' files alone would promise too much on a small GPU.
-
-    Raises RunnerFailed if the pass fails, or without memory for its keys and values.
+    passes take. The sizes of the weight files alone would promise too much on a small GPU. Raises RunnerFailed if the
+    pass fails, or without memory for its KV cache.
     """
     if spec.kv_cache_bytes or spec.kv_bytes:
         return spec

@@ -1,21 +1,20 @@
-"""A smaller model, or a head of the model, that drafts the next tokens of sequences, with a batch and KV cache slots of
-its own.
+"""Draft models for speculative decoding: a smaller model or a head of the model, each with a batch of its own.
 
-For each sequence that it has read, its runner has one of its own, with the same tokens. Drafted tokens are read as if
-the answer had them. Once they are verified, those that the answer does not have are cut off.
+For each sequence that it has read, the runner of a draft model has a copy of the sequence in its own KV cache. Drafted
+tokens are read as if they belonged to the answer. After they are verified, rejected ones are cut off.
 
-A head for multi-token prediction (MTP) is a single layer. For each token of a sequence it reads the state that the
-model had before it, the one that the model's own logits are made of, and gives logits for the token behind it. So it
-reads what the model has read, one token later. For the second token of a draft and further ones, the model has no
-states yet; the head's own take their place.
+A head for multi-token prediction (MTP) is a single layer. For each token of a sequence it reads the hidden state from
+which the model computed the logits for that token, and returns logits for the token after it. So the head reads what
+the model has read, one token later. For the second and further tokens of a draft, the model has no hidden states yet;
+the head's own hidden states take their place.
 
-States are kept from the passes of the model until the head reads them, at most `MAX_KEPT` of each sequence. A sequence
-whose first states are missing, because a cached prefix was not read or because too many were kept, is read from the
-first one on. Drafts are only proposals, so this changes how many are accepted, and nothing else.
+Hidden states are kept from the passes of the model until the head reads them, at most `MAX_KEPT` of each sequence. If
+the first ones of a sequence are missing, because a cached prefix was not read or because too many were kept, the head
+reads the sequence from the first available one on. That changes only how many drafts are accepted.
 """
 
 import time
-from collections.abc import Sequence as Several
+from collections import abc
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -34,7 +33,7 @@ from genai_server.timing import Clock
 
 @dataclass
 class Copy:
-    """A sequence as the draft model has it."""
+    """The copy of a sequence in the draft model's own batch."""
 
     # With the same id.
     sequence: Sequence
@@ -43,10 +42,10 @@ class Copy:
 
 
 class DraftModel:
-    """Drafts greedily for any number of sequences at once. Raises RunnerFailed where its runner does.
+    """Drafts tokens greedily for any number of sequences at once. Methods raise RunnerFailed if the runner does.
 
-    `name` is that of its directory, and `kv_share` its share of the memory for keys and values. Only the first
-    `vocab_size` tokens are drafted: models may be padded with further ones.
+    `name` is the name of the draft model's directory, and `kv_share` its share of the KV cache memory. Only the first
+    `vocab_size` tokens are drafted, because models may be padded with further ones.
     """
 
     # Whether it may reuse a cached prefix for a sequence that may.
@@ -71,9 +70,9 @@ class DraftModel:
         self._found: dict[int, int] = {}  # by the same, cached tokens of sequences without a copy
 
     def room(self, sequence: Sequence) -> int:
-        """The most tokens that can be drafted for a sequence.
+        """Maximum number of tokens that can be drafted for a sequence.
 
-        It is 0 for one with images or sound, and if there is no slot or memory for it.
+        It is 0 for a sequence with images or audio, and if there is no slot or memory for the sequence's copy.
         """
         if sequence.images is not None or sequence.sound is not None:
             return 0
@@ -82,7 +81,7 @@ class DraftModel:
         return max(0, self.runner.model.max_length - len(sequence.tokens))
 
     def num_unread(self, sequence: Sequence) -> int:
-        """How many of a sequence's tokens are unread, at least 1."""
+        """Number of a sequence's tokens that the draft model has not read, at least 1."""
         copy = self._copies.get(sequence.id)
         if copy is not None:
             return len(self.tokens_of(sequence)) - self._num_common(copy, self.tokens_of(sequence))
@@ -91,12 +90,14 @@ class DraftModel:
             self._found[sequence.id] = found
         return max(1, len(sequence.tokens) - self._found[sequence.id])
 
-    def propose(self, wanted: Several[tuple[Sequence, int]], to_read: Several[tuple[Sequence, int]]) -> list[list[int]]:
-        """Propose at most this number of tokens for each wanted sequence, and read the tokens of `to_read`.
+    def propose(
+        self, wanted: abc.Sequence[tuple[Sequence, int]], to_read: abc.Sequence[tuple[Sequence, int]]
+    ) -> list[list[int]]:
+        """Propose draft tokens for the sequences in `wanted`, at most as many as are given with each.
 
-        `to_read` has sequences without a draft in this step, each with the number of its tokens to read.
-
-        The first pass reads what is new of all of them. A sequence for which there is no slot or memory has no draft.
+        `to_read` has sequences without a draft in this step, each with the number of tokens to read. The first pass
+        reads the new tokens of all sequences. A sequence for which there is no slot or memory gets an empty draft.
+        Returns the drafts in the order of `wanted`.
         """
         chunks = [
             ScheduledChunk.next(copy, number) for sequence, number in to_read if (copy := self._updated(sequence))
@@ -126,11 +127,11 @@ class DraftModel:
         return list(made.values())
 
     def best_token(self, copy: Sequence, scores: Scores) -> int:
-        """The token that is drafted behind the tokens of a copy."""
+        """The token that is drafted after the tokens of a copy: the one with the highest logit."""
         return int(scores.last[: self._vocab_size].argmax())
 
     def close(self, sequence: int) -> None:
-        """Forget the sequence with this id, if it is known. What was read of it may stay cached."""
+        """Forget the sequence with this id, if it is known. Its KV cache may stay as a cached prefix."""
         self._found.pop(sequence, None)
         if (copy := self._copies.pop(sequence, None)) is not None:
             # Tokens that the answer may not have are no use to others.
@@ -138,17 +139,17 @@ class DraftModel:
         self.runner.close(sequence)  # also if it could not be opened completely
 
     def fit(self) -> None:
-        """Forget the newest sequences until the memory holds the others, after its size has changed."""
+        """Forget the newest sequences until the others fit into the memory, after the memory has become smaller."""
         while self._copies and not self.runner.slots.has_room(newest := next(reversed(self._copies)), 0):
             self.close(newest)
 
     def _can_open(self, sequence: Sequence) -> bool:
-        """Whether there is a slot for another sequence, and memory for its tokens."""
+        """Whether there is a slot for the copy of another sequence, and memory for its tokens."""
         has_slot = len(self._copies) < self.runner.abilities.max_rows
         return has_slot and self.runner.slots.has_room(sequence.id, len(sequence.tokens))
 
     def _take_room(self, chunk: ScheduledChunk) -> bool:
-        """Take the memory for a chunk; returns whether there is enough. If not, its sequence is forgotten."""
+        """Take the memory for a chunk. Returns whether there is enough; if not, the chunk's sequence is forgotten."""
         slots, id = self.runner.slots, chunk.sequence.id
         if not slots.has_room(id, chunk.num_tokens):
             self.close(id)
@@ -157,11 +158,11 @@ class DraftModel:
         return True
 
     def tokens_of(self, sequence: Sequence) -> list[int]:
-        """The tokens that the copy of a sequence has."""
+        """The tokens that the copy of a sequence must have."""
         return sequence.tokens
 
     def _num_common(self, copy: Copy, tokens: list[int]) -> int:
-        """How many of a sequence's tokens its copy has read. At least one, the newest, has to be read."""
+        """Number of a sequence's tokens that its copy has read. At least the newest one always counts as unread."""
         most = min(copy.sequence.num_read, len(tokens) - 1)
         common = min(copy.num_sure, most)
         while common < most and copy.sequence.tokens[common] == tokens[common]:
@@ -169,9 +170,9 @@ class DraftModel:
         return common
 
     def _updated(self, sequence: Sequence) -> Sequence | None:
-        """The copy of a sequence, with its tokens, of which those that it has not read are next.
+        """The copy of a sequence, brought up to date with the sequence's tokens.
 
-        None if there is no slot or memory for it.
+        Returns None if there is no slot or memory for it.
         """
         copy = self._copies.get(sequence.id)
         if copy is not None and self.runner.must_reopen(copy.sequence):
@@ -189,7 +190,7 @@ class DraftModel:
         return found
 
     def _opened(self, sequence: Sequence) -> Sequence:
-        """A new copy of a sequence."""
+        """Make a copy of a sequence in the draft model's batch."""
         opened = open_bare(
             self.runner,
             list(self.tokens_of(sequence)),
@@ -209,7 +210,7 @@ MAX_KEPT = 1024
 
 @dataclass
 class _States:
-    """The states of a sequence's tokens that the head has not read, and possibly some before them."""
+    """Hidden states of a sequence's tokens that the head has not read, and possibly of some tokens before them."""
 
     # The first token that the head reads of the sequence, if it reads any.
     first: int
@@ -220,7 +221,7 @@ class _States:
     parts: list[NDArray[Any]] = field(default_factory=list)
 
     def cut(self, end: int) -> None:
-        """Forget the states from a token on."""
+        """Forget the states from the token `end` on."""
         while self.parts and end < self.end:
             last = self.parts.pop()
             self.end -= len(last)
@@ -228,24 +229,24 @@ class _States:
                 self.append(last[: end - self.end])
 
     def append(self, states: NDArray[Any]) -> None:
-        """Add copies of the states of the next tokens. A view would keep those of all rows of its pass."""
+        """Add copies of the hidden states of the next tokens. Views would keep those of all rows of the pass."""
         self.parts.append(states.copy())
         self.end += len(states)
 
     def forget_before(self, token: int) -> None:
-        """Forget states before a token, except for some of the same pass."""
+        """Forget the states before a token, except those of the pass that includes the token."""
         while self.parts and self.start + len(self.parts[0]) <= token:
             self.start += len(self.parts.pop(0))
 
     def of(self, token: int, number: int) -> NDArray[Any]:
-        """The states of a number of tokens."""
+        """Hidden states of `number` tokens from `token` on."""
         if len(self.parts) > 1:
             self.parts = [np.concatenate(self.parts)]
         return self.parts[0][token - self.start :][:number]
 
 
 class HeadRunner(BatchedRunner):
-    """A batch of a head's graph. `head` knows what it reads besides tokens; without it, that is zeros."""
+    """Batched runner of a head's graph. `head` provides the hidden states to read; without it they are zeros."""
 
     head: "MtpHead | None" = None
 
@@ -261,7 +262,7 @@ class HeadRunner(BatchedRunner):
 
 
 class MtpHead(DraftModel):
-    """Drafts greedily for any number of sequences of the runner whose model it belongs to."""
+    """Head for multi-token prediction, which drafts tokens greedily for sequences of the batched runner `main`."""
 
     reuses_past = False  # what it knows of a sequence depends on where it began to read
 
@@ -272,7 +273,7 @@ class MtpHead(DraftModel):
         main.take_hidden, runner.take_hidden, runner.head = self._take, self._take_own, self
 
     def states_of(self, copy: Sequence) -> _States | None:
-        """The states of a sequence that the head has; None for one of its own, without a client."""
+        """Hidden states of a copied sequence; None for a sequence without a client, such as in the warm-up."""
         return self._states.get(copy.id)
 
     def room(self, sequence: Sequence) -> int:
@@ -296,7 +297,7 @@ class MtpHead(DraftModel):
         super().close(sequence)
 
     def _take(self, sequence: Sequence, start: int, states: NDArray[Any]) -> None:
-        """Keep the states of tokens that the model has read, if drafts may follow them."""
+        """Keep the hidden states of tokens that the model has read, if drafts may follow these tokens."""
         is_bare = sequence.id < 0
         if is_bare or sequence.images is not None or not self._main.may_draft(sequence):
             return
@@ -310,13 +311,16 @@ class MtpHead(DraftModel):
         kept.forget_before(kept.end - MAX_KEPT)
 
     def _take_own(self, copy: Sequence, num_before: int, states: NDArray[Any]) -> None:
-        """Let the last of the head's own states stand for the model's next one, which it has not computed."""
+        """Use the last hidden state of the head in place of the model's next one, which is not computed yet."""
         kept = self._states.get(copy.id)
         if kept is not None and kept.end == kept.first + num_before + len(states):
             kept.append(states[-1:])
 
     def _num_common(self, copy: Copy, tokens: list[int]) -> int:
-        """Tokens behind those that were sure were read with the head's own states."""
+        """Number of a sequence's tokens that the head has read with the model's own hidden states.
+
+        Later tokens must be read again, because they were read with hidden states of the head.
+        """
         return min(_num_sure(copy), len(tokens) - 1)
 
     def _updated(self, sequence: Sequence) -> Sequence | None:
@@ -331,12 +335,12 @@ class MtpHead(DraftModel):
         return super()._updated(sequence)
 
     def _restart_behind_gap(self, sequence: Sequence) -> None:
-        """Forget what was read of a sequence if the states behind that were forgotten."""
+        """Forget the copy of a sequence if hidden states between its tokens and the kept ones are missing."""
         copy, states = self._copies.get(sequence.id), self._states[sequence.id]
         if copy is not None and states.first + _num_sure(copy) < states.start:
             super().close(sequence.id)
 
 
 def _num_sure(copy: Copy) -> int:
-    """How many tokens were read of those that the answer has for certain, with the model's own states."""
+    """Number of certain tokens of the answer that were read with the model's own hidden states."""
     return min(copy.num_sure, copy.sequence.num_read)

@@ -1,4 +1,4 @@
-"""How long sequences may be, and how much memory their keys and values share."""
+"""Limits for the lengths of sequences and for the number of slots, from the memory for the KV cache."""
 
 import logging
 import math
@@ -48,7 +48,7 @@ _CHECKPOINTS = 4
 
 @dataclass(frozen=True)
 class Allowed:
-    """The memory for keys and values."""
+    """The memory budget of a KV cache."""
 
     bytes: int
     # Where the number comes from, in words for messages.
@@ -56,12 +56,12 @@ class Allowed:
 
     @property
     def in_words(self) -> str:
-        """What limits the length of sequences, in words for messages."""
+        """Text for messages that says that this memory limits the length of sequences."""
         return f"memory: {self.bytes} bytes for keys and values, {self.source}"
 
 
 def allowed(spec: EngineSpec) -> Allowed:
-    """The memory that the keys and values of an engine's model may take, without those of its draft model."""
+    """Memory budget for the KV cache of an engine's model, without that of a draft model."""
     found = _of_engine(spec)
     if not spec.draft_model:
         return found
@@ -83,16 +83,15 @@ def _of_engine(spec: EngineSpec) -> Allowed:
 
 
 def draft_share(spec: EngineSpec) -> float:
-    """The share of an engine's memory for keys and values that its draft model gets, so that both models hold as many
-    tokens.
-    """
+    """The draft model's share of an engine's KV cache memory, with which both models hold equally many tokens."""
     own, draft = (read_model_memory(Path(path)).per_token for path in (spec.model_dir, spec.draft_model))
     return draft / (own + draft) if own and draft else _DRAFT_SHARE
 
 
 def head_share(spec: EngineSpec) -> float:
-    """The share of an engine's memory for keys and values that its model's head for multi-token prediction gets, so
-    that both hold as many tokens; 0 if it is not used.
+    """The share of an engine's KV cache memory for the model's head for multi-token prediction; 0 if it is not used.
+
+    With this share, model and head hold equally many tokens.
     """
     model_dir = Path(spec.model_dir)
     is_off = spec.draft_model or spec.speculation == "off" or spec.scheduler == "generator" or not on_cpu(spec)
@@ -111,15 +110,16 @@ def head_share(spec: EngineSpec) -> float:
 
 
 def with_kv_share(spec: EngineSpec, share: float) -> EngineSpec:
-    """The engine with a share of its memory for keys and values."""
+    """The engine's specification, with a share of the memory budget for its KV cache."""
     num_bytes = max(1, int(share * _of_engine(spec).bytes))
     return structs.replace(spec, kv_cache_bytes=min(num_bytes, spec.kv_cache_bytes), kv_bytes=num_bytes)
 
 
 def with_limit(model: ModelInfo, max_length: int, affordable: int | None = None, memory: str = "") -> ModelInfo:
-    """The model with the limit of its sequences: its context, `max_length` or, if that is 0, what is affordable.
+    """The model's data, with the limit for the length of its sequences.
 
-    `memory` says in words what limits the `affordable` number of tokens.
+    The limit is the model's context, or `max_length` if that is smaller. If `max_length` is 0, `affordable` tokens are
+    the limit instead, and `memory` says in words why.
     """
     limits = [(model.context_length, CONTEXT)]
     if max_length:
@@ -131,9 +131,10 @@ def with_limit(model: ModelInfo, max_length: int, affordable: int | None = None,
 
 
 def with_cache_type(spec: EngineSpec, graph: DecoderGraph, context_length: int) -> DecoderGraph:
-    """The graph with the types of its keys and values, which may be kept in 16 bits instead of 32, and of attention.
+    """The description of a graph, with the data type of the KV cache and of attention according to the settings.
 
-    On a device with memory of its own they are kept in blocks, and in 16 bits.
+    In CPU memory, the KV cache has 32 bits, or 16 if set or if memory is short. On a device with memory of its own, the
+    KV cache is kept in blocks, with 16 bits.
     """
     wanted = spec.kv_cache_type
     if not on_cpu(spec):
@@ -149,7 +150,7 @@ def with_cache_type(spec: EngineSpec, graph: DecoderGraph, context_length: int) 
 
 @dataclass(frozen=True)
 class BatchLimits:
-    """How much a batched runner holds."""
+    """Number of slots of a batched runner, the maximum length of each sequence, and the memory that the slots share."""
 
     # Sequences at once.
     num_slots: int
@@ -160,14 +161,14 @@ class BatchLimits:
 
 
 def on_cpu(spec: EngineSpec) -> bool:
-    """Whether the engine's model is in the memory of a CPU."""
+    """Whether the engine's model lies in CPU memory."""
     return spec.device.partition(":")[0] == CPU
 
 
 def batch_limits(spec: EngineSpec, graph: DecoderGraph, model: ModelInfo) -> tuple[BatchLimits, ModelInfo]:
-    """How many sequences run at once, and which memory they share; and the model with the limit of each.
+    """Limits of a batched runner, and the model's data with the limit for the length of its sequences.
 
-    Raises DoesNotFit or ConfigurationError if there is too little memory for one.
+    Raises DoesNotFit or ConfigurationError if there is too little memory for a single sequence.
     """
     from genai_server.engine.kv_cache.buffers import can_reserve, page_tokens
 
@@ -228,10 +229,10 @@ def batch_limits(spec: EngineSpec, graph: DecoderGraph, model: ModelInfo) -> tup
 
 
 def generator_limits(spec: EngineSpec, model_dir: Path, model: ModelInfo) -> tuple[KvMemory, ModelInfo]:
-    """The memory that Generators share, in pages of a token, and the model with the limit of its sequences.
+    """Memory that `og.Generator` objects share, in pages of one token, and the model's data with a length limit.
 
-    The memory of other devices is unknown. There, all Generators together have as many tokens as a batch of short
-    sequences.
+    The free memory of other devices than CPUs is unknown. There, all Generators together may have as many tokens as a
+    batch of short sequences.
     """
     memory = allowed(spec)
     affordable, words = spec.max_batch_size * SHORT, f"memory: {spec.max_batch_size} times {SHORT} tokens"
@@ -251,9 +252,9 @@ def generator_limits(spec: EngineSpec, model_dir: Path, model: ModelInfo) -> tup
 
 
 def longest_text(spec: EngineSpec, model: ModelInfo, num_heads: int) -> ModelInfo:
-    """A model that reads complete texts, with the limit of their lengths.
+    """The data of a model that reads complete texts, with the limit for the length of a text.
 
-    Attention may hold three numbers of 32 bits for each pair of a text's tokens and each head.
+    Attention may need three 32-bit numbers for each pair of tokens of a text, in each of the `num_heads` heads.
     """
     memory = allowed(spec)
     affordable = max(SHORT, math.isqrt(memory.bytes // (3 * 4 * (num_heads or 1))))

@@ -1,6 +1,6 @@
-"""Loads a batched runner: its graph and its session.
+"""Loads a batched runner, with its graph and its session.
 
-Modules which import ONNX Runtime are imported in the functions, because a scripted device works without it.
+Modules that import ONNX Runtime are imported within functions, because a scripted device works without it.
 """
 
 import logging
@@ -30,10 +30,10 @@ log = logging.getLogger(__name__)
 
 
 def load_batched(spec: EngineSpec, model_dir: Path, model: ModelInfo) -> "BatchedRunner":
-    """The batched runner of the model in `model_dir`. On CPUs, it has packed weights.
+    """Load the batched runner of the model in `model_dir`. On CPUs, the runner has packed weights.
 
-    Raises DoesNotFit if the settings exclude it or it cannot run the model. Raises ConfigurationError if
-    GENAI_KV_CACHE_BYTES is too small for a single request, because Generators would not keep to that limit.
+    Raises DoesNotFit if the settings rule out a batch or the model cannot run in one. Raises ConfigurationError if
+    GENAI_KV_CACHE_BYTES is too small for a single request, because `og.Generator` would not respect that limit.
     """
     from genai_server.engine.model.native_library import multiplies_bf16, why_not_native
     from genai_server.engine.model.weights import native_model
@@ -57,12 +57,12 @@ def load_batched(spec: EngineSpec, model_dir: Path, model: ModelInfo) -> "Batche
 
 
 def cache_dir(spec: EngineSpec) -> Path | None:
-    """Where packed weights are kept; None for nowhere."""
+    """Folder for packed weights; None if they are not stored."""
     return Path(spec.cache_dir) if spec.cache_dir else None
 
 
 def _load(spec: EngineSpec, graph: DecoderGraph, model: ModelInfo) -> "BatchedRunner":
-    """The batched runner of a graph. Raises as `load_batched` does."""
+    """Load the batched runner of a graph. Raises DoesNotFit and ConfigurationError, as `load_batched` does."""
     from genai_server.engine.kv_cache.buffers import buffers_on
     from genai_server.engine.model.session import open_session
     from genai_server.engine.runners.batched import BatchedRunner
@@ -107,22 +107,22 @@ def _load(spec: EngineSpec, graph: DecoderGraph, model: ModelInfo) -> "BatchedRu
 
 
 def _rounds_prefixes(spec: EngineSpec, graph: DecoderGraph) -> bool:
-    """Whether prefixes are kept on disk with fewer bits than in memory."""
+    """Whether prefixes are stored on disk with fewer bits than in memory."""
     if spec.prefix_cache_bytes == "0":
         return False
     return spec.prefix_cache_type == "fp16" and graph.cache_type != np.float16
 
 
 def log_nodes(runner: Runner) -> None:
-    """Log how many nodes of a graph each provider runs."""
+    """Log how many nodes of a runner's graph each execution provider runs."""
     counts = (f"{count} on {name}" for name, count in runner.nodes.items())
     log.info("nodes of the graph: %s", ", ".join(counts))
 
 
 def session_profile_prefix(spec: EngineSpec) -> str:
-    """The path prefix for profiles of the whole session; empty if the model's configuration asks for none.
+    """Path prefix for profiles of the whole session; "" if the model's configuration asks for none.
 
-    The name comes from the model's configuration, the folder from the settings. Raises Unavailable.
+    The file name comes from the model's configuration, the folder from the settings. Raises Unavailable.
     """
     name = session_profile(Path(spec.model_dir))
     if not name:

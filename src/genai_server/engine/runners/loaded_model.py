@@ -1,8 +1,7 @@
-"""What an engine has loaded, the memory for keys and values that a model and its draft model share, and which runner a
-sequence is on.
+"""What an engine has loaded, which runner runs a sequence, and the KV cache memory that two models share.
 
-Most sequences run on the main runner, which is a batch where the model allows one. Next to it, onnxruntime-genai's
-Generator runs what the batch cannot: sequences with an adapter, where the batch takes none.
+Most sequences run on the main runner, which is a batch if the model allows one. Next to the batch, an `og.Generator` of
+onnxruntime-genai runs what the batch cannot: sequences with an adapter, if the batch takes none.
 """
 
 import math
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class LoadedModel:
-    """The runners of a model, and what works next to them. `main` is the runner of most sequences."""
+    """The runners of a model, and the helpers next to them. `main` is the runner of most sequences."""
 
     # Runs what the batch cannot, and all sequences where there is no batch. The batch itself if it can run all.
     generator: Runner
@@ -53,7 +52,7 @@ class LoadedModel:
 
     @property
     def batching(self) -> Batching:
-        """How requests are batched, for the API processes."""
+        """How requests are batched, as sent to the API processes."""
         can, nodes = self.main.abilities, dict(self.main.nodes)
         if self.batch is None:
             is_exact = not can.pools and not can.why_not_exact
@@ -69,23 +68,23 @@ class LoadedModel:
 
     @property
     def kv_bytes(self) -> int:
-        """Bytes of keys and values in memory, as far as they are counted."""
+        """Bytes that the KV cache takes in memory, without those of runners that do not count them."""
         return sum(runner.slots.num_bytes for runner, _ in self._shares() if runner.slots is not None)
 
     @property
     def kv_range(self) -> tuple[int, int]:
-        """The least and the most bytes for keys and values that `resize` takes into account."""
+        """Minimum and maximum number of bytes that `resize` can give the KV cache."""
         shares = [(runner.abilities.memory, share) for runner, share in self._shares()]
         least = max(math.ceil(memory.min_bytes / share) for memory, share in shares)
         return least, max(math.ceil(memory.max_bytes / share) for memory, share in shares)
 
     def resize(self, num_bytes: int) -> None:
-        """Change the size of the memory for keys and values. `fit_memory` then frees what is beyond it."""
+        """Change the memory budget of the KV cache. The caller must then call `fit_memory`."""
         for runner, share in self._shares():
             runner.abilities.memory.resize(int(share * num_bytes))
 
     def fit_memory(self) -> None:
-        """Free what is beyond the size of the memory for keys and values, after that has changed."""
+        """Free KV cache memory that exceeds the budget, after the budget has become smaller."""
         if self.draft_model is not None:
             self.draft_model.fit()
         for runner, _ in self._shares():
@@ -93,7 +92,7 @@ class LoadedModel:
                 runner.slots.fit()
 
     def forget(self) -> int:
-        """Drop all cached prefixes, also those on disk; returns how many slots had one."""
+        """Drop all cached prefixes, including those on disk. Returns the number of slots that had one."""
         if self.disk_cache is not None:
             self.disk_cache.clear()
         if self.draft_model is not None:
@@ -101,7 +100,7 @@ class LoadedModel:
         return self.main.forget()
 
     def _shares(self) -> list[tuple[Runner, float]]:
-        """The runners that have memory for keys and values, each with its share of it."""
+        """The runners that have a KV cache, each with its share of the memory."""
         if self.draft_model is None:
             return [(self.main, 1.0)]
         share = self.draft_model.kv_share
@@ -109,7 +108,7 @@ class LoadedModel:
 
 
 class RunnerPair:
-    """Places each sequence on one of a model's two runners, which may be the same."""
+    """Assigns each sequence to one of a model's two runners, which may be the same runner."""
 
     def __init__(self, loaded: LoadedModel) -> None:
         self.loaded = loaded
@@ -117,11 +116,11 @@ class RunnerPair:
         self.generator = loaded.generator
 
     def of(self, sequence: Sequence) -> Runner:
-        """The runner that a running sequence is on."""
+        """The runner on which a started sequence runs."""
         return self.main if sequence.batched else self.generator
 
     def for_request(self, request: GenerationRequest) -> Runner:
-        """The runner that a request's sequences run on."""
+        """The runner on which a request's sequences will run."""
         return self.main if request.adapter is None or self.main.abilities.adapters else self.generator
 
     def reuses_past(self, request: GenerationRequest) -> bool:
@@ -130,7 +129,7 @@ class RunnerPair:
         return caches and request.cache_prompt and not request.prompt_logprobs
 
     def open(self, sequence: Sequence) -> None:
-        """Begin a sequence. Raises RunnerFailed."""
+        """Start a sequence on its runner. Raises RunnerFailed."""
         sequence.batched = self.for_request(sequence.request) is self.loaded.batch
         sequence.profile.active = None
         sequence.num_read = self.of(sequence).open(sequence)
@@ -138,22 +137,25 @@ class RunnerPair:
             sequence.num_cached = sequence.num_read
 
     def forward(self, step: Step) -> list[Scores]:
-        """Run a step, whose sequences are all on one runner. Raises what the runner raises."""
+        """Run the pass of a step, whose sequences are all on one runner. Raises what the runner raises."""
         return run_pass(self.of(step.chunks[0].sequence), step.chunks)
 
     def outgrown(self, sequences: Iterable[Sequence]) -> list[Sequence]:
-        """The sequences of the batch that have become too long for what its runner keeps of them."""
+        """The decoding sequences that have become too long for their rope factors, so that they must be read again."""
         if self.main.switches_at is None:
             return []
         return [s for s in sequences if s.batched and s.is_decoding and self.main.must_reopen(s)]
 
     def reopen(self, sequence: Sequence) -> None:
-        """Begin a sequence again. Tokens without a cached prefix are read again, in chunks. Raises RunnerFailed."""
+        """Close a sequence and start it again. The model reads tokens without a cached prefix again.
+
+        Raises RunnerFailed.
+        """
         self.close(sequence)
         self.open(sequence)
 
     def close(self, sequence: Sequence) -> None:
-        """End a sequence and free what it holds."""
+        """End a sequence on its runner, and free its memory."""
         if self.loaded.disk_cache is not None:
             self.loaded.disk_cache.cancel(sequence)
         if self.loaded.draft_model is not None:

@@ -1,12 +1,13 @@
-"""The runner over onnxruntime-genai's Generator, one for each sequence.
+"""Runner that uses onnxruntime-genai: one `og.Generator` for each sequence.
 
-The library's exceptions are translated here.
+The exceptions of onnxruntime-genai are translated here.
 """
 
 import ctypes
 import importlib.util
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections import abc
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from genai_server.engine.model.vision_files import read_vision_files
 from genai_server.engine.runners.base import Runner, Terminated
 from genai_server.engine.scheduling.scheduler_output import ScheduledChunk
 from genai_server.engine.scores import Logits, Scores
-from genai_server.engine.sequence import Sequence as Scheduled
+from genai_server.engine.sequence import Sequence
 from genai_server.errors import AdapterLoadFailed, ConfigurationError, RunnerFailed
 from genai_server.model_files.speech_model import FEATURES, transcribes
 from genai_server.options.check import on_providers
@@ -59,13 +60,14 @@ _NO_PADDING = -1
 
 
 class OgGeneratorRunner(Runner):
-    """Loads a model directory on a device. Loading may take long, and may hold Python's lock while it does.
+    """Loads a model directory on a device with onnxruntime-genai, which may take long and may hold the GIL meanwhile.
 
-    The runner takes those of the `options` that reach a Generator. Without a provider among them, it uses the device's
-    own. With a `profile_prefix`, ONNX Runtime profiles the whole session into files whose names begin with it.
+    Only those `options` are used that reach an `og.Generator`. Without a provider among them, the device's own provider
+    is used. With a `profile_prefix`, ONNX Runtime profiles the whole session into files whose names begin with the
+    prefix.
 
-    Raises ModelDirectoryError, ConfigurationError, ImportError without the library, and RuntimeError with the
-    library's own reason.
+    Raises ModelDirectoryError, ConfigurationError, ImportError if onnxruntime-genai is not installed, and RuntimeError
+    with that library's message.
     """
 
     def __init__(
@@ -101,9 +103,10 @@ class OgGeneratorRunner(Runner):
         self._generators: dict[int, Any] = {}
 
     def load_adapter(self, path: Path) -> Any:
-        """A container with this adapter alone. The library keeps it as long as a Generator uses it.
+        """Load an adapter into an `og.Adapters` of its own, which exists as long as a Generator uses it.
 
-        A short prompt is read with the adapter: only the graph can tell whether its weights fit together.
+        A short prompt is read with the adapter, because only the graph can tell whether the weights fit together.
+        Raises AdapterLoadFailed.
         """
         check_adapter_file(path, adapter_inputs(self.model_dir))
         if not self.abilities.adapters:
@@ -120,25 +123,29 @@ class OgGeneratorRunner(Runner):
 
     @property
     def nodes(self) -> Mapping[str, int | None]:
-        """The providers in order. The library does not tell how many nodes of the graph each of them runs."""
+        """The execution providers in order, each with None.
+
+        onnxruntime-genai does not report how many nodes each one runs.
+        """
         return dict.fromkeys([*(provider.name for provider in self._options.providers), CPU])
 
-    def fit_chunk(self, sequence: Scheduled, most: int) -> int:
-        """Like `Runner.fit_chunk`. An exact prompt is cut at the same tokens whatever else runs.
+    def fit_chunk(self, sequence: Sequence, maximum: int) -> int:
+        """Number of unread tokens to read in a pass of at most `maximum` tokens, as in `Runner.fit_chunk`.
 
-        After a preemption, each token of an exact answer is read in a pass of its own, as when it was produced.
+        The prompt of a request with `exact` is divided at the same tokens whatever else runs. After a preemption, each
+        token of its answer is read in a pass of its own, as when it was produced.
         """
         left = len(sequence.prompt) - sequence.num_read
         has_inputs = sequence.images is not None or sequence.sound is not None
         if not sequence.request.exact:
-            return super().fit_chunk(sequence, most)
+            return super().fit_chunk(sequence, maximum)
         if left <= 0:
             return 1
         if has_inputs or self.is_long(sequence):
-            return min(left, super().fit_chunk(sequence, most))
+            return min(left, super().fit_chunk(sequence, maximum))
         return min(left, _EXACT_CHUNK - sequence.num_read % _EXACT_CHUNK)
 
-    def open(self, sequence: Scheduled) -> int:
+    def open(self, sequence: Sequence) -> int:
         with self._translated():
             self._generators[sequence.id] = self._generator(sequence.max_length, self._adapter(sequence))
         return 0
@@ -153,14 +160,14 @@ class OgGeneratorRunner(Runner):
             generator.set_active_adapter(adapter, _ADAPTER)
         return generator
 
-    def forward(self, chunks: Sequence[ScheduledChunk]) -> list[Scores]:
+    def forward(self, chunks: abc.Sequence[ScheduledChunk]) -> list[Scores]:
         (chunk,) = chunks
         generator = self._generators[chunk.sequence.id]
         with self._translated():
             if self._vision is not None and not chunk.sequence.num_read:
                 generator.set_inputs(self._with_images(chunk, self._vision))
             elif self._silence is not None and not chunk.sequence.num_read:
-                generator.set_inputs(self._with_sound(chunk, self._silence))
+                generator.set_inputs(self._with_audio(chunk, self._silence))
             else:
                 generator.append_tokens(np.array(chunk.model_tokens, np.int32))
             if chunk.positions:
@@ -172,14 +179,14 @@ class OgGeneratorRunner(Runner):
         return [Scores(logits)]
 
     def _with_images(self, chunk: ScheduledChunk, vision: VisionFiles) -> Any:
-        """The library's inputs for a prompt, whose images have been encoded already."""
+        """Inputs of onnxruntime-genai for a prompt whose images or audio have been encoded already."""
         images = chunk.sequence.images
         features = None if images is None else images.features(chunk.tokens)
         if features is None:
             features = np.zeros((0, vision.hidden_size))
         inputs = self.library.NamedTensors()
         inputs["input_ids"] = np.array([chunk.model_tokens], np.int32)
-        if vision.hears:
+        if vision.has_audio:
             if len(features):
                 inputs["audio_embeds"] = features[np.newaxis].astype(np.float32)
                 inputs["audio_lengths"] = inputs["audio_sizes"] = np.array([len(features)], np.int64)
@@ -191,8 +198,8 @@ class OgGeneratorRunner(Runner):
             inputs["image_grid_thw"] = np.array(images.grids, np.int64) * [1, vision.merge_size, vision.merge_size]
         return inputs
 
-    def _with_sound(self, chunk: ScheduledChunk, silence: NDArray[np.float32]) -> Any:
-        """The library's inputs for a prompt, whose sound it encodes itself."""
+    def _with_audio(self, chunk: ScheduledChunk, silence: NDArray[np.float32]) -> Any:
+        """Inputs of onnxruntime-genai for a prompt whose audio it encodes itself. `silence` is used without audio."""
         sound = chunk.sequence.sound
         inputs = self.library.NamedTensors()
         inputs["input_ids"] = np.array([chunk.model_tokens], np.int32)
@@ -217,7 +224,7 @@ class OgGeneratorRunner(Runner):
         del self.library_model
 
     def _configure(self, model_dir: Path, threads: int, profile_prefix: str) -> Any:
-        """The library's configuration, with this device's providers and options in place of the file's."""
+        """Configuration of onnxruntime-genai, with this device's providers and options in place of the file's."""
         config = self.library.Config(str(model_dir))
         decoder = genai_overlay(self._options, threads) | self._whole_caches(model_dir)
         if profile_prefix:
@@ -233,10 +240,10 @@ class OgGeneratorRunner(Runner):
         return config
 
     def _whole_caches(self, model_dir: Path) -> dict[str, Any]:
-        """What corrects the configuration of a sliding window which no layer has.
+        """Overlay that corrects a configured sliding window which no layer has.
 
-        Version 0.18 of the model builder writes one for Mistral 7B v0.1 and Phi-3-mini-4k. The library would make all
-        caches that short, and fail once a sequence is longer.
+        Version 0.18 of the model builder writes one for Mistral 7B v0.1 and Phi-3-mini-4k. onnxruntime-genai would make
+        all KV caches that short, and fail once a sequence is longer.
         """
         decoder = read_config(model_dir)["model"]["decoder"]
         window = decoder.get("sliding_window") or {}
@@ -255,16 +262,16 @@ class OgGeneratorRunner(Runner):
 
 
 def _silence(model_dir: Path) -> NDArray[np.float32]:
-    """Features [1, mels, frames] of zeros."""
+    """Audio features of zeros, [1, mels, frames]."""
     encoder = read_config(model_dir)["model"]["encoder"]
     graph = onnx.load(str(model_dir / encoder["filename"]), load_external_data=False).graph
     return np.zeros([1, *(dim.dim_value for dim in graph.input[0].type.tensor_type.shape.dim[1:])], np.float32)
 
 
 def _load_own_runtime() -> None:
-    """Load the ONNX Runtime of onnxruntime-genai-winml, which has DirectML.
+    """Load the ONNX Runtime of the package onnxruntime-genai-winml, which has DirectML.
 
-    If none is loaded yet, the library's module would load that of the package onnxruntime, which has no DirectML.
+    If none is loaded yet, onnxruntime-genai would load that of the package onnxruntime, which has no DirectML.
     """
     spec = importlib.util.find_spec("onnxruntime_genai")
     for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
@@ -274,7 +281,7 @@ def _load_own_runtime() -> None:
 
 @contextmanager
 def _advised(options: DeviceOptions) -> Iterator[None]:
-    """Add advice to errors that the configured options cause."""
+    """Context that adds advice to errors that the configured options cause, as ConfigurationError."""
     try:
         yield
     except RuntimeError as error:

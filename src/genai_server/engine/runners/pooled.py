@@ -1,12 +1,13 @@
-"""The runner of models that give a vector or a score for each text: encoders and decoders, on plain ONNX Runtime.
+"""Runner of models that return a vector or a score for each text: encoders and decoders, on plain ONNX Runtime.
 
-A text is read in one pass, in a batch of texts of similar lengths. A decoder's graph has its caches as inputs, which
-are empty, and as outputs, which are not asked for. One vector is made of the vectors of a text's tokens as
+A text is read in one pass, in a batch of texts of similar lengths. A decoder's graph has its KV caches as inputs, which
+are empty, and as outputs, which are not requested. The vectors of a text's tokens are combined to one vector as
 sentence-transformers does it.
 """
 
 import logging
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections import abc
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from genai_server.engine.model.session_options import (
 from genai_server.engine.runners.base import INTERRUPTED_MESSAGE, Interrupted, Runner
 from genai_server.engine.scheduling.scheduler_output import ScheduledChunk, is_low_priority
 from genai_server.engine.scores import Logits, Scores
-from genai_server.engine.sequence import Sequence as Scheduled
+from genai_server.engine.sequence import Sequence
 from genai_server.errors import AdapterLoadFailed, ModelDirectoryError, RunnerFailed
 from genai_server.messages.generation_request import PooledText
 from genai_server.model_files.pooling_model import PoolingModel, Task, read_pooling_model
@@ -36,10 +37,11 @@ from genai_server.options.device import DeviceOptions
 _LEAST = 1e-9
 
 
-def pool(states: Logits, mask: NDArray[np.int64], modes: Sequence[str]) -> Logits:
-    """The vectors of all rows [rows, modes * width], from their tokens' [rows, tokens, width].
+def pool(states: Logits, mask: NDArray[np.int64], modes: abc.Sequence[str]) -> Logits:
+    """Combine the vectors of tokens [rows, tokens, width] to one vector for each row: [rows, modes * width].
 
-    `mask` [rows, tokens] is 1 for tokens that count, which stand side by side. Several modes are joined.
+    `mask` [rows, tokens] is 1 for tokens that count, which must be adjacent. The results of several modes are
+    concatenated.
     """
     return np.concatenate([_pooled(states, mask, mode) for mode in modes], axis=1)
 
@@ -67,7 +69,7 @@ def _mean(states: Logits, weights: Logits, mode: str) -> Logits:
 
 
 def normalized(vectors: Logits) -> Logits:
-    """The vectors [rows, width] with length 1. A vector of zeros stays as it is."""
+    """The vectors [rows, width] scaled to length 1. A vector of zeros stays as it is."""
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
     return np.asarray(vectors / np.maximum(lengths, 1e-12), np.float32)
 
@@ -89,7 +91,7 @@ DISABLED_FUSIONS = {"optimization.disable_specified_optimizers": "SkipLayerNormF
 
 
 class PooledRunner(Runner):
-    """Loads a directory of a pooling model on a device.
+    """Loads the directory of a model for embeddings or reranking on a device.
 
     Raises ModelDirectoryError, ConfigurationError, and ONNX Runtime's own errors.
     """
@@ -115,14 +117,14 @@ class PooledRunner(Runner):
     def nodes(self) -> Mapping[str, int | None]:
         return node_shares(self._session)
 
-    def open(self, sequence: Scheduled) -> int:
+    def open(self, sequence: Sequence) -> int:
         return sequence.num_pooled
 
     def close(self, sequence: int) -> None:
-        """Does nothing: nothing is kept of a text."""
+        """Does nothing, because nothing is kept of a text."""
 
-    def forward(self, chunks: Sequence[ScheduledChunk]) -> list[Scores]:
-        """Read all texts of the reads; the scores of each are the vectors of its texts, in their order."""
+    def forward(self, chunks: abc.Sequence[ScheduledChunk]) -> list[Scores]:
+        """Read the texts of all chunks. The scores of each chunk have the vectors of its texts, in order."""
         tokens = np.concatenate([np.array(chunk.tokens, np.int64) for chunk in chunks])
         texts = [text for chunk in chunks for text in chunk.texts]
         ends = np.cumsum([text.num_tokens for text in texts])
@@ -142,7 +144,11 @@ class PooledRunner(Runner):
         return [Scores(vectors=np.stack([found[next(numbers)] for _ in chunk.texts])) for chunk in chunks]
 
     def warm_up(self) -> None:
-        """Read a short text alone and two together. Raises RunnerFailed, and ModelDirectoryError for wrong vectors."""
+        """Read a short text alone and two texts together.
+
+        Raises RunnerFailed if a pass fails, and ModelDirectoryError for vectors of another size than the configuration
+        says.
+        """
         for lengths in (_TRIED[:1], _TRIED if self._fills else _TRIED[:1] * 2):
             texts = [PooledText(min(length, self._pooling.max_tokens)) for length in lengths]
             ids = [np.full(text.num_tokens, 1 % self._pooling.vocab_size, np.int64) for text in texts]
@@ -161,8 +167,8 @@ class PooledRunner(Runner):
         # The inputs keep the session alive, too.
         del self._session, self._inputs
 
-    def _read(self, ids: Sequence[Ids], texts: Sequence[PooledText], options: Any) -> Logits:
-        """The vectors [texts, numbers] of some texts, in one pass with these run options."""
+    def _read(self, ids: abc.Sequence[Ids], texts: abc.Sequence[PooledText], options: Any) -> Logits:
+        """Read some texts in one pass with these run options. Returns their vectors or scores, [texts, numbers]."""
         lengths = np.array([text.num_tokens for text in texts])
         places = np.arange(lengths.max())
         mask = (places < lengths[:, np.newaxis]).astype(np.int64)
@@ -178,8 +184,8 @@ class PooledRunner(Runner):
             result = pool(result, mask * (places >= left_out[:, np.newaxis]), self._pooling.modes)
         return normalized(result) if self._pooling.normalizes else result
 
-    def _feed(self, ids: Ids, mask: Ids, texts: Sequence[PooledText], places: Ids) -> dict[str, NDArray[Any]]:
-        """The graph's inputs."""
+    def _feed(self, ids: Ids, mask: Ids, texts: abc.Sequence[PooledText], places: Ids) -> dict[str, NDArray[Any]]:
+        """Inputs of the graph, by name, for padded rows of tokens."""
         feed: dict[str, NDArray[Any]] = {}
         for name, value in self._inputs.items():
             if name == _TYPES:
@@ -199,7 +205,10 @@ class PooledRunner(Runner):
         return feed
 
     def _scores(self, logits: Logits) -> Logits:
-        """The scores [texts, 1] before the sigmoid: logits [texts, 1], or of tokens [texts, 1, vocab_size]."""
+        """Reranking scores [texts, 1] before the sigmoid.
+
+        `logits` are [texts, 1], or [texts, 1, vocab_size] for a model that answers with the tokens for true and false.
+        """
         model = self._pooling
         if model.true_token is None:
             return logits.reshape(len(logits), -1)
@@ -243,7 +252,7 @@ def _open(graph: Path, model: PoolingModel, threads: int, options: DeviceOptions
 
 
 def _output_of(outputs: Collection[str], model: PoolingModel, graph: Path) -> str:
-    """The output to read. Raises ModelDirectoryError if the graph does not have it."""
+    """Name of the graph's output to read. Raises ModelDirectoryError if the graph does not have it."""
     if model.task is Task.RERANK:
         wanted: tuple[str, ...] = (_LOGITS,)
     elif model.modes:
@@ -258,7 +267,7 @@ def _output_of(outputs: Collection[str], model: PoolingModel, graph: Path) -> st
 
 
 def _check_inputs(inputs: Mapping[str, Any], graph: Path) -> None:
-    """Raises ModelDirectoryError for an input that this runner does not know, or a type that it cannot give."""
+    """Raise ModelDirectoryError for an input that this runner does not know, or whose type it cannot provide."""
     known = {_IDS, _MASK, _TYPES, _POSITIONS, LAST_POSITIONS}
     for name, value in inputs.items():
         if name not in known and not name.startswith(_PAST):
@@ -267,8 +276,8 @@ def _check_inputs(inputs: Mapping[str, Any], graph: Path) -> None:
             raise ModelDirectoryError(f"{graph} has an input of a type that this server does not give: {value.type}")
 
 
-def _batches(texts: Sequence[PooledText], *, are_filled: bool) -> Iterator[list[int]]:
-    """The numbers of the texts of each pass: texts of similar lengths, or of one length if none may be filled up."""
+def _batches(texts: abc.Sequence[PooledText], *, are_filled: bool) -> Iterator[list[int]]:
+    """Indices of the texts of each pass: texts of similar lengths, or of equal lengths if padding is impossible."""
     batch: list[int] = []
     longest = 0
     for number in sorted(range(len(texts)), key=lambda number: -texts[number].num_tokens):

@@ -1,4 +1,4 @@
-"""What a device's settings decide about its runner before anything is loaded. Needs neither library."""
+"""Decides by a device's settings alone which runner it can have. Neither ONNX Runtime nor a model is loaded."""
 
 import importlib.util
 from pathlib import Path
@@ -16,19 +16,19 @@ class RunnerSettings(Protocol):
 
     @property
     def scheduler(self) -> str:
-        """GENAI_SCHEDULER."""
+        """The setting GENAI_SCHEDULER."""
         ...
 
     @property
     def exact(self) -> bool:
-        """GENAI_EXACT."""
+        """The setting GENAI_EXACT."""
         ...
 
 
 def check_runner(device: str, model_dir: Path, settings: RunnerSettings, options: DeviceOptions) -> None:
-    """Check that the device supports the runner in the settings, and that all options reach that runner.
+    """Check that a device supports the runner in the settings, and that all options reach that runner.
 
-    Whether the graph fits a batch is checked later. Raises ConfigurationError.
+    Whether the model's graph fits a batch is checked later. Raises ConfigurationError.
     """
     for given in options.providers:
         if given.package and importlib.util.find_spec(given.package.partition(".")[0]) is None:
@@ -46,7 +46,7 @@ def check_runner(device: str, model_dir: Path, settings: RunnerSettings, options
 
 
 def check_reach(device: str, options: DeviceOptions, runner: Reach, why: str) -> None:
-    """Refuse options that do not reach the runner in use. Raises ConfigurationError."""
+    """Raise ConfigurationError for options that have no effect on the runner in use. `why` says why it is in use."""
     if found := unreachable(options, runner):
         if runner is Reach.BATCHED and unreachable(options, Reach.GENERATOR) is None:
             why += "; with GENAI_SCHEDULER=generator they run one by one, and the option has an effect"
@@ -54,7 +54,7 @@ def check_reach(device: str, options: DeviceOptions, runner: Reach, why: str) ->
 
 
 def never_batched(device: str, settings: RunnerSettings) -> str | None:
-    """Why these settings rule out a batch on this device; None if they allow one."""
+    """Why these settings rule out a batch on a device; None if they allow one."""
     if settings.scheduler == "generator":
         return "GENAI_SCHEDULER is generator"
     kind = device.partition(":")[0]

@@ -6,16 +6,16 @@ The last line of a prompt says what the sequence does, as commands separated by 
     say TEXT         answer with the text, in which ⏎ is a line break (the default: repeat the line)
     count N          answer with "1, 2, …, N"
     delay S          take S seconds for each forward pass
-    hold S at N      before output token N, keep Python's lock for S seconds, as some library calls do
+    hold S at N      before output token N, hold the GIL for S seconds, as some library calls do
     fail at N        raise RunnerFailed instead of output token N
     break at N       the same, and in all passes of all sequences from then on
     crash at N       end the process at once instead of output token N
 
 Clients may write below what a user has typed. A line `script: COMMANDS` anywhere in the prompt is obeyed instead of the
-last one. A line `script after WORD: COMMANDS` counts from when the word stands below it, as in the result of a tool. Of
-several such lines the last counts.
+last line. A line `script after WORD: COMMANDS` counts only once WORD appears below it, as in the result of a tool. Of
+several such lines the last one counts.
 
-An adapter is a text file: its first line is said before each answer.
+An adapter is a text file, whose first line is put before each answer.
 """
 
 import ctypes
@@ -25,7 +25,8 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections import abc
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -34,7 +35,7 @@ from genai_server.engine.abilities import Abilities
 from genai_server.engine.runners.base import Runner, Terminated
 from genai_server.engine.scheduling.scheduler_output import ScheduledChunk
 from genai_server.engine.scores import Logits, Scores
-from genai_server.engine.sequence import Sequence as Scheduled
+from genai_server.engine.sequence import Sequence
 from genai_server.errors import AdapterLoadFailed, RunnerFailed
 from genai_server.messages.generation_request import ModelInfo, Sampling
 from genai_server.model_files.pooling_model import PoolingModel
@@ -55,9 +56,9 @@ LINE_BREAK = "⏎"
 
 
 class ScriptedSequence:
-    """One sequence's script and answer. Before the answer it says the line `first`."""
+    """The script and the answer of one sequence. The answer begins with the line `first`."""
 
-    def __init__(self, sequence: Scheduled, first: bytes, break_runner: Callable[[], None]) -> None:
+    def __init__(self, sequence: Sequence, first: bytes, break_runner: Callable[[], None]) -> None:
         self.break_runner = break_runner
         self.num_unread = len(sequence.tokens)  # to read before the next token
         self.has_script = sequence.request.prompt[-1] == END_OF_PROMPT
@@ -93,7 +94,7 @@ class ScriptedSequence:
             self.events.setdefault(int(given["at"]), []).append(actions[verb])
 
     def next_token(self) -> int:
-        """Run the events of the next token, and return that token."""
+        """Run the events of the next token, and return the token."""
         if self.delay:
             time.sleep(self.delay)
         for event in self.events.get(self.num_produced, []):
@@ -104,7 +105,7 @@ class ScriptedSequence:
 
 
 class ScriptedRunner(Runner):
-    """Runs the scripts in the prompts."""
+    """Runs the scripts that are written in prompts."""
 
     def __init__(self, context_length: int = 4096) -> None:
         self.model = ModelInfo(context_length, vocab_size=257, eos_token_ids=[EOS], defaults=Sampling())
@@ -118,11 +119,11 @@ class ScriptedRunner(Runner):
         except (OSError, ValueError) as error:
             raise AdapterLoadFailed(f"{path} cannot be read: {error}") from None
 
-    def open(self, sequence: Scheduled) -> int:
+    def open(self, sequence: Sequence) -> int:
         self._sequences[sequence.id] = ScriptedSequence(sequence, self._adapter(sequence) or b"", self._break)
         return 0
 
-    def forward(self, chunks: Sequence[ScheduledChunk]) -> list[Scores]:
+    def forward(self, chunks: abc.Sequence[ScheduledChunk]) -> list[Scores]:
         if self._is_broken:
             _fail()
         (chunk,) = chunks
@@ -131,7 +132,7 @@ class ScriptedRunner(Runner):
         logits[-1] = self._last_logits(chunk.sequence.id, chunk.model_tokens)
         return [Scores(logits)]
 
-    def _last_logits(self, sequence: int, tokens: Sequence[int]) -> Logits:
+    def _last_logits(self, sequence: int, tokens: abc.Sequence[int]) -> Logits:
         state = self._sequences[sequence]
         if state.terminated:
             raise Terminated("scripted session is terminated")
@@ -159,7 +160,7 @@ class ScriptedRunner(Runner):
 
 
 class ScriptedPooledRunner(ScriptedRunner):
-    """Gives vectors or scores derived from how often a text has each byte."""
+    """Returns vectors or scores that depend only on how often a text has each byte."""
 
     def __init__(self, pooling: PoolingModel) -> None:
         super().__init__()
@@ -167,10 +168,10 @@ class ScriptedPooledRunner(ScriptedRunner):
         self.model = ModelInfo(pooling.max_tokens, vocab_size=257, eos_token_ids=[], defaults=Sampling())
         self.abilities = Abilities("pooled", pools=True)
 
-    def open(self, sequence: Scheduled) -> int:
+    def open(self, sequence: Sequence) -> int:
         return sequence.num_pooled
 
-    def forward(self, chunks: Sequence[ScheduledChunk]) -> list[Scores]:
+    def forward(self, chunks: abc.Sequence[ScheduledChunk]) -> list[Scores]:
         return [Scores(vectors=self._vectors(chunk)) for chunk in chunks]
 
     def _vectors(self, chunk: ScheduledChunk) -> Logits:
@@ -182,7 +183,7 @@ class ScriptedPooledRunner(ScriptedRunner):
 
 
 def _commands(prompt: str) -> str:
-    """The line of a prompt that is obeyed, without its mark."""
+    """The line of a prompt that is obeyed as script, without the word `script` at its beginning."""
     for match in reversed(list(_MARKED.finditer(prompt))):
         if match["word"] is None or match["word"] in prompt[match.end() :]:
             return match["commands"]
@@ -190,7 +191,7 @@ def _commands(prompt: str) -> str:
 
 
 def hold_lock(seconds: float) -> None:
-    """Sleep without giving up Python's lock; no signal ends it early."""
+    """Sleep for some seconds without releasing the GIL. No signal ends the sleep early."""
     if sys.platform == "win32":
         ctypes.PyDLL("kernel32").Sleep(int(seconds * 1000))
     else:
@@ -204,7 +205,7 @@ def _fail() -> None:
 
 
 def _write_profile(prefix: str) -> None:
-    """Write one file for each pass, named as ONNX Runtime names its profiles."""
+    """Write a file like the profile of a pass, named as ONNX Runtime names its profiles."""
     now = time.time()
     stamp = time.strftime("%Y-%m-%d_%H-%M-%S", time.localtime(now))
     Path(f"{prefix}_{stamp}_{int(now * 1000) % 1000:03}.json").write_text(json.dumps([]), encoding="utf-8")

@@ -28,11 +28,10 @@ _WITH_DRAFTS = (4, 8, 16)
 
 
 def warm_up(loaded: LoadedModel, chunk: int) -> None:
-    """Read a chunk of a prompt, and decode one row and all rows, also with drafts, where requests run. Only the times
-    are kept.
+    """Read a chunk of a prompt, and decode one row and all rows, with and without drafts, on each runner.
 
-    Next to a batch, a generator reads only a very short prompt. Raises what a runner raises, so that a model which
-    cannot run never becomes ready.
+    Only the measured times are kept. Next to a batch, a generator reads only a very short prompt. Raises what a runner
+    raises, so that a model that cannot run never becomes ready.
     """
     started = time.perf_counter()
     if loaded.generator is not loaded.batch:
@@ -51,12 +50,12 @@ def warm_up(loaded: LoadedModel, chunk: int) -> None:
 
 
 def time_passes(runner: Runner, chunk: int, *, all_rows: bool = True, clock: Clock = time.perf_counter) -> None:
-    """Read a chunk of a prompt, or some tokens of it on the host's cores, and decode one row and, if wanted, all rows,
-    also with drafts. The runner's abilities tell the times.
+    """Measure passes of a runner, and store the seconds in the runner's abilities.
 
-    The least times of a pass count, those of earlier trials among them. Where passes do not run on the host's cores,
-    all of this is done twice, because the first passes compile kernels; of the two chunks, the second one counts. The
-    runner may keep the prompts' beginnings.
+    A chunk of a prompt is read (only some tokens of it on the host's cores), and one row is decoded and, with
+    `all_rows`, all rows, with and without drafts. The shortest time of a pass counts, including those of earlier
+    measurements. If passes do not run on the host's cores, everything is done twice, because the first passes compile
+    kernels; of the two chunks, the second counts. The runner may keep the beginnings of the prompts as cached prefixes.
     """
     passes: defaultdict[int, list[float]] = defaultdict(list)
     if runner.abilities.uses_host_cores:
@@ -72,9 +71,9 @@ def time_passes(runner: Runner, chunk: int, *, all_rows: bool = True, clock: Clo
 
 
 def scores_prompts(loaded: LoadedModel) -> bool:
-    """Whether the model gives the logits after each token of a prompt; some graphs give those of the last token only.
+    """Whether the model returns the logits after each token of a prompt, and not only after the last one.
 
-    The libraries do not tell the shapes of all graphs, so a short prompt is tried. The model must be known to run.
+    The libraries do not report the shapes of all graphs, so a short prompt is tried. The model must be known to run.
     """
     runner = loaded.main
     prompt = [1 % runner.model.vocab_size] * _SHORT
@@ -90,7 +89,10 @@ def scores_prompts(loaded: LoadedModel) -> bool:
 
 
 def _try_profiling(loaded: LoadedModel) -> None:
-    """Switch profiling on and off for a sequence without a pass. ONNX Runtime before 1.25 refuses this."""
+    """Switch profiling on and off for a sequence without a pass, and remember if that fails.
+
+    ONNX Runtime before 1.25 refuses it.
+    """
     if loaded.why_no_profile:
         return
     runner = loaded.main
@@ -106,10 +108,10 @@ def _try_profiling(loaded: LoadedModel) -> None:
 
 
 def _run(runner: Runner, rows: int, num_tokens: int, passes: dict[int, list[float]], clock: Clock) -> float:
-    """Read a prompt of `num_tokens` in each row, or what the model allows, and decode all rows together.
+    """Read a prompt of up to `num_tokens` tokens in each row, and decode all rows together.
 
-    Only a runner that mixes has several rows. Adds the seconds of the decoding passes by their number of tokens;
-    returns those for a token of the prompts.
+    Only a runner that mixes sequences in a pass has several rows. The seconds of the decoding passes are added to
+    `passes` by their number of tokens. Returns the seconds for one token of the prompts.
     """
     token = 1 % runner.model.vocab_size
     prompt = [token] * min(num_tokens, runner.model.max_length - _DECODED)
@@ -134,9 +136,9 @@ def _run(runner: Runner, rows: int, num_tokens: int, passes: dict[int, list[floa
 
 
 def _read_drafts(runner: Runner, opened: list[Sequence], passes: dict[int, list[float]], clock: Clock) -> None:
-    """Read drafts, which are rejected, behind the newest tokens of as many rows as they need, if these have room.
+    """Read drafts of different lengths, which are rejected afterwards, after the newest tokens of some rows.
 
-    Adds the seconds of these passes by their number of tokens.
+    The seconds of these passes are added to `passes` by their number of tokens.
     """
     for number in _WITH_DRAFTS if runner.abilities.uses_host_cores else (*_WITH_DRAFTS, MAX_DRAFTED):
         rows = opened[: -(-number // (1 + MAX_LENGTH))]
@@ -160,7 +162,7 @@ def _read_drafts(runner: Runner, opened: list[Sequence], passes: dict[int, list[
 
 
 def _seconds(runner: Runner, sequences: list[Sequence], clock: Clock) -> float:
-    """Read all unread tokens of some sequences; returns how long that took."""
+    """Read all unread tokens of some sequences in one pass. Returns the seconds that it took."""
     started = clock()
     read_all(runner, sequences)
     return clock() - started

@@ -1,7 +1,8 @@
-"""The continuation of a sequence by a step's logits: its next token, log probabilities, or its end.
+"""Continues a sequence by the logits of a step: with the next token and log probabilities, or with the end.
 
-The rules of a transcript are those of openai/whisper (decoding.py: SuppressTokens and ApplyTimestampRules). Tokens of
-sequences whose grammars would take too much of a step's time are chosen in other threads (`ChoiceThreads`).
+The rules of transcripts are those of openai/whisper (decoding.py: SuppressTokens and ApplyTimestampRules). If the
+grammars of a step would take too much of its time, the tokens of the slowest ones are chosen in other threads
+(`ChoiceThreads`).
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -23,7 +24,7 @@ from genai_server.messages.generation_request import FinishReason, TokenLogprob,
 
 
 def with_rules(rules: TranscriptRules, transcript: Tokens[int], logits: Logits) -> Logits:
-    """A copy of the logits [vocab_size] after the tokens of a transcript. Minus infinity marks excluded tokens."""
+    """Copy of the logits [vocab_size], with minus infinity for tokens that must not follow a transcript."""
     logits = logits.copy()
     logits[rules.suppressed] = -np.inf
     _time(rules, transcript, logits)
@@ -31,7 +32,7 @@ def with_rules(rules: TranscriptRules, transcript: Tokens[int], logits: Logits) 
 
 
 def _time(rules: TranscriptRules, transcript: Tokens[int], logits: Logits) -> None:
-    """Set the logits of tokens to -inf whose choice would break the order of timestamps and text of a transcript."""
+    """Set the logits of tokens to minus infinity that would break the order of timestamps and text in a transcript."""
     first, end = rules.first_timestamp, rules.end_of_text
     texts, times = logits[:first], logits[first:]
     if not transcript:
@@ -57,9 +58,9 @@ def _time(rules: TranscriptRules, transcript: Tokens[int], logits: Logits) -> No
 
 
 def token_logprob(scores: Scores, token: int, num_top: int, scored: Tokens[int] = ()) -> TokenLogprob:
-    """The natural logarithm of a token's softmax among the logits of the last position.
+    """Natural log probability of a token after the last position, without temperature or penalties.
 
-    With it come those of the `num_top` highest, and of the tokens `scored`.
+    It comes with those of the `num_top` most likely tokens, and of the tokens `scored`.
     """
     logits: Mapping[int, float] | Logits
     best, tokens = scores.best, [] if scores.best is None else scores.best.tokens[-1].tolist()
@@ -76,7 +77,10 @@ def token_logprob(scores: Scores, token: int, num_top: int, scored: Tokens[int] 
 
 
 def token_logprobs(positions: Logits, tokens: Iterable[int], num_top: int) -> list[TokenLogprob]:
-    """The log probabilities of a token at each of the positions [tokens, vocab_size]. Copies one position at a time."""
+    """Log probabilities of one token after each of the positions [tokens, vocab_size].
+
+    Only one position is copied at a time.
+    """
     pairs = zip(positions, tokens, strict=True)
     return [token_logprob(Scores(logits[np.newaxis]), token, num_top) for logits, token in pairs]
 
@@ -96,9 +100,9 @@ class NextToken:
 def choose_next_token(sequence: Sequence, scores: Scores, eos: Tokens[int]) -> NextToken:
     """Choose the next token of a sequence, by the logits after its last token.
 
-    A token of `eos` ends the answer and is not part of it, unless the request ignores them. So does a stop token of the
-    request. An answer with a grammar ends when no further token is possible. Raises GrammarFailed and InvalidField,
-    which end the answer, too.
+    A token of `eos` ends the answer and is not part of it, unless the request ignores them. A stop token of the request
+    ends the answer, too. An answer with a grammar ends when no further token is possible. Raises GrammarFailed and
+    InvalidField, after which the answer must be ended.
     """
     if sequence.num_left == 0:
         return NextToken(reason=FinishReason.LENGTH)  # the request asks for no token at all
@@ -125,7 +129,7 @@ def choose_next_token(sequence: Sequence, scores: Scores, eos: Tokens[int]) -> N
 
 
 def needs_all_logits(sequence: Sequence) -> bool:
-    """Whether `choose_next_token` needs all logits for nearly every token, where a device gives the best."""
+    """Whether choosing a token nearly always needs all logits, and not only the best ones that a device returns."""
     request, sampler = sequence.request, sequence.sampler
     # Where a grammar is only a guide, tokens are drawn without it.
     is_masked = _is_too_early(sequence) or (sequence.guide is not None and request.needs_grammar)
@@ -134,9 +138,9 @@ def needs_all_logits(sequence: Sequence) -> bool:
 
 
 def prompt_logprobs(sequence: Sequence, scores: Scores) -> list[TokenLogprob]:
-    """The log probabilities of the prompt's tokens that the scores of a step predict.
+    """Log probabilities of prompt tokens, by the scores of a step that has read a part of the prompt.
 
-    Each is returned once, even if the prompt is read again; none if the request does not ask for them.
+    Each token is returned once, even if the prompt is read again. Empty if the request does not ask for them.
     """
     if not sequence.wants_positions:
         return []
@@ -149,7 +153,7 @@ def prompt_logprobs(sequence: Sequence, scores: Scores) -> list[TokenLogprob]:
 
 
 def _choose(sequence: Sequence, scores: Scores, eos: Tokens[int]) -> int | None:
-    """The next token; None if the grammar allows only the end."""
+    """The next token of a sequence; None if the grammar allows only the end."""
     guide = sequence.guide
     if sequence.thought is not None:
         closing = sequence.thought.next_token(
@@ -175,7 +179,7 @@ def _choose(sequence: Sequence, scores: Scores, eos: Tokens[int]) -> int | None:
 
 
 def _fits(sequence: Sequence, guide: Guide, token: int, eos: Tokens[int]) -> bool:
-    """Whether the grammar allows a token. Takes far less time than `_allowed`."""
+    """Whether the grammar allows a token next. This takes far less time than `_allowed`."""
     if token in _ends(sequence, eos) and guide.may_end:
         return True
     is_ignored = sequence.request.ignore_eos and token in eos
@@ -183,7 +187,7 @@ def _fits(sequence: Sequence, guide: Guide, token: int, eos: Tokens[int]) -> boo
 
 
 def _allowed(sequence: Sequence, guide: Guide, eos: Tokens[int]) -> NDArray[np.bool_]:
-    """The tokens [vocab_size] that the grammar allows, which include those that end the answer where it may end."""
+    """Mask [vocab_size] of the tokens that the grammar allows, including those that end the answer if it may end."""
     allowed = guide.allowed()
     if sequence.request.ignore_eos:
         allowed[list(eos)] = False
@@ -193,13 +197,13 @@ def _allowed(sequence: Sequence, guide: Guide, eos: Tokens[int]) -> NDArray[np.b
 
 
 def _ends(sequence: Sequence, eos: Tokens[int]) -> Tokens[int]:
-    """The tokens that end the answer now."""
+    """Ids of the tokens that end the answer if they come next."""
     own = () if _is_too_early(sequence) else sequence.request.stop_token_ids
     return own if sequence.request.ignore_eos else (*eos, *own)
 
 
 def _commit(sequence: Sequence, token: int) -> None:
-    """Advance the grammar by a token. A failing grammar that the request does not require is dropped."""
+    """Advance the grammar by a token. If it fails and the request does not require it, the grammar is dropped."""
     if sequence.guide is None:
         return
     try:
@@ -211,7 +215,7 @@ def _commit(sequence: Sequence, token: int) -> None:
 
 
 def _is_too_early(sequence: Sequence) -> bool:
-    """Whether the answer must not end yet."""
+    """Whether the answer has fewer tokens than the request's `min_tokens`."""
     return sequence.num_produced < sequence.request.min_tokens
 
 
@@ -220,9 +224,10 @@ _CORES_PER_THREAD = 4
 
 
 class ChoiceThreads:
-    """Owned by the loop's thread. A sequence whose token is being chosen takes part in no step.
+    """Threads that choose tokens of sequences with slow grammars. Used by the thread of the engine's loop only.
 
-    llguidance releases Python's lock while it computes masks, so the loop runs passes at the same time.
+    A sequence whose token is being chosen takes part in no step. llguidance releases the GIL while it computes masks,
+    so the loop runs passes at the same time.
     """
 
     def __init__(self, eos: list[int]) -> None:
@@ -231,16 +236,16 @@ class ChoiceThreads:
         self._eos = eos
 
     def choose(self, sequence: Sequence, scores: Scores, done: Callable[[Future[NextToken]], None]) -> None:
-        """Choose the next token of a sequence from a copy of its scores, which the next pass overwrites.
+        """Start to choose the next token of a sequence, from a copy of the scores, which the next pass overwrites.
 
-        `done` is called with the result, usually in another thread.
+        `done` is called with the finished future, usually in another thread.
         """
         sequence.is_choosing = True
         self._threads.submit(choose_next_token, sequence, scores.copy(), self._eos).add_done_callback(done)
 
 
 def slow_grammars(sequences: Iterable[Sequence]) -> set[Sequence]:
-    """The sequences whose grammars no longer fit into a step's time, after the cheapest ones."""
+    """Sequences whose grammars do not fit into the time that a step has for grammars, after the fastest ones."""
     costs = sorted(((s.guide.cost, s.id, s) for s in sequences if s.guide is not None), key=lambda each: each[:2])
     totals = accumulate(cost for cost, _, _ in costs)
     return {sequence for (_, _, sequence), total in zip(costs, totals, strict=True) if total > STEP_SECONDS}

@@ -1,8 +1,8 @@
 """Grammars that answers must match: llguidance compiles them and follows them token by token.
 
-The library's tokenizer holds Python's lock while it is built (measured: 0.8 s and 150 MB for 150,000 tokens), so an
-engine builds it before it takes work. Compiling releases the lock and is done in threads of its own. Every grammar here
-was compiled before by an API process's grammar checker, with tighter limits.
+The tokenizer of llguidance holds the GIL while it is built (measured: 0.8 s and 150 MB for 150,000 tokens), so an
+engine builds it before it takes work. Compiling a grammar releases the GIL and is done in separate threads. The grammar
+checker of an API process has compiled every grammar before, with tighter limits.
 """
 
 import logging
@@ -51,8 +51,8 @@ _Key = tuple[str, str]
 
 
 @dataclass
-class KeptGrammar:
-    """A cached grammar."""
+class CachedGrammar:
+    """A compiled grammar in the cache, with the number of tokens that answers have followed it for."""
 
     # The grammar, or the error message.
     compiled: Compiled
@@ -61,10 +61,10 @@ class KeptGrammar:
 
 
 class UnlockedConsumer:
-    """Advances matchers without holding Python's lock, which `LLMatcher.consume_token` holds.
+    """Advances matchers without holding the GIL, which `LLMatcher.consume_token` holds.
 
-    llguidance releases it when it advances several matchers, so a finished one is passed along. The processor time is
-    another thread's.
+    llguidance releases the GIL when it advances several matchers, so a matcher that is complete is advanced along with
+    the wanted one. The work is done, and its processor time counted, in another thread.
     """
 
     def __init__(self, tokenizer: LLTokenizer) -> None:
@@ -79,14 +79,14 @@ class UnlockedConsumer:
 
 
 class Guide:
-    """An answer's position in its grammar, with the processor time that following it takes.
+    """Matcher of one answer's grammar, which also limits the processor time that the grammar takes.
 
-    The methods work for one thread at a time. `clock` gives the seconds of processor time of the calling thread, which
-    other programs on a busy machine do not add to.
+    Only one thread at a time may call methods. `clock` returns the seconds of processor time of the calling thread,
+    which other programs on a busy machine do not change.
     """
 
     def __init__(
-        self, kept: KeptGrammar, matcher: LLMatcher, vocab_size: int, consumer: UnlockedConsumer, clock: Clock
+        self, kept: CachedGrammar, matcher: LLMatcher, vocab_size: int, consumer: UnlockedConsumer, clock: Clock
     ) -> None:
         self._kept = kept
         self._consumer = consumer
@@ -99,18 +99,20 @@ class Guide:
         self.cost = 0.0
 
     def allowed(self) -> NDArray[np.bool_]:
-        """The tokens [vocab_size] that may come next. Where the grammar may end, they include those that end an answer.
+        """Mask [vocab_size] of the tokens that may come next. Raises GrammarFailed.
 
-        Raises GrammarFailed when the grammar has become too complex, or takes too much time.
+        It includes the tokens that end an answer if the grammar may end. The grammar fails when it has become too
+        complex, or takes too much time.
         """
         with self._working():
             mask = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         return np.unpackbits(mask, bitorder="little", count=self._vocab_size).view(np.bool_)
 
     def allows(self, token: int) -> bool:
-        """Whether a token that ends no answer may come next. Raises as `allowed` does, and takes far less time.
+        """Whether a token that does not end the answer may come next. Far faster than `allowed`. Raises GrammarFailed.
 
-        A slow grammar computes its mask instead: llguidance holds Python's lock for a single token, and not for a mask.
+        For a slow grammar the whole mask is computed, because llguidance holds the GIL for a single token but not for a
+        mask.
         """
         if self.is_slow:
             return bool(self.allowed()[token])
@@ -118,15 +120,18 @@ class Guide:
             return self._matcher.validate_tokens([token]) == 1
 
     def forced(self) -> list[int]:
-        """The tokens of the text that the grammar forces; the model may tokenize it differently.
+        """The tokens of the text that must come next by the grammar. The model may tokenize that text differently.
 
-        Raises as `allowed` does.
+        Raises GrammarFailed.
         """
         with self._working():
             return self._matcher.compute_ff_tokens()
 
     def commit(self, token: int) -> None:
-        """Advance by a token. Raises GrammarFailed if it does not fit, and as `allowed` does."""
+        """Advance the grammar by a token.
+
+        Raises GrammarFailed if the token does not fit, or if the grammar takes too much time.
+        """
         with self._working():
             if self.is_slow:
                 self._consumer.consume(self._matcher, token)
@@ -139,22 +144,28 @@ class Guide:
 
     @property
     def is_slow(self) -> bool:
-        """Whether the next token alone is expected to take more of a step than grammars may."""
+        """Whether the next token alone is expected to take more time than all grammars may take of a step."""
         return self.cost > STEP_SECONDS
 
     @property
     def may_end(self) -> bool:
-        """Whether the answer up to now fits the grammar."""
+        """Whether the answer up to now is a complete match of the grammar."""
         return self._matcher.is_accepting()
 
     @property
     def is_complete(self) -> bool:
-        """Whether no further token is possible. False once the grammar has failed; llguidance then says stopped."""
+        """Whether no further token is possible.
+
+        False for a grammar that has failed, although llguidance reports such a grammar as stopped, too.
+        """
         return self._matcher.is_stopped() and not self._matcher.is_error()
 
     @contextmanager
     def _working(self) -> Iterator[None]:
-        """Measures the block, then checks that the grammar can be followed further."""
+        """Context that measures a call to llguidance, and then checks that the grammar can be followed further.
+
+        Raises GrammarFailed.
+        """
         began = self._clock()
         yield
         self._spent += self._clock() - began
@@ -170,10 +181,11 @@ class Guide:
 
 
 class Guidance:
-    """The grammars of one vocabulary. Without a tokenizer, none is accepted, for the given reason.
+    """Compiles and caches grammars for one vocabulary. Without a tokenizer, `reason` says why grammars are refused.
 
-    Each tenant has compiled grammars of its own: how long an answer takes shows whether its grammar was compiled
-    before, and so would show which schemas others use. Owned by one thread; `compile` works in another.
+    Each tenant has its own compiled grammars: the time of an answer shows whether its grammar was compiled before, and
+    a shared cache would reveal which schemas other tenants use. Only one thread may use the object; `compile` works in
+    another.
     """
 
     def __init__(
@@ -185,18 +197,18 @@ class Guidance:
         self._vocab_size = vocab_size
         self._reason = reason
         # By tenant and grammar, the least recently used first.
-        self._kept: OrderedDict[_Key, KeptGrammar] = OrderedDict()
+        self._kept: OrderedDict[_Key, CachedGrammar] = OrderedDict()
         self._compiling: dict[_Key, Future[Compiled]] = {}
         self._worker = WorkerThread("guidance", has_second=True, starting=partial(stack, ENGINE_STACK))
         self._texts: dict[int, bytes] = {}  # of tokens, once they were asked for
 
     @property
     def knows_text(self) -> bool:
-        """Whether it knows the texts of tokens."""
+        """Whether the texts of tokens are known, which needs a tokenizer."""
         return self._tokenizer is not None
 
     def token_bytes(self, token: int) -> bytes:
-        """A token's text, possibly a part of a character. Any thread may call this."""
+        """UTF-8 text of a token, possibly with only a part of a character. Any thread may call this."""
         text = self._texts.get(token)
         if text is None:
             assert self._tokenizer is not None
@@ -204,9 +216,9 @@ class Guidance:
         return text
 
     def guide(self, grammar: str, *, tenant: str = "") -> Guide | None:
-        """The guide at the start of a tenant's grammar; None if the grammar must be compiled first.
+        """New matcher for a tenant's grammar; None if the grammar must be compiled first.
 
-        Raises InvalidField if it cannot be compiled.
+        Raises InvalidField if the grammar cannot be compiled.
         """
         if self._consumer is None:
             raise InvalidField("grammar", f"cannot be followed by this model: {self._reason}")
@@ -221,11 +233,11 @@ class Guidance:
     def compile(
         self, grammar: str, done: Callable[[Compiled], None], *, tenant: str = "", low_priority: bool = False
     ) -> None:
-        """Compile a tenant's grammar, which may take a second; `done` is called in another thread with the result to
-        `keep`.
+        """Compile a tenant's grammar, which may take a second. `done` is called in another thread with the result.
 
-        Calls for a grammar of the tenant that is being compiled get the same result. Tenants take turns, one does
-        not wait for a single grammar of another one, and low-priority ones come last.
+        The caller must give the result to `keep`. A call for a grammar that is being compiled for the tenant gets the
+        same result. Tenants take turns, no tenant waits for a single grammar of another one, and low-priority grammars
+        come last.
         """
         key = tenant, grammar
         if key not in self._compiling:
@@ -234,15 +246,15 @@ class Guidance:
         self._compiling[key].add_done_callback(lambda compiled: done(compiled.result()))
 
     def keep(self, grammar: str, compiled: Compiled, *, tenant: str = "") -> None:
-        """Cache a tenant's compiled grammar.
+        """Cache a tenant's compiled grammar, or the error message of its compilation.
 
-        Beyond the number of grammars, the least recently used one of the tenant that has the most is dropped; beyond
-        their characters, the longest one of the tenant that has the most characters. So no tenant pushes out the
-        grammars of those that have fewer.
+        If there are too many grammars, the least recently used grammar of the tenant with the most grammars is dropped.
+        If they have too many characters, the longest grammar of the tenant with the most characters is dropped. So no
+        tenant evicts the grammars of tenants that have fewer.
         """
         newest = tenant, grammar
         self._compiling.pop(newest, None)
-        self._kept[newest] = KeptGrammar(compiled)
+        self._kept[newest] = CachedGrammar(compiled)
         self._kept.move_to_end(newest)
         if len(self._kept) > _KEPT_GRAMMARS:
             del self._kept[self._of_largest_holder(newest, lambda key: 1)[0]]
@@ -250,11 +262,10 @@ class Guidance:
             del self._kept[max(self._of_largest_holder(newest, _num_characters), key=_num_characters)]
 
     def _of_largest_holder(self, newest: _Key, size: Callable[[_Key], int]) -> list[_Key]:
-        """The cached grammars of the tenant whose grammars have the largest size together, the least recently used
-        first.
+        """Cached grammars of the tenant whose grammars have the largest total `size`, the least recently used first.
 
-        The newest one counts, but is not among them. Of equal tenants it is the one that kept the newest grammar, and
-        else the one whose grammar was not used for longest.
+        The grammar `newest` counts, but is not returned. Among equal tenants, the tenant of `newest` is chosen, and
+        otherwise the one with the least recently used grammar.
         """
         held: Counter[str] = Counter()
         for key in self._kept:
@@ -279,7 +290,7 @@ def bytes_guidance(model: ModelInfo, clock: Clock = time.thread_time) -> Guidanc
 
 
 def model_guidance(model_dir: Path, model: ModelInfo) -> Guidance:
-    """Guidance for a model directory. If the library cannot use its tokenizer, requests with a grammar are refused."""
+    """Guidance for a model directory. If llguidance cannot use the tokenizer, requests with a grammar are refused."""
     path = str(model_dir / TOKENIZER)
     try:
         try:

@@ -2,9 +2,9 @@
 
 The order is: exclusions by the grammar, min_tokens, allowed tokens and bad words, logit bias, repetition penalty,
 frequency and presence penalty, temperature, top-k, top-p, min-p. Up to the penalties it is that of vLLM, from the
-temperature on that of Hugging Face's generation. Where a grammar is only a guide, a token is first drawn without it,
-and drawn again in this order if the grammar excludes it, as llama.cpp does. So where the grammar excludes nothing that
-is drawn, it changes nothing.
+temperature on that of Hugging Face's generation. If a request does not require its grammar, a token is first drawn
+without the grammar, and drawn again in this order if the grammar excludes it, as llama.cpp does. So the grammar changes
+nothing as long as it excludes no drawn token.
 """
 
 from collections import defaultdict, deque
@@ -23,7 +23,10 @@ _BAN_BIAS = 100.0
 
 
 class Bias:
-    """A request's `logit_bias`, by token id. It is added to the logits, except for bans and exclusive selection."""
+    """A request's `logit_bias`, by token id, which is added to the logits.
+
+    Values of 100 and more mean that only these tokens are allowed, values of -100 and less that a token is excluded.
+    """
 
     def __init__(self, biases: dict[int, float]) -> None:
         self._only = np.array([token for token, bias in biases.items() if bias >= _BAN_BIAS], np.int64)
@@ -35,9 +38,9 @@ class Bias:
         self.raises = any(bias > 0 for bias in biases.values())
 
     def apply(self, logits: Logits, tokens: NDArray[np.int64] | None = None) -> None:
-        """Change logits [vocab_size] in place, or those of some tokens if it raises none.
+        """Change the logits of all tokens [vocab_size] in place, or those of `tokens` only.
 
-        Excluded tokens become minus infinity.
+        `tokens` may only be given if the bias raises no token. Excluded tokens get minus infinity.
         """
         if tokens is not None:
             logits += np.array([self._by_token.get(token, 0.0) for token in tokens.tolist()], np.float32)
@@ -50,7 +53,10 @@ class Bias:
 
 
 class Penalties:
-    """The penalties of one request and their counts. A step costs time for each different token that was penalised."""
+    """Repetition, frequency and presence penalty of one request, with the counts of tokens.
+
+    A step costs time for each different token that was penalized.
+    """
 
     def __init__(self, sampling: Sampling, prompt: list[int]) -> None:
         self._repetition = np.float32(sampling.repetition_penalty)
@@ -70,12 +76,12 @@ class Penalties:
         self.raises = self._repetition < 1.0 or self._frequency < 0.0 or self._presence < 0.0
 
     def apply(self, logits: Logits, tokens: NDArray[np.int64] | None = None) -> None:
-        """Change logits [vocab_size] in place, or those of some tokens.
+        """Change the logits of all tokens [vocab_size] in place, or those of `tokens` only.
 
         First comes CTRL's repetition penalty (arXiv 1909.05858, section 4.1) for tokens of prompt and answer: positive
-        scores are divided by it, negative ones multiplied. Then come OpenAI's penalties (API reference, "frequency and
-        presence penalties") for tokens of the answer: `logit -= count · frequency + (count > 0) · presence`. Of both,
-        only the last `repeat_last_n` tokens count.
+        logits are divided by it, negative ones multiplied. Then come OpenAI's penalties (API reference, "frequency and
+        presence penalties") for tokens of the answer: `logit -= count · frequency + (count > 0) · presence`. Of prompt
+        and answer together, only the last `repeat_last_n` tokens count.
         """
         indices, places = self._tokens, np.arange(self._tokens.size)
         if tokens is not None:
@@ -101,7 +107,7 @@ class Penalties:
         self._answer_counts[place] += 1
 
     def _drop_oldest(self, window: deque[tuple[int, bool]]) -> None:
-        """No longer count the token that the next one pushes out."""
+        """Stop counting the oldest token of a full window, which the next token replaces."""
         if len(window) == window.maxlen:
             token, is_of_answer = window[0]
             # Without a repetition penalty the prompt's tokens are not counted.
@@ -111,9 +117,9 @@ class Penalties:
 
 
 class BadWords:
-    """The bad words of one request, and the last tokens of its answer.
+    """The `bad_words` of one request, and the last tokens of its answer.
 
-    A word of several tokens bans its last token where the answer ends with the others, as in vLLM. A step costs time
+    A word of several tokens bans its last token if the answer ends with the other tokens, as in vLLM. A step costs time
     only for words whose last token but one is the answer's newest.
     """
 
@@ -127,7 +133,7 @@ class BadWords:
         self._last: deque[int] = deque(maxlen=max(map(len, words)) - 1)
 
     def banned(self) -> list[int]:
-        """The tokens that must not come next."""
+        """Tokens that must not come next."""
         begun = self._several.get(self._last[-1], ()) if self._last else ()
         if not begun:
             return self._single
@@ -135,7 +141,7 @@ class BadWords:
         return [*self._single, *(word[-1] for word in begun if last[1 - len(word) :] == list(word[:-1]))]
 
     def note(self, token: int) -> None:
-        """Note a token of the answer."""
+        """Record a token of the answer."""
         self._last.append(token)
 
 
@@ -151,10 +157,10 @@ _MIN_TEMPERATURE = 1e-30
 
 
 class Sampler:
-    """One request's sampler. It has its own random numbers, so a seed gives the same tokens in any batch.
+    """Sampler of one request. It has its own random numbers, so a seed gives the same tokens in any batch.
 
-    Where a device gives the best logits only, a token is chosen from them if they determine it. A draw takes the best
-    tokens first, so most fall among them.
+    If a device returns only the best logits, a token is chosen from these if they determine it. A draw considers the
+    best tokens first, so most draws fall among them.
     """
 
     def __init__(self, sampling: Sampling, prompt: list[int]) -> None:
@@ -167,33 +173,37 @@ class Sampler:
 
     @property
     def scale(self) -> float:
-        """What a device multiplies logits with (`Best.scales`)."""
+        """Factor by which a device multiplies logits before its softmax (`Best.scales`), such as 1 / temperature."""
         needs_no_share = self._is_greedy or 0 < self._sampling.top_k <= NUM_BEST
         return 1.0 if needs_no_share else float(np.float32(1 / self._temperature))
 
     def needs_all(self, *, is_masked: bool) -> bool:
-        """Whether the best logits alone never determine a token, because of what changes the others."""
+        """Whether the best logits alone never determine a token, because the request changes the other logits, too.
+
+        `is_masked` says whether a grammar or `min_tokens` excludes tokens.
+        """
         sampling = self._sampling
         is_changed = is_masked or self._excludes or self._penalties is not None
         is_open = not self._is_greedy and not 0 < sampling.top_k <= NUM_BEST and not sampling.min_p
         return self._raises or (is_changed and is_open)
 
     def sample(self, scores: Scores, *, allowed: NDArray[np.bool_] | None = None, banned: Sequence[int] = ()) -> int:
-        """The next token id, by the scores of the last position.
+        """Choose the next token by the scores after the last position. Returns its id.
 
-        It is one of `allowed` [vocab_size], if given, and none of `banned`. Raises InvalidField if the request's
-        sampling values exclude all of these, and RunnerFailed if the logits are not finite.
+        The token is one of the mask `allowed` [vocab_size], if given, and none of `banned`. Raises InvalidField if the
+        request's sampling values exclude all of these, and RunnerFailed if the logits are not finite.
         """
         token = self._choose(scores, allowed, banned)
         self.note(token)
         return token
 
     def first(self, scores: Scores, *, banned: Sequence[int] = (), draws: bool) -> int | None:
-        """The token that `sample` gives without a grammar; None if it would be drawn and `draws` is false.
+        """The token that `sample` would choose without a grammar; None if it would be drawn and `draws` is false.
 
-        It is not counted yet. If the grammar allows it, it is the next token; otherwise `sample` chooses among the
-        allowed ones. A greedy token is the same either way. A drawn one has the probabilities that the allowed tokens
-        have without the others, unless top-k, top-p or min-p is set: these keep other tokens where fewer are left.
+        The token is not counted yet. If the grammar allows it, it is the next token; otherwise `sample` must choose
+        among the allowed ones. A greedy token is the same either way. A drawn token has the probability that it would
+        have among the allowed tokens alone, unless top-k, top-p or min-p is set: these would keep other tokens if fewer
+        are left.
         """
         return self._choose(scores, None, banned) if self._is_greedy or draws else None
 
@@ -206,7 +216,7 @@ class Sampler:
 
     @property
     def _excluding_fields(self) -> list[str]:
-        """The request's fields that may exclude tokens."""
+        """Names of the request's fields that may exclude tokens."""
         sampling = self._sampling
         fields = {
             "logit_bias": sampling.logit_bias,
@@ -222,7 +232,7 @@ class Sampler:
 
     @cached_property
     def _allowed(self) -> NDArray[np.bool_]:
-        """The tokens of `allowed_tokens`, [at least vocab_size]. Waiting requests have only its bits."""
+        """Mask of the request's `allowed_tokens`, with at least vocab_size values, made when it is first needed."""
         bits = np.frombuffer(self._sampling.allowed_tokens, np.uint8)
         return np.unpackbits(bits, bitorder="little").view(np.bool_)
 
@@ -261,7 +271,7 @@ class Sampler:
         banned: Sequence[int],
         tokens: NDArray[np.int64] | None = None,
     ) -> Logits:
-        """The logits of all tokens or of some, after all steps before the temperature.
+        """Logits of all tokens, or of `tokens` only, after all changes that come before the temperature.
 
         Minus infinity marks excluded tokens.
         """
@@ -284,7 +294,7 @@ class Sampler:
     def _from_best(
         self, best: Best, allowed: NDArray[np.bool_] | None, banned: Sequence[int], share: float
     ) -> int | None:
-        """The token that `_from_all` would give of all logits; None if the best do not determine it."""
+        """The token that `_from_all` would choose from all logits; None if the best logits do not determine it."""
         logits, tokens, top_k = best.logits[-1], best.tokens[-1], self._sampling.top_k
         is_adjusted = self._is_adjusted(allowed, banned)
         if is_adjusted:
@@ -310,10 +320,10 @@ class Sampler:
         return None if index is None else int(tokens[index])
 
     def _from_all(self, logits: Logits, share: float) -> int:
-        """The token that a share from 0 to 1 of the probabilities falls on.
+        """Draw a token: the one at which the cumulative probability exceeds `share`, from 0 to 1.
 
-        Tokens are in this order: the best, highest first, then the others by their ids. So a sorted few suffice for
-        most draws.
+        Tokens are in this order: the best, highest first, then the others by their ids. So it suffices for most draws
+        to sort a few tokens.
         """
         top_k, tokens = self._sampling.top_k, None
         if 0 < top_k < logits.size:
@@ -332,11 +342,12 @@ class Sampler:
     def _index_beyond(
         self, weights: Logits, total: float, first: NDArray[np.int64], sums: NDArray[np.float64], share: float
     ) -> int:
-        """The index of the weight that a share of those that pass falls on, in the order of `_from_all`.
+        """Index of the drawn weight if the draw `share` may fall beyond the best ones, in the order of `_from_all`.
 
-        `total` is the sum of all weights. Those at the indices `first`, the highest ones, pass; `sums` are their
-        cumulative sums. If a weight beyond the top-p nucleus (arXiv 1904.09751) is drawn, another is drawn without it
-        and all lower ones. So the weights of the nucleus keep their proportions, and nothing has to be sorted.
+        `total` is the sum of all weights, `first` the indices of the best, which are always allowed, and `sums` the
+        cumulative sums of these. If a weight beyond the top-p nucleus (arXiv 1904.09751) is drawn, that weight and all
+        lower ones are removed and the draw is repeated. So the weights of the nucleus keep their proportions, and
+        nothing has to be sorted.
         """
         sampling = self._sampling
         rest = weights.copy()
@@ -358,10 +369,10 @@ class Sampler:
         return int(first[_above(sums, share * (sums[-1] + left))])
 
     def _index(self, weights: Logits, sums: NDArray[np.float64], others: float | None, share: float) -> int | None:
-        """The index of the weight that a share of all falls on, among the highest ones in descending order.
+        """Index of the drawn weight among the best weights; None if these do not determine the draw.
 
-        `sums` are their cumulative sums, and `others` is the sum of the lower ones, None if it is not known. Returns
-        None if it is none of these weights, or if they do not determine it.
+        The weights are in descending order, `sums` are their cumulative sums, and `others` is the sum of all lower
+        weights, None if unknown. `share`, from 0 to 1, is the draw.
         """
         sampling = self._sampling
         # How many pass; one more than there are here if lower ones may pass, too.
@@ -381,7 +392,7 @@ class Sampler:
         return None if value >= sums[-1] else _above(sums, value)
 
     def _weights(self, logits: Logits) -> Logits:
-        """Probabilities up to a common factor, in the precision of the logits: doubles take 4 times as long."""
+        """Probabilities up to a common factor, in the precision of the logits: doubles would take 4 times as long."""
         with np.errstate(over="ignore"):  # with a tiny temperature only the best remains: exp(-inf) is 0
             weights: Logits = logits - logits.max()
             weights /= np.float32(self._temperature)
@@ -390,9 +401,9 @@ class Sampler:
 
 
 def _first_above(weights: Logits, value: float) -> int:
-    """The first index up to which the weights sum to more than a value.
+    """First index at which the cumulative sum of the weights exceeds a value.
 
-    It finds a block first, then the index within: cumulating a whole large vocabulary would take ten times as long.
+    A block is found first, then the index within: cumulating a whole large vocabulary would take ten times as long.
     """
     starts = np.arange(0, weights.size, _SUMMED_BLOCK)
     blocks = np.add.reduceat(weights, starts).cumsum(dtype=np.float64)
@@ -403,22 +414,25 @@ def _first_above(weights: Logits, value: float) -> int:
 
 
 def _above(cumulative: NDArray[np.float64], value: float) -> int:
-    """The first index whose cumulative weight exceeds a value, so that its own weight is positive.
+    """First index whose cumulative weight exceeds a value, so that the weight at this index is positive.
 
-    A value that reaches the total by rounding gives the last such index.
+    If the value reaches the total by rounding, the last such index is returned.
     """
     return int(cumulative.searchsorted(min(value, np.nextafter(cumulative[-1], 0.0)), side="right"))
 
 
 def _is_higher(weights: Logits, index: int) -> NDArray[np.bool_]:
-    """Whether each weight comes before one in descending order, where equal ones are in ascending order."""
+    """Whether each weight comes before the one at `index` in descending order.
+
+    Equal weights are in ascending order of their indices.
+    """
     is_higher: NDArray[np.bool_] = weights > weights[index]
     is_higher[:index] |= weights[:index] == weights[index]
     return is_higher
 
 
 def top_tokens(logits: Logits, k: int) -> NDArray[np.int64]:
-    """The ids of the `k` highest logits [vocab_size], highest first; of equal ones, the lowest id first.
+    """Ids of the `k` highest logits [vocab_size], highest first; among equal ones, the lowest id first.
 
     Excluded tokens (minus infinity) are left out, so there may be fewer.
     """
@@ -427,7 +441,7 @@ def top_tokens(logits: Logits, k: int) -> NDArray[np.int64]:
 
 
 def highest(logits: Logits, k: int) -> NDArray[np.int64]:
-    """The ids of the `k` highest logits [vocab_size], in ascending order; of equal ones, the lowest ids.
+    """Ids of the `k` highest logits [vocab_size], in ascending order; among equal ones, the lowest ids.
 
     Excluded tokens (minus infinity) are left out, so there may be fewer. The k-th highest maximum of groups of logits
     is a lower bound of the k-th highest logit, so only logits above it are examined. For 150,000 logits this takes a
@@ -446,10 +460,10 @@ def highest(logits: Logits, k: int) -> NDArray[np.int64]:
     return found[_down_to(candidates, _kth_highest(candidates, k), k)]
 
 
-def _down_to(values: Logits, least: np.float32, number: int) -> NDArray[np.int64]:
-    """The indices, in ascending order, of the `number` largest values, the smallest of which is `least`."""
-    kept = values > least
-    kept[np.flatnonzero(values == least)[: number - np.count_nonzero(kept)]] = True
+def _down_to(values: Logits, minimum: np.float32, number: int) -> NDArray[np.int64]:
+    """Indices, in ascending order, of the `number` largest values, the smallest of which is `minimum`."""
+    kept = values > minimum
+    kept[np.flatnonzero(values == minimum)[: number - np.count_nonzero(kept)]] = True
     return np.flatnonzero(kept)
 
 

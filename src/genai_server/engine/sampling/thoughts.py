@@ -1,7 +1,7 @@
-"""Closes the thoughts of an answer whose budget is used up, by tokens that are chosen in place of the model's.
+"""Ends the reasoning of an answer when its token budget is used up, with tokens in place of those of the model.
 
-A thought begins and ends in the text of an answer as the answer parser reads it (text/answers/reasoning.py). A marker
-is one token in some vocabularies, and several in others, of which the first and the last may have other text, too.
+Reasoning begins and ends where the answer parser finds its markers in the text (text/answers/reasoning.py). A marker is
+one token in some vocabularies, and several in others, of which the first and the last may have other text, too.
 """
 
 import codecs
@@ -20,10 +20,10 @@ _SENTENCE_END = re.compile(r"""((?<!\d)\.|[!?…。！？]|\n)["'”’»)\]*_`]
 
 
 class Thought:
-    """The thoughts of one answer, whose tokens begin at `first` in those of its sequence.
+    """Tracks the reasoning of one answer, whose tokens begin at index `first` of the sequence.
 
-    As long as there is no budget, nothing of the answer is read. `token_bytes` gives the text of a token. For one
-    thread at a time, apart from `end`.
+    Without a budget, nothing of the answer is examined. `token_bytes` returns the text of a token. Only one thread at a
+    time may call methods, except `end`.
     """
 
     def __init__(self, rules: ThoughtRules, token_bytes: Callable[[int], bytes], first: int = 0) -> None:
@@ -43,14 +43,14 @@ class Thought:
 
     @property
     def forced(self) -> Sequence[int]:
-        """The next tokens that are known, because they close a thought."""
+        """The tokens that will come next because they end the reasoning; empty if the model chooses."""
         return list(self._forced)
 
     def next_token(self, tokens: Sequence[int], allows: Callable[[int], bool]) -> int | None:
-        """The token that must come after those of the sequence; None if the model chooses it.
+        """The token that must follow the sequence's tokens; None if the model chooses it.
 
-        A thought that the grammar does not allow to end here, because it has begun a tool call, ends when it may.
-        `allows` says so of a token.
+        `allows` says whether the grammar allows a token. If the grammar does not allow the reasoning to end here,
+        because a tool call has begun within it, the reasoning is ended as soon as the grammar allows it.
         """
         if self._budget is None:
             return None
@@ -70,7 +70,10 @@ class Thought:
         return self._forced.popleft()
 
     def end(self) -> None:
-        """Close a thought as soon as possible, and any later one at once. Any thread may call this."""
+        """End the reasoning as soon as possible, and any later reasoning of the answer at once.
+
+        Any thread may call this.
+        """
         self._budget = 0
 
     def _note(self, token: int) -> None:
@@ -87,7 +90,7 @@ class Thought:
 
     @property
     def _must_close(self) -> bool:
-        """Whether a thought ends here, though not within a character, whose tokens are at most three more."""
+        """Whether the reasoning must end here. It never ends within a character of several tokens."""
         if not self._is_open or self._budget is None or self._characters.getstate()[0]:
             return False
         left = self._budget - self._num_tokens

@@ -1,16 +1,16 @@
 """Decides which sequences wait and which run on a device, and estimates how long a full queue stays full.
 
-A sequence is admitted when the KV cache is expected to hold it next to all running sequences. Each of them counts with
-its tokens and with as many more as recent answers have had. When the running sequences need more memory than there is,
-the last ones are preempted, but never the only one. The first waiting sequence that the memory cannot hold blocks all
-others, so that long requests run, too.
+A sequence is admitted when the KV cache is expected to hold it next to all running sequences. For each of them, its
+tokens are counted, and as many more as recent answers have had. When the running sequences need more memory than there
+is, the last ones are preempted, but never the only one. The first waiting sequence that the memory cannot hold blocks
+all others, so that long requests run, too.
 
 Each tenant has an equal share of the slots, of the memory and of the queue. Other tenants may use what it leaves of its
 share. A free slot goes to the tenant that has the fewest running sequences and, among equals, to the one whose turn it
 is (fair_queue.py). A sequence within its tenant's share does not wait for other tenants: sequences of tenants above
-their shares are preempted for it. That is not repeated for each request of a tenant: a device with many slots leaves
-one free for a while after a tenant's last sequence has ended. A single sequence may need more memory than its tenant's
-share. It waits until other tenants leave that much, and blocks them after a while.
+their shares are preempted for it. To avoid a preemption for each request of a tenant, a device with many slots leaves
+one slot free for a while after a tenant's last sequence has ended. A single sequence may need more memory than its
+tenant's share. It waits until other tenants leave that much, and blocks them after a while.
 
 Low-priority sequences only take what the others leave. They wait behind all others, their queue has limits of its own,
 and they are preempted for others: a preempted sequence waits again, and continues later.
@@ -41,11 +41,12 @@ def queue_wait(
     pages: Callable[[Sequence], int] = lambda sequence: 0,
     num_pages: int = 0,
 ) -> int:
-    """Seconds, at least one, until a running answer has ended and `num_tokens` of waiting prompts have left the queue.
+    """Estimated seconds, at least one, until a full queue takes another sequence.
 
-    The estimate assumes that prompts are read one after another, and that answers are produced side by side. Each
-    answer is assumed to be as long as recent ones. The first waiting sequence begins when an answer ends and the
-    `num_pages` of memory hold it, of which each sequence is expected to need `pages`.
+    That is when a running answer has ended and `num_tokens` tokens of waiting prompts have left the queue. The estimate
+    assumes that prompts are read one after another, that answers are produced side by side, and that each answer is as
+    long as recent ones. The first waiting sequence begins when an answer ends and the `num_pages` of memory hold the
+    sequence. `pages` returns the expected need of a sequence.
     """
     read = 0.0
     ends = []
@@ -93,8 +94,8 @@ _MARGIN, _MIN_LEFT = 2, 256
 class AdmissionQueue:
     """The waiting and running sequences of one device.
 
-    The limits, and the shares of tenants, apply to low-priority sequences and to all others separately. A tenant saves
-    up `max_credit` tokens of its turns at most.
+    The limits, and the shares of tenants, apply to low-priority sequences and to all others separately. A tenant that
+    takes less than its turns saves up `max_credit` tokens at most.
     """
 
     def __init__(
@@ -132,14 +133,15 @@ class AdmissionQueue:
 
     @property
     def has_foreground(self) -> bool:
-        """Whether any sequence runs or waits that is not of low priority."""
+        """Whether any sequence of normal priority runs or waits."""
         is_waiting = bool(self.waiting) and not self.waiting[0].low_priority
         return is_waiting or not all(sequence.low_priority for sequence in self.running)
 
     def add(self, sequence: Sequence) -> None:
-        """Queue a sequence that the memory can hold alone.
+        """Put a sequence into the queue. The memory must be able to hold it alone.
 
-        Raises QueueFull at the limit of requests or of tokens if the sequence's tenant has its equal share of these.
+        Raises QueueFull at the limit of requests or of tokens if the sequence's tenant already uses its equal share of
+        these.
         """
         low_priority, tenant = sequence.low_priority, sequence.tenant
         present = self.present(low_priority=low_priority)
@@ -153,7 +155,7 @@ class AdmissionQueue:
         self._queue(sequence)
 
     def _check_tokens(self, sequence: Sequence, present: Mapping[str, int]) -> None:
-        """Raise QueueFull if the waiting prompts would have too many tokens together with that of a sequence."""
+        """Raise QueueFull if the waiting prompts, together with that of a new sequence, would have too many tokens."""
         low_priority, own = sequence.low_priority, len(sequence.request.prompt)
         num_tokens = sum(self.waiting_tokens(sequence, low_priority=low_priority).values())
         excess = num_tokens - self._max_waiting_tokens
@@ -176,18 +178,18 @@ class AdmissionQueue:
 
     @property
     def capacity(self) -> Capacity:
-        """The limits of an empty device."""
+        """The limits for requests on this device, whatever it runs at the moment."""
         tokens = None if self._max_waiting_tokens == math.inf else int(self._max_waiting_tokens)
         return Capacity(self._max_running, self._max_waiting, tokens, self._policy.limited_by)
 
     def present(self, *, low_priority: bool = False) -> dict[str, int]:
-        """How many sequences of each tenant run or wait: only low-priority ones, or only the others."""
+        """Number of sequences that run or wait, by tenant. Only one priority class is counted."""
         return Counter(sequence.tenant for sequence in self._of(low_priority))
 
     def waiting_tokens(self, *more: Sequence, low_priority: bool = False) -> dict[str, int]:
-        """Tokens of waiting prompts that the next step will not admit, by tenant, as if `more` waited too.
+        """Tokens of waiting prompts that the next step will not admit, by tenant, as if `more` waited, too.
 
-        Overestimates.
+        The numbers are overestimates. Only one priority class is counted.
         """
         found: Counter[str] = Counter()
         for sequence in self._late(*more, low_priority=low_priority):
@@ -195,7 +197,7 @@ class AdmissionQueue:
         return found
 
     def count_tokens(self, sequence: Sequence, num_tokens: int) -> None:
-        """Charge tokens that were read or produced for a sequence to the turns of its tenant."""
+        """Charge tokens that were read or produced for a sequence to its tenant, for the order of tenants' turns."""
         self._turns[sequence.low_priority].serve(sequence.tenant, num_tokens)
 
     def queue_wait(self, num_tokens: int = 0, *, low_priority: bool = False) -> int:
@@ -208,8 +210,8 @@ class AdmissionQueue:
     def make_room(self) -> None:
         """Preempt sequences until the memory holds the next tokens of all others. A single sequence always fits.
 
-        Those of the tenant with the most memory come first, unless it has only one sequence, and of these the one with
-        the lowest priority that came last.
+        The sequences of the tenant with the most memory are preempted first, unless that tenant has only one. Of these,
+        the one with the lowest priority that arrived last comes first.
         """
         while sum(map(self._least_pages, self.running)) > self._memory.num_pages:
             preemptible = [sequence for sequence in self.running if self._grows(sequence)]
@@ -218,12 +220,11 @@ class AdmissionQueue:
             self._preempt(max(preemptible, key=self._preemption_order(self.running)))
 
     def admit(self) -> list[Sequence]:
-        """Admit waiting sequences while slots are free; returns the admitted ones.
+        """Admit waiting sequences while slots are free. Returns the admitted sequences.
 
         A sequence that waits for its grammar is passed over, and keeps its position. A sequence with the same prompt as
-        one being read waits for it, and then reuses its keys and values. A sequence for which there is no memory is
-        passed over only by sequences of other tenants that are within their shares. Low-priority sequences are
-        preempted for others.
+        one being read waits for that one, and then reuses its KV cache. If there is no memory for a sequence, only
+        sequences of other tenants within their shares may pass. Low-priority sequences are preempted for others.
         """
         admitted: list[Sequence] = []
         queues = self._queues()
@@ -248,7 +249,7 @@ class AdmissionQueue:
         return admitted
 
     def _queues(self) -> list[deque[Sequence]]:
-        """The sequences of each tenant that are ready to run, in the order in which the tenant is served."""
+        """Sequences that are ready to run, one queue for each tenant, in the order in which a tenant is served."""
         found: dict[tuple[bool, str], deque[Sequence]] = {}
         for sequence in sorted(self.waiting, key=lambda sequence: (priority_class(sequence), own_priority(sequence))):
             if sequence.state is SequenceState.WAITING and not sequence.is_choosing:
@@ -256,23 +257,23 @@ class AdmissionQueue:
         return list(found.values())
 
     def _slot_order(self, sequence: Sequence) -> tuple[object, ...]:
-        """Sort key of the tenants' first waiting sequences; the least gets the next slot."""
+        """Sort key of the tenants' first waiting sequences. The least gets the next slot."""
         num_running = len(self._running_of(sequence, self.running))
         turn = self._turns[sequence.low_priority].turn(sequence.tenant)
         return priority_class(sequence), num_running, turn, sequence.id
 
     def _may_pass(self, sequence: Sequence, blocked: Sequence, num_tenants: int) -> bool:
-        """Whether a sequence may be admitted before one that waits for memory or a slot."""
+        """Whether a sequence may be admitted before one that is blocked by lack of memory or of a slot."""
         if sequence.low_priority is not blocked.low_priority:
             return False
         has_waited = blocked.age >= _SECONDS_PER_PRIORITY and not self._running_of(blocked, self.running)
         return not has_waited and self._is_within_share(sequence, self.running, num_tenants)
 
     def _make_slot(self, sequence: Sequence, num_tenants: int) -> bool:
-        """Make a slot and memory for a sequence by preempting others, if that suffices; returns whether it can run.
+        """Free a slot and memory for a sequence by preempting others, if that suffices. Returns whether it can run.
 
-        `num_tenants` share the device. Low-priority sequences are preempted for others, the newest first, and then, for
-        a sequence within its tenant's share, those of tenants above their shares.
+        `num_tenants` share the device. Low-priority sequences are preempted for others, the newest first. For a
+        sequence within its tenant's share, sequences of tenants above their shares are preempted next.
         """
         preemptible = [] if sequence.low_priority else self._preemptible()
         # A low-priority sequence may always run alone.
@@ -309,13 +310,13 @@ class AdmissionQueue:
         return bool(absent) and not self._is_within_share(sequence, running, len(present) + len(absent))
 
     def _is_within_share(self, sequence: Sequence, running: Collection[Sequence], num_tenants: int) -> bool:
-        """Whether a tenant would stay within its share of the slots and the memory if this sequence of it ran, too."""
+        """Whether the tenant of a sequence would stay within its share of slots and memory if the sequence ran, too."""
         slots, pages = self._share(sequence.low_priority, num_tenants)
         own = [*self._running_of(sequence, running), sequence]
         return len(own) <= slots and sum(map(self._pages, own)) <= pages
 
     def _above_share(self, sequence: Sequence, running: Collection[Sequence], num_tenants: int) -> list[Sequence]:
-        """The running sequences of tenants above their shares, if `sequence` is within its tenant's; otherwise none."""
+        """Running sequences of tenants above their shares; none if `sequence` is not within the share of its tenant."""
         if num_tenants == 1 or not self._is_within_share(sequence, running, num_tenants):
             return []
         slots, pages = self._share(sequence.low_priority, num_tenants)
@@ -329,14 +330,14 @@ class AdmissionQueue:
         return [other for other in found if priority_class(other) >= priority_class(sequence)]
 
     def _share(self, low_priority: bool, num_tenants: int) -> tuple[int, int]:
-        """The equal share of each tenant: slots, at least one, and pages of memory."""
+        """Equal share of each tenant: number of slots, at least one, and of pages of memory."""
         slots = self._max_running
         if low_priority:
             slots -= sum(not sequence.low_priority for sequence in self.running)
         return max(1, slots // num_tenants), self._memory.num_pages // num_tenants
 
     def _preemption_order(self, running: Collection[Sequence]) -> Callable[[Sequence], tuple[object, ...]]:
-        """Sort key of running sequences; the greatest is preempted first."""
+        """Sort key of running sequences. The greatest is preempted first."""
         slots: Counter[tuple[bool, str]] = Counter()
         pages: Counter[tuple[bool, str]] = Counter()
         for sequence in running:
@@ -359,7 +360,7 @@ class AdmissionQueue:
 
     @staticmethod
     def _running_of(sequence: Sequence, running: Collection[Sequence]) -> list[Sequence]:
-        """The running sequences of a sequence's tenant."""
+        """The running sequences of the same tenant and priority class as a sequence."""
         return [
             other
             for other in running
@@ -367,7 +368,7 @@ class AdmissionQueue:
         ]
 
     def _of(self, low_priority: bool) -> list[Sequence]:
-        """The low-priority sequences that run or wait, or all others."""
+        """All running and waiting sequences of one priority class."""
         return [other for other in (*self.running, *self.waiting) if other.low_priority is low_priority]
 
     def _fits(self, sequence: Sequence, running: Collection[Sequence], reserved: KvBudget = NOTHING_RESERVED) -> bool:
@@ -376,9 +377,9 @@ class AdmissionQueue:
         return has_slot and self._pages(sequence) + reserved.pages <= self._free_pages(running)
 
     def _reserved(self, sequence: Sequence) -> KvBudget:
-        """The part of the cache that low-priority sequences leave to other requests, once `sequence` has been admitted.
+        """Part of the KV cache that low-priority sequences must leave to others, once `sequence` has been admitted.
 
-        Other requests that run, and cached prefixes of ended ones, get at most half of the slots, so that cached
+        Sequences of normal priority and their cached prefixes reserve at most half of the slots, so that cached
         prefixes do not keep low-priority work from running.
         """
         num_others = sum(not other.low_priority for other in (*self.running, sequence))
@@ -398,7 +399,7 @@ class AdmissionQueue:
         self.waiting.sort(key=lambda waiting: (*priority_class(waiting), waiting.request.priority, waiting.id))
 
     def _late(self, *more: Sequence, low_priority: bool = False) -> list[Sequence]:
-        """Waiting sequences of one priority class that the next step will not admit, as if `more` waited too.
+        """Waiting sequences of one priority class that the next step will not admit, as if `more` waited, too.
 
         Overestimates; ordered by arrival.
         """
@@ -421,12 +422,15 @@ class AdmissionQueue:
         return self._memory.pages(min(sequence.max_length, len(sequence.tokens) + more))
 
     def _least_pages(self, sequence: Sequence) -> int:
-        """Pages of memory that a sequence needs for its next tokens."""
+        """Pages of memory that a sequence needs for the tokens of its next pass."""
         more = MAX_DRAFTED if self._grows(sequence) else sequence.num_left
         return self._memory.pages(min(sequence.max_length, len(sequence.tokens) + more))
 
     def _grows(self, sequence: Sequence) -> bool:
-        """Whether a sequence takes memory token by token and can be preempted. A Generator takes all memory at once."""
+        """Whether a sequence takes memory token by token and can be preempted.
+
+        An `og.Generator` takes all memory of its sequence at once.
+        """
         can = self._runner.abilities
         alone = sequence.adapter is not None and not can.adapters
         return can.mixes and not alone
@@ -437,10 +441,10 @@ class AdmissionQueue:
 
 
 def priority_class(sequence: Sequence) -> tuple[bool, float]:
-    """Sort key of sequences regardless of tenants; the least comes first.
+    """Sort key of sequences across all tenants. The least comes first.
 
-    Low-priority sequences come last, and the others go by precedence. Waiting raises a low precedence up to the
-    default.
+    Low-priority sequences come last. The others are ordered by the precedence of their requests. Waiting raises a low
+    precedence up to the default.
     """
     precedence: float = sequence.request.precedence
     if precedence > 0:
@@ -449,7 +453,7 @@ def priority_class(sequence: Sequence) -> tuple[bool, float]:
 
 
 def own_priority(sequence: Sequence) -> float:
-    """Sort key of a tenant's sequences; the least comes first.
+    """Sort key of the sequences of one tenant. The least comes first.
 
     That is the request's priority, minus one for each _SECONDS_PER_PRIORITY since its arrival.
     """
@@ -457,5 +461,5 @@ def own_priority(sequence: Sequence) -> float:
 
 
 def _ahead(sequences: list[Sequence], low_priority: bool) -> list[Sequence]:
-    """The sequences that a new one, of low priority or not, may have to wait for."""
+    """The sequences for which a new one may have to wait: for one of normal priority only others of this class."""
     return sequences if low_priority else [sequence for sequence in sequences if not sequence.low_priority]

@@ -1,15 +1,16 @@
-"""Draft tokens for speculative decoding: what may follow a sequence's newest token, and how much of it a pass reads.
+"""Draft tokens for speculative decoding: what may follow a sequence's newest token, and how much of that a pass reads.
 
-One pass verifies a complete draft, up to the first token that the sampler chooses otherwise. Every source has a method
-`propose`, which gives at most `k` tokens. `TextDrafts` has those that a grammar or the end of a thought forces, or what
-followed the sequence's last tokens earlier in its own text, its prediction, or earlier answers of its API key (lookup
-of n-grams). A draft model or head takes a pass for each token (engine/scheduling/speculation.py).
+One pass verifies a complete draft, up to the first token that the sampler chooses otherwise. Every source of drafts has
+a method `propose`, which returns at most `k` tokens. `TextDrafts` proposes tokens that a grammar or the end of
+reasoning forces, or what followed the sequence's last tokens earlier in its own text, its prediction, or earlier
+answers for its API key (lookup of n-grams). A draft model or head needs a pass for each token
+(engine/scheduling/speculation.py).
 
 Each source has one estimate of the share of its tokens that answers accept (`Acceptance`). Proposals from texts are
-free, so each is compared with what the answer becomes, whether a pass has read it or not. `fit_drafts` is the one rule
-for the lengths of drafts: those that give most tokens per second by the measured times of passes.
+free, so each is compared with the answer that follows, whether a pass has read the proposal or not. `fit_drafts` is the
+one rule for the lengths of drafts: it chooses those that give most tokens per second by the measured times of passes.
 
-A `TextIndex` is a text of tokens that finds earlier places with the same tokens as its end, or as the end of another
+A `TextIndex` is a text of tokens that finds earlier positions with the same tokens as its end, or as the end of another
 text. As in LZ77 compressors, each position of the text links to the previous position whose last tokens have the same
 hash, so adding a token and finding a match take the same time in a text of any length. An `AnswerMemory` has such a
 text of earlier answers for each API key.
@@ -63,11 +64,11 @@ class Segment:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of memory, whether tokens fill it or not."""
+        """Bytes of memory of the segment, whether tokens fill it or not."""
         return self.capacity * TOKEN_BYTES + _SEGMENT_BYTES
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Add tokens, for which there is room."""
+        """Add tokens, for which there must be room."""
         if len(tokens) >= _MANY:
             self._extend_at_once(np.maximum(np.array(tokens, np.int64), GAP))
             return
@@ -109,7 +110,7 @@ class Segment:
 
 
 class Match(NamedTuple):
-    """A place of a text, and how many tokens up to it are those of another text's end."""
+    """A position in a text, and the number of tokens up to there that equal the end of another text."""
 
     segment: Segment
     place: int
@@ -117,11 +118,11 @@ class Match(NamedTuple):
 
 
 class TextIndex:
-    """Texts that are found by their last `gram` tokens. `num_tokens` are expected.
+    """Text that is searched for its last `gram` tokens. It is made for `num_tokens` tokens, but can grow.
 
-    They are in segments, of which the oldest can be dropped. A new one is as large as all others, but has at most
-    `max_segment` tokens, a power of two, unless more are added at once. It begins with the last tokens of the one
-    before.
+    The text is divided into segments, of which the oldest can be dropped. A new segment is as large as all others
+    together, but has at most `max_segment` tokens, a power of two, unless more are added at once. It begins with the
+    last tokens of the segment before.
     """
 
     def __init__(self, gram: int, num_tokens: int = 0, *, max_segment: int = 1 << 24) -> None:
@@ -132,7 +133,7 @@ class TextIndex:
         self._open(num_tokens)
 
     def add(self, tokens: Sequence[int]) -> None:
-        """Continue the text."""
+        """Add tokens to the end of the text."""
         while tokens:
             newest = self._segments[-1]
             room = newest.capacity - newest.size
@@ -144,17 +145,18 @@ class TextIndex:
             self._open(len(tokens))
 
     def drop_oldest(self) -> bool:
-        """Drop the text of the oldest segment; returns whether there is another one."""
+        """Drop the text of the oldest segment. Returns whether another segment is left."""
         oldest = self._segments.pop(0)
         self.num_bytes -= oldest.num_bytes
         oldest.clear()
         return bool(self._segments)
 
     def longest_match(self, end: Sequence[int], followed: Match | None = None) -> Match | None:
-        """The longest match of at least `gram` tokens with the end of a text, of which the last MAX_MATCH are given.
+        """Longest match of at least `gram` tokens with the end of a text, of which the last MAX_MATCH tokens are given.
 
-        Of equal ones it is `followed`, where an earlier match has led to, or else the last. One equal token there is
-        enough, because a text often goes on after what was replaced.
+        Among equally long matches, `followed` is chosen, the position where an earlier match would have continued, or
+        else the last one. For `followed`, one equal token is enough, because a text often goes on after something was
+        replaced.
         """
         gram = self._gram
         if len(end) < gram or min(end[-gram:]) < 0:
@@ -182,7 +184,10 @@ class TextIndex:
         return best
 
     def following(self, match: Match, number: int) -> list[int]:
-        """`number` tokens after a match, or fewer before a gap or a segment's end. At the text's end it repeats."""
+        """`number` tokens that follow a match, or fewer before a gap or the end of a segment.
+
+        At the end of the text, the tokens that follow are repeated.
+        """
         segment, first = match.segment, match.place + 1
         found: list[int] = segment.text[first : min(first + number, segment.size)].tolist()
         if min(found) < 0:
@@ -206,7 +211,7 @@ class TextIndex:
 
 
 def _common(segment: Segment, place: int, end: Sequence[int]) -> int:
-    """How many tokens up to a place are the last ones of a text; 0 if none follows the place."""
+    """Number of tokens up to a position that equal the end of a text; 0 if no token follows the position."""
     if place + 1 >= segment.size or segment.text[place + 1] < 0:
         return 0
     text, length = segment.text, 0
@@ -228,9 +233,10 @@ FindText = Callable[[], TextIndex | None]
 
 
 class AnswerMemory:
-    """The texts of answers by the names of their memories, in at most `max_bytes`.
+    """Texts of earlier answers by name, such as that of an API key, with at most `max_bytes` of memory.
 
-    The name used least recently loses its oldest answers first. No call takes longer because more is kept.
+    The oldest answers of the least recently used name are dropped first. The time of a call does not grow with the
+    size.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -242,13 +248,13 @@ class AnswerMemory:
         self.num_bytes = 0  # of all texts
 
     def of(self, name: str) -> FindText:
-        """Finds the text of a name, which counts as used now."""
+        """Return a function that finds the text of a name as long as it is kept. The name counts as used now."""
         if (text := self._texts.pop(name, None)) is not None:
             self._texts[name] = text
         return partial(self._texts.get, name)
 
     def add(self, name: str, prompt: Sequence[int], answer: Sequence[int]) -> None:
-        """Keep an answer. Of its prompt the last tokens are kept, so that the same question finds its beginning."""
+        """Store an answer, with the last tokens of its prompt, by which a repeated question finds the answer."""
         tokens = [*prompt[-MAX_MATCH:], *answer, GAP]
         text = self._texts.pop(name, None)
         if text is None:
@@ -262,7 +268,7 @@ class AnswerMemory:
             self._drop_oldest()
 
     def clear(self) -> None:
-        """Drop everything, also from the drafts of running sequences."""
+        """Drop all texts, which drafts of running sequences do not find any more either."""
         while self._texts:
             self._drop_oldest()
 
@@ -288,10 +294,10 @@ _DECAY = 0.93
 
 
 class Acceptance:
-    """The share of recently drafted tokens that an answer has accepted, of those behind accepted ones."""
+    """Estimate of the share of draft tokens that an answer accepts, from recent tokens that followed accepted ones."""
 
     def __init__(self, share: float, *, weight: float = 2.0, decay: float = _DECAY) -> None:
-        """Begin as after `weight` tokens, of which this share was accepted."""
+        """Begin as if `weight` tokens had been tried, of which this share was accepted."""
         self._first = (weight * share, weight)
         # Accepted tokens, and tokens up to the first rejected one.
         self._right, self._tried = self._first
@@ -299,7 +305,7 @@ class Acceptance:
 
     @property
     def share(self) -> float:
-        """The chance that a token of a draft is accepted, if those before it are."""
+        """Probability that a draft token is accepted if those before it are."""
         return self._right / self._tried
 
     def count(self, num_drafted: int, num_accepted: int) -> None:
@@ -310,14 +316,14 @@ class Acceptance:
         self._tried = kept * self._tried + num_tried
 
     def forget(self, share: float) -> None:
-        """Let this share of what was recorded be forgotten in favor of what was assumed at first."""
+        """Move the estimate by this share, from 0 to 1, back to the initial assumption."""
         self._right += share * (self._first[0] - self._right)
         self._tried += share * (self._first[1] - self._tried)
 
 
 @dataclass(frozen=True)
 class Draft:
-    """Tokens that may follow a sequence's newest one: proposed ones, or those that a draft model would propose."""
+    """Tokens that may follow a sequence's newest one: proposed tokens, or a number that a draft model would propose."""
 
     # Empty if they are not made yet.
     tokens: Sequence[int]
@@ -330,12 +336,12 @@ class Draft:
 
     @property
     def length(self) -> int:
-        """How many tokens it has, or may have."""
+        """Number of tokens that the draft has, or would have."""
         return len(self.tokens) or self.num_unmade
 
     @property
     def expected(self) -> float:
-        """How many of its tokens are expected to be accepted."""
+        """Number of the draft's tokens that are expected to be accepted."""
         return sum(self.share**place for place in range(1, self.length + 1))
 
 
@@ -347,9 +353,10 @@ def fit_drafts(
 ) -> tuple[list[int], float]:
     """How many tokens of each sequence's draft to read in a pass, and the expected tokens per second.
 
-    `seconds` are those of passes of 0, 1, … tokens; no pass has more. A pass without drafts has one token for each
-    sequence. The drafted tokens are taken by their chance to be accepted, as many as maximize the accepted tokens per
-    second. `drafting` are those of passes of the draft model, if any draft is unmade.
+    `seconds` are the durations of passes of 0, 1, … tokens; no pass has more. A pass without drafts has one token for
+    each sequence. Draft tokens are taken in the order of their probability to be accepted, as many as maximize the
+    accepted tokens per second. `drafting` are the durations of the draft model's passes, if any draft is yet to be
+    made.
     """
     num_rows = len(drafts)
     # A row's chances descend, so the sorted order takes each of its tokens after the one before.
@@ -379,13 +386,16 @@ def fit_drafts(
 
 
 def _seconds(num_tokens: int, times: Sequence[float]) -> float:
-    """Seconds of a pass, by those of passes of 0, 1, … tokens; one of more tokens takes that share of the longest."""
+    """Seconds of a pass of `num_tokens`, where `times` are those of passes of 0, 1, … tokens.
+
+    A longer pass takes proportionally longer than the longest one.
+    """
     most = len(times) - 1
     return times[min(num_tokens, most)] * max(1.0, num_tokens / most) if num_tokens and most > 0 else 0.0
 
 
 class TextDrafts:
-    """Proposes tokens for one sequence: forced ones, and those from its own text and that of `earlier` answers."""
+    """Proposes tokens for one sequence: forced tokens, and what followed in its own text and in `earlier` answers."""
 
     def __init__(self, prompt: list[int], prediction: list[int], earlier: FindText | None = None) -> None:
         self._num_known = len(prompt)  # tokens of prompt and answer in the text
@@ -410,10 +420,11 @@ class TextDrafts:
             self._text.add([GAP, *end, *prediction, GAP, *end])
 
     def propose(self, tokens: list[int], k: int, forced: Sequence[int] = ()) -> Draft:
-        """At most `k` tokens that may follow prompt and answer `tokens`, which begin with those of the last call.
+        """Propose at most `k` tokens to follow `tokens`, the tokens of prompt and answer.
 
-        They are those after the longest match; of equal ones the one in the sequence's own text. The tokens that are
-        `forced` come first, and alone unless the match continues them.
+        `tokens` must begin with those of the last call. The proposed tokens are those after the longest match; among
+        equal matches, the one in the sequence's own text is used. The tokens `forced` come first, and alone unless the
+        match continues them.
         """
         new = tokens[self._num_known :]
         self._text.add(new)
@@ -434,7 +445,10 @@ class TextDrafts:
         return Draft(found, source.share)
 
     def _after_match(self, end: list[int], k: int) -> tuple[list[int], Acceptance]:
-        """The tokens after the longest match with the end of prompt and answer, none without one."""
+        """Tokens after the longest match with the end of prompt and answer, and the estimate of their acceptance.
+
+        Empty without a match.
+        """
         best: tuple[TextIndex, Match, Acceptance] | None = None
         for number, (find, long_match) in enumerate(self._texts):
             if (text := find()) is None:

@@ -1,20 +1,21 @@
-"""Chooses the chunks of the next forward pass: pure policy, without model or thread.
+"""Chooses the chunks of the next forward pass. The module decides only; it has no model and no thread.
 
-A step decodes one token of every decoding sequence, with drafts behind some, and reads chunks of prompts, where the
-runner mixes them. Otherwise the batched sequences share a pass, and a chunk has its own. Sequences that are profiled,
-or not batched, follow in passes of their own. So prompts cost a running stream one chunk's time for each token, however
-many prompts wait. The chunk's size is derived from the measured times of passes (engine/scheduling/step_time.py).
+A step decodes one token of every decoding sequence, some with drafts after it, and reads chunks of prompts, if the
+runner mixes both in a pass. Otherwise the batched sequences share a pass, and a chunk has its own. Sequences that are
+profiled, or not batched, follow in passes of their own. So prompts cost a running stream one chunk's time for each
+token, however many prompts wait. The chunk's size is derived from the measured times of passes
+(engine/scheduling/step_time.py).
 
-The tenant whose turn it is (fair_queue.py) has its prompts read first. Of these, the one with the
-fewest tokens left comes first, so that short prompts do not wait for long ones. Waiting counts like tokens that have
-been read, so no prompt waits forever. Short prompts are read together. A pass that completes a tenant's prompt has no
-chunk of another tenant's longer prompt: the first token would wait for all of it.
+The prompts of the tenant whose turn it is (fair_queue.py) are read first. Of these, the one with the fewest tokens left
+comes first, so that short prompts do not wait for long ones. Waiting counts like tokens that have been read, so no
+prompt waits forever. Short prompts are read together. A pass that completes a tenant's prompt has no chunk of another
+tenant's longer prompt: the first token would wait for all of that chunk.
 
-While other sequences are present, those of low priority read nothing, except, on a device of its own, tokens that do
-not make a pass noticeably slower. Low-priority passes alone are short, or can be interrupted.
+While other sequences are present, low-priority sequences read nothing, except, on a device of its own, tokens that do
+not make a pass noticeably slower. Passes of low-priority sequences alone are short, or can be interrupted.
 
-For models that give vectors or scores, `PoolingScheduler` chooses complete texts of all running requests up to a budget
-of tokens, which the measured times of passes determine, so that a new request waits for a fraction of a second.
+For models that return vectors or scores, `PoolingScheduler` chooses complete texts of all running requests up to a
+budget of tokens, which the measured times of passes determine, so that a new request waits for a fraction of a second.
 """
 
 import logging
@@ -41,7 +42,8 @@ class Scheduler(AdmissionQueue):
     """Chooses the steps of the sequences of one device.
 
     A chunk of a prompt has at most `prefill_chunk` tokens while other sequences decode, and fewer if these would wait
-    too long. Otherwise a batched sequence's chunk has at most `idle_chunk` tokens. `runner` fits it to its kernels.
+    too long. Otherwise a batched sequence's chunk has at most `idle_chunk` tokens. `runner` may reduce a chunk to a
+    size that suits its kernels.
     """
 
     def __init__(
@@ -72,18 +74,18 @@ class Scheduler(AdmissionQueue):
 
     @property
     def answers(self) -> AnswerMemory | None:
-        """The answers of ended sequences that are kept for drafts; None if none are."""
+        """Answers of ended sequences that are kept as source of drafts; None if none are kept."""
         return self._policy.answers
 
     def add(self, sequence: Sequence) -> None:
-        """Queue a sequence. Raises QueueFull."""
+        """Put a sequence into the queue. Raises QueueFull."""
         super().add(sequence)
         name = sequence.request.answer_memory
         if self.answers is not None and name and sequence.request.cache_prompt:
             sequence.earlier_answers = self.answers.of(name)
 
     def remove(self, sequence: Sequence) -> None:
-        """Remove a sequence. Its answer, however it ended, is kept for drafts, unless it is of low priority."""
+        """Remove a sequence. Its answer, however it ended, is kept as a source of drafts, except at low priority."""
         super().remove(sequence)
         request = sequence.request
         if self.answers is None or not request.answer_memory or sequence.low_priority or not sequence.num_produced:
@@ -94,7 +96,7 @@ class Scheduler(AdmissionQueue):
             log.exception("request %s: its answer could not be kept for drafts", request.request_id)
 
     def next_step(self) -> Step | None:
-        """The next pass of this round, or the first of a new one; None if no sequence runs."""
+        """The next pass of the current round, or the first pass of a new round; None if no sequence runs."""
         found = next(self._round, None)
         if found is None:
             self._round = self._passes()
@@ -102,34 +104,37 @@ class Scheduler(AdmissionQueue):
         return found
 
     def draft_with(self, model: DraftingModel) -> None:
-        """Let a model draft where that is expected to pay, besides the sequences' own text."""
+        """Let a draft model propose tokens where that is expected to pay, besides the proposals from texts."""
         self._speculation.model = model
 
     @property
     def seconds_per_token(self) -> float:
-        """Seconds to read a token of a prompt; 0 before any measurement."""
+        """Seconds to read one prompt token; 0 before any measurement."""
         return self._step_times.seconds_to_read(1)
 
     def answered(self, sequence: Sequence) -> None:
-        """Learn the length of an answer that ended without a limit."""
+        """Record the length of an answer that ended by itself, for estimates of other answers' lengths."""
         self._step_times.answered(sequence.num_produced)
 
     def observe(self, step: Step, seconds: float) -> None:
-        """Learn how long a pass took."""
+        """Record how long a pass took."""
         # Tokens of a prompt that are read beside others say nothing about passes that have many of them.
         has_low_priority = not step.is_low_priority and any(chunk.sequence.low_priority for chunk in step.chunks)
         counted = step.chunks if has_low_priority else [chunk for chunk in step.chunks if chunk.decodes]
         self._step_times.passed(sum(chunk.num_tokens for chunk in counted), step.num_tokens, seconds)
 
     def verified(self, sequence: Sequence, num_drafted: int, num_accepted: int) -> None:
-        """Learn how many tokens of a draft the answer has."""
+        """Record how many tokens of a sequence's draft were accepted."""
         self.count_tokens(sequence, num_accepted)
         sequence.num_drafted += num_drafted
         sequence.num_accepted += num_accepted
         self._speculation.count(sequence, num_drafted, num_accepted)
 
     def _passes(self) -> Iterator[Step]:
-        """One round. Each pass is composed when it is asked for, so it sees what has changed since the last one."""
+        """The passes of one round.
+
+        Each pass is composed when it is requested, so it takes into account what has changed since the last one.
+        """
         self._step_times.begin_round()
         batch = self._batch()
         chunks = self._next_chunks(batch) if self._runner.abilities.mixes else []
@@ -144,7 +149,7 @@ class Scheduler(AdmissionQueue):
             yield Step([self._next_chunk(alone[0], self._prompt_budget(alone[0]))])
 
     def _active(self) -> list[Sequence]:
-        """The running sequences that take part in steps: those of low priority only while no other is present."""
+        """The running sequences that take part in steps: low-priority ones only while no other sequence is present."""
         if not self.has_foreground:
             return self.running
         return [sequence for sequence in self.running if not sequence.low_priority]
@@ -159,10 +164,10 @@ class Scheduler(AdmissionQueue):
         return batch[: max(1, sum(seconds <= _AWAITED_SECONDS for seconds in curve[1:]))]
 
     def _beside(self, decoding: list[ScheduledChunk]) -> list[ScheduledChunk]:
-        """What low-priority sequences read in a pass that decodes others: tokens that hardly make it slower.
+        """Chunks of low-priority sequences for a pass that decodes others: tokens that hardly make the pass slower.
 
-        On the host's cores it is nothing. There each token also slows the processes that deliver the others' tokens,
-        which the times of passes do not show.
+        There are none on the host's cores. There each token also slows the processes that deliver the other sequences'
+        tokens, which the times of passes do not show.
         """
         if not self.has_foreground or self._runner.abilities.uses_host_cores:
             return []
@@ -183,7 +188,7 @@ class Scheduler(AdmissionQueue):
         return sequence.shares_passes and self._runner.abilities.mixes
 
     def _next_tokens(self, batch: list[Sequence]) -> list[ScheduledChunk]:
-        """The newest token of each sequence of the batch, with drafts where they are expected to pay."""
+        """Chunks with the newest token of each sequence of the batch, with drafts where they are expected to pay."""
         if not self._policy.speculates:
             return [ScheduledChunk.next(sequence) for sequence in batch]
         drafts = self._speculation.choose(batch, list(map(self._may_draft, batch)), self._step_times)
@@ -192,29 +197,29 @@ class Scheduler(AdmissionQueue):
     def _may_draft(self, sequence: Sequence) -> bool:
         """Whether a draft may follow a sequence's newest token.
 
-        A grammar that is slow to follow would have to be followed once for each token of the draft.
+        It may not if the sequence has a slow grammar, which would have to be followed once for each token of the draft.
         """
         is_slow = sequence.guide is not None and sequence.guide.is_slow
         return self._runner.may_draft(sequence) and not is_slow and not sequence.profile.is_awaited
 
     def _prompts(self) -> list[Sequence]:
-        """The sequences whose prompts are read, the next one first."""
+        """The sequences whose prompts are being read, in the order of urgency."""
         return sorted(filter(_reads_prompt, self._active()), key=self._urgency)
 
     def _urgency(self, sequence: Sequence) -> tuple[object, ...]:
-        """The sort key of prompts; the least is read first."""
+        """Sort key of prompts. The least is read first."""
         gained = _AGEING * self._step_times.tokens_read_in(sequence.age)
         own = own_priority(sequence), sequence.num_unread - gained, sequence.id
         return priority_class(sequence), self._turn(sequence), own
 
     def _turn(self, sequence: Sequence) -> tuple[float, int]:
-        """The sort key of sequences by their tenants; the least is the next one's."""
+        """Sort key of sequences by the turns of their tenants. The least is next."""
         return self._turns[sequence.low_priority].turn(sequence.tenant)
 
     def _next_chunks(self, batch: list[Sequence]) -> list[ScheduledChunk]:
-        """Chunks of prompts for the batch's next pass: of the first prompt, and of others that fit into it, too.
+        """Chunks of prompts for the batch's next pass: of the most urgent prompt, and of others that fit into the pass.
 
-        Others of the same tenant may begin in it; those of other tenants must end in it.
+        Other prompts of the same tenant may begin in this pass; those of other tenants must end in it.
         """
         chunks: list[ScheduledChunk] = []
         budget = 0
@@ -233,13 +238,16 @@ class Scheduler(AdmissionQueue):
         return chunks
 
     def _next_chunk(self, sequence: Sequence, budget: int) -> ScheduledChunk:
-        """The next chunk of a prompt, in a pass that has a budget of tokens for prompts."""
+        """The next chunk of a prompt, in a pass with `budget` tokens for prompts."""
         if not sequence.num_produced and sequence.num_read == sequence.num_cached:
             self.before_first_chunk(sequence)
         return ScheduledChunk.next(sequence, self._runner.fit_chunk(sequence, budget))
 
     def _prompt_budget(self, sequence: Sequence, batch: Collection[Sequence] = ()) -> int:
-        """How many tokens of prompts to read in a pass that also decodes a batch."""
+        """Number of prompt tokens to read in a pass that also decodes a batch.
+
+        `sequence` has the most urgent prompt.
+        """
         active = self._active()
         num_decoding = sum(other.is_decoding for other in active)
         budget = self._idle_chunk if sequence.batched else self._prefill_chunk
@@ -258,7 +266,7 @@ class Scheduler(AdmissionQueue):
 
 
 def _begin_alike(sequence: Sequence, other: Sequence) -> bool:
-    """Whether the prompt of a sequence begins with enough unread tokens of another's to wait for these."""
+    """Whether a prompt begins with enough unread tokens of another prompt to wait until these are read and cached."""
     if not sequence.reuses_past or sequence.num_read or sequence.cache_salt != other.cache_salt:
         return False
     start = other.num_read
@@ -271,7 +279,7 @@ def _decodes(sequence: Sequence) -> bool:
 
 
 def _reads_prompt(sequence: Sequence) -> bool:
-    """Whether a step may read a chunk of a sequence."""
+    """Whether a step may read a chunk of a sequence's prompt."""
     return not (sequence.is_decoding or sequence.is_choosing or sequence.is_loading)
 
 
@@ -284,7 +292,7 @@ _MAX_TEXTS = 256
 
 
 class PoolingScheduler(Scheduler):
-    """A scheduler of requests whose texts are pooled."""
+    """Scheduler of requests for embeddings or reranking, whose texts are pooled."""
 
     def _passes(self) -> Iterator[Step]:
         budget = int(min(_MAX_TOKENS, max(_MIN_TOKENS, self._step_times.tokens_read_in(_SECONDS))))
@@ -299,11 +307,14 @@ class PoolingScheduler(Scheduler):
             yield Step(chunks)
 
 
-def _next_texts(sequence: Sequence, budget: int, most: int, *, is_first: bool) -> ScheduledChunk | None:
-    """The next texts of a request, at most `most`, of `budget` tokens; the first one of a step may have more."""
+def _next_texts(sequence: Sequence, budget: int, maximum: int, *, is_first: bool) -> ScheduledChunk | None:
+    """Chunk of the next texts of a request: at most `maximum` texts with at most `budget` tokens; None if none fit.
+
+    The first text of a step may have more tokens.
+    """
     texts: list[PooledText] = []
     num_tokens = 0
-    for text in sequence.request.texts[sequence.num_texts : sequence.num_texts + most]:
+    for text in sequence.request.texts[sequence.num_texts : sequence.num_texts + maximum]:
         if num_tokens + text.num_tokens > budget and (texts or not is_first):
             break
         texts.append(text)

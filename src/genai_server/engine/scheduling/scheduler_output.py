@@ -1,8 +1,8 @@
-"""What the scheduler gives to the runners: steps, which consist of a chunk of tokens of each sequence; with limits."""
+"""What the scheduler passes to the runners: steps, which consist of a chunk of tokens of each sequence; and limits."""
 
 import sys
 import time
-from collections.abc import Sequence as Several
+from collections import abc
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -18,11 +18,11 @@ class ScheduledChunk:
 
     sequence: Sequence
     # The sequence's next unread tokens, and those of the draft behind them.
-    tokens: Several[int]
+    tokens: abc.Sequence[int]
     # Tokens that may follow those of the sequence.
-    draft: Several[int] = ()
+    draft: abc.Sequence[int] = ()
     # The texts that the tokens consist of, where texts are pooled.
-    texts: Several[PooledText] = ()
+    texts: abc.Sequence[PooledText] = ()
     # Whether the sequence was decoding when the step was made. Stored, because the pass changes the sequence.
     decodes: bool = False
     # Whether the logits after each token are wanted, or only those after the last one.
@@ -30,16 +30,21 @@ class ScheduledChunk:
 
     @classmethod
     def next(
-        cls, sequence: Sequence, num_tokens: int = 1, *, draft: Several[int] = (), texts: Several[PooledText] = ()
+        cls,
+        sequence: Sequence,
+        num_tokens: int = 1,
+        *,
+        draft: abc.Sequence[int] = (),
+        texts: abc.Sequence[PooledText] = (),
     ) -> "ScheduledChunk":
-        """The sequence's next `num_tokens` unread tokens, with a draft behind them."""
+        """Chunk of a sequence's next `num_tokens` unread tokens, followed by a draft."""
         first = sequence.num_read
         tokens = [*sequence.tokens[first : first + num_tokens], *draft]
         return cls(sequence, tokens, draft, texts, sequence.is_decoding, sequence.wants_positions)
 
     @property
-    def model_tokens(self) -> Several[int]:
-        """The tokens with the ids that the model knows."""
+    def model_tokens(self) -> abc.Sequence[int]:
+        """The tokens, with the model's image token in place of the negative ids of image features."""
         images = self.sequence.images
         return self.tokens if images is None else images.model_tokens(self.tokens)
 
@@ -49,25 +54,25 @@ class ScheduledChunk:
         return len(self.tokens)
 
     def count(self) -> None:
-        """Mark the tokens as read in their sequence, except those of the draft."""
+        """Count the tokens, except those of the draft, as read in the sequence."""
         self.sequence.num_read += len(self.tokens) - len(self.draft)
         self.sequence.num_texts += len(self.texts)
 
 
-def is_low_priority(chunks: Several[ScheduledChunk]) -> bool:
+def is_low_priority(chunks: abc.Sequence[ScheduledChunk]) -> bool:
     """Whether all chunks belong to low-priority sequences."""
     return all(chunk.sequence.low_priority for chunk in chunks)
 
 
 @dataclass(frozen=True)
 class Step:
-    """One forward pass: the chunk that it reads of each sequence that takes part."""
+    """One forward pass: a chunk of tokens of each sequence that takes part."""
 
     chunks: list[ScheduledChunk]
 
     @property
     def sequences(self) -> list[Sequence]:
-        """The sequences that take part."""
+        """The sequences that take part in the step."""
         return [chunk.sequence for chunk in self.chunks]
 
     @property
@@ -87,12 +92,12 @@ class Step:
 
     @property
     def is_low_priority(self) -> bool:
-        """Whether all of its sequences are of low priority, so that it gives way to any other step."""
+        """Whether all sequences of the step are of low priority, so that the step may be interrupted for others."""
         return is_low_priority(self.chunks)
 
 
 class KvBudget(NamedTuple):
-    """An amount of KV cache."""
+    """An amount of KV cache: a number of slots, and of pages that slots share."""
 
     slots: int = 0
     # Pages that slots share.
@@ -104,9 +109,9 @@ NOTHING_RESERVED = KvBudget()
 
 @dataclass(eq=False)
 class KvMemory:
-    """Memory that KV cache slots share. Each slot has one page of its own; slots get the other pages on demand.
+    """Memory that KV cache slots share. Each slot has one page of its own, and gets the other pages on demand.
 
-    Its users see changes of its size at once, because all of them have the same object.
+    All users have the same object, so they see changes of its size at once.
     """
 
     # Tokens of a page. In each layer and head, their keys and values fill pages of the system's memory exactly.
@@ -125,25 +130,25 @@ class KvMemory:
 
     @property
     def min_bytes(self) -> int:
-        """The smallest size that `resize` can give it."""
+        """Smallest size in bytes to which `resize` can set the memory."""
         return self.own_bytes + self.min_pages * self.page_bytes
 
     @property
     def max_bytes(self) -> int:
-        """The largest size that would be used."""
+        """Largest size in bytes that sequences could use."""
         return self.own_bytes + self.max_pages * self.page_bytes
 
     def resize(self, num_bytes: int) -> None:
-        """Change the size to this number of bytes, or to the smallest one that holds the longest sequence."""
+        """Set the size in bytes, but at least to what the longest sequence needs. A fixed size does not change."""
         if self.page_bytes:
             self.num_pages = max(self.min_pages, (num_bytes - self.own_bytes) // self.page_bytes)
 
     def pages(self, num_tokens: int) -> int:
-        """Shared pages of a slot with this number of tokens and one more, besides the slot's own page."""
+        """Number of shared pages of a slot with this number of tokens and one more, besides the slot's own page."""
         return num_tokens // self.page_tokens
 
     def num_tokens(self, num_slots: int) -> int:
-        """Capacity of all pages of this number of slots, in tokens; 0 if nothing is shared."""
+        """Capacity in tokens of all pages, with this number of slots; 0 if nothing is shared."""
         is_shared = self.num_pages and self.page_tokens < UNSHARED.page_tokens
         return (self.num_pages + num_slots) * self.page_tokens if is_shared else 0
 
@@ -154,7 +159,7 @@ UNSHARED = KvMemory(sys.maxsize, 0)
 
 @dataclass(frozen=True)
 class StepPolicy:
-    """What steps may contain."""
+    """Settings and limits for what steps may contain."""
 
     # Target seconds of a step with running streams; the smallest chunk may exceed it. 0 uses PROMPT_SHARE instead.
     itl_target: float = 0.0

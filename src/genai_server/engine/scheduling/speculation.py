@@ -1,16 +1,17 @@
-"""Speculative decoding: chooses which drafts a decoding step reads. Pure policy, without a model itself.
+"""Speculative decoding: chooses which drafts a decoding step reads. The module decides only; it runs no model.
 
-Each sequence has proposals from texts (engine/scheduling/drafts.py), which are free. A draft model takes a pass for
-each token that it proposes, and reads before what it has not read of a sequence. A sequence's draft comes from the
-source of which more tokens are expected to be accepted. One rule, `fit_drafts`, chooses the lengths by the measured
-times of both models' passes.
+Each sequence has proposals from texts (engine/scheduling/drafts.py), which are free. A draft model needs a pass for
+each token that it proposes, and must first read the tokens of a sequence that it has not read. A sequence's draft comes
+from the source of which more tokens are expected to be accepted. One rule, `fit_drafts`, chooses the lengths by the
+measured times of both models' passes.
 
-A draft model reads a long prompt if the rest of the answer is expected to save more time than that takes. What is known
-of its acceptance is forgotten slowly, so that a text which could not be drafted has drafts again from time to time.
+A draft model reads a long prompt if the rest of the answer is expected to save more time than that takes. Recorded
+acceptance decays slowly towards the initial assumption, so that an answer whose drafts were rejected gets drafts again
+from time to time.
 """
 
 import logging
-from collections.abc import Sequence as Several
+from collections import abc
 from dataclasses import replace
 from typing import Protocol
 from weakref import WeakKeyDictionary, WeakSet
@@ -34,26 +35,31 @@ _MIN_RETURN = 1.5
 
 
 class DraftingModel(Protocol):
-    """A draft model, as far as this policy needs it."""
+    """The methods and attributes of a draft model that this module needs."""
 
     # How long its passes take.
     times: StepTimeModel
 
     def room(self, sequence: Sequence) -> int:
-        """The maximum number of tokens that it can draft for a sequence; 0 if it cannot read the sequence."""
+        """Maximum number of tokens that the model can draft for a sequence; 0 if it cannot read the sequence."""
 
     def num_unread(self, sequence: Sequence) -> int:
-        """How many of a sequence's tokens it has not read, at least 1."""
+        """Number of a sequence's tokens that the model has not read, at least 1."""
 
-    def propose(self, wanted: Several[tuple[Sequence, int]], chunks: Several[tuple[Sequence, int]]) -> list[list[int]]:
-        """Propose at most this number of tokens for each wanted sequence, and read tokens of some others."""
+    def propose(
+        self, wanted: abc.Sequence[tuple[Sequence, int]], to_read: abc.Sequence[tuple[Sequence, int]]
+    ) -> list[list[int]]:
+        """Propose draft tokens for the sequences in `wanted`, and read tokens of those in `to_read`.
+
+        Each sequence comes with the maximum number of draft tokens, or with the number of tokens to read.
+        """
 
     def close(self, sequence: int) -> None:
         """Forget the sequence with this id, if it is known."""
 
 
 class Speculation:
-    """Chooses the drafts of a device's steps. The draft model reads at most `max_chunk` tokens of prompts in a pass."""
+    """Chooses the drafts of a device's steps. The draft model reads at most `max_chunk` prompt tokens in a pass."""
 
     def __init__(self, max_chunk: int) -> None:
         self.model: DraftingModel | None = None
@@ -63,8 +69,13 @@ class Speculation:
         self._failed: WeakSet[Sequence] = WeakSet()  # sequences that have no drafts of the model after an error
         self._drafted: set[Sequence] = set()  # those for which the model has made the last step's drafts
 
-    def choose(self, batch: Several[Sequence], may_draft: Several[bool], times: StepTimeModel) -> list[Several[int]]:
-        """The draft that a step reads of each sequence of the batch; empty without one. `times` are those of steps."""
+    def choose(
+        self, batch: abc.Sequence[Sequence], may_draft: abc.Sequence[bool], times: StepTimeModel
+    ) -> list[abc.Sequence[int]]:
+        """The draft of each sequence of the batch for the next step; empty for a sequence without one.
+
+        `may_draft` says for each sequence whether it may have a draft. `times` are the measured times of steps.
+        """
         self._drafted = set()
         steps = times.curve(MAX_DRAFTED)
         if len(batch) >= MAX_DRAFTED or not steps[len(batch)]:
@@ -95,12 +106,12 @@ class Speculation:
     def _with_model(
         self,
         model: DraftingModel,
-        batch: Several[Sequence],
-        drafts: Several[Draft],
-        able: Several[bool],
+        batch: abc.Sequence[Sequence],
+        drafts: abc.Sequence[Draft],
+        able: abc.Sequence[bool],
         times: StepTimeModel,
-    ) -> list[Several[int]]:
-        """The drafts of a step, of which the model makes some now."""
+    ) -> list[abc.Sequence[int]]:
+        """The drafts of a step, some of which the draft model makes now. `drafts` are the proposals from texts."""
         steps, drafting = times.curve(MAX_DRAFTED), [0.0, *model.times.curve(MAX_DRAFTED)[1:]]
         offers, later = list(drafts), list(drafts)  # now, and once the model has read what it has not read
         behind: dict[int, int] = {}  # how many tokens that are, by the row
@@ -144,10 +155,11 @@ class Speculation:
         ]
 
     def _chunks(
-        self, model: DraftingModel, batch: Several[Sequence], behind: dict[int, int], seconds: float
+        self, model: DraftingModel, batch: abc.Sequence[Sequence], behind: dict[int, int], seconds: float
     ) -> list[tuple[Sequence, int]]:
-        """The tokens to read now of rows that are behind by a number of tokens, without the newest one: as many as
-        take about as long as a step.
+        """Tokens that the draft model reads now for rows of which it has not read all: about a step's time.
+
+        `behind` has the number of unread tokens, without the newest one, by row.
         """
         budget = min(self._max_chunk, max(MIN_CHUNK, int(model.times.tokens_read_in(seconds))))
         chunks: list[tuple[Sequence, int]] = []
@@ -159,7 +171,7 @@ class Speculation:
 
 
 def _from_text(sequence: Sequence) -> Draft:
-    """Tokens that may follow a sequence's newest one, by the end of its thought, its grammar or a text."""
+    """Draft for a sequence from texts: the forced end of its reasoning, its grammar, or earlier text."""
     try:
         forced = [] if sequence.thought is None else sequence.thought.forced
         if not forced and sequence.guide is not None:

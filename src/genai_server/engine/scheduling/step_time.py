@@ -27,22 +27,25 @@ MAX_DRAFTED = 64
 
 
 def _median(values: Iterable[float]) -> float:
-    """The median, or the lower one of two, because disturbed passes are slow, and a single one must not count."""
+    """Median of the values, or the lower of the two middle ones; 0 without values.
+
+    The lower one is taken because disturbed passes are slow, and a single one must not count.
+    """
     ordered = sorted(values)
     return ordered[(len(ordered) - 1) // 2] if ordered else 0.0
 
 
 def _per_token(number: int, seconds: float) -> float:
-    """What a further token is assumed to cost after a pass of this number of tokens and seconds."""
+    """Assumed seconds of a further token, after a pass of this number of tokens and seconds."""
     return _SHARE_PER_TOKEN * seconds / (1 + _SHARE_PER_TOKEN * (number - 1))
 
 
 class StepTimeModel:
     """Medians of the seconds that recent steps took, and the average number of tokens of answers.
 
-    `passes` are the seconds of decoding passes of some numbers of tokens in the warm-up, and `prompt_token` those for a
-    token of a prompt. They count until passes are measured. Passes of numbers that were not measured count longer:
-    where kernels change with that number, passes of few tokens do not tell what those of many take.
+    `passes` are the seconds of decoding passes in the warm-up by their number of tokens, and `prompt_token` the seconds
+    for a token of a prompt. They are used until passes are measured. For numbers of tokens that were not measured they
+    are used longer: if kernels change with that number, passes of few tokens do not predict those of many.
     """
 
     def __init__(self, passes: Mapping[int, float] | None = None, prompt_token: float = 0.0) -> None:
@@ -59,13 +62,16 @@ class StepTimeModel:
         self._answer: float | None = None  # tokens of an answer; None before the first one
 
     def begin_round(self) -> None:
-        """Start a new round, and learn how long the last one's decoding took."""
+        """Start a new round, and record how long the decoding of the last round took."""
         if self._decoding:
             self._per_round.append(self._decoding)
         self._decoding = 0.0
 
     def passed(self, num_decoded: int, num_tokens: int, seconds: float) -> None:
-        """Learn how long a pass of `num_tokens` took, of which `num_decoded` belong to answers and their drafts."""
+        """Record the seconds of a pass of `num_tokens` tokens.
+
+        `num_decoded` of these tokens belong to answers and their drafts, the others to prompts.
+        """
         decoding = seconds
         if num_prompt := num_tokens - num_decoded:
             estimated = self.seconds(num_decoded) or seconds * num_decoded / num_tokens
@@ -81,12 +87,12 @@ class StepTimeModel:
         self._decoding += decoding
 
     def _points(self) -> tuple[list[int], list[float]]:
-        """Measured passes by their number of tokens, and those of the warm-up of other numbers.
+        """Numbers of tokens and seconds of passes, both ascending: measured ones, and others from the warm-up.
 
-        A pass of more tokens never takes less time. Where measurements say so, those passes get their mean, in which
-        many and recent measurements count more. Passes of the warm-up are taken to be as much slower or faster now as
-        measured passes of about as many tokens, but not to take more than further tokens usually cost: what was
-        disturbed then is measured again.
+        A pass of more tokens never takes less time. If measurements contradict that, the passes concerned get their
+        mean, in which many and recent measurements weigh more. Passes of the warm-up are assumed to be as much slower
+        or faster now as measured passes of about as many tokens, but not to take longer than further tokens usually do,
+        because they may have been disturbed.
         """
         blocks: list[tuple[float, float, list[int]]] = []  # seconds of one pass, weight, and numbers of tokens
         for number in sorted(self._passes):
@@ -112,11 +118,11 @@ class StepTimeModel:
         return numbers, [float(value) for value in np.maximum.accumulate([known[number] for number in numbers] or [0])]
 
     def seconds(self, num_tokens: int) -> float:
-        """Seconds of a pass that only decodes; 0 before any measurement."""
+        """Estimated seconds of a pass that only decodes this number of tokens; 0 before any measurement."""
         return self.curve(num_tokens)[-1]
 
     def curve(self, num_tokens: int) -> list[float]:
-        """Seconds of passes that only decode, of 0 to `num_tokens` tokens. All are 0 before any measurement.
+        """Estimated seconds of passes that only decode, for 0 to `num_tokens` tokens. All are 0 before any measurement.
 
         A pass of more tokens never takes less time, however uneven the measurements are.
         """
@@ -133,9 +139,9 @@ class StepTimeModel:
         return [float(value) for value in found]
 
     def tokens_beside(self, num_tokens: int) -> int:
-        """How many tokens background sequences may read in a pass that decodes `num_tokens` of others.
+        """Number of tokens that low-priority sequences may read in a pass that decodes `num_tokens` of others.
 
-        As many as do not make it noticeably slower, by what was measured.
+        By the measurements, they must not make the pass noticeably slower.
         """
         known, _ = self._known
         if not known or not known[0] <= num_tokens < known[-1]:
@@ -143,34 +149,34 @@ class StepTimeModel:
         curve = self.curve(min(num_tokens + _MAX_BESIDE, known[-1]))
         return sum(seconds <= (1 + _MAX_SLOWDOWN) * curve[num_tokens] for seconds in curve[num_tokens + 1 :])
 
-    def chunk(self, most: int, *, decoding: float | None = None, crowd: float = 1.0, target: float = 0.0) -> int:
-        """How many tokens of a prompt to read now, at most `most`. At most MIN_CHUNK before any measurement.
+    def chunk(self, maximum: int, *, decoding: float | None = None, crowd: float = 1.0, target: float = 0.0) -> int:
+        """Number of prompt tokens to read now, at most `maximum`, and at most MIN_CHUNK before any measurement.
 
-        `decoding` is how many seconds the step's decoding takes; None means what this round's decoding took. With a
-        `target`, the step may take this number of seconds. Without one, the chunk may take PROMPT_SHARE times the
-        decoding, and `crowd` times that if `crowd` is above 1.
+        `decoding` is the time in seconds of the step's decoding; None means the decoding of this round up to now. With
+        a `target`, the step may take this number of seconds. Without one, the chunk may take PROMPT_SHARE times as long
+        as the decoding, and `crowd` times that if `crowd` is above 1.
         """
         decoding = self._decoding if decoding is None else decoding
         seconds = target - decoding if target else PROMPT_SHARE * max(1.0, crowd) * decoding
-        return min(most, max(MIN_CHUNK, int(self.tokens_read_in(seconds))))
+        return min(maximum, max(MIN_CHUNK, int(self.tokens_read_in(seconds))))
 
     def tokens_read_in(self, seconds: float) -> float:
-        """How many tokens of prompts can be read in this time; 0 before any measurement."""
+        """Number of prompt tokens that can be read in this time; 0 before any measurement."""
         per_token = self.seconds_to_read(1)
         return seconds / per_token if per_token else 0.0
 
     def answered(self, num_tokens: int) -> None:
-        """Learn how many tokens an answer had."""
+        """Record the number of tokens of an answer."""
         self._answer = num_tokens if self._answer is None else (1 - _WEIGHT) * self._answer + _WEIGHT * num_tokens
 
     def seconds_to_read(self, num_tokens: int) -> float:
-        """Seconds to read `num_tokens` of a prompt; 0 before any measurement."""
+        """Estimated seconds to read `num_tokens` of a prompt; 0 before any measurement."""
         return num_tokens * (_median(self._prompts) or self._tried_prompt_token)
 
     def seconds_to_decode(self, num_tokens: float) -> float:
-        """Seconds for `num_tokens` of an answer while the other answers run; 0 before any measurement."""
+        """Estimated seconds for `num_tokens` of an answer while the other answers run; 0 before any measurement."""
         return num_tokens * _median(self._per_round)
 
     def tokens_left(self, num_produced: int) -> float:
-        """How many more tokens an answer will likely have; infinite before any answer has ended."""
+        """Expected number of further tokens of an answer; infinite before any answer has ended."""
         return math.inf if self._answer is None else max(1.0, self._answer - num_produced)

@@ -1,10 +1,10 @@
-"""Encodes the sounds that are transcribed."""
+"""Encodes the audio of transcription requests."""
 
 import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from genai_server.engine.encoded_sound import EncodedSound
+from genai_server.engine.encoded_audio import EncodedAudio
 from genai_server.engine.encoder_worker import EncoderWorker, Tensors
 from genai_server.engine.sequence import Sequence, SequenceState
 from genai_server.errors import InvalidField
@@ -13,24 +13,24 @@ from genai_server.messages.generation_request import Alignment, GenerationReques
 # Seconds between two looks at the requests that hold sounds.
 _POLL = 0.01
 # Returns the times of a transcript's tokens.
-Align = Callable[[Alignment, EncodedSound], list[float]]
+Align = Callable[[Alignment, EncodedAudio], list[float]]
 
 
-class SoundWorker(EncoderWorker[EncodedSound]):
-    """The encoder makes an EncodedSound of the tensors of a window."""
+class AudioWorker(EncoderWorker[EncodedAudio]):
+    """Encodes windows of recordings for a speech recognition model."""
 
     noun = "a sound"
 
     def __init__(
         self,
-        open_encoder: Callable[[], Callable[[Tensors], EncodedSound]],
+        open_encoder: Callable[[], Callable[[Tensors], EncodedAudio]],
         max_bytes: int,
         max_ahead: int,
         open_aligner: Callable[[], Align] | None = None,
     ) -> None:
-        """`max_ahead` limits the sounds of requests that have not ended. Others are encoded when these have.
+        """`max_ahead` limits the number of unfinished requests whose audio is encoded. Other requests wait for these.
 
-        `open_aligner` is called when the first request needs it; None if there is none.
+        `open_aligner` is called when the first request needs token times; None if the model has none.
         """
         super().__init__(open_encoder, max_bytes)
         self._open_aligner = open_aligner
@@ -41,7 +41,7 @@ class SoundWorker(EncoderWorker[EncodedSound]):
         return request.sound is not None
 
     def check(self, request: GenerationRequest) -> None:
-        """Every request needs a sound."""
+        """Raise InvalidField for a request without audio, with images, or with unsupported alignment."""
         if request.images:
             raise InvalidField("images", "cannot be read by this model")
         if request.sound is None:
@@ -49,7 +49,7 @@ class SoundWorker(EncoderWorker[EncodedSound]):
         if request.alignment is not None and self._open_aligner is None:
             raise InvalidField("alignment", "is not supported: this model does not report when tokens are spoken")
 
-    def _encode_all(self, sequence: Sequence) -> EncodedSound:
+    def _encode_all(self, sequence: Sequence) -> EncodedAudio:
         sound = sequence.request.sound
         assert sound is not None
         # A sound takes much more memory than a prompt, so that the queue must not be full of them.
@@ -63,6 +63,6 @@ class SoundWorker(EncoderWorker[EncodedSound]):
             self._align = self._open_aligner()
         return replace(found, token_times=self._align(alignment, found))
 
-    def _made(self, digest: str, tensors: Tensors, request: GenerationRequest) -> EncodedSound:
-        found: EncodedSound = self._encode(tensors)
+    def _made(self, digest: str, tensors: Tensors, request: GenerationRequest) -> EncodedAudio:
+        found: EncodedAudio = self._encode(tensors)
         return found

@@ -1,4 +1,4 @@
-"""What a decoder of transcripts attends to."""
+"""Encoded audio, to which the decoder of a speech recognition model attends."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 
 
 @dataclass(frozen=True, eq=False)
-class EncodedSound:
-    """A window of a recording."""
+class EncodedAudio:
+    """One window of a recording, as the encoder made it for the decoder."""
 
     # What the encoder reads, float32 [1, mels, frames].
     features: NDArray[Any]
@@ -21,5 +21,5 @@ class EncodedSound:
 
     @property
     def num_bytes(self) -> int:
-        """Its size in memory."""
+        """Bytes of all arrays in memory."""
         return self.features.nbytes + sum(array.nbytes for array in self.states)

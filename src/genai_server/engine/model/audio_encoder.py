@@ -1,4 +1,4 @@
-"""Runs the encoder of a model for speech."""
+"""Runs the encoder of a speech recognition model."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from genai_server.engine.encoded_sound import EncodedSound
+from genai_server.engine.encoded_audio import EncodedAudio
 from genai_server.engine.model.session_options import NUMPY_TYPES, open_encoder
 from genai_server.engine.model.speech_files import EncoderFiles
 from genai_server.errors import RunnerFailed, in_one_line
@@ -14,15 +14,15 @@ from genai_server.model_files.speech_model import FEATURES
 from genai_server.options.device import DEFAULT_OPTIONS, DeviceOptions
 
 
-def unencoded(tensors: Mapping[str, NDArray[Any]]) -> EncodedSound:
-    """A sound that the library encodes itself. Raises RunnerFailed."""
+def unencoded(tensors: Mapping[str, NDArray[Any]]) -> EncodedAudio:
+    """Audio features that onnxruntime-genai will encode itself. Raises RunnerFailed if the tensors lack them."""
     if FEATURES not in tensors:
         raise RunnerFailed(f"a sound has no {FEATURES}")
-    return EncodedSound(tensors[FEATURES], [])
+    return EncodedAudio(tensors[FEATURES], [])
 
 
-class SoundEncoder:
-    """Runs the encoder's graph, or the one with packed products at `packed`."""
+class AudioEncoder:
+    """Runs the graph of the encoder, or, if `packed` is given, the graph with packed products at that path."""
 
     def __init__(
         self,
@@ -38,8 +38,8 @@ class SoundEncoder:
         # Mels and frames.
         self.shape: tuple[int, ...] = tuple(features.shape[1:])
 
-    def encode(self, tensors: Mapping[str, NDArray[Any]]) -> EncodedSound:
-        """Encode the features of a window. Raises RunnerFailed."""
+    def encode(self, tensors: Mapping[str, NDArray[Any]]) -> EncodedAudio:
+        """Encode the features of one window of a recording. Raises RunnerFailed."""
         features = tensors.get(FEATURES)
         if features is None or features.shape != (1, *self.shape):
             given = None if features is None else features.shape
@@ -48,4 +48,4 @@ class SoundEncoder:
             states = self._session.run(list(self._files.presents), {self._files.features: features.astype(self._type)})
         except Exception as error:  # ONNX Runtime's errors have no base of their own
             raise RunnerFailed(f"a sound cannot be encoded: {in_one_line(error)}") from error
-        return EncodedSound(features, states)
+        return EncodedAudio(features, states)

@@ -7,10 +7,10 @@ from queue import Empty, SimpleQueue
 import numpy as np
 import pytest
 
-from genai_server.engine.encoded_sound import EncodedSound
+from genai_server.engine.audio_worker import Align, AudioWorker
+from genai_server.engine.encoded_audio import EncodedAudio
 from genai_server.engine.encoder_worker import Encoded, Tensors
 from genai_server.engine.sequence import Sequence, SequenceState
-from genai_server.engine.sound_worker import Align, SoundWorker
 from genai_server.errors import InvalidField, RunnerFailed
 from genai_server.messages.generation_request import Alignment, GenerationRequest, Image, Sound
 
@@ -29,12 +29,12 @@ class Bench:
     ) -> None:
         self.folder = folder
         self.encoded: list[float] = []
-        self.worker = SoundWorker(lambda: self._encode, max_bytes, max_ahead, open_aligner)
+        self.worker = AudioWorker(lambda: self._encode, max_bytes, max_ahead, open_aligner)
 
-    def _encode(self, tensors: Tensors) -> EncodedSound:
+    def _encode(self, tensors: Tensors) -> EncodedAudio:
         features = tensors["audio_features"]
         self.encoded.append(float(features[0]))
-        return EncodedSound(features, [2 * features])
+        return EncodedAudio(features, [2 * features])
 
     def sequence(self, value: float, *, path: str | None = None, alignment: Alignment | None = None) -> Sequence:
         """A request with a sound."""
@@ -58,7 +58,7 @@ def bench(tmp_path: Path) -> Bench:
 def test_a_sequence_takes_its_sound(bench: Bench) -> None:
     sequence = bench.sequence(3.0)
     found = bench.submit(sequence)
-    assert isinstance(found, EncodedSound)
+    assert isinstance(found, EncodedAudio)
     sequence.take(found)
     assert sequence.sound is found
     assert found.states[0].tolist() == [6.0, 0.0]
@@ -77,9 +77,9 @@ def test_a_sequence_takes_the_times_of_its_tokens(tmp_path: Path) -> None:
     assert not opened
     for last in (8, 9):
         found = bench.submit(bench.sequence(3.0, alignment=Alignment([7, last], 1, 1.0)))
-        assert isinstance(found, EncodedSound)
+        assert isinstance(found, EncodedAudio)
         assert found.token_times == [6.0, 7.0, float(last)]
-    assert isinstance(plain, EncodedSound)
+    assert isinstance(plain, EncodedAudio)
     assert plain.token_times == ()
     assert (opened, bench.encoded) == ([1], [3.0])
 
@@ -130,7 +130,7 @@ def test_a_missing_file_fails_its_request_only(bench: Bench) -> None:
     found = bench.submit(bench.sequence(1.0, path=str(bench.folder / "gone.npz")))
     assert isinstance(found, RunnerFailed)
     assert "a sound cannot be read" in found.message
-    assert isinstance(bench.submit(bench.sequence(2.0)), EncodedSound)
+    assert isinstance(bench.submit(bench.sequence(2.0)), EncodedAudio)
 
 
 def test_an_ended_request_is_left_out(bench: Bench) -> None:
@@ -154,7 +154,7 @@ def test_sounds_are_encoded_as_others_end(tmp_path: Path) -> None:
         results.get(timeout=0.1)
     assert bench.encoded == [1.0, 2.0]
     first.state = SequenceState.ENDED
-    assert isinstance(results.get(timeout=60), EncodedSound)
+    assert isinstance(results.get(timeout=60), EncodedAudio)
 
 
 def test_a_request_that_ends_waits_no_longer(tmp_path: Path) -> None:
