@@ -56,7 +56,7 @@ def test_a_text_comes_back_from_its_tokens(tokenizer: Tokenizer, text: str) -> N
     tokens = tokenizer.encode(text)
     assert tokenizer.decode(tokens) == text
     assert tokenizer.decoder().decode(tokens) == text
-    assert all(tokenizer.knows(token) for token in tokens)
+    assert all(tokenizer.has_token(token) for token in tokens)
 
 
 @given(text=ANY_TEXT)
@@ -107,7 +107,7 @@ def test_no_tokens_have_no_text(tokenizer: Tokenizer) -> None:
 
 @pytest.mark.parametrize("token", [-1, 100_000])
 def test_unknown_token_id_has_no_text(tokenizer: Tokenizer, token: int) -> None:
-    assert not tokenizer.knows(token)
+    assert not tokenizer.has_token(token)
     assert tokenizer.token_bytes(token) == b""
     assert tokenizer.decoder().decode([*tokenizer.encode("a"), token]) == "a"
 
@@ -122,7 +122,7 @@ def test_the_scripted_tokens_are_bytes() -> None:
 
 
 def test_the_scripted_end_of_an_answer_is_a_token_without_text() -> None:
-    assert ByteTokenizer().knows(256)
+    assert ByteTokenizer().has_token(256)
     assert ByteTokenizer().decode([97, 256, 98]) == "ab"
     assert ByteTokenizer().vocab_size == 257
 

@@ -43,19 +43,19 @@ T = TypeVar("T")
 
 
 class EncodedChat(NamedTuple):
-    """The token ids of a chat's prompt, and what PromptWriter says of it."""
+    """The token ids of a chat's prompt, and the rendered prompt with what PromptWriter reports about it."""
 
     tokens: list[int]
     written: WrittenPrompt
 
 
 class TextCodec:
-    """Chat template, if any, and tokenizer of one model. Owned by the event loop; must be closed.
+    """The chat templates (if any) and the tokenizer of one model. Used on the event loop only; must be closed.
 
-    Long prompts are encoded in threads, in which the `owner`s of requests take turns (see TextThreads).
+    Long prompts are encoded in threads, where the `owner`s of requests (API keys) take turns; see TextThreads.
 
-    Messages and tools are objects in OpenAI's format. A content is a text, a list of parts of type text or image, or
-    None.
+    Messages and tools are objects in OpenAI's format. The content of a message is a string, a list of parts of type
+    text or image, or None.
     """
 
     def __init__(
@@ -101,10 +101,11 @@ class TextCodec:
         *,
         owner: TaskOwner = _NOBODY,
     ) -> EncodedChat:
-        """The prompt's token ids. `template_kwargs` are additional variables for the template.
+        """Render messages with the chat template and return the token ids of the prompt.
 
-        Among these, `add_generation_prompt` false ends the prompt after the last message, and `continue_final_message`
-        true ends it inside the message. Raises InvalidField, which names the field, if the prompt cannot be rendered.
+        `template_kwargs` are additional variables for the template. Of these, `add_generation_prompt` false ends the
+        prompt after the last message, and `continue_final_message` true ends it inside the last message. Raises
+        InvalidField, which names the field, if the prompt cannot be rendered.
         """
 
         def encode() -> EncodedChat:
@@ -122,16 +123,20 @@ class TextCodec:
         tools: Sequence[Tool] | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> WrittenPrompt:
-        """The prompt as text. Raises InvalidField like `encode_chat`."""
-        return self.writer.write(messages, tools, template_kwargs)
-
-    def encode_ends(self, written: Sequence[WrittenPrompt]) -> list[list[int]]:
-        """The token ids of what follows in each prompt the lines with which all of them begin. Takes long for many.
+        """Render messages with the chat template and return the prompt as text.
 
         Raises InvalidField like `encode_chat`.
         """
-        place = _end_of_common_lines([one.text for one in written])
-        ends = [self._guard.end(one.prompt, place) for one in written]
+        return self.writer.write(messages, tools, template_kwargs)
+
+    def encode_ends(self, written: Sequence[WrittenPrompt]) -> list[list[int]]:
+        """Return, for each of several prompts that begin with the same lines, the token ids of the text after these
+        lines.
+
+        Slow for many prompts, so call it in a thread. Raises InvalidField like `encode_chat`.
+        """
+        position = _end_of_common_lines([one.text for one in written])
+        ends = [self._guard.end(one.prompt, position) for one in written]
         return [self._encode(end, "messages", check=not self._allow_special_tokens) for end in ends]
 
     async def encode_text(
@@ -143,11 +148,11 @@ class TextCodec:
         param: str = "prompt",
         owner: TaskOwner = _NOBODY,
     ) -> list[int]:
-        """The token ids of a raw text.
+        """Return the token ids of a raw text.
 
         `add_special` adds the tokenizer's special tokens around the text, such as the beginning-of-sequence token.
-        Without `parse_special`, special tokens in the text are plain text. Raises InvalidField, naming `param`, if the
-        text is not valid Unicode.
+        Without `parse_special`, special tokens in the text are encoded as plain text. Raises InvalidField, naming
+        `param`, if the text is not valid Unicode.
         """
         with blaming(param):
             text.encode()
@@ -159,11 +164,11 @@ class TextCodec:
         return await self._run(encode, owner, is_short=len(text) <= SHORT_TEXT)
 
     def decode(self, tokens: Sequence[int], *, param: str = "tokens") -> str:
-        """The text of token ids, including special tokens. Invalid UTF-8 is decoded to U+FFFD.
+        """Return the text of token ids, including special tokens. Invalid UTF-8 becomes U+FFFD.
 
-        Raises InvalidField, naming `param`, for an id that the tokenizer does not know.
+        Raises InvalidField, naming `param`, for an id that the tokenizer does not have.
         """
-        unknown = next((n for n, token in enumerate(tokens) if not self.tokenizer.knows(token)), None)
+        unknown = next((n for n, token in enumerate(tokens) if not self.tokenizer.has_token(token)), None)
         if unknown is not None:
             raise InvalidField(
                 param,
@@ -173,19 +178,24 @@ class TextCodec:
         return self.tokenizer.decode(tokens)
 
     async def encode_pooled(self, encode: Callable[[PooledTexts], T], owner: TaskOwner = _NOBODY) -> T:
-        """Run `encode` in a thread. Only for embedding and reranking models."""
+        """Run a function that encodes texts to embed or rerank in a thread, and return its result.
+
+        Only for embedding and reranking models.
+        """
         assert self._pooled_texts is not None
         texts = self._pooled_texts
         return await self._run(lambda: encode(texts), owner, is_short=False)
 
     @property
     def placeholder(self) -> int:
-        """The id of the token that stands for an image in a prompt from `encode_chat`; -1 without one."""
+        """The id of the token that stands for an image or audio clip in a prompt from `encode_chat`; -1 if there is
+        none.
+        """
         return -1 if self.vision is None else self.tokenizer.special_tokens.get(self.vision.placeholder, -1)
 
     @property
     def task(self) -> Task:
-        """The model's task."""
+        """What the model does: generate, transcribe, embed or rerank."""
         if self.speech is not None:
             return Task.TRANSCRIBE
         return Task.GENERATE if self.pooling is None else self.pooling.task
@@ -200,7 +210,7 @@ class TextCodec:
         self._threads.close()
 
     def _check_images(self, messages: Sequence[Message], tokens: list[int]) -> None:
-        """Check that the template has written one placeholder for each image or sound. Raises InvalidField."""
+        """Check that the template has written one placeholder for each image or audio clip. Raises InvalidField."""
         if self.vision is None:
             return
         num_given = num_media(messages)
@@ -219,7 +229,10 @@ class TextCodec:
         return self.tokenizer.framed(tokens) if add_special else tokens
 
     async def _run(self, job: Callable[[], T], owner: TaskOwner, *, is_short: bool) -> T:
-        """Run a short job directly, and a long one in a thread so that it does not block the event loop."""
+        """Run a short job directly, and a long job in a thread so that it does not block the event loop.
+
+        Returns its result.
+        """
         if is_short:
             return job()
         return await self._threads.run(job, owner)
@@ -234,11 +247,12 @@ def load_text_codec(
     allow_special_tokens: bool = False,
     max_characters: int = MAX_CHARACTERS,
 ) -> TextCodec:
-    """Load the text side of the model on `device`. Prompts have at most `max_characters`.
+    """Load the tokenizer and chat template of the model in `model_dir`, which runs on `device`.
 
-    `chat_template` is a file or the name of a known template, which replaces the model's own except on scripted
-    devices. `tool_parser` is the name of the tool call format. Raises ModelDirectoryError if a file cannot be used,
-    ChatTemplateError if the given template cannot be used, and ConfigurationError for an unknown format.
+    Rendered prompts may have at most `max_characters`. `chat_template` is a file or the name of a known template; it
+    replaces the model's own template except on scripted devices. `tool_parser` is the name of the tool call format.
+    Raises ModelDirectoryError if a file of the model cannot be used, ChatTemplateError if the given template cannot be
+    used, and ConfigurationError for an unknown tool call format.
     """
     is_scripted = device.startswith("scripted")
     limit_tokenizer_threads()
@@ -271,12 +285,12 @@ def load_text_codec(
 
 
 def _end_of_common_lines(texts: Sequence[str]) -> int:
-    """Where the last line begins before which all texts are the same; no text has whitespace there."""
-    place = len(commonprefix(texts))
-    while (place := texts[0].rfind("\n", 0, place) + 1) > 0:
-        if all(text[place : place + 1].strip() for text in texts):
-            return place
-        place -= 1
+    """Return the position after the lines with which all texts begin. No text has whitespace at this position."""
+    position = len(commonprefix(texts))
+    while (position := texts[0].rfind("\n", 0, position) + 1) > 0:
+        if all(text[position : position + 1].strip() for text in texts):
+            return position
+        position -= 1
     return 0
 
 
@@ -287,7 +301,7 @@ def _num_in(wanted: Set[int], tokens: list[int]) -> int:
 
 
 def _are_short(messages: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether there are few messages and their values are short texts or booleans."""
+    """Whether there are few messages, and the values of their fields are short strings or booleans."""
     values = [value for message in messages[:FEW_MESSAGES] for value in message.values() if value is not None]
     return (
         len(messages) <= FEW_MESSAGES

@@ -1,4 +1,4 @@
-"""Encodes texts to embed, or pairs to score, within a model's limits."""
+"""Encodes texts to embed, or pairs of query and document to score, within a model's limits."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -36,29 +36,31 @@ class TextLimit(Struct, frozen=True):
     remedy: str = TRUNCATION
 
     @property
-    def most(self) -> int | None:
-        """The length to truncate texts to; None if they are not truncated."""
+    def truncate_to(self) -> int | None:
+        """The number of tokens to truncate texts to; None if texts are not truncated."""
         return None if self.cut_to is None else min(self.cut_to, self.num_tokens)
 
 
 class EncodedText(NamedTuple):
-    """An encoded text for the engine."""
+    """The tokens of one text or pair, with the description that the engine needs to pool it."""
 
     tokens: list[int]
     about: PooledText
 
 
 class Pair(NamedTuple):
-    """A query and a document, with their locations in the body for error messages."""
+    """A query and a document to score, with the paths of both in the request's body for error messages."""
 
     query: str
     document: str
-    query_place: str = "query"
-    document_place: str = "documents"
+    query_path: str = "query"
+    document_path: str = "documents"
 
 
 class PooledTexts:
-    """Encodes texts and pairs for one model. All methods are slow, so call them in a thread."""
+    """Encodes texts and pairs for one embedding or reranking model. All methods are slow, so call them in a
+    thread.
+    """
 
     def __init__(self, tokenizer: Tokenizer, writer: PromptWriter, model: PoolingModel) -> None:
         self._tokenizer = tokenizer
@@ -70,9 +72,9 @@ class PooledTexts:
     def encode(
         self, inputs: Sequence[str | list[int]], limit: TextLimit, *, prompt: str = "", param: str = "input"
     ) -> list[EncodedText]:
-        """Encode texts, each prefixed with `prompt`. Token ids are used unchanged.
+        """Encode texts, each prefixed with `prompt`. Inputs that are token ids are used unchanged.
 
-        Special tokens in texts are encoded as such. Raises InvalidField and PromptTooLong, naming `param`.
+        Special tokens in texts are encoded as special tokens. Raises InvalidField and PromptTooLong, naming `param`.
         """
         with blaming(param):
             texts = [[prompt + given] for given in inputs if isinstance(given, str)]
@@ -85,13 +87,13 @@ class PooledTexts:
         num_left_out = len(before) + len(self._tokenizer.encode(prompt)) if prompt else 0
         found = []
         for number, given in enumerate(inputs):
-            place = param if len(inputs) == 1 else f"{param}[{number}]"
+            path = param if len(inputs) == 1 else f"{param}[{number}]"
             if isinstance(given, str):
-                tokens = [*before, *_cut(next(encoded), limit.most, len(before) + len(after)), *after]
+                tokens = [*before, *_cut(next(encoded), limit.truncate_to, len(before) + len(after)), *after]
                 left_out = min(num_left_out, len(tokens) - 1)
             else:
-                tokens, left_out = _cut(given, limit.most, 0), 0
-            _check_length(len(tokens), limit, place)
+                tokens, left_out = _cut(given, limit.truncate_to, 0), 0
+            _check_length(len(tokens), limit, path)
             found.append(EncodedText(tokens, PooledText(len(tokens), 0, left_out)))
         _check_total(sum(text.about.num_tokens for text in found), param)
         return found
@@ -99,13 +101,14 @@ class PooledTexts:
     def encode_pairs(
         self, pairs: Sequence[Pair], limit: TextLimit, *, instruction: str | None = None, param: str = "documents"
     ) -> list[EncodedText]:
-        """Encode query and document pairs. Special tokens in them are plain text.
+        """Encode pairs of query and document. Special tokens in queries and documents are encoded as plain text.
 
-        `param` is the name of the documents' field. Raises InvalidField and PromptTooLong.
+        `instruction` is a system message for rerankers that are decoders. `param` is the name of the documents' field.
+        Raises InvalidField and PromptTooLong.
         """
-        queries = {pair.query: pair.query_place for pair in reversed(pairs)}
-        for text, place in (*queries.items(), *((pair.document, pair.document_place) for pair in pairs)):
-            with blaming(place):
+        queries = {pair.query: pair.query_path for pair in reversed(pairs)}
+        for text, path in (*queries.items(), *((pair.document, pair.document_path) for pair in pairs)):
+            with blaming(path):
                 text.encode()
         if self._model.true_token is not None:
             return self._written(pairs, queries, limit, instruction, param)
@@ -121,10 +124,10 @@ class PooledTexts:
         total = 0
         for pair, document in zip(pairs, encoded[len(queries) :], strict=True):
             first, last = of_query[pair.query], document[: limit.document]
-            if limit.most is not None:
-                first, last = _cut_pair(first, last, limit.most - num_around)
+            if limit.truncate_to is not None:
+                first, last = _cut_pair(first, last, limit.truncate_to - num_around)
             total += num_around + len(first) + len(last)
-            _check_length(num_around + len(first) + len(last), limit, pair.document_place)
+            _check_length(num_around + len(first) + len(last), limit, pair.document_path)
             _check_total(total, param)
             tokens, begins = self._tokenizer.framed_pair(first, last)
             second = begins if self._model.has_types else 0
@@ -139,7 +142,7 @@ class PooledTexts:
         instruction: str | None,
         param: str,
     ) -> list[EncodedText]:
-        """Encode pairs as prompts of a decoder. Text after the document is never truncated."""
+        """Encode pairs as prompts of a reranker that is a decoder. Text after the document is never truncated."""
         write = self._template(instruction, param)
         around = self._tokenizer.encode(*write("", ""))
         _check_room(limit, len(around), 2)
@@ -158,17 +161,20 @@ class PooledTexts:
         ends: dict[str, list[int]] = {}
         found = []
         for tokens, pair in zip(encoded, pairs, strict=True):
-            if limit.most is not None and len(tokens) > limit.most:
+            if limit.truncate_to is not None and len(tokens) > limit.truncate_to:
                 if (end := ends.get(pair.query)) is None:
                     end = ends[pair.query] = self._after_document(write(pair.query, _DOCUMENT))
-                tokens = [*_cut(tokens, limit.most, len(end)), *end]
-            _check_length(len(tokens), limit, pair.document_place)
+                tokens = [*_cut(tokens, limit.truncate_to, len(end)), *end]
+            _check_length(len(tokens), limit, pair.document_path)
             found.append(EncodedText(tokens, PooledText(len(tokens))))
         _check_total(sum(text.about.num_tokens for text in found), param)
         return found
 
     def _after_document(self, pieces: Sequence[str]) -> list[int]:
-        """The tokens that follow _DOCUMENT in a prompt. Its pieces contain no special tokens of the request."""
+        """Return the tokens that follow the placeholder _DOCUMENT in a prompt, given as pieces of text.
+
+        The pieces after the placeholder contain no special tokens of the request.
+        """
         found: list[str] = []
         for piece in reversed(pieces):
             _, document, rest = piece.rpartition(_DOCUMENT)
@@ -178,7 +184,10 @@ class PooledTexts:
         return self._tokenizer.encode(*found)
 
     def _template(self, instruction: str | None, param: str) -> Callable[[str, str], list[str]]:
-        """A function that renders a pair's prompt as pieces. It raises InvalidField if the template fails."""
+        """Return a function that renders the prompt for a query and a document as pieces of text.
+
+        The function raises InvalidField, naming `param`, if the chat template fails.
+        """
         system = [] if instruction is None else [{"role": "system", "content": instruction}]
 
         def write(query: str, document: str) -> list[str]:
@@ -191,13 +200,16 @@ class PooledTexts:
         return write
 
     def _shortened(self, document: str, max_tokens: int) -> str:
-        """Truncate a document to this number of tokens."""
+        """Truncate a document to this number of tokens and return its text."""
         tokens = self._tokenizer.encode(*self._guard.plain(document).pieces)
         return document if len(tokens) <= max_tokens else self._tokenizer.decode(tokens[:max_tokens]).rstrip("\ufffd")
 
 
 def named_prompt(model: PoolingModel, name: str | None) -> str:
-    """The model's prompt with this name, by default its default prompt. Raises InvalidField."""
+    """Return the model's prompt with this name; without a name, the model's default prompt or "".
+
+    Raises InvalidField for an unknown name.
+    """
     name = model.default_prompt if name is None else name
     if name is None:
         return ""
@@ -207,39 +219,44 @@ def named_prompt(model: PoolingModel, name: str | None) -> str:
     return model.prompts[name]
 
 
-def _cut(tokens: list[int], most: int | None, num_around: int) -> list[int]:
-    return tokens if most is None else tokens[: max(0, most - num_around)]
+def _cut(tokens: list[int], max_tokens: int | None, num_around: int) -> list[int]:
+    return tokens if max_tokens is None else tokens[: max(0, max_tokens - num_around)]
 
 
-def _cut_pair(first: list[int], second: list[int], most: int) -> tuple[list[int], list[int]]:
-    """Truncate two texts, the longer one first, as Hugging Face's tokenizers do."""
+def _cut_pair(first: list[int], second: list[int], max_tokens: int) -> tuple[list[int], list[int]]:
+    """Truncate two lists of tokens to `max_tokens` tokens in total, the longer one first, as Hugging Face's tokenizers
+    do.
+    """
     shorter = min(len(first), len(second))
-    longer = max(shorter, most - shorter)
-    if shorter + longer > most:
-        shorter, longer = most // 2, most - most // 2
+    longer = max(shorter, max_tokens - shorter)
+    if shorter + longer > max_tokens:
+        shorter, longer = max_tokens // 2, max_tokens - max_tokens // 2
     if len(first) > len(second):
         return first[:longer], second[:shorter]
     return first[:shorter], second[:longer]
 
 
 def _check_room(limit: TextLimit, num_around: int, num_texts: int) -> None:
-    """Raises InvalidField if truncation would not leave at least one token of each text."""
+    """Raise InvalidField if truncation to the limit would not leave at least one token of each text."""
     required = num_around + num_texts
-    if limit.most is not None and limit.most < required:
+    if limit.truncate_to is not None and limit.truncate_to < required:
         raise InvalidField(
-            CUT_BY, f"must be at least {required}, including {num_around} special tokens", given=limit.most
+            CUT_BY, f"must be at least {required}, including {num_around} special tokens", given=limit.truncate_to
         )
 
 
 def _check_queries(num_tokens: Mapping[str, int], limit: TextLimit) -> None:
-    """Raises PromptTooLong if a query, keyed by location, leaves no space for a document."""
-    for place, number in num_tokens.items():
-        if limit.most is None:
-            _check_length(number, limit, place)
+    """Raise PromptTooLong if a query leaves no space for a document.
+
+    `num_tokens` is keyed by the query's path in the body.
+    """
+    for path, number in num_tokens.items():
+        if limit.truncate_to is None:
+            _check_length(number, limit, path)
 
 
 def _check_total(num_tokens: int, param: str) -> None:
-    """Raises InvalidField if a request has too many tokens."""
+    """Raise InvalidField if a request has more than MAX_TOKENS tokens."""
     if num_tokens > MAX_TOKENS:
         raise InvalidField(
             param,
@@ -250,12 +267,12 @@ def _check_total(num_tokens: int, param: str) -> None:
         )
 
 
-def _check_length(num_tokens: int, limit: TextLimit, place: str) -> None:
+def _check_length(num_tokens: int, limit: TextLimit, path: str) -> None:
     if not num_tokens:
-        raise InvalidField(place, "encodes to zero tokens")
+        raise InvalidField(path, "encodes to zero tokens")
     if num_tokens > limit.num_tokens:
         raise PromptTooLong(
-            place,
+            path,
             f"has too many tokens ({limit.remedy} truncates texts): it may have at most",
             limit=limit.num_tokens,
             limited_by=limit.source,

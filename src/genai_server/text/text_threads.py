@@ -1,4 +1,4 @@
-"""The threads for long prompts, in which API keys take turns."""
+"""Threads that render and encode long prompts, shared fairly between API keys."""
 
 import asyncio
 import math
@@ -16,8 +16,10 @@ T = TypeVar("T")
 
 
 class TextThreads:
-    """Runs `slots` jobs at a time, in the order of a TaskQueue: a tenant of which nothing runs need not wait for those
-    of another one. Owned by the event loop; must be closed. `clock` is in seconds.
+    """Runs up to `slots` jobs at a time in threads, in the fair order of TaskQueue.
+
+    A tenant (API key) without running jobs need not wait for the jobs of other tenants. Used on the event loop only;
+    must be closed. `clock` returns seconds.
     """
 
     def __init__(self, slots: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -27,7 +29,7 @@ class TextThreads:
         self._threads = ThreadPoolExecutor(slots + 1, "text")
 
     async def run(self, job: Callable[[], T], owner: TaskOwner) -> T:
-        """The result of a job that is part of the owner's request."""
+        """Run a job for a request of the owner in a thread, when its turn comes, and return the job's result."""
         loop = asyncio.get_running_loop()
         turn = loop.create_future()
         self._queue.add(turn, owner)
@@ -44,7 +46,7 @@ class TextThreads:
         return await asyncio.wrap_future(running)
 
     def close(self) -> None:
-        """Stop the threads."""
+        """Stop the threads without waiting for running jobs. Waiting jobs are cancelled."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _begin_next(self) -> None:

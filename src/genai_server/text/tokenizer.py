@@ -1,4 +1,4 @@
-"""Tokenizers of model directories and of the scripted runner."""
+"""Tokenizers: those of model directories, and the byte tokenizer of the scripted runner."""
 
 import codecs
 import json
@@ -26,7 +26,7 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class Decoder:
-    """Decodes the tokens of an answer incrementally. A character is returned with its last token."""
+    """Decodes the tokens of one answer to text, one after the other. A character is returned with its last token."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class Decoder:
         self._characters = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def decode(self, tokens: Iterable[int]) -> str:
-        """The text completed by these tokens, possibly empty."""
+        """Return the text that these tokens complete, possibly ""."""
         text = ""
         for token in tokens:
             if token not in self._hidden:
@@ -52,7 +52,7 @@ class Decoder:
 
 
 class Tokenizer(ABC):
-    """Converts between text and token ids. Thread-safe."""
+    """Converts between text and token ids. Subclasses are thread-safe."""
 
     # The ids of the special tokens, keyed by text.
     special_tokens: Mapping[str, int] = {}
@@ -64,19 +64,19 @@ class Tokenizer(ABC):
     frame: tuple[list[int], list[int]] = ([], [])
 
     def encode(self, *pieces: str) -> list[int]:
-        """The token ids of a text. Special tokens within one piece are recognised.
+        """Return the token ids of a text, given as pieces. The text must be valid Unicode.
 
-        The text must be valid Unicode.
+        Only special tokens that lie within one piece are recognised.
         """
         (tokens,) = self.encode_each([pieces])
         return tokens
 
     @abstractmethod
     def encode_each(self, texts: Sequence[Sequence[str]]) -> list[list[int]]:
-        """The token ids of each text, given as pieces like those of `encode`."""
+        """Return the token ids of each of several texts, each given as pieces like those of `encode`."""
 
     def framed(self, tokens: list[int]) -> list[int]:
-        """A text's tokens with the tokenizer's special tokens around them."""
+        """Return a text's tokens with the tokenizer's special tokens before and after."""
         before, after = self.frame
         return [*before, *tokens, *after]
 
@@ -86,19 +86,22 @@ class Tokenizer(ABC):
         return [], [], [], False
 
     def framed_pair(self, first: list[int], second: list[int]) -> tuple[list[int], int]:
-        """The tokens of a pair of texts with special tokens, and the position where the second text begins."""
+        """Join the tokens of two texts with the tokenizer's special tokens around and between them.
+
+        Returns the tokens, and the position where the second text begins; 0 if both texts have one token type.
+        """
         before, middle, after, is_typed = self.pair_frame
         begins = len(before) + len(first) + len(middle)
         return [*before, *first, *middle, *second, *after], begins if is_typed else 0
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """The text including special tokens. Invalid UTF-8 is decoded to U+FFFD."""
+        """Return the text of token ids, including special tokens. Invalid UTF-8 becomes U+FFFD."""
         first, *others = tokens or [-1]
         data = self.first_bytes(first) + b"".join(map(self.token_bytes, others))
         return data.decode(errors="replace")
 
     def decoder(self, show: Collection[int | str] = (), *, continues: bool = False) -> Decoder:
-        """A decoder for one answer. It shows only the special tokens in `show`, given as ids or texts.
+        """Return a decoder for one answer that shows only the special tokens in `show`, given as ids or texts.
 
         With `continues`, the answer continues a text, so a leading space is kept.
         """
@@ -108,21 +111,23 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def token_bytes(self, token: int) -> bytes:
-        """A token's text in UTF-8, possibly a partial character; empty for an unknown id."""
+        """Return a token's text in UTF-8, possibly a part of a character; empty for an unknown id."""
 
     def first_bytes(self, token: int) -> bytes:
-        """The bytes of an answer's first token, without the space that some tokenizers put before the first word."""
+        """Return the bytes of an answer's first token, without the space that some tokenizers put before the
+        first word.
+        """
         return self.token_bytes(token)
 
     @abstractmethod
-    def knows(self, token: int) -> bool:
-        """Whether the id is a token."""
+    def has_token(self, token: int) -> bool:
+        """Whether the tokenizer has a token with this id."""
 
 
 class ModelTokenizer(Tokenizer):
-    """The tokenizer of a model directory, read from tokenizer.json by Hugging Face's library.
+    """The tokenizer of a model directory: Hugging Face's library with the directory's tokenizer.json.
 
-    Raises ModelDirectoryError if the file is missing or cannot be used.
+    The constructor raises ModelDirectoryError if the file is missing or cannot be used.
     """
 
     def __init__(self, model_dir: Path) -> None:
@@ -170,7 +175,10 @@ class ModelTokenizer(Tokenizer):
         return before, middle, after, 1 in whole.type_ids
 
     def _around_anchor(self, whole: list[int]) -> tuple[list[int], list[int]]:
-        """The tokens before and after those of "a" in `whole`. Raises ModelDirectoryError if they are not found."""
+        """Return the tokens in `whole` before and after the tokens of the text "a".
+
+        Raises ModelDirectoryError if the tokens of "a" are not in `whole`.
+        """
         size = len(self._anchor)
         for start in range(len(whole) - size + 1):
             if whole[start : start + size] == self._anchor:
@@ -186,11 +194,11 @@ class ModelTokenizer(Tokenizer):
             data = self._bytes[token] = self._compute(token)
         return data
 
-    def knows(self, token: int) -> bool:
+    def has_token(self, token: int) -> bool:
         return self._text_of(token) is not None
 
     def _text_of(self, token: int) -> str | None:
-        """The token as written in the vocabulary."""
+        """Return a token as written in the vocabulary; None for an unknown id."""
         text: str | None = self._tokenizer.id_to_token(token) if 0 <= token < 2**32 else None
         return text
 
@@ -219,7 +227,7 @@ class ModelTokenizer(Tokenizer):
 
 
 def _kinds(decoder: Any) -> set[str]:
-    """The types of a library decoder and its nested decoders."""
+    """Return the type names of a decoder of the tokenizers library and of its nested decoders."""
 
     def walk(part: Any) -> Iterable[str]:
         if isinstance(part, dict):
@@ -231,7 +239,7 @@ def _kinds(decoder: Any) -> set[str]:
 
 
 class ByteTokenizer(Tokenizer):
-    """The scripted runner's tokenizer: tokens are UTF-8 bytes; ids above 255 have no text."""
+    """The scripted runner's tokenizer: token ids are the bytes of UTF-8. Ids above 255 have no text."""
 
     vocab_size = 257
 
@@ -241,5 +249,5 @@ class ByteTokenizer(Tokenizer):
     def token_bytes(self, token: int) -> bytes:
         return bytes([token]) if 0 <= token < 256 else b""
 
-    def knows(self, token: int) -> bool:
+    def has_token(self, token: int) -> bool:
         return 0 <= token < self.vocab_size

@@ -67,7 +67,7 @@ def test_a_run_ends_with_the_text() -> None:
 
 def test_looking_at_a_run_does_not_go_past_it() -> None:
     text = text_of("ab")
-    reader = text.look_all(LETTERS)
+    reader = text.peek_all(LETTERS)
     assert waits(reader)
     text.append("c1")
     assert found(reader) == "abc"

@@ -16,17 +16,19 @@ _ANYTHING = re.compile(".*", re.DOTALL)
 
 
 class AnswerParser(PlainParser):
-    """Parses the text of an answer incrementally. The result does not depend on how the text is split.
+    """Splits the text of an answer into reasoning, content and tool calls while the answer is generated.
 
-    `tools` maps the names of callable functions to the JSON schemas of their arguments.
+    `tools` maps the names of callable functions to the JSON schemas of their arguments. How the text is cut into pieces
+    does not change the result.
 
-    Content is returned as soon as it can no longer be the beginning of a call. A call begins with its complete name, if
-    that is one of the request's functions, and the beginning of its arguments. These are returned incrementally or, if
-    the format requires it, when an argument is complete. Whitespace before a call, and after a call at the end of the
-    answer, belongs to the format and is dropped.
+    Content is returned as soon as it can no longer be the beginning of a call. A call begins with the complete name of
+    one of the request's functions and the beginning of the arguments. Arguments are returned incrementally or, if the
+    tool format requires it, one complete argument at a time. Whitespace before a call, and after a call at the end of
+    the answer, belongs to the format and is dropped.
 
-    If a call that has begun continues as other text, or the answer ends inside it, it ends incomplete; what follows is
-    content. With `only_complete_calls`, calls are returned when they are complete, and all other text is content.
+    If a call that has begun continues as other text, or the answer ends inside the call, the call ends incomplete, and
+    the text that follows is content. With `only_complete_calls`, calls are returned when they are complete, and all
+    other text is content.
     """
 
     def __init__(
@@ -77,7 +79,7 @@ class AnswerParser(PlainParser):
             self._emit(kind(text))
 
     def _emit(self, part: Part) -> None:
-        """Add a part, or append its text to the previous part if both are of one kind."""
+        """Append a part to the parts to return, or join its text with the previous part if both are of one kind."""
         self._last = type(part)
         last = self._parts[-1] if self._parts else None
         match last, part:
@@ -107,7 +109,10 @@ class AnswerParser(PlainParser):
         yield from self._read_with_calls(self._format) if self._format else self._read_plain()
 
     def _read_calls_here(self, *, new_line: bool = True) -> Reader[bool]:
-        """Read calls and emit them. Returns whether all was calls; otherwise the text after `emitted_to` was not."""
+        """Read tool calls at the current position and emit them.
+
+        Returns whether all text read was calls. If not, the text after `emitted_to` was no call.
+        """
         text, calls = self._text, self._calls
         text.kept_from = calls.emitted_to = text.at
         text.met_end = False
@@ -130,17 +135,17 @@ class AnswerParser(PlainParser):
         while True:
             text.forget()
             space = yield from text.take_space()
-            place = calls.emitted_to = text.at
+            start = calls.emitted_to = text.at
             char = yield from text.peek()
             if not char:
                 self._emit_text(Content, "" if called else space)
                 return
             new_line = new_line or "\n" in space
             are_calls = char in form.beginnings and (yield from self._read_calls_here(new_line=new_line))
-            called = new_line = calls.emitted_to > place
+            called = new_line = calls.emitted_to > start
             if are_calls:
                 continue
-            if text.at == place:  # no call begins here
+            if text.at == start:  # no call begins here
                 text.at += 1
                 text.take_here(plain)
             self._emit_text(Content, ("" if called else space) + text.since(calls.emitted_to))

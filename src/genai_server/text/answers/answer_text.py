@@ -1,4 +1,6 @@
-"""The text of an answer while it is generated: converts tokens to parts and scored tokens, up to a stop string."""
+"""Turns the tokens of an answer into parts (content, reasoning, tool calls) and scored tokens, up to a stop
+string.
+"""
 
 from collections.abc import Callable, Collection
 
@@ -12,27 +14,34 @@ _IMPOSSIBLE = -9999.0
 
 
 class PlainParser:
-    """Treats all text as content. Others separate the parts of an answer (text/answers/answer_parser.py)."""
+    """Answer parser that treats all text as content.
+
+    Base class of AnswerParser, which separates the parts of an answer.
+    """
 
     @property
     def is_within(self) -> bool:
-        """Whether the text so far ends within a thought or a tool call."""
+        """Whether the text so far ends within reasoning or a tool call."""
         return False
 
     def feed(self, text: str) -> list[Part]:
-        """The parts completed by this text. Adjacent parts of one kind are joined."""
+        """Parse the next piece of the answer and return the parts that it completes.
+
+        Adjacent parts of one kind are joined.
+        """
         return [Content(text)] if text else []
 
     def finish(self) -> list[Part]:
-        """The remaining parts when the answer has ended."""
+        """Return the parts that were still held back when the answer ended."""
         return []
 
 
 class AnswerText:
-    """Decodes tokens, ends the answer at a stop string or before an excess call, and separates its parts.
+    """Decodes an answer's tokens, ends the answer at a stop string or before an excess tool call, and separates its
+    parts.
 
-    A scored token is returned with the first character of its text, so it is omitted if a stop string removed that.
-    With `shows_stop` the stop string is part of the answer.
+    A scored token (a token with log probability) is returned together with the first character of its text, and is
+    omitted if a stop string removed that character. With `shows_stop`, the stop string is part of the answer.
     """
 
     def __init__(
@@ -63,7 +72,10 @@ class AnswerText:
         self._decoded = self._shown = offset
 
     def feed(self, token: int, logprob: TokenLogprob | None = None) -> tuple[list[Part], list[ScoredToken]]:
-        """The parts completed by this token, and the scored tokens up to there."""
+        """Decode one token.
+
+        Returns the parts that the token completes, and the scored tokens whose text can be shown now.
+        """
         text = self._decoder.decode([token])
         if logprob is not None:
             self._held.append(self.scored(logprob, self._decoded))
@@ -78,7 +90,7 @@ class AnswerText:
         return parts, self._released() if self._held else []
 
     def finish(self) -> tuple[list[Part], list[ScoredToken]]:
-        """The remaining parts when the answer has ended."""
+        """Return the remaining parts and scored tokens when the answer has ended."""
         rest = "" if self.is_stopped or self._stop is None else self._stop.finish()
         self._shown += len(rest)
         parts = self._within_calls((self._parser.feed(rest) if rest else []) + self._parser.finish())
@@ -87,7 +99,7 @@ class AnswerText:
         return parts, tokens
 
     def _within_calls(self, parts: list[Part]) -> list[Part]:
-        """The parts before the first excess call."""
+        """Return the parts before the first tool call that exceeds the maximum number of calls."""
         for count, part in enumerate(parts) if self._max_calls is not None else ():
             if isinstance(part, ToolCallStart) and self._num_calls == self._max_calls:
                 self.is_stopped = True
@@ -98,12 +110,12 @@ class AnswerText:
 
     @property
     def has_parts(self) -> bool:
-        """Whether the answer may have thoughts or tool calls."""
+        """Whether the answer may contain reasoning or tool calls."""
         return type(self._parser) is not PlainParser
 
     @property
     def is_within(self) -> bool:
-        """Whether the text so far ends within a thought or a tool call."""
+        """Whether the text so far ends within reasoning or a tool call."""
         return self._parser.is_within
 
     @property
@@ -112,12 +124,15 @@ class AnswerText:
         return None if self._stop is None else self._stop.found
 
     def scored(self, logprob: TokenLogprob, offset: int) -> ScoredToken:
-        """Convert a token to the form for clients."""
+        """Convert a token's log probabilities to the form that clients receive.
+
+        `offset` counts characters of the answer.
+        """
         top = [ScoredToken(self._token_bytes(token), max(score, _IMPOSSIBLE)) for token, score in logprob.top]
         return ScoredToken(self._token_bytes(logprob.token), max(logprob.logprob, _IMPOSSIBLE), tuple(top), offset)
 
     def _released(self) -> list[ScoredToken]:
-        """Remove and return the held tokens that begin within the shown text."""
+        """Remove and return the held scored tokens whose text begins within the text shown so far."""
         count = next((i for i, token in enumerate(self._held) if token.offset >= self._shown), len(self._held))
         released, self._held = self._held[:count], self._held[count:]
         return released

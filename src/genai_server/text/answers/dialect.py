@@ -54,7 +54,10 @@ _SIGNS: tuple[tuple[tuple[str, ...], str | None], ...] = (
 
 @dataclass(frozen=True)
 class Dialect:
-    """The formats that a model was trained on, each None if it has none."""
+    """The reasoning and tool call formats that a model was trained on.
+
+    A field is None if the model has no such format.
+    """
 
     tool_format: ToolFormat | None = None
     reasoning: ReasoningFormat | None = None
@@ -79,5 +82,5 @@ def read_dialect(template_source: str, tool_parser: str = AUTOMATIC) -> Dialect:
 
 
 def detect_tool_format(template_source: str) -> str | None:
-    """The name of the tool format that a chat template uses, or None if it uses no known one."""
+    """Return the name of the tool call format that a chat template uses, or None if it uses no supported format."""
     return next((name for words, name in _SIGNS if all(word in template_source for word in words)), None)

@@ -12,9 +12,9 @@ _SCALAR = re.compile(r"true|false|null|-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+
 
 
 def read_value(text: Lookahead) -> Reader[bool]:
-    """Read a JSON value.
+    """Read a JSON value at the text's position and return whether it is valid.
 
-    Returns False if the text is not JSON; `at` is then at the first invalid character, or at the end of the text.
+    If the value is not valid JSON, `text.at` is at the first invalid character, or at the end of the text.
     """
     closers: list[str] = []
     while True:
@@ -51,7 +51,10 @@ def is_json(value: str) -> bool:
 
 
 def read_string(text: Lookahead) -> Reader[bool]:
-    """Read a JSON string; returns like `read_value`."""
+    """Read a JSON string.
+
+    Returns whether it is valid, and leaves `text.at` at an invalid character, as `read_value` does.
+    """
     if (yield from text.peek()) != '"':
         return False
     text.at += 1
@@ -67,7 +70,7 @@ def read_string(text: Lookahead) -> Reader[bool]:
 
 
 def read_colon(text: Lookahead) -> Reader[bool]:
-    """Read a colon and the whitespace before it."""
+    """Read optional whitespace and a colon. Returns whether there was a colon."""
     yield from text.skip_space()
     return (yield from text.take(":"))
 
@@ -86,13 +89,16 @@ def _read_escape(text: Lookahead) -> Reader[bool]:
 
 
 def _read_scalar(text: Lookahead) -> Reader[bool]:
-    """Read a string, or a number or word, which are matched as a unit."""
+    """Read a JSON string, number, `true`, `false` or `null`, and return whether it is valid.
+
+    Numbers and words are read to their end before they are checked.
+    """
     if (yield from text.peek()) == '"':
         return (yield from read_string(text))
-    word = yield from text.look_all(_WORD)
+    word = yield from text.peek_all(_WORD)
     valid = bool(_SCALAR.fullmatch(word))
-    place = text.at
+    start = text.at
     text.at += len(word)
     if not valid and (yield from text.peek()):
-        text.at = place
+        text.at = start
     return valid

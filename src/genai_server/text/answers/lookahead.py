@@ -1,7 +1,7 @@
-"""The text of an answer, for readers written as generators.
+"""The buffered text of an answer, for readers (parsers written as generators).
 
-A reader moves `at` over the text and yields whenever it needs more text. Its result therefore does not depend on how
-the answer is split into pieces. It may move back to any position that has not been forgotten.
+A reader moves the position `at` over the text and yields whenever it needs more text. Its result therefore does not
+depend on how the answer is split into pieces. A reader may move back to any position that has not been forgotten.
 """
 
 import re
@@ -18,17 +18,20 @@ _SLACK = 4096
 
 
 def read_now(reader: Reader[T]) -> T:
-    """Run a reader on a complete text and return its result."""
+    """Run a reader on a text that is complete, and return the reader's result."""
     while True:
         try:
             next(reader)
         except StopIteration as end:
-            found: T = end.value
-            return found
+            result: T = end.value
+            return result
 
 
 class Lookahead:
-    """The text received and not forgotten. Positions count characters from the beginning of the answer."""
+    """The received text of an answer, except what has been forgotten.
+
+    All positions count characters from the beginning of the answer.
+    """
 
     def __init__(self) -> None:
         self.at = 0
@@ -38,54 +41,63 @@ class Lookahead:
         # The text from this position on is kept regardless of `at`; None if not needed.
         self.kept_from: int | None = None
         self._text = ""
-        self._begin = 0
+        self._offset = 0
 
     def append(self, text: str) -> None:
-        """Add text."""
+        """Append the next piece of the answer."""
         self._text += text
 
     def end(self) -> None:
-        """Mark the text as complete."""
+        """Mark the text as complete: no more pieces follow."""
         self.ended = True
 
     def forget(self) -> None:
-        """Allow the text before `at` to be dropped. It is dropped in batches because the rest is copied."""
-        place = self.at if self.kept_from is None else min(self.at, self.kept_from)
-        if place - self._begin > _SLACK:
-            self._text = self._text[place - self._begin :]
-            self._begin = place
+        """Allow the text before `at` to be dropped.
 
-    def since(self, place: int) -> str:
-        """The text from a position up to `at`."""
-        return self.between(place, self.at)
+        It is dropped in large pieces because each time the rest is copied.
+        """
+        start = self.at if self.kept_from is None else min(self.at, self.kept_from)
+        if start - self._offset > _SLACK:
+            self._text = self._text[start - self._offset :]
+            self._offset = start
 
-    def between(self, place: int, end: int) -> str:
-        """The text between two positions."""
-        return self._text[place - self._begin : end - self._begin]
+    def since(self, start: int) -> str:
+        """Return the text from a position up to `at`."""
+        return self.between(start, self.at)
+
+    def between(self, start: int, end: int) -> str:
+        """Return the text between two positions."""
+        return self._text[start - self._offset : end - self._offset]
 
     @property
     def received_to(self) -> int:
         """The position after the text received so far."""
-        return self._begin + len(self._text)
+        return self._offset + len(self._text)
 
-    def find(self, literal: str, place: int) -> int | None:
-        """The position of a literal in the received text, from this position on."""
-        found = self._text.find(literal, place - self._begin)
-        return None if found < 0 else self._begin + found
+    def find(self, literal: str, start: int) -> int | None:
+        """Return the first position of a literal in the received text from `start` on, or None."""
+        index = self._text.find(literal, start - self._offset)
+        return None if index < 0 else self._offset + index
 
     def peek(self) -> Reader[str]:
-        """The next character, or "" at the end."""
-        while self.at - self._begin == len(self._text):
+        """Return the next character without consuming it, or "" at the end of the answer.
+
+        Waits for more text if needed.
+        """
+        while self.at - self._offset == len(self._text):
             if self.ended:
                 self.met_end = True
                 break
             yield
-        return self._text[self.at - self._begin : self.at - self._begin + 1]
+        return self._text[self.at - self._offset : self.at - self._offset + 1]
 
     def take(self, literal: str) -> Reader[bool]:
-        """Consume a literal if it comes next. Waits only while that is possible."""
+        """Consume a literal if it comes next, and return whether it did.
+
+        Waits for more text while the literal is possible.
+        """
         while True:
-            rest = self._text[self.at - self._begin : self.at - self._begin + len(literal)]
+            rest = self._text[self.at - self._offset : self.at - self._offset + len(literal)]
             if rest == literal:
                 self.at += len(literal)
                 return True
@@ -97,55 +109,67 @@ class Lookahead:
             yield
 
     def take_any(self, *literals: str) -> Reader[str]:
-        """Consume the first of these literals that comes next; returns it, or "" if none does."""
+        """Try literals in the given order and consume the first that comes next.
+
+        Returns that literal, or "" if none does.
+        """
         for literal in literals:
             if (yield from self.take(literal)):
                 return literal
         return ""
 
     def take_last(self, literal: str) -> Reader[bool]:
-        """Consume a literal if it comes next, or its beginning at the end of the text."""
+        """Consume a literal, or a beginning of the literal at the end of the answer. Returns whether one came next."""
         if (yield from self.take(literal)):
             return True
-        rest = self._text[self.at - self._begin :]
+        rest = self._text[self.at - self._offset :]
         if self.ended and literal.startswith(rest):
             self.at += len(rest)
             return True
         return False
 
     def take_here(self, pattern: re.Pattern[str]) -> str:
-        """Consume what matches the pattern in the received text, possibly nothing, without waiting."""
-        match = pattern.match(self._text, self.at - self._begin)
-        found = match[0] if match else ""
-        self.at += len(found)
-        return found
+        """Consume and return what a pattern matches in the text received so far, possibly "".
+
+        Does not wait for more text.
+        """
+        match = pattern.match(self._text, self.at - self._offset)
+        taken = match[0] if match else ""
+        self.at += len(taken)
+        return taken
 
     def take_until(self, literal: str) -> Reader[str | None]:
-        """Consume a text and the literal after it; returns the text. Without the literal, consume all: None."""
-        place = self.at
+        """Consume the text up to a literal, and the literal, and return the text before the literal.
+
+        Returns None if the answer ends without the literal; all text is then consumed.
+        """
+        start = self.at
         while True:
-            found = self._text.find(literal, self.at - self._begin)
-            if found >= 0:
-                self.at = self._begin + found + len(literal)
-                return self.between(place, self._begin + found)
+            index = self._text.find(literal, self.at - self._offset)
+            if index >= 0:
+                self.at = self._offset + index + len(literal)
+                return self.between(start, self._offset + index)
             held = 0 if self.ended else len(literal) - 1
-            self.at = max(self.at, self._begin + len(self._text) - held)
+            self.at = max(self.at, self._offset + len(self._text) - held)
             if self.ended:
                 self.met_end = True
                 return None
             yield
 
     def take_all(self, pattern: re.Pattern[str]) -> Reader[str]:
-        """Consume all characters that match a pattern of the form `[class]*`, waiting for another one or the end."""
-        found = ""
-        while (yield from self.peek()) and (more := self.take_here(pattern)):
-            found += more
-        return found
+        """Consume and return all characters that a pattern of the form `[class]*` matches.
 
-    def look_all(self, pattern: re.Pattern[str]) -> Reader[str]:
-        """Like `take_all`, but without consuming the text."""
+        Waits until a character that does not match, or the end of the answer, has arrived.
+        """
+        taken = ""
+        while (yield from self.peek()) and (more := self.take_here(pattern)):
+            taken += more
+        return taken
+
+    def peek_all(self, pattern: re.Pattern[str]) -> Reader[str]:
+        """Return what `take_all` would return, but without consuming the text."""
         while True:
-            match = pattern.match(self._text, self.at - self._begin)
+            match = pattern.match(self._text, self.at - self._offset)
             if match and match.end() < len(self._text):
                 return match[0]
             if match and self.ended:
@@ -154,10 +178,12 @@ class Lookahead:
             yield
 
     def take_space(self) -> Reader[str]:
-        """Consume whitespace, if any."""
+        """Consume and return whitespace, if any."""
         return self.take_all(_SPACE)
 
     def skip_space(self) -> Reader[str]:
-        """Consume whitespace; returns the character after it, or "" at the end."""
+        """Consume whitespace and return the character after the whitespace (not consumed), or "" at the end of the
+        answer.
+        """
         yield from self.take_space()
         return (yield from self.peek())

@@ -1,4 +1,4 @@
-"""Reads Python literals and converts them to JSON."""
+"""Reads Python literals, as some models write the arguments of tool calls, and converts them to JSON."""
 
 import ast
 import json
@@ -14,13 +14,13 @@ _JSON_WORDS = {"true": True, "false": False, "null": None}
 
 
 def read_literal(text: Lookahead) -> Reader[str | None]:
-    """Read a literal that is followed by a comma or closing parenthesis; None if it is not."""
-    place, depth = text.at, 0
+    """Read the text of a Python literal up to a comma or closing parenthesis. Returns None if neither follows."""
+    start, depth = text.at, 0
     while True:
         yield from text.take_all(_PLAIN)
         char = yield from text.peek()
         if not char or (depth == 0 and char in ",)]}"):
-            return text.since(place) if char and char in ",)" else None
+            return text.since(start) if char and char in ",)" else None
         if char in "'\"":
             if not (yield from _read_string(text, char)):
                 return None
@@ -30,9 +30,9 @@ def read_literal(text: Lookahead) -> Reader[str | None]:
 
 
 def to_json(literal: str) -> str | None:
-    """Convert a Python literal to JSON text; None if it is invalid or has no equivalent in JSON.
+    """Convert a Python literal to JSON text. Returns None if it is invalid or has no equivalent in JSON.
 
-    JSON is returned unchanged, so `true`, `false` and `null` are also accepted.
+    Text that is already JSON is returned unchanged, so `true`, `false` and `null` are accepted, too.
     """
     if is_json(literal):
         return literal.strip()
@@ -62,7 +62,7 @@ def _encodable(text: str) -> bool:
 
 
 def _read_string(text: Lookahead, quote: str) -> Reader[bool]:
-    """Read a string with single or triple quotes."""
+    """Read a Python string with single or triple quotes. Returns whether the string is complete."""
     end = quote * 3
     if not (yield from text.take(end)):
         end = quote

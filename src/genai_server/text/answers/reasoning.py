@@ -1,9 +1,9 @@
-"""The markers of reasoning before an answer, and how it is separated from the answer.
+"""The markers around a model's reasoning, and the reader that separates reasoning from the answer.
 
-Qwen 3, DeepSeek R1 and most others write `<think>…</think>`, Mistral's models `[THINK]…[/THINK]`; the chat templates of
-some open it themselves, so that the answer begins inside. gpt-oss writes messages on channels, of which `analysis` is
-reasoning; others may stand between (tool_formats/harmony.py). (Chat templates of Qwen3, DeepSeek-R1, Ministral 3 and
-gpt-oss.)
+Qwen 3, DeepSeek R1 and most other models write `<think>…</think>`, Mistral's models write `[THINK]…[/THINK]`. Some chat
+templates write the opening marker into the prompt, so that the answer begins inside the reasoning. gpt-oss writes
+messages on channels (the Harmony format): those on the channel `analysis` are reasoning, and other messages may stand
+between them (tool_formats/harmony.py). Sources: the chat templates of Qwen3, DeepSeek-R1, Ministral 3 and gpt-oss.
 """
 
 import re
@@ -21,7 +21,7 @@ _NEWLINES = re.compile(r"\n*")
 
 
 class ReasoningState(StrEnum):
-    """Where an answer begins."""
+    """Where an answer begins relative to the model's reasoning."""
 
     # Before the reasoning, if it has any.
     BEFORE = "before"
@@ -33,7 +33,7 @@ class ReasoningState(StrEnum):
 
 @dataclass(frozen=True)
 class ReasoningFormat:
-    """The markers around a model's reasoning."""
+    """The markers that a model writes around its reasoning."""
 
     name: str
     opening: str
@@ -43,27 +43,31 @@ class ReasoningFormat:
 
     @property
     def sign(self) -> str:
-        """A text that occurs in chat templates of models with this format."""
+        """A text that identifies this format: it occurs in the chat templates of models that use the format."""
         return self.closing
 
     @property
     def thoughts_recur(self) -> bool:
-        """Whether an answer may have several thoughts, anywhere; otherwise it may have one, at its beginning."""
+        """Whether reasoning may occur several times, anywhere in an answer. If not, it can only be at the beginning."""
         return False
 
     @property
     def opening_pattern(self) -> str:
-        """A regular expression for the marker that opens a thought, from the beginning of an answer with only one."""
+        """A regular expression for the marker that opens reasoning.
+
+        It matches only at the beginning of an answer if the format allows no later reasoning.
+        """
         return rf"\A[{SPACE}]*{re.escape(self.opening)}"
 
     @property
     def closing_pattern(self) -> str:
-        """A regular expression for the marker that ends a thought."""
+        """A regular expression for the marker that closes reasoning."""
         return re.escape(self.closing)
 
     def end(self, written: str) -> str:
-        """The text with which the server closes a thought. `written` is what the chat template writes between a thought
-        and the answer after it; "" if that is unknown.
+        """Return the text that the server inserts to close the reasoning of an answer.
+
+        `written` is the text that the chat template writes between reasoning and the answer after it, "" if unknown.
         """
         before, marker, after = written.partition(self.closing)
         is_known = marker and not (before + after).strip("\n")
@@ -71,35 +75,45 @@ class ReasoningFormat:
         return f"{before}{marker}{after[:2]}" if is_known else f"\n{self.closing}\n\n"
 
     def later_end(self, written: str) -> str:
-        """The same for a thought that the answer opens after the server has closed one."""
+        """Return the text that closes reasoning which the model opened again after the server had closed it once.
+
+        `written` has the same meaning as in `end`.
+        """
         return self.end(written)
 
     @property
     def shown_tokens(self) -> tuple[str, ...]:
-        """Special tokens that the decoder must show."""
+        """The special tokens that the decoder must convert to text, because the parser needs them."""
         return (self.opening, self.closing)
 
     def state_after(self, prompt: str) -> ReasoningState:
-        """Where an answer begins after a rendered prompt: its end is a marker if it opens or closes reasoning."""
+        """Return where an answer begins after a rendered prompt.
+
+        The prompt may end with the opening or the closing marker.
+        """
         end = prompt.rstrip(SPACE)
         if end.endswith(self.opening):
             return ReasoningState.INSIDE
         return ReasoningState.CLOSED if end.endswith(self.closing) else ReasoningState.BEFORE
 
     def state_within(self, message: str) -> ReasoningState:
-        """Where an answer begins that continues the text of a message."""
+        """Return where an answer begins that continues the text of an assistant message."""
         opened, closed = (message.rfind(marker) for marker in (self.opening, self.closing))
         return ReasoningState.INSIDE if opened > closed else ReasoningState.CLOSED
 
     def lark(self, *, inside: bool, opaque_tokens: Mapping[str, int]) -> str:
-        """llguidance Lark rules with `reasoning` on top: its rest if `inside`, else optional reasoning."""
+        """Return llguidance Lark rules that start with the rule `reasoning`.
+
+        With `inside`, this rule matches the rest of reasoning that the prompt has opened, otherwise optional reasoning.
+        `opaque_tokens` maps markers that are special tokens to token ids.
+        """
         rest = self.lark_rest(opaque_tokens)
         if inside:
             return f"reasoning: rest_of_reasoning\n{rest}"
         return f"reasoning: ({marker(self.opening, opaque_tokens)} rest_of_reasoning)?\n{rest}"
 
     def lark_rest(self, opaque_tokens: Mapping[str, int]) -> str:
-        """Rules with `rest_of_reasoning` on top: what follows the opening marker."""
+        """Return Lark rules that start with the rule `rest_of_reasoning`: everything after the opening marker."""
         if self.closing in opaque_tokens:
             thought = f"thought: /(.|\\n)*/ {marker(self.closing, opaque_tokens)}"
         else:
@@ -108,7 +122,7 @@ class ReasoningFormat:
 
 
 class HarmonyReasoning(ReasoningFormat):
-    """Harmony messages on the channel `analysis`."""
+    """Reasoning of gpt-oss: Harmony messages on the channel `analysis`."""
 
     @property
     def sign(self) -> str:
@@ -160,18 +174,20 @@ REASONING_FORMATS = {one.name: one for one in (THINK, MISTRAL_THINK, HARMONY)}
 
 
 def detect_reasoning(template_source: str) -> ReasoningFormat | None:
-    """The reasoning format that a chat template uses, or None."""
+    """Return the reasoning format that a chat template uses, or None."""
     return next((one for one in REASONING_FORMATS.values() if one.sign in template_source), None)
 
 
 class ReasoningReader:
-    """Reads the reasoning at the beginning of an answer, if any.
+    """Reads the reasoning at the beginning of an answer, if there is any.
 
-    The newlines around it belong to the format, and are neither reasoning nor answer. They are emitted only for
-    reasoning that is cut. If the answer begins inside, an opening marker that it repeats is dropped.
+    Newlines around reasoning belong to the format. They are neither reasoning nor content, and are emitted only if the
+    answer ends within the reasoning. If the answer begins inside reasoning and repeats the opening marker, the marker
+    is dropped.
 
-    A model may forget to close its reasoning, and call tools from within it. So complete calls that begin a line count
-    as calls if the reasoning is never closed. From the first of them on, everything is held until that is known.
+    A model may forget to close its reasoning and call tools from within it. So if the reasoning is never closed,
+    complete calls that begin a line count as tool calls. From the first such call on, all parts are held back until the
+    reasoning is closed or the answer ends.
     """
 
     def __init__(
@@ -196,12 +212,12 @@ class ReasoningReader:
         self._no_call_before = self._unclosed_to = 0
 
     def read(self, *, inside: bool) -> Reader[None]:
-        """Read the reasoning of an answer that begins inside it, or before it."""
+        """Read the reasoning of an answer. With `inside`, the prompt has already opened the reasoning."""
         text, closing = self._text, self._form.closing
-        place = text.at
+        start = text.at
         yield from text.skip_space()
         if not (yield from text.take(self._form.opening)):
-            text.at = place
+            text.at = start
             if not inside:
                 return
         self.is_open = True
@@ -231,15 +247,18 @@ class ReasoningReader:
             self._add(newlines + thought)
 
     def _read_calls(self, line: int) -> Reader[bool]:
-        """Read complete calls, after the newlines from `line` on. Returns whether any; else nothing is read."""
-        text, calls, place = self._text, self._calls, self._text.at
-        if place < self._no_call_before or self._tool_format is None:
+        """Read complete tool calls at the current position. `line` is the position of the newlines before the calls.
+
+        Returns whether there was at least one call. If not, nothing is consumed.
+        """
+        text, calls, start = self._text, self._calls, self._text.at
+        if start < self._no_call_before or self._tool_format is None:
             return False
         text.kept_from = line if self._held_from is None else self._held_from
-        calls.emitted_to = place
+        calls.emitted_to = start
         reader = self._tool_format.read_calls(text, calls, new_line=True)
         are_calls: bool | None = None
-        while (closed := text.find(self._form.closing, max(place, self._unclosed_to))) is None:
+        while (closed := text.find(self._form.closing, max(start, self._unclosed_to))) is None:
             self._unclosed_to = text.received_to - len(self._form.closing) + 1
             try:
                 next(reader)
@@ -249,9 +268,9 @@ class ReasoningReader:
             yield
         if calls.is_open:
             calls.abandon()
-        if closed is not None or calls.emitted_to == place:
+        if closed is not None or calls.emitted_to == start:
             self._no_call_before = text.at if closed is None else closed
-            text.at, text.kept_from = place, self._held_from
+            text.at, text.kept_from = start, self._held_from
             return False
         self._held_from = text.kept_from
         if not are_calls:
@@ -265,13 +284,17 @@ class ReasoningReader:
             self._held.append(Reasoning(thought))
 
     def _close(self, end: int) -> None:
-        """The reasoning up to this position is closed, so the calls in it were none."""
+        """Handle the closing marker: held tool calls up to position `end` were part of the reasoning and are emitted as
+        such.
+        """
         if self._held_from is not None:
             self._emit(Reasoning(self._text.between(self._held_from, end)))
             self._text.kept_from = None
 
     def _end(self, newlines: str) -> None:
-        """The answer has ended within the reasoning, with these newlines."""
+        """Handle an answer that ends within its reasoning: emit the given newlines and all held parts, including tool
+        calls.
+        """
         if newlines and not (self._held and isinstance(self._held[-1], ToolCallEnd)):
             self._add(newlines)
         for part in self._held:

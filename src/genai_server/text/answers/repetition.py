@@ -1,4 +1,4 @@
-"""Finds answers that repeat themselves without end, by their tokens."""
+"""Detects answers that repeat the same tokens without end."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +9,9 @@ _EVERY = 16
 
 @dataclass(frozen=True)
 class RepetitionRule:
-    """Which repetition ends an answer: the same tokens `min_count` times in a row, and `min_tokens` in all."""
+    """The repetition that ends an answer: a sequence of tokens that occurs `min_count` times in a row, `min_tokens`
+    in all.
+    """
 
     # Length in tokens of what is repeated.
     min_pattern: int
@@ -18,7 +20,7 @@ class RepetitionRule:
     min_tokens: int = 0
 
     def applies(self, tokens: Sequence[int]) -> bool:
-        """Whether the tokens end with such a repetition."""
+        """Whether a list of tokens ends with the repetition that this rule describes."""
         for pattern in range(self.min_pattern, self.max_pattern + 1):
             length = max(self.min_count * pattern, self.min_tokens)
             if length > len(tokens):
@@ -35,7 +37,11 @@ IN_THOUGHTS_AND_CALLS = RepetitionRule(1, 256, 8, min_tokens=512)
 
 
 class RepetitionDetector:
-    """Watches one answer: all of it by the request's rule, or else its thoughts and tool calls."""
+    """Checks one answer for repetition while it is generated.
+
+    With a rule in the request, the whole answer is checked with this rule; otherwise only reasoning and tool calls are
+    checked, with the rule `IN_THOUGHTS_AND_CALLS`.
+    """
 
     def __init__(self, rule: RepetitionRule | None) -> None:
         self._rule = rule or IN_THOUGHTS_AND_CALLS
@@ -44,7 +50,10 @@ class RepetitionDetector:
         self._tokens: list[int] = []
 
     def repeats(self, token: int, *, is_within: bool) -> bool:
-        """Whether the answer repeats itself with its next token. `is_within`: in a thought or tool call."""
+        """Add the next token of the answer and return whether the answer now repeats itself.
+
+        `is_within` says that the token lies within reasoning or a tool call.
+        """
         if not (self._is_asked or is_within):
             self._tokens.clear()
             return False

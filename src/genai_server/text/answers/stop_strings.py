@@ -1,4 +1,4 @@
-"""Stop strings, found in a text that arrives in pieces."""
+"""Finds stop strings in a text that arrives in pieces."""
 
 from collections import defaultdict
 from collections.abc import Collection
@@ -7,8 +7,8 @@ from collections.abc import Collection
 class StopStrings:
     """Finds non-empty stop strings in a text that arrives in pieces.
 
-    The first stop string to be complete ends the text; of several that end at the same character, the longest one. It
-    is not part of the text, unless `is_shown`.
+    The first stop string that is complete ends the text; of several that end at one character, the longest. The stop
+    string is removed from the text, unless `is_shown` is set.
     """
 
     def __init__(self, strings: Collection[str], *, is_shown: bool = False) -> None:
@@ -24,7 +24,10 @@ class StopStrings:
         self._held = ""
 
     def feed(self, text: str) -> tuple[str, bool]:
-        """The text that can be shown now, and whether the text ends there."""
+        """Process the next piece.
+
+        Returns the text that can be shown now, and whether a stop string has ended the text.
+        """
         if self.found is not None:
             return "", True
         if not self._begun and self._by_first_character.keys().isdisjoint(text):
@@ -43,12 +46,12 @@ class StopStrings:
         return shown, False
 
     def finish(self) -> str:
-        """The text that was held back, when no more text follows."""
+        """Return the text that was held back as the possible beginning of a stop string, when no more text follows."""
         rest, self._held = self._held, ""
         return rest
 
     def _advance(self, character: str) -> list[str]:
-        """Process one character; returns the stop strings that it completes."""
+        """Process one character and return the stop strings that are complete with this character."""
         starting = self._by_first_character.get(character, ())
         searches = [*self._begun, *(search for search in starting if not search.num_matched)]
         complete = [search.string for search in searches if search.advance(character)]
@@ -68,7 +71,7 @@ class _Search:
         self._shorter = [0, 0]
 
     def advance(self, character: str) -> bool:
-        """Process one character; returns whether it completes the string."""
+        """Process one character and return whether the text now ends with the complete stop string."""
         for length in range(len(self._shorter), self.num_matched + 1):
             self._shorter.append(self._after(self._shorter[-1], self.string[length - 1]))
         self.num_matched = self._after(self.num_matched, character)

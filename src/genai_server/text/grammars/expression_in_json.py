@@ -1,6 +1,6 @@
-"""Rewrites a grammar's regular expression to match the same text inside a JSON string.
+"""Rewrites a regular expression of a grammar so that it matches its text in the form that JSON strings have (escaped).
 
-See lark_in_json.py for why text with possible escapes becomes several lexemes.
+lark_in_json.py explains why an expression whose text may need escapes becomes several lexemes.
 """
 
 import json
@@ -23,7 +23,7 @@ _CLASSES = {"d": "", "w": "", "s": "\f\n\r\t", "D": '"\\\b\f\n\r\t', "W": '"\\\b
 
 @dataclass(frozen=True)
 class Node:
-    """A part of a regular expression."""
+    """A part of a regular expression, rewritten for text inside a JSON string."""
 
     # The part as an expression for one lexeme.
     lexeme: str
@@ -35,29 +35,32 @@ class Node:
 
 
 class Expression:
-    """Parser of a Rust regular expression."""
+    """Parser of a regular expression in the syntax of Rust's `regex` crate.
+
+    Raises InvalidField for what is unsupported.
+    """
 
     def __init__(self, text: str, flags: str, param: str) -> None:
         self._text = text
         self._flags = flags
         self._param = param
-        self._place = 0
+        self._position = 0
         # Whether a dot also matches a line end.
         self._dots = "s" in flags
         if "x" in flags:
             raise self._refused("has the flag x")
 
     def whole(self) -> Node:
-        """Parse the entire expression."""
+        """Parse the entire expression and return it rewritten."""
         node = self._alternatives()
-        if self._place < len(self._text):
+        if self._position < len(self._text):
             raise self._refused("closes a group that is not open")
         return node
 
     def _alternatives(self) -> Node:
         dots, found = self._dots, [self._sequence()]
-        while self._text.startswith("|", self._place):
-            self._place += 1
+        while self._text.startswith("|", self._position):
+            self._position += 1
             found.append(self._sequence())
         self._dots = dots
         if len(found) == 1:
@@ -67,7 +70,7 @@ class Expression:
 
     def _sequence(self) -> Node:
         found: list[Node] = []
-        while self._place < len(self._text) and self._text[self._place] not in "|)":
+        while self._position < len(self._text) and self._text[self._position] not in "|)":
             found.append(self._repeated())
         if all(node.lark is None for node in found):
             return Node("".join(node.lexeme for node in found))
@@ -84,10 +87,10 @@ class Expression:
 
     def _repeated(self) -> Node:
         node = self._atom()
-        found = _QUANTIFIER.match(self._text, self._place)
+        found = _QUANTIFIER.match(self._text, self._position)
         if found is None:
             return node
-        self._place = found.end()
+        self._position = found.end()
         if node.lark is None:
             return Node(node.lexeme + found[0])
         times = found[1]
@@ -109,15 +112,15 @@ class Expression:
                 return self._character(char, is_literal=False)
 
     def _next(self) -> str:
-        if self._place >= len(self._text):
+        if self._position >= len(self._text):
             raise self._refused("ends too early")
-        self._place += 1
-        return self._text[self._place - 1]
+        self._position += 1
+        return self._text[self._position - 1]
 
     def _group(self) -> Node:
-        found, dots, opening = _FLAGS.match(self._text, self._place), self._dots, "("
+        found, dots, opening = _FLAGS.match(self._text, self._position), self._dots, "("
         if found is not None:
-            self._place = found.end()
+            self._position = found.end()
             if "x" in found[1]:
                 raise self._refused("has the flag x")
             dots = "s" in found[1] or (dots and "s" not in (found[2] or ""))
@@ -133,8 +136,8 @@ class Expression:
         return Node(f"{opening}{inner.lexeme})", None if inner.lark is None else f"({inner.lark})")
 
     def _escape(self) -> Node:
-        if code := _CODES.match(self._text, self._place):
-            self._place = code.end()
+        if code := _CODES.match(self._text, self._position):
+            self._position = code.end()
             number = int(next(filter(None, code.groups())), 16)
             if number > 0x10FFFF:
                 raise self._refused(f"has \\{code[0]}, which is not a character")
@@ -157,21 +160,25 @@ class Expression:
         return name
 
     def _set(self) -> Node:
-        """A bracketed character class, which may contain others."""
-        begin, depth = self._place, 1
+        """Parse a bracketed character class, which may contain other classes, after its opening bracket."""
+        begin, depth = self._position, 1
         while depth:
             char = self._next()
             if char == "\\":
                 self._next()
             elif char == "[":
                 depth += 1
-            elif char == "]" and self._text[begin : self._place - 1] not in ("", "^"):
+            elif char == "]" and self._text[begin : self._position - 1] not in ("", "^"):
                 depth -= 1
-        inner = self._text[begin : self._place - 1]
+        inner = self._text[begin : self._position - 1]
         return self._class(f"[[{inner}]&&{_PLAIN}]", "".join(char for char in _ESCAPES if _has(inner, char)))
 
     def _class(self, plain: str, escaped: str) -> Node:
-        """A character of a class, or one that JSON escapes."""
+        """Return a node for one character of a class.
+
+        `plain` is an expression for the characters that JSON does not escape, `escaped` are the characters of the class
+        that JSON escapes.
+        """
         if not escaped:
             return Node(plain)
         letters = "".join(f"\\{_ESCAPES[char]}" if char in '"\\' else _ESCAPES[char] for char in escaped)
@@ -180,7 +187,7 @@ class Expression:
         return Node(f"(?:{plain}|{escapes})", lark, plain, escapes)
 
     def _character(self, char: str, *, is_literal: bool = True) -> Node:
-        """One character. Unless it is literal, metacharacters keep their meaning."""
+        """Return a node for one character. Unless `is_literal`, a metacharacter keeps its meaning in the expression."""
         written = json.dumps(char, ensure_ascii=False)[1:-1]
         if written != char:
             return Node(re.sub(r'[\\"]', r"\\\g<0>", written), json.dumps(written, ensure_ascii=False))
@@ -199,7 +206,10 @@ class Expression:
 
 
 def _has(inner: str, char: str) -> bool:
-    """Whether a class contains a character; False if Python cannot parse the class like Rust."""
+    """Whether a character class contains a character.
+
+    Also False if Python would parse the class differently from Rust.
+    """
     if re.search(r"(?<!\\)\[|&&|--|~~|\\[pPxuz]", inner):
         return False
     try:

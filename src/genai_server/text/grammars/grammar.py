@@ -1,7 +1,8 @@
-"""Builds llguidance grammars that answers must match.
+"""Builds the llguidance grammars that answers must match.
 
-A grammar is the JSON text of llguidance's list of grammars, of which the first is the answer's (llguidance
-documentation, "Syntax of LLGuidance Grammars" and "JSON schema -> llguidance converter").
+A grammar is the JSON text of a list of llguidance grammars, of which the first describes the answer and the others are
+referred to by name (llguidance documentation, "Syntax of LLGuidance Grammars" and "JSON schema -> llguidance
+converter").
 """
 
 import json
@@ -38,9 +39,11 @@ _GBNF_ROOT = re.compile(r"^\s*root\s*::=", re.MULTILINE)
 
 
 def find_opaque_tokens(tokenizer: Mapping[str, Any]) -> dict[str, int]:
-    """The ids, keyed by text, of tokens that texts in a grammar never match. `tokenizer` is a parsed tokenizer.json.
+    """Return the tokens, as a map from text to id, that no text in a grammar matches. `tokenizer` is a parsed
+    tokenizer.json.
 
-    In llguidance these are all added tokens that are marked as special or have the form <…>.
+    In llguidance, these are all added tokens that are marked as special or have the form <…>. A grammar must refer to
+    them by id.
     """
     return {
         token["content"]: token["id"]
@@ -50,16 +53,17 @@ def find_opaque_tokens(tokenizer: Mapping[str, Any]) -> dict[str, int]:
 
 
 def json_object() -> str:
-    """Any JSON object, on one line."""
+    """Return a grammar for any JSON object, written on one line."""
     return json_schema({"type": "object"})
 
 
 def json_schema(schema: Mapping[str, Any], *, param: str = "response_format") -> str:
-    """JSON on one line that matches a JSON schema (draft 2020-12).
+    """Return a grammar for JSON on one line that matches a JSON schema (draft 2020-12).
 
-    llguidance's compiler says what it does not know of a schema. Properties come in the schema's order. It does not
-    see to it that keys which the schema does not name differ. Raises InvalidField, naming `param`, for what cannot be
-    followed exactly, and if an object has more than MAX_PROPERTIES.
+    Properties appear in the schema's order. Keys that the schema does not name may occur more than once. Raises
+    InvalidField, naming `param`, for keywords that cannot be enforced exactly, and for an object with more than
+    MAX_PROPERTIES properties. Keywords that llguidance does not know are only reported when its compiler reads the
+    grammar.
     """
     check_schema(schema, param=param)
     try:
@@ -69,29 +73,32 @@ def json_schema(schema: Mapping[str, Any], *, param: str = "response_format") ->
 
 
 def regex(pattern: str) -> str:
-    """Text that matches a regular expression (of Rust's `regex` crate) from its beginning to its end."""
+    """Return a grammar for text that matches a regular expression (of Rust's `regex` crate) as a whole."""
     return lark(f"start: {expression(pattern)}")
 
 
 def choice(options: Sequence[str]) -> str:
-    """Exactly one of these texts."""
+    """Return a grammar for exactly one of the given texts."""
     return lark(f"start: {any_of(map(quoted, options))}")
 
 
 def lark(source: str) -> str:
-    """Text that matches a grammar in llguidance's Lark dialect, starting with the rule `start`."""
+    """Return a grammar for text that matches Lark rules in llguidance's dialect, starting with the rule `start`."""
     return _grammars({"lark_grammar": source})
 
 
 def _with_texts(source: str) -> str:
-    """Text that matches this server's own Lark, including nested grammars inserted by `fits`."""
+    """Return a grammar for Lark rules written by this server, which may contain nested grammars inserted by `fits`."""
     whole, nested = lifted(source)
     inner = [{"name": name, "lark_grammar": unforced(text)} for name, text in nested.items()]
     return _grammars({"lark_grammar": unforced(whole) if inner else whole}, *inner)
 
 
 def arguments(schema: Mapping[str, Any], *, param: str) -> str:
-    """JSON that matches the schema of a tool's arguments. Raises InvalidField as `json_schema` does."""
+    """Return a grammar for JSON that matches the schema of a tool's arguments.
+
+    Raises InvalidField like `json_schema`.
+    """
     if (source := lark_of_text(schema)) is None:
         return json_schema(schema, param=param)
     check_lark(source, param=param)
@@ -99,9 +106,9 @@ def arguments(schema: Mapping[str, Any], *, param: str) -> str:
 
 
 def given_grammar(source: str, *, param: str) -> str:
-    """Text that matches a request's own grammar in Lark or GBNF.
+    """Return a grammar for text that matches the Lark or GBNF grammar of a request.
 
-    Raises InvalidField, naming `param`, for invalid GBNF and for schemas in Lark that are too expensive.
+    Raises InvalidField, naming `param`, for invalid GBNF, and for schemas in Lark that are too expensive to compile.
     """
     if is_gbnf(source):
         source = lark_of_gbnf(source, param=param)
@@ -110,14 +117,14 @@ def given_grammar(source: str, *, param: str) -> str:
 
 
 def is_gbnf(source: str) -> bool:
-    """Whether a grammar has the root rule of GBNF, the format of llama.cpp, SGLang and XGrammar."""
+    """Whether a grammar has a rule `root ::=` and so is in GBNF, the format of llama.cpp, SGLang and XGrammar."""
     return _GBNF_ROOT.search(source) is not None
 
 
 def lark_of_gbnf(source: str, *, param: str) -> str:
     """Convert a grammar in GBNF (llama.cpp, "GBNF Guide") to Lark with the root rule `start`.
 
-    Raises InvalidField, naming `param`.
+    Raises InvalidField, naming `param`, if the grammar is invalid, too long or nested too deeply.
     """
     # Imported here because it loads a native library that few requests need.
     from llguidance.gbnf_to_lark import gbnf_to_lark
@@ -133,10 +140,12 @@ def lark_of_gbnf(source: str, *, param: str) -> str:
 
 
 def check_lark(source: str, *, param: str) -> None:
-    """Raise InvalidField if a schema in a Lark grammar is too expensive."""
-    for place in re.finditer(r"%json\s*(?=\{)", source):
+    """Raise InvalidField, naming `param`, if a JSON schema within a Lark grammar is invalid or too expensive to
+    compile.
+    """
+    for match in re.finditer(r"%json\s*(?=\{)", source):
         try:
-            schema, _ = _SCHEMAS.raw_decode(source, place.end())
+            schema, _ = _SCHEMAS.raw_decode(source, match.end())
         except (ValueError, RecursionError):
             raise InvalidField(param, "cannot be used: the schemas in a grammar must be JSON without doubles") from None
         check_schema(schema, param=param)
@@ -154,10 +163,10 @@ _SCHEMAS = json.JSONDecoder(object_pairs_hook=_without_doubles)
 def tool_calls(
     tool_format: ToolFormat, tools: Sequence[Tool], *, parallel: bool, opaque_tokens: Mapping[str, int]
 ) -> str:
-    """One call of a tool, or one or more if `parallel`, and nothing else.
+    """Return a grammar for one tool call (one or more if `parallel`) and no other text.
 
-    The answer parser reads it, and the arguments fit the tools' parameters. Raises InvalidField for parameters that are
-    no object.
+    AnswerParser recognizes these calls, and their arguments match the tools' parameters. Raises InvalidField if the
+    parameters of a tool do not describe an object.
     """
     _check_parameters(tools)
     rules = [tool_format.lark(tools, parallel=parallel, opaque_tokens=opaque_tokens), "start: calls"]
@@ -175,11 +184,12 @@ def text_and_calls(
     reasoning: ReasoningFormat | None = None,
     state: ReasoningState = ReasoningState.BEFORE,
 ) -> str:
-    """Text, or calls as in `tool_calls`, or both if the format marks calls, after reasoning.
+    """Return a grammar for free text, or tool calls as in `tool_calls`, each optionally after reasoning.
 
-    The answer parser finds no other calls, because the text cannot contain the beginning of one, and it does not begin
-    like reasoning. Without `parallel`, nothing follows a call. The answer may open reasoning again that the prompt has
-    closed. Raises InvalidField as `tool_calls` does.
+    Text and calls may both occur if the format has a marker before calls. The text cannot contain the beginning of a
+    call, so AnswerParser finds no calls that the grammar has not checked; neither can the text begin like reasoning.
+    Without `parallel`, nothing follows a call. Where the prompt has closed the reasoning, the answer may open it again.
+    Raises InvalidField like `tool_calls`.
     """
     _check_parameters(tools)
     opening, calls = tool_format.opening, tool_format.lark(tools, parallel=parallel, opaque_tokens=opaque_tokens)
@@ -212,7 +222,7 @@ def text_and_calls(
 
 
 def _opening(opening: str, before: str, opaque_tokens: Mapping[str, int], suffix: str = "") -> str:
-    """The rule for the marker of calls, after text that matches a terminal."""
+    """Return the rule for the marker that opens tool calls, after text that matches the terminal `before`."""
     lazy = "" if opening in opaque_tokens else "[lazy]"
     return f"opening{suffix}{lazy}: {before} {marker(opening, opaque_tokens)}"
 
@@ -225,10 +235,10 @@ def _thinking(
     parallel: bool,
     opaque_tokens: Mapping[str, int],
 ) -> list[str]:
-    """Rules with `thinking` on top: the rest of reasoning and the answer after it, or reasoning up to the end.
+    """Return rules that start with `thinking`: the rest of reasoning and the answer after it, or unclosed reasoning.
 
-    A model may forget to close its reasoning and call a tool from within it. The answer parser looks for such calls
-    where a line begins, so these are constrained as calls are.
+    A model may forget to close its reasoning and call a tool from within it. AnswerParser looks for such calls at the
+    beginning of a line, so the rules constrain them like other calls.
     """
     suffix = "_in_thought"
     calls = tool_format.lark_calls(parallel=parallel, opaque_tokens=opaque_tokens, suffix=suffix)
@@ -245,7 +255,9 @@ def _thinking(
 
 
 def either(one: str, other: str) -> str:
-    """Text that matches one of two grammars, whose other parts have different names."""
+    """Return a grammar for text that matches one of two grammars. Grammars nested in them must have different
+    names.
+    """
     (first, *more), (second, *others) = (json.loads(grammar)["grammars"] for grammar in (one, other))
     return _grammars(
         {"lark_grammar": "start: @first | @second"},
@@ -257,7 +269,10 @@ def either(one: str, other: str) -> str:
 
 
 def after_text(text: str, grammar: str, opaque_tokens: Mapping[str, int]) -> str:
-    """Text that matches a grammar of one part, after a text that may contain markers."""
+    """Return a grammar for a fixed text, which may contain markers, followed by text that matches `grammar`.
+
+    `grammar` must not contain nested grammars.
+    """
     (answer,) = json.loads(grammar)["grammars"]
     return _grammars({"lark_grammar": f"start: {spelled(text, opaque_tokens)} @content"}, {**answer, "name": "content"})
 
@@ -265,7 +280,10 @@ def after_text(text: str, grammar: str, opaque_tokens: Mapping[str, int]) -> str
 def after_reasoning(
     grammar: str, reasoning: ReasoningFormat, state: ReasoningState, opaque_tokens: Mapping[str, int]
 ) -> str:
-    """Text that matches the grammar after the reasoning that an answer may have which begins in this state."""
+    """Return a grammar for optional reasoning followed by text that matches `grammar`.
+
+    `state` says whether the prompt has opened or closed the reasoning.
+    """
     if state is ReasoningState.CLOSED:
         return grammar
     rules = reasoning.lark(inside=state is ReasoningState.INSIDE, opaque_tokens=opaque_tokens)
@@ -295,7 +313,7 @@ def _check_parameters(tools: Sequence[Tool]) -> None:
 
 
 def is_object(schema: Mapping[str, Any] | None) -> bool:
-    """Whether objects may match a schema according to its type; None stands for no properties."""
+    """Whether the `type` of a schema permits objects. None stands for a tool without parameters."""
     kinds = (schema or {}).get("type", "object")
     return kinds == "object" or "object" in (kinds if isinstance(kinds, list) else ())
 

@@ -1,4 +1,6 @@
-"""Finds constructs that llguidance's compiler takes too long for, because it cannot be interrupted."""
+"""Refuses schemas that llguidance's compiler would work on for too long, because the compiler cannot be
+interrupted.
+"""
 
 import math
 import re
@@ -27,9 +29,8 @@ _JOINED = re.compile(r'(allOf|\$ref)\\*"')
 
 
 def check_cost(grammar: str, *, param: str) -> None:
-    """Refuse constructs that would take forever to compile, anywhere in a schema, including schemas in Lark.
-
-    Raises InvalidField.
+    """Raise InvalidField if a grammar has `multipleOf` values that take too long to compile, also in schemas within
+    Lark.
     """
     if "%json" in grammar and "\\\\u" in grammar:
         raise InvalidField(param, "must have its schemas written without \\u")
@@ -45,7 +46,7 @@ def check_cost(grammar: str, *, param: str) -> None:
 
 
 def check_schema(schema: Any, *, param: str) -> None:
-    """Raise InvalidField if an object of a schema has too many properties, or combined schemas are too large."""
+    """Raise InvalidField, naming `param`, if an object has too many properties or combined schemas are too large."""
     try:
         _Joins(schema, param=param)
     except RecursionError:
@@ -68,7 +69,7 @@ def check_schema(schema: Any, *, param: str) -> None:
 
 
 def _digits(number: str) -> int:
-    """The significant digits of a number: 25 for 0.0025 and 2500."""
+    """Return the significant digits of a number: 25 for 0.0025 and 2500."""
     try:
         return int("".join(map(str, Decimal(number).as_tuple().digits)).strip("0") or "1")
     except (ArithmeticError, ValueError):
@@ -76,8 +77,9 @@ def _digits(number: str) -> int:
 
 
 class _Joins:
-    """Limits the combined schemas of one schema, as each combination is compiled anew, and combined patterns may take
-    forever. Raises InvalidField, naming `param`.
+    """Checks the schemas that `allOf` and `$ref` combine, since the compiler processes each combination anew.
+
+    Limits the number of combined schemas and of combined patterns. The constructor raises InvalidField, naming `param`.
     """
 
     def __init__(self, schema: Any, *, param: str) -> None:
@@ -85,10 +87,10 @@ class _Joins:
         self._param = param
         self._found: dict[str, tuple[int, frozenset[str]]] = {}
         self._open: list[str] = []
-        self._look(schema)
+        self._visit(schema)
 
-    def _look(self, value: Any) -> tuple[int, frozenset[str]]:
-        """The number of schemas in a value and its patterns, following references."""
+    def _visit(self, value: Any) -> tuple[int, frozenset[str]]:
+        """Return the number of schemas within a value and their patterns, including what references lead to."""
         number, patterns = 0, frozenset[str]()
         if isinstance(value, dict):
             number = 1
@@ -101,7 +103,7 @@ class _Joins:
             inner = value if isinstance(value, list) else []
         for item in inner:
             if isinstance(item, dict | list):
-                more, others = self._look(item)
+                more, others = self._visit(item)
                 number, patterns = min(number + more, MAX_JOINED + 1), patterns | others
         if isinstance(value, dict) and ("allOf" in value or ("$ref" in value and value.keys() - _WORDS)):
             self._check(number, patterns)
@@ -123,7 +125,7 @@ class _Joins:
                 self._param, f"cannot be used: references ($ref) may lead to others {_DEEPEST} deep; given more"
             )
         self._open.append(reference)
-        found = self._found[reference] = self._look(self._target(reference))
+        found = self._found[reference] = self._visit(self._target(reference))
         self._open.pop()
         return found
 
@@ -138,9 +140,10 @@ class _Joins:
 
 
 def target(schema: Any, reference: str) -> Any:
-    """The target of a local reference. The compiler supports others, which could hide their targets.
+    """Return the part of a schema that a local reference such as `#/$defs/NAME` refers to.
 
-    Raises InvalidField, which names no field of the request.
+    Other references are refused although the compiler supports them, because their targets could not be checked. Raises
+    InvalidField without the name of a field.
     """
     value = schema
     try:

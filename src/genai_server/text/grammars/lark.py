@@ -1,7 +1,7 @@
 """Pieces of grammars in llguidance's dialect of Lark (llguidance documentation, "Syntax of LLGuidance Grammars").
 
-JSON is on one line with the separators ", " and ": ", as chat templates show it to models. With flexible whitespace, a
-model could write spaces until its tokens are used up.
+All grammars describe JSON on one line with the separators ", " and ": ", as chat templates show JSON to models. With
+flexible whitespace, a model could write spaces until its token limit.
 """
 
 import json
@@ -37,21 +37,24 @@ def to_text(value: Any, *, ensure_ascii: bool = True) -> str:
 
 
 def unforced(source: str) -> str:
-    """A grammar in which the library does not look ahead for required text.
+    """Return a grammar with llguidance's option `no_forcing`: it does not look ahead for text that must follow.
 
-    If a text can only continue and never end, as in `start: /x*/ "x"`, it would look ahead forever during an answer.
-    The last such line of a grammar applies to all grammars that it is combined with.
+    If a text can only continue and never end, as in `start: /x*/ "x"`, llguidance would look ahead forever while it
+    generates an answer. Of several combined grammars, the last option applies to all.
     """
     return f'{source}\n%llguidance {{"no_forcing": true}}'
 
 
 def quoted(text: str) -> str:
-    """Exactly this text. llguidance refuses U+007F in literals, which JSON does not escape."""
+    """Return the Lark literal for exactly this text.
+
+    U+007F is escaped because llguidance refuses it in literals although JSON does not escape it.
+    """
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def expression(pattern: str) -> str:
-    """Text that matches a regular expression, in the notation of llguidance's `regex_to_lark`."""
+    """Return the Lark notation of a regular expression (as llguidance's `regex_to_lark` writes it)."""
     return f"/{_TO_ESCAPE.sub(_escaped, pattern)}/"
 
 
@@ -61,19 +64,25 @@ def _escaped(found: re.Match[str]) -> str:
 
 
 def marker(text: str, opaque_tokens: Mapping[str, int]) -> str:
-    """A marker of a format: a token if texts never match it, else its text."""
+    """Return the Lark expression for a marker of a format: a token id if the marker is an opaque token, else a literal.
+
+    `opaque_tokens` maps the texts of tokens that no literal matches to their ids.
+    """
     return f"<[{opaque_tokens[text]}]>" if text in opaque_tokens else quoted(text)
 
 
 def spelled(text: str, opaque_tokens: Mapping[str, int]) -> str:
-    """Exactly this text, with markers as tokens if texts never match them."""
+    """Return the Lark expression for exactly this text, in which opaque tokens are written as token ids."""
     markers = sorted((token for token in opaque_tokens if token in text), key=len, reverse=True)
     pieces = re.split(f"({'|'.join(map(re.escape, markers))})", text) if markers else [text]
     return " ".join(marker(piece, opaque_tokens) for piece in pieces if piece)
 
 
 def text_up_to(rule: str, end: str, opaque_tokens: Mapping[str, int], *, without: Iterable[str]) -> str:
-    """Rules for any text without certain other texts, followed by this end. `rule` is the name of the first one."""
+    """Return Lark rules for a text that contains none of the texts in `without`, followed by the text `end`.
+
+    `rule` is the name of the first of these rules.
+    """
     unwanted = "|".join(map(re.escape, without))
     terminal = rule.upper()
     text = f"{terminal}: /{ANYTHING}/ & ~{expression(f'{ANYTHING}({unwanted}){ANYTHING}')}\n"
@@ -84,15 +93,20 @@ def text_up_to(rule: str, end: str, opaque_tokens: Mapping[str, int], *, without
 
 
 def one_line(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """The schema as llguidance follows it exactly, with its options for JSON on one line, which it looks for at the top
-    only. Raises InvalidField, which names no field of the request.
+    """Return a schema that llguidance enforces exactly, with the options for JSON on one line.
+
+    llguidance reads the options only at the top of a schema. Raises InvalidField without the name of a field.
     """
     whole, escapes = exact(schema)
     return {**whole, "x-guidance": {**_ONE_LINE, "json_allowed_escapes": escapes}}
 
 
 def fits(schema: Mapping[str, Any]) -> str:
-    """JSON that matches a JSON schema, or the arguments of a tool whose text has a grammar of its own."""
+    """Return the Lark expression for JSON that matches a schema.
+
+    If the schema has a Lark grammar for a tool's only argument (see `lark_of_text`), the expression contains that
+    grammar in the form that `lifted` reads.
+    """
     if (source := lark_of_text(schema)) is not None:
         (name,) = schema["properties"]
         head, tail = quoted(f'{{"{name}": "'), quoted('"}')
@@ -101,7 +115,10 @@ def fits(schema: Mapping[str, Any]) -> str:
 
 
 def lark_of_text(schema: Mapping[str, Any] | None) -> str | None:
-    """The Lark grammar for a tool's only text argument; None for any other schema."""
+    """Return the Lark grammar of a custom tool, whose schema has one text argument with this grammar.
+
+    None for any other schema.
+    """
     properties = (schema or {}).get("properties")
     if not isinstance(properties, dict) or len(properties) != 1:
         return None
@@ -111,7 +128,10 @@ def lark_of_text(schema: Mapping[str, Any] | None) -> str | None:
 
 
 def lifted(source: str) -> tuple[str, dict[str, str]]:
-    """Replace grammars nested by `fits` by names; returns the result and the nested grammars keyed by name."""
+    """Replace the grammars that `fits` has nested in Lark rules by references.
+
+    Returns the rules, and the nested grammars keyed by the names that the references use.
+    """
     nested: dict[str, str] = {}
 
     def name(found: re.Match[str]) -> str:
@@ -123,12 +143,14 @@ def lifted(source: str) -> tuple[str, dict[str, str]]:
 
 
 def any_of(alternatives: Iterable[str]) -> str:
-    """Any one of these expressions."""
+    """Return the Lark expression for exactly one of the given expressions."""
     return "(" + " | ".join(alternatives) + ")"
 
 
 def separated(item: str, separator: str, *, several: bool) -> str:
-    """One item or, if `several`, one or more with the text `separator` between."""
+    """Return the Lark expression for one item or, if `several`, one or more items with the text `separator`
+    between.
+    """
     if not several:
         return item
     return f"{item} ({quoted(separator)} {item})*" if separator else f"{item}+"

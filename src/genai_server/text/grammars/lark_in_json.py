@@ -1,11 +1,12 @@
-"""Rewrites a request's Lark grammar for a text to match that text inside a JSON string.
+"""Rewrites the Lark grammar of a custom tool so that it matches the tool's text inside a JSON string.
 
-A call carries the text of a custom tool as JSON does, with a backslash before quotes, backslashes and line ends, and
-llguidance has no operator that would quote a grammar. So each literal and each expression of the source is rewritten.
+A tool call carries the text in a JSON string, with a backslash before quotes, backslashes and line ends. llguidance has
+no operator that escapes what a grammar matches, so each literal and each regular expression of the grammar is
+rewritten.
 
-llguidance's lexer looks no byte ahead, and takes the longest lexeme. A line that may have an escape in it could not end
-before an escaped line end, as both begin with a backslash. So what may have an escape is several lexemes: runs of plain
-characters, and escapes. A terminal with escapes becomes a rule.
+llguidance's lexer does not look ahead and takes the longest lexeme. A lexeme for a line of text that may contain
+escapes could not end before an escaped line end, because both begin with a backslash. So text that may contain escapes
+becomes several lexemes: runs of unescaped characters, and escapes. A terminal that contains escapes becomes a rule.
 """
 
 import json
@@ -47,7 +48,10 @@ _PLAIN_COMMON = frozenset(
 
 
 def in_json(source: str, *, param: str) -> str:
-    """The grammar of the text as it appears between a JSON string's quotes. Raises InvalidField for `param`."""
+    """Return a grammar for the text as it appears between the quotes of a JSON string.
+
+    Raises InvalidField, naming `param`, for syntax that is not supported.
+    """
     try:
         statements = [*_statements(source, param)]
         with_escapes = _with_escapes(statements)
@@ -59,7 +63,9 @@ def in_json(source: str, *, param: str) -> str:
 
 @dataclass(frozen=True)
 class _Part:
-    """A piece of a rule in two forms: for one lexeme, and for a rule of several lexemes."""
+    """A piece of a rule in two forms: for use within one lexeme (`text`), and within a rule of several
+    (`in_rule`).
+    """
 
     text: str
     in_rule: str
@@ -69,7 +75,7 @@ class _Part:
 
 @dataclass(frozen=True)
 class _Statement:
-    """A rule, a terminal, or an %ignore statement if the head is empty."""
+    """A rule or terminal of the grammar, or an %ignore statement (with an empty head)."""
 
     head: str
     parts: list[_Part]
@@ -78,11 +84,14 @@ class _Statement:
 
     @property
     def is_terminal(self) -> bool:
-        """Whether this is a terminal."""
+        """Whether this statement defines a terminal."""
         return self.head[:1].isupper()
 
     def rewritten(self, with_escapes: Iterable[str], ignored: Iterable[str]) -> Iterator[str]:
-        """The rewritten lines. `with_escapes` are the terminals that have become rules."""
+        """Yield the lines of the rewritten statement.
+
+        `with_escapes` are the terminals that become rules, `ignored` those that %ignore statements name.
+        """
         whole = "".join(part.text for part in self.parts)
         if self.imported or not self.head:
             yield f"%import common.{self.imported} -> {self.head}" if self.imported else f"%ignore {whole}"
@@ -98,7 +107,7 @@ class _Statement:
 
 
 def _rule(terminal: str) -> str:
-    """The name of the rule that replaces a terminal."""
+    """Return the name of the rule that replaces a terminal."""
     return f"text_of_{terminal.lower()}"
 
 
@@ -148,7 +157,7 @@ def _part(token: re.Match[str], param: str) -> _Part:
 
 
 def _with_escapes(statements: list[_Statement]) -> set[str]:
-    """The terminals that contain escapes, directly or through other terminals."""
+    """Return the names of the terminals that contain escapes, directly or through other terminals."""
     terminals = [one for one in statements if one.is_terminal]
     found = {one.head for one in terminals if any(part.has_escape for part in one.parts)}
     while more := {one.head for one in terminals for part in one.parts if part.is_name and part.text in found} - found:

@@ -1,4 +1,4 @@
-"""Rewrites a schema so that llguidance follows it exactly, where it would otherwise allow more."""
+"""Rewrites a JSON schema so that llguidance enforces it exactly, where llguidance would otherwise allow more."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -17,18 +17,19 @@ _ESCAPES = 'nrbtf\\"'
 
 
 def exact(schema: Mapping[str, Any]) -> tuple[Schema, str]:
-    """The rewritten schema, and the escapes that its texts may contain, as llguidance's option.
+    """Return the rewritten schema, and the JSON escapes that strings may contain (llguidance's `json_allowed_escapes`).
 
-    Raises InvalidField, which names no field of the request.
+    Raises InvalidField, without the name of a field, for what cannot be enforced.
     """
     found = _Exact(dict(schema))
     return found.whole, _ESCAPES + ("u" if found.has_controls else "")
 
 
 def rewritten(schema: Schema, change: Callable[[Schema, Schema], Schema]) -> Schema:
-    """Rewrite a schema bottom-up: each one becomes `change(given, given with its inner schemas rewritten)`.
+    """Rewrite a schema bottom-up and return the result.
 
-    Raises InvalidField if it is nested too deeply.
+    Each schema is replaced by `change(original, copy in which the inner schemas are already rewritten)`. Raises
+    InvalidField if the schema is nested too deeply.
     """
     try:
         return _rewritten(schema, change)
@@ -49,14 +50,14 @@ def _rewritten(schema: Schema, change: Callable[[Schema, Schema], Schema]) -> Sc
 
 
 def _inner(value: Any, change: Callable[[Schema, Schema], Schema]) -> Any:
-    """The value of a keyword: a schema, or several."""
+    """Rewrite the value of a keyword if it is a schema or a list of schemas, and return it."""
     if isinstance(value, dict):
         return _rewritten(value, change)
     return [_inner(item, change) for item in value] if isinstance(value, list) else value
 
 
 class _Exact:
-    """Rewrites one schema, and records what it contains."""
+    """Rewrites one schema, and records which keywords the schema contains for checks of the whole."""
 
     def __init__(self, schema: Schema) -> None:
         self._visited: set[int] = set()
@@ -84,11 +85,11 @@ class _Exact:
         for words, step in self._steps:
             if not words.isdisjoint(written):
                 written = step(written)
-        self._look(written)
+        self._record(written)
         return written
 
-    def _look(self, schema: Schema) -> None:
-        """Record what must be checked for the entire schema."""
+    def _record(self, schema: Schema) -> None:
+        """Record what must be checked for the schema as a whole: control characters, multiples and references."""
         self.has_controls |= any(_has_controls(schema[key]) for key in ("enum", "const") if key in schema)
         if (found := multiple(schema.get("multipleOf"))) is not None:
             self._multiples.add(found)
@@ -100,7 +101,7 @@ class _Exact:
 
 
 def _has_controls(value: Any) -> bool:
-    """Whether a value contains a text that JSON can only write with \\u."""
+    r"""Whether a value contains a control character that JSON can only write with \u."""
     if isinstance(value, str):
         return any((char < " " and char not in "\b\t\n\f\r") or char == "\x7f" for char in value)
     inner = [*value, *value.values()] if isinstance(value, dict) else value if isinstance(value, list) else []

@@ -1,8 +1,9 @@
-"""Patterns of formats that llguidance implements differently from their standards. What matches has the format.
+"""Regular expressions for the `format` values of JSON schema that llguidance implements differently from the standard.
 
-Days are those of their month and year, no minute has 61 seconds (few of them had), and no name begins a label in a way
-that is reserved ("xn--", which more would have to be true of). Addresses and names are no longer than they may be; some
-long ones of many labels are left out.
+Whatever matches an expression has the format; some unusual values of the format do not match. Dates only have days that
+exist in their month and year. No time has second 60 (leap seconds are rare). No label of a host name has hyphens as
+third and fourth character (reserved for "xn--", which has further rules). Addresses and names are no longer than the
+standard allows; some long names with many labels do not match.
 """
 
 _MONTH_DAY = (
@@ -17,17 +18,20 @@ _ATEXT = r"[a-zA-Z0-9!#$%&'*+\-/=?^_`{|}~]"
 _A, _X, _HEX = "[a-zA-Z0-9]", "[a-zA-Z0-9-]", "[0-9a-f]"
 
 
-def _label(most: int) -> str:
-    """A label of at most `most` characters whose third and fourth characters are not both hyphens."""
-    return f"{_A}(?:{_A}?|{_X}{_A}(?:{_X}{{0,{most - 4}}}{_A})?|{_X}-{_A}(?:{_X}{{0,{most - 5}}}{_A})?)"
+def _label(max_length: int) -> str:
+    """Return an expression for a label of a host name, whose third and fourth characters are not both hyphens.
+
+    `max_length` is the maximum number of characters.
+    """
+    return f"{_A}(?:{_A}?|{_X}{_A}(?:{_X}{{0,{max_length - 4}}}{_A})?|{_X}-{_A}(?:{_X}{{0,{max_length - 5}}}{_A})?)"
 
 
 def _name(*kinds: tuple[int, int]) -> str:
-    """A name of one of these kinds, each a maximum number of labels and their maximum length.
+    """Return an expression for a host name of one of several kinds: (maximum number of labels, maximum label length).
 
-    A limit of the total length in addition to that of each label would be too expensive to compile.
+    A limit of the name's total length besides that of each label would be too expensive to compile.
     """
-    names = [rf"{_label(most)}(?:\.{_label(most)}){{0,{labels - 1}}}" for labels, most in kinds]
+    names = [rf"{_label(max_length)}(?:\.{_label(max_length)}){{0,{labels - 1}}}" for labels, max_length in kinds]
     return f"(?:{'|'.join(names)})"
 
 

@@ -1,6 +1,6 @@
 """Rewrites keywords of JSON schema (draft 2020-12 and earlier) for llguidance, or refuses them with the reason.
 
-Each step handles a few keywords of one schema. Inner schemas have already been rewritten.
+Each step handles a few keywords of one schema, whose inner schemas have already been rewritten.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -48,7 +48,10 @@ _MAX_DEPENDENCIES = 4
 
 
 def keyword_steps(whole: Schema) -> Sequence[tuple[frozenset[str], Step]]:
-    """The steps with their keywords for the schemas within `whole`, in order of execution."""
+    """Return the rewriting steps for the schemas within `whole`, in order of execution.
+
+    Each step comes with its keywords; it applies to schemas that have one of them.
+    """
     steps: list[tuple[Iterable[str], Step]] = [
         ((*_ANNOTATIONS, *_SAY_NOTHING, *_PARTS_OF, "if"), without_effect),
         *(((key,), partial(_refused, key)) for key in _NOT_FOLLOWED),
@@ -70,7 +73,7 @@ def keyword_steps(whole: Schema) -> Sequence[tuple[frozenset[str], Step]]:
 
 
 def without_effect(schema: Schema) -> Schema:
-    """Drop keywords that do not constrain values."""
+    """Return the schema without keywords that do not constrain values."""
     left_out = {key for key in _ANNOTATIONS if key in schema}
     left_out |= {key for key, values in _SAY_NOTHING.items() if key in schema and schema[key] in values}
     left_out |= {key for key, other in _PARTS_OF.items() if key in schema and other not in schema}
@@ -107,19 +110,22 @@ def _multiple(schema: Schema) -> Schema:
 
 
 def _min_properties(schema: Schema) -> Schema:
-    """The compiler cannot distinguish object keys that the schema does not name."""
-    least, required = schema["minProperties"], schema.get("required")
-    if not isinstance(least, int) or (
+    """Check `minProperties`.
+
+    llguidance cannot guarantee that keys which the schema does not name differ, so only one of them can be required.
+    """
+    minimum, required = schema["minProperties"], schema.get("required")
+    if not isinstance(minimum, int) or (
         schema.get("additionalProperties") is False and "patternProperties" not in schema
     ):
         return schema
-    most = 1 + (len(set(map(str, required))) if isinstance(required, list) else 0)
-    if least > most:
+    maximum = 1 + (len(set(map(str, required))) if isinstance(required, list) else 0)
+    if minimum > maximum:
         raise InvalidField(
             None,
             "minProperties may be at most one more than the keys in required, unless additionalProperties is "
-            f"false: {most}",
-            given=least,
+            f"false: {maximum}",
+            given=minimum,
         )
     return schema
 
@@ -131,7 +137,7 @@ def _additional_items(schema: Schema) -> Schema:
 
 
 def _dependencies(schema: Schema) -> Schema:
-    """Each key that requires others is absent, or the others are present."""
+    """Rewrite keys that require other keys as `anyOf`: such a key is absent, or the other keys are required."""
     found = [pair for word in ("dependencies", "dependentRequired") for pair in dict(schema.get(word, {})).items()]
     if any(not isinstance(needed, list) for _, needed in found):
         raise InvalidField(None, "dependencies may only have lists of keys; schemas are not supported")
@@ -145,7 +151,10 @@ def _dependencies(schema: Schema) -> Schema:
 
 
 def _one_of(whole: Schema, schema: Schema) -> Schema:
-    """If no value matches two alternatives, `oneOf` equals `anyOf`."""
+    """Rewrite `oneOf` as `anyOf`, which is equal if no value matches two alternatives.
+
+    Raises InvalidField otherwise.
+    """
     branches = schema["oneOf"]
     if not isinstance(branches, list) or not are_disjoint(branches, whole):
         raise InvalidField(
@@ -157,7 +166,7 @@ def _one_of(whole: Schema, schema: Schema) -> Schema:
 
 
 def any_of(schema: Schema) -> Schema:
-    """The schema with `anyOf` in place of `oneOf`."""
+    """Return the schema with `anyOf` in place of `oneOf`."""
     kept = {key: value for key, value in schema.items() if key != "oneOf"}
     return _and(kept, {"anyOf": schema["oneOf"]}) if "anyOf" in kept else {**kept, "anyOf": schema["oneOf"]}
 
@@ -175,12 +184,12 @@ def _pattern_properties(schema: Schema) -> Schema:
 
 
 def _translated(pattern: Any) -> Any:
-    """A pattern in the compiler's syntax."""
+    """Return a pattern in the syntax that llguidance's compiler reads."""
     return translated(pattern) if isinstance(pattern, str) else pattern
 
 
 def _format(schema: Schema) -> Schema:
-    """The format as a pattern if the compiler's version deviates from the standard."""
+    """Rewrite `format` as a pattern if llguidance's version of the format deviates from the standard."""
     given, kinds = schema["format"], schema.get("type", "string")
     kept = {key: value for key, value in schema.items() if key != "format"}
     if "string" not in (kinds if isinstance(kinds, list) else [kinds]):
@@ -195,7 +204,7 @@ def _format(schema: Schema) -> Schema:
 
 
 def _and(schema: Schema, *more: Schema) -> Schema:
-    """A schema combined with others."""
+    """Return a schema that requires `schema` and all of `more` (with `allOf`)."""
     if not more:
         return schema
     given = schema.get("allOf", [])
@@ -203,8 +212,10 @@ def _and(schema: Schema, *more: Schema) -> Schema:
 
 
 def are_disjoint(branches: Sequence[Any], whole: dict[str, Any]) -> bool:
-    """Whether no value fits two of these schemas, as far as their types, their values, or the values of a property show
-    that all of their objects require. References are to parts of `whole`.
+    """Whether no value matches two of these schemas.
+
+    The schemas must differ in their types, in their enumerated values, or in the values of one property that all object
+    schemas require; other differences are not recognized. References lead to parts of `whole`.
     """
     found = [_meant(branch, whole) for branch in branches]
     values = [_values_of(branch) for branch in found]
@@ -215,15 +226,15 @@ def are_disjoint(branches: Sequence[Any], whole: dict[str, Any]) -> bool:
     if len(objects) == 1:
         marks.append("object")
     elif objects:
-        told_by = next((key for key in _required_of(objects[0]) if _tells_apart(key, objects)), None)
-        if told_by is None:
+        discriminator = next((key for key in _required_of(objects[0]) if _distinguishes(key, objects)), None)
+        if discriminator is None:
             return False
         marks.append("object")
     return _all_differ(marks)
 
 
 def _meant(branch: Any, whole: dict[str, Any]) -> Any:
-    """The schema that a branch refers to, if the branch is only a reference."""
+    """Return the schema that a branch refers to if the branch is only a reference, else the branch itself."""
     for _ in range(_DEEPEST):
         if not isinstance(branch, dict) or set(branch) != {"$ref"} or not isinstance(branch["$ref"], str):
             return branch
@@ -235,7 +246,10 @@ def _meant(branch: Any, whole: dict[str, Any]) -> Any:
 
 
 def _values_of(branch: Any) -> list[Hashable] | None:
-    """The values that may match a schema, in comparable form; None if unlimited."""
+    """Return the values that a schema enumerates (`const` or `enum`), in comparable form.
+
+    None if it enumerates none.
+    """
     if not isinstance(branch, dict):
         return None
     given = [branch["const"]] if "const" in branch else branch.get("enum")
@@ -243,7 +257,7 @@ def _values_of(branch: Any) -> list[Hashable] | None:
 
 
 def _comparable(value: Any) -> Hashable:
-    """A form that compares equal as in JSON schema: 1 equals 1.0, but not true."""
+    """Return a form of a JSON value whose equality is that of JSON schema: 1 equals 1.0, but not true."""
     if isinstance(value, list):
         return tuple(map(_comparable, value))
     if isinstance(value, dict):
@@ -252,7 +266,7 @@ def _comparable(value: Any) -> Hashable:
 
 
 def _types_of(branch: Any) -> Sequence[str]:
-    """The types of values that may match a schema; every integer is a number."""
+    """Return the JSON types of values that may match a schema. "integer" counts as "number"."""
     if branch is False:
         return ()
     given = branch.get("type", TYPES) if isinstance(branch, dict) else TYPES
@@ -261,13 +275,13 @@ def _types_of(branch: Any) -> Sequence[str]:
 
 
 def _required_of(branch: dict[str, Any]) -> list[str]:
-    """The properties that an object must have."""
+    """Return the names of the properties that an object schema requires."""
     required = branch.get("required", [])
     return [key for key in required if isinstance(key, str)] if isinstance(required, list) else []
 
 
-def _tells_apart(key: str, objects: Sequence[dict[str, Any]]) -> bool:
-    """Whether all objects require a property whose values are disjoint between the schemas."""
+def _distinguishes(key: str, objects: Sequence[dict[str, Any]]) -> bool:
+    """Whether all object schemas require this property and enumerate different values for it."""
     found: list[Hashable] = []
     for branch in objects:
         properties = branch.get("properties")

@@ -1,7 +1,7 @@
-"""Numbers of a schema as llguidance represents them: as doubles, and integers within 64 bits.
+"""Checks and rewrites the numbers of a schema for llguidance, which stores doubles, and integers of 64 bits.
 
-What it would hold otherwise than the schema has it is refused. A bound that lies outside of what it can follow is moved
-to there: whatever is within still fits the schema.
+A number that llguidance would store with another value is refused. A bound that lies outside of the range that
+llguidance can enforce is moved to the end of that range: every value within still matches the schema.
 """
 
 import math
@@ -27,7 +27,10 @@ Number = int | float
 
 
 def with_bounds_held(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """The schema with bounds that are represented exactly. Raises InvalidField."""
+    """Return the schema with bounds (`minimum` and others) that llguidance represents exactly.
+
+    Raises InvalidField, without the name of a field, for a bound for which this is impossible.
+    """
     kinds = schema.get("type", "number")
     kinds = kinds if isinstance(kinds, list) else [kinds]
     bounds = {key: schema[key] for key in BOUNDS if is_number(schema.get(key))}
@@ -43,9 +46,9 @@ def with_bounds_held(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_integers_that_end(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """The schema in which an integer without any bound has those of 64 bits.
+    """Return the schema in which an integer type without any bound gets the bounds of 64-bit integers.
 
-    A model that repeats itself would write digits without end.
+    Otherwise a model that repeats itself could write digits without end.
     """
     kinds = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
     is_bounded = not {*BOUNDS, "enum", "const", "multipleOf"}.isdisjoint(schema)
@@ -55,7 +58,9 @@ def with_integers_that_end(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_value(value: Any, key: str) -> None:
-    """Raise InvalidField if "enum" or "const" contains a number that is not represented exactly."""
+    """Raise InvalidField if `value`, of the keyword "enum" or "const", contains a number that is not represented
+    exactly.
+    """
     for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
         check_value(inner, key)
     if is_number(value) and not (value == MAX_INTEGER or (_is_held(value) and abs(value) < MAX_INTEGER)):
@@ -65,7 +70,10 @@ def check_value(value: Any, key: str) -> None:
 
 
 def multiple(value: Any) -> tuple[int, int] | None:
-    """ "multipleOf" as digits and decimal places, None if it is not a number. Raises InvalidField."""
+    """Return a `multipleOf` value as its digits and number of decimal places: (25, 2) for 0.25.
+
+    None if the value is no number. Raises InvalidField if llguidance cannot represent it exactly.
+    """
     if not is_number(value):
         return None
     is_held = _is_held(value)
@@ -84,9 +92,14 @@ def multiple(value: Any) -> tuple[int, int] | None:
 
 
 def check_together(multiples: set[tuple[int, int]]) -> None:
-    """Raise InvalidField if the least common multiple of combined schemas could be too large."""
-    most = max((places for _, places in multiples), default=0)
-    if len(multiples) > 1 and math.prod(digits * 10 ** (most - places) for digits, places in multiples) >= _MAX_DIGITS:
+    """Raise InvalidField if the least common multiple of `multipleOf` values, from `multiple`, could be too
+    large.
+    """
+    max_places = max((places for _, places in multiples), default=0)
+    if (
+        len(multiples) > 1
+        and math.prod(digits * 10 ** (max_places - places) for digits, places in multiples) >= _MAX_DIGITS
+    ):
         shown = ", ".join(str(Decimal(digits).scaleb(-places)) for digits, places in sorted(multiples))
         raise InvalidField(
             None,
@@ -97,7 +110,7 @@ def check_together(multiples: set[tuple[int, int]]) -> None:
 
 
 def is_number(value: Any) -> bool:
-    """Whether a JSON value is a number."""
+    """Whether a JSON value is a number (and not a boolean)."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
@@ -136,9 +149,10 @@ def _of_numbers(bounds: Mapping[str, Number]) -> dict[str, Any]:
 
 
 def _bound(key: str, value: Number, towards: float) -> tuple[Number, bool]:
-    """A bound that is held, of which the numbers within lie `towards` there, and whether it is out itself.
+    """Return a bound that llguidance represents exactly, and whether the bound itself is excluded.
 
-    Nearest to 0 it is always in: the compiler would let in one that is out, if the other bound is less than 1 away.
+    `towards` is the infinity on whose side the allowed numbers lie. A bound near 0 is always returned as included,
+    because llguidance would allow an excluded bound if the other bound is less than 1 away.
     """
     within = 1 if towards > 0 else -1
     if _finite(key, value) * within >= LARGEST_NUMBER:
@@ -156,7 +170,7 @@ def _bound(key: str, value: Number, towards: float) -> tuple[Number, bool]:
 
 
 def _next(value: float, towards: float) -> float:
-    """The next double that the compiler reads exactly."""
+    """Return the next double in the direction of `towards` that llguidance's compiler reads exactly."""
     while True:
         value = math.nextafter(value, towards)
         if _is_read(value):
@@ -164,10 +178,10 @@ def _next(value: float, towards: float) -> float:
 
 
 def _is_read(value: float) -> bool:
-    """Whether the compiler reads a double's text as this double, and writes it so.
+    """Whether llguidance's compiler reads the text of a double as this double, and writes the same text.
 
-    Rust's serde_json is quick, and rounds more than once. Of two shortest texts that are equally near, Rust may write
-    another than Python.
+    Rust's serde_json reads numbers fast and rounds more than once. Where two shortest texts are equally near a double,
+    Rust may choose another one than Python.
     """
     sign, digits, exponent = Decimal(repr(value)).as_tuple()
     assert isinstance(exponent, int)
@@ -186,12 +200,12 @@ def _finite(key: str, value: Number) -> Number:
 
 
 def _meant(value: Number) -> Decimal:
-    """The number as written."""
+    """Return the exact decimal value of a number as written in JSON."""
     return Decimal(value) if isinstance(value, int) else Decimal(repr(value))
 
 
 def _is_held(value: Number) -> bool:
-    """Whether a number equals its double and that double's shortest notation."""
+    """Whether a number equals its nearest double, and that double's shortest notation."""
     if isinstance(value, float) and (not math.isfinite(value) or not _is_read(value)):
         return False
     if abs(value) < _EXACT:
@@ -208,7 +222,7 @@ def _refused(key: str, rule: str, value: Number) -> InvalidField:
 
 
 def _shown(value: Number) -> AsIs:
-    """Truncated, because a number may have thousands of digits."""
+    """Return a number's text for an error message, truncated because a number may have thousands of digits."""
     try:
         text = str(value)
     except ValueError:  # Python writes no longer ones

@@ -1,4 +1,6 @@
-"""Converts JSON schema's patterns (ECMA-262 with the flag u) to those of llguidance (Rust's regex crate)."""
+"""Translates JSON schema patterns (ECMA-262 regular expressions with the flag u) to the syntax of Rust's `regex`
+crate.
+"""
 
 import re
 
@@ -22,25 +24,28 @@ _PROPERTY = re.compile(r"[pP]\{[^}]*\}")
 
 
 def translated(pattern: str) -> str:
-    """Convert a pattern to Rust's syntax, except for what the compiler itself refuses. Raises InvalidField."""
+    """Return a pattern in Rust's syntax.
+
+    Raises InvalidField for what has no equivalent, except for errors that llguidance's compiler reports itself.
+    """
     return _Pattern(pattern).translated()
 
 
 def has_property(pattern: str) -> bool:
-    r"""Whether a pattern may have a property of characters (\p), which leaves out those not assigned yet."""
+    r"""Whether a pattern may use a Unicode property (\p), whose translation excludes unassigned characters."""
     return "\\p" in pattern.lower()
 
 
 class _Pattern:
-    """Converter of a pattern."""
+    """Translates one pattern, from its beginning to its end."""
 
     def __init__(self, text: str) -> None:
         self._text = text
-        self._place = 0
+        self._position = 0
 
     def translated(self) -> str:
         parts = []
-        while self._place < len(self._text):
+        while self._position < len(self._text):
             parts.append(self._piece())
         return "".join(parts)
 
@@ -57,10 +62,10 @@ class _Pattern:
             case "(":
                 return "(" + self._group()
             case "{":
-                repeat = _REPEAT.match(self._text, self._place - 1)
+                repeat = _REPEAT.match(self._text, self._position - 1)
                 if repeat is None:
                     return r"\{"
-                self._place = repeat.end()
+                self._position = repeat.end()
                 return repeat[0]
             case "^" | "$" | "*" | "+" | "?" | "|" | ")":
                 return char
@@ -68,45 +73,51 @@ class _Pattern:
                 return _alone(char)
 
     def _next(self) -> str:
-        if self._place >= len(self._text):
+        if self._position >= len(self._text):
             raise self._refused("ends too early")
-        self._place += 1
-        return self._text[self._place - 1]
+        self._position += 1
+        return self._text[self._position - 1]
 
     def _group(self) -> str:
-        """The text after an opening parenthesis, without group names, some of which have a meaning for the compiler."""
-        if not self._text.startswith("?", self._place):
+        """Translate the text after an opening parenthesis.
+
+        Group names are dropped because llguidance gives some a meaning.
+        """
+        if not self._text.startswith("?", self._position):
             return ""
-        found = _GROUP.match(self._text, self._place)
+        found = _GROUP.match(self._text, self._position)
         if found is None:
             raise self._refused("has a lookaround assertion or an unsupported kind of group")
-        self._place = found.end()
+        self._position = found.end()
         return "?:" if "<" in found[0] else found[0]
 
     def _set(self) -> str:
-        r"""A class in brackets: in ECMA-262, unlike in Rust, "[", "&&", "--" and "~~" are characters in it."""
-        is_negated = self._text.startswith("^", self._place)
-        self._place += is_negated
+        r"""Translate a bracketed class.
+
+        In ECMA-262, unlike in Rust, "[", "&&", "--" and "~~" in a class are characters.
+        """
+        is_negated = self._text.startswith("^", self._position)
+        self._position += is_negated
         parts: list[str] = []
-        while not self._text.startswith("]", self._place):
+        while not self._text.startswith("]", self._position):
             parts.append(self._member())
-        self._place += 1
+        self._position += 1
         if not parts:
             raise self._refused("has a class without characters")
         return _class("^" * is_negated + "".join(parts))
 
     def _member(self) -> str:
-        """One character of a class, a class in it, or a range."""
+        r"""Translate one member of a bracketed class: a character, a range, or a class such as \d."""
         kind, first = self._atom()
         if kind != "char":
             return f"[{first}]" if kind in ("class", "property") else first
-        ends = self._text[self._place : self._place + 2]
+        ends = self._text[self._position : self._position + 2]
         if not ends.startswith("-") or ends in ("-", "-]"):
             return _literal(first)
-        before, self._place = self._place, self._place + 1
+        before, self._position = self._position, self._position + 1
         kind, last = self._atom()
         if kind != "char":  # then the hyphen is itself
-            self._place = before
+            self._position = before
             return _literal(first)
         return f"{_literal(first)}-{_literal(last)}"
 
@@ -115,17 +126,20 @@ class _Pattern:
         return self._escape(within=True) if char == "\\" else ("char", char)
 
     def _escape(self, *, within: bool) -> tuple[str, str]:
-        """The kind and text of an escape: "char", "class" or "property", which brackets may contain, or "as it is"."""
-        if code := _CODE.match(self._text, self._place):
-            self._place = code.end()
+        """Read an escape after its backslash. Returns the kind and the text of the escape.
+
+        The kinds are "char", "class" and "property", which may occur within brackets, and "as it is".
+        """
+        if code := _CODE.match(self._text, self._position):
+            self._position = code.end()
             return "char", self._character(code)
-        if named := _PROPERTY.match(self._text, self._place):
-            self._place = named.end()
+        if named := _PROPERTY.match(self._text, self._position):
+            self._position = named.end()
             return "property", f"\\{named[0]}"
         char = self._next()
         if char.lower() in _CLASSES:
             return "class", ("^" if char.isupper() else "") + _CLASSES[char.lower()]
-        if char in _CONTROLS and not (char == "0" and self._text[self._place : self._place + 1].isdigit()):
+        if char in _CONTROLS and not (char == "0" and self._text[self._position : self._position + 1].isdigit()):
             return "char", _CONTROLS[char]
         if within and char == "b":
             return "char", "\b"
@@ -137,8 +151,8 @@ class _Pattern:
         if code[4]:
             return chr(ord(code[4]) % 32)
         number = int(code[1] or code[2] or code[3], 16)
-        if 0xD800 <= number < 0xDC00 and (low := _LOW_SURROGATE.match(self._text, self._place)):
-            self._place = low.end()
+        if 0xD800 <= number < 0xDC00 and (low := _LOW_SURROGATE.match(self._text, self._position)):
+            self._position = low.end()
             number = 0x10000 + ((number - 0xD800) << 10) + int(low[1], 16) - 0xDC00
         if 0xD800 <= number < 0xE000 or number > 0x10FFFF:
             raise self._refused(f"has {code[0]}, which is no character")
@@ -149,17 +163,17 @@ class _Pattern:
 
 
 def _class(inner: str) -> str:
-    """One character of those that a class has in its brackets."""
+    """Return a bracketed class with the members `inner`, without characters that no string can contain."""
     return f"[[{inner}]&&[^{_NEVER}{_UNASSIGNED if _PROPERTY.search(inner) else ''}]]"
 
 
 def _alone(char: str) -> str:
-    """This character."""
+    """Return the expression for one character outside of brackets."""
     return _class(_literal(char)) if char < " " or char == "\x7f" else _literal(char)
 
 
 def _literal(char: str) -> str:
-    """A character itself, in a class or not."""
+    """Return a character, escaped if necessary so that it stands for itself inside and outside of brackets."""
     if char in _SPECIAL:
         return f"\\{char}"
     return char if char.isprintable() else f"\\x{{{ord(char):x}}}"

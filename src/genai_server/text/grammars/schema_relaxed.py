@@ -1,4 +1,4 @@
-"""A schema without what cannot be followed exactly, for answers that need not fit all of it."""
+"""Removes from a schema what cannot be enforced exactly, for answers that need not match the whole schema."""
 
 from collections.abc import Mapping, Set
 from typing import Any
@@ -15,9 +15,10 @@ EVERYTHING = "the schema as a whole"
 
 
 def relaxed(schema: Mapping[str, Any]) -> tuple[Schema, list[str]]:
-    """A schema that can be followed exactly and is fitted by whatever fits the given one, and the keywords left out.
+    """Return a schema that can be enforced exactly and that every value of the given schema matches.
 
-    Raises InvalidField, without the name of a field, for an invalid schema.
+    Also returns the keywords that were left out. Raises InvalidField, without the name of a field, for an invalid
+    schema.
     """
     relaxing = _Relaxing(dict(schema))
     found = rewritten(relaxing.whole, relaxing.change)
@@ -30,7 +31,7 @@ def relaxed(schema: Mapping[str, Any]) -> tuple[Schema, list[str]]:
 
 
 class _Relaxing:
-    """What is left out of one schema."""
+    """Relaxes one schema and records the keywords that it leaves out."""
 
     def __init__(self, whole: Schema) -> None:
         self.whole = whole
@@ -38,7 +39,7 @@ class _Relaxing:
         self._steps = [*keyword_steps(whole), (frozenset({"$ref"}), self._reference)]
 
     def change(self, _: Schema, written: Schema) -> Schema:
-        """A schema without those of its keywords that cannot be followed."""
+        """Return a schema without those of its keywords that cannot be enforced exactly."""
         written = without_effect(written)
         for words, step in self._steps:
             if found := words & written.keys():
@@ -64,6 +65,9 @@ class _Relaxing:
 
 
 def any_value(schema: Mapping[str, Any]) -> Schema:
-    """The schema of any value of the schema's type; of any object if it has no type, but properties."""
+    """Return a schema that only restricts the type of values to that of the given schema.
+
+    Without a type, the result allows any object if the given schema has properties, and otherwise anything.
+    """
     kind = schema.get("type", "object" if "properties" in schema else None)
     return {"type": kind} if kind in TYPES else {}

@@ -1,8 +1,8 @@
 """Renders the Jinja chat template of a model directory.
 
-Rendered in a sandbox with the settings of Hugging Face's `apply_chat_template` (transformers documentation, "Chat
+Templates run in a sandbox with the settings of Hugging Face's `apply_chat_template` (transformers documentation, "Chat
 templates"): `trim_blocks`, `lstrip_blocks`, loop controls, `raise_exception`, `strftime_now` and a `tojson` that keeps
-characters unescaped. The engine built into onnxruntime-genai lacks parts of Jinja.
+characters unescaped. The template engine built into onnxruntime-genai is not used because it lacks parts of Jinja.
 """
 
 import json
@@ -35,13 +35,13 @@ _MAX_PATTERN = 256
 
 
 class TemplateRefusal(InvalidField, code="invalid_value"):
-    """A template fails for these messages, on purpose or not. Others may suit it."""
+    """A chat template refuses or fails to render these messages. It may still render other messages."""
 
 
 class ChatTemplate:
-    """A compiled template. Templates with the same source and special tokens are equal.
+    """A compiled chat template. Two templates are equal if their source, special tokens and length limit are equal.
 
-    Raises ModelDirectoryError if it is not valid Jinja.
+    The constructor raises ModelDirectoryError if the source is not valid Jinja.
     """
 
     def __init__(
@@ -96,10 +96,10 @@ class ChatTemplate:
         return self.source, tuple(sorted(self._special_tokens.items())), self._max_characters
 
     def render(self, variables: Mapping[str, Any]) -> str:
-        """Render the template.
+        """Render the template with these variables and return the text.
 
-        Raises TemplateRefusal, with the template's own message, if it fails, and InvalidField if rendering takes too
-        long or produces too much (template_sandbox.py).
+        Raises TemplateRefusal, with the template's own message, if the template fails, and InvalidField if rendering
+        takes too long or produces too much text (limits: template_sandbox.py).
         """
         pieces = []
         left = self._max_characters
@@ -132,9 +132,9 @@ class GenerationTag(Extension):
 
 
 def _inputs(syntax: Template) -> frozenset[str]:
-    """The template's input variables, as opposed to those that it sets before it reads them.
+    """Return the names of a template's input variables, without variables that the template sets before it reads them.
 
-    Jinja counts a variable that is set in one branch and read afterwards as input; Llama 3.1 has this with `tools`.
+    Jinja counts a variable as input if it is set in one branch and read afterwards, as `tools` in Llama 3.1's template.
     """
     first: dict[str, str] = {}
     for name in _names(syntax):
@@ -152,7 +152,7 @@ def _fields(syntax: Template) -> Iterator[str]:
 
 
 def _names(node: Node) -> Iterator[Name]:
-    """The names in a program in order of evaluation: assigned values before assignment targets."""
+    """Yield the names in a template in order of evaluation: assigned values before assignment targets."""
     if isinstance(node, Name):
         yield node
     children = list(node.iter_child_nodes())

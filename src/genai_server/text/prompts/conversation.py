@@ -1,13 +1,13 @@
-"""Converts a conversation to what a chat template writes.
+"""Converts a conversation to the forms of messages that a model's chat template can write.
 
-A history comes from any client, and its answers from any model. Published templates refuse or drop much of what is in
-such histories: a system message that is not the first one, two messages of the user in a row, two tool calls at once.
-`convert` follows what is known of a template (template_traits.py): nothing that it writes is changed, the rest is put
-where it is written, and what cannot be written is named.
+A history comes from any client, and its answers from any model. Published templates refuse or drop much of what such
+histories contain: a system message that is not the first message, two user messages in a row, two tool calls at once.
+`convert` uses what is known about a template (template_traits.py): what the template writes stays unchanged, other
+messages are moved or rewritten to forms that it writes, and what cannot be written at all is reported.
 
-A message is converted by what precedes it and by the results of its own calls, never by what follows later, so that the
-prompt of a conversation begins with the prompt of its first turns, and cached prefixes are found. The one exception are
-templates that write instructions into the last message of the user.
+The conversion of a message depends only on the messages before it and on the results of its own calls, never on later
+messages. So the prompt of a conversation begins with the prompt of its first turns, and cached prefixes can be used.
+The one exception is templates that write instructions into the last user message.
 """
 
 import hashlib
@@ -42,46 +42,58 @@ _DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 
 
 class Notes:
-    """What of a conversation has another form in the prompt, and what is not in it."""
+    """Records which parts of a conversation are rewritten in the prompt, and which are left out."""
 
     def __init__(self) -> None:
         self._converted: dict[str, list[str]] = {}
         self._left_out: dict[str, list[str]] = {}
 
-    def convert(self, place: str, form: str) -> None:
-        """Note what has another form."""
-        self._converted.setdefault(form, []).append(place)
+    def convert(self, path: str, form: str) -> None:
+        """Record that the part of the conversation at path `path` is written in another form, which `form`
+        describes.
+        """
+        self._converted.setdefault(form, []).append(path)
 
-    def leave_out(self, place: str, reason: str) -> None:
-        """Note what is not in the prompt."""
-        self._left_out.setdefault(reason, []).append(place)
+    def leave_out(self, path: str, reason: str) -> None:
+        """Record that the part of the conversation at path `path` is not in the prompt, and the reason."""
+        self._left_out.setdefault(reason, []).append(path)
 
     @property
     def converted(self) -> tuple[tuple[str, str], ...]:
-        """One entry for each form: the path of the first place; how many more there are, and the form."""
+        """The rewritten parts, one entry per form: the path of the first part, and a text with the number of
+        others and the form.
+        """
         return _entries(self._converted)
 
     @property
     def left_out(self) -> tuple[tuple[str, str], ...]:
-        """One entry for each reason: the path of the first place; how many more there are, and the reason."""
+        """The omitted parts, one entry per reason: the path of the first part, and a text with the number of
+        others and the reason.
+        """
         return _entries(self._left_out)
 
 
 class Conversation(NamedTuple):
-    """The messages for a template, the number of the given message that each comes from, and what was changed."""
+    """The converted messages, the index of the original message that each comes from, and notes about the
+    changes.
+    """
 
     messages: list[dict[str, Any]]
     sources: list[int]
     notes: Notes
 
     def media_order(self, given: Sequence[Message]) -> list[int]:
-        """For each image or sound here, which one of the given messages it is: results may have changed places."""
+        """Return, for each image or audio clip in the converted messages, its index among those in the original
+        messages.
+
+        The order may differ because tool results can be moved.
+        """
         numbers = {id(part): number for number, part in enumerate(_media(given))}
         return [numbers[id(part)] for part in _media(self.messages)]
 
 
 class _Turn(NamedTuple):
-    """A message of the conversation, with its number there."""
+    """A message of the conversation, with its index in the original conversation."""
 
     number: int
     message: dict[str, Any]
@@ -108,10 +120,11 @@ class _Turn(NamedTuple):
 
 
 def convert(messages: Sequence[Message], traits: TemplateTraits, *, continues: bool = False) -> Conversation:
-    """The messages as a template with these traits writes them. With `continues`, the answer continues the last one.
+    """Convert messages to the forms that a template with these traits writes.
 
-    Fields that are null or an empty list are omitted, and content parts joined by line breaks, unless one is an image
-    or a sound. Raises InvalidField, naming the field, for parts of unknown types.
+    With `continues`, the answer continues the last message. Fields that are null or an empty list are omitted. Content
+    parts are joined by line breaks, unless one of them is an image or an audio clip. Raises InvalidField, naming the
+    field, for parts of unknown types.
     """
     turns = [_Turn(number, _with_plain_fields(message, number)) for number, message in enumerate(messages)]
     return _Conversion(traits, continued=len(turns) - 1 if continues else None).run(turns)
@@ -125,7 +138,7 @@ def _with_plain_fields(message: Message, number: int) -> dict[str, Any]:
 
 
 class _Conversion:
-    """The conversion of one conversation."""
+    """Converts one conversation."""
 
     def __init__(self, traits: TemplateTraits, continued: int | None) -> None:
         self._traits = traits
@@ -145,19 +158,19 @@ class _Conversion:
         start = next((n for n, turn in enumerate(turns) if turn.role not in _INSTRUCTIONS), len(turns))
         rest = [self._in_place(turn) for turn in turns[start:]]
         self._begin(turns[:start], is_all=not rest)
-        place = 0
-        while place < len(rest):
-            turn = rest[place]
-            place += 1
+        index = 0
+        while index < len(rest):
+            turn = rest[index]
+            index += 1
             group = [turn]
-            while place < len(rest) and self._has_to_join(group[-1], rest[place]):
-                group.append(rest[place])
-                place += 1
+            while index < len(rest) and self._has_to_join(group[-1], rest[index]):
+                group.append(rest[index])
+                index += 1
             turn = self._joined(group)
             if turn.role == "assistant" and turn.calls:
-                end = next((n for n in range(place, len(rest)) if rest[n].role == "assistant"), len(rest))
-                self._exchange(turn, rest[place:end], is_last=end == len(rest))
-                place = end
+                end = next((n for n in range(index, len(rest)) if rest[n].role == "assistant"), len(rest))
+                self._exchange(turn, rest[index:end], is_last=end == len(rest))
+                index = end
             else:
                 self._write(turn)
         if self._pending is not None:
@@ -171,7 +184,11 @@ class _Conversion:
     # Instructions.
 
     def _begin(self, instructions: Sequence[_Turn], *, is_all: bool) -> None:
-        """Write the instructions at the beginning, as one message. They may be all there is."""
+        """Write the instructions (system and developer messages) at the beginning of the conversation, joined to one
+        message.
+
+        `is_all` says that the conversation has no other messages.
+        """
         if not instructions:
             return
         traits = self._traits
@@ -190,7 +207,11 @@ class _Conversion:
                 self._written.append(turn)
 
     def _put_before_last_user(self) -> None:
-        """Move instructions to where such templates have them, if they would be lost because of the last message."""
+        """Move the instructions into the last user message, if the template would otherwise lose them.
+
+        Some templates write instructions only next to the last user message, and lose them if another message is the
+        last.
+        """
         written = self._written
         if (
             self._traits.instructions_before_results
@@ -207,7 +228,10 @@ class _Conversion:
             del written[0]
 
     def _in_place(self, turn: _Turn) -> _Turn:
-        """Instructions that are not at the beginning, in the form in which they are written."""
+        """Return a later system or developer message in the form in which the template writes it.
+
+        Others stay unchanged.
+        """
         if turn.role not in _INSTRUCTIONS:
             return turn
         if self._traits.later_instructions:
@@ -219,7 +243,9 @@ class _Conversion:
     # Neighbours.
 
     def _has_to_join(self, turn: _Turn, following: _Turn) -> bool:
-        """Whether two messages of the assistant have to be one."""
+        """Whether two messages in a row are both from the assistant and the template writes them only as one
+        message.
+        """
         if not turn.role == following.role == "assistant":
             return False
         if turn.calls:
@@ -227,7 +253,7 @@ class _Conversion:
         return not self._traits.assistant_after_assistant
 
     def _joined(self, group: Sequence[_Turn]) -> _Turn:
-        """Messages of the assistant as one."""
+        """Join several messages of the assistant to one message."""
         if len(group) == 1:
             return group[0]
         for turn in group[1:]:
@@ -275,7 +301,7 @@ class _Conversion:
             self._convert(turn, "at the end of the tool result before it")
 
     def _assistant(self, turn: _Turn) -> None:
-        """Write a message without calls."""
+        """Write an assistant message without tool calls."""
         traits = self._traits
         if not turn.content and not traits.empty_assistant and turn.number != self._continued:
             self._convert(turn, "without text, therefore left out")
@@ -287,7 +313,9 @@ class _Conversion:
         self._append(self._with_reasoning(turn.with_fields(content=turn.content or "")))
 
     def _begin_assistant(self, turn: _Turn) -> None:
-        """Write what has to stand before the assistant's message."""
+        """Write a user message before an assistant message if the template needs one: pending instructions, or a
+        filler text.
+        """
         if self._pending is not None:
             self._user(_Turn(self._pending.number, {"role": "user", "content": ""}))
         elif not self._traits.assistant_first and all(one.role in _INSTRUCTIONS for one in self._written):
@@ -297,7 +325,10 @@ class _Conversion:
     # Calls and results.
 
     def _exchange(self, turn: _Turn, following: Sequence[_Turn], *, is_last: bool) -> None:
-        """Write calls and their results, and what else stands before the next message of the assistant."""
+        """Write tool calls, their results, and all other messages before the next assistant message.
+
+        `following` are the messages up to the next assistant message, `is_last` says that there is none.
+        """
         traits = self._traits
         results, others = self._results(turn, following)
         is_open = is_last and not following
@@ -315,7 +346,10 @@ class _Conversion:
             self._write(other)
 
     def _results(self, turn: _Turn, following: Sequence[_Turn]) -> tuple[list[list[_Turn]], list[_Turn]]:
-        """The results of each call, and the other messages. Results come first, because templates need it."""
+        """Return the result messages of each tool call, and the other messages among `following`.
+
+        Results are written before the other messages, because templates need this order.
+        """
         ids = [_id(call) for call in turn.calls]
         left = Counter(ids)
         found: dict[Any, deque[_Turn]] = {id: deque() for id in left}
@@ -336,12 +370,12 @@ class _Conversion:
         return results, others
 
     def _add_missing(self, turn: _Turn, results: list[list[_Turn]]) -> None:
-        """Add results to calls that have none."""
-        for place, (call, found) in enumerate(zip(turn.calls, results, strict=True)):
+        """Add a result message to each tool call that has none."""
+        for index, (call, found) in enumerate(zip(turn.calls, results, strict=True)):
             if not found:
                 message = {"role": "tool", "tool_call_id": _id(call), "content": _NO_RESULT}
                 found.append(_Turn(turn.number, message))
-                self._convert(turn, f"with the result {_NO_RESULT}", field=f"tool_calls[{place}]")
+                self._convert(turn, f"with the result {_NO_RESULT}", field=f"tool_calls[{index}]")
 
     def _calls(self, turn: _Turn, results: Sequence[list[_Turn]]) -> None:
         traits = self._traits
@@ -358,7 +392,7 @@ class _Conversion:
         if text and not traits.reasoning_beside_text and REASONING in turn.message:
             self._notes.leave_out(_field(turn, REASONING), "the chat template writes none next to text and calls")
             turn = turn.without(REASONING)
-        calls = [self._converted_call(turn, place) for place in range(len(given))]
+        calls = [self._converted_call(turn, index) for index in range(len(given))]
         ids = {_id(old): _id(new) for old, new in zip(given, calls, strict=True)}
         found = [
             [one.with_fields(tool_call_id=ids.get(one.message.get("tool_call_id"))) for one in some] for some in results
@@ -369,28 +403,31 @@ class _Conversion:
             self._write_results(pairs)
             return
         self._convert(turn, "one by one", field="tool_calls")
-        for place, pair in enumerate(pairs):
-            one = turn if place == 0 else _Turn(turn.number, {"role": "assistant", "content": traits.empty_content})
+        for index, pair in enumerate(pairs):
+            one = turn if index == 0 else _Turn(turn.number, {"role": "assistant", "content": traits.empty_content})
             self._append(self._with_reasoning(one.with_fields(tool_calls=[pair[0]])))
             self._write_results([pair])
 
-    def _converted_call(self, turn: _Turn, place: int) -> Any:
-        """A call with the id and the arguments that the template needs."""
-        call = turn.calls[place]
+    def _converted_call(self, turn: _Turn, index: int) -> Any:
+        """Return a tool call with its id and arguments in the form that the template needs.
+
+        `index` is the call's index.
+        """
+        call = turn.calls[index]
         function = call.get("function") if isinstance(call, Mapping) else None
         self._num_calls += 1
         if not isinstance(function, Mapping):
             return call
-        arguments = self._arguments(turn, place, function.get("arguments"))
+        arguments = self._arguments(turn, index, function.get("arguments"))
         found = {**call, "function": {**function, "arguments": arguments}}
         if isinstance(id := call.get("id"), str):
             found["id"] = self._fitting_id(id, str(function.get("name")))
         return found
 
-    def _arguments(self, turn: _Turn, place: int, given: Any) -> Any:
+    def _arguments(self, turn: _Turn, index: int, given: Any) -> Any:
         value = _parsed(given) if isinstance(given, str) else {} if given is None else given
         if not isinstance(value, Mapping):
-            field = f"tool_calls[{place}].function.arguments"
+            field = f"tool_calls[{index}].function.arguments"
             if self._traits.broken_arguments:
                 self._convert(turn, "no JSON object and therefore as text", field=field)
                 return given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
@@ -401,7 +438,7 @@ class _Conversion:
         return given if isinstance(given, str) and given else json.dumps(value, ensure_ascii=False)
 
     def _fitting_id(self, id: str, name: str) -> str:
-        """An id of a call in the form that the template needs: the same one each time."""
+        """Return the id of a tool call in the form that the template needs. Equal ids give equal results."""
         if self._traits.call_ids is CallIds.NAMED and not ((found := _NAMED.fullmatch(id)) and found[1] == name):
             return f"functions.{name}:{self._num_calls - 1}"
         return self._nine(id)
@@ -410,7 +447,7 @@ class _Conversion:
         if self._traits.call_ids is not CallIds.NINE or _NINE.fullmatch(id):
             return id
         number = int.from_bytes(hashlib.blake2b(id.encode("utf-8", "replace"), digest_size=8).digest())
-        return "".join(_DIGITS[number // len(_DIGITS) ** place % len(_DIGITS)] for place in range(9))
+        return "".join(_DIGITS[number // len(_DIGITS) ** n % len(_DIGITS)] for n in range(9))
 
     def _write_results(self, pairs: Any) -> None:
         media: list[tuple[_Turn, list[Any]]] = []
@@ -431,7 +468,7 @@ class _Conversion:
             self._user(_Turn(result.number, {"role": "user", "content": labelled("of the tool result", parts)}))
 
     def _orphan(self, turn: _Turn) -> None:
-        """Write a result without a call."""
+        """Write a tool result that belongs to no call."""
         if self._traits.tool_results and self._traits.orphan_results:
             id = turn.message.get("tool_call_id")
             self._append(turn.with_fields(tool_call_id=self._nine(id)) if isinstance(id, str) else turn)
@@ -447,7 +484,9 @@ class _Conversion:
     # Fields.
 
     def _with_reasoning(self, turn: _Turn) -> _Turn:
-        """The message with its reasoning in the field that the template reads."""
+        """Return the message with its reasoning in the field that the template reads, or without reasoning if
+        there is none.
+        """
         field = self._traits.reasoning_field
         if REASONING not in turn.message or field == REASONING:
             return turn
@@ -457,7 +496,9 @@ class _Conversion:
         return turn.without(REASONING).with_fields(**{field: turn.message[REASONING]})
 
     def _note_names(self, turns: Sequence[_Turn]) -> None:
-        """Note the names of speakers if the template does not write them. A result's name is that of its tool."""
+        """Record the `name`s of speakers as left out. (In a tool result, `name` is the name of the tool and is
+        not concerned.)
+        """
         for turn in turns:
             if "name" in turn.message and turn.role in (*_INSTRUCTIONS, "user", "assistant"):
                 self._notes.leave_out(_field(turn, "name"), "the chat template writes none")
@@ -472,7 +513,9 @@ class _Conversion:
         self._more.append(content)
 
     def _complete_last(self) -> None:
-        """Join what was added to the last message, at once, because there may be thousands of such texts."""
+        """Append the contents added by `_add_to_last` to the last message, all at once because there may be
+        thousands.
+        """
         if self._more:
             last = self._written[-1]
             self._written[-1] = last.with_fields(content=joined(last.content, *self._more))
@@ -496,7 +539,9 @@ def _id(call: Any) -> Any:
 
 
 def _parsed(arguments: str) -> Any:
-    """The value of arguments, None if they are not JSON. An empty text stands for no arguments."""
+    """Return the value of a tool call's arguments; None if they are not JSON. An empty text stands for no
+    arguments.
+    """
     try:
         value = json.loads(arguments or "{}")
         json.dumps(value, ensure_ascii=False).encode()  # escapes may stand for halves of characters
@@ -516,9 +561,9 @@ def _call_as_text(call: Any) -> str:
 
 
 def _entries(kinds: Mapping[str, Sequence[str]]) -> tuple[tuple[str, str], ...]:
-    return tuple(_entry(places, kind) for kind, places in kinds.items())
+    return tuple(_entry(paths, kind) for kind, paths in kinds.items())
 
 
-def _entry(places: Sequence[str], kind: str) -> tuple[str, str]:
-    more = len(dict.fromkeys(places)) - 1
-    return places[0], f"{f' and {more} more' if more else ''} ({kind})"
+def _entry(paths: Sequence[str], kind: str) -> tuple[str, str]:
+    more = len(dict.fromkeys(paths)) - 1
+    return paths[0], f"{f' and {more} more' if more else ''} ({kind})"

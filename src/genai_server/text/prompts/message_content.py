@@ -1,4 +1,4 @@
-"""The content of a message: a text, None, or a list of parts, which are texts, images and sounds."""
+"""The content of a chat message: a string, None, or a list of parts, which are texts, images or audio clips."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
@@ -14,34 +14,34 @@ _BETWEEN = "\n\n"
 
 
 def is_medium(part: Any) -> bool:
-    """Whether a part is an image or a sound."""
+    """Whether a content part is an image or an audio clip."""
     return isinstance(part, Mapping) and part.keys() == {"type"} and part["type"] in MEDIA
 
 
 def has_media(content: Content) -> bool:
-    """Whether a content has images or sounds."""
+    """Whether a message content contains images or audio clips."""
     return isinstance(content, list) and any(map(is_medium, content))
 
 
 def num_media(messages: Iterable[Message]) -> int:
-    """The number of images and sounds."""
+    """Return the number of images and audio clips in all messages."""
     contents = (message.get("content") for message in messages)
     return sum(is_medium(part) for parts in contents if isinstance(parts, list) for part in parts)
 
 
-def plain_content(content: Any, place: str) -> Content:
-    """A content whose parts are joined by line breaks unless one is an image or a sound.
+def plain_content(content: Any, path: str) -> Content:
+    """Return a message content with its text parts joined by line breaks, unless one part is an image or audio clip.
 
-    Raises InvalidField, naming the part, for one of an unknown type.
+    `path` is the path of the content. Raises InvalidField, naming the part, for a part of an unknown type.
     """
     if not isinstance(content, list):
         return content  # type: ignore[no-any-return]
-    texts = [_text_of(part, f"{place}[{n}]") for n, part in enumerate(content) if not is_medium(part)]
+    texts = [_text_of(part, f"{path}[{n}]") for n, part in enumerate(content) if not is_medium(part)]
     return "\n".join(texts) if len(texts) == len(content) else content
 
 
 def joined(*contents: Content) -> Content:
-    """The contents as one, in which texts are divided by an empty line."""
+    """Join several message contents to one, with an empty line between texts."""
     given = [content for content in contents if content]
     if not given:
         return ""
@@ -58,19 +58,19 @@ def joined(*contents: Content) -> Content:
 
 
 def labelled(label: str, content: Content) -> Content:
-    """The content below a line that says what it is."""
+    """Return a message content with a line `[label]` before it that says what the content is."""
     if isinstance(content, list):
         return [{"type": "text", "text": f"[{label}]\n"}, *content]
     return f"[{label}]\n{content}" if content else f"[{label}]"
 
 
 def text_of(content: Content) -> str:
-    """The text of a content without its images and sounds."""
+    """Return the text of a message content without its images and audio clips."""
     return "\n".join(part["text"] for part in _parts(content) if not is_medium(part))
 
 
 def media_of(content: Content) -> list[Any]:
-    """The images and sounds of a content."""
+    """Return the parts of a message content that are images or audio clips."""
     return [part for part in content if is_medium(part)] if isinstance(content, list) else []
 
 
@@ -80,8 +80,8 @@ def _parts(content: Content) -> Sequence[Any]:
     return [{"type": "text", "text": content}] if content else []
 
 
-def _text_of(part: Any, place: str) -> str:
+def _text_of(part: Any, path: str) -> str:
     text = part.get("text") if isinstance(part, Mapping) and part.get("type") == "text" else None
     if not isinstance(text, str):
-        raise InvalidField(place, "must be a part of type text; this model supports no other type")
+        raise InvalidField(path, "must be a part of type text; this model supports no other type")
     return text

@@ -1,5 +1,7 @@
-"""Renders the prompt of a conversation: chooses the template, converts the messages to what it writes, fills in
-variables, and guards special tokens.
+"""Renders the prompt of a conversation with the model's chat template.
+
+Chooses the template, converts the messages to forms that the template writes, sets the template's variables, and keeps
+special tokens in the request's texts from being encoded as such.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -25,12 +27,14 @@ _RESERVED = {"messages", "tools"}
 
 
 class WrittenPrompt(NamedTuple):
-    """A prompt, what of the conversation has another form there, and what is not in it."""
+    """A rendered prompt, with the parts of the conversation that were rewritten for it and those that were left
+    out.
+    """
 
     prompt: Prompt
     converted: Sequence[tuple[str, str]] = ()
     left_out: Sequence[tuple[str, str]] = ()
-    # For each image or sound of the prompt, which one of the messages it is.
+    # For each image or audio clip of the prompt, its index among those in the messages.
     media: Sequence[int] = ()
 
     @property
@@ -40,11 +44,11 @@ class WrittenPrompt(NamedTuple):
 
 
 class PromptWriter:
-    """Renders prompts with a model's named templates, if any.
+    """Renders prompts with a model's chat templates, keyed by name, if the model has any.
 
-    Texts in `special_tokens` are encoded as tokens only where the templates contain them. If a template does not
-    support tool calls, they are written in `tool_format`. If it does not support images or sounds, each is
-    `image_marker`.
+    Texts in `special_tokens` are encoded as special tokens only where the templates contain them. If a template does
+    not support tool calls, calls are written in `tool_format`. If a template does not support images or audio,
+    `image_marker` is written for each.
     """
 
     def __init__(
@@ -61,7 +65,7 @@ class PromptWriter:
         self._guard = SpecialTokenGuard(special_tokens, constants)
 
     def reads(self, name: str) -> bool:
-        """Whether a template reads a variable."""
+        """Whether any of the templates reads a variable."""
         return any(name in template.variables for template in self._templates.values())
 
     @property
@@ -71,7 +75,7 @@ class PromptWriter:
 
     @property
     def source(self) -> str:
-        """The template for conversations; "" without one."""
+        """The source of the template for conversations without tools; "" if the model has no template."""
         return self._templates[DEFAULT].source if self._templates else ""
 
     @property
@@ -90,25 +94,25 @@ class PromptWriter:
             )
 
     def prepare(self) -> None:
-        """Find out what the templates write, which takes some 20 ms, so that no request has to wait for it."""
+        """Probe the templates in advance (about 20 ms), so that no request has to wait for this."""
         if self._templates:
             self.traits()
             self.traits(with_tools=self.takes_tools)
 
     @property
     def adaptations(self) -> Sequence[str]:
-        """What of conversations has another form in prompts, a sentence each."""
+        """Sentences that describe which parts of conversations are rewritten in prompts, for the operator."""
         return tuple(self.traits(with_tools=self.takes_tools).in_words()) if self._templates else ()
 
     def traits(self, *, with_tools: bool = False) -> TemplateTraits:
-        """What the template for conversations, or for those with tools, writes."""
+        """Return what the template can write, for conversations without tools or with tools (`with_tools`)."""
         return probe(
             self._template(with_tools=with_tools), self._tool_format, self._image_marker, with_tools=with_tools
         )
 
     @property
     def thinking(self) -> ThinkingVariables:
-        """The variables by which prompts set whether, and how much, the model reasons."""
+        """The template variables that set whether, and with which effort, the model reasons."""
         if not self._templates:
             return ThinkingVariables()
         plain = self.traits()
@@ -117,10 +121,11 @@ class PromptWriter:
     def write(
         self, messages: Sequence[Message], tools: Sequence[Tool] | None, template_kwargs: Mapping[str, Any] | None
     ) -> WrittenPrompt:
-        """Render the prompt up to where the answer begins.
+        """Render the prompt up to the position where the answer begins.
 
-        Raises InvalidField, whose `param` names the field, if the template cannot use it or renders these messages in
-        no form, and NoChatTemplate.
+        `template_kwargs` are the request's variables for the template. Raises InvalidField, whose `param` names the
+        field, if the template cannot use a field or refuses these messages in every form, and NoChatTemplate if the
+        model has no template.
         """
         self.require_template()
         if not self._image_marker:
@@ -193,11 +198,11 @@ def _check_that_no_medium_is_given(messages: Sequence[Message]) -> None:
         parts = message.get("content")
         for index, part in enumerate(parts if isinstance(parts, list) else ()):
             if is_medium(part):
-                place, noun = (
+                path, noun = (
                     f"messages[{number}].content[{index}]",
                     "an image" if part["type"] == "image" else "a sound",
                 )
-                raise InvalidField(place, f"is {noun}, and this model reads text only")
+                raise InvalidField(path, f"is {noun}, and this model reads text only")
 
 
 def _check_tools(template: ChatTemplate, tools: Sequence[Tool]) -> None:
@@ -206,7 +211,11 @@ def _check_tools(template: ChatTemplate, tools: Sequence[Tool]) -> None:
 
 
 def _options(template: ChatTemplate, given: Mapping[str, Any]) -> tuple[dict[str, Any], bool, bool]:
-    """The template's variables, whether to add the generation prompt, and whether to continue the final message."""
+    """Return the variables for the template, whether to add the generation prompt, and whether to continue the last
+    message.
+
+    Raises InvalidField for variables that the template does not read.
+    """
     variables = dict(given)
     continues = _flag(variables, CONTINUE, default=False)
     if _GENERATION_PROMPT not in template.variables:

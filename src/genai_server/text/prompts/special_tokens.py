@@ -1,10 +1,11 @@
-"""Special tokens in a request's texts stay text: a client cannot open a turn by typing the token that opens one.
+"""Keeps special tokens in a request's texts plain text: a client cannot begin a turn by sending the token that begins
+one.
 
-Before a template is rendered, a few characters without which there is no special token are exchanged, in all that comes
-from the request, for lone surrogates, which no valid text has. A special token that stands in the rendered text
-thereafter is the template's own. Then the characters are put back, and the text is cut inside every special token that
-has come up by that, so that no piece holds one. It does not matter what the template did to the texts in between: trim
-them, change their case, write them as JSON or put them side by side.
+Before a template is rendered, a few characters are replaced by lone surrogates in all texts of the request. The
+characters are chosen so that every special token contains one of them, and valid text contains no lone surrogates. So
+each special token in the rendered text comes from the template. Afterwards the characters are restored, and the text is
+cut within each special token that appears only now, so that no piece contains one. It does not matter what the template
+did to the texts in between: trim them, change their case, write them as JSON or concatenate them.
 """
 
 import re
@@ -20,7 +21,7 @@ _SURROGATES = range(0xDB80, 0xE000)
 
 
 class Prompt(NamedTuple):
-    """A text to be encoded in pieces, with `num_special` genuine special tokens."""
+    """A text to be encoded piece by piece, with `num_special` special tokens that come from the template."""
 
     pieces: list[str]
     num_special: int
@@ -32,7 +33,7 @@ class Prompt(NamedTuple):
 
 
 class SpecialTokenGuard:
-    """Distinguishes a template's special tokens from those in a request's texts.
+    """Distinguishes the special tokens of a template from special tokens in a request's texts.
 
     `tokens` are the texts of all special tokens, `constants` the texts in the template's source. The constants show
     whether the template assembles a special token around a variable, as in `'<|' + name + '|>'`.
@@ -52,15 +53,19 @@ class SpecialTokenGuard:
             self._tails = tuple(part for part in _tails(self._tokens) if not self._has_key(part))
 
     def cover(self, value: Any, param: str) -> Any:
-        """The value with its texts, including field names, in a form that contains no special tokens.
+        """Return a JSON value whose texts, including field names, are changed so that they contain no special tokens.
 
-        Raises InvalidField, naming `param`, for a text that is not valid Unicode and for a value nested too deeply.
+        `uncover` restores the texts. Raises InvalidField, naming `param`, for a text that is not valid Unicode and for
+        a value that is nested too deeply.
         """
         with blaming(param):
             return self._covered(value)
 
     def cover_messages(self, messages: Iterable[Mapping[str, Any]], param: str) -> list[dict[str, Any]]:
-        """Like `cover`, for messages. The ends of roles are kept: templates may form special tokens of them."""
+        """Return messages covered like values in `cover`, except for the first and last characters of their roles.
+
+        Templates may assemble special tokens of the roles.
+        """
         with blaming(param):
             return [
                 {
@@ -71,7 +76,7 @@ class SpecialTokenGuard:
             ]
 
     def uncover(self, rendered: str) -> Prompt:
-        """Convert a template's output of covered texts to a prompt."""
+        """Return the prompt for a template's output of covered texts, with the original texts restored."""
         if "\\ud" in rendered:
             for cover in self._covers.values():
                 rendered = rendered.replace(ascii(cover)[1:-1], cover)
@@ -81,16 +86,19 @@ class SpecialTokenGuard:
         return Prompt(self._cut(rendered, genuine), len(genuine))
 
     def plain(self, text: str) -> Prompt:
-        """A text without special tokens."""
+        """Return a prompt for a text in which no special token is encoded as such."""
         return Prompt(self._cut(text, []), 0)
 
-    def end(self, prompt: Prompt, place: int) -> Prompt:
-        """The rest of a prompt from a place in its text on, at which no special token goes on."""
+    def end(self, prompt: Prompt, position: int) -> Prompt:
+        """Return the rest of a prompt from a position in its text on.
+
+        No special token may extend across this position.
+        """
         pieces = []
         for piece in prompt.pieces:
-            if place < len(piece):
-                pieces.append(piece[max(0, place) :])
-            place -= len(piece)
+            if position < len(piece):
+                pieces.append(piece[max(0, position) :])
+            position -= len(piece)
         return Prompt(pieces, sum(len(self._pattern.findall(piece)) for piece in pieces))
 
     def _covered(self, value: Any) -> Any:
@@ -111,7 +119,7 @@ class SpecialTokenGuard:
         return text
 
     def _covered_ends(self, text: str) -> str:
-        """Where the template has the keys: the text must not add what is missing of a token."""
+        """Replace the first and last characters of a text if the template could complete them to a special token."""
         if not self._heads or not text:
             return text
         if text.endswith(self._heads) or any(text in token for token in self._tokens):
@@ -121,9 +129,11 @@ class SpecialTokenGuard:
         return text
 
     def _cut(self, text: str, genuine: list[tuple[int, int]]) -> list[str]:
-        """Split the text into pieces that contain no special tokens except genuine ones, given by their spans."""
+        """Split a text into pieces that contain no special tokens except genuine ones, which are given by their
+        spans.
+        """
         known = set(genuine)
-        inner = {place for start, end in genuine for place in range(start + 1, end)}
+        inner = {position for start, end in genuine for position in range(start + 1, end)}
         pieces, todo = [], [(0, len(text))]
         while todo:
             start, end = todo.pop()
@@ -133,12 +143,12 @@ class SpecialTokenGuard:
             if forged is None:
                 pieces.append(text[start:end])
             else:
-                cut = next(place for place in range(forged[0] + 1, forged[1]) if place not in inner)
+                cut = next(position for position in range(forged[0] + 1, forged[1]) if position not in inner)
                 todo += [(cut, end), (start, cut)]
         return pieces
 
     def _builds_tokens(self, constants: Collection[str]) -> bool:
-        """Whether some constant has the keys of a special token, but not all of the token."""
+        """Whether a constant of the template contains key characters of a special token, but not the whole token."""
         heads = tuple(filter(self._has_key, _heads(self._tokens)))
         tails = tuple(filter(self._has_key, _tails(self._tokens)))
         whole = "\0".join(self._tokens)
@@ -153,7 +163,9 @@ class SpecialTokenGuard:
 
 @contextmanager
 def blaming(param: str) -> Iterator[None]:
-    """Raise InvalidField, naming `param`, for a text that is not valid Unicode and for a value nested too deeply."""
+    """Convert errors in the block about invalid Unicode and too deep nesting to InvalidField, which names
+    `param`.
+    """
     try:
         yield
     except UnicodeEncodeError:
@@ -163,7 +175,10 @@ def blaming(param: str) -> Iterator[None]:
 
 
 def _key_characters(tokens: Iterable[str], constants: str) -> list[str]:
-    """A few characters such that each token has one, preferably ones that templates do not look for in texts."""
+    """Choose a few characters such that each special token contains one of them.
+
+    Characters that templates are unlikely to look for in texts are preferred.
+    """
     left, keys = set(tokens), []
     while left:
         keys.append(
@@ -177,10 +192,10 @@ def _key_characters(tokens: Iterable[str], constants: str) -> list[str]:
 
 
 def _longest_of(tokens: Collection[str]) -> str:
-    """A regular expression for the longest token at a position.
+    """Return a regular expression that matches the longest token at a position.
 
-    Its branches part where the tokens do: with one branch for each of a thousand tokens, it would take seconds for a
-    text full of their common begin.
+    The alternatives share common beginnings (a trie). With one alternative for each of a thousand tokens, the search in
+    a text full of their common beginning would take seconds.
     """
     rests: dict[str, list[str]] = {}
     for token in filter(None, tokens):

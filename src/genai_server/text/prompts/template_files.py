@@ -1,4 +1,6 @@
-"""Finds a model's chat templates where Hugging Face's libraries store them, or uses a given one instead."""
+"""Finds a model's chat templates where Hugging Face's libraries store them, or loads the template that a setting
+names.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -20,12 +22,13 @@ _RERANK = Path(__file__).with_name("rerank_templates") / "qwen3-reranker.jinja"
 def load_chat_templates(
     model_dir: Path, given: str = "", *, max_characters: int = MAX_CHARACTERS
 ) -> dict[str, ChatTemplate]:
-    """The chat templates of a model keyed by name, including "default"; empty without a default template.
+    """Return the chat templates of a model keyed by name, including "default"; empty if there is no default template.
 
-    `given` is a file, or one of NAMES, in place of the model's own. These are `chat_template.jinja`, and `NAME.jinja`
-    in `additional_chat_templates`; without any of these, `chat_template` in tokenizer_config.json, a text or a list of
-    objects with `name` and `template`. Raises ModelDirectoryError if one of them is not valid, and ChatTemplateError
-    if `given` cannot be used.
+    `given` is a file, or one of NAMES, and replaces the model's own templates. The model's own templates are
+    `chat_template.jinja`, and `NAME.jinja` in the folder `additional_chat_templates`. Without any of these files, they
+    are the value of `chat_template` in tokenizer_config.json: a string, or a list of objects with `name` and
+    `template`. Raises ModelDirectoryError if a template of the model is not valid, and ChatTemplateError if `given`
+    cannot be used.
     """
     special_tokens = load_special_tokens(model_dir)
     if given:
@@ -42,7 +45,10 @@ def load_chat_templates(
 
 
 def load_special_tokens(model_dir: Path) -> dict[str, str]:
-    """The texts of a model's special tokens, keyed by role, such as `eos_token`. Raises ModelDirectoryError."""
+    """Return the texts of a model's special tokens, keyed by role, such as `eos_token`.
+
+    Raises ModelDirectoryError if tokenizer_config.json cannot be read.
+    """
     tokens = {}
     for name, value in read_object(model_dir / _TOKENIZER_CONFIG).items():
         text = value.get("content") if isinstance(value, dict) else value
@@ -52,9 +58,10 @@ def load_special_tokens(model_dir: Path) -> dict[str, str]:
 
 
 def load_rerank_template(model_dir: Path, *, max_characters: int = MAX_CHARACTERS) -> dict[str, ChatTemplate]:
-    """The template of a reranking decoder: its own if it supports queries and documents, else Qwen3-Reranker's.
+    """Return the template of a reranker that is a decoder, as a map with the key "default".
 
-    Raises ModelDirectoryError.
+    It is the model's own template if that supports queries and documents, else the template of Qwen3-Reranker. Raises
+    ModelDirectoryError if the model's template is not valid.
     """
     own = load_chat_templates(model_dir, max_characters=max_characters)
     if DEFAULT in own and all(role in own[DEFAULT].source for role in ("query", "document")):

@@ -1,8 +1,8 @@
 """Finds out what a chat template writes, drops and refuses, by rendering short conversations of marker words.
 
-Each question has options, from the form that changes a conversation least to the one that every template writes. The
-first option is taken under which the template writes all markers, in order where this matters. Conversations are
-converted with the option (conversation.py), so what is tried is what will be done.
+For each question there are several options, from the form that changes a conversation least to the form that every
+template writes. The probe takes the first option under which the template writes all markers (in order, where the order
+matters). Test conversations are converted with the option by conversation.py, like the conversations of requests.
 """
 
 import json
@@ -72,16 +72,19 @@ _OTHER_NAMES = {"none": ("none", "no_think")}
 def probe(
     template: ChatTemplate, tool_format: ToolFormat | None, image_marker: str, *, with_tools: bool
 ) -> TemplateTraits:
-    """What the template writes, of conversations with tools or without. The other arguments are PromptWriter's."""
+    """Return what a template writes of conversations with or without tools.
+
+    `tool_format` and `image_marker` have the same meaning as in PromptWriter.
+    """
     return _Probe(template, tool_format, image_marker, with_tools=with_tools).traits()
 
 
 class _TooLong(Exception):
-    """The template takes too long to find out more."""
+    """Rendering takes so long that the probe stops."""
 
 
 class _Probe:
-    """The probe of one template."""
+    """Probes one template."""
 
     def __init__(
         self, template: ChatTemplate, tool_format: ToolFormat | None, image_marker: str, *, with_tools: bool
@@ -91,15 +94,15 @@ class _Probe:
         self._image_marker = image_marker
         self._tools = TOOLS if with_tools else []
         self._tool_format = tool_format
-        self._knows_calls = "tool_calls" in template.source
-        is_in_content = tool_format is not None and not self._knows_calls
+        self._supports_calls = "tool_calls" in template.source
+        is_in_content = tool_format is not None and not self._supports_calls
         # What is known without rendering: the template itself writes calls only if it reads them.
         self._initial = TemplateTraits(calls=CallForm.IN_CONTENT if is_in_content else CallForm.TOGETHER)
         self._traits = self._initial
         self._end = time.thread_time() + _MAX_SECONDS
 
     def traits(self) -> TemplateTraits:
-        """The answers to all questions."""
+        """Answer all questions about the template and return the result."""
         try:
             self._place_tools()
             simple = ([_user("useran")], [_system(), _user("useran")])
@@ -119,7 +122,7 @@ class _Probe:
     def _place_tools(self) -> None:
         if self._tools and "tools" not in self._template.variables:
             places: list[Option] = [
-                {"tools_place": place} for place in (ToolsPlace.LIST_IN_MESSAGE, ToolsPlace.JSON_IN_MESSAGE)
+                {"tools_place": position} for position in (ToolsPlace.LIST_IN_MESSAGE, ToolsPlace.JSON_IN_MESSAGE)
             ]
             self._choose(places, ([_user("useran")], [_FUNCTION]))
 
@@ -156,7 +159,7 @@ class _Probe:
         )
 
     def _calls(self) -> None:
-        """How calls and their results are written."""
+        """Find out in which form the template writes tool calls and their results."""
         user, call, result = _user("useran"), _assistant(None, "valuean"), _result("resultan", "valuean")
         more = [_assistant("assistantbe"), _user("userbe")]
         markers = ["useran", _FUNCTION, "valuean", "resultan"]
@@ -187,10 +190,10 @@ class _Probe:
             self._decide("broken_arguments", ([user, broken, result], ["useran", "broken", "resultan"]))
 
     def _call_options(self) -> list[Option]:
-        """The forms of one call and its result, but the last: as text."""
+        """Return the forms of a tool call and its result to try, except plain text, which is the last resort."""
         options: list[Option] = []
         for tool_results in (True, False):
-            if self._knows_calls:
+            if self._supports_calls:
                 for ids, content, as_json in product(CallIds, (None, ""), (False, True)):
                     fields = {"call_ids": ids, "empty_content": content, "arguments_as_json": as_json}
                     options.append({"tool_results": tool_results, **fields})
@@ -201,7 +204,9 @@ class _Probe:
         return options
 
     def _results(self) -> None:
-        """Texts and images next to calls and results, and instructions in front of them."""
+        """Find out whether texts and images next to tool calls and results, and instructions before them, are
+        written.
+        """
         user, call, result = _user("useran"), _assistant(None, "valuean"), _result("resultan", "valuean")
         if self._traits.leading_instructions:
             self._decide(
@@ -228,7 +233,7 @@ class _Probe:
             self._traits = replace(self._traits, media_in_results=is_written)
 
     def _medium(self) -> Message:
-        """An image, or a sound if the template knows sounds only."""
+        """Return a content part for an image, or for an audio clip if the template supports only audio."""
         known = [medium for medium, names in MEDIA.items() if self._template.constants & set(names)]
         return {"type": known[0] if known else "image"}
 
@@ -267,7 +272,10 @@ class _Probe:
         self._decide("names", ([named], ["namean", "useran"]), is_ordered=False)
 
     def _reasoning(self) -> None:
-        """Where reasoning is read. Some templates write it only while reasoning is on."""
+        """Find out in which message field the template reads reasoning.
+
+        Some templates write it only while reasoning is on.
+        """
         one, two = _user("useran"), _user("userbe")
         result = _result("resultan", "valuean")
         called = {**_assistant(None, "valuean"), REASONING: "thoughtan"}
@@ -317,12 +325,12 @@ class _Probe:
         return found
 
     def _effort(self, variable: str, effort: str) -> str | None:
-        """What an effort is called in the template, None if the template refuses it."""
+        """Return the template's name for a reasoning effort; None if the template refuses the effort."""
         names = _OTHER_NAMES.get(effort, (effort,))
         return next((name for name in names if self._rendered([_user("useran")], {variable: name}) is not None), None)
 
     def _decide(self, trait: str, *cases: Case, is_ordered: bool = True) -> None:
-        """Whether a trait is true."""
+        """Set a boolean trait to true if the template then writes the markers of all cases, else to false."""
         self._choose([{trait: True}, {trait: False}], *cases, is_ordered=is_ordered)
 
     def _choose(
@@ -331,7 +339,9 @@ class _Probe:
         *cases: Case,
         is_ordered: bool = True,
     ) -> None:
-        """Take the first option under which all cases, messages with their markers, are written; else the last one."""
+        """Set the traits of the first option under which the template writes the markers of all cases, else of
+        the last option.
+        """
         for option in options:
             given, self._traits = self._traits, replace(self._traits, **option)
             if option is options[-1] or all(
@@ -353,14 +363,17 @@ class _Probe:
         is_ordered: bool = True,
         variables: Mapping[str, Any] = MappingProxyType({}),
     ) -> bool:
-        """Whether the template writes all markers, in this order if it matters."""
+        """Whether the template writes all markers for these messages, in the given order if `is_ordered`."""
         text = self._rendered(messages, variables)
         if text is None:
             return False
         return _are_in(text, markers) if is_ordered else all(marker in text for marker in markers)
 
     def _rendered(self, messages: Sequence[Message], variables: Mapping[str, Any]) -> str | None:
-        """The prompt; None if the template refuses the messages."""
+        """Return the rendered prompt; None if the template refuses the messages.
+
+        Raises _TooLong after two seconds in all.
+        """
         if time.thread_time() > self._end:
             raise _TooLong
         converted = convert(messages, self._traits).messages
@@ -372,12 +385,12 @@ class _Probe:
 
 
 def _are_in(text: str, markers: Iterable[str]) -> bool:
-    place = 0
+    position = 0
     for marker in markers:
-        found = text.find(marker, place)
+        found = text.find(marker, position)
         if found < 0:
             return False
-        place = found + len(marker)
+        position = found + len(marker)
     return True
 
 
@@ -395,11 +408,11 @@ def _assistant(text: str | None, *values: str) -> Message:
 
 
 def _call(value: str, arguments: str | None = None) -> Message:
-    """A call whose argument is a marker, with an id as OpenAI's are."""
+    """Return a tool call whose argument is a marker word, with an id like OpenAI's."""
     given = json.dumps({"key": value}) if arguments is None else arguments
     return {"id": f"call_{value}", "type": "function", "function": {"name": _FUNCTION, "arguments": given}}
 
 
 def _result(text: str, value: str) -> Message:
-    """The result of the call with this argument."""
+    """Return the result message of the tool call whose argument is `value`."""
     return {"role": "tool", "tool_call_id": f"call_{value}", "name": _FUNCTION, "content": text}

@@ -1,4 +1,4 @@
-"""Renders converted conversations: covers special tokens, and writes what a template does not read as text."""
+"""Renders converted conversations: protects special tokens, and rewrites as text what a template does not read."""
 
 import json
 import re
@@ -15,24 +15,27 @@ Tool = Mapping[str, Any]
 # The following characters are lone surrogates: neither valid text nor used by special_tokens.py.
 # Marks the end of a final message that the answer continues.
 END = "\ud800"
-# Marks the place of an image or a sound, for templates that take only texts.
+# Marks the position of an image or audio clip, for templates that take only texts.
 _MEDIUM = "\ud801"
 # Marks a message's reasoning, to see whether a template writes it: the message's number in two characters.
 _REASONING = re.compile("[\ud900-\ud9ff][\uda00-\udaff]")
-# Finds a place between two characters of a word. Marks are inserted there, because templates trim reasoning and split
-# it at tags and line breaks, which changes nothing within a word.
+# Finds a position within a word. Marks are inserted there because templates trim reasoning and split it at tags and line
+# breaks, which changes nothing within a word.
 _WITHIN_WORD = re.compile(r"(?<=\w)(?=\w)")
 
 
 class Rendered(NamedTuple):
-    """The text that a template has written of covered messages, and the messages whose reasoning it contains."""
+    """A template's output for covered messages, and the indexes of the messages whose reasoning it contains."""
 
     text: str
     with_reasoning: set[int]
 
 
 class TemplateRendering:
-    """Renders one template. `tool_format` writes calls that the template does not."""
+    """Renders conversations with one template.
+
+    Tool calls that the template cannot write are written in `tool_format`.
+    """
 
     def __init__(
         self, template: ChatTemplate, guard: SpecialTokenGuard, tool_format: ToolFormat | None, image_marker: str
@@ -51,9 +54,9 @@ class TemplateRendering:
         *,
         suffix: str = "",
     ) -> Rendered:
-        """Render messages as conversation.py converts them, with `suffix` at the end of the last content.
+        """Render messages that conversation.py has converted, with `suffix` appended to the last content.
 
-        Raises InvalidField and TemplateRefusal.
+        Raises InvalidField if a value cannot be rendered, and TemplateRefusal if the template refuses the messages.
         """
         num_given = len(messages)
         if tools:
@@ -77,12 +80,12 @@ class TemplateRendering:
         return Rendered(text.replace(_MEDIUM, self._image_marker), with_reasoning)
 
 
-def _with_tools(messages: Sequence[Message], tools: Sequence[Tool], place: ToolsPlace) -> Sequence[Message]:
-    """The messages with the tools in the first one, a system message, if the template reads them there."""
-    if place is ToolsPlace.VARIABLE:
+def _with_tools(messages: Sequence[Message], tools: Sequence[Tool], position: ToolsPlace) -> Sequence[Message]:
+    """Return the messages with the tools in a first system message, if the template reads the tools there."""
+    if position is ToolsPlace.VARIABLE:
         return messages
     given: Any = list(tools)
-    if place is ToolsPlace.JSON_IN_MESSAGE:
+    if position is ToolsPlace.JSON_IN_MESSAGE:
         given = json.dumps([tool.get("function", tool) for tool in tools], ensure_ascii=False)
     has_system = messages and messages[0]["role"] == "system"
     first, *others = messages if has_system else [{"role": "system", "content": ""}, *messages]
@@ -90,9 +93,9 @@ def _with_tools(messages: Sequence[Message], tools: Sequence[Tool], place: Tools
 
 
 def _with_calls_as_content(message: dict[str, Any], tool_format: ToolFormat, result_role: str) -> dict[str, Any]:
-    """A message, whose arguments are objects, for a template without tool calls.
+    """Return a message for a template without tool calls. Arguments of calls must be objects.
 
-    Tool calls become the text that the model would write. A result gets the given role.
+    Tool calls become the text that the model would write. A tool result gets the role `result_role`.
     """
     if message["role"] == "tool":
         return {**message, "role": result_role}
@@ -105,7 +108,7 @@ def _with_calls_as_content(message: dict[str, Any], tool_format: ToolFormat, res
 
 
 def _with_types_of_parts(covered: dict[str, Any], given: Message) -> dict[str, Any]:
-    """A covered message with the types of its parts as templates know them, which are no texts of the request."""
+    """Return a covered message with the original `type`s of its content parts, because templates compare them."""
     if not isinstance(parts := given["content"], list):
         return covered
     types = [part["type"] for part in parts]
@@ -116,7 +119,9 @@ def _with_types_of_parts(covered: dict[str, Any], given: Message) -> dict[str, A
 
 
 def _with_marks(message: dict[str, Any], known: Collection[str]) -> dict[str, Any]:
-    """A message for a template that knows none of its images and sounds: a mark is in the place of each."""
+    """Return a message in which each image and audio clip is replaced by a mark, if the template supports none of
+    them.
+    """
     if not isinstance(parts := message["content"], list):
         return message
     if any(name in known for part in parts for name in MEDIA.get(part["type"], ())):
@@ -125,7 +130,7 @@ def _with_marks(message: dict[str, Any], known: Collection[str]) -> dict[str, An
 
 
 def _mark_reasoning(messages: Sequence[dict[str, Any]], field: str) -> bool:
-    """Mark the reasoning of messages, in place. Returns whether there is any."""
+    """Insert a mark into the reasoning of each message, in place. Returns whether any message has reasoning."""
     is_marked = False
     for number, message in enumerate(messages):
         if not isinstance(text := message.get(field), str) or not text.strip():
@@ -133,8 +138,8 @@ def _mark_reasoning(messages: Sequence[dict[str, Any]], field: str) -> bool:
         is_marked = True
         mark = chr(0xD900 + (number >> 8 & 0xFF)) + chr(0xDA00 + (number & 0xFF))
         found = _WITHIN_WORD.search(text)
-        place = found.start() if found else len(text.rstrip())
-        message[field] = text[:place] + mark + text[place:]
+        position = found.start() if found else len(text.rstrip())
+        message[field] = text[:position] + mark + text[position:]
     return is_marked
 
 

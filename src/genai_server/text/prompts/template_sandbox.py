@@ -1,9 +1,9 @@
-"""A sandbox for untrusted templates: limits what they can access, their time, and the size of their values.
+"""A sandbox for untrusted chat templates: limits what they can access, their time, and the size of their values.
 
 Jinja's own sandbox restricts what a template can access. A template can still loop for hours, write `"x" * 10**9`, or
-put a list twice into a list, fifty times over, and print it. Such an operation cannot be interrupted, so each one
-checks the size of its arguments first. The time is checked at every loop iteration and call. Real chat templates stay
-far below these limits.
+put a list twice into a list, fifty times over, and print it. Such an operation cannot be interrupted, so the size of
+its arguments is checked before. The time is checked at every loop iteration and call. Real chat templates stay far
+below these limits.
 """
 
 import functools
@@ -59,25 +59,26 @@ _SHALLOW_TESTS = frozenset(
 
 
 class TooCostly(TemplateError):
-    """A template exceeds a limit."""
+    """A template exceeds a limit of time or size."""
 
 
 class Meter:
-    """The remaining resources of one rendering."""
+    """The limits of one rendering: processor time, and characters of any value."""
 
     def __init__(self, characters: int) -> None:
         self.characters = characters
         self._end = time.thread_time() + MAX_SECONDS
 
     def tick(self) -> None:
-        """Check the time."""
+        """Raise TooCostly if the rendering has used up its processor time."""
         if time.thread_time() > self._end:
             raise TooCostly(f"it takes more than {MAX_SECONDS:g} s")
 
     def weigh(self, *values: Any) -> int:
-        """Estimate how many characters the values have as text. A value that occurs twice counts twice.
+        """Estimate how many characters values have as text. A value that occurs twice counts twice.
 
-        Values that hold many others take long to weigh, so the time is checked on the way.
+        Raises TooCostly if there are too many characters, or if the rendering's time ends, because values that contain
+        many others take long to measure.
         """
         weight = seen = 0
         waiting: list[Iterable[Any]] = [values]
@@ -94,13 +95,16 @@ class Meter:
         return weight
 
     def check(self, size: int, growth: int = 1) -> None:
-        """Check that the result of an operation, or its upper bound, is not too large."""
+        """Raise TooCostly if `size`, in characters, is more than `growth` times the limit."""
         if size > self.characters * growth:
             raise TooCostly(f"it creates a value of more than {self.characters} characters")
 
 
 class TemplateSandbox(ImmutableSandboxedEnvironment):
-    """Renders, in `metered` contexts, within limits of time and of characters in any value. Raises TooCostly."""
+    """A Jinja environment that limits time and the characters of any value within `metered` contexts.
+
+    Raises TooCostly.
+    """
 
     intercepted_binops = frozenset({"+", "*", "%", "**"})
 
@@ -126,7 +130,10 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
 
     @contextmanager
     def metered(self, characters: int) -> Iterator[None]:
-        """Meter this thread's rendering while the block runs."""
+        """Apply the limits to templates that this thread renders within the block.
+
+        `characters` is the limit of any value.
+        """
         self._running.meter = Meter(characters)
         try:
             yield
@@ -134,12 +141,12 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
             del self._running.meter
 
     def add_filter(self, name: str, function: Callable[..., Any]) -> None:
-        """Add a metered filter."""
+        """Add a filter to which the limits apply."""
         self.filters[name] = self._metered(function, wide=name in _WIDE_FILTERS)
 
     @property
     def _meter(self) -> Meter:
-        """The meter of this thread's rendering. Operations at compile time have one each."""
+        """The limits of the rendering in this thread. Each operation at compile time gets limits of its own."""
         found: Meter | None = getattr(self._running, "meter", None)
         return Meter(1 << 20) if found is None else found
 
@@ -147,7 +154,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         return super()._generate(_Metering(self).visit(source), *arguments, **options)
 
     def concat(self, pieces: Iterable[str]) -> str:
-        """Join the output of a macro or block."""
+        """Join the output of a macro or block. Raises TooCostly if it is too long."""
         written, size = [], 0
         for piece in pieces:
             written.append(piece)
@@ -231,7 +238,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
 
 
 class _Metering(NodeTransformer):
-    """Routes operations that Jinja compiles to Python operators through the sandbox."""
+    """Rewrites a template so that operations which Jinja compiles to Python operators call the sandbox's checks."""
 
     def __init__(self, environment: TemplateSandbox) -> None:
         self._environment = environment
@@ -279,7 +286,7 @@ def _are_numbers(*values: Any) -> bool:
 
 
 def _check_widths(values: Iterable[Any]) -> None:
-    """Check that no value requests a text that is too wide."""
+    """Raise TooCostly if a value, as a number or in a format string, requests a text that is too wide."""
     for value in values:
         inner = value if isinstance(value, tuple | list) else (value,)
         for one in inner:
@@ -288,7 +295,7 @@ def _check_widths(values: Iterable[Any]) -> None:
 
 
 def _check_bits(left: Any, right: Any, *, is_power: bool) -> None:
-    """Check that the number of bits of a result is within the limit."""
+    """Raise TooCostly if the product or power of two integers would have too many bits."""
     if isinstance(left, int) and isinstance(right, int):
         bits = left.bit_length() * max(right, 0) if is_power else left.bit_length() + right.bit_length()
         if bits > _MAX_BITS:
@@ -296,7 +303,7 @@ def _check_bits(left: Any, right: Any, *, is_power: bool) -> None:
 
 
 def _sides(value: Any) -> tuple[int, tuple[Iterable[Any], ...]]:
-    """The size of a value without its elements, and its elements."""
+    """Return the size of a value without its elements, and the collections of its elements."""
     if isinstance(value, str | bytes):
         return len(value), ()
     if isinstance(value, int):

@@ -1,5 +1,6 @@
-"""What a chat template writes of a conversation, and in which form: the result of template_probe.py, which
-conversation.py follows.
+"""What a chat template writes of a conversation, and in which form.
+
+template_probe.py finds the traits of a template, and conversation.py converts conversations accordingly.
 """
 
 from collections.abc import Iterator, Mapping
@@ -14,7 +15,7 @@ THINKING_NAMES = ("enable_thinking", "thinking")
 
 
 class CallForm(StrEnum):
-    """How tool calls of the history are given to a template."""
+    """The form in which tool calls of the history are passed to a template."""
 
     TOGETHER = "together"
     # A message for each call, followed by its results.
@@ -26,7 +27,7 @@ class CallForm(StrEnum):
 
 
 class TextBesideCalls(StrEnum):
-    """What becomes of an assistant's text next to tool calls."""
+    """What a template does with an assistant's text that stands next to tool calls."""
 
     WRITTEN = "written"
     # It is a message of its own, before the calls.
@@ -35,7 +36,7 @@ class TextBesideCalls(StrEnum):
 
 
 class CallIds(StrEnum):
-    """Which ids of calls a template needs."""
+    """The form of tool call ids that a template needs."""
 
     ANY = "any"
     # Nine letters and digits.
@@ -45,7 +46,7 @@ class CallIds(StrEnum):
 
 
 class ToolsPlace(StrEnum):
-    """Where a template reads the tools."""
+    """Where a template reads the tools of a request."""
 
     VARIABLE = "variable"
     # In the field `tools` of a system message, as a list or as JSON.
@@ -54,7 +55,9 @@ class ToolsPlace(StrEnum):
 
 
 class ChosenEffort(NamedTuple):
-    """The template's variables for an effort, and the effort that they stand for, None for on or off."""
+    """Template variables that set a reasoning effort, and the effort that they set; None if they only switch
+    reasoning.
+    """
 
     values: Mapping[str, Any]
     effort: str | None
@@ -62,7 +65,7 @@ class ChosenEffort(NamedTuple):
 
 @dataclass(frozen=True)
 class ThinkingVariables:
-    """The variables by which a template's prompt sets whether the model reasons, and how much."""
+    """The template variables that set whether the model reasons, and with which effort."""
 
     # The variable that turns reasoning on and off, with a value for each; empty without one.
     switch_on: Mapping[str, Any] = field(default_factory=dict)
@@ -73,11 +76,16 @@ class ThinkingVariables:
 
     @property
     def names(self) -> frozenset[str]:
-        """The names of all variables of reasoning, those under which clients send them included."""
+        """The names of all template variables about reasoning, including the names under which clients send the
+        switch.
+        """
         return frozenset({*self.switch_on, self.effort, *THINKING_NAMES})
 
     def variables(self, effort: str) -> ChosenEffort | None:
-        """The variables for an effort, or for the one nearest to it; None if no effort changes the prompt."""
+        """Return the variables that set an effort, or the nearest effort that the template supports.
+
+        None if no effort changes the prompt.
+        """
         if effort == "none" and self.switch_off:
             return ChosenEffort(self.switch_off, None)
         # Only "none" turns reasoning off.
@@ -92,7 +100,10 @@ class ThinkingVariables:
 
 @dataclass(frozen=True)
 class TemplateTraits:
-    """What a template writes. The defaults are those of a template that writes everything where it stands."""
+    """What a template writes.
+
+    The defaults describe a template that writes everything in its original place and form.
+    """
 
     # Whether the probe has found out. If not, conversations are rendered as they are.
     is_known: bool = False
@@ -126,7 +137,7 @@ class TemplateTraits:
     # Whether calls without a result, and results without a call, are written.
     open_calls: bool = True
     orphan_results: bool = True
-    # Whether results are messages of role tool, and may contain images or sounds.
+    # Whether results are messages of role tool, and may contain images or audio clips.
     tool_results: bool = True
     media_in_results: bool = True
     # The field in which reasoning is read; "" if it is never written. Whether it may stand next to text and calls.
@@ -139,7 +150,7 @@ class TemplateTraits:
     thinking: ThinkingVariables = ThinkingVariables()
 
     def in_words(self) -> Iterator[str]:
-        """What of a conversation is written in another form than it has, one sentence each."""
+        """Yield one sentence for each part of a conversation that is written in another form than it has."""
         if not self.is_known:
             yield "the chat template renders no simple conversation, so conversations are not adapted to it"
             return

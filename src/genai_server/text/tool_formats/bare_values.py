@@ -1,7 +1,7 @@
-"""Unquoted arguments: converts a text to JSON according to its parameter's schema.
+"""Arguments of tool calls that models write without quotes: converts them to JSON according to the parameter's schema.
 
-A text stays one where the schema allows texts, unless it is JSON of another type that the schema allows as well: with
-`["string", "null"]`, `null` is null and `5` is "5". A schema that says nothing allows everything.
+Where the schema allows strings, a text stays a string, unless it is JSON of another type that the schema also allows:
+with the types `["string", "null"]`, `null` is null and `5` is "5". A schema without a type allows everything.
 """
 
 import json
@@ -25,7 +25,7 @@ _ANNOTATIONS = {"title", "description", "default", "examples", "deprecated", "$c
 
 
 def meant(text: str, schema: Any, whole: Mapping[str, Any]) -> str:
-    """Convert an unquoted text to JSON as a value of `schema`, which is a part of `whole`."""
+    """Convert an unquoted text to the JSON text of a value of `schema`, which is a part of the schema `whole`."""
     types = types_of(schema, whole)
     if types == {TEXT}:
         return write_json(text)
@@ -38,12 +38,16 @@ def meant(text: str, schema: Any, whole: Mapping[str, Any]) -> str:
 
 
 def types_of(schema: Any, whole: Mapping[str, Any]) -> frozenset[str]:
-    """The types that values of `schema`, a part of `whole`, may have."""
+    """Return the JSON types that values of `schema`, a part of the schema `whole`, may have."""
     return _types_of(schema, whole, {}, _DEPTH)
 
 
 def _types_of(schema: Any, whole: Mapping[str, Any], known: dict[str, frozenset[str]], depth: int) -> frozenset[str]:
-    """See `types_of`. `known` has the types of each reference, so that each is followed once."""
+    """Return the JSON types that values of `schema` may have.
+
+    `known` holds the types of references that have been followed, so that each is followed once. At `depth` 0, all
+    types are returned.
+    """
     if not isinstance(schema, Mapping) or not depth:
         return _TYPES
     found = [_TYPES]
@@ -67,14 +71,16 @@ def _types_of(schema: Any, whole: Mapping[str, Any], known: dict[str, frozenset[
 
 
 def is_any_text(schema: Any) -> bool:
-    """Whether every text, as converted by `meant`, matches a schema that allows texts."""
+    """Whether every unquoted text, converted by `meant`, matches this schema. The schema must allow strings."""
     if not isinstance(schema, Mapping) or schema.keys() - _ANNOTATIONS - {"type", "anyOf"}:
         return schema is True
     return all(map(is_any_text, schema.get("anyOf", [])))
 
 
 def texts_of(schema: Any) -> list[str] | None:
-    """The unquoted texts of a schema that enumerates its values, else None."""
+    """Return the values of a schema that enumerates them, as models write them without quotes; None for other
+    schemas.
+    """
     if not isinstance(schema, Mapping) or schema.keys() - _ANNOTATIONS - {"type", "enum", "const"}:
         return None
     values = [schema["const"]] if "const" in schema else schema.get("enum")
@@ -84,18 +90,18 @@ def texts_of(schema: Any) -> list[str] | None:
 
 
 def bare(value: Any) -> str:
-    """A value as models write it: a text unquoted, anything else as JSON."""
+    """Return a value as models write it: a string without quotes, any other value as JSON."""
     return value if isinstance(value, str) else write_json(value)
 
 
 def _type_of(value: str) -> str:
-    """The type of a JSON text."""
+    """Return the JSON type of the value that a JSON text has."""
     number = "number" if any(char in value for char in ".eE") else "integer"
     return _BY_BEGINNING.get(value[0], number)
 
 
 def _joined(one: frozenset[str], other: frozenset[str]) -> frozenset[str]:
-    """The intersection of two sets of types; integers are numbers."""
+    """Return the intersection of two sets of JSON types. Every integer is also a number."""
     both = one & other
     if any("integer" in a and "number" in b for a, b in ((one, other), (other, one))):
         both |= {"integer"}

@@ -1,8 +1,8 @@
-"""Reads a call in the form of a JSON object, `{"name": …, "arguments": {…}}`, which most formats share.
+"""Reads a tool call written as a JSON object, `{"name": …, "arguments": {…}}`, which most formats share.
 
-Llama writes "parameters" for "arguments"; both are accepted, in any order with the name, and so are "type" and "id",
-which mean nothing. Arguments after the name are emitted as they come; missing ones and null as {}. Some models write
-them as a string that holds the object, which is emitted at once.
+Llama writes "parameters" for "arguments". Both keys are accepted, before or after the name, and so are "type" and "id",
+which are ignored. Arguments after the name are emitted as they arrive. Missing arguments and null are emitted as {}.
+Some models write the arguments as a string that contains the object; it is emitted when it is complete.
 """
 
 import json
@@ -20,14 +20,14 @@ CALL_KEYS = ("name", *_ARGUMENTS, *_IGNORED)
 
 
 def read_call_list(text: Lookahead, calls: Calls) -> Reader[bool]:
-    """Read at least one call in a JSON array, or a single one; returns like `ToolFormat.read_calls`."""
+    """Read at least one call in a JSON array, or one call without array. Returns like `ToolFormat.read_calls`."""
     if (yield from text.skip_space()) != "[":
         return (yield from read_call_object(text, calls))
     return (yield from read_list(text, calls, read_call_object))
 
 
 def read_call_object(text: Lookahead, calls: Calls) -> Reader[bool]:
-    """Read one call; returns like `ToolFormat.read_calls`."""
+    """Read one call. Returns like `ToolFormat.read_calls`."""
     yield from text.skip_space()
     if not (yield from text.take("{")):
         return False
@@ -46,7 +46,7 @@ def read_call_object(text: Lookahead, calls: Calls) -> Reader[bool]:
 
 
 class _Call:
-    """Reads the members of one call."""
+    """Reads the members of a JSON object that is a tool call."""
 
     def __init__(self, text: Lookahead, calls: Calls) -> None:
         self._text = text
@@ -57,7 +57,7 @@ class _Call:
         self._is_emitted = False
 
     def read_member(self, key: str) -> Reader[bool]:
-        """Read a member's value, and emit what it completes."""
+        """Read the value of a member and emit what it completes. Returns whether the object can still be a call."""
         if key == "name" and not self._named:
             name = yield from _read_text(self._text)
             if name not in self._calls.names:
@@ -70,7 +70,7 @@ class _Call:
         return key in _IGNORED and (yield from read_value(self._text))
 
     def finish(self) -> bool:
-        """End the object and emit the rest. Returns whether it was a call."""
+        """Handle the end of the object and emit what is left. Returns whether the object was a call."""
         if not self._named:
             return False
         if not self._is_emitted:
@@ -79,20 +79,20 @@ class _Call:
         return True
 
     def _read_arguments(self) -> Reader[bool]:
-        text, place = self._text, self._text.at
+        text, start = self._text, self._text.at
         char = yield from text.skip_space()
         if char == "{" and self._named:
             self._is_emitted = True
             return (yield from _emit_value(text, self._calls))
-        place = text.at
+        start = text.at
         if char not in ("{", '"', "n") or not (yield from read_value(text)):
             return False
-        self._waiting = _object_text(text.since(place))
+        self._waiting = _object_text(text.since(start))
         return self._waiting is not None
 
 
 def read_arguments(text: Lookahead, calls: Calls) -> Reader[bool]:
-    """Read the open call's arguments, a JSON object, and end the call; returns like `ToolFormat.read_calls`."""
+    """Read the arguments of the open call, a JSON object, and end the call. Returns like `ToolFormat.read_calls`."""
     if (yield from text.skip_space()) != "{" or not (yield from _emit_value(text, calls)):
         return False
     calls.end(text.at)
@@ -100,33 +100,39 @@ def read_arguments(text: Lookahead, calls: Calls) -> Reader[bool]:
 
 
 def _emit_value(text: Lookahead, calls: Calls) -> Reader[bool]:
-    """Read a JSON object as arguments. Emits it whenever it waits, and at its end all but the last brace."""
-    place, reader = text.at, read_value(text)
+    """Read a JSON object and emit its text as arguments as it arrives, without the last brace.
+
+    Returns whether it is valid.
+    """
+    start, reader = text.at, read_value(text)
     while True:
         try:
             next(reader)
         except StopIteration as end:
             read_to = text.at - bool(end.value)
-            calls.arguments(text.between(place, read_to), read_to)
+            calls.arguments(text.between(start, read_to), read_to)
             return bool(end.value)
-        calls.arguments(text.since(place), text.at)
+        calls.arguments(text.since(start), text.at)
         text.forget()
-        place = text.at
+        start = text.at
         yield
 
 
 def _read_text(text: Lookahead) -> Reader[str | None]:
-    """The content of a JSON string; None if the value is not a string."""
+    """Read a JSON string and return its content; None if there is no valid string."""
     yield from text.skip_space()
-    place = text.at
+    start = text.at
     if not (yield from read_string(text)):
         return None
-    decoded: str = json.loads(text.since(place))
+    decoded: str = json.loads(text.since(start))
     return decoded
 
 
 def _object_text(value: str) -> str | None:
-    """The JSON object of an arguments text: itself, the content of a string, or {} for null."""
+    """Return the arguments as the text of a JSON object. They may be an object, a string that contains one, or null.
+
+    None if a string contains no object.
+    """
     if value == "null":
         return "{}"
     if value.startswith("{"):
@@ -136,12 +142,12 @@ def _object_text(value: str) -> str | None:
 
 
 def write_call_object(call: Call, *, key: str = "arguments") -> str:
-    """One call as JSON."""
+    """Return one call as JSON. `key` is the name of the arguments' member."""
     return write_json({"name": call.name, key: call.arguments})
 
 
 def lark_object(tools: Sequence[Tool], *, key: str = "arguments") -> str:
-    """The Lark rule `called`: one call as JSON, with arguments that match the tool's parameters."""
+    """Return the Lark rule `called`: one call as a JSON object whose arguments match the tool's parameters."""
     heads = [quoted(f'{{"name": {json.dumps(tool.name)}, "{key}": ') for tool in tools]
     calls = [f"{head} {fits(tool.schema)} {quoted('}')}" for head, tool in zip(heads, tools, strict=True)]
     return f"called: {any_of(calls)}"

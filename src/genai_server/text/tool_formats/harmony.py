@@ -1,16 +1,17 @@
-"""Answers of gpt-oss: messages in OpenAI's Harmony format, each on a channel; its tool calls are messages to functions.
+"""Answers of gpt-oss: messages in OpenAI's Harmony format, each on a channel. Tool calls are messages to functions.
 
     <|channel|>analysis<|message|>Simple.<|end|><|start|>assistant<|channel|>final<|message|>2 + 2 = 4.<|return|>
+
     <|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{"city": "Oslo"}<|call|>
 
-`analysis` is reasoning; `final` is for the user, and so is `commentary` that announces calls. Two messages of one kind
-are separated by an empty line. Messages to other recipients are kept unchanged, unless they are reasoning, and so are
-invalid calls. Text without a header is for the user. An incomplete header at the end of the answer is dropped because
-its message is empty.
+Messages on `analysis` are reasoning. Messages on `final` are for the user, and so are those on `commentary` that
+announce calls. Two messages of one kind are separated by an empty line. Messages to other recipients (unless they are
+reasoning) and invalid calls are emitted as unchanged text. Text without a header is for the user. An incomplete header
+at the end of the answer is dropped because its message is empty.
 
-The recipient may stand before the channel, as the chat template has it, and the type of the content may be missing.
-The model stops after a call; where its end token does not stop it, others follow, each after `<|start|>assistant`.
-(OpenAI's "Harmony response format" and the chat template of gpt-oss.)
+The recipient may stand before the channel, as in the chat template, and the type of the content may be missing. The
+model stops after a call. If the end token does not stop it, more calls follow, each after `<|start|>assistant`.
+Sources: OpenAI's "Harmony response format" and the chat template of gpt-oss.
 """
 
 import re
@@ -52,14 +53,14 @@ class Header(NamedTuple):
 
     @property
     def function(self) -> str | None:
-        """The name of the called function."""
+        """The name of the function that the message calls; None if it is no call."""
         if self.recipient is None or not self.recipient.startswith(_NAMESPACE):
             return None
         return self.recipient.removeprefix(_NAMESPACE)
 
 
 class Harmony(ToolFormat):
-    """See the module docstring."""
+    """The tool call format of gpt-oss. The module docstring describes it."""
 
     name = "harmony"
     shown_tokens = MARKERS
@@ -86,9 +87,10 @@ class Harmony(ToolFormat):
         return f"called: {any_of(f'{quoted(tool.name)} {head} {fits(tool.schema)}' for tool in tools)}"
 
     def lark_answer(self, calls: str, opaque_tokens: Mapping[str, int]) -> str:
-        """Rules with `answer` on top: a message for the user or a call after none or one that announces it.
+        """Return Lark rules that start with `answer`: a message for the user, or a call that an announcement may
+        precede.
 
-        `calls` are the rules of `lark`.
+        `calls` are the rules that the method `lark` returns.
         """
         announcement = spelled(f"{CHANNEL}commentary{MESSAGE}", opaque_tokens)
         rules = [
@@ -109,7 +111,7 @@ class Harmony(ToolFormat):
 
 
 def _read_header(text: Lookahead) -> Reader[Header | None]:
-    """Read a message's header and the marker before its content; None if the header is invalid."""
+    """Read a message's header and the marker before its content. Returns None if the header is invalid."""
     words, channel, in_channel = "", "", False
     while True:
         found = yield from text.take_all(_WORDS)
@@ -134,10 +136,10 @@ def read_messages(
     read_calls: Callable[[], Reader[bool]],
     emit: Callable[[str, bool], None],
 ) -> Reader[None]:
-    """Read all messages of an answer, which begins inside reasoning (`inside`) or with a header.
+    """Read all messages of an answer. With `inside`, the answer begins inside reasoning, otherwise with a header.
 
     `read_calls` reads a call and emits it to `calls`; it returns whether the call is complete. `emit` receives a text
-    and whether it is reasoning.
+    and whether the text is reasoning.
     """
     messages = _Messages(text, emit)
     if inside:
@@ -147,23 +149,23 @@ def read_messages(
         space = yield from text.take_space()
         if not (yield from text.peek()):
             return
-        place = text.at
+        start = text.at
         if (yield from text.take("to=")) or (yield from text.peek()) == "<":
-            text.at = place
+            text.at = start
             if (yield from read_calls()):
                 continue
-            if calls.emitted_to > place:
+            if calls.emitted_to > start:
                 rest = text.since(calls.emitted_to)
                 yield from messages.read_content(is_reasoning=False, written=rest, continues=True)
             else:
-                text.at = place
+                text.at = start
                 yield from messages.read_message()
         else:
             yield from messages.read_content(is_reasoning=False, written=space)
 
 
 class _Messages:
-    """Reads the messages of an answer that are not calls."""
+    """Reads those messages of an answer that are not tool calls."""
 
     def __init__(self, text: Lookahead, emit: Callable[[str, bool], None]) -> None:
         self._text = text
@@ -172,25 +174,26 @@ class _Messages:
         self._had = {True: False, False: False}
 
     def read_message(self) -> Reader[None]:
-        """Read a message, or text that begins like one."""
+        """Read a message with its header, or text that only begins like a header."""
         text = self._text
-        place = text.kept_from = text.at
+        start = text.kept_from = text.at
         header = yield from _read_header(text)
         text.kept_from = None
         is_reasoning = header is not None and header.channel == _ANALYSIS
         written = ""
-        if header is None and text.at == place:
+        if header is None and text.at == start:
             text.at += 1
         if header is None or (header.recipient is not None and not is_reasoning):
-            written = text.since(place)
+            written = text.since(start)
         if header is None and _HALF_HEADER.fullmatch(written) and not (yield from text.peek()):
             return
         yield from self.read_content(is_reasoning=is_reasoning, written=written)
 
     def read_content(self, *, is_reasoning: bool, written: str = "", continues: bool = False) -> Reader[None]:
-        """Read a message's content and its end; `written` is the content read so far.
+        """Read the content of a message up to its end marker and emit it. `written` is the content that was read
+        before.
 
-        With `continues`, part of the message has been emitted.
+        With `continues`, a part of the message has already been emitted.
         """
         text = self._text
         between = _BETWEEN if self._had[is_reasoning] and not continues else ""

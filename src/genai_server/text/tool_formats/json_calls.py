@@ -23,13 +23,14 @@ _ID_LENGTH = 9
 
 
 class Hermes(ToolFormat):
-    """One object in `<tool_call>` tags for each call, on lines of its own, as Hermes and Qwen 2.5 and 3 write it.
+    """One JSON object in `<tool_call>` tags per call, each part on a line of its own. Written by Hermes and Qwen 2.5
+    and 3.
 
         <tool_call>
         {"name": "get_weather", "arguments": {"city": "Oslo"}}
         </tool_call>
 
-    (Chat templates of Hermes-2-Pro, Qwen2.5-Instruct and Qwen3.)
+    Sources: chat templates of Hermes-2-Pro, Qwen2.5-Instruct and Qwen3.
     """
 
     name = "hermes"
@@ -57,7 +58,7 @@ class Hermes(ToolFormat):
 
 @dataclass(frozen=True)
 class JsonList(ToolFormat):
-    """A JSON array of calls, or one object instead of the array."""
+    """A format with a JSON array of calls between two markers. One object instead of the array is also accepted."""
 
     name: str
     opening: str
@@ -126,13 +127,16 @@ NEMOTRON = JsonList("nemotron", "<TOOLCALL>", closing="</TOOLCALL>", result_role
 
 
 class Mistral(ToolFormat):
-    """After the token `[TOOL_CALLS]`, an array of objects or, with tokenizers from version 11 on, one name and its
-    arguments and then, for the next call, the token again. Version 11 has `[CALL_ID]` and an id before `[ARGS]`.
+    """The format of Mistral's models: calls after the token `[TOOL_CALLS]`.
+
+    Up to tokenizer version 10, the calls are a JSON array of objects. From version 11 on, they are one name and its
+    arguments; each further call has its own token. Version 11 may have `[CALL_ID]` and an id before `[ARGS]`.
 
         [TOOL_CALLS][{"name": "get_weather", "arguments": {"city": "Oslo"}}]
+
         [TOOL_CALLS]get_weather[ARGS]{"city": "Oslo"}
 
-    (mistral-common's chat templates, versions 3 to 15.)
+    Sources: mistral-common's chat templates, versions 3 to 15.
     """
 
     name = "mistral"

@@ -1,6 +1,6 @@
 """Tool calls of Llama 3.1 to 4, in JSON and in Python.
 
-They begin a line, or stand after `<|python_tag|>` or between `<|python_start|>` and `<|python_end|>`.
+Calls begin a line, or stand after `<|python_tag|>` or between `<|python_start|>` and `<|python_end|>`.
 """
 
 import re
@@ -17,18 +17,18 @@ _PYTHON_START, _PYTHON_END = "<|python_start|>", "<|python_end|>"
 
 
 class _Llama(ToolFormat):
-    """Calls without a marker, or after one of several."""
+    """Base of Llama's formats: calls without a marker, or after one of Llama's Python tags."""
 
     opening = None
     shown_tokens = (_PYTHON_TAG, _PYTHON_START, _PYTHON_END)
 
 
 class Llama3Json(_Llama):
-    """Objects with "parameters", `;` between several.
+    """Calls as JSON objects with the members "name" and "parameters", separated by `;`.
 
         <|python_tag|>{"name": "get_weather", "parameters": {"city": "Oslo"}}
 
-    (Meta's prompt formats of Llama 3.1, "JSON based tool calling", and the chat templates of Llama 3.2 and 4.)
+    Sources: Meta's prompt formats of Llama 3.1, "JSON based tool calling", and the chat templates of Llama 3.2 and 4.
     """
 
     name = "llama3_json"
@@ -38,10 +38,10 @@ class Llama3Json(_Llama):
         if not (yield from _read_python_tag(text)) and not new_line:
             return False
         while (yield from read_call_object(text, calls)):
-            place = text.at
+            start = text.at
             yield from text.skip_space()
             if not (yield from text.take(";")):
-                text.at = place
+                text.at = start
                 yield from read_closing(text, _PYTHON_END)
                 return True
         return False
@@ -61,12 +61,12 @@ class Llama3Json(_Llama):
 
 
 class Pythonic(_Llama):
-    """A list of calls with keyword arguments that are Python literals.
+    """Calls as a Python list of function calls, whose keyword arguments are Python literals.
 
         [get_weather(city="Oslo"), add(a=1, b=2)]
 
-    Each argument is emitted when it is complete. (Meta's prompt formats of Llama 3.2 and 4, "Zero shot function
-    calling".)
+    Each argument is emitted when it is complete. Sources: Meta's prompt formats of Llama 3.2 and 4, "Zero shot function
+    calling".
     """
 
     name = "pythonic"
@@ -95,7 +95,7 @@ class Pythonic(_Llama):
 
 
 def _read_python_tag(text: Lookahead) -> Reader[bool]:
-    """Read the optional tag before calls and the whitespace after it."""
+    """Read a tag that may precede calls, and the whitespace after it. Returns whether there was a tag."""
     if not (yield from text.take_any(_PYTHON_TAG, _PYTHON_START)):
         return False
     yield from text.skip_space()
@@ -103,11 +103,13 @@ def _read_python_tag(text: Lookahead) -> Reader[bool]:
 
 
 def _lark_python_tag(opaque_tokens: Mapping[str, int]) -> str:
-    """The Lark expression for the optional tag before calls."""
+    """Return the Lark expression for the optional tag before calls."""
     return f"{marker(_PYTHON_TAG, opaque_tokens)}?" if _PYTHON_TAG in opaque_tokens else ""
 
 
 def _lark_line_or_tag(beginning: str) -> str:
-    """The expression for text up to and with a tag before calls, or with a line of this beginning."""
+    """Return a regular expression for text that ends with a tag before calls, or with `beginning` at the start of
+    a line.
+    """
     tags = "|".join(map(re.escape, (_PYTHON_TAG, _PYTHON_START)))
     return rf"({ANYTHING}({tags})|({ANYTHING}\n)?{SPACES}{beginning})"

@@ -1,4 +1,6 @@
-"""Tool calls as Python with keyword arguments that are literals, and the formats that put them between markers."""
+"""Tool calls written as Python calls with literals as keyword arguments, and the formats with such calls between
+markers.
+"""
 
 import json
 import re
@@ -29,7 +31,9 @@ _STARS = "**"
 
 @dataclass(frozen=True)
 class MarkedPython(ToolFormat):
-    """Calls between two markers: a list or, without brackets, one call on each line."""
+    """A format with Python calls between two markers: a list in brackets or, without brackets, one call on each
+    line.
+    """
 
     name: str
     opening: str
@@ -57,7 +61,7 @@ class MarkedPython(ToolFormat):
 
     @property
     def _punctuation(self) -> tuple[str, str, str]:
-        """What stands before, between and after the calls."""
+        """The texts before, between and after the calls."""
         return ("[", ", ", "]") if self.has_brackets else ("", "\n", "")
 
     def lark_calls(self, *, parallel: bool, opaque_tokens: Mapping[str, int], suffix: str = "") -> str:
@@ -75,12 +79,12 @@ class MarkedPython(ToolFormat):
 
 
 def read_call(text: Lookahead, calls: Calls) -> Reader[bool]:
-    """Read one call; each argument is emitted when it is complete. Returns like `ToolFormat.read_calls`."""
+    """Read one call. Each argument is emitted when it is complete. Returns like `ToolFormat.read_calls`."""
     yield from text.skip_space()
     name = yield from text.take_all(_NAME)
     if name not in calls.names or not (yield from text.take("(")):
         return False
-    place, separator, started = text.at, "", False
+    start, separator, started = text.at, "", False
     while (yield from text.skip_space()) != ")":
         if started and not (yield from text.take(",")):
             return False
@@ -88,7 +92,7 @@ def read_call(text: Lookahead, calls: Calls) -> Reader[bool]:
         if not key:
             return False
         if not started:
-            _start(name, place, calls)
+            _start(name, start, calls)
             started = True
         literal = yield from read_literal(text)
         member = _member(key, literal) if literal is not None else None
@@ -110,14 +114,14 @@ def _start(name: str, read_to: int, calls: Calls) -> None:
 
 
 def write_call(call: Call) -> str:
-    """The text of one call."""
+    """Return the text of one call in Python notation."""
     if not all(map(_KEY.fullmatch, call.arguments)):
         return f"{call.name}({_STARS}{write_json(call.arguments)})"
     return f"{call.name}({', '.join(f'{key}={write_json(value)}' for key, value in call.arguments.items())})"
 
 
 def _read_keyword(text: Lookahead) -> Reader[str]:
-    """Read `name=` or `**`; returns the name or the stars, "" for neither."""
+    """Read `name=` or `**`. Returns the name, "**", or "" for neither."""
     yield from text.skip_space()
     if (yield from text.take(_STARS)):
         return _STARS
@@ -127,7 +131,10 @@ def _read_keyword(text: Lookahead) -> Reader[str]:
 
 
 def _member(key: str, literal: str) -> str | None:
-    """The JSON of a keyword argument, or of a dictionary after stars; None if it is not a valid literal."""
+    """Return the JSON of a keyword argument, or of the members of a dictionary after `**`.
+
+    None if the literal is invalid.
+    """
     value = to_json(literal)
     if value is None or key != _STARS:
         return value and f"{json.dumps(key, ensure_ascii=False)}: {value}"
@@ -135,7 +142,10 @@ def _member(key: str, literal: str) -> str | None:
 
 
 def lark_python_calls(tools: Sequence[Tool], *, before_first: str = "") -> str:
-    """The Lark rules `called`, one call, and `first_called`, one after this text, and those for the arguments."""
+    """Return the Lark rules `called` (one call) and `first_called` (one call after the text `before_first`).
+
+    The rules for the arguments are included.
+    """
     rules = []
     for rule, before in (("called", ""), ("first_called", before_first)):
         calls = (f"{quoted(f'{before}{tool.name}(')} call_{number}" for number, tool in enumerate(tools))
@@ -146,10 +156,11 @@ def lark_python_calls(tools: Sequence[Tool], *, before_first: str = "") -> str:
 
 
 def _lark_arguments(number: int, schema: Mapping[str, Any]) -> list[str]:
-    """The rules for the rest of a call after its bracket: each argument by its schema, in the order of its properties.
+    """Return the Lark rules for the rest of a call after its opening parenthesis. The rules' names contain `number`.
 
-    `first_i` is what may come from the i-th argument on where none was before, `rest_i` where one was. Where the schema
-    cannot be split, the arguments are a dictionary after stars.
+    Arguments appear in the order of the schema's properties. `first_i` matches what may follow from the i-th argument
+    on if no argument came before, `rest_i` if one did. If the schema cannot be split by properties, the arguments are a
+    dictionary after `**`.
     """
     head = f"call_{number}:"
     if schema == ANY_OBJECT:

@@ -1,4 +1,4 @@
-"""Tool calls in a section of the answer, between tokens of their own, as DeepSeek's models and Kimi K2 write them."""
+"""Tool calls in a section of the answer between special tokens, as DeepSeek's models and Kimi K2 write them."""
 
 import re
 from abc import abstractmethod
@@ -20,7 +20,10 @@ _KIMI_COUNTED = re.compile(r"functions\..+:\d+")
 
 
 class Sections(ToolFormat):
-    """What the formats with sections share: each call has a head with its name, and its arguments in JSON."""
+    """Base of the formats with a section of calls.
+
+    Each call has a head with the function's name, and arguments in JSON.
+    """
 
     opening: str
     closing: str
@@ -37,11 +40,11 @@ class Sections(ToolFormat):
         if not (yield from text.take(self.opening)):
             return False
         while (yield from self._read_call(text, calls)):
-            place = text.at
+            start = text.at
             if not (yield from text.skip_space()) or (yield from text.take_last(self.closing)):
                 return True
             if not (yield from text.take(self.call_begin)):
-                text.at = place
+                text.at = start
                 return True
             text.at -= len(self.call_begin)
         return False
@@ -60,14 +63,18 @@ class Sections(ToolFormat):
 
     @abstractmethod
     def read_head(self, text: Lookahead, calls: Calls) -> Reader[str | None]:
-        """Read a call's head, and start the call; returns the end of the fence around its arguments, "" without one.
+        """Read the head of a call and start the call.
 
-        None if the text is not a call.
+        Returns the marker that closes the code fence around the arguments, "" if there is no fence, and None if the
+        text is not a call.
         """
 
     @abstractmethod
     def head(self, name: str, number: int) -> str:
-        """The text of a call before its arguments; `number` is its place among the calls."""
+        """Return the text of a call before its arguments.
+
+        `number` is the index of the call among the answer's calls.
+        """
 
     @property
     def tail(self) -> str:
@@ -75,7 +82,7 @@ class Sections(ToolFormat):
         return self.call_end
 
     def lark_head(self, name: str, opaque_tokens: Mapping[str, int]) -> str:
-        """The Lark expression for `head`."""
+        """Return the Lark expression for the text before a call's arguments (`head`)."""
         return spelled(self.head(name, 0), opaque_tokens)
 
     def lark_calls(self, *, parallel: bool, opaque_tokens: Mapping[str, int], suffix: str = "") -> str:
@@ -97,7 +104,7 @@ class Sections(ToolFormat):
 
 @dataclass(frozen=True)
 class DeepSeek(Sections):
-    """V3.1 and later writes the name and JSON; V3 and R1 a type before them, and the JSON in a fence.
+    """The format of DeepSeek's models: V3.1 and later write the name and JSON; V3 and R1 write a type and fenced JSON.
 
         <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>now<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>
 
@@ -106,7 +113,8 @@ class DeepSeek(Sections):
         {"city": "Oslo"}
         ```<｜tool▁call▁end｜><｜tool▁calls▁end｜>
 
-    Both are read; the format says which is written. (Model cards and chat templates of DeepSeek-V3-0324, R1 and V3.1.)
+    Both forms are read; `is_fenced` says which one is written. Sources: model cards and chat templates of
+    DeepSeek-V3-0324, R1 and V3.1.
     """
 
     name: str
@@ -146,14 +154,14 @@ class DeepSeek(Sections):
 
 
 class Kimi(Sections):
-    """Each call has its id.
+    """The format of Kimi K2. Each call has an id that the model writes.
 
         <|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>{"city":
         "Oslo"}<|tool_call_end|><|tool_calls_section_end|>
 
-    All of it is one line. The id names the function and counts the conversation's calls; the chat template shows it to
-    the model again, with the call and its result. So the id that the model wrote is the call's. (Chat template and
-    "Tool calling guide" of Kimi-K2.)
+    The whole section is one line. The id names the function and counts the calls of the conversation. The chat template
+    shows the id to the model again, with the call and with its result, so clients receive the id that the model wrote.
+    Sources: chat template and "Tool calling guide" of Kimi-K2.
     """
 
     name = "kimi"

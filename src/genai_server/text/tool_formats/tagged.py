@@ -1,7 +1,8 @@
-"""Tool calls with a tag for each argument, as several model families write them: see the formats at the end.
+"""Tool calls with a tag for each argument, as several model families write them. The formats are at the end of the
+module.
 
-Values are unquoted between tags. The function's schema determines which are texts (bare_values.py). Each argument is
-emitted when it is complete. A call is complete with its closing tag and truncated without it.
+Values between tags are unquoted. The function's schema determines which values are strings (bare_values.py). Each
+argument is emitted when it is complete. A call is complete with its closing tag, and incomplete if the tag is missing.
 """
 
 import re
@@ -42,7 +43,10 @@ _ANY_KEY = r"/[A-Za-z_][0-9A-Za-z_.-]*/"
 
 @dataclass(frozen=True)
 class Tagged(ToolFormat):
-    """See the module. Line breaks in the tags are those that models write; whitespace between tags may differ."""
+    """A format with a tag for each argument, described by its tags.
+
+    Line breaks in the tags are those that models write. When calls are read, whitespace between tags may differ.
+    """
 
     name: str
     # Around one call, or around all calls of a group.
@@ -73,13 +77,13 @@ class Tagged(ToolFormat):
         if not (yield from text.take(self.opening)) and not self.may_be_bare:
             return False
         while (yield from self._read_call(text, calls)):
-            place = text.at
+            start = text.at
             if not (yield from text.skip_space()):
                 return True
             if self.closing and (yield from text.take_last(self.closing)):
                 return True
             if not self.is_shared:
-                text.at = place
+                text.at = start
                 return True
         return False
 
@@ -109,7 +113,9 @@ class Tagged(ToolFormat):
         return True
 
     def _read_argument(self, text: Lookahead, whole: Mapping[str, Any]) -> Reader[str | None]:
-        """Read an argument; returns its name and value as JSON, None without an argument."""
+        """Read an argument. Returns its name and value as the text of a JSON member, None if there is no
+        argument.
+        """
         if not (yield from text.take(self.before_key.strip())):
             return None
         key = yield from text.take_until(self.after_key.strip())
@@ -129,18 +135,19 @@ class Tagged(ToolFormat):
         return f"{write_json(key.strip())}: {meant(value, schema, whole)}"
 
     def _read_value(self, text: Lookahead) -> Reader[str | None]:
-        """Read a value and its closing tag; None without one.
+        """Read a value and its closing tag, and return the value. None if the closing tag is missing.
 
-        After it, there is another tag of the call, or the answer ends. Otherwise the value contains the tag.
+        A closing tag ends the value only if another tag of the call, or the end of the answer, follows. Otherwise it
+        belongs to the value.
         """
-        place, tag = text.at, self.after_value.strip()
+        start, tag = text.at, self.after_value.strip()
         while (yield from text.take_until(tag)) is not None:
             end, text.met_end = text.at, False
             yield from text.skip_space()
             follows = yield from text.take_any(*self._tags_after_values)
             text.at = end
             if follows or text.met_end:
-                return text.between(place, end - len(tag))
+                return text.between(start, end - len(tag))
         return None
 
     @property
@@ -162,7 +169,7 @@ class Tagged(ToolFormat):
         return "\n".join([*rules, *self._lark_values(opaque_tokens)])
 
     def _lark_values(self, opaque_tokens: Mapping[str, int]) -> list[str]:
-        """Rules with `value` on top: a text and its closing tag, as `_read_value` reads it."""
+        """Return Lark rules that start with `value`: a text and its closing tag, as `_read_value` reads them."""
         tag = self.after_value.strip()
         follows = f"{SPACES}({'|'.join(map(re.escape, self._tags_after_values))}){ANYTHING}"
         text = f"/{ANYTHING}/ & ~{expression(f'{ANYTHING}{re.escape(tag)}{follows}')}"
@@ -186,7 +193,9 @@ class Tagged(ToolFormat):
         return [f"call_{number}: {head} {quoted(tool.name)} {after} {parts} {end}", *rules]
 
     def _lark_arguments(self, number: int, tool: Tool, opaque_tokens: Mapping[str, int]) -> tuple[str, list[str]]:
-        """The expression for the arguments of a call, in the order of the properties, and its rules."""
+        """Return the Lark expression for the arguments of a call, in the order of the schema's properties, and
+        its rules.
+        """
         schema = tool.schema
         fits(schema)  # refuses most of what is no schema
         properties = schema.get("properties", {})
@@ -202,8 +211,8 @@ class Tagged(ToolFormat):
                 raise _refused(tool, "its parameters are not a list of properties with plain names")
             return f"any_{number}*", [f"any_{number}: {before} {_ANY_KEY} {after} value"]
         parts, rules = [], []
-        for place, (key, part) in enumerate(schema["properties"].items()):
-            rule = f"argument_{number}_{place}"
+        for index, (key, part) in enumerate(schema["properties"].items()):
+            rule = f"argument_{number}_{index}"
             value = self._lark_value(tool, key, part, schema, opaque_tokens)
             rules.append(f"{rule}: {before} {quoted(key)} {after} {value}")
             parts.append(rule if key in schema.get("required", ()) else f"{rule}?")
@@ -250,7 +259,7 @@ class Tagged(ToolFormat):
 
 
 def _refused(tool: Tool, reason: str) -> InvalidField:
-    """The error for a tool that is strict, as one with a format is."""
+    """Return the error for a tool with strict arguments that this format cannot enforce."""
     return InvalidField(
         "tools", f"must be ones that this model's format of calls can follow strictly; {tool.name} is not: {reason}"
     )

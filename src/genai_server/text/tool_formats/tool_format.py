@@ -34,8 +34,10 @@ class Tool:
 
     @property
     def schema(self) -> dict[str, Any]:
-        """The schema to which a model is held: an object and, unless `parameters` says otherwise, no more than its
-        properties, because most functions refuse others and models invent them.
+        """The schema that the model's arguments must match: always an object.
+
+        Unless `parameters` says otherwise, only the listed properties are allowed, because most functions refuse other
+        properties and models invent some.
         """
         schema = {**(self.parameters if self.parameters is not None else {"properties": {}}), "type": "object"}
         if lists_its_properties(schema) and not _ABOUT_PROPERTIES & schema.keys():
@@ -45,14 +47,14 @@ class Tool:
 
 @dataclass(frozen=True)
 class Call:
-    """A call made by the model."""
+    """A tool call that the model has made."""
 
     name: str
     arguments: Mapping[str, Any]
 
 
 def lists_its_properties(schema: Mapping[str, Any]) -> bool:
-    """Whether a schema names the properties of its objects, among them all that are required."""
+    """Whether a schema lists the properties of its objects, including all required ones."""
     properties, required = schema.get("properties"), schema.get("required", [])
     if not isinstance(properties, dict) or not isinstance(required, list):
         return False
@@ -60,7 +62,7 @@ def lists_its_properties(schema: Mapping[str, Any]) -> bool:
 
 
 def can_be_split(schema: Mapping[str, Any]) -> bool:
-    """Whether the schema of an object can be split into one for each property, with the same `$defs`."""
+    """Whether the schema of an object can be split into one schema for each property, with shared `$defs`."""
     return (
         schema.keys() <= _SPLITTABLE
         and lists_its_properties(schema)
@@ -70,7 +72,7 @@ def can_be_split(schema: Mapping[str, Any]) -> bool:
 
 
 class ToolFormat(ABC):
-    """The tool call format of a model family."""
+    """Base class of the tool call formats: how the models of one family write tool calls."""
 
     # The format's name in settings.
     name: str
@@ -82,60 +84,64 @@ class ToolFormat(ABC):
     @property
     @abstractmethod
     def shown_tokens(self) -> tuple[str, ...]:
-        """Special tokens that the decoder must show."""
+        """The special tokens that the decoder must convert to text, because `read_calls` needs them."""
 
     @property
     def beginnings(self) -> str:
-        """The characters with which calls may begin."""
+        """The characters with which a tool call may begin."""
         return (self.opening or "")[:1]
 
     @abstractmethod
     def read_calls(self, text: Lookahead, calls: "Calls", *, new_line: bool) -> Reader[bool]:
         """Read one or several calls at `text.at` and emit them to `calls`.
 
-        `new_line` says whether a line begins here, or other calls come before. Returns False where the text is not, or
-        no longer, one of calls; the text after `calls.emitted_to` is then something else.
+        `new_line` says whether the position is at the beginning of a line or directly after other calls. Returns False
+        if the text is not a call, or turns out not to be one; the text after `calls.emitted_to` is then something else.
         """
 
     def lark(self, tools: Sequence[Tool], *, parallel: bool, opaque_tokens: Mapping[str, int]) -> str:
-        """Rules of llguidance's Lark with `calls` on top, which `lark_calls` and `lark_called` describe."""
+        """Return llguidance Lark rules that start with `calls`, composed of those from `lark_calls` and
+        `lark_called`.
+        """
         calls = self.lark_calls(parallel=parallel, opaque_tokens=opaque_tokens)
         return f"{calls}\n{self.lark_called(tools, opaque_tokens)}"
 
     @abstractmethod
     def lark_calls(self, *, parallel: bool, opaque_tokens: Mapping[str, int], suffix: str = "") -> str:
-        """Rules with `calls` on top: one call or, if `parallel`, one or more, made of the rule `called`.
+        """Return Lark rules that start with `calls`: one use of the rule `called` or, if `parallel`, one or more.
 
-        They begin with the rule `opening`, which is left to the caller, where there is an `opening`. All these rules
-        but `called` have the suffix. For `opaque_tokens` see text/grammars/grammar.py.
+        If the format has an `opening`, the rules begin with the rule `opening`, which the caller must add. All names of
+        these rules except `called` end with `suffix`. `opaque_tokens` maps the texts of tokens that literals never
+        match to ids.
         """
 
     @abstractmethod
     def lark_called(self, tools: Sequence[Tool], opaque_tokens: Mapping[str, int]) -> str:
-        """Rules with `called` on top: the name and arguments of one call."""
+        """Return Lark rules that start with `called`: the name and the arguments of one call."""
 
     def lark_beginning(self, names: Sequence[str], *, before: str = ANYTHING) -> str:
-        """An expression of Rust's regex for text up to and with what `read_calls` takes for a call's beginning.
+        """Return a regular expression (Rust) for text up to and including what `read_calls` takes for the beginning of
+        a call.
 
-        It ends no later than the first lexeme of `calls`, which is lost if other text continues past its end. `before`
-        is the text before a marker, in formats that have one.
+        The match ends no later than the first lexeme of `calls`, because a lexeme is lost if other text can continue
+        past its end. `before` is the expression for text before a marker, in formats that have a marker.
         """
         return f"{before}{re.escape(self.opening or '')}"
 
     @abstractmethod
     def write_calls(self, calls: Sequence[Call]) -> str:
-        """The text of these calls, as read by `read_calls`."""
+        """Return the text of these calls as the model would write it, so that `read_calls` can read it."""
 
     def new_id(self) -> str:
-        """An id for a call that the model's chat template accepts."""
+        """Return a new id for a call, in a form that the model's chat template accepts."""
         return random_id()
 
 
 class Calls:
-    """The calls of one answer: reads become parts here, and how much of the text has been emitted is known.
+    """Emits the tool calls of one answer as parts, and records up to which position the text has been emitted.
 
-    A call is emitted from the opening brace of its arguments on. With `only_complete`, it is emitted when it is
-    complete. Before that, its text may still become something else.
+    A call is emitted from the opening brace of its arguments on or, with `only_complete`, when the call is complete.
+    Before that, the text may still turn out to be something else.
     """
 
     def __init__(
@@ -167,31 +173,34 @@ class Calls:
         self._held = ""
 
     def start(self, name: str, *, id: str | None = None) -> None:
-        """A call begins. `id` is the one that the model wrote, which the call gets unless another call has it."""
+        """Start a call. `id` is the id that the model wrote; the call gets it unless another call already has it."""
         self._name, self._id, self._held = name, id, ""
         self.is_open, self._is_emitted = True, False
 
     def arguments(self, fragment: str, read_to: int) -> None:
-        """More of the open call's arguments, without the closing brace of the whole. They end at `read_to`."""
+        """Add a fragment of the open call's arguments, which ends at text position `read_to`.
+
+        The fragments must not include the closing brace of all arguments.
+        """
         self._held += fragment
         if self._held and not self._only_complete:
             self._release(read_to)
 
     def end(self, read_to: int) -> None:
-        """The open call is complete; this adds the closing brace to its arguments. Its text ends at `read_to`."""
+        """Complete the open call, whose text ends at position `read_to`. Adds the closing brace of the arguments."""
         self._held += "}"
         self._release(read_to)
         self._end(is_complete=True)
 
     def abandon(self) -> bool:
-        """The open call is not completed. Returns whether some of it has been emitted."""
+        """Give up the open call, which will not be completed. Returns whether a part of it has been emitted."""
         if self._is_emitted:
             self._end(is_complete=False)
         self.is_open = False
         return self._is_emitted
 
     def _release(self, read_to: int) -> None:
-        """Emit what is held of the open call, of which all text before `read_to` has then been emitted."""
+        """Emit the held arguments of the open call. All text before position `read_to` has then been emitted."""
         if not self._is_emitted:
             self._is_emitted = True
             self._index += 1
@@ -207,12 +216,12 @@ class Calls:
 
 
 def write_json(value: Any) -> str:
-    """JSON on one line, in the format of grammars."""
+    """Return a value as JSON on one line, with the separators that grammars require."""
     return json.dumps(value, ensure_ascii=False)
 
 
 def read_list(text: Lookahead, calls: Calls, read_call: Callable[[Lookahead, Calls], Reader[bool]]) -> Reader[bool]:
-    """Read at least one call in brackets, with commas between; returns like `ToolFormat.read_calls`."""
+    """Read at least one call in brackets, separated by commas. Returns like `ToolFormat.read_calls`."""
     if not (yield from text.take("[")):
         return False
     while (yield from read_call(text, calls)):
@@ -225,13 +234,13 @@ def read_list(text: Lookahead, calls: Calls, read_call: Callable[[Lookahead, Cal
 
 
 def read_closing(text: Lookahead, marker: str) -> Reader[None]:
-    """Read the closing marker of calls, which models sometimes omit, and the whitespace before it."""
-    place = text.at
+    """Consume whitespace and the closing marker of calls, if the marker is present. Models sometimes omit it."""
+    start = text.at
     yield from text.skip_space()
     if not (yield from text.take_last(marker)):
-        text.at = place
+        text.at = start
 
 
 def random_id(prefix: str = "call_", length: int = 24) -> str:
-    """A new id: the prefix and this number of random letters and digits."""
+    """Return a new id: the prefix and `length` random letters and digits."""
     return prefix + "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(length))
