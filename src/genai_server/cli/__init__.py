@@ -1,4 +1,4 @@
-"""The command line: `genai-server`. The table of its commands is in `commands.py`."""
+"""The command line `genai-server`. commands.py has the table of its commands."""
 
 import sys
 
@@ -13,7 +13,7 @@ _INTERRUPTED = 130
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run a subcommand; returns the exit status.
+    """Run the command that the arguments name and return the exit status.
 
     The status is 2 for a wrong setting, 1 for a later failure and 130 after Ctrl-C. It is 141 if the reader of the
     output has exited, as in `genai-server doctor | head -1`.

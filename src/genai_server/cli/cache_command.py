@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_list(_: argparse.Namespace) -> int:
-    """Print a line for each model; returns the exit status."""
+    """Print a line for each model with a prefix cache on disk; returns the exit status."""
     root = load_settings().prefix_cache_path
     models = stored_models(root)
     width = max((len(model.name) for model in models), default=0)
@@ -38,7 +38,10 @@ def run_list(_: argparse.Namespace) -> int:
 
 
 def run_clear(arguments: argparse.Namespace) -> int:
-    """Remove prefixes; returns the exit status. Raises ConfigurationError for an unknown model."""
+    """Remove the prefix cache of one or all models; returns the exit status.
+
+    Raises ConfigurationError for an unknown model.
+    """
     root = load_settings().prefix_cache_path
     models = [model for model in stored_models(root) if arguments.model in (None, model.name)]
     if arguments.model is not None and not models:

@@ -1,4 +1,4 @@
-"""The commands of `genai-server`. A new one is a module with `add_arguments`, and a line in this table."""
+"""The commands of `genai-server`. A new command is a module with `add_arguments`, and a line in this table."""
 
 import argparse
 import gc
@@ -40,9 +40,9 @@ COMMANDS = {command: about for commands in GROUPS.values() for command, about in
 
 
 def add_commands(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> None:
-    """Add all commands to the parser, and the arguments of the one that is named.
+    """Add all commands to the parser, but only the arguments of the command that is named in `arguments`.
 
-    Importing the modules of all commands takes most of a second.
+    Importing the modules of all commands would take most of a second.
     """
     subparsers = parser.add_subparsers(prog=parser.prog, metavar="COMMAND", help=argparse.SUPPRESS)
     parser.epilog = "\n\n".join(
@@ -50,17 +50,17 @@ def add_commands(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> N
         for title, commands in GROUPS.items()
     )
     named = next((argument for argument in arguments if argument in COMMANDS), None)
-    for command, (place, _) in COMMANDS.items():
+    for command, (module_name, _) in COMMANDS.items():
         added = subparsers.add_parser(command)
         if command == named:
             gc.disable()  # imported objects stay; collections would take a fifth of the time
-            module = import_module(f"genai_server.{place}")
+            module = import_module(f"genai_server.{module_name}")
             gc.enable()
             added.description = _description(module.__doc__ or "")
             module.add_arguments(added)
 
 
 def _description(text: str) -> str:
-    """A module's docstring without the command with which it begins."""
+    """Return a module's docstring without the command with which it begins, as the description in --help."""
     command, mark, rest = text.partition("`: ")
     return rest[:1].upper() + rest[1:] if mark and command.startswith("`genai-server") else text

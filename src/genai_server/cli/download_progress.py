@@ -1,4 +1,4 @@
-"""The progress of a download: one line in a terminal, and else a line for each file that is fetched."""
+"""Shows the progress of a download: one line in a terminal, otherwise a line for each file."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,22 +17,23 @@ _MIB = 1024 * 1024
 
 
 def size_in_words(num_bytes: int) -> str:
-    """The size of a file with its unit."""
+    """Return a size in MiB or bytes, with its unit."""
     return f"{num_bytes / _MIB:.1f} MiB" if num_bytes >= _MIB else f"{num_bytes:,} bytes"
 
 
 class _Speed(ProgressColumn):
-    """Rich's own has decimal units."""
+    """A column with the speed in binary units, which Rich's own column lacks."""
 
     def render(self, task: Task) -> Text:
         return Text(f"{(task.speed or 0) / _MIB:.1f} MiB/s")
 
 
 @contextmanager
-def download_progress(selection: Selection, tell: Callable[[str], None] = say) -> Iterator[Watch]:
-    """A function for `download`, which shows the progress on standard error while the block runs.
+def download_progress(selection: Selection, report: Callable[[str], None] = say) -> Iterator[Watch]:
+    """Show the progress of a download on standard error during the block. The value is the `watch` function for
+    `download`.
 
-    If that is no terminal, `tell` is called with a line for each file.
+    If standard error is no terminal, `report` is called with a line for each file instead.
     """
     console = Console(stderr=True)
     columns = (
@@ -53,7 +54,7 @@ def download_progress(selection: Selection, tell: Callable[[str], None] = say) -
             if file not in here:  # what was here before has no part in the speed
                 progress.update(task, total=(progress.tasks[0].total or 0) + file.size - size)
                 if size < file.size and not console.is_terminal:
-                    tell(f"{title}  {size_in_words(file.size)}")
+                    report(f"{title}  {size_in_words(file.size)}")
             else:
                 progress.update(task, advance=size - here[file], description=title, visible=True)
             here[file] = size

@@ -135,9 +135,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _prepare_environment(arguments: argparse.Namespace) -> None:
-    """Install the packages that build models if some are missing, and a person agrees to that.
+    """Install the packages for building models if some are missing and the user agrees.
 
-    Raises ConfigurationError.
+    Raises ConfigurationError if packages are then still missing, or cannot be installed.
     """
     missing = builder.missing_modules(arguments.python)
     installation = this_installation()
@@ -156,7 +156,7 @@ def _prepare_environment(arguments: argparse.Namespace) -> None:
 
 
 def _agrees(question: str) -> bool:
-    """Ask a yes-or-no question on the terminal. Anything but yes, and a program without a terminal, is a no."""
+    """Ask a yes-or-no question on the terminal and return the answer. Without a terminal, the answer is no."""
     if sys.stdin is None or not (sys.stdin.isatty() and sys.stderr.isatty()):
         return False
     print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
@@ -164,7 +164,7 @@ def _agrees(question: str) -> bool:
 
 
 def _tell_cost(order: Build) -> None:
-    """Print about how long a build takes, and how much memory, where that can be estimated."""
+    """Print an estimate of the time and memory that a build takes, if there is one."""
     if (cost := cost_of(order)) is None:
         say("how long this takes is not known for this kind of model")
         return
@@ -182,9 +182,9 @@ def _minutes(seconds: float) -> str:
 
 
 def _target(arguments: argparse.Namespace, name: str, source: Path) -> Path:
-    """The directory to build, after checks that it can be built. Raises ConfigurationError.
+    """Return the directory to build, after a check that the model can be built. Raises ConfigurationError.
 
-    The `source` needs to contain only the files that describe the model.
+    `source` needs to contain only the files that describe the model.
     """
     order = _chosen(arguments, _order(arguments, source, source))
     if order.is_encoder:
@@ -195,16 +195,18 @@ def _target(arguments: argparse.Namespace, name: str, source: Path) -> Path:
 
 
 def _directory(arguments: argparse.Namespace, name: str, precision: str) -> Path:
-    """The directory to build. Raises ConfigurationError if it exists."""
-    place = store.place_of(load_settings().models_path, f"{name}-{precision}-{arguments.device}")
-    directory = absolute(arguments.to or place)
+    """Return the directory to build. Raises ConfigurationError if it exists."""
+    default = store.place_of(load_settings().models_path, f"{name}-{precision}-{arguments.device}")
+    directory = absolute(arguments.to or default)
     if directory.exists():
         raise ConfigurationError(f"{directory} already exists; name another directory with --to, or remove it")
     return directory
 
 
 def _build_from_hub(arguments: argparse.Namespace, name: str) -> Path:
-    """Build from the hub: the original is fetched like a model, and removed after a successful build."""
+    """Download the original model from the hub, build from it, and remove the download. Returns the built
+    directory.
+    """
     hub = Hub(arguments.token)
     repository = hub.repository(name, arguments.revision)
     origin = store.Origin(name, repository.commit)
@@ -231,7 +233,7 @@ def _build_from_hub(arguments: argparse.Namespace, name: str) -> Path:
 
 
 def _check_gguf(arguments: argparse.Namespace, path: Path) -> str:
-    """Check that a GGUF file can be built, and return in which precision; its weights may be zeros.
+    """Check that a GGUF file can be built, and return the precision of the build. The file's weights may be zeros.
 
     Raises ConfigurationError and ExportFailed.
     """
@@ -244,7 +246,7 @@ def _check_gguf(arguments: argparse.Namespace, path: Path) -> str:
 
 
 def _build_gguf(arguments: argparse.Namespace, path: Path, directory: Path, origin: store.Origin) -> None:
-    """Build from a GGUF file, whose model is unpacked next to the directory."""
+    """Build from a GGUF file, which is unpacked into a temporary folder next to the directory."""
     source = store.staging(directory, "unpacked")
     shutil.rmtree(source, ignore_errors=True)
     try:
@@ -293,12 +295,14 @@ def _build(
 
 
 def _chosen(arguments: argparse.Namespace, order: Build) -> Build:
-    """The build with the builder that can build it. Raises ConfigurationError."""
+    """Return the build with the builder that supports it. Raises ConfigurationError if there is none."""
     return builder.choose(order, arguments.python, arguments.builder, unchecked=arguments.unchecked)
 
 
 def _order(arguments: argparse.Namespace, source: Path, folder: Path, gguf: Path | None = None) -> Build:
-    """The build that the arguments ask for. Raises ConfigurationError if it is impossible."""
+    """Return the build that the arguments ask for. Raises ConfigurationError if the arguments do not fit the
+    model.
+    """
     task = arguments.task or task_of(source)
     order = Build(source, folder, arguments.precision or "", arguments.device, tuple(arguments.extra), task)
     if gguf is not None and arguments.precision is None and arguments.device == "cpu":
@@ -315,7 +319,7 @@ def _order(arguments: argparse.Namespace, source: Path, folder: Path, gguf: Path
 
 
 def _default_precision(order: Build) -> str:
-    """The precision of a decoder with weights that are not quantized."""
+    """Return the default precision of a decoder whose weights are not quantized."""
     config = read_source_config(order.source)
     number = count_weights(config)
     is_small = number is not None and number < _SMALL and "quantization_config" not in config
@@ -323,7 +327,9 @@ def _default_precision(order: Build) -> str:
 
 
 def _why(arguments: argparse.Namespace, order: Build) -> str | None:
-    """Why a build has its precision, for the user; None where the user or the source chose it."""
+    """Return a sentence for the user about how weights are stored and why; None if the user or the source chose
+    it.
+    """
     if order.gguf is not None:
         return "the numbers of the file are kept; those of types that ONNX Runtime cannot hold are rounded to 8 bits"
     if order.uses_mobius:
@@ -336,7 +342,10 @@ def _why(arguments: argparse.Namespace, order: Build) -> str | None:
 
 
 def _with_quantization(arguments: argparse.Namespace, order: Build) -> Build:
-    """The build of a decoder, in the precision of weights that are quantized already. Raises ConfigurationError."""
+    """Return the build of a decoder with its precision, which quantized weights determine.
+
+    Raises ConfigurationError.
+    """
     try:
         quantization = read_quantization(read_source_config(order.source), order.device)
     except ConfigurationError:

@@ -21,7 +21,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the key, and its line unless that goes into a file; returns the exit status. Raises ConfigurationError."""
+    """Print a new API key, and its line unless that is added to a file; returns the exit status.
+
+    Raises ConfigurationError if the file cannot be written.
+    """
     key = make_key()
     line = line_of(arguments.name, key, arguments.concurrent, arguments.rate)
     if arguments.append is not None:

@@ -1,4 +1,6 @@
-"""MODEL on a command line: a directory, the name of one in GENAI_MODELS_DIR, or a repository of a hub."""
+"""The argument MODEL of commands: a model directory, the name of one in GENAI_MODELS_DIR, or a repository on a
+hub.
+"""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -23,9 +25,9 @@ _FILES = {".gguf": "genai-server export builds a model directory from it"}
 
 
 def find(text: str, models: Path | None = None) -> Path:
-    """A model directory by its path, or by its name in the folder of models, by default GENAI_MODELS_DIR.
+    """Return a model directory, given by its path or by its name in the folder of models (default: GENAI_MODELS_DIR).
 
-    Raises ConfigurationError.
+    Raises ConfigurationError if there is none.
     """
     models = models or load_settings().models_path
     for path in (path_of(text), models / text) if text else ():
@@ -45,7 +47,7 @@ def _is_file(text: str) -> bool:
 
 
 def check_no_other(text: str, model_dir: str | None, models: str) -> None:
-    """Refuse MODEL next to --model-dir or GENAI_MODELS. Raises ConfigurationError."""
+    """Raise ConfigurationError if MODEL is given together with --model-dir or GENAI_MODELS."""
     if model_dir or models:
         others = f"--model-dir {model_dir}" if model_dir else f"GENAI_MODELS={models}"
         raise ConfigurationError(f"both MODEL={text} and {others} say what is served; leave one of them out")
@@ -56,12 +58,12 @@ def fetched(
     settings: Settings,
     revision: str | None = None,
     token: str | None = None,
-    tell: Callable[[str], None] = say,
+    report: Callable[[str], None] = say,
 ) -> Path:
-    """The directory of a model, which is fetched into the folder of models if it is not here and the text is the name
-    of a repository, or a short one. `tell` is called with lines about it.
+    """Return the directory of a model. It is downloaded first if the text is the name of a repository, or a short name.
 
-    Raises ConfigurationError and PullFailed.
+    Downloads go into the folder of models. `report` is called with lines about the progress. Raises ConfigurationError
+    and PullFailed.
     """
     models = settings.models_path
     try:
@@ -81,18 +83,18 @@ def fetched(
     is_here = origin is not None and origin.source == source.name and source.include in ([], in_folder(origin.folder))
     if not is_here or revision:
         try:
-            tell(pull(Hub(token), source, directory, tell=tell))
+            report(pull(Hub(token), source, directory, report=report))
         except PullFailed as error:
             raise PullFailed(f"{not_here}; as a repository: {error}") from None
     return directory
 
 
 def _of_source(models: Path, source: Source) -> Path | None:
-    """The directory of a model that was fetched from a source by the repository's name; None without one."""
+    """Return the directory of a model that was downloaded from this source before; None if there is none."""
     for path in store.models_in(models):
         origin = store.read_origin(path)
         if origin is not None and origin.source == source.name:
             folder = in_folder(origin.folder)
-            if not source.include or any(fnmatchcase(place, each) for place in folder for each in source.include):
+            if not source.include or any(fnmatchcase(path, each) for path in folder for each in source.include):
                 return path
     return None

@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_list(_: argparse.Namespace) -> int:
-    """Print a line for each model; returns the exit status."""
+    """Print a line for each model in GENAI_MODELS_DIR; returns the exit status."""
     models = load_settings().models_path
     found, unfinished = store.models_in(models), store.unfinished_in(models)
     width = max((len(path.name) for path in found), default=0)
@@ -51,9 +51,9 @@ def run_list(_: argparse.Namespace) -> int:
 
 
 def run_check(arguments: argparse.Namespace) -> int:
-    """Print a line for each file, and what becomes of conversations; returns 1 if a file has a fault.
+    """Print a line for each file of a model, and how its chat template changes conversations.
 
-    Raises ConfigurationError and ModelDirectoryError.
+    Returns 1 if a file has a fault, else 0. Raises ConfigurationError and ModelDirectoryError.
     """
     directory = find(arguments.model)
     origin = store.read_origin(directory)
@@ -77,14 +77,14 @@ def run_check(arguments: argparse.Namespace) -> int:
 
 
 def _adaptations(directory: Path) -> Sequence[str]:
-    """What of conversations the model's chat template gets in another form."""
+    """Return sentences about the parts of conversations that are rewritten for the model's chat template."""
     templates = load_chat_templates(directory)
     dialect = read_dialect("\n".join(template.source for template in templates.values()))
     return PromptWriter(templates, tool_format=dialect.tool_format).adaptations
 
 
 def run_remove(arguments: argparse.Namespace) -> int:
-    """Remove a model; returns the exit status. Raises ConfigurationError."""
+    """Remove a model; returns the exit status. Raises ConfigurationError if there is none with this name."""
     models = load_settings().models_path
     if not models.is_dir():
         raise ConfigurationError(f"there are no models in {models}")

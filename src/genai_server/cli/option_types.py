@@ -1,4 +1,4 @@
-"""The types of numbers and paths in command-line options."""
+"""Types for numbers and paths in command-line options, for argparse."""
 
 import argparse
 import os
@@ -9,12 +9,14 @@ from pathlib import Path
 
 
 def path_of(text: str) -> Path:
-    """The path that was typed. Its ~ is the user's home; one of an unknown user stays as it is."""
+    """Return a path from the command line, with ~ expanded to the user's home. ~ of an unknown user stays
+    unchanged.
+    """
     return Path(os.path.expanduser(text))
 
 
 def positive(text: str) -> int:
-    """The whole number of an option, at least 1."""
+    """Return an option's value as an integer of at least 1. Raises ArgumentTypeError for other values."""
     with suppress(ValueError):
         if (number := int(text)) >= 1:
             return number
@@ -22,7 +24,7 @@ def positive(text: str) -> int:
 
 
 def number_from(low: float, high: float = inf) -> Callable[[str], float]:
-    """The type of an option that is a finite number in this range."""
+    """Return an argparse type for finite numbers in this range."""
 
     def parse(text: str) -> float:
         with suppress(ValueError):

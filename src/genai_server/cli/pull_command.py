@@ -79,7 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_hub_options(parser: argparse.ArgumentParser) -> None:
-    """The options of every command that uses a hub."""
+    """Add the options that all commands with access to a hub have."""
     parser.add_argument("--revision", metavar="NAME", help="branch, tag or commit (default: main)")
     parser.add_argument(
         "--token", metavar="TOKEN", help="access token of the hub (default: HF_TOKEN, or the token of hf auth login)"
@@ -87,7 +87,7 @@ def add_hub_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Fetch a model; returns the exit status. Raises ConfigurationError and PullFailed."""
+    """Download a model; returns the exit status. Raises ConfigurationError and PullFailed."""
     settings = load_settings()
     source = source_of(arguments.repository, settings)
     if source.include and arguments.include:
@@ -103,7 +103,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 @dataclass(frozen=True)
 class Source:
-    """What to fetch."""
+    """A model to download: a repository on a hub, and which of its files."""
 
     # Name of a repository.
     name: str
@@ -120,9 +120,9 @@ class Source:
 
 
 def source_of(text: str, settings: Settings) -> Source:
-    """The source in `OWNER/NAME`, `OWNER/NAME:FOLDER` or a short name, for the first device.
+    """Return the source for `OWNER/NAME`, `OWNER/NAME:FOLDER` or a short name, for the first configured device.
 
-    Raises ConfigurationError.
+    Raises ConfigurationError if the text is none of these.
     """
     name, _, folder = SHORT_NAMES.get(text, text).removeprefix("https://").partition(":")
     short_name = text if text in SHORT_NAMES else ""
@@ -130,18 +130,20 @@ def source_of(text: str, settings: Settings) -> Source:
 
 
 def kind_of(settings: Settings) -> str:
-    """The kind of the first device, for which models are fetched."""
+    """Return the kind of the first configured device, such as "cuda", for which models are downloaded."""
     return settings.devices[0].partition(":")[0]
 
 
 def place_of(models: Path, source: Source) -> Path:
-    """The directory for a source: its short name, or the last part of its repository's name."""
+    """Return the directory for a source, named after its short name or the last part of the repository's name."""
     return store.place_of(models, source.short_name or source.name)
 
 
-def in_folder(place: str) -> list[str]:
-    """The patterns for a folder of a repository, or for one graph of it; "" stands for the whole repository."""
-    return [place if place.endswith(".onnx") else f"{place}/*"] if place else []
+def in_folder(path: str) -> list[str]:
+    """Return the file patterns for a folder of a repository, or for one graph in it; empty for the whole
+    repository.
+    """
+    return [path if path.endswith(".onnx") else f"{path}/*"] if path else []
 
 
 def pull(
@@ -149,22 +151,22 @@ def pull(
     source: Source,
     directory: Path,
     *,
-    tell: Callable[[str], None] = say,
+    report: Callable[[str], None] = say,
     watch: Watch | None = None,
 ) -> str:
-    """Fetch a repository's model into a directory, unless it is up to date; returns a sentence about the result.
+    """Download a model into a directory, unless the directory is up to date. Returns a sentence about the result.
 
-    `tell` is called with lines about it, `watch` as `download` does. Without it, the progress is shown. Raises
-    ConfigurationError and PullFailed.
+    `report` is called with lines about the progress. `watch` is called as by `download`; without it, a progress bar is
+    shown. Raises ConfigurationError and PullFailed.
     """
     name = source.name
-    tell(f"looking {name} up on {hub.endpoint}")
+    report(f"looking {name} up on {hub.endpoint}")
     repository = hub.repository(name, source.revision)
     selection = select_model(
         repository, source.include, source.device, _ask_person if watch is None else lambda models: None
     )
     if selection.folder:
-        tell(f"{name}:{escaped(selection.folder)} is for {source.device or 'this device'}: {_sizes(selection)}")
+        report(f"{name}:{escaped(selection.folder)} is for {source.device or 'this device'}: {_sizes(selection)}")
     if source.original and {GENAI_CONFIG, MODULES} & selection.files.keys():
         raise _no_original_needed(source)
     with store.locked(directory):
@@ -175,7 +177,7 @@ def pull(
         if former is not None and is_same and not store.changed_files(directory, former):
             return f"{directory} is already up to date with {hub.endpoint} (commit {repository.commit[:8]})"
         repository = replace(repository, base=original or repository.base)
-        added = _fetch(hub, source, repository, selection, directory, tell, watch)
+        added = _fetch(hub, source, repository, selection, directory, report, watch)
         if former is not None:
             store.keep(store.staging(directory), directory, former)
         origin = store.Origin(name, repository.commit, selection.folder, original, files=digests, added=added)
@@ -185,12 +187,12 @@ def pull(
 
 
 def _sizes(selection: Selection) -> str:
-    """What a model needs, in words."""
+    """Return a phrase about the disk space and memory that a model needs."""
     return f"{selection.size / _GIB:.2f} GiB on the disk, and in memory as much beside its context"
 
 
 def _ask_person(models: Sequence[Selection]) -> Selection | None:
-    """The model that a person chooses from a numbered list; None without a terminal, or for no number of the list."""
+    """Let the user choose a model from a numbered list. None without a terminal or without a valid answer."""
     if sys.stdin is None or not (sys.stdin.isatty() and sys.stderr.isatty()):
         return None
     for number, model in enumerate(models, 1):
@@ -209,12 +211,12 @@ def _fetch(
     repository: Repository,
     selection: Selection,
     directory: Path,
-    tell: Callable[[str], None],
+    report: Callable[[str], None],
     watch: Watch | None,
 ) -> list[str]:
-    """Make the staging folder of the selected files; returns the names of those from the original's repository.
+    """Download the selected files into the staging folder. Returns the names of files from the original's repository.
 
-    Raises ConfigurationError and PullFailed.
+    Raises ConfigurationError, and PullFailed if the files are not a complete model.
     """
     from genai_server.cli.download_progress import download_progress  # with Rich, which servers need for a pull only
 
@@ -222,10 +224,10 @@ def _fetch(
     try:
         with tempfile.TemporaryDirectory() as added:
             if GENAI_CONFIG not in selection.files:
-                _find_pooling(hub, source, repository, selection, Path(added), tell)
+                _find_pooling(hub, source, repository, selection, Path(added), report)
             if directory.exists():
                 store.seed(folder, directory)
-            with download_progress(selection, tell) if watch is None else nullcontext(watch) as watching:
+            with download_progress(selection, report) if watch is None else nullcontext(watch) as watching:
                 download(hub, repository, selection, folder, watching)
             shutil.copytree(added, folder, dirs_exist_ok=True)
             names = [path.relative_to(added).as_posix() for path in Path(added).rglob("*") if path.is_file()]
@@ -245,12 +247,12 @@ def _find_pooling(
     repository: Repository,
     selection: Selection,
     folder: Path,
-    tell: Callable[[str], None],
+    report: Callable[[str], None],
 ) -> None:
-    """Fetch the pooling configuration from the original's repository, if this one lacks it.
+    """Download the pooling configuration from the original model's repository, if the model's own repository lacks it.
 
-    The repository's own files are kept. Raises PullFailed for a decoder that generates text, before its weights are
-    fetched, and ConfigurationError for a reranker with an original.
+    The model's own files are kept. Raises PullFailed for a decoder that generates text, before its weights are
+    downloaded, and ConfigurationError for a model that needs no original.
     """
     with tempfile.TemporaryDirectory() as own:
         fetch_description(hub, repository, Path(own))
@@ -263,7 +265,7 @@ def _find_pooling(
             for name, file in select_pooling(base).files.items():
                 if name in selection.files:
                     continue
-                tell(f"{name} is fetched from {base.name}, this model's original")
+                report(f"{name} is fetched from {base.name}, this model's original")
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 hub.fetch(base, file, folder / name)
         shutil.copytree(folder, own, dirs_exist_ok=True)
@@ -276,14 +278,16 @@ def _no_original_needed(source: Source) -> ConfigurationError:
 
 
 def fetch_description(hub: Hub, repository: Repository, folder: Path) -> None:
-    """Fetch the files of a repository that say what its model is for. Raises PullFailed."""
+    """Download the files of a repository that describe what its model is for. Raises PullFailed."""
     for file in repository.files:
         if file.path in (CONFIG, MODULES):
             hub.fetch(repository, file, folder / file.path)
 
 
 def checked_name(text: str) -> str:
-    """A repository's name as its owner writes it. The address of its page is accepted, too."""
+    """Return a repository's name, given as such or as the address of its page. Raises ConfigurationError
+    otherwise.
+    """
     name = text.removeprefix("https://").removeprefix("huggingface.co/").strip("/")
     if not is_repository_name(name):
         raise ConfigurationError(f"{quoted(text)} is not the name of a repository, such as owner/name")
@@ -291,7 +295,7 @@ def checked_name(text: str) -> str:
 
 
 def absolute(path: Path) -> Path:
-    """The absolute path, so that printed commands work in any directory."""
+    """Return the absolute path, so that commands shown to the user work in any directory."""
     return path_of(str(path)).absolute()
 
 
@@ -312,7 +316,10 @@ def tell_how_to_serve(directory: Path) -> None:
 
 
 def _former(directory: Path, name: str, selection: Selection) -> store.Origin | None:
-    """The note of the directory; None if there is no directory. Raises ConfigurationError if it is another model's."""
+    """Return the recorded origin of an existing directory; None if the directory does not exist.
+
+    Raises ConfigurationError if the directory belongs to another model.
+    """
     if not directory.exists():
         return None
     origin = store.read_origin(directory)

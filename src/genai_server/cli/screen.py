@@ -1,4 +1,4 @@
-"""What a terminal shows besides plain text: colours and the progress of measurements. NO_COLOR switches colours off."""
+"""Terminal output besides plain text: colors and progress bars. NO_COLOR switches colors off."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def screen() -> "Console | None":
-    """The terminal; None if standard output is not one, and then gets plain text."""
+    """Return the terminal for styled output; None if standard output is no terminal and gets plain text."""
     if not sys.stdout.isatty():
         return None
     from rich.console import Console
@@ -19,17 +19,19 @@ def screen() -> "Console | None":
 
 
 def say(line: str) -> None:
-    """Print a line at once."""
+    """Print a line and flush it at once."""
     print(line, flush=True)
 
 
 def say_aside(line: str) -> None:
-    """Print a line at once on standard error, apart from a command's output."""
+    """Print a line on standard error, which is not part of the command's output, and flush it at once."""
     print(line, file=sys.stderr, flush=True)
 
 
 def say_to_person(line: str) -> None:
-    """Print a line at once that is not part of a command's output: on standard error unless a person reads both."""
+    """Print a line that is not part of the command's output: on standard error, or in a terminal on standard
+    output.
+    """
     if sys.stdout.isatty():
         say(line)
     else:
@@ -37,7 +39,7 @@ def say_to_person(line: str) -> None:
 
 
 def show(*parts: str | tuple[str, str]) -> None:
-    """Print a line of parts; a pair is a text and its style, which only a terminal shows."""
+    """Print a line of parts. A part may be a pair of text and style; the style is used in a terminal only."""
     console = screen()
     if console is None:
         print(*(part if isinstance(part, str) else part[0] for part in parts), sep="", flush=True)
@@ -49,9 +51,9 @@ def show(*parts: str | tuple[str, str]) -> None:
 
 @contextmanager
 def measuring_bar(title: str) -> Iterator[Callable[[int, int, str], None]]:
-    """A progress bar on standard error, if that is a terminal.
+    """Show a progress bar on standard error during the block, if that is a terminal.
 
-    The function shows the number of steps that are done, the number of all, and a title.
+    The value is a function that updates the bar: number of steps done, number of all steps, title.
     """
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn

@@ -1,4 +1,4 @@
-"""Text on standard input and output, whose encoding is the system's and need not have all characters.
+"""Text on standard input and output, whose encoding is the system's and may lack characters.
 
 Redirected output on Windows and terminals in Latin-1 locales have encodings without characters that commands and models
 write, such as "…".
@@ -18,9 +18,9 @@ _RAISING = ("strict", "surrogateescape")
 def tolerate_characters() -> None:
     """Write "?" for characters that the encoding of standard output lacks, instead of raising UnicodeEncodeError.
 
-    The encodings stay, and so does an error handler that PYTHONIOENCODING names. What rich, argparse and print write is
-    covered, since all of them write to these streams; prompt_toolkit writes "?" by itself. Python's standard error
-    never raises. A line that is typed into a terminal in another encoding has "�" for what cannot be read.
+    The encodings stay unchanged, and so does an error handler that PYTHONIOENCODING names. This covers print, Rich and
+    argparse, which all write to these streams; prompt_toolkit writes "?" by itself, and Python's standard error never
+    raises. A line typed into a terminal with another encoding has "�" for bytes that cannot be decoded.
     """
     for stream in (sys.stdin, sys.stdout):
         if isinstance(stream, io.TextIOWrapper) and stream.errors in _RAISING:
@@ -28,12 +28,18 @@ def tolerate_characters() -> None:
 
 
 def piped_text() -> str:
-    """All text that is piped into the command: UTF-8, or else in the system's encoding. Raises ChatFailed."""
+    """Return all text that is piped into the command, decoded as UTF-8, else in the system's encoding.
+
+    Raises ChatFailed.
+    """
     return _decoded(sys.stdin.buffer.read())
 
 
 def piped_line() -> str:
-    """The next line that is piped into the command, decoded like `piped_text`. Raises EOFError and ChatFailed."""
+    """Return the next line that is piped into the command, decoded like `piped_text`.
+
+    Raises EOFError and ChatFailed.
+    """
     line = sys.stdin.buffer.readline()
     if not line:
         raise EOFError
@@ -41,7 +47,7 @@ def piped_line() -> str:
 
 
 def typed_text(text: str) -> str:
-    """An argument of the command. One that is UTF-8 in a locale of another encoding is decoded as UTF-8."""
+    """Return an argument of the command. If it is UTF-8 in a locale of another encoding, it is decoded as UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError:  # Python keeps bytes that it cannot decode as surrogates

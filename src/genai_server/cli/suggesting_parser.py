@@ -1,4 +1,4 @@
-"""A command-line parser that suggests the option or command that was probably meant, and the form of its help."""
+"""A command-line parser that suggests the option or command that was probably meant, and formats its help."""
 
 import argparse
 import sys
@@ -33,10 +33,10 @@ class _HelpFormatter(argparse.HelpFormatter):
 
 
 class SuggestingParser(argparse.ArgumentParser):
-    """A parser that itself refuses unknown arguments, so that the usage shown is the subcommand's.
+    """A parser that refuses unknown arguments itself, so that the usage shown is that of the subcommand.
 
-    `rest_to` is the name in the namespace of the arguments behind `--`, for a command that passes them on to another
-    program; "" parses them like others.
+    `rest_to` is the name in the namespace for arguments behind `--`, for commands that pass them to another program.
+    With "", these arguments are parsed like others.
     """
 
     def __init__(self, **how: Any) -> None:
@@ -44,7 +44,7 @@ class SuggestingParser(argparse.ArgumentParser):
         self.rest_to = ""
 
     def parse_known_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> tuple[Any, list[str]]:
-        """Parse all arguments; ends with the usage if one is unknown."""
+        """Parse all arguments. Ends the program with the usage if an argument is unknown."""
         given, rest = [*(sys.argv[1:] if args is None else args)], []
         if self.rest_to and "--" in given:
             end = given.index("--")
@@ -67,7 +67,9 @@ class SuggestingParser(argparse.ArgumentParser):
         return found, unknown
 
     def _completed(self, arguments: Iterable[str]) -> list[str]:
-        """The arguments, where a switch takes the next one only if that is a truth value: not `--insecure ./model`."""
+        """Return the arguments with `=true` added to switches that no truth value follows, as in `--insecure
+        ./model`.
+        """
         switches = [action for action in self._actions if action.nargs == argparse.OPTIONAL and action.const]
         alone = {name: f"{name}={action.const}" for action in switches for name in action.option_strings}
         return [
@@ -85,7 +87,7 @@ class SuggestingParser(argparse.ArgumentParser):
             raise argparse.ArgumentError(action, error.message + meant) from None
 
     def error(self, message: str) -> NoReturn:
-        """End with the usage and the message. A long usage is replaced by a hint at --help."""
+        """End the program with the usage and the message. A long usage is replaced by a hint to use --help."""
         usage = self.format_usage()
         if len(usage.splitlines()) > _MAX_USAGE:
             usage = f"usage: {self.prog} [OPTION]…\n"

@@ -1,4 +1,4 @@
-"""Reports of texts and tables, in a terminal of any width."""
+"""Prints reports of texts and tables in a terminal of any width."""
 
 from collections.abc import Iterable, Sequence
 
@@ -15,7 +15,10 @@ _MIN_TEXT = 16
 
 
 def print_report(console: Console | None, parts: Iterable[str | Rows]) -> None:
-    """Print texts and tables with a line between them: plain and of any width if `console` is None."""
+    """Print texts and tables with an empty line between them.
+
+    If `console` is None, the output is plain and of any width.
+    """
     if console is None:
         print(plain_report(parts))
         return
@@ -25,14 +28,14 @@ def print_report(console: Console | None, parts: Iterable[str | Rows]) -> None:
         if isinstance(part, str):
             console.print(Text(part))
             continue
-        for place, table in enumerate(fitted(part, console.width)):
-            if place:
+        for index, table in enumerate(fitted(part, console.width)):
+            if index:
                 console.print()
             console.print(table)
 
 
 def fitted(rows: Rows, width: int) -> list[Table]:
-    """The rows as a table of at most this width.
+    """Return the rows as one or more tables of at most `width` columns.
 
     Titles of numeric columns are wrapped, and text columns are made narrower. If that is not enough, the table is
     transposed: each row becomes a column, in as many tables as necessary.
@@ -59,7 +62,7 @@ def _widths(rows: Rows) -> list[int]:
 
 
 def _narrowed(rows: Rows, widths: Sequence[int], width: int) -> list[int] | None:
-    """The widths of columns that fit; None if they cannot."""
+    """Return the widths of columns so that the table fits into `width`; None if that is impossible."""
     found = list(widths)
     columns = list(zip(*rows, strict=True))
     for number, column in enumerate(columns):  # wrap titles of numeric columns
@@ -86,5 +89,8 @@ def _table(rows: Rows, widths: Sequence[int]) -> Table:
 
 
 def _cropped(text: str, width: int) -> str:
-    """The end of a long name, because names of nodes differ at the end. Texts with spaces are wrapped instead."""
+    """Return the end of a name that is too long, because long names differ at the end.
+
+    Text with spaces stays unchanged.
+    """
     return text if cell_len(text) <= width or " " in text else f"…{text[1 - width :]}"

@@ -1,1 +1,1 @@
-"""Models from a hub such as Hugging Face, and their folder on this machine."""
+"""Downloads models from a hub such as Hugging Face, builds models (`export`), and manages the folder of models."""

@@ -1,7 +1,7 @@
-"""Which models onnxruntime-genai's model builder can build, as far as a model's config.json tells.
+"""Which models the model builder of onnxruntime-genai can build, judged from the model's config.json.
 
-The builder itself ends with a traceback for many of these, or writes a model that answers wrongly. The faults are those
-of version 0.18 with Transformers 5.
+For many other models the builder itself ends with a traceback or writes a model that answers wrongly. The faults listed
+here are those of version 0.18 with Transformers 5.
 """
 
 import re
@@ -56,23 +56,30 @@ _CHOICE = re.compile(r'architectures\[0\] == "(\w+)"')
 
 
 def read_source_config(source: Path) -> dict[str, Any]:
-    """The model's config.json; empty if the file is missing or cannot be read, which the builder reports."""
+    """Return the contents of the model's config.json.
+
+    Empty if the file is missing or cannot be read; the builder then reports the error.
+    """
     with suppress(ModelDirectoryError):
         return read_object(source / CONFIG)
     return {}
 
 
 def known_architectures(builder_source: str) -> frozenset[str]:
-    """The architectures that a builder knows, from the text of its builder.py; empty if it does not show them."""
+    """Return the architectures that a model builder supports, from the source text of its builder.py.
+
+    Empty if the source does not show them.
+    """
     return frozenset(_CHOICE.findall(builder_source))
 
 
 def check_architecture(
     config: Mapping[str, Any], known: Collection[str], *, precision: str, device: str, options: Collection[str] = ()
 ) -> None:
-    """Check that the model can be built. `known` are the builder's architectures, `options` its further options.
+    """Raise ConfigurationError, with the reason, if the model builder cannot build a model.
 
-    Raises ConfigurationError with the reason.
+    `config` is the model's config.json, `known` are the architectures that the builder supports, `options` its further
+    options (`NAME=VALUE`).
     """
     architecture = _architecture(config)
     if architecture is None:
@@ -109,7 +116,9 @@ def _why_not(
 
 
 def why_not_mobius(config: Mapping[str, Any]) -> str | None:
-    """Why a model is not built with mobius; None if it can be."""
+    """Return the reason why mobius (another model builder) is not used for a model; None if it can build the
+    model.
+    """
     architecture = _architecture(config)
     if architecture not in _OF_MOBIUS:
         return f"{architecture} is none of those whose graphs were compared ({', '.join(sorted(_OF_MOBIUS))})"
@@ -125,7 +134,7 @@ def why_not_mobius(config: Mapping[str, Any]) -> str | None:
 
 
 def _has_windows(config: Mapping[str, Any]) -> bool:
-    """Whether some layers see a window only."""
+    """Whether some layers use sliding-window attention."""
     layers = config.get("layer_types")
     if isinstance(layers, list):
         return "sliding_attention" in layers
@@ -133,13 +142,13 @@ def _has_windows(config: Mapping[str, Any]) -> bool:
 
 
 def _has_layers_without_rope(config: Mapping[str, Any]) -> bool:
-    """Whether a SmolLM3 has layers without rope, as it has by default: one of four."""
+    """Whether a SmolLM3 has layers without rotary positions (rope). By default, every fourth layer has none."""
     layers = config.get("no_rope_layers")
     return 0 in layers if isinstance(layers, list) else bool(config.get("no_rope_layer_interval", 4))
 
 
 def count_weights(config: Mapping[str, Any]) -> int | None:
-    """About how many weights a decoder has, from its config.json; None if that does not say it."""
+    """Estimate a decoder's number of weights from its config.json. None if the file lacks the necessary sizes."""
     text = config.get("text_config")
     section = text if isinstance(text, dict) else config
     try:
@@ -156,7 +165,7 @@ def count_weights(config: Mapping[str, Any]) -> int | None:
 
 
 def has_draft_head(config: Mapping[str, Any]) -> bool:
-    """Whether the model has a head for multi-token prediction."""
+    """Whether the model has a head for multi-token prediction (MTP)."""
     text = config.get("text_config")
     sections = [config, text if isinstance(text, dict) else {}]
     return any(section.get("mtp_num_hidden_layers") for section in sections)

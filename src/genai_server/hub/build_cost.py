@@ -1,4 +1,4 @@
-"""What building a decoder takes, from the number of its weights, by measurements (docs/export.md)."""
+"""Estimates the time, memory and disk space to build a decoder from its number of weights (docs/export.md)."""
 
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ _BYTES = {"int4": 0.8, "int8": 1.15, "fp16": 2.0, "bf16": 2.0, "fp32": 4.0}
 
 @dataclass(frozen=True)
 class BuildCost:
-    """An estimate. Sizes are in bytes."""
+    """The estimated cost of a build. Sizes are in bytes."""
 
     weights: int
     seconds: float
@@ -26,10 +26,10 @@ class BuildCost:
 
 
 def cost_of(build: Build) -> BuildCost | None:
-    """What a build by onnxruntime-genai's builder takes.
+    """Estimate what a build by onnxruntime-genai's model builder takes.
 
-    None for what was not measured (encoders, GGUF files, mobius), and where the source does not tell its number of
-    weights.
+    None for builds that were not measured (encoders, GGUF files, mobius), and for sources whose number of weights is
+    unknown.
     """
     if build.is_encoder or build.uses_mobius or build.gguf is not None:
         return None

@@ -1,13 +1,13 @@
-"""Runs onnxruntime-genai's model builder: a program for the Python that `export` names.
+"""Runs onnxruntime-genai's model builder: a program for the Python interpreter that `export` uses.
 
     python build_graph.py [--gguf FILE | --eight-bit-ends] ARGUMENTS...
 
-The arguments are the builder's. With a GGUF file, whose unpacked form is the builder's input, each product with
-quantized weights becomes a MatMulNBits with the blocks of the file, so that nothing is quantized again. Every matrix is
-compared with the unpacked one first. With --eight-bit-ends the embedding and the head get 8 bits, which the builder
-gives to the head only, and they share them if they are one matrix. The program also corrects what the builder reads
-wrongly with Transformers 5. It imports nothing of this package but gguf_blocks.py next to it, because that environment
-need not have it.
+ARGUMENTS are those of the model builder. With a GGUF file, the builder's input is the unpacked form of the file. Each
+matrix product with quantized weights becomes a MatMulNBits with the blocks of the file, so that nothing is quantized a
+second time. Every matrix is first compared with the unpacked one. With --eight-bit-ends, the embedding and the head get
+8 bits (the builder gives them to the head only), and share their weights if they are one matrix. The program also
+corrects what the builder reads wrongly with Transformers 5. It imports no module of this package except gguf_blocks.py
+next to it, because the interpreter's environment may not have the package.
 """
 
 import importlib
@@ -41,7 +41,7 @@ _HALVES = (torch.float16, torch.bfloat16)
 
 
 def main() -> None:
-    """Run the builder with the command line's arguments."""
+    """Run the model builder with the arguments of the command line."""
     arguments = sys.argv[1:]
     importlib.import_module(_BUILDER.rpartition(".")[0])  # it lets its parts be imported without their package
     correct_gemma_3()
@@ -56,7 +56,9 @@ def main() -> None:
 
 
 def correct_gemma_3() -> None:
-    """Let the builder read the two ropes of Gemma 3, which Transformers 5 describes by kind of layer."""
+    """Patch the builder so that it reads Gemma 3's two kinds of rope, which Transformers 5 describes by kind of
+    layer.
+    """
     gemma: Any = importlib.import_module("builders.gemma")
     initialize = gemma.Gemma3Model.__init__
 
@@ -73,7 +75,7 @@ def correct_gemma_3() -> None:
 
 
 class EightBitEnds:
-    """The embedding and the head of a model in 8 bits."""
+    """Provides the embedding and the head of a model as blocks of 8 bits."""
 
     keeps_floats = False
 
@@ -82,23 +84,26 @@ class EightBitEnds:
         self.rounded: Counter[str] = Counter()
 
     def find(self, model: Any) -> None:
-        """Find both in a model, if their rows consist of whole blocks."""
+        """Find the embedding and the head in a model.
+
+        Matrices whose rows do not consist of whole blocks are skipped.
+        """
         for module in (model.get_input_embeddings(), model.get_output_embeddings()):
             if module is not None and module.weight.shape[1] % _BLOCK == 0:
                 self._addresses.add(module.weight.data_ptr())
 
     def form(self, weight: Any) -> tuple[int, int] | None:
-        """The bits and the block of a matrix; None if it is neither."""
+        """Return the bits and block size of a matrix; None if it is neither the embedding nor the head."""
         return (8, _BLOCK) if weight.data_ptr() in self._addresses else None
 
     def blocks(self, weight: Any) -> "gguf_blocks.Blocks":
-        """The blocks of a matrix that has a form."""
+        """Return the blocks of a matrix for which `form` returns a value."""
         parts = [weight[start : start + _ROWS].detach().float().numpy() for start in range(0, len(weight), _ROWS)]
         return gguf_blocks.concatenated([gguf_blocks.eight_bits(part) for part in parts])
 
 
 class GgufWeights:
-    """The tensors of a GGUF file by the matrices that Transformers made of them."""
+    """Provides the tensors of a GGUF file as blocks, found by the matrices into which Transformers unpacked them."""
 
     keeps_floats = True
 
@@ -116,7 +121,10 @@ class GgufWeights:
         self.rounded: Counter[str] = Counter()
 
     def find(self, model: Any) -> None:
-        """Find the tensors of a model's matrices, and take its other weights over in the file's 32 bits."""
+        """Find the tensors of a model's matrices.
+
+        Other weights that the file has in 32 bits replace the model's rounded ones.
+        """
         heads = model.config.num_attention_heads, model.config.num_key_value_heads
         for name, parameter in model.named_parameters():
             stem, _, suffix = name.rpartition(".")
@@ -136,7 +144,8 @@ class GgufWeights:
                 self._widen(parameter, torch.from_numpy(values).reshape(parameter.shape))
 
     def _order(self, tensor: Any, parameter: Any, heads: tuple[int, int]) -> Any:
-        """The rows of a file's tensor in the order of Transformers' matrix, or None if both have the same order.
+        """Return the order of a file tensor's rows that equals Transformers' matrix, or None if both have the same
+        order.
 
         llama.cpp interleaves the halves of each head of queries and keys. Raises SystemExit if no order makes the two
         equal.
@@ -152,7 +161,9 @@ class GgufWeights:
         raise SystemExit(f"{tensor.name} of the file is not what Transformers made of it")
 
     def _widen(self, parameter: Any, values: Any) -> None:
-        """Put the file's numbers in place of those that were rounded to 16 bits; Gemma's have an offset of 1."""
+        """Replace a parameter that was rounded to 16 bits by the file's values in 32 bits. (Gemma's are offset by
+        1.)
+        """
         for wide in (values, values - 1):
             if torch.equal(wide.to(parameter.dtype), parameter):
                 parameter.data = wide
@@ -168,14 +179,19 @@ class GgufWeights:
         return dequantize(np.ascontiguousarray(self._rows(tensor, order, rows)), tensor.tensor_type)
 
     def form(self, weight: Any) -> tuple[int, int] | None:
-        """The bits and the block of a matrix, which may be rows of an unpacked one; None for floats."""
+        """Return the bits and block size of a matrix, which may be rows of an unpacked one; None for
+        floating-point weights.
+        """
         found = self._found.get(weight.untyped_storage().data_ptr())
         if found is None or found[0].tensor_type.name in _FLOATS:
             return None
         return gguf_blocks.form(found[0].tensor_type.name) or (8, _BLOCK)
 
     def blocks(self, weight: Any) -> "gguf_blocks.Blocks":
-        """The blocks of a matrix that has a form. Types that have none here are rounded to 8 bits."""
+        """Return the blocks of a matrix for which `form` returns a value.
+
+        Types of the file without a form in gguf_blocks.py are rounded to 8 bits.
+        """
         tensor, order, whole = self._found[weight.untyped_storage().data_ptr()]
         first = weight.storage_offset() // whole.shape[1]
         kind = tensor.tensor_type.name
@@ -194,7 +210,7 @@ class GgufWeights:
 
 
 def is_equal(values: Any, weight: Any) -> bool:
-    """Whether weights are equal but for their rounding to 16 bits."""
+    """Whether values equal a matrix of weights up to the rounding to 16 bits."""
     unpacked = weight.detach().float().numpy()
     if values.shape != unpacked.shape:
         return False
@@ -202,7 +218,9 @@ def is_equal(values: Any, weight: Any) -> bool:
 
 
 def write_blocks(weights: "EightBitEnds | GgufWeights") -> None:
-    """Let the builder write the blocks of matrices that have a form in place of their floats."""
+    """Patch the builder so that it writes matrices for which `weights.form` returns a value as blocks, not as
+    floats.
+    """
     model: Any = importlib.import_module("builders.base").Model
     for function in (
         *(load_weights, make_attention_input_proj, is_qkv_projection_packable, make_packed_matmul_float_class),
@@ -216,29 +234,32 @@ def write_blocks(weights: "EightBitEnds | GgufWeights") -> None:
 
 
 def load_weights(model: Any, original: Any, weights: Any, *arguments: Any) -> Any:
-    """Find the tensors of the matrices when they are loaded."""
+    """Replacement for the builder's method: load the model and find the tensors of its matrices."""
     loaded = original(model, *arguments)
     weights.find(loaded)
     return loaded
 
 
 def make_attention_input_proj(model: Any, original: Any, _weights: Any, *arguments: Any, **others: Any) -> None:
-    """Forget the keys and values of the layer before, which the builder gives to a layer whose products are joined.
+    """Replacement for the builder's method: write the projections without the key and value names of the layer before.
 
-    It joins those of all layers or of none. Files of mixed types (Q4_K_M) have layers of either kind.
+    The builder leaves these names set where it joins the projections of a layer. It joins those of all layers or of
+    none, but GGUF files of mixed types (Q4_K_M) have layers of both kinds.
     """
     model.attention_attrs |= {"k_path": "", "v_path": ""}
     original(model, *arguments, **others)
 
 
 def is_qkv_projection_packable(model: Any, original: Any, weights: Any, layer_id: int, attention: Any) -> bool:
-    """Join queries, keys and values only if their blocks have the same form."""
+    """Replacement for the builder's method: join queries, keys and values only if their blocks have the same
+    form.
+    """
     forms = {weights.form(part.weight) for part in (attention.q_proj, attention.k_proj, attention.v_proj)}
     return len(forms) == 1 and bool(original(model, layer_id, attention))
 
 
 def make_packed_matmul_float_class(model: Any, original: Any, weights: Any, *parts: Any, **others: Any) -> Any:
-    """Remember of which matrices a joined one consists."""
+    """Replacement for the builder's method: record of which matrices a joined matrix consists."""
     joined = original(model, *parts, **others)
     joined.parts = [part.weight for part in parts]
     return joined
@@ -247,7 +268,9 @@ def make_packed_matmul_float_class(model: Any, original: Any, weights: Any, *par
 def make_matmul_float(
     model: Any, original: Any, weights: Any, matmul: Any, name: str, root_input: str, **others: Any
 ) -> str:
-    """Write a product with the blocks of its matrix, or in the 16 bits that a GGUF file has."""
+    """Replacement for the builder's method: write a matrix product with blocks, or with 16-bit weights of a GGUF
+    file.
+    """
     parts = getattr(matmul, "parts", [matmul.weight])
     if None not in map(weights.form, parts):
         blocks = gguf_blocks.concatenated([weights.blocks(part) for part in parts])
@@ -258,7 +281,7 @@ def make_matmul_float(
 
 
 def make_embedding_lookup(model: Any, original: Any, weights: Any, embedding: Any, basename: str, lm_head: Any) -> str:
-    """Write the look-up of tokens' vectors in blocks."""
+    """Replacement for the builder's method: write the embedding lookup with blocks."""
     if weights.form(embedding) is None and weights.keeps_floats and embedding.dtype in _HALVES:
         return look_up_widened(model, embedding, basename)
     if weights.form(embedding) is None:
@@ -268,14 +291,14 @@ def make_embedding_lookup(model: Any, original: Any, weights: Any, embedding: An
 
 
 def save_model(model: Any, original: Any, weights: Any, *arguments: Any) -> None:
-    """Say what could not be held as it is."""
+    """Replacement for the builder's method: report which matrices were rounded, then save the model."""
     for kind, number in weights.rounded.items():
         print(f"Rounding {number} matrices of the type {kind} to 8 bits", flush=True)
     original(model, *arguments)
 
 
 def as_quantized(blocks: "gguf_blocks.Blocks") -> SimpleNamespace:
-    """Blocks as the builder takes quantized weights."""
+    """Return blocks in the form in which the builder expects quantized weights."""
     num_rows, num_columns = blocks.codes.shape
     quantized = SimpleNamespace(
         bits=blocks.bits,
@@ -292,7 +315,10 @@ def as_quantized(blocks: "gguf_blocks.Blocks") -> SimpleNamespace:
 
 
 def make_widened(model: Any, weight: Any, name: str, root_input: str, **others: Any) -> str:
-    """Write a product with a matrix in 16 bits, which becomes one in 32 bits when the graph is loaded."""
+    """Write a matrix product whose 16-bit weights are converted to 32 bits when the graph is loaded.
+
+    Returns its name.
+    """
     stem = name[1:].replace("/", ".") + ".weight"
     model.make_initializer(weight.T, stem)
     cast, output = f"{name}/Cast", "logits" if others.get("logits") else f"{name}/output_0"
@@ -305,7 +331,7 @@ def make_widened(model: Any, weight: Any, name: str, root_input: str, **others: 
 
 
 def look_up_widened(model: Any, embedding: Any, basename: str) -> str:
-    """Write the look-up of tokens' vectors in 16 bits."""
+    """Write an embedding lookup with 16-bit weights. Returns the name of its output in 32 bits."""
     gather, cast, shape = f"{basename}/Gather", f"{basename}/Cast", model.make_hidden_state_shape()
     model.make_initializer(embedding, "model.embed_tokens.weight")
     inputs = ["model.embed_tokens.weight", model.input_names["input_ids"]]
@@ -316,7 +342,10 @@ def look_up_widened(model: Any, embedding: Any, basename: str) -> str:
 
 
 def look_up(model: Any, embedding: Any, basename: str, weights: EightBitEnds | GgufWeights, *, is_tied: bool) -> str:
-    """Write the look-up of tokens' vectors in blocks, which are those of the head if it is the same matrix."""
+    """Write an embedding lookup with quantized blocks. Returns the name of its output.
+
+    If `is_tied`, the blocks are those of the head, which is the same matrix.
+    """
     blocks = weights.blocks(embedding)
     stem = "lm_head.MatMulNBits" if is_tied else "model.embed_tokens"
     num_rows, num_columns = blocks.codes.shape

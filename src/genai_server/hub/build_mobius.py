@@ -1,11 +1,11 @@
-"""Builds a decoder with mobius, a builder of Microsoft's: a program for the Python that `export` names.
+"""Builds a decoder with mobius, a model builder by Microsoft: a program for the Python interpreter that `export` uses.
 
     python build_mobius.py SOURCE TARGET fp32|int8|int4
 
-mobius (the package mobius-onnx) writes graphs in 32 bits. Here they get the weights of `export`: int8, or 4 bits by
-k_quant with 8 for the head and the layers that are most sensitive, in blocks of 32 and with activations of 8 bits.
-Routers of experts and the embedding keep 32 bits. The program imports nothing of this package, because that environment
-need not have it.
+mobius (the package mobius-onnx) writes graphs in 32 bits. This program quantizes them as `export` does: int8, or int4
+by k_quant with 8 bits for the head and the most sensitive layers, in blocks of 32 and with 8-bit activations. Routers
+of experts and the embedding keep 32 bits. It imports no module of this package, because the interpreter's environment
+may not have it.
 """
 
 import json
@@ -29,12 +29,12 @@ _ANY_DECODER = "decoder"
 # Names of sampling defaults that a generation_config.json and a genai_config.json share.
 _SAMPLING = ("do_sample", "temperature", "top_k", "top_p", "repetition_penalty", "min_p")
 # Those of a generation_config.json that leaves them out, as onnxruntime-genai's builder has them.
-_UNTOLD = {"do_sample": False, "temperature": 1.0, "top_k": 50, "top_p": 1.0}
+_SAMPLING_DEFAULTS = {"do_sample": False, "temperature": 1.0, "top_k": 50, "top_p": 1.0}
 _SPECIAL = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
 def main() -> None:
-    """Build what the command line names."""
+    """Build the model that the command line names."""
     from mobius.__main__ import main as run_mobius
 
     source, target, precision = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
@@ -54,24 +54,24 @@ def main() -> None:
 
 
 def describe(source: Path, folder: Path) -> None:
-    """Write what mobius leaves out into the configuration: context, tokens that end an answer, sampling defaults."""
+    """Add to genai_config.json what mobius leaves out: context length, end tokens and sampling defaults."""
     path = folder / _CONFIG
     config = json.loads(path.read_text(encoding="utf-8"))
     model, search = config["model"], config["search"]
     model["type"] = _ANY_DECODER
-    told = json.loads((source / "config.json").read_text(encoding="utf-8"))
+    source_config = json.loads((source / "config.json").read_text(encoding="utf-8"))
     generation = source / "generation_config.json"
     chosen = json.loads(generation.read_text(encoding="utf-8")) if generation.is_file() else {}
-    context = (told.get("text_config") or told).get("max_position_embeddings")
+    context = (source_config.get("text_config") or source_config).get("max_position_embeddings")
     if context:
         model["context_length"] = search["max_length"] = context
-    model |= {name: value for name in _SPECIAL if (value := chosen.get(name, told.get(name))) is not None}
-    search |= _UNTOLD | {name: chosen[name] for name in _SAMPLING if chosen.get(name) is not None}
+    model |= {name: value for name in _SPECIAL if (value := chosen.get(name, source_config.get(name))) is not None}
+    search |= _SAMPLING_DEFAULTS | {name: chosen[name] for name in _SAMPLING if chosen.get(name) is not None}
     path.write_text(json.dumps(config, indent=4), encoding="utf-8")
 
 
 def quantize(graph: Path, target: Path, bits: int) -> None:
-    """Write a graph with quantized products."""
+    """Write a copy of a graph in which the matrix products have weights of 8 or 4 bits."""
     from onnxruntime.quantization.matmul_nbits_quantizer import KQuantWeightOnlyQuantConfig, MatMulNBitsQuantizer
 
     model = onnx.load(str(graph))
@@ -92,7 +92,7 @@ def quantize(graph: Path, target: Path, bits: int) -> None:
 
 
 def name_joined(graph: Any) -> None:
-    """Name the products that make queries, keys and values together, which have no names of their layers."""
+    """Name the joined products of queries, keys and values after their layers, whose names mobius leaves out."""
     makers = {output: node for node in graph.node for output in node.output}
     for node in graph.node:
         if node.op_type == "GroupQueryAttention" and not node.input[1]:
@@ -105,13 +105,15 @@ def name_joined(graph: Any) -> None:
 
 
 def count_layers(names: list[str]) -> int:
-    """The number of a decoder's layers, from the names of its products."""
+    """Return the number of a decoder's layers, from the names of its matrix products."""
     return 1 + max((int(found[1]) for name in names if (found := _LAYER.match(name))), default=-1)
 
 
 def is_sensitive(name: str, layers: int) -> bool:
-    """Whether k_quant_mixed gives a product 8 bits: the head; values and what leaves the MLP in the first and last
-    eighth of the layers, and in each third layer between.
+    """Whether k_quant_mixed gives a matrix product 8 bits.
+
+    These are the head, and the value and down projections in the first and last eighth of the layers and in every third
+    layer between.
     """
     if name.startswith(_HEAD):
         return True

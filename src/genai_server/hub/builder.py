@@ -1,5 +1,7 @@
-"""Runs a builder in a separate process: onnxruntime-genai's, with the settings that are fastest for this server; mobius
-for decoders that this cannot build; and for encoders, which neither builds, a program of this package.
+"""Runs a model builder in a separate process.
+
+Decoders are built by onnxruntime-genai's builder, with the settings that are fastest for this server, or by mobius if
+that builder cannot build them. Encoders, which neither supports, are built by a program of this package.
 """
 
 import json
@@ -79,7 +81,7 @@ _LAST_LINES = 15
 
 @dataclass(frozen=True)
 class Build:
-    """What to build."""
+    """A model to build: its source, target, precision, device and options."""
 
     # A directory in Hugging Face's format.
     source: Path
@@ -101,12 +103,15 @@ class Build:
 
     @property
     def is_encoder(self) -> bool:
-        """Whether this package's own program builds it. Raises ModelDirectoryError."""
+        """Whether the model is an encoder, built by export_encoder.py.
+
+        Raises ModelDirectoryError if the source is invalid.
+        """
         return self.task.pools and not is_decoder(self.source)
 
     @property
     def has_eight_bit_ends(self) -> bool:
-        """Whether the embedding and the head get 8 bits, once if they are one matrix."""
+        """Whether the embedding and the head get 8 bits, stored once if they are one matrix."""
         if self.precision not in ("int4", "int8") or self.device != "cpu" or self.gguf is not None or self.uses_mobius:
             return False
         config = read_source_config(self.source)
@@ -116,19 +121,21 @@ class Build:
 
     @property
     def is_mixed(self) -> bool:
-        """Whether 4 bits are chosen with least loss, and sensitive layers get 8. That needs rows of whole blocks, which
-        models have for blocks of 32, but not always for those of the user.
+        """Whether weights get 4 bits by k_quant, and sensitive layers 8.
+
+        That needs rows of whole blocks, which all models have for blocks of 32, but not always for a block size that
+        the user has chosen.
         """
         given = {option.split("=", 1)[0] for option in self.extra}
         return self.precision == "int4" and self.has_eight_bit_ends and not given & {"block_size", "algo_config"}
 
     @property
     def options(self) -> list[str]:
-        """The options for the builder.
+        """The options for the builder, as `NAME=VALUE`.
 
-        A prompt needs only the logits of its last token. On CPUs activations are rounded to 8 bits, and 4 bits are
-        chosen where they cost least, and 8 elsewhere (measurements in docs/performance.md). Encoders have no options,
-        nor has mobius.
+        A prompt needs only the logits of its last token. On CPUs, activations are rounded to 8 bits, and weights get 4
+        bits where that costs least, and 8 elsewhere (measurements: docs/performance.md). Encoders and mobius have no
+        options.
         """
         if self.is_encoder or self.uses_mobius:
             return []
@@ -154,7 +161,7 @@ class Build:
 
 
 def check_environment(python: Path, needed: Sequence[str] = _NEEDED) -> None:
-    """Check that a Python interpreter has modules, by default those of the builder. Raises ConfigurationError."""
+    """Raise ConfigurationError if a Python interpreter lacks modules, by default those that the builder imports."""
     if missing := missing_modules(python, needed):
         raise ConfigurationError(
             f"{python} lacks {', '.join(missing)}: "
@@ -164,12 +171,18 @@ def check_environment(python: Path, needed: Sequence[str] = _NEEDED) -> None:
 
 
 def extras_for(missing: Sequence[str]) -> tuple[str, ...]:
-    """The extras that bring missing modules. A package for another device may have the library already."""
+    """Return the extras of this package that install missing modules.
+
+    The extra for the device is only included if onnxruntime-genai is missing, as another device's package may have it.
+    """
     return ("cpu", "export") if _LIBRARY in missing else ("export",)
 
 
 def missing_modules(python: Path, needed: Sequence[str] = _NEEDED) -> list[str]:
-    """The modules that a Python interpreter lacks, by default of the builder's. Raises ConfigurationError."""
+    """Return the modules that a Python interpreter lacks, of `needed`.
+
+    Raises ConfigurationError if it cannot be run.
+    """
     code = f"import importlib.util as u; print(*[n for n in {tuple(needed)!r} if not _has(u, n)])"
     code = "def _has(u, n):\n try: return u.find_spec(n)\n except ImportError: return None\n" + code
     try:
@@ -180,10 +193,10 @@ def missing_modules(python: Path, needed: Sequence[str] = _NEEDED) -> list[str]:
 
 
 def choose(build: Build, python: Path, wanted: str, *, unchecked: bool = False) -> Build:
-    """The build with the builder that is wanted, one of BUILDERS, after a check that this can build it.
+    """Choose the builder for a build, and return the build with that choice. `wanted` is one of BUILDERS.
 
-    The source needs to contain only the files that describe the model. `unchecked` tries what is not known to work.
-    Raises ConfigurationError with the reason.
+    The source needs to contain only the files that describe the model. With `unchecked`, a builder is also chosen if it
+    is not known to support the model. Raises ConfigurationError, with the reason, if no builder can be used.
     """
     if wanted != MOBIUS:
         try:
@@ -201,7 +214,7 @@ def choose(build: Build, python: Path, wanted: str, *, unchecked: bool = False) 
 
 
 def _why_not_with_mobius(build: Build, *, unchecked: bool) -> str | None:
-    """Why a model is not built with mobius; None if it can be."""
+    """Return the reason why a model is not built with mobius; None if it can be."""
     if build.is_encoder or build.task is not Task.GENERATE:
         return f"it builds models for chats only, and this one's task is {build.task}"
     if build.gguf is not None or build.quantization is not None:
@@ -215,10 +228,10 @@ def _why_not_with_mobius(build: Build, *, unchecked: bool) -> str | None:
 
 
 def check_source(build: Build, python: Path) -> None:
-    """Check that the builder of a Python interpreter can build the model. Raises ConfigurationError with the reason.
+    """Raise ConfigurationError, with the reason, if the builder of a Python interpreter cannot build the model.
 
-    The source needs to contain only config.json; quantized weights are checked if they are there. Encoders are not the
-    builder's.
+    The source needs to contain only config.json; quantized weights are checked if they are there. Encoders are not
+    checked, because another program builds them.
     """
     if build.is_encoder:
         return
@@ -242,7 +255,7 @@ def check_source(build: Build, python: Path) -> None:
 
 
 def _check_timestamps(source: Path) -> None:
-    """Check that the tokenizer of a speech model has tokens for times. Raises ConfigurationError."""
+    """Raise ConfigurationError if the tokenizer of a speech model lacks the tokens for timestamps."""
     try:
         added = read_object(source / _TOKENIZER)["added_tokens"]
         has_times = any(token["content"] == FIRST_TIME for token in added)
@@ -255,14 +268,16 @@ def _check_timestamps(source: Path) -> None:
         )
 
 
-def build(build: Build, python: Path, environment: dict[str, str], tell: Callable[[str], None]) -> None:
-    """Run the builder and report each step; its output goes to the file LOG in the target.
+def build(build: Build, python: Path, environment: dict[str, str], report: Callable[[str], None]) -> None:
+    """Run the builder and call `report` with each step. The output goes to the file LOG in the target.
 
-    Raises ExportFailed with the end of that output.
+    Raises ExportFailed with the last lines of the output if the builder fails.
     """
     build.target.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=build.target) as cache:
-        status, last = run_logged([str(python), "-u", *_arguments(build, cache)], environment, build.target / LOG, tell)
+        status, last = run_logged(
+            [str(python), "-u", *_arguments(build, cache)], environment, build.target / LOG, report
+        )
     if status:
         kept = build.target.parent / f"{build.target.stem.strip('.')}.log"
         shutil.copy(build.target / LOG, kept)
@@ -279,7 +294,9 @@ def build(build: Build, python: Path, environment: dict[str, str], tell: Callabl
 
 
 def _arguments(build: Build, cache: str) -> list[str]:
-    """The arguments of Python that run the builder."""
+    """Return the arguments for the Python interpreter that run the builder. `cache` is a folder for temporary
+    files.
+    """
     if build.is_encoder:
         return [str(_ENCODERS), str(build.source), str(build.target), build.precision]
     if build.uses_mobius:
@@ -298,8 +315,9 @@ def _arguments(build: Build, cache: str) -> list[str]:
 
 
 def _correct(path: Path, device: str) -> None:
-    """Write a model's type as onnxruntime-genai has it. Leave out what it cannot load on a CPU: weights that a graph
-    shares with another one. A configuration that cannot be read is left to the check.
+    """Correct the built genai_config.json: a misspelled model type, and shared weights that cannot be loaded on a CPU.
+
+    A configuration that cannot be read is left unchanged; the check of the built model reports it.
     """
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
@@ -313,7 +331,7 @@ def _correct(path: Path, device: str) -> None:
 
 
 def _add_sampling(build: Build) -> None:
-    """Write sampling defaults, if the source has none: the builder's are greedy."""
+    """Add sampling defaults to genai_config.json if the source has none, because those of the builder are greedy."""
     try:
         given = read_object(build.source / GENERATION)
         if given and not given.get(_DERIVED):
@@ -331,14 +349,14 @@ def _add_sampling(build: Build) -> None:
 
 
 def _copy(build: Build, names: Sequence[str]) -> None:
-    """Copy the source's files of these names, if they exist."""
+    """Copy files with these names from the source to the target, if they exist."""
     for name in names:
         if (build.source / name).is_file():
             shutil.copy(build.source / name, build.target)
 
 
 def _add_pooling(build: Build) -> None:
-    """Copy the files that describe how the decoder's vectors become one, or its logits become a score."""
+    """Copy the files that describe how a decoder's vectors are pooled, or how its logits become a score."""
     _copy(build, _POOLING)
     for path in build.source.glob(f"*/{CONFIG}"):
         (build.target / path.parent.name).mkdir(exist_ok=True)
@@ -348,7 +366,10 @@ def _add_pooling(build: Build) -> None:
 
 
 def _add_yes_and_no(target: Path) -> None:
-    """Configure the score as the logit of "yes" minus that of "no", as in Qwen3-Reranker. Raises ExportFailed."""
+    """Configure the score as the logit of "yes" minus that of "no", as in Qwen3-Reranker.
+
+    Raises ExportFailed if the tokenizer lacks these tokens.
+    """
     vocabulary = json.loads((target / _TOKENIZER).read_text(encoding="utf-8"))["model"]["vocab"]
     if not isinstance(vocabulary, dict) or not {_YES, _NO} <= vocabulary.keys():
         raise ExportFailed(f'the tokenizer lacks the tokens "{_YES}" and "{_NO}", whose logits would be the score')
@@ -362,9 +383,12 @@ def _add_yes_and_no(target: Path) -> None:
 
 
 def run_logged(
-    command: Sequence[str], environment: dict[str, str], log: Path, tell: Callable[[str], None]
+    command: Sequence[str], environment: dict[str, str], log: Path, report: Callable[[str], None]
 ) -> tuple[int, list[str]]:
-    """Run a program, report its steps and write its output to a file; returns its status and the last lines."""
+    """Run a program, call `report` with each of its steps, and write its output to a file.
+
+    Returns the exit status and the last lines of the output.
+    """
     last: deque[str] = deque(maxlen=_LAST_LINES)
     with (
         log.open("w", encoding="utf-8") as out,
@@ -384,7 +408,7 @@ def run_logged(
                 out.write(line)
                 last.append(line.rstrip())
                 if step := _STEP.match(line):
-                    tell(step[1])
+                    report(step[1])
         except BaseException:
             process.kill()
             raise

@@ -1,7 +1,7 @@
-"""The parts of huggingface_hub that are used: the contents of a repository, and the bytes of one file.
+"""Access to a hub through huggingface_hub: the list of a repository's files, and the bytes of one file.
 
-Its own `snapshot_download` discards a partial file after a broken connection, and compares no hashes
-(docs/decisions/0018-a-pull-keeps-what-has-come.md).
+`snapshot_download` of that library is not used, because it discards a partial file after a broken connection and
+compares no hashes (docs/decisions/0018-a-pull-keeps-what-has-come.md).
 """
 
 import importlib.metadata
@@ -23,10 +23,10 @@ _ERRNO = re.compile(r"^\[Errno -?\d+\] ")
 
 
 class Hub:
-    """The hub at an address, by default HF_ENDPOINT.
+    """The hub at an address, by default that of the variable HF_ENDPOINT.
 
-    Requests use the given token, else the one of huggingface_hub (HF_TOKEN, `hf auth login`). Raises ConfigurationError
-    if huggingface_hub is missing or too old.
+    Requests use the given token, else the token of huggingface_hub (HF_TOKEN, `hf auth login`). The constructor raises
+    ConfigurationError if huggingface_hub is missing or too old.
     """
 
     def __init__(self, token: str | None = None, endpoint: str | None = None) -> None:
@@ -37,7 +37,10 @@ class Hub:
         self._token = token or None
 
     def repository(self, name: str, revision: str | None) -> Repository:
-        """The files of a model's repository at a branch, tag or commit. Raises PullFailed."""
+        """Return the list of a model repository's files at a branch, tag or commit.
+
+        Raises PullFailed if the hub cannot be reached or refuses the request.
+        """
         from huggingface_hub import HfApi
         from huggingface_hub.hf_api import RepoFile
 
@@ -54,7 +57,7 @@ class Hub:
         return Repository(name, commit, found, base)
 
     def _remote_file(self, name: str, entry: Any) -> RemoteFile:
-        """A file as the hub lists it. Raises PullFailed for what cannot be a file."""
+        """Convert an entry of the hub's list to a file. Raises PullFailed for invalid paths and sizes."""
         path, size = entry.path, entry.size
         if not isinstance(path, str) or not path or "\0" in path:
             raise PullFailed(f"{self.endpoint} lists {quoted(path)} among the files of {name}, which cannot be a file")
@@ -67,9 +70,9 @@ class Hub:
     ) -> None:
         """Append the missing bytes of a file to `partial`. A broken connection is retried a few times.
 
-        `watch` is called with the size of `partial` as it grows; an exception that it
-        raises ends the download. Raises PullFailed if all retries fail, or if the hub sends more than the file's size,
-        and OSError of the disk.
+        `watch` is called with the size of `partial` in bytes as it grows; an exception from it ends the download.
+        Raises PullFailed if all retries fail, or if the hub sends more than the file's size, and OSError if the disk
+        fails.
         """
         from huggingface_hub import hf_hub_url
         from huggingface_hub.file_download import http_get
@@ -132,9 +135,9 @@ class Hub:
 
 
 class _Watched(io.BufferedWriter):
-    """A partial file, which reports its size after each append.
+    """A partial file that reports its size after each append.
 
-    `write` raises PullFailed beyond the file's size, because a response without a length may be endless.
+    `write` raises PullFailed beyond the size that the hub lists, because a response without a length may be endless.
     """
 
     def __init__(self, path: Path, file: RemoteFile, watch: Callable[[int], None] | None) -> None:

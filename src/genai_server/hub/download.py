@@ -1,7 +1,6 @@
-"""Downloads the files of a selection, one by one, into a folder next to their final directory, and checks each.
+"""Downloads the files of a selection, one by one, into a folder next to their final directory, and checks each file.
 
-A file gets its final name after its hash was checked. Until then it is `NAME.HASH.partial`, which a later pull
-continues.
+A file gets its final name after its hash was checked. Until then it is `NAME.HASH.partial`; a later pull continues it.
 """
 
 import errno
@@ -24,9 +23,10 @@ Watch = Callable[[RemoteFile, int], None]
 def download(
     hub: Hub, repository: Repository, selection: Selection, folder: Path, watch: Watch = lambda file, size: None
 ) -> None:
-    """Make the folder hold exactly the files of the selection; correct files are kept.
+    """Download the files of a selection that a folder lacks, and remove all others. Correct files are kept.
 
-    An exception from `watch` ends the download. Raises PullFailed; partial files are kept for the next attempt.
+    An exception from `watch` ends the download. Raises PullFailed if a file cannot be downloaded; partial files are
+    kept for the next attempt.
     """
     with _translated_disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -58,7 +58,10 @@ def _fetch(hub: Hub, repository: Repository, file: RemoteFile, target: Path, wat
 
 
 def _partial(target: Path, file: RemoteFile) -> Path:
-    """The partial file. Its name contains the hash, so that it is never continued with another revision."""
+    """Return the path of a partial file.
+
+    Its name contains the hash, so that no file of another revision is continued.
+    """
     return target.with_name(f"{target.name}.{file.digest.partition(':')[2][:_HASH_LENGTH]}.partial")
 
 
@@ -71,7 +74,7 @@ def _is_there(path: Path, file: RemoteFile) -> bool:
 
 
 def _remove_other_files(folder: Path, selection: Selection) -> None:
-    """Remove the files of attempts with another revision or selection."""
+    """Remove files that belong to attempts with another revision or selection."""
     ours = {folder / name for name in selection.files}
     ours |= {_partial(folder / name, file) for name, file in selection.files.items()}
     for path in [path for path in folder.rglob("*") if path.is_file() or path.is_symlink()]:

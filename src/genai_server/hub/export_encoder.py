@@ -1,9 +1,9 @@
-"""Builds model.onnx of an encoder: a program for the Python that `genai-server export` names, with PyTorch.
+"""Builds model.onnx of an encoder: a program, which needs PyTorch, for the Python interpreter that `export` uses.
 
     python export_encoder.py SOURCE TARGET PRECISION
 
-SOURCE is a directory in Hugging Face's format, PRECISION is fp32 or int8. It imports nothing of this package, because
-that environment need not have it.
+SOURCE is a directory in Hugging Face's format, PRECISION is fp32 or int8. The program imports no module of this
+package, because the interpreter's environment may not have it.
 """
 
 import inspect
@@ -53,7 +53,7 @@ def main() -> None:
 
 
 class Wrapper(torch.nn.Module):
-    """A model that returns one tensor, with the names of its inputs in a fixed order."""
+    """A model that returns one tensor, and whose inputs have a fixed order."""
 
     def __init__(self, inner: Any, output: str, layers: list[Any]) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class Wrapper(torch.nn.Module):
         self.layers = torch.nn.ModuleList(layers)
 
     def forward(self, input_ids: Any, attention_mask: Any = None, token_type_ids: Any = None) -> Any:
-        """The output of the last layer."""
+        """Return logits, vectors of tokens [texts, tokens, width], or with `layers` one vector per text."""
         given = {} if token_type_ids is None else {"token_type_ids": token_type_ids}
         if hasattr(self.inner.config, "rope_parameters"):
             # Positions for each text: ONNX Runtime's RotaryEmbedding does not broadcast them.
@@ -75,24 +75,24 @@ class Wrapper(torch.nn.Module):
 
 
 class Mean(torch.nn.Module):
-    """The mean of the tokens' vectors."""
+    """Mean pooling: the mean of the vectors of a text's tokens."""
 
     def forward(self, states: Any, mask: Any) -> Any:
-        """Vectors [texts, width]."""
+        """Return one vector per text, [texts, width]."""
         weights = mask.unsqueeze(-1).to(states.dtype)
         return (states * weights).sum(1) / weights.sum(1).clamp(min=1e-9)
 
 
 class First(torch.nn.Module):
-    """The vector of the first token."""
+    """CLS pooling: the vector of a text's first token."""
 
     def forward(self, states: Any, mask: Any) -> Any:
-        """Vectors [texts, width]."""
+        """Return one vector per text, [texts, width]."""
         return states[:, 0]
 
 
 class Dense(torch.nn.Module):
-    """A linear layer with its activation, as sentence-transformers has it."""
+    """A linear layer with an activation function, read from a module folder of sentence-transformers."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
@@ -106,12 +106,12 @@ class Dense(torch.nn.Module):
         self.activation = getattr(torch.nn, kind)()
 
     def forward(self, vectors: Any, mask: Any) -> Any:
-        """Vectors [texts, out_features]."""
+        """Return the transformed vectors, [texts, out_features]."""
         return self.activation(self.linear(vectors))
 
 
 def load(source: Path) -> tuple[Any, str]:
-    """The model in one precision, and the name of its output."""
+    """Load the model in 32 bits. Returns the model and the name of its output."""
     config = AutoConfig.from_pretrained(source)
     architecture = (config.architectures or [""])[0]
     if architecture.endswith("ForSequenceClassification"):
@@ -123,7 +123,10 @@ def load(source: Path) -> tuple[Any, str]:
 
 
 def layers_behind(source: Path) -> list[Any]:
-    """The layers that the graph must have after the encoder: all up to the last dense layer."""
+    """Return the layers that the graph needs after the encoder: all modules up to the last dense layer.
+
+    Raises SystemExit for modules that are not supported.
+    """
     path = source / "modules.json"
     modules = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
     kinds = [module["type"].rpartition(".")[2] for module in modules]
@@ -147,12 +150,12 @@ def layers_behind(source: Path) -> list[Any]:
 
 
 def export(model: Any, path: Path, names: list[str], output: str) -> None:
-    """Write the graph, for any number of texts of any length."""
+    """Write the ONNX graph for any number of texts of any length."""
     shape = (2, 8)
     given = {name: torch.ones(shape, dtype=torch.int64) for name in names}
     if "token_type_ids" in given:
         given["token_type_ids"] = torch.zeros(shape, dtype=torch.int64)
-    rows, places = torch.export.Dim("rows", min=1, max=4096), torch.export.Dim("tokens", min=2, max=32768)
+    rows, tokens = torch.export.Dim("rows", min=1, max=4096), torch.export.Dim("tokens", min=2, max=32768)
     torch.onnx.export(
         model,
         (),
@@ -160,7 +163,7 @@ def export(model: Any, path: Path, names: list[str], output: str) -> None:
         kwargs=given,
         input_names=names,
         output_names=[output],
-        dynamic_shapes={name: {0: rows, 1: places} for name in names},
+        dynamic_shapes={name: {0: rows, 1: tokens} for name in names},
         opset_version=_OPSET,
         dynamo=True,
         external_data=sum(p.numel() for p in model.parameters()) > 400_000_000,
@@ -168,13 +171,13 @@ def export(model: Any, path: Path, names: list[str], output: str) -> None:
 
 
 def copy(source: Path, target: Path) -> None:
-    """Copy the tokenizer's files, and those that describe the pooling."""
+    """Copy the tokenizer's files and the files that describe the pooling."""
     for pattern in _COPIED:
         for path in source.glob(pattern):
             if path.name not in _LEFT_OUT and path.is_file():
-                place = target / path.relative_to(source)
-                place.parent.mkdir(exist_ok=True)
-                shutil.copy(path, place)
+                path_in_target = target / path.relative_to(source)
+                path_in_target.parent.mkdir(exist_ok=True)
+                shutil.copy(path, path_in_target)
     if not (target / "tokenizer.json").is_file():
         AutoTokenizer.from_pretrained(source).save_pretrained(target)
 

@@ -1,9 +1,9 @@
-"""Reads the blocks of a GGUF file's tensors as MatMulNBits holds them, so that no number changes.
+"""Converts the blocks of a GGUF file's tensors to the blocks of MatMulNBits without changing any weight.
 
 A weight of a block is `scale * (code - middle) + offset`, where the middle is half of the codes' range: 8 with 4 bits,
-128 with 8. Types of 2, 3 and 4 bits get codes of 4 bits, and others codes of 8. Offsets become fractions of zero
-points, which ONNX Runtime takes with 4 bits only, so Q5_1 and Q5_K have no form here. This module imports nothing but
-numpy, because build_graph.py uses it in an environment that need not have this package.
+128 with 8. Types of 2, 3 and 4 bits get codes of 4 bits, other types codes of 8. Offsets become fractional zero points,
+which ONNX Runtime supports with 4 bits only, so Q5_1 and Q5_K cannot be converted. This module imports nothing but
+numpy, because build_graph.py uses it in an environment that may not have this package.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ _HALVES = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np
 
 
 class Blocks(NamedTuple):
-    """Rows of a matrix in blocks that have a scale each."""
+    """Rows of a quantized matrix. Each block of a row has one scale, and may have an offset."""
 
     # [rows, columns], each in a byte of its own.
     codes: Bytes
@@ -33,11 +33,11 @@ class Blocks(NamedTuple):
 
     @property
     def block(self) -> int:
-        """The weights of a block."""
+        """The number of weights in a block."""
         return int(self.codes.shape[1] // self.scales.shape[1])
 
     def values(self) -> Floats:
-        """The weights."""
+        """Return the weights, [rows, columns] in 32 bits."""
         codes = self.codes.reshape(*self.scales.shape, -1).astype(np.float32) - (1 << (self.bits - 1))
         values = codes * self.scales[..., None]
         if self.offsets is not None:
@@ -45,11 +45,13 @@ class Blocks(NamedTuple):
         return values.reshape(self.codes.shape)
 
     def packed(self) -> Bytes:
-        """The codes as bytes [rows, bytes]; the first of two codes in a byte is its lower half."""
+        """Return the codes as bytes, [rows, bytes]. Of two 4-bit codes in a byte, the first is the lower half."""
         return self.codes if self.bits == 8 else self.codes[:, ::2] | self.codes[:, 1::2] << 4
 
     def zero_points(self) -> Floats | None:
-        """Zero points with which `weight = scale * (code - zero point)`; None if all are the middle."""
+        """Return zero points, [rows, blocks], so that `weight = scale * (code - zero point)`; None if all are the
+        middle code.
+        """
         if self.offsets is None:
             return None
         ratios = np.divide(self.offsets, self.scales, out=np.zeros_like(self.scales), where=self.scales != 0)
@@ -57,7 +59,7 @@ class Blocks(NamedTuple):
 
 
 def concatenated(parts: list[Blocks]) -> Blocks:
-    """The rows of several matrices of one form, one behind the other."""
+    """Concatenate the rows of several matrices with equal bits and block sizes."""
     offsets = None
     if any(part.offsets is not None for part in parts):
         offsets = np.concatenate([np.zeros_like(p.scales) if p.offsets is None else p.offsets for p in parts])
@@ -66,13 +68,15 @@ def concatenated(parts: list[Blocks]) -> Blocks:
 
 
 def form(kind: str) -> tuple[int, int] | None:
-    """The bits of codes and the weights of a block of a type such as Q4_K; None for types that have no blocks here."""
+    """Return the bits of codes and the block size for a GGUF type such as Q4_K; None for types that cannot be
+    converted.
+    """
     reader = _READERS.get(kind)
     return None if reader is None else reader.form
 
 
 def read(kind: str, rows: Bytes) -> Blocks:
-    """The blocks of rows [rows, bytes] of a type that `form` knows."""
+    """Convert rows of a GGUF tensor, [rows, bytes], whose type `form` supports, to blocks."""
     reader = _READERS[kind]
     blocks = np.ascontiguousarray(rows).reshape(-1, reader.num_bytes)
     codes, scales, offsets = reader.read(blocks)
@@ -88,7 +92,7 @@ def read(kind: str, rows: Bytes) -> Blocks:
 
 
 def eight_bits(values: Floats, block: int = 32) -> Blocks:
-    """Weights [rows, columns] rounded to 8 bits in blocks, as Q8_0 does it."""
+    """Round weights, [rows, columns], to blocks of 8 bits, as the GGUF type Q8_0 does."""
     parts = values.reshape(len(values), -1, block)
     scales = np.abs(parts).max(-1) / np.float32(127)
     steps = np.divide(parts, scales[..., None], out=np.zeros_like(parts), where=scales[..., None] != 0)
@@ -97,7 +101,9 @@ def eight_bits(values: Floats, block: int = 32) -> Blocks:
 
 
 class _Reader(NamedTuple):
-    """How the blocks of a type are read: codes, scales and offsets."""
+    """How the blocks of a GGUF type are read: their size in bytes, their form, and a function for codes, scales
+    and offsets.
+    """
 
     # Of a block in the file.
     num_bytes: int
@@ -105,20 +111,23 @@ class _Reader(NamedTuple):
     read: Callable[[Bytes], tuple[NDArray[Any], Floats, Floats | None]]
 
 
-def _halves(blocks: Bytes, place: int) -> Floats:
-    """Numbers in 16 bits at a place of each block, [blocks, 1]."""
-    return np.ascontiguousarray(blocks[:, place : place + 2]).view(np.float16).astype(np.float32)
+def _halves(blocks: Bytes, start: int) -> Floats:
+    """Return the 16-bit float at a byte offset of each block, [blocks, 1] in 32 bits."""
+    return np.ascontiguousarray(blocks[:, start : start + 2]).view(np.float16).astype(np.float32)
 
 
 def _fields(blocks: Bytes, group: int, bits: int) -> Bytes:
-    """Fields of bytes: for each group of bytes, first the lowest bits of all, then the next ones. [blocks, fields]"""
+    """Split bytes into fields of `bits` bits, [blocks, fields].
+
+    For each group of `group` bytes, the lowest fields of all bytes come first, then the next fields.
+    """
     shifts = np.arange(0, 8, bits, dtype=np.uint8).reshape(1, 1, -1, 1)
     fields = blocks.reshape(len(blocks), -1, 1, group) >> shifts & np.uint8((1 << bits) - 1)
     return fields.reshape(len(blocks), -1)
 
 
 def _bits_of_words(blocks: Bytes) -> Bytes:
-    """The 32 bits of four bytes of each block, the lowest first."""
+    """Return the 32 bits of four bytes of each block, the lowest bit first."""
     return np.unpackbits(blocks, axis=1, bitorder="little")
 
 
@@ -140,7 +149,7 @@ def _q8_0(blocks: Bytes) -> tuple[Bytes, Floats, None]:
 
 
 def _with_minimum(codes: Bytes, scales: Floats, minima: Floats) -> tuple[Bytes, Floats, Floats]:
-    """Weights of 4 bits that are `scale * code + minimum`."""
+    """Return codes, scales and offsets of 4-bit blocks whose weights are `scale * code + minimum`."""
     return codes, scales, minima + scales * 8
 
 
@@ -157,7 +166,7 @@ def _q3_k(blocks: Bytes) -> tuple[Bytes, Floats, None]:
 
 
 def _scales_and_minima(blocks: Bytes) -> tuple[Floats, Floats]:
-    """Those of Q4_K."""
+    """Return the scales and minima of Q4_K blocks."""
     first, second, both = (blocks[:, 4 + 4 * n : 8 + 4 * n] for n in range(3))
     scales = np.concatenate([first & 63, both & 15 | first >> 2 & 48], axis=1)
     minima = np.concatenate([second & 63, both >> 4 | second >> 2 & 48], axis=1)

@@ -1,4 +1,4 @@
-"""GGUF files as sources of models: which one is meant, and its unpacking into a directory in Hugging Face's format."""
+"""GGUF files as sources of models: choosing a file, and unpacking it into a directory in Hugging Face's format."""
 
 import os
 from collections.abc import Callable
@@ -19,7 +19,10 @@ _BEGINNING = 64 * 1024 * 1024
 
 
 def find_gguf(directory: Path) -> Path | None:
-    """The directory's only GGUF file; None if it has none, or weights of PyTorch. Raises ConfigurationError."""
+    """Return the only GGUF file of a directory; None if there is none, or if the directory also has safetensors files.
+
+    Raises ConfigurationError if there are several GGUF files.
+    """
     found = sorted(directory.glob(f"*{SUFFIX}"))
     if not found or any(directory.glob(f"*{_WEIGHTS}")):
         return None
@@ -34,17 +37,18 @@ def unpack(
     target: Path,
     python: Path,
     environment: dict[str, str],
-    tell: Callable[[str], None],
+    report: Callable[[str], None],
     *,
     bits: int | None = None,
 ) -> None:
-    """Write what a GGUF file describes, and its weights in 16 or 32 bits, into a new directory, and report each step.
+    """Unpack a GGUF file into a new directory in Hugging Face's format, and call `report` with each step.
 
-    Raises ConfigurationError if the file cannot be built, and ExportFailed with the program's last lines.
+    With `bits` (16 or 32) the weights are included, otherwise only the files that describe the model. Raises
+    ConfigurationError if the file cannot be built, and ExportFailed with the program's last lines if unpacking fails.
     """
     target.mkdir(parents=True, exist_ok=True)
     command = [str(python), "-u", str(_PROGRAM), str(path), str(target), *([str(bits)] if bits else [])]
-    status, last = run_logged(command, environment | {"TQDM_DISABLE": "1"}, target / LOG, tell)
+    status, last = run_logged(command, environment | {"TQDM_DISABLE": "1"}, target / LOG, report)
     reasons = [line.removeprefix(_REFUSED) for line in last if line.startswith(_REFUSED)]
     if reasons:
         raise ConfigurationError(f"{escaped(path.name)} cannot be built: {escaped(reasons[-1])}")
@@ -54,7 +58,10 @@ def unpack(
 
 
 def fetch_beginning(hub: Hub, repository: Repository, file: RemoteFile, folder: Path) -> Path:
-    """Fetch the part of a GGUF file that describes the model; zeros stand for the weights. Raises PullFailed."""
+    """Download the beginning of a GGUF file, which describes the model. The rest of the returned file is zeros.
+
+    Raises PullFailed if the download fails.
+    """
     path = folder / name_of(file)
 
     def stop(size: int) -> None:
@@ -69,4 +76,4 @@ def fetch_beginning(hub: Hub, repository: Repository, file: RemoteFile, folder: 
 
 
 class _EnoughFetched(Exception):
-    """Ends a download early."""
+    """Ends a download when the beginning of the file has arrived."""

@@ -1,10 +1,10 @@
-"""Compares a built decoder with its source on a text: a program for the Python that `export` names.
+"""Compares a built decoder with its source on a text: a program for the Python interpreter that `export` uses.
 
     python measure_export.py BUILT SOURCE DEADLINE
 
-The deadline is in seconds since 1970; at least one window of the text is compared. It prints the result so far after
-each window, as a line of JSON. It imports nothing of this package, because that environment need not
-have it. Where the numbers would be misleading, or there is no time or memory for them, it ends with a reason.
+The deadline is in seconds since 1970; at least one window of the text is compared. After each window, the program
+prints the result so far as a line of JSON. If the numbers would be misleading, or time or memory do not suffice, it
+ends with a reason. It imports no module of this package, because the interpreter's environment may not have it.
 """
 
 import json
@@ -33,7 +33,7 @@ _LARGE = 8 * 1024**3
 
 
 def main() -> None:
-    """Print how close the built model is to its source."""
+    """Compare the two models and print the perplexities and how often both prefer the same token."""
     built, source, deadline = Path(sys.argv[1]), Path(sys.argv[2]), float(sys.argv[3])
     size = sum(path.stat().st_size for path in source.iterdir() if path.is_file())
     dtype = torch.float32 if size < _LARGE else torch.bfloat16
@@ -43,7 +43,7 @@ def main() -> None:
     model = _MODELS.from_pretrained(source, dtype=dtype).eval()
     losses, source_losses, agreements = [], [], []
     for window in windows:
-        begun = time.time()
+        started = time.time()
         found = run_built(window)
         with torch.no_grad():
             expected = model(torch.tensor([window])).logits[0].float().numpy()
@@ -57,14 +57,14 @@ def main() -> None:
             "same_top_token": round(float(np.concatenate(agreements).mean()), 4),
         }
         print(json.dumps(result), flush=True)
-        if time.time() + (time.time() - begun) > deadline:
+        if time.time() + (time.time() - started) > deadline:
             break
 
 
 def check_memory(built: Path, needed: int) -> None:
     """Raise SystemExit if the built model and its source (`needed` bytes) do not fit into free memory together.
 
-    Nothing is checked where the system does not say how much memory is free.
+    Nothing is checked if the operating system does not report free memory.
     """
     needed += sum(path.stat().st_size for path in built.iterdir() if path.is_file())
     try:
@@ -77,7 +77,7 @@ def check_memory(built: Path, needed: int) -> None:
 
 
 def windows_of(built: Path) -> list[list[int]]:
-    """The text in windows of tokens, each with the token that begins a text, if the tokenizer adds one."""
+    """Split the text into windows of token ids, each with the beginning-of-text token if the tokenizer adds one."""
     tokenizer = _TOKENIZERS.from_pretrained(built)
     ids = list(tokenizer(_TEXT.read_text(encoding="utf-8")).input_ids)
     first = [ids.pop(0)] if ids and ids[0] == tokenizer.bos_token_id else []
@@ -89,7 +89,10 @@ def windows_of(built: Path) -> list[list[int]]:
 
 
 def load_built(built: Path) -> Any:
-    """A function that returns the logits of all tokens of a window."""
+    """Load the built model.
+
+    Returns a function that computes the logits of all tokens of a window, [tokens, vocabulary].
+    """
     decoder = json.loads((built / "genai_config.json").read_text(encoding="utf-8"))["model"]["decoder"]
     graph = onnx.load(str(built / decoder["filename"]), load_external_data=False)
     with_all_logits(graph.graph)
@@ -116,15 +119,15 @@ def load_built(built: Path) -> Any:
 
 
 def with_all_logits(graph: Any) -> None:
-    """Take out of a graph what leaves the last token's logits only (prune_lm_head)."""
+    """Remove from a graph the nodes that keep only the last token's logits (prune_lm_head)."""
     nodes = {node.name: node for node in graph.node}
     gather, unsqueeze = nodes.get("/lm_head/prune/Gather"), nodes.get("/lm_head/prune/Unsqueeze")
     if gather is None or unsqueeze is None:
         return
     for node in graph.node:
-        for place, name in enumerate(node.input):
+        for index, name in enumerate(node.input):
             if name == unsqueeze.output[0]:
-                node.input[place] = gather.input[0]
+                node.input[index] = gather.input[0]
     for node in (gather, unsqueeze):
         graph.node.remove(node)
     for output in graph.output:
@@ -133,7 +136,7 @@ def with_all_logits(graph: Any) -> None:
 
 
 def initial(entry: Any, window: list[int], head_size: int, capacity: int) -> Any:
-    """The value of a graph's input for a first pass over a window."""
+    """Return the value of a graph's input for a first pass over a window: token ids, masks and an empty KV cache."""
     if entry.name == "input_ids":
         return np.array([window], np.int64)
     if entry.name == "attention_mask":
@@ -150,14 +153,14 @@ def initial(entry: Any, window: list[int], head_size: int, capacity: int) -> Any
 
 
 def symbolic(name: str, head_size: int, capacity: int) -> int:
-    """The size of a dimension that the graph names."""
+    """Return the size of a dimension that the graph gives by name."""
     if "batch" in name:
         return 1
     return capacity if "sequence" in name or "length" in name else head_size
 
 
 def loss(logits: Any, window: list[int]) -> Any:
-    """The negative log probability of each token but the first."""
+    """Return the negative log probability of each token except the first."""
     given = logits[:-1]
     largest = given.max(-1, keepdims=True)
     totals = largest[:, 0] + np.log(np.exp(given - largest).sum(-1))

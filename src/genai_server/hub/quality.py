@@ -1,4 +1,4 @@
-"""Loads what the builder wrote, and measures it against its source."""
+"""Checks that built graphs can be loaded, and measures a built model against its source."""
 
 import json
 import subprocess
@@ -30,7 +30,7 @@ for path in sys.argv[1:]:
 
 
 def check_graphs(folder: Path, environment: dict[str, str]) -> None:
-    """Load each graph of a directory once, in a process of its own. Raises ExportFailed."""
+    """Load each graph of a directory once, in a separate process. Raises ExportFailed if one cannot be loaded."""
     paths = [str(path) for path in sorted(folder.glob("*.onnx"))]
     try:
         done = _run([sys.executable, "-c", _LOAD, *paths], environment, None)
@@ -42,9 +42,9 @@ def check_graphs(folder: Path, environment: dict[str, str]) -> None:
 
 
 def measure(folder: Path, source: Path, python: Path, environment: dict[str, str]) -> str:
-    """Measure a built decoder against its source, and write the result into its directory; returns a line about it.
+    """Measure a built decoder against its source, write the result to the file QUALITY, and return a sentence about it.
 
-    A model that cannot be measured is none that fails.
+    If the model cannot be measured, the sentence says why; this is no error.
     """
     command = [str(python), str(_PROGRAM), str(folder), str(source), str(time.time() + _SECONDS)]
     reason = "that takes more than two minutes here"
@@ -67,7 +67,7 @@ def measure(folder: Path, source: Path, python: Path, environment: dict[str, str
 
 
 def summary(result: dict[str, Any]) -> str:
-    """What a measurement says."""
+    """Return a sentence with the result of a measurement."""
     return (
         f"perplexity {result['perplexity']:.2f} on {result['tokens']} tokens, that of the source "
         f"{result['perplexity_of_source']:.2f}; both prefer the same token at {result['same_top_token']:.1%} of them"
@@ -75,7 +75,7 @@ def summary(result: dict[str, Any]) -> str:
 
 
 def _text(output: str | bytes | None) -> str:
-    """What a process wrote before it was ended, which is text or bytes by the system."""
+    """Return what a process wrote before it was ended; depending on the operating system, that is text or bytes."""
     return output.decode(errors="replace") if isinstance(output, bytes) else output or ""
 
 

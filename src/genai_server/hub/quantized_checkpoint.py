@@ -1,8 +1,8 @@
-"""Checkpoints whose weights are quantized already: GPTQ and AWQ.
+"""Checkpoints whose weights are already quantized: GPTQ and AWQ.
 
-`quantization_config` in config.json describes them. The model builder takes their values over unchanged, so precision
-and group size are the checkpoint's. What it reads wrongly, or not at all, is refused; the faults are those of version
-0.18.
+They are described by `quantization_config` in config.json. The model builder keeps their values unchanged, so precision
+and group size are those of the checkpoint. What the builder reads wrongly, or not at all, is refused; the faults listed
+here are those of version 0.18.
 """
 
 import json
@@ -39,7 +39,7 @@ class Quantization:
 
     @property
     def precision(self) -> str:
-        """The only precision in which the builder builds it."""
+        """The only precision in which the checkpoint can be built."""
         return f"int{self.bits}"
 
     def __str__(self) -> str:
@@ -47,9 +47,9 @@ class Quantization:
 
 
 def read_quantization(config: Mapping[str, Any], device: str) -> Quantization | None:
-    """How the weights are quantized, from the model's config.json; None if they are not.
+    """Return how the weights are quantized, from the model's config.json; None if they are not.
 
-    Raises ConfigurationError if the builder cannot build them for the device.
+    Raises ConfigurationError if the builder cannot build the quantized weights for the device.
     """
     section = config.get("quantization_config")
     architectures = config.get("architectures") or [""]
@@ -74,9 +74,9 @@ def read_quantization(config: Mapping[str, Any], device: str) -> Quantization | 
 
 
 def check_tensors(source: Path, quantization: Quantization) -> None:
-    """Check that the builder reads the weights of a checkpoint correctly. Raises ConfigurationError.
+    """Raise ConfigurationError if the builder would read the weights of a checkpoint wrongly.
 
-    Files that cannot be read are left to the builder.
+    Files that cannot be read are skipped; the builder reports them.
     """
     for path in sorted(source.glob("*.safetensors")):
         for name, dtype in _tensor_types(path).items():
@@ -94,7 +94,7 @@ class _Unsupported(Exception):
 
 
 def _check(quantization: Quantization, config: Mapping[str, Any]) -> None:
-    """Raises _Unsupported for what all methods have in common."""
+    """Raise _Unsupported for bits, group sizes and experts that no quantization method supports here."""
     if quantization.bits not in _BITS:
         raise _Unsupported(f"they have {quantization.bits} bits, and the server runs 4 and 8")
     if quantization.group_size not in _GROUP_SIZES:
@@ -135,7 +135,9 @@ def _method(section: Any) -> str:
 
 
 def _tensor_types(path: Path) -> dict[str, str]:
-    """The type of each tensor in a file of safetensors, by name; empty if the file's header cannot be read."""
+    """Return the data type of each tensor in a safetensors file, by name. Empty if the file's header cannot be
+    read.
+    """
     try:
         with path.open("rb") as file:
             (length,) = struct.unpack("<Q", file.read(8))

@@ -1,4 +1,4 @@
-"""The contents of a hub's repository at one commit, and the files in it that form a model."""
+"""The files of a hub repository at one commit, and the selection of those that form a model."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -37,7 +37,7 @@ _GIB = 1024**3
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A file of a repository."""
+    """A file of a repository on the hub."""
 
     path: str
     # In bytes.
@@ -53,7 +53,7 @@ class RemoteFile:
 
 @dataclass(frozen=True)
 class Repository:
-    """A repository's files at one commit."""
+    """A repository on the hub, and its files at one commit."""
 
     name: str
     commit: str
@@ -64,7 +64,7 @@ class Repository:
 
 @dataclass(frozen=True)
 class Selection:
-    """The files that form one directory."""
+    """The files of a repository that form one model directory."""
 
     # The folder in the repository that contains them; "" for its root.
     folder: str
@@ -73,17 +73,19 @@ class Selection:
 
     @property
     def size(self) -> int:
-        """The bytes of all files."""
+        """The total size of all files in bytes."""
         return sum(file.size for file in self.files.values())
 
 
 def is_repository_name(text: str) -> bool:
-    """Whether the text has the form of a repository's name: `OWNER/NAME`, or `NAME` for a few old ones."""
+    """Whether a text has the form of a repository's name: `OWNER/NAME`, or `NAME` for a few old repositories."""
     return _NAME.fullmatch(text) is not None
 
 
 def could_be_repository(text: str) -> bool:
-    """Whether the text is `OWNER/NAME`, `OWNER/NAME:FOLDER` or a repository's address, and not a path or a name."""
+    """Whether a text is `OWNER/NAME`, `OWNER/NAME:FOLDER` or the address of a repository, not a path or short
+    name.
+    """
     name = text.removeprefix("https://").removeprefix("huggingface.co/").partition(":")[0].strip("/")
     return "/" in name and not text.startswith("/") and is_repository_name(name)
 
@@ -95,11 +97,11 @@ Choose = Callable[[Sequence["Selection"]], "Selection | None"]
 def select_model(
     repository: Repository, include: Sequence[str] = (), device: str = "", choose: Choose = lambda found: None
 ) -> Selection:
-    """The files of the only onnxruntime-genai model among those that match the patterns, or among all; or else of the
-    encoder for embeddings or reranking.
+    """Return the files of the only onnxruntime-genai model in a repository, else of its encoder.
 
-    Of several variants of one model, the one for this kind of device is taken; `choose` is asked where there are
-    several models. Raises PullFailed if no model matches, or several do.
+    Only files that match the patterns `include` are considered, if there are any. Of several variants of one model, the
+    one for the kind of device `device` is taken; `choose` is called if several models remain. Raises PullFailed if no
+    model matches, or several do.
     """
     chosen = [file for file in repository.files if not include or _matches(file.path, include)]
     if not chosen:
@@ -121,40 +123,46 @@ def select_model(
 
 
 def for_device(models: Sequence[Selection], device: str) -> list[Selection]:
-    """The best variant of each model for a kind of device, by the names of their folders.
+    """Return the best variant of each model for a kind of device, judged by the names of the models' folders.
 
-    Of several variants, one that names the device itself is better than one for all GPUs, then int4 than other data
-    types, then a faster accuracy level, then a smaller one.
+    A variant that names the device itself is better than one for all GPUs, then int4 than other data types, then a
+    faster accuracy level, then a smaller size.
     """
     words = _FOR_DEVICES.get(device, (device,))
     best: dict[str, Selection] = {}
     ranks: dict[str, tuple[int, bool, bool, int]] = {}
     for model in models:
         named = _devices_in(model.folder)
-        place = min((words.index(word) for word in named if word in words), default=None)
-        if place is None:
+        rank_of_device = min((words.index(word) for word in named if word in words), default=None)
+        if rank_of_device is None:
             continue
         name = "/".join(part for part in model.folder.split("/") if not _devices_in(part))
         folder = model.folder.lower()
-        rank = (place, "int4" not in folder, "acc-level-4" not in folder, model.size)
+        rank = (rank_of_device, "int4" not in folder, "acc-level-4" not in folder, model.size)
         if name not in best or rank < ranks[name]:
             best[name], ranks[name] = model, rank
     return list(best.values())
 
 
 def suitable(models: Sequence[Selection], device: str) -> dict[str, bool | None]:
-    """Whether each model, by its folder, is the best variant for a kind of device; None where the folder names none."""
+    """Return, keyed by folder, whether each model is the best variant for a kind of device.
+
+    None if the folder's name contains no device.
+    """
     best = {model.folder for model in for_device(models, device)}
     return {model.folder: model.folder in best if _devices_in(model.folder) else None for model in models}
 
 
 def _devices_in(folder: str) -> frozenset[str]:
-    """The words in a folder's name that say for which devices a model was built."""
+    """Return the words in a folder's name that say for which devices a model was built."""
     return _DEVICE_WORDS & {*_WORD.findall(folder.lower())}
 
 
 def models_of(repository: Repository) -> list[Selection]:
-    """The files of each onnxruntime-genai model, or else of the encoder. Raises PullFailed if there is no model."""
+    """Return a selection for each onnxruntime-genai model of a repository, else for its encoder.
+
+    Raises PullFailed if there is no model.
+    """
     folders = _model_folders(repository.files)
     if not folders:
         return [_select_encoder(repository, ())]
@@ -166,7 +174,7 @@ def _model_folders(files: Iterable[RemoteFile]) -> list[str]:
 
 
 def _select_folder(folder: str, folders: Sequence[str], files: Iterable[RemoteFile]) -> Selection:
-    """The files of one of several models, which may be below each other."""
+    """Return the files of the model in `folder`, without those of models in folders below."""
     inside, others = f"{folder}/" if folder else "", tuple(f"{other}/" for other in folders if other != folder)
     return _selection(
         folder, [file for file in files if file.path.startswith(inside) and not file.path.startswith(others)]
@@ -174,7 +182,10 @@ def _select_folder(folder: str, folders: Sequence[str], files: Iterable[RemoteFi
 
 
 def select_source(repository: Repository) -> Selection:
-    """The top-level files of a repository that a model can be built from. Raises PullFailed if it has no such model."""
+    """Return the top-level files of a repository from which a model can be built.
+
+    Raises PullFailed if the repository has no such model.
+    """
     top = [file for file in repository.files if "/" not in file.path]
     if not any(file.path == CONFIG for file in top):
         raise PullFailed(f"{repository.name} has no {CONFIG}: there is nothing to build a model from")
@@ -183,9 +194,10 @@ def select_source(repository: Repository) -> Selection:
 
 
 def select_gguf(repository: Repository, include: Sequence[str] = ()) -> RemoteFile | None:
-    """The only GGUF file that matches the patterns; without patterns, None if the repository has other weights.
+    """Return the only GGUF file that matches the patterns `include`.
 
-    Raises PullFailed if no file matches, or several do.
+    Without patterns, None if the repository has no GGUF file or also has other weights. Raises PullFailed if no file
+    matches the patterns, or if several files remain.
     """
     files = [file for file in repository.files if fnmatchcase(file.path, _GGUF)]
     files = [file for file in files if not _matches(PurePosixPath(file.path).name, _NO_MODELS)]
@@ -201,25 +213,25 @@ def select_gguf(repository: Repository, include: Sequence[str] = ()) -> RemoteFi
 
 
 def with_tokenizer(repository: Repository, file: RemoteFile) -> Selection:
-    """A GGUF file, without its folder, and the tokenizer's files of its repository."""
+    """Return a selection of a GGUF file, placed at the top, and the tokenizer files of its repository."""
     return Selection(
         "", {other.path: other for other in repository.files if other.path in _TOKENIZERS} | {name_of(file): file}
     )
 
 
 def name_of(file: RemoteFile) -> str:
-    """A file's name without its folder."""
+    """Return a file's name without its folder."""
     return PurePosixPath(file.path).name
 
 
 def select_pooling(repository: Repository) -> Selection:
-    """The files that describe the pooling; none if the repository has no modules.json."""
+    """Return the files that describe the pooling; an empty selection if the repository has no modules.json."""
     files = [f for f in repository.files if f.path in MODULE_FILES or _MODULE_FOLDER.fullmatch(f.path)]
     return _selection("", files if any(file.path == MODULES for file in files) else [])
 
 
 def _select_encoder(repository: Repository, include: Sequence[str]) -> Selection:
-    """One graph of an encoder with all files next to it. Raises PullFailed."""
+    """Return one graph of an encoder with all files next to it. Raises PullFailed if there is none, or several."""
     graphs = {f.path: f for f in repository.files if f.path.endswith(".onnx") and _folder(f.path) in _GRAPH_FOLDERS}
     names = [name for name in graphs if _matches(name, include)] if include else []
     names = names or [name for name in _GRAPHS if name in graphs and not include][:1]
@@ -237,7 +249,7 @@ def _select_encoder(repository: Repository, include: Sequence[str]) -> Selection
 
 
 def _is_of_graph(path: str, graph: str, others: tuple[str, ...]) -> bool:
-    """Whether a file is a graph or may contain its weights: some tools name such files after a tensor."""
+    """Whether a file is the graph or may contain the graph's weights, which some tools name after a tensor."""
     if path.startswith(graph):
         return True
     is_beside = _folder(path) == _folder(graph) != ""
@@ -254,7 +266,7 @@ def _selection(folder: str, files: Iterable[RemoteFile]) -> Selection:
 
 
 def no_model(repository: Repository, include: Sequence[str] = ()) -> str:
-    """The message about a repository without a model that this server runs."""
+    """Return the error message for a repository without a model that this server can run."""
     where = f"no {GENAI_CONFIG} among the files that --include names" if include else f"no {GENAI_CONFIG}"
     original = repository.base if is_repository_name(repository.base) else repository.name
     remedy = "name a folder that has one" if include else f"genai-server export {original} builds one"
@@ -262,17 +274,19 @@ def no_model(repository: Repository, include: Sequence[str] = ()) -> str:
 
 
 def _variants(problem: str, repository: Repository, sizes: Mapping[str, int]) -> str:
-    """The error message that lists what may follow the repository's name, with sizes in bytes."""
+    """Return an error message that lists the variants, with sizes in bytes, among which the user must choose."""
     lines = [f"{problem}; choose one:"]
-    for place, size in list(sizes.items())[:_MAX_SHOWN]:
-        lines.append(f"  {repository.name}:{escaped(place)}  ({size / _GIB:.2f} GiB)")
+    for folder, size in list(sizes.items())[:_MAX_SHOWN]:
+        lines.append(f"  {repository.name}:{escaped(folder)}  ({size / _GIB:.2f} GiB)")
     if len(sizes) > _MAX_SHOWN:
         lines.append(f"  and {len(sizes) - _MAX_SHOWN} more")
     return "\n".join(lines)
 
 
 def _matches(path: str, patterns: Sequence[str]) -> bool:
-    """Match as huggingface_hub does: a pattern that ends in a slash stands for everything below it."""
+    """Whether a path matches a pattern, as in huggingface_hub: a pattern that ends in a slash matches everything
+    below.
+    """
     return any(fnmatchcase(path, pattern + "*" if pattern.endswith("/") else pattern) for pattern in patterns)
 
 

@@ -1,6 +1,6 @@
-"""Short names of repositories with onnxruntime-genai models.
+"""Short names for repositories with onnxruntime-genai models.
 
-scripts/check_short_names.py compares them with the hub, where that can be reached.
+scripts/check_short_names.py checks that the repositories exist, if the hub can be reached.
 """
 
 # What `genai-server pull` takes in place of each. A part behind a colon is the folder of one of several models, below

@@ -1,4 +1,4 @@
-"""The folder of models: a directory for each, which contains a note of its origin if it was fetched or built.
+"""The folder of models. Each model has a directory, with a file about its origin if it was downloaded or built.
 
 A directory is prepared in a hidden folder next to it, and renamed when it is complete and checked.
 """
@@ -21,7 +21,7 @@ _PIECE = 4 * 1024 * 1024
 
 
 class Origin(msgspec.Struct, frozen=True):
-    """Where a directory comes from."""
+    """Where a model directory comes from, stored in its file ORIGIN."""
 
     # The repository or directory.
     source: str
@@ -39,20 +39,20 @@ class Origin(msgspec.Struct, frozen=True):
 
 
 def place_of(models: Path, source: str) -> Path:
-    """The directory for a model, named after the last part of its repository or folder."""
+    """Return the directory for a model, named after the last part of its repository or folder."""
     return models / source.rstrip("/").rpartition("/")[2]
 
 
 def staging(directory: Path, what: str = "pull") -> Path:
-    """The hidden folder in which a directory is prepared."""
+    """Return the hidden folder in which a model directory is prepared."""
     return directory.parent / f".{directory.name}.{what}"
 
 
 @contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Hold the lock of a directory that is being prepared or removed.
+    """Hold the lock of a model directory, which is being prepared or removed, during the block.
 
-    Raises PullFailed if another process holds it, and ConfigurationError if it cannot be locked.
+    Raises PullFailed if another process holds the lock, and ConfigurationError if the directory cannot be locked.
     """
     path = directory.parent / f".{directory.name}.lock"
     lock = FileLock(path, mode=0o600)
@@ -71,9 +71,9 @@ def locked(directory: Path) -> Iterator[None]:
 
 
 def seed(folder: Path, directory: Path, is_taken: Callable[[str], bool] = lambda name: True) -> None:
-    """Start from the files of the existing directory, as hard links where the disk allows it. Raises PullFailed.
+    """Copy files of an existing model directory that the prepared folder lacks, as hard links where possible.
 
-    `is_taken` gets the name of each file that the folder lacks.
+    `is_taken` receives the name of each such file and says whether to copy it. Raises PullFailed if copying fails.
     """
     try:
         for path in [path for path in directory.rglob("*") if path.is_file()]:
@@ -87,13 +87,18 @@ def seed(folder: Path, directory: Path, is_taken: Callable[[str], bool] = lambda
 
 
 def keep(folder: Path, directory: Path, former: Origin) -> None:
-    """Add the files of the existing directory that no pull has put there. Raises PullFailed."""
+    """Copy those files of an existing model directory that were not downloaded. Raises PullFailed if copying
+    fails.
+    """
     fetched = {*former.files, *former.added, ORIGIN}
     seed(folder, directory, lambda name: name not in fetched)
 
 
 def install(folder: Path, directory: Path, origin: Origin) -> None:
-    """Rename the prepared folder, in place of the existing directory. Raises PullFailed if that fails."""
+    """Rename the prepared folder to the model directory, and remove the former directory.
+
+    Raises PullFailed on failure.
+    """
     former = staging(directory, "former")
     try:
         note = folder / ORIGIN
@@ -109,7 +114,7 @@ def install(folder: Path, directory: Path, origin: Origin) -> None:
 
 
 def read_origin(directory: Path) -> Origin | None:
-    """The note in a directory; None if it is missing or cannot be read."""
+    """Return the origin stored in a model directory; None if it is missing or cannot be read."""
     try:
         return msgspec.json.decode((directory / ORIGIN).read_bytes(), type=Origin)
     except (OSError, msgspec.DecodeError):
@@ -117,24 +122,24 @@ def read_origin(directory: Path) -> Origin | None:
 
 
 def changed_files(directory: Path, origin: Origin) -> list[str]:
-    """The names of files that are missing, or differ from the fetched ones."""
+    """Return the names of downloaded files that are missing or were changed since the download."""
     return [name for name, digest in origin.files.items() if not _is_as_fetched(directory / name, digest)]
 
 
 def models_in(models: Path) -> list[Path]:
-    """The model directories in the folder, by name."""
+    """Return the model directories in the folder of models, sorted by name."""
     return sorted(path for path in models.glob("[!.]*") if _is_model(path))
 
 
 def unfinished_in(models: Path) -> list[Path]:
-    """The folders that unfinished pulls and exports keep for the next attempt."""
+    """Return the hidden folders that unfinished pulls and exports have left for the next attempt."""
     return sorted(path for path in models.glob(".*.*") if path.is_dir() and path.suffix in (".pull", ".source"))
 
 
 def remove(models: Path, name: str) -> int:
-    """Remove a model, or an unfinished download of it; returns the bytes freed.
+    """Remove a model or an unfinished download of it. Returns the number of bytes freed.
 
-    Raises ConfigurationError.
+    Raises ConfigurationError if there is no such model, or if it cannot be removed.
     """
     directory = models / name
     if directory.parent != models or name.startswith("."):
@@ -157,7 +162,7 @@ def remove(models: Path, name: str) -> int:
 
 
 def size_of(directory: Path) -> int:
-    """Bytes of all files below."""
+    """Return the total size in bytes of all files below a directory."""
     return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
 
 
@@ -180,13 +185,13 @@ def _is_as_fetched(path: Path, digest: str) -> bool:
 
 
 def has_digest(path: Path, digest: str) -> bool:
-    """Whether a file has the digest `sha256:…`, or `git:…` for the hash of a git blob. Raises OSError."""
+    """Whether a file has the digest `sha256:…`, or `git:…` (the hash of a git blob). Raises OSError."""
     kind, _, expected = digest.partition(":")
     return digest_of(path, kind).partition(":")[2] == expected.lower()
 
 
 def digest_of(path: Path, kind: str) -> str:
-    """The digest of a file, of the kind `sha256` or `git`. Raises OSError."""
+    """Return the digest of a file, of the kind `sha256` or `git`, with the kind as prefix. Raises OSError."""
     found = hashlib.sha256() if kind == "sha256" else hashlib.sha1(b"blob %d\0" % path.stat().st_size)
     with path.open("rb") as file:
         while piece := file.read(_PIECE):

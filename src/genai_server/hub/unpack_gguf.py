@@ -1,11 +1,12 @@
-"""Writes a GGUF file as a directory in Hugging Face's format: a program for the Python that `export` names.
+"""Writes a GGUF file as a directory in Hugging Face's format: a program for the Python interpreter that `export` uses.
 
     python unpack_gguf.py FILE TARGET [16|32]
 
-Transformers reads the file, with whatever quantization, and its tokenizer and chat template. This program corrects what
-Transformers leaves out, and refuses what would become another model: it then prints `refused: ` with the reason.
-Weights are written in 16 or 32 bits; without either, what describes the model only. It imports nothing of this package
-but gguf_tokenizers.py next to it, because that environment need not have it.
+Transformers reads the file, whatever its quantization, with its tokenizer and chat template. This program corrects what
+Transformers leaves out, and refuses files that would become another model: it then prints `refused: ` with the reason.
+Weights are written in 16 or 32 bits; without this argument, only the files that describe the model are written. The
+program imports no module of this package except gguf_tokenizers.py next to it, because the interpreter's environment
+may not have the package.
 """
 
 import json
@@ -83,13 +84,13 @@ def refuse(reason: str) -> NoReturn:
 
 
 def value(gguf: GGUFReader, key: str, otherwise: Any = None) -> Any:
-    """A value of the file's metadata."""
+    """Return a value of the file's metadata, or `otherwise` if the file lacks it."""
     field = gguf.get_field(key)
     return otherwise if field is None else field.contents()
 
 
 def check(gguf: GGUFReader, path: Path) -> str:
-    """The file's architecture. Refuses files that Transformers would read wrongly."""
+    """Return the file's architecture. Ends the program for files that Transformers would read wrongly."""
     architecture = str(value(gguf, "general.architecture", ""))
     kind = value(gguf, "general.type", "model")
     if kind != "model":
@@ -115,7 +116,7 @@ def check(gguf: GGUFReader, path: Path) -> str:
 
 
 def read_config(gguf: GGUFReader, path: Path, architecture: str) -> Any:
-    """The configuration of Transformers, with what it leaves out of the file."""
+    """Return the Transformers configuration of the model, with values from the file that Transformers leaves out."""
     config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
     config.architectures = [_CLASSES[type(config)].__name__]
     if (head := value(gguf, f"{architecture}.attention.key_length")) is not None:
@@ -131,14 +132,14 @@ def read_config(gguf: GGUFReader, path: Path, architecture: str) -> Any:
 
 
 def correct_rope(gguf: GGUFReader, config: Any) -> None:
-    """Llama 3's rope, of which a file has the factors. Refuses other factors."""
+    """Set the parameters of Llama 3's rope if the file has its factors. Ends the program for other factors."""
     for tensor in gguf.tensors:
         if tensor.name == _ROPE_FACTORS:
             config.rope_parameters = llama_3_rope(tensor.data, config)
 
 
 def correct_gemma2(gguf: GGUFReader, config: Any) -> None:
-    """Gemma 2's caps. Refuses the size whose scale of queries a file does not have."""
+    """Set Gemma 2's soft caps. Ends the program for the model size whose query scale is not in the file."""
     if config.head_dim != 256:
         refuse("the scale of its queries is not in the file, as in Gemma 2 27B")
     config.query_pre_attn_scalar = 256
@@ -147,7 +148,7 @@ def correct_gemma2(gguf: GGUFReader, config: Any) -> None:
 
 
 def llama_3_rope(factors: Any, config: Any) -> dict[str, Any]:
-    """The parameters of Llama 3's rope that make the file's factors. Refuses other factors."""
+    """Return the parameters of Llama 3's rope that yield these factors. Ends the program for other factors."""
     theta = config.rope_parameters["rope_theta"]
     parameters = {"rope_type": "llama3", "rope_theta": theta, "factor": float(np.max(factors)), **_LLAMA_3_ROPE}
     low, high = _LLAMA_3_ROPE["low_freq_factor"], _LLAMA_3_ROPE["high_freq_factor"]
@@ -162,7 +163,7 @@ def llama_3_rope(factors: Any, config: Any) -> dict[str, Any]:
 
 
 def save_tokenizer(gguf: GGUFReader, path: Path, target: Path) -> None:
-    """Write the tokenizer next to the file, if there is one, or else the file's own."""
+    """Write the tokenizer that lies next to the GGUF file, else the tokenizer that the file contains."""
     if (path.parent / _TOKENIZER).is_file():
         for name in _TOKENIZER_FILES:
             if (path.parent / name).is_file():
@@ -182,7 +183,7 @@ def save_tokenizer(gguf: GGUFReader, path: Path, target: Path) -> None:
 
 
 def check_weights(gguf: GGUFReader, model: Any, found: dict[str, Any]) -> None:
-    """Refuse a model that lacks weights, or a file of which some were left out."""
+    """End the program if the model lacks weights, or if weights of the file were not read."""
     if missing := sorted(found["missing_keys"]):
         refuse(f"it lacks weights, such as {missing[0]}")
     have = sum(parameter.numel() for parameter in model.parameters())

@@ -65,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Answer the requests; returns the exit status, 1 if some failed. Raises ConfigurationError and ChatFailed."""
+    """Answer all requests; returns the exit status, 1 if some failed. Raises ConfigurationError and ChatFailed."""
     exit_cleanly_on_signals()
     source, target = path_of(arguments.input), path_of(arguments.output)
     errors = target.with_name(f"{target.stem}.errors{target.suffix}")
@@ -97,7 +97,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _checked(source: Path) -> int:
-    """The number of requests in a file. Raises ChatFailed, which shows the lines that are not requests."""
+    """Return the number of requests in a file. Raises ChatFailed, which shows the lines that are not valid
+    requests.
+    """
     check = InputCheck(sys.maxsize, lambda model: None)
     try:
         with closing(LineReader(source, _MAX_BODY)) as reader:
@@ -117,7 +119,9 @@ def _checked(source: Path) -> int:
 
 
 def _require_results(*targets: Path) -> None:
-    """Raise ChatFailed if a file to continue or replace contains anything but results."""
+    """Raise ChatFailed if one of these files contains anything but results, because it would be continued or
+    replaced.
+    """
     for target in targets:
         try:
             number = first_other_line(target)
@@ -136,7 +140,7 @@ class _Result:
 
 
 class _Batch:
-    """Sends the requests that have no result yet, several at a time."""
+    """Sends the requests that have no result yet, `concurrency` at a time."""
 
     def __init__(self, client: ChatClient, succeeded: ResultFile, failed: ResultFile, concurrency: int) -> None:
         self._client = client
@@ -150,7 +154,10 @@ class _Batch:
         self._is_over = threading.Event()
 
     def run(self, source: Path, done: set[bytes], num_requests: int) -> int:
-        """Write the results as they come; returns how many requests have failed. Raises ChatFailed and OSError."""
+        """Send the requests and write each result as it arrives. Returns how many requests failed.
+
+        `done` are the digests of requests that already have a result. Raises ChatFailed and OSError.
+        """
         num_failed = 0
         bar = Progress(
             TextColumn("{task.description}"),
@@ -185,7 +192,10 @@ class _Batch:
                     connection.close()
 
     def _answer(self, line: BatchLine) -> _Result | None:
-        """The result of a request; None if the command ends before. Raises ChatFailed if the server is gone."""
+        """Send one request and return its result; None if the command ends before.
+
+        A busy server is asked again. Raises ChatFailed if the server has been unreachable for too long.
+        """
         id, custom_id, lost = f"batch_req_{secrets.token_hex(12)}", line.custom_id, time.monotonic()
         while not self._is_over.is_set():
             pause, connection = _PAUSE, self._idle_connection()
@@ -223,14 +233,14 @@ class _Batch:
 
 
 def _interrupt(connection: http.client.HTTPConnection) -> None:
-    """End the wait of another thread for a response."""
+    """Wake another thread that waits for a response on this connection."""
     if connection.sock is not None:
         with suppress(OSError):  # it has just been closed
             connection.sock.shutdown(socket.SHUT_RDWR)
 
 
 def _lines(source: Path) -> Iterator[BatchLine]:
-    """The requests in a file that has been checked."""
+    """Yield the requests in a file that was checked before."""
     with closing(LineReader(source, _MAX_BODY)) as reader:
         for part in reader.parts():
             yield from (line for line in part if isinstance(line, BatchLine))

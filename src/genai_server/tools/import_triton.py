@@ -29,7 +29,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the translation, below comments on fields without a counterpart. Raises ConfigurationError."""
+    """Print the translation, after comments about fields without a counterpart; returns the exit status.
+
+    Raises ConfigurationError if the file cannot be read or translated.
+    """
     try:
         text = arguments.config.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:

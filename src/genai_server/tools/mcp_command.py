@@ -67,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Answer an agent until it closes standard input. Raises ConfigurationError and ServerUnusable."""
+    """Serve an agent until it closes standard input. Raises ConfigurationError and ServerUnusable."""
     if importlib.util.find_spec("mcp") is None:
         command = this_installation().extra_command("mcp")
         raise ConfigurationError(f"genai-server mcp needs the package mcp: {command}")
@@ -83,9 +83,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 class Operator:
-    """What an operator asks of one server. The methods are tools: their docstrings are what an agent reads.
+    """What an operator can ask of one server. Public methods are MCP tools, and agents read their docstrings.
 
-    All raise ServerUnusable.
+    All methods raise ServerUnusable.
     """
 
     def __init__(self, url: str, api_key: str | None) -> None:
@@ -164,7 +164,7 @@ class Operator:
         return {"session": session, "report": report}
 
     def _ask(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        """The object that the server answers."""
+        """Return the JSON object that the server answers."""
         answer = self._text(path, None if body is None else json.dumps(body).encode())
         try:
             found = json.loads(answer)
@@ -180,7 +180,7 @@ class Operator:
 
 
 def add_tools(server: "MCPServer[Any]", operator: Operator, *, allow_admin: bool) -> None:
-    """Give an MCP server the tools of an operator: those that change something only with `allow_admin`."""
+    """Add an operator's tools to an MCP server; tools that change something only with `allow_admin`."""
     from mcp_types import ToolAnnotations
 
     reads: list[Callable[..., Any]] = [
@@ -204,7 +204,7 @@ def add_tools(server: "MCPServer[Any]", operator: Operator, *, allow_admin: bool
 
 
 def _answering(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """The function with errors of the server that an agent reads."""
+    """Return the function with ServerUnusable converted to an error that the agent reads."""
     from mcp.server.mcpserver.exceptions import ToolError
 
     @functools.wraps(function)

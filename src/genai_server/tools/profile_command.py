@@ -71,7 +71,7 @@ def run_report(arguments: argparse.Namespace) -> int:
 
 
 def run_trace(arguments: argparse.Namespace) -> int:
-    """Write the trace. Raises ProfileNotFound, ServerUnusable and ConfigurationError."""
+    """Write the trace; returns the exit status. Raises ProfileNotFound, ServerUnusable and ConfigurationError."""
     try:
         size = _write_trace(arguments)
     except OSError as error:
@@ -81,7 +81,7 @@ def run_trace(arguments: argparse.Namespace) -> int:
 
 
 def _write_trace(arguments: argparse.Namespace) -> str:
-    """Write the trace of a folder, or one from a server; returns its size in words.
+    """Write the trace of a profile folder, or from a server. Returns a phrase with the size of the trace.
 
     Raises ProfileNotFound, ServerUnusable, ConfigurationError and OSError.
     """
@@ -96,7 +96,7 @@ def _write_trace(arguments: argparse.Namespace) -> str:
 
 
 def _report(arguments: argparse.Namespace) -> Report:
-    """The report on a folder, or one from a server. Raises ProfileNotFound and ServerUnusable."""
+    """Return the report about a profile folder, or from a server. Raises ProfileNotFound and ServerUnusable."""
     if not _is_server(arguments.source):
         return analyse(read_profile(Path(arguments.source), arguments.session), arguments.slow)
     try:
@@ -110,6 +110,6 @@ def _is_server(source: str) -> bool:
 
 
 def _answer(arguments: argparse.Namespace, what: str) -> bytes:
-    """A server's answer about a session. Raises ServerUnusable."""
+    """Return a server's response about a profile session. Raises ServerUnusable."""
     path = f"/v1/admin/profiles/{quote(arguments.session or 'latest', safe='')}/{what}"
     return ask(checked_url(arguments.source), path, authorization(arguments.api_key), _TIMEOUT)

@@ -1,4 +1,6 @@
-"""Requests of commands to a server, and what they say about its address, its errors, and one that does not answer."""
+"""HTTP requests of commands to a server, and messages about wrong addresses, errors and servers that do not
+answer.
+"""
 
 import errno
 import http.client
@@ -23,7 +25,9 @@ def is_address(text: str) -> bool:
 
 
 def checked_url(url: str) -> str:
-    """The URL of a server without a slash at its end; HOST:PORT is that of HTTP. Raises ServerUnusable."""
+    """Return the URL of a server without a slash at the end. HOST:PORT becomes an http URL. Raises
+    ServerUnusable.
+    """
     if _WITHOUT_SCHEME.fullmatch(url):
         url = f"http://{url}"
     try:
@@ -38,7 +42,9 @@ def checked_url(url: str) -> str:
 
 
 def authorization(api_key: str | None) -> dict[str, str]:
-    """The header with an API key, if there is one. Raises ServerUnusable for what no key can be."""
+    """Return the header for an API key, empty without a key. Raises ServerUnusable for characters that no key
+    has.
+    """
     if not api_key:
         return {}
     if not (api_key.isascii() and api_key.isprintable()):
@@ -54,7 +60,10 @@ def ask(
     method: str = "GET",
     sent: bytes | None = None,
 ) -> bytes:
-    """The body of a server's answer. Raises ServerUnusable for an error, and without an answer in these seconds."""
+    """Send a request and return the body of the response.
+
+    Raises ServerUnusable for an error response, and if there is no response within `seconds`.
+    """
     request = urllib.request.Request(server + path, sent, dict(headers), method=method)
     try:
         with urllib.request.urlopen(request, timeout=seconds) as response:
@@ -68,7 +77,7 @@ def ask(
 
 
 def unanswered(url: str, error: BaseException) -> str:
-    """Why a server did not answer, and what to do, by the exception of an HTTP client."""
+    """Return a message, with advice, about a server that did not answer, from the exception of an HTTP client."""
     # Exceptions of urllib and aiohttp contain that of the system.
     for name in ("reason", "os_error", "certificate_error"):
         if isinstance(inner := getattr(error, name, None), BaseException):
@@ -91,7 +100,7 @@ def unanswered(url: str, error: BaseException) -> str:
 
 
 def error_message(status: int, reason: str, body: bytes) -> str:
-    """The message of an error response, in the form of OpenAI's API or another one."""
+    """Return the message of an error response, in the format of OpenAI's API or another one."""
     try:
         message = str(json.loads(body)["error"]["message"])
     except (ValueError, LookupError, TypeError):

@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the usage. Raises ServerUnusable."""
+    """Print the usage; returns the exit status. Raises ServerUnusable."""
     url = checked_url(arguments.url)
     first = datetime.now(UTC).date() - timedelta(days=min(arguments.days, 366_000) - 1)
     answer = ask(url, f"/v1/admin/usage?since={first.isoformat()}", authorization(arguments.api_key), _TIMEOUT)
@@ -55,11 +55,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _rows(entries: Iterable[Mapping[str, Any]], fields: tuple[str, ...]) -> list[list[str]]:
-    """The sums of the entries that are equal in these fields, below the titles. Replicas count apart, and add up."""
+    """Return the rows of a table: titles, then the sums of all entries that have equal values in these fields."""
     sums: dict[tuple[str, ...], list[int]] = {}
     for entry in entries:
-        place = tuple(str(entry[field] or _NO_KEY) for field in fields)
-        before = sums.get(place, [0] * len(_COUNTS))
-        sums[place] = [one + entry[field] for one, field in zip(before, _COUNTS, strict=True)]
+        labels = tuple(str(entry[field] or _NO_KEY) for field in fields)
+        before = sums.get(labels, [0] * len(_COUNTS))
+        sums[labels] = [one + entry[field] for one, field in zip(before, _COUNTS, strict=True)]
     titles = [field.removesuffix("_name") for field in fields]
-    return [[*titles, *_COUNTS.values()], *([*place, *map(str, sums[place])] for place in sorted(sums))]
+    return [[*titles, *_COUNTS.values()], *([*labels, *map(str, sums[labels])] for labels in sorted(sums))]

@@ -16,7 +16,7 @@ import pytest
 from rich.console import Console
 
 from genai_server.errors import ServerUnusable
-from genai_server.tools.top.snapshot import Interval, Place, Poller, Snapshot
+from genai_server.tools.top.snapshot import Interval, ModelDevice, Poller, Snapshot
 from genai_server.tools.top.top_tables import ORDERS, Choice, view
 from tests.fork_server import ForkedProcess
 from tests.running_server import (
@@ -30,7 +30,7 @@ from tests.running_server import (
 )
 from tests.server_here import run_here
 
-CPU = Place("m", "cpu")
+CPU = ModelDevice("m", "cpu")
 
 
 def _snapshot(at: float, **values: float) -> Snapshot:
@@ -82,7 +82,7 @@ def _shown(width: int | None, *models: str, key_name: str | None = None) -> list
         {"id": f"req-{'0' * 24}", "unique_id": name, "device": "cpu", "model": name, "key_name": key_name, **figures}
         for name in models
     ]
-    samples = {("num_slots", Place(name, "cpu")): float(number) for number, name in enumerate(models, 16)}
+    samples = {("num_slots", ModelDevice(name, "cpu")): float(number) for number, name in enumerate(models, 16)}
     out = io.StringIO()
     console = Console(file=out, width=width or 200, force_terminal=width is not None, color_system=None)
     console.print(view(Interval(None, Snapshot(1, health, samples, requests)), width))

@@ -1,4 +1,4 @@
-"""Attaches processes of a server to its supervisor, and starts that if there is none."""
+"""Connects the processes of a server to its supervisor, which is started if there is none."""
 
 import asyncio
 import contextlib
@@ -41,10 +41,12 @@ _started: list["subprocess.Popen[bytes]"] = []
 def find_or_start(
     settings: Settings, first: int, prepared: list["subprocess.Popen[bytes]"] | None = None
 ) -> SupervisorAddress:
-    """Where the supervisor of the server with this first process listens; starts it if there is none.
+    """Return the address of the supervisor of the server whose first process has the id `first`. Starts it if
+    necessary.
 
-    `prepared` has processes of supervisors that wait for what they are to supervise; a start takes one of these.
-    Raises OSError if it cannot be started, and ConfigurationError without a folder for it.
+    `prepared` holds processes of supervisors that wait for their launch message (see supervisor_start.py); a start
+    takes one of them. Raises OSError if the supervisor cannot be started, and ConfigurationError if its folder cannot
+    be created.
     """
     while True:
         folder = open_runtime_folder(first)
@@ -57,7 +59,7 @@ def find_or_start(
 
 
 def _listens(folder: Path) -> bool:
-    """Whether a supervisor accepts connections."""
+    """Whether a supervisor with an address in this folder accepts connections."""
     try:
         address = read_address(folder).address
         if sys.platform != "win32" and "/" in address:
@@ -72,7 +74,10 @@ def _listens(folder: Path) -> bool:
 
 
 def _launch(process: "subprocess.Popen[bytes]", launch: SupervisorLaunch) -> None:
-    """Have a supervisor supervise, and wait until it listens. Raises OSError."""
+    """Send a supervisor's process its launch message, and wait until it listens.
+
+    Raises OSError if it fails to start.
+    """
     _started.append(process)
     assert process.stdin is not None
     assert process.stdout is not None
@@ -89,18 +94,19 @@ def _launch(process: "subprocess.Popen[bytes]", launch: SupervisorLaunch) -> Non
 
 
 def _fail(reason: str) -> NoReturn:
-    """Report a supervisor that does not start, and wait before the next attempt. Raises OSError."""
+    """Log that a supervisor does not start, and wait before the next attempt. Raises OSError."""
     log.error("%s; it is started again in %g s", reason, _PAUSE)
     time.sleep(_PAUSE)
     raise OSError(reason)
 
 
 class SupervisorThread:
-    """A thread with a connection to the supervisor, which it starts if there is none, from construction to `end`.
+    """A thread that stays connected to the supervisor, and starts it if necessary, from construction to `end`.
 
-    So the process that has the server's lifetime keeps the supervisor, whichever API processes come and go. `status` is
-    what the supervisor reported last; any thread may read it. `on_nothing_loaded` is called in the thread if no device
-    could load at the start, and `on_started` once, when each device has loaded or failed, if one is ready.
+    So the process with the server's lifetime keeps the supervisor running, whichever API processes come and go.
+    `status` is the last status that the supervisor has reported (thread-safe). In the thread, `on_nothing_loaded` is
+    called if no device could load at the start, and `on_started` once, when every device has loaded or failed and at
+    least one is ready.
     """
 
     def __init__(
@@ -123,7 +129,7 @@ class SupervisorThread:
         self._thread.start()
 
     def end(self) -> None:
-        """Have the supervisor end, which no API process uses any more, and wait for that."""
+        """Ask the supervisor to end when no API process uses it any more, and wait until it has ended."""
         self._is_ending.set()
         with contextlib.suppress(RuntimeError):  # the loop has ended
             self._loop.call_soon_threadsafe(self._leave)
@@ -164,7 +170,7 @@ class SupervisorThread:
                     await supervisor.command(EndServer())
 
     def _report(self, status: ServerStatus) -> bool:
-        """Report the end of the start; returns whether it has ended."""
+        """Call the callbacks if the start is over; returns whether it is over."""
         states = {engine.state for engine in status.engines}
         if status.has_nothing:
             self._on_nothing_loaded()

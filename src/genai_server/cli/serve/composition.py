@@ -1,7 +1,7 @@
-"""Composes settings, engines and API: builds the app of an API process.
+"""Builds the app of an API process from settings, engines and APIs.
 
-`serve_command` has the arguments, `server_lifetime` the lifetime of the processes, and `preflight` checks the settings
-before they start.
+serve_command.py has the arguments, server_lifetime.py the lifetime of the processes, and preflight.py the checks of the
+settings before they start.
 """
 
 import multiprocessing
@@ -37,15 +37,15 @@ from genai_server.system.process_memory import release_large_blocks_at_once, sha
 from genai_server.system.runtime_folder import open_runtime_folder, parent_of_workers
 
 # Seconds between two looks for the parent of a worker of gunicorn.
-_LOOK_EVERY = 1.0
+_CHECK_INTERVAL = 1.0
 # Seconds for an API process to end its clients' requests after its parent has died.
 _ORPHAN_SECONDS = 5.0
 
 
 def standalone_app() -> FastAPI:
-    """The app under plain `uvicorn` or `gunicorn`. Raises ConfigurationError.
+    """Return the app for plain `uvicorn` or `gunicorn`. Raises ConfigurationError.
 
-    That is raised here because an error of the lifespan would be printed with its whole traceback.
+    Settings are checked here because an error in the ASGI lifespan would be printed with its whole traceback.
     """
     settings = load_settings()
     configure_logging(settings.log_level, settings.log_format)
@@ -56,19 +56,24 @@ def standalone_app() -> FastAPI:
 
 
 def workers_app() -> FastAPI:
-    """The app of one of several API processes of `genai-server serve`, which has checked the settings."""
+    """Return the app for one of several API processes of `genai-server serve`, whose parent has checked the
+    settings.
+    """
     settings = load_settings()
     configure_logging(settings.log_level, settings.log_format)
     return attached_app(settings, _attachment(settings), {}, on_loopback=settings.on_loopback)
 
 
 def status_of_a_failed_start() -> int:
-    """The exit status where there is no app. uvicorn starts a worker again unless it is uvicorn's own."""
+    """Return the exit status if the app cannot be built. It keeps uvicorn from restarting one of its workers."""
     return WRONG_SETTING if multiprocessing.parent_process() is None else STARTUP_FAILURE
 
 
 def attached_app(settings: Settings, attachment: Attachment, texts: ReadTexts, *, on_loopback: bool) -> FastAPI:
-    """An app for the engines of this attachment's supervisor, which takes `texts` over. Raises ConfigurationError."""
+    """Return an app that uses the engines of this attachment's supervisor. Raises ConfigurationError.
+
+    `texts` are text codecs that were loaded before; the app takes them over.
+    """
     release_large_blocks_at_once()
     share_heaps()
     raise_file_limit()
@@ -101,7 +106,7 @@ def attached_app(settings: Settings, attachment: Attachment, texts: ReadTexts, *
 
 
 def stop_server() -> None:
-    """Stop the server that this process belongs to, as an operator would: a worker alone would be replaced."""
+    """Stop the whole server of this process, as an operator would. (A stopped worker alone would be replaced.)"""
     if (parent := parent_of_workers()) is None:
         signal.raise_signal(signal.SIGTERM)
     else:
@@ -109,14 +114,14 @@ def stop_server() -> None:
 
 
 def _attachment(settings: Settings, on_nothing_loaded: Callable[[], None] = lambda: None) -> Attachment:
-    """The attachment of this process to the supervisor that all workers of its parent share, or to one of its own."""
+    """Return this process's attachment to a supervisor: that of its parent's workers, or one of its own."""
     parent = parent_of_workers()
     first = os.getpid() if parent is None else parent
     return Attachment(open_runtime_folder(first), partial(find_or_start, settings, first), on_nothing_loaded)
 
 
 def _live_keys(settings: Settings) -> ApiKeys:
-    """The API keys, whose file is read again on SIGHUP. An API process has no other use for that signal."""
+    """Return the API keys, whose file is read again when the process receives SIGHUP."""
     keys = load_keys(settings)
     if sys.platform != "win32" and threading.current_thread() is threading.main_thread():
         if settings.api_key_file:
@@ -127,12 +132,12 @@ def _live_keys(settings: Settings) -> ApiKeys:
 
 
 def _end_with(parent: int) -> None:
-    """End this worker with its parent, the process with this id: nobody would stop it otherwise."""
+    """Wait until the parent process ends, and then end this worker, because nobody else would stop it."""
     if (started_by := multiprocessing.parent_process()) is not None:
         started_by.join()
     else:
         while os.getppid() == parent:
-            time.sleep(_LOOK_EVERY)
+            time.sleep(_CHECK_INTERVAL)
     signal.raise_signal(signal.SIGTERM)
     time.sleep(_ORPHAN_SECONDS)
     os._exit(1)

@@ -1,4 +1,4 @@
-"""The exit statuses by which a command tells a process manager or a shell how it ended."""
+"""The exit statuses with which commands report to a process manager or shell how they ended."""
 
 import contextlib
 import errno
@@ -22,13 +22,16 @@ _READER_GONE = (errno.EPIPE, errno.EINVAL)
 
 
 def note_cut_off(folder: Path, pid: int) -> None:
-    """Note in the engines' folder that this API process has cut requests off, for the process that started it."""
+    """Create a file in the engines' folder that records that this API process has cut off requests.
+
+    The process that started it reads the file.
+    """
     with contextlib.suppress(OSError):  # the engines remove the folder when their supervisor dies
         _note(folder, pid).touch()
 
 
 def has_cut_off(folder: Path, pids: Iterable[int | None]) -> bool:
-    """Whether one of these API processes has cut requests off."""
+    """Whether any of these API processes has recorded that it cut off requests."""
     return any(_note(folder, pid).exists() for pid in pids if pid is not None)
 
 
@@ -37,9 +40,9 @@ def _note(folder: Path, pid: int) -> Path:
 
 
 def output_is_cut(probe: str = "") -> bool:
-    """Whether the reader of the output has gone; if so, further output is discarded.
+    """Whether the reader of the standard output has exited. If so, further output is discarded.
 
-    The buffered output is written, and then the probe. Unbuffered output needs a probe that is not empty.
+    Writes the buffered output and `probe` to find out. Unbuffered output needs a probe that is not empty.
     """
     try:
         print(end=probe, flush=True)

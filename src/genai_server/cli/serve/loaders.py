@@ -1,6 +1,4 @@
-"""Loads what an API process needs according to the settings: models' text files, models from a hub, and the exporter
-of traces.
-"""
+"""Loads what an API process needs: the models' text codecs, models from a hub, and the exporter of traces."""
 
 import importlib.util
 from collections.abc import Callable, Mapping, Sequence
@@ -31,16 +29,16 @@ _LONGEST_PROMPT = 4
 
 
 def check_library() -> None:
-    """Check that onnxruntime-genai is installed. Raises ConfigurationError."""
+    """Raise ConfigurationError if onnxruntime-genai is not installed."""
     if importlib.util.find_spec(_LIBRARY) is None:
         remedy = f"{this_installation().command('cpu')} (or cuda or winml for cpu: exactly one of them)"
         raise ConfigurationError(f"onnxruntime-genai is not installed; install it: {remedy}")
 
 
 def text_loader(settings: Settings) -> "LoadText":
-    """A function which checks a model directory and loads its text side for each of some devices.
+    """Return a function that checks a model directory and loads its text codec for each of several devices.
 
-    It raises ConfigurationError, ModelDirectoryError with the file's name, and ChatTemplateError.
+    The function raises ConfigurationError, ModelDirectoryError with the file's name, and ChatTemplateError.
     """
 
     def load_text(path: str, devices: Sequence[str], chat_template: str = "") -> Mapping[str, TextCodec]:
@@ -68,7 +66,9 @@ ReadTexts = dict[tuple[str, str], Mapping[str, TextCodec]]
 
 
 def handing_out(texts: ReadTexts, load_text: "LoadText") -> "LoadText":
-    """A function like `load_text`, which gives each of these text sides once instead of loading it again."""
+    """Return a function like `load_text` that first returns each codec of `texts` once instead of loading it
+    again.
+    """
 
     def handed_out(path: str, devices: Sequence[str], chat_template: str = "") -> Mapping[str, TextCodec]:
         codecs = texts.pop((path, chat_template), {})
@@ -78,11 +78,11 @@ def handing_out(texts: ReadTexts, load_text: "LoadText") -> "LoadText":
 
 
 def model_store(settings: Settings) -> ModelStore:
-    """The models in GENAI_MODELS_DIR, and those of a hub, with the token of HF_TOKEN or of `hf auth login`."""
+    """Return access to the models in GENAI_MODELS_DIR and on a hub (token: HF_TOKEN or `hf auth login`)."""
 
     kind = kind_of(settings)
 
-    def pull_model(source: str, folder: str, tell: Callable[[PullProgress], None]) -> Path:
+    def pull_model(source: str, folder: str, report: Callable[[PullProgress], None]) -> Path:
         try:
             name = checked_name(source)
             directory = store.place_of(settings.models_path, name).absolute()
@@ -90,8 +90,8 @@ def model_store(settings: Settings) -> ModelStore:
                 Hub(),
                 Source(name, in_folder(folder), device=kind),
                 directory,
-                tell=lambda line: None,
-                watch=lambda file, size: tell(PullProgress(file.shown, file.digest, file.size, size)),
+                report=lambda line: None,
+                watch=lambda file, size: report(PullProgress(file.shown, file.digest, file.size, size)),
             )
         except ConfigurationError as error:
             raise PullFailed(error.message) from None
@@ -125,7 +125,7 @@ def _source(origin: store.Origin | None) -> str:
 
 
 def load_traces(settings: Settings) -> "Traces | None":
-    """The exporter of traces, if they are wanted. Raises ConfigurationError."""
+    """Return the exporter of traces; None if the settings name no endpoint. Raises ConfigurationError."""
     if not settings.otlp_endpoint:
         return None
     try:

@@ -1,6 +1,6 @@
-"""Checks the settings as far as possible before anything starts, and reports the first fault in one line.
+"""Checks the settings, as far as possible, before anything starts, and reports the first fault in one line.
 
-Every way of starting engines runs these checks.
+All ways of starting engines run these checks.
 """
 
 import errno
@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 
 def check_server(settings: Settings) -> ReadTexts:
-    """Check that the server may be opened and its models served; returns what `check_models` does.
+    """Check everything that serving needs, and return the loaded text codecs like `check_models`.
 
     Raises ConfigurationError.
     """
@@ -50,7 +50,7 @@ def check_server(settings: Settings) -> ReadTexts:
 
 
 def bind(settings: Settings, *, backlog: int | None = None) -> socket.socket:
-    """A socket that listens on the configured address. Raises ConfigurationError if that fails."""
+    """Return a socket that listens on the configured address. Raises ConfigurationError if that is impossible."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     try:
         return socket.create_server((settings.host, settings.port), family=family, backlog=backlog)
@@ -71,10 +71,9 @@ def _why_not_listening(settings: Settings, error: OSError) -> str:
 
 
 def check_models(settings: Settings) -> ReadTexts:
-    """Check that all configured models can be served. Under plain uvicorn nothing else can be checked here.
+    """Check that all configured models can be served. Raises ConfigurationError.
 
-    Returns the text side of the first model, which is the one that is certainly loaded at the start.
-    Raises ConfigurationError.
+    Returns the text codecs of the first model, because that is certainly loaded at the start.
     """
     load_text = text_loader(settings)
     texts: ReadTexts = {}
@@ -109,12 +108,12 @@ def check_models(settings: Settings) -> ReadTexts:
 
 
 def takes_recordings(codec: TextCodec) -> bool:
-    """Whether a model transcribes, or reads sounds of chats."""
-    return codec.speech is not None or (codec.vision is not None and codec.vision.medium is Medium.SOUND)
+    """Whether a model transcribes recordings or takes audio clips in chats."""
+    return codec.speech is not None or (codec.vision is not None and codec.vision.medium is Medium.AUDIO)
 
 
 def how_to_get(path: str, models: Path) -> str:
-    """The advice when there is no model directory of this path."""
+    """Return advice for the user if there is no model directory with this path."""
     if (models / path).is_dir():
         return f"genai-server serve {path} serves the one in {models}"
     if could_be_repository(path):
@@ -123,19 +122,13 @@ def how_to_get(path: str, models: Path) -> str:
 
 
 def check_runners(settings: Settings, name: str) -> None:
-    """Check that a model's devices can have the configured runners and options, as far as the settings tell.
-
-    Raises ConfigurationError.
-    """
+    """Check that a model's devices support the configured runners and options. Raises ConfigurationError."""
     for device, options in device_options(settings, name).items():
         check_runner(device, Path(settings.served[name]), settings, options)
 
 
 def check_draft_model_of(settings: Settings, name: str) -> None:
-    """Check that a checked model's draft model has its tokens, if it has one that has an effect.
-
-    Raises ConfigurationError.
-    """
+    """Check that a model's draft model, if it has one, has the same tokens. Raises ConfigurationError."""
     draft = settings.draft_model_of(name)
     if not draft or task_of(Path(settings.served[name])).why_no_drafts:
         return
@@ -147,7 +140,7 @@ def check_draft_model_of(settings: Settings, name: str) -> None:
 
 
 def check_kv_events(settings: Settings) -> None:
-    """Check that events of the prefix cache can be published, if they are wanted. Raises ConfigurationError."""
+    """Raise ConfigurationError if events of the prefix cache are configured but cannot be published."""
     missing = [name for name in ("zmq", "cbor2") if importlib.util.find_spec(name) is None]
     if settings.kv_events and missing:
         raise ConfigurationError(
@@ -157,7 +150,7 @@ def check_kv_events(settings: Settings) -> None:
 
 
 def check_tool_servers(settings: Settings) -> None:
-    """Check the tables of tool servers, and that they can be used, if there are any. Raises ConfigurationError."""
+    """Raise ConfigurationError if tool servers are configured wrongly or cannot be used."""
     tables = "[mcp.NAME] in the configuration file" if tool_servers(settings) else ""
     needed_by = tables or ("GENAI_MCP_HOSTS" if settings.allowed_mcp_hosts else "")
     if needed_by and importlib.util.find_spec("mcp") is None:
@@ -166,9 +159,9 @@ def check_tool_servers(settings: Settings) -> None:
 
 
 def check_storage(settings: Settings) -> None:
-    """Check that files, stored responses and usage can be written where the settings say. Raises ConfigurationError.
+    """Raise ConfigurationError if files, stored responses or usage cannot be written where the settings say.
 
-    Logs a warning if profiles cannot be written, which are not needed to serve.
+    If profiles cannot be written, only a warning is logged, because serving does not need them.
     """
     if settings.files_dir:
         _check_files(settings)
@@ -182,9 +175,9 @@ def check_storage(settings: Settings) -> None:
 
 
 def why_no_profiles(settings: Settings) -> str | None:
-    """Why profiles cannot be written; None if they can. The folder is made when the first one is."""
+    """Return the reason why profiles cannot be written; None if they can. Their folder is not created yet."""
     folder = Path(settings.profile_dir).absolute()
-    existing = next(place for place in (folder, *folder.parents) if place.exists())
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
     try:
         with TemporaryFile(dir=existing):
             return None
@@ -194,7 +187,10 @@ def why_no_profiles(settings: Settings) -> str | None:
 
 
 def _check_files(settings: Settings) -> None:
-    """Make the folder for files. Raises ConfigurationError if nothing can be written there, or for two stores."""
+    """Create the folder for files.
+
+    Raises ConfigurationError if nothing can be written there, or if another file for stored responses is configured.
+    """
     folder, responses = Path(settings.files_dir), settings.response_store_file
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -213,26 +209,29 @@ def _check_files(settings: Settings) -> None:
 
 
 def _check_file(setting: str, given: str, path: Path | None, versions: Set[int]) -> None:
-    """Check that a database can be written. Raises ConfigurationError with the setting and its given value."""
+    """Raise ConfigurationError, with the setting and its value, if a database file cannot be written."""
     if path is not None and (why := why_unusable(path, versions)):
         raise ConfigurationError(f"{environment_variable(setting)}={given}: {why}")
 
 
 def check_traces(settings: Settings) -> None:
-    """Check that traces can be exported, if they are wanted. Raises ConfigurationError."""
+    """Raise ConfigurationError if traces are configured but cannot be exported."""
     if (traces := load_traces(settings)) is not None:
         traces.close()
 
 
 def lone_reloader(settings: Settings) -> str:
-    """The warning if the settings ask for both several API processes and reloading; otherwise ""."""
+    """Return a warning if the settings ask for several API processes and reloading at the same time, otherwise
+    "".
+    """
     if not (settings.reload and settings.workers > 1):
         return ""
     return f"RELOAD=true WORKERS={settings.workers}: reloading works with one API process only; one is started"
 
 
 def check_access(settings: Settings) -> None:
-    """Check that the server can be opened as configured, and is not open to strangers unless that is wanted.
+    """Check that the server can be opened as configured, and is not open to others without API keys unless that is
+    intended.
 
     Raises ConfigurationError.
     """

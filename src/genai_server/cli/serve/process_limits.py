@@ -1,4 +1,4 @@
-"""Limits that a process asks its system for before it serves. Systems without them are left alone."""
+"""Limits of the operating system that a process raises before it serves, on systems that have them."""
 
 import logging
 import math
@@ -8,7 +8,7 @@ log = logging.getLogger(__name__)
 
 
 def raise_file_limit() -> None:
-    """Raise the limit of open files to the operator's hard limit: each connection is one, and 1024 are few."""
+    """Raise the limit of open files to the hard limit: each connection needs a file, and the usual 1024 are few."""
     if sys.platform != "win32":
         import resource
 
@@ -20,12 +20,12 @@ def raise_file_limit() -> None:
 
 
 def max_files() -> float:
-    """The most files that may be open at once."""
-    most = math.inf
+    """Return the maximum number of open files; infinity if there is no limit."""
+    limit = math.inf
     if sys.platform != "win32":
         import resource
 
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         if soft != resource.RLIM_INFINITY:
-            most = soft
-    return most
+            limit = soft
+    return limit

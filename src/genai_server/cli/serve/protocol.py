@@ -1,6 +1,6 @@
-"""uvicorn's connections with limits for slow, idle and endless clients.
+"""uvicorn's HTTP connections with limits for slow, idle and endless clients.
 
-uvicorn's own parser takes heads of any size, and it waits without limit for the first head.
+uvicorn's own parser accepts request heads of any size, and waits without limit for the first head.
 """
 
 import asyncio
@@ -30,24 +30,24 @@ _RESERVE = 16
 # Seconds for a connection that uses a reserved file to send its request.
 _SURPLUS_PATIENCE = 2
 # Seconds between two looks at a connection whose client has ended its sending side.
-_LOOK_EVERY = 0.05
+_CHECK_INTERVAL = 0.05
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 class _HeadTooLarge(Exception):
-    """Stops the parser."""
+    """Stops the parser because a request's head is too large."""
 
 
 class GuardedProtocol(ReaderGuard, HttpToolsProtocol):
-    """Closes a connection if a head is too large or too late, or if the client stops reading its answer.
+    """An HTTP connection that is closed if a request's head is too large or too late, or if the client stops reading.
 
-    A head may have `h11_max_incomplete_event_size` bytes, a setting of uvicorn. It must arrive within
-    `timeout_keep_alive` seconds of the connection's opening, with the TLS handshake, or of its last answer.
+    A head may have `h11_max_incomplete_event_size` bytes (a setting of uvicorn). It must arrive within
+    `timeout_keep_alive` seconds after the connection was opened (including the TLS handshake) or the last response was
+    sent.
 
-    Malformed HTTP is refused with the reason, after the answers to the requests before it. When few open files are
-    left, a new connection is surplus: its request is refused and it is closed.
-
-    A client that ends its sending side after a complete request of HTTP/1.1 gets its answer.
+    Malformed HTTP is refused with the reason, after the responses to the requests before it. When few file descriptors
+    are left, the request of a new connection is refused and the connection is closed. A client that closes its sending
+    side after a complete HTTP/1.1 request still gets the response.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -82,7 +82,10 @@ class GuardedProtocol(ReaderGuard, HttpToolsProtocol):
         super().connection_lost(exc)
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """Called by the event loop. Returns whether the connection stays open for answers."""
+        """Handle the end of the client's sending side (called by asyncio).
+
+        Returns whether to keep the connection open.
+        """
         running = self._running
         # TLS has no half-closed connections, and an HTTP/1.0 client takes an interim response for the answer.
         if running is None or self.scheme == "https" or running.scope["http_version"] < "1.1":
@@ -150,7 +153,7 @@ class GuardedProtocol(ReaderGuard, HttpToolsProtocol):
             self._wait_for_head(since=self.loop.time())
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse malformed HTTP or a head that is too large, after the answers to the requests before it."""
+        """Refuse malformed HTTP or a head that is too large, after the responses to the requests before it."""
         self._refusal = self._what_is_wrong(sys.exception())
         cycle: RequestResponseCycle | None = self.cycle
         if cycle is None:
@@ -167,16 +170,20 @@ class GuardedProtocol(ReaderGuard, HttpToolsProtocol):
             self._refuse(self._refusal)
 
     def _count_files(self) -> None:
-        """Estimate the open files left: the system always gives the lowest free number."""
-        most = max_files()
-        reserve = min(_RESERVE, most / 4)
-        left = most - self.transport.get_extra_info("socket").fileno()
+        """Refuse the connection if few file descriptors are left.
+
+        Their number is estimated from the connection's own descriptor, because the system always assigns the lowest
+        free one.
+        """
+        limit = max_files()
+        reserve = min(_RESERVE, limit / 4)
+        left = limit - self.transport.get_extra_info("socket").fileno()
         if left > reserve:
             return
-        self.app_state = {**self.app_state, **with_receipt(Receipt(max_files=most))}
+        self.app_state = {**self.app_state, **with_receipt(Receipt(max_files=limit))}
         self.timeout_keep_alive = min(self.timeout_keep_alive, _SURPLUS_PATIENCE)
         if left <= reserve // 2:  # too few even to wait for its request
-            self._refusal = TooManyConnections(f"as many connections are open as the limit of files ({most}) allows")
+            self._refusal = TooManyConnections(f"as many connections are open as the limit of files ({limit}) allows")
             self._refuse(self._refusal)
 
     def _what_is_wrong(self, error: BaseException | None) -> GenaiServerError:
@@ -189,7 +196,9 @@ class GuardedProtocol(ReaderGuard, HttpToolsProtocol):
         )
 
     def _refuse(self, error: GenaiServerError) -> None:
-        """Answer in the app's form a request that never reaches the app, and close the connection."""
+        """Send an error response in the app's form for a request that never reaches the app, and close the
+        connection.
+        """
         status = HTTPStatus(http_status(error)[0])
         body = json.dumps(error_body(error)).encode()
         headers = {
@@ -223,10 +232,10 @@ class GuardedProtocol(ReaderGuard, HttpToolsProtocol):
 
 
 class HalfClosed:
-    """Watches a connection whose client has ended its sending side, and ends it once the client has left.
+    """Detects whether a client that has closed its sending side has left, and then ends the connection.
 
-    The system reports both in the same way. Only bytes that arrive tell them apart: the system of a client that has
-    left answers them with a reset.
+    The operating system reports both cases in the same way. To distinguish them, bytes are sent: the system of a client
+    that has left answers with a reset.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, transport: asyncio.Transport) -> None:
@@ -236,7 +245,9 @@ class HalfClosed:
         self._timer: asyncio.TimerHandle | None = None
 
     def watch(self, running: RequestResponseCycle) -> None:
-        """Send bytes that change nothing for a client that waits for this answer, and wait for a reset."""
+        """Send bytes that have no meaning for a client that waits for the response, and check repeatedly for a
+        reset.
+        """
         if not running.response_started:
             self._transport.write(_CONTINUE)  # an interim response, which HTTP/1.1 allows at any number
         elif running.chunked_encoding:
@@ -244,7 +255,7 @@ class HalfClosed:
         self._look()
 
     def stop(self) -> None:
-        """The connection has ended."""
+        """Stop checking, because the connection has ended."""
         if self._timer is not None:
             self._timer.cancel()
 
@@ -252,14 +263,14 @@ class HalfClosed:
         if self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
             self._transport.abort()
         else:
-            self._timer = self._loop.call_later(_LOOK_EVERY, self._look)
+            self._timer = self._loop.call_later(_CHECK_INTERVAL, self._look)
 
 
 class Unchunked:
-    """Ends an answer of unknown length, such as a stream of events, by closing the connection; plain ASGI.
+    """ASGI wrapper for HTTP/1.0 clients: ends a response of unknown length by closing the connection.
 
-    HTTP/1.0 clients do not understand chunked coding; uvicorn would use it nevertheless. uvicorn's count of
-    remaining bytes is set for each piece.
+    HTTP/1.0 clients do not understand chunked transfer coding, which uvicorn would use. The wrapper sets uvicorn's
+    count of remaining bytes for each piece.
     """
 
     # The request cycle of the app's call; set before that.

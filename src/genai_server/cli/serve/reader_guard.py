@@ -1,4 +1,4 @@
-"""A limit for clients that read nothing, for which uvicorn waits without limit."""
+"""A limit for clients that do not read their response, for which uvicorn would wait without limit."""
 
 import asyncio
 import logging
@@ -8,9 +8,9 @@ log = logging.getLogger(__name__)
 
 
 class ReaderGuard(asyncio.Protocol):
-    """Ends a connection whose client reads nothing of its answer for `stall_timeout` seconds.
+    """Ends a connection whose client reads nothing of its response for `stall_timeout` seconds.
 
-    At most 64 KiB of an answer wait for the client, since asyncio pauses the writer there.
+    At most 64 KiB of a response are buffered for the client, because asyncio then pauses the writer.
     """
 
     loop: asyncio.AbstractEventLoop

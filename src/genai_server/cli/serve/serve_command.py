@@ -26,7 +26,7 @@ _COMMON = tuple(GROUPS)[:1]
 
 
 class _HelpOnAll(argparse.Action):
-    """Prints the help with all options, and ends."""
+    """Option that prints the help with all options and exits."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: object, values: object, option_string: str | None = None
@@ -59,7 +59,7 @@ def _add_options(parser: argparse.ArgumentParser, listed: Container[str]) -> Non
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Serve until a signal arrives; returns the exit status. Raises ConfigurationError and PullFailed."""
+    """Serve until a stop signal arrives; returns the exit status. Raises ConfigurationError and PullFailed."""
     settings = load_settings(vars(arguments))
     configure_logging(settings.log_level, settings.log_format)
     for name, meant in unknown_variables().items():
@@ -80,7 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _directory(arguments: argparse.Namespace, settings: Settings) -> str:
-    """The directory of MODEL. What can be checked is checked before it is fetched.
+    """Return the directory of the argument MODEL. Everything else is checked before a model is downloaded.
 
     Raises ConfigurationError and PullFailed.
     """

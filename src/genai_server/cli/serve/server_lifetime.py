@@ -1,4 +1,6 @@
-"""The lifetime of a server: its engines and their API processes, from the checks of the settings to the exit status."""
+"""The lifetime of a server with its engines and API processes, from the checks of the settings to the exit
+status.
+"""
 
 import asyncio
 import gc
@@ -49,9 +51,9 @@ _SPARE_BYTES = 1024
 
 
 def serve(settings: Settings, prepared: list["subprocess.Popen[bytes]"]) -> int:
-    """Serve until a signal arrives; returns the exit status. Raises ConfigurationError.
+    """Serve until a stop signal arrives; returns the exit status. Raises ConfigurationError.
 
-    `prepared` has the process of a supervisor that waits for its launch (supervisor_start.py).
+    `prepared` holds the process of a supervisor that waits for its launch message (supervisor_start.py).
     """
     if warning := lone_reloader(settings):
         log.warning("%s", warning)
@@ -64,7 +66,10 @@ def serve(settings: Settings, prepared: list["subprocess.Popen[bytes]"]) -> int:
 
 @contextmanager
 def _pid_file(name: str) -> Iterator[None]:
-    """A file with this process's id for the block; "" for none. Raises ConfigurationError if it cannot be written."""
+    """Write this process's id to a file during the block, if a name is given.
+
+    Raises ConfigurationError if the file cannot be written.
+    """
     path = Path(name)
     if name:
         try:
@@ -82,7 +87,7 @@ def _pid_file(name: str) -> Iterator[None]:
 def _serve_on(
     settings: Settings, listener: socket.socket, prepared: list["subprocess.Popen[bytes]"], texts: ReadTexts
 ) -> int:
-    """Serve the connections of a socket until a signal arrives; returns the exit status."""
+    """Serve the connections of a socket until a stop signal arrives; returns the exit status."""
     folder = open_runtime_folder(os.getpid())
     stop = ServerStop(settings.drain_timeout + ENDING)
     stop.handle_signals()
@@ -109,14 +114,14 @@ def _serve_on(
 
 
 def _welcome(settings: Settings, listener: socket.socket, engines: Sequence[EngineStatus], stop: ServerStop) -> None:
-    """Say where the server is and what to do first, if a person watches and has not stopped it."""
+    """Print the welcome message, if standard output is a terminal and the server was not stopped meanwhile."""
     if sys.stdout.isatty() and not stop.order.is_set():
         with suppress(OSError):  # the terminal may be gone
             welcome(settings, listener.getsockname()[1], engines)
 
 
 def listen(settings: Settings) -> socket.socket:
-    """Bind the port before anything else is started. Raises ConfigurationError if that fails."""
+    """Bind the port, before anything else is started. Raises ConfigurationError if that is impossible."""
     listener = bind(settings, backlog=_BACKLOG)
     # asyncio disables Nagle's algorithm only if the socket names its protocol. Nagle's algorithm adds 40 ms to an
     # answer on a connection that is kept open.
@@ -134,7 +139,7 @@ def _serve_here(
     texts: ReadTexts,
     stop: ServerStop,
 ) -> int:
-    """Serve with one API process: this one."""
+    """Serve with this process as the only API process; returns the exit status."""
     # Two seconds' work, which the parent of several API processes never needs; here the engines load in the meantime.
     gc.disable()
     from genai_server.apis.app import Attachment
@@ -160,7 +165,10 @@ def _serve_here(
 
 
 def _serve_in_processes(settings: Settings, listener: socket.socket, folder: Path, stop: ServerStop) -> int:
-    """Serve with several API processes, or with one that restarts whenever a source file changes."""
+    """Serve with several API processes, or with one that is restarted when a source file changes.
+
+    Returns the exit status.
+    """
     config = _uvicorn_config(settings, "genai_server.cli.serve.composition:workers_app")
     listener.set_inheritable(True)
     if settings.reload:
@@ -216,7 +224,7 @@ def _uvicorn_config(settings: Settings, app: "ASGIApp | str") -> uvicorn.Config:
 
 
 def _max_body_bytes(settings: Settings) -> int:
-    """Maximum size of a body, as far as the models are known at the start."""
+    """Return the maximum size of a request body, as far as the models are known at the start."""
     if any_takes_media(settings.served.values()):
         return max(settings.max_body_bytes, settings.max_media_body_bytes)
     return settings.max_body_bytes

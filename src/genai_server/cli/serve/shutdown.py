@@ -1,18 +1,18 @@
-"""How a server stops, however it was started: what its signals do, and when its processes end at the latest.
+"""How a server stops, however it was started: what signals do, and when processes end at the latest.
 
-A server of one process (`serve`, `uvicorn`), by the number of its SIGINT and SIGTERM:
+A server of one process (`serve`, `uvicorn`), by the number of SIGINT and SIGTERM that it receives:
 
 1. It accepts no more work, and running requests may end within GENAI_DRAIN_TIMEOUT.
 2. The running requests are cut off.
 3. The process ends at once.
 
-A worker (of `serve --workers`, `serve --reload`, `uvicorn --workers` or gunicorn) begins to drain with the SIGTERM of
-its parent. It ignores SIGINT, because Ctrl-C reaches the parent as well, and further SIGTERMs, because a process
-manager may send one to each process. SIGUSR1 cuts its drain short: the parent of `serve --workers` sends it with the
-second signal that it gets, and kills its workers with the third.
+A worker (of `serve --workers`, `serve --reload`, `uvicorn --workers` or gunicorn) begins to drain when its parent sends
+SIGTERM. It ignores SIGINT, because Ctrl-C reaches the parent as well, and further SIGTERMs, because a process manager
+may send one to each process. SIGUSR1 cuts its drain short: the parent of `serve --workers` sends it after the second
+signal that the parent receives, and kills its workers after the third.
 
-Each process has the system end it `ENDING` seconds after its drain, whatever its threads do. The supervisor and the
-engines ignore these signals, and leave after the last API process.
+Each process has itself ended by the operating system `ENDING` seconds after its drain, whatever its threads do. The
+supervisor and the engines ignore these signals, and exit after the last API process.
 """
 
 import asyncio
@@ -49,9 +49,9 @@ _TRACES = 1.0
 
 
 def end_within(seconds: float) -> None:
-    """Have the system end this process after `seconds`, whatever its threads do. An earlier end stays.
+    """Have the operating system end this process after `seconds`, whatever its threads do, unless it is to end earlier.
 
-    This needs neither Python's lock nor an output that can be written. Must be called in the main thread.
+    This works while another thread holds Python's lock or output is blocked. Must be called in the main thread.
     """
     if sys.platform == "win32":
         faulthandler.dump_traceback_later(seconds, exit=True, file=2)
@@ -64,7 +64,7 @@ def end_within(seconds: float) -> None:
 
 
 def end_now() -> None:
-    """End this process. Its engines see the end of their standard input, and leave."""
+    """End this process at once. Its engines see the end of their standard input, and exit."""
     if sys.platform == "win32":
         os.kill(os.getpid(), signal.SIGTERM)  # which no handler keeps from ending it there
     else:
@@ -72,11 +72,12 @@ def end_now() -> None:
 
 
 class StopSignals:
-    """Handles the stop signals of an API process while its block runs. After the drain, uvicorn gets the first one.
+    """Handles the stop signals of an API process during a block. After the drain, the first signal is passed to
+    uvicorn.
 
-    Must be entered on the event loop. In other threads than the main one it does nothing, since signals belong to the
-    main thread. `on_cut_off` is called when some requests could not be completed. `is_worker` says whether the process
-    has a parent that stops it.
+    Must be entered on the event loop. In threads other than the main thread nothing is done, because signals belong to
+    the main thread. `on_cut_off` is called when some requests could not be completed. `is_worker` says whether the
+    process has a parent that stops it.
     """
 
     def __init__(self, drain: Drain, on_cut_off: Callable[[], None], *, is_worker: bool) -> None:
@@ -142,7 +143,7 @@ class StopSignals:
         self._pass_on(number)
 
     def _pass_on(self, number: signal.Signals) -> None:
-        """Give the signal to its previous handler, which may be a function or the default."""
+        """Raise the signal again with its previous handler, which may be a function or the default."""
         if number in self._previous:
             ours = signal.signal(number, self._previous[number])
             signal.raise_signal(number)
@@ -150,9 +151,9 @@ class StopSignals:
 
 
 class ServerStop:
-    """The order to stop a server, by signals outside of an API process's own handling, or because nothing could load.
+    """The order to stop a server, given by a signal to the server's first process, or because no model could be loaded.
 
-    `patience` are the seconds within which the API processes end after a signal.
+    `patience` is the time in seconds within which API processes end after a signal.
     """
 
     def __init__(self, patience: float) -> None:
@@ -166,23 +167,23 @@ class ServerStop:
         self._workers: Callable[[], Collection[int | None]] | None = None
 
     def handle_signals(self) -> None:
-        """Handle stop signals: the first one orders the stop, a second one ends the process.
+        """Handle stop signals: the first orders the stop, the second ends the process.
 
-        An API process in this process replaces these handlers while it runs; when it has ended, uvicorn raises the
-        signal that it got again.
+        An API process within this process replaces these handlers while it runs. When it has ended, uvicorn raises the
+        signal that it received again.
         """
         self._workers = None
         for number in STOP_SIGNALS:
             signal.signal(number, lambda *_: self._on_signal())
 
     def obeyed_by(self, order: threading.Event) -> None:
-        """Set this event, too, which makes one of uvicorn's parents stop its workers."""
+        """Use this event for the order. It makes one of uvicorn's parent processes stop its workers."""
         if self.order.is_set():
             order.set()
         self.order = order
 
     def handle_signals_for(self, workers: Callable[[], Collection[int | None]]) -> None:
-        """Handle stop signals for the workers with these process ids, and pass SIGHUP on to them."""
+        """Handle stop signals by sending signals to the workers with these process ids. SIGHUP is passed on, too."""
         self.handle_signals()
         self._workers = workers
         if sys.platform != "win32":
@@ -190,7 +191,7 @@ class ServerStop:
             signal.signal(signal.SIGHUP, lambda *_: self._signal_workers(signal.SIGHUP))
 
     def nothing_loaded(self) -> None:
-        """Stop the server because no device could load its model."""
+        """Order the stop because no device could load its model."""
         log.error("no device could load the model; the server ends")
         self.has_nothing = True
         self.order.set()
@@ -212,7 +213,7 @@ class ServerStop:
             self._signal_workers(_KILL)
 
     def _signal_workers(self, number: signal.Signals) -> None:
-        """Send a signal to all workers: at once, because uvicorn's parent may be waiting for one that hangs."""
+        """Send a signal to all workers at once, because uvicorn's parent may be waiting for a worker that hangs."""
         for pid in self._workers() if self._workers is not None else []:
             with suppress(OSError):  # it has ended
                 if pid is not None:

@@ -1,4 +1,6 @@
-"""The start of a supervisor's process. It imports little, so that `serve` can do it before everything else."""
+"""Starts a supervisor's process. This module imports little, so that `serve` can start the process before all
+else.
+"""
 
 import subprocess
 from collections.abc import Iterator
@@ -9,13 +11,20 @@ from genai_server.system.child_process import start_module
 
 
 def start_supervisor() -> "subprocess.Popen[bytes]":
-    """A process that imports what a supervisor needs, and waits for a SupervisorLaunch. Raises OSError."""
+    """Start a process that imports what a supervisor needs and waits for a SupervisorLaunch.
+
+    Raises OSError on failure.
+    """
     return start_module("genai_server.supervisor.process", supervisor_environment())
 
 
 @contextmanager
 def prepared_supervisor() -> Iterator[list["subprocess.Popen[bytes]"]]:
-    """Such a process in a list, which `find_or_start` takes it from; it is killed if the block leaves it there."""
+    """Start a supervisor's process in advance. The value is a list with the process, from which `find_or_start` takes
+    it.
+
+    If it is still in the list at the end of the block, it is killed.
+    """
     prepared: list[subprocess.Popen[bytes]] = []
     with suppress(OSError):  # `find_or_start` starts one again, and reports what is wrong
         prepared.append(start_supervisor())

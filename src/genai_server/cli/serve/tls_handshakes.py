@@ -1,4 +1,4 @@
-"""A limit for TLS handshakes that do not end, which uvicorn leaves at asyncio's 60 seconds."""
+"""A time limit for TLS handshakes, for which uvicorn would use asyncio's 60 seconds."""
 
 import asyncio
 from collections.abc import Callable
@@ -8,10 +8,12 @@ from uvicorn import Config
 
 
 class HandshakeConfig(Config):
-    """uvicorn's configuration. A TLS handshake must be complete within `timeout_keep_alive`, like a request's head."""
+    """uvicorn's configuration with a limit for TLS handshakes: `timeout_keep_alive` seconds, as for a request's
+    head.
+    """
 
     def get_loop_factory(self) -> Callable[[], asyncio.AbstractEventLoop] | None:
-        """Called by uvicorn for the event loop that it runs in."""
+        """Return the factory of the event loop in which uvicorn runs (called by uvicorn)."""
         make = super().get_loop_factory()
         return make if make is None or not self.is_ssl else partial(_loop_with_limit, make, self.timeout_keep_alive)
 

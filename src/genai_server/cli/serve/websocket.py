@@ -1,4 +1,4 @@
-"""uvicorn's WebSockets with limits for clients that read nothing, and for messages that do not end."""
+"""uvicorn's WebSockets with limits for clients that do not read, and for messages that do not end."""
 
 import asyncio
 from collections import deque
@@ -17,9 +17,9 @@ _FRAGMENT = 48
 
 
 class GuardedWebSocket(ReaderGuard, WebSocketsSansIOProtocol):
-    """A WebSocket, which is closed if a message does not fit into the limit of all bodies, or takes too long to arrive.
+    """A WebSocket that is closed if a message exceeds the memory limit of all bodies or takes too long to arrive.
 
-    A message counts among the bodies from its first byte until the app receives it.
+    A message counts toward that limit from its first byte until the app receives it.
     """
 
     def __init__(self, *args: Any, body_timeout: float, **options: Any) -> None:
@@ -87,7 +87,7 @@ class GuardedWebSocket(ReaderGuard, WebSocketsSansIOProtocol):
         self._begun = request_clock()  # the next message may follow in the same bytes
 
     async def receive(self) -> Any:
-        """The app's next event."""
+        """Return the next event for the app."""
         event = await super().receive()
         if self.queue.empty() and not self.disconnected:
             self._num_whole = 0
@@ -96,7 +96,7 @@ class GuardedWebSocket(ReaderGuard, WebSocketsSansIOProtocol):
 
     @property
     def _num_unread(self) -> int:
-        """Bytes of a message that is incomplete, with those of an incomplete frame."""
+        """The bytes of a message that is not complete, including an incomplete frame."""
         return self._num_fragments + len(self.conn.reader.buffer)
 
     def _count(self, kept: int) -> None:

@@ -1,4 +1,4 @@
-"""The block that ends the start of `serve` in a terminal: where the server is, and what to do first."""
+"""The message at the end of a start of `serve` in a terminal: the server's address, and what to do first."""
 
 import json
 import shlex
@@ -35,13 +35,13 @@ _EXAMPLES: dict[Task, tuple[str, dict[str, Any]]] = {
 
 
 def url_of(host: str, port: int, *, is_https: bool) -> str:
-    """The address of a server that listens so, as a program on this machine uses it."""
+    """Return the URL of a server that listens on this host and port, as a program on this machine uses it."""
     name = _ALL_ADDRESSES.get(host, f"[{host}]" if ":" in host else host)
     return f"{'https' if is_https else 'http'}://{name}:{port}"
 
 
 def welcome(settings: Settings, port: int, engines: Sequence[EngineStatus] = ()) -> None:
-    """Print the block, with the context of each model whose engines have loaded."""
+    """Print the message, with the context length of each model whose engines have loaded."""
     url = url_of(settings.host, port, is_https=bool(settings.tls_cert))
     everywhere = "   on every address of this machine" if settings.host in _ALL_ADDRESSES else ""
     show("")
@@ -75,7 +75,7 @@ def _line(title: str, text: str, style: str = "") -> None:
 
 
 def _context(settings: Settings, path: str, length: int, shortest: EngineStatus | None) -> str:
-    """What a model is for, and how many tokens it takes."""
+    """Return a phrase about what a model is for and how many tokens its context has."""
     try:
         if pooling := read_pooling_model(Path(path)):
             return f", {pooling.summary()}"
@@ -91,7 +91,7 @@ def _context(settings: Settings, path: str, length: int, shortest: EngineStatus 
 
 
 def _context_length(path: str) -> int:
-    """The context of a model that generates text; 0 if it is unknown, as for a scripted device without a directory."""
+    """Return the context length of a model that generates text; 0 if it is unknown or the model has another task."""
     try:
         if task_of(Path(path)) is not Task.GENERATE:
             return 0
@@ -101,7 +101,7 @@ def _context_length(path: str) -> int:
 
 
 def _first(settings: Settings, url: str) -> str:
-    """The first thing to type, for the first model that generates text, or else for the first one."""
+    """Return a command to try first: for the first model that generates text, else for the first model."""
     tasks = {name: task_of(Path(path)) for name, path in settings.served.items()}
     name = next((name for name, task in tasks.items() if task is Task.GENERATE), next(iter(tasks)))
     task, key = tasks[name], load_keys(settings).required
@@ -124,7 +124,7 @@ def _has_template(path: Path) -> bool:
 
 
 def _command() -> str:
-    """How this copy's command is called from here."""
+    """Return the command that runs this copy of the server from the current directory."""
     script = Path(sys.executable).with_name("genai-server.exe" if sys.platform == "win32" else "genai-server")
     if not script.exists():
         return f"{shlex.quote(sys.executable)} -m genai_server"

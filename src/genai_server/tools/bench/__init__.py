@@ -1,1 +1,3 @@
-"""Measures OpenAI-style servers from outside, and the bare library for comparison. Independent of the server's code."""
+"""Benchmarks of OpenAI-style servers from outside, compared with the bare library. Independent of the server's
+code.
+"""

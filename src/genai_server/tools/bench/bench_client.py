@@ -1,7 +1,7 @@
-"""Sends requests to one OpenAI-style server and records the arrival of each piece.
+"""Sends requests to one OpenAI-style server and records when each piece of the response arrives.
 
-Client and server often share their cores. While an answer arrives, only times and bytes are noted; they are read after
-the load. aiohttp takes a third of httpx's time for each chunk.
+Client and server often share their cores. While a response arrives, only times and bytes are recorded; they are parsed
+after the load. aiohttp is used because it takes a third of httpx's time for each chunk.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ FAILURES = (aiohttp.ClientError, OSError, TimeoutError)
 
 @dataclass
 class Recording:
-    """What arrived for one request."""
+    """The pieces of the response to one request, with their arrival times."""
 
     # Number of events after which `is_under_way` is set.
     awaited_events: int = 1
@@ -38,7 +38,7 @@ class Recording:
     error: str | None = None
 
     def add(self, arrived: float, piece: bytes) -> None:
-        """Note a piece with the time of its arrival."""
+        """Add a piece of the response, with the time of its arrival in seconds."""
         self.pieces.append((arrived, piece))
         if self.awaited_events > 0:
             self.awaited_events -= piece.count(b"data:")
@@ -46,16 +46,17 @@ class Recording:
                 self.is_under_way.set()
 
     def answer(self) -> Answer:
-        """The recorded answer. Raises AnswerError if it is not complete."""
+        """Parse the recorded answer and return it. Raises AnswerError if it is not complete."""
         if self.error is not None:
             raise AnswerError(self.error)
         return read_answer(self.sent, self.pieces, prompt_tokens=self.prompt_tokens, max_tokens=self.max_tokens)
 
 
 class Server:
-    """A measured server: its label in reports, its address without a path, and the fields of each request.
+    """A server to be measured.
 
-    `clock` gives the times of recordings, in seconds.
+    `label` names it in reports, `url` is its address without a path, and `body` has fields of each request. `clock`
+    returns the times of recordings in seconds.
     """
 
     def __init__(
@@ -81,7 +82,7 @@ class Server:
         self._http = open_http(headers)
 
     async def find_model(self) -> None:
-        """Use the first model of /v1/models if none was named. Without such a list, requests name no model."""
+        """If no model was named, use the first model of /v1/models. Without such a list, requests name no model."""
         if self.model is not None:
             return
         try:
@@ -93,9 +94,9 @@ class Server:
     async def ask(
         self, prompt: str, max_tokens: int, recording: Recording | None = None, more: Mapping[str, Any] = {}
     ) -> Recording:
-        """Request a streamed answer and record it, failures included.
+        """Request a streamed answer and record it. Failures are recorded, too.
 
-        `recording` lets the caller watch it; `more` are fields of this request alone.
+        `recording` lets the caller watch the progress; `more` are fields of this request only.
         """
         recording = recording or Recording()
         recording.max_tokens = max_tokens
@@ -112,7 +113,10 @@ class Server:
         return recording
 
     async def prompt_tokens(self, prompt: str, max_tokens: int) -> int:
-        """The tokens of a prompt, as a complete answer reports them; 0 if it does not. Raises AnswerError."""
+        """Return the number of tokens of a prompt, as reported with a complete answer; 0 if the server reports none.
+
+        Raises AnswerError if the request fails.
+        """
         data = self._data(prompt, max_tokens, {"stream": False}, {})
         try:
             status, reason, content = await self.complete(data)
@@ -126,7 +130,7 @@ class Server:
             return 0
 
     def _data(self, prompt: str, max_tokens: int, streamed: Mapping[str, Any], more: Mapping[str, Any]) -> bytes:
-        """The body of a request."""
+        """Return the body of a request as JSON."""
         body = {
             **({"model": self.model} if self.model is not None else {}),
             "messages": [{"role": "user", "content": prompt}],
@@ -138,13 +142,13 @@ class Server:
         return json.dumps(body).encode()
 
     async def complete(self, data: bytes, path: str = "/v1/chat/completions") -> tuple[int, str, bytes]:
-        """Send a body; returns the answer's status, its words and its content. Raises one of FAILURES."""
+        """Send a body and return the response's status, reason phrase and content. Raises one of FAILURES."""
         headers = {"content-type": "application/json"}
         async with self._http.post(self.url + path, data=data, headers=headers) as response:
             return response.status, response.reason or "", await response.read()
 
     async def record(self, data: bytes, recording: Recording) -> None:
-        """Send a body and record the answer. Raises one of FAILURES."""
+        """Send a body and record the streamed response. Raises one of FAILURES."""
         headers = {"content-type": "application/json"}
         async with self._http.post(f"{self.url}/v1/chat/completions", data=data, headers=headers) as response:
             if response.status != 200:
@@ -159,9 +163,9 @@ class Server:
 
 
 def open_http(headers: Mapping[str, str] | None = None) -> aiohttp.ClientSession:
-    """A client with unlimited connections.
+    """Return an HTTP client with unlimited connections.
 
-    It ignores the environment's proxies, which would affect the measurement.
+    It ignores proxies in the environment, which would affect the measurement.
     """
     connector = aiohttp.TCPConnector(limit=0)
     return aiohttp.ClientSession(connector=connector, headers=headers, timeout=_TIMEOUT, trust_env=False)

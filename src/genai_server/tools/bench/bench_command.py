@@ -129,7 +129,10 @@ def _add_requests(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure and report; status 1 if all requests failed. Raises ConfigurationError and ServerUnusable."""
+    """Measure and report; returns the exit status, 1 if all requests failed.
+
+    Raises ConfigurationError and ServerUnusable.
+    """
     _check(arguments)
     # Imported here, because their libraries come with an extra.
     from genai_server.tools.bench.bench_session import Session
@@ -149,7 +152,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _check(arguments: argparse.Namespace) -> None:
-    """Refuse impossible arguments before anything is measured. Raises ConfigurationError."""
+    """Raise ConfigurationError for impossible arguments, before anything is measured."""
     if any(importlib.util.find_spec(library) is None for library in _LIBRARIES):
         raise ConfigurationError(
             f"bench needs {' and '.join(_LIBRARIES)}; install them: {this_installation().extra_command('bench')}"
@@ -192,7 +195,10 @@ def _request_options(arguments: argparse.Namespace) -> RequestOptions:
 
 
 def _loop_factory() -> "Callable[[], asyncio.AbstractEventLoop] | None":
-    """uvloop if it is installed, as in the server: the client takes CPU time from the server on the same machine."""
+    """Return uvloop's event loop factory if uvloop is installed, as the server does.
+
+    The client takes CPU time from a server on the same machine, so it should be as fast.
+    """
     if importlib.util.find_spec("uvloop") is None:
         return None
     import uvloop

@@ -1,4 +1,6 @@
-"""A closed load: a number of concurrent streams, each of which sends its next request when its last one has ended."""
+"""A closed load: a number of concurrent streams, each of which sends its next request when the last one has
+ended.
+"""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -13,13 +15,15 @@ from genai_server.tools.bench.statistics import Figures, answer_figures
 
 @dataclass(frozen=True)
 class Outcome:
-    """The results of the requests."""
+    """The answers and errors of a number of requests."""
 
     answers: list[Answer]
     errors: list[str]
 
     def measurement(self, target: str, case: Case, number: int, more: Figures | None = None) -> Measurement:
-        """The measurement of a case in one round, with the figures of the answers and `more`."""
+        """Return the measurement of a case in round `number`, from the statistics of the answers and `more`
+        figures.
+        """
         figures = answer_figures(self.answers, case.streams) | (more or {})
         return Measurement(target, case, number, figures, len(self.answers), tuple(self.errors))
 
@@ -27,9 +31,9 @@ class Outcome:
 async def run_load(
     server: Server, prompts: Sequence[str], max_tokens: int, streams: int, more: Mapping[str, Any] = {}
 ) -> Outcome:
-    """Send all prompts, `streams` of them at a time, and read the answers when all have ended.
+    """Send all prompts, `streams` of them at a time, and parse the answers when all have ended.
 
-    `more` are fields of these requests alone.
+    `more` are fields of these requests only.
     """
     recordings: list[Recording] = []
     waiting = iter(prompts)
@@ -45,7 +49,7 @@ async def run_load(
 
 
 def read_all(recordings: Sequence[Recording]) -> Outcome:
-    """Read the recordings: complete answers, and the errors of the others."""
+    """Parse recordings. Returns complete answers, and the errors of the others."""
     outcome = Outcome([], [])
     for recording in recordings:
         try:

@@ -1,4 +1,4 @@
-"""Prompts of a given length that no cache has seen before."""
+"""Generates prompts of a given length that no cache has seen before."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _PROBE_ANSWER = 4
 
 
 def words(count: int, *key: object) -> str:
-    """Random words. The same key gives the same words; another key gives others from the first word on.
+    """Return random words. Equal keys give equal words; different keys give different words from the first word on.
 
-    All words are equally frequent, so that equal counts are about equal numbers of tokens.
+    All words are equally frequent, so that equal counts of words have about equal numbers of tokens.
     """
     order = random.Random("/".join(map(str, key)))
     sets = (order.sample(_WORDS, len(_WORDS)) for _ in range(-(-count // len(_WORDS))))
@@ -35,30 +35,32 @@ def words(count: int, *key: object) -> str:
 
 @dataclass(frozen=True)
 class Calibration:
-    """How a server counts tokens: a prompt has `overhead` + `tokens_per_word` x words."""
+    """How a server counts tokens: a prompt of n words has `overhead` + `tokens_per_word` x n tokens."""
 
     # Tokens of the chat template.
     overhead: float
     tokens_per_word: float
 
     def words_for(self, prompt_tokens: int) -> int:
-        """The number of words in a prompt of about `prompt_tokens` tokens; at least one."""
+        """Return the number of words for a prompt of about `prompt_tokens` tokens, including the chat template;
+        at least one.
+        """
         return max(1, round((prompt_tokens - self.overhead) / self.tokens_per_word))
 
     def tokens_of(self, prompt: str) -> int:
-        """The number of tokens of a prompt of words, with the template's."""
+        """Return the number of tokens of a prompt of words, including the chat template's."""
         return round(self.overhead + self.tokens_per_word * len(prompt.split()))
 
     def words_in(self, tokens: int) -> int:
-        """The number of words in about `tokens` tokens without the template; at least one."""
+        """Return the number of words for about `tokens` tokens without the chat template; at least one."""
         return max(1, round(tokens / self.tokens_per_word))
 
 
 async def calibrate(server: Server, *key: object) -> Calibration:
-    """Determine with two short requests how the server counts tokens; they also warm it up.
+    """Determine how the server counts tokens, with two short requests, which also warm it up.
 
-    A server whose streams have no usage is asked for complete answers, too, and its prompts are counted by what these
-    report. Raises AnswerError if it does not answer or does not report `usage.prompt_tokens` anywhere.
+    If streams contain no usage, complete answers are requested, too, and prompts are later counted by what these
+    report. Raises AnswerError if the server does not answer, or never reports `usage.prompt_tokens`.
     """
     counted = []
     is_streamed = True

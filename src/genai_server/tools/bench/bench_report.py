@@ -1,4 +1,4 @@
-"""A benchmark's report: as text for people, as JSON for programs."""
+"""The report of a benchmark, as text for people and as JSON for programs."""
 
 import dataclasses
 import math
@@ -36,7 +36,7 @@ _COLUMNS = (
 
 @dataclass(frozen=True)
 class TargetInfo:
-    """A server in the report."""
+    """A measured server, as described in the report."""
 
     label: str
     url: str
@@ -48,7 +48,7 @@ class TargetInfo:
 
 @dataclass
 class Report:
-    """A finished or interrupted benchmark."""
+    """The results of a finished or interrupted benchmark."""
 
     plan: Plan
     targets: Sequence[TargetInfo]
@@ -57,12 +57,12 @@ class Report:
 
     @property
     def summaries(self) -> list[Summary]:
-        """Each case on each target over the rounds."""
+        """Each case on each target, combined over the rounds."""
         return summarize(self.measurements)
 
     @property
     def ratios(self) -> list[Ratio]:
-        """The ratios of the measurements."""
+        """The ratios between measurements of the same round."""
         return ratios(self.measurements)
 
     @property
@@ -72,7 +72,10 @@ class Report:
 
 
 def as_json(report: Report) -> dict[str, Any]:
-    """All figures, including each round. Times are in seconds, rates in tokens per second; null means unknown."""
+    """Return all figures, including each round, for JSON.
+
+    Times are in seconds, rates in tokens per second; null means unknown.
+    """
     return {
         "scenario": report.plan.scenario,
         "interrupted": report.interrupted,
@@ -89,7 +92,7 @@ def as_json(report: Report) -> dict[str, Any]:
 
 
 def health_figures(target: TargetInfo) -> Figures | None:
-    """The figures of all health probes of a server, in seconds; None if it was not probed."""
+    """Return statistics of all health probes of a server, in seconds; None if it was not probed."""
     if not target.health and not target.health_failed:
         return None
     found = latencies("health", target.health, 50, 99, 100)
@@ -97,7 +100,7 @@ def health_figures(target: TargetInfo) -> Figures | None:
 
 
 def as_parts(report: Report) -> list[str | Rows]:
-    """The report's texts and tables."""
+    """Return the texts and tables of the report."""
     parts: list[str | Rows] = [_heading(report)]
     summaries = report.summaries
     if summaries:
@@ -155,7 +158,7 @@ def _cell(value: Spread | None, form: Callable[[float], str]) -> str:
 
 
 def _number(value: float, scale: float = 1) -> str:
-    """A scaled number with three significant digits."""
+    """Return a number times `scale`, with three significant digits."""
     value *= scale
     if value == 0:
         return "0"

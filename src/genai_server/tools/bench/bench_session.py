@@ -1,4 +1,4 @@
-"""A benchmark: examines the servers, measures them in turn as planned, and closes what it opened."""
+"""Runs a benchmark: examines the servers, measures them in turn as planned, and closes connections in the end."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -20,7 +20,7 @@ from genai_server.tools.bench.target import HealthProbe, Target, server_processe
 
 @dataclass(frozen=True)
 class _Step:
-    """One measurement: a case of the sweep, or all of another scenario, on one target or the library."""
+    """One measurement on one target or the library: a case of the sweep, or a whole other scenario."""
 
     round: int
     target: Target | str
@@ -28,7 +28,7 @@ class _Step:
 
     @property
     def title(self) -> str:
-        """The text for a progress bar."""
+        """The text of this step for a progress bar."""
         label = self.target if isinstance(self.target, str) else self.target.server.label
         what = f", {self.case.name}, {self.case.prompt_tokens} tokens x {self.case.streams}" if self.case else ""
         return f"round {self.round + 1}: {label}{what}"
@@ -44,14 +44,14 @@ class Session:
         self._measurements: list[Measurement] = []
 
     def report(self, *, interrupted: bool = False) -> Report:
-        """The measurements so far."""
+        """Return a report with the measurements so far."""
         infos = [_info(target) for target in self._targets]
         return Report(self._plan, infos, list(self._measurements), interrupted)
 
     async def run(self, on_step: Callable[[int, int, str], None]) -> None:
-        """Measure everything. Raises ServerUnusable before anything is measured.
+        """Measure everything. Raises ServerUnusable, before anything is measured, if a server cannot be used.
 
-        `on_step` is called before each step with its number from 0, the number of all steps, and its title.
+        `on_step` is called before each step with its number (from 0), the number of all steps, and its title.
         """
         async with AsyncExitStack() as opened:
             for number, url in enumerate(self._options.urls):
@@ -82,7 +82,7 @@ class Session:
         return Target(server, calibration, probe, copy, server_processes(url))
 
     def _steps(self) -> Iterator[_Step]:
-        """All steps in order; targets alternate."""
+        """Yield all steps in order. Targets alternate."""
         for number in range(self._plan.rounds):
             if self._plan.scenario == "sweep":
                 yield from (_Step(number, *point) for point in sweep.points(self._plan, self._targets))

@@ -1,4 +1,4 @@
-"""One streamed answer as the client saw it, made from a recording; pure."""
+"""One streamed answer as the client saw it, parsed from a recording. Pure functions without I/O."""
 
 import json
 from collections.abc import Iterable, Iterator
@@ -11,7 +11,7 @@ _TEXTS = ("content", "reasoning_content", "reasoning")
 
 @dataclass(frozen=True)
 class Answer:
-    """When the parts of one answer arrived, in seconds of one clock, and how many tokens it had."""
+    """When the parts of one answer arrived, in seconds of one clock, and the numbers of tokens."""
 
     sent: float
     # Arrivals of the pieces of text. A token without text, such as half a character, has none.
@@ -27,34 +27,34 @@ class Answer:
 
     @property
     def ttft(self) -> float | None:
-        """Seconds from sending the request to the first text; None without any."""
+        """Time to first token: seconds from sending the request to the first text; None without any text."""
         return self.chunks[0] - self.sent if self.chunks else None
 
     @property
     def tpot(self) -> float | None:
-        """Seconds per output token after the first, as in vLLM's benchmark; None below two tokens."""
+        """Time per output token after the first, in seconds, as in vLLM's benchmark; None below two tokens."""
         if not self.chunks or self.output_tokens < 2:
             return None
         return (self.ended - self.chunks[0]) / (self.output_tokens - 1)
 
     @property
     def gaps(self) -> list[float]:
-        """Seconds between one piece of text and the next: the inter-token latencies."""
+        """The inter-token latencies: seconds between consecutive pieces of text."""
         return [after - before for before, after in zip(self.chunks, self.chunks[1:], strict=False)]
 
 
 class AnswerError(Exception):
-    """The stream is not a complete answer; the message says why."""
+    """A stream is not a complete answer. The message says why."""
 
 
 def read_answer(
     sent: float, pieces: Iterable[tuple[float, bytes]], *, prompt_tokens: int = 0, max_tokens: int | None = None
 ) -> Answer:
-    """Read a stream of server-sent events that arrived in pieces, each with its time in seconds.
+    """Parse a stream of server-sent events that arrived in pieces, each with its arrival time in seconds.
 
-    An event has the time of the piece that completed it. Without usage in the stream, the prompt counts as
-    `prompt_tokens`, and the answer as `max_tokens` if it was cut there, else as its chunks. Raises AnswerError if the
-    server reported an error, or if the stream ended without a finish reason.
+    An event has the time of the piece that completed it. If the stream reports no usage, the prompt counts as
+    `prompt_tokens`, and the answer as `max_tokens` if it was cut off there, else as the number of its chunks. Raises
+    AnswerError if the server reported an error, or if the stream ended without a finish reason.
     """
     chunks: list[float] = []
     ended: float | None = None
@@ -85,7 +85,7 @@ def read_answer(
 
 
 def text_times(pieces: Iterable[tuple[float, bytes]]) -> list[float]:
-    """The arrivals of a stream's pieces of text, even if it was cut off."""
+    """Return the arrival times of a stream's pieces of text, even if the stream was cut off."""
     return [
         arrived
         for arrived, event in _events(pieces)

@@ -1,4 +1,4 @@
-"""Measurements: one set of figures for each target, case and round."""
+"""Measurements: figures (named values) for each target, case and round."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ from genai_server.tools.bench.statistics import Figures, Spread, spread
 
 @dataclass(frozen=True)
 class Case:
-    """A kind of request: a name, the number of streams at once, and the lengths in tokens."""
+    """A kind of request: a name, the number of concurrent streams, and the lengths in tokens."""
 
     name: str
     streams: int
@@ -18,7 +18,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Measurement:
-    """One round of a case on a target."""
+    """The results of a case on a target in one round."""
 
     target: str
     case: Case
@@ -31,7 +31,7 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Summary:
-    """A case on a target over all rounds."""
+    """The results of a case on a target, combined over all rounds."""
 
     target: str
     case: Case
@@ -42,7 +42,7 @@ class Summary:
 
 
 def summarize(measurements: Iterable[Measurement]) -> list[Summary]:
-    """The rounds combined, in the order in which the cases first came."""
+    """Combine the rounds of each case and target, in the order in which they first occur."""
     rounds: dict[tuple[str, Case], list[Measurement]] = {}
     for measurement in measurements:
         rounds.setdefault((measurement.target, measurement.case), []).append(measurement)

@@ -1,4 +1,4 @@
-"""The plan of a benchmark."""
+"""The plan of a benchmark: what is measured, and how requests are sent."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ _REPEATS = {"prefix": 3, "fairness": 3}
 
 @dataclass(frozen=True)
 class Plan:
-    """What to measure. Lengths are in tokens as the server counts them."""
+    """What to measure. Lengths are in tokens, as the server counts them."""
 
     scenario: str = "sweep"
     rounds: int = 3
@@ -43,12 +43,12 @@ class Plan:
     seed: str = "0"
 
     def requests_at(self, streams: int) -> int:
-        """Requests of one point of a sweep: by default one per stream, and at least four."""
+        """Return the number of requests for one point of a sweep: by default one per stream, and at least four."""
         return self.requests or max(4, streams)
 
     @property
     def repeats(self) -> int:
-        """Repeats of another scenario in each round."""
+        """The number of repeats of a scenario other than the sweep in each round."""
         return self.requests or _REPEATS.get(self.scenario, 1)
 
 

@@ -1,4 +1,4 @@
-"""Draws the measured figures."""
+"""Draws the figures of a benchmark as a picture."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,7 +28,7 @@ _BARS = {
 
 
 def save_plot(report: Report, path: Path) -> None:
-    """Write a PNG or SVG, as the file's suffix says. Raises OSError if that fails."""
+    """Write the picture as PNG or SVG, depending on the file's suffix. Raises OSError if that fails."""
     panels = _BARS.get(report.plan.scenario, _PANELS)
     columns = 2 if len(panels) > 1 else 1
     rows = -(-len(panels) // columns)
@@ -49,7 +49,9 @@ def save_plot(report: Report, path: Path) -> None:
 
 
 def _draw_lines(axes: Axes, summaries: Sequence[Summary], name: str, scale: float) -> None:
-    """A line over the number of streams for each target and prompt length. The bare library's is a horizontal line."""
+    """Draw a line over the number of streams for each target and prompt length, and a horizontal line for the
+    library.
+    """
     lines: dict[tuple[str, str, int], list[tuple[int, Spread]]] = {}
     for summary in summaries:
         value = summary.figures.get(name)
@@ -81,7 +83,7 @@ def _draw_lines(axes: Axes, summaries: Sequence[Summary], name: str, scale: floa
 
 
 def _draw_bars(axes: Axes, summaries: Sequence[Summary], name: str, scale: float) -> None:
-    """A bar for each target and case that has the figure."""
+    """Draw a bar for each target and case that has the figure `name`."""
     found = [(summary, value) for summary in summaries if (value := summary.figures.get(name)) is not None]
     if name == "itl_p95":
         found = [(summary, value) for summary, value in found if summary.case.streams > 1]

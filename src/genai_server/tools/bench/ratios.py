@@ -1,4 +1,4 @@
-"""Ratios of measurements within a round, in which the effects of a slow or busy machine cancel out."""
+"""Ratios of measurements of the same round, in which the effects of a slow or busy machine cancel out."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -46,7 +46,7 @@ _Side = tuple[str, Case]
 
 @dataclass(frozen=True)
 class Ratio:
-    """A figure of one case divided by that of another, over the rounds."""
+    """A figure of one case divided by that of another case, over the rounds."""
 
     target: str
     title: str
@@ -54,7 +54,7 @@ class Ratio:
 
 
 def ratios(measurements: Sequence[Measurement]) -> list[Ratio]:
-    """All ratios that can be formed, in the order of the cases."""
+    """Return all ratios that can be computed from these measurements, in the order of the cases."""
     found = []
     figures = {(each.target, each.case, each.round): each.figures for each in measurements}
     rounds = sorted({each.round for each in measurements})
@@ -76,12 +76,12 @@ def _quotient(upper: Figures, lower: Figures, figure: str) -> float | None:
 
 
 def _is_as_named(case: Case, figures: Figures) -> bool:
-    """Whether a case without drafts had none: other servers may draft for all requests."""
+    """Whether a case "without drafts" had none: other servers may use speculative decoding for all requests."""
     return case.name != sweep.WITHOUT_DRAFTS or not figures.get("drafted_tokens")
 
 
 def _pairs(sides: Sequence[_Side]) -> Iterator[tuple[str, str, _Side, _Side]]:
-    """Title, figure, numerator and denominator of each ratio."""
+    """Yield title, figure, numerator and denominator of each ratio."""
     servers = list(dict.fromkeys(target for target, _ in sides if target not in _LIBRARIES))
     for target, case in sides:
         if target in _LIBRARIES:

@@ -1,4 +1,4 @@
-"""The scenarios besides the sweep. Each function measures one round on one server."""
+"""The scenarios other than the sweep. Each function measures one round on one server."""
 
 import asyncio
 import json
@@ -52,7 +52,10 @@ _TOO_SHORT = "a stream ended before the prompt's first token: raise --output-tok
 
 
 async def measure_prefix(target: Target, plan: Plan, number: int) -> list[Measurement]:
-    """A long uncached prompt, then the same beginning with another end; one request at a time."""
+    """Measure the time to first token with a cached prefix.
+
+    Sends a long new prompt, and then a prompt with the same beginning and another end, one request at a time.
+    """
     shared, new = target.calibration.words_for(plan.prefix_tokens), target.calibration.words_in(plan.new_tokens)
     found: dict[str, list[Recording]] = {COLD: [], CACHED: []}
     for key in _keys(target, plan, number):
@@ -63,10 +66,10 @@ async def measure_prefix(target: Target, plan: Plan, number: int) -> list[Measur
 
 
 async def measure_crowd(target: Target, plan: Plan, number: int) -> list[Measurement]:
-    """Requests that arrive together and begin with the same long text, which is not cached.
+    """Measure requests that arrive together and begin with the same long text, which is not cached.
 
-    `prompts_read` is the number of prompt tokens that the server read, divided by those of one prompt: a little more
-    than 1 at best, the number of requests without any cache.
+    `prompts_read` is the number of prompt tokens that the server processed, divided by those of one prompt: a little
+    more than 1 at best, and the number of requests without any cache.
     """
     shared, own = target.calibration.words_for(plan.prefix_tokens), target.calibration.words_in(plan.new_tokens)
     recordings = []
@@ -82,7 +85,7 @@ async def measure_crowd(target: Target, plan: Plan, number: int) -> list[Measure
 
 
 async def measure_fairness(target: Target, plan: Plan, number: int) -> list[Measurement]:
-    """How long a short prompt waits behind a long one, compared with alongside running streams."""
+    """Measure how long a short prompt waits behind a long one, compared with waiting next to running streams."""
     server = target.server
     short, long = (target.calibration.words_for(count) for count in (plan.new_tokens, plan.disturbing_tokens))
     found: dict[str, list[Recording]] = {SHORT_ALONGSIDE: [], SHORT_BEHIND: []}
@@ -97,9 +100,9 @@ async def measure_fairness(target: Target, plan: Plan, number: int) -> list[Meas
 
 
 async def measure_disturbance(target: Target, plan: Plan, number: int) -> list[Measurement]:
-    """How a long prompt and running streams slow each other down.
+    """Measure how a long prompt and running streams slow each other down.
 
-    Each repeat is a prompt alone, then another one alongside running streams.
+    Each repeat sends a prompt alone, and then another prompt while streams are running.
     """
     long = target.calibration.words_for(plan.disturbing_tokens)
     found: dict[str, list[Recording]] = {ALONE: [], ALONGSIDE: []}
@@ -121,10 +124,10 @@ async def measure_disturbance(target: Target, plan: Plan, number: int) -> list[M
 
 
 async def measure_decisions(target: Target, plan: Plan, number: int) -> list[Measurement]:
-    """Yes-or-no questions about a new text: `questions` in one request to /v1/decisions, and others as chats.
+    """Measure yes-or-no questions about a new text: in one request to /v1/decisions, and as chats.
 
-    Chats have a schema for the answer. They begin with the text, which is cached before the time begins, or with the
-    question. There are `streams` chats of each kind, all at once. The time of the decisions includes reading the text.
+    Chats have a schema for the answer. They begin with the text, which is cached before the measurement begins, or with
+    the question. `streams` chats of each kind run at once. The time of the decisions includes processing the text.
     """
     server, length = target.server, target.calibration.words_for(plan.prefix_tokens)
     asked = [f"The text is about {words(2, plan.seed, index)}." for index in range(max(plan.questions, plan.streams))]
@@ -152,7 +155,7 @@ async def measure_decisions(target: Target, plan: Plan, number: int) -> list[Mea
 
 
 async def _decide(server: Server, text: str, asked: Sequence[str]) -> list[str]:
-    """Have all questions about a text decided; returns an error for each question if the server does not decide."""
+    """Send all questions about a text to /v1/decisions. Returns an error for each question if the request fails."""
     questions = [{"type": "predicate", "name": f"q{index}", "instructions": each} for index, each in enumerate(asked)]
     body = {"model": server.model, "input": text, "questions": questions}
     try:
@@ -172,14 +175,14 @@ MEASURES: dict[str, Callable[[Target, Plan, int], Awaitable[list[Measurement]]]]
 
 
 def _keys(target: Target, plan: Plan, number: int) -> Iterator[tuple[object, ...]]:
-    """The key of the prompts of each repeat."""
+    """Yield the key that generates the prompts of each repeat."""
     return ((plan.seed, target.copy, number, repeat) for repeat in range(plan.repeats))
 
 
 def _measurements(
     target: Target, prompt_tokens: int, number: int, found: dict[str, list[Recording]]
 ) -> list[Measurement]:
-    """The measurements of prompts that were sent one at a time, by case."""
+    """Return the measurements, by case, of prompts that were sent one at a time."""
     return [
         read_all(recordings).measurement(target.server.label, Case(name, 1, prompt_tokens, _OUTPUT_TOKENS), number)
         for name, recordings in found.items()
@@ -189,7 +192,10 @@ def _measurements(
 async def _ask_alongside(
     target: Target, plan: Plan, key: tuple[object, ...], prompt: str
 ) -> tuple[list[Recording], Recording]:
-    """Start streams, send a prompt when all are under way, and cancel them when it is answered."""
+    """Start streams, send a prompt when all streams are running, and cancel the streams when the prompt is answered.
+
+    Returns the recordings of the streams and of the prompt.
+    """
     server, count = target.server, target.calibration.words_for(plan.stream_tokens)
     streams = [Recording(_UNDISTURBED_EVENTS) for _ in range(plan.streams)]
     tasks = [
@@ -210,7 +216,9 @@ async def _ask_alongside(
 def _add_gaps(
     gaps: dict[str, list[float]], errors: dict[str, list[str]], streams: Sequence[Recording], recording: Recording
 ) -> None:
-    """Add the gaps before the prompt was sent, while all streams ran, and those until its first token."""
+    """Add the gaps between tokens of the streams: those before the prompt was sent, and those until its first
+    token.
+    """
     try:
         prompt = recording.answer()
     except AnswerError:  # counted with the prompts

@@ -1,4 +1,4 @@
-"""Figures of answers, and medians over rounds; pure."""
+"""Statistics of answers, and medians over rounds. Pure functions without I/O."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ _MIN_TOKENS = 8
 
 @dataclass(frozen=True)
 class Spread:
-    """The median, minimum and maximum over the rounds."""
+    """The median, minimum and maximum of a figure over the rounds."""
 
     median: float
     min: float
@@ -24,32 +24,35 @@ class Spread:
 
 
 def spread(values: Sequence[float | None]) -> Spread | None:
-    """The spread over the rounds in which the figure is known; None if it is always unknown."""
+    """Return the spread over the rounds in which the figure is known; None if it is never known."""
     known = [value for value in values if value is not None]
     return Spread(median(known), min(known), max(known), len(known)) if known else None
 
 
 def percentile(values: Sequence[float], percent: float) -> float | None:
-    """Linear interpolation between the nearest ranks, as numpy and vLLM do; None without values."""
+    """Return a percentile by linear interpolation between the nearest ranks, as numpy and vLLM do; None without
+    values.
+    """
     return float(np.percentile(values, percent)) if values else None
 
 
 def mean(values: Sequence[float]) -> float | None:
-    """The mean; None without values."""
+    """Return the mean; None without values."""
     return fmean(values) if values else None
 
 
 def latencies(name: str, values: Sequence[float], *percents: int) -> Figures:
-    """The percentiles `{name}_p50` and so on, in the unit of the values."""
+    """Return percentiles with the names `{name}_p50` and so on, in the unit of the values."""
     return {f"{name}_p{percent}": percentile(values, percent) for percent in percents}
 
 
 def answer_figures(answers: Sequence[Answer], streams: int) -> Figures:
-    """The figures of a load with `streams` concurrent streams; times in seconds, rates in tokens per second.
+    """Return the figures of a load with `streams` concurrent streams. Times are in seconds, rates in tokens per second.
 
-    `tokens_per_second` is all output tokens over the time from the first request to the last end.
-    `prefill_tokens_per_second` is the prompt's tokens without those that were cached, such as the chat template's, over
-    TTFT. It is known for one stream only, since several wait for each other, and if the server reports what was cached.
+    `tokens_per_second` is the number of all output tokens divided by the time from the first request to the end of the
+    last answer. `prefill_tokens_per_second` is the number of prompt tokens without cached ones, such as those of the
+    chat template, divided by the TTFT. It is known only for one stream, since several wait for each other, and if the
+    server reports cached tokens.
     """
     ttfts = [answer.ttft for answer in answers if answer.ttft is not None]
     cached = [answer.cached_tokens for answer in answers if answer.cached_tokens is not None]
@@ -74,7 +77,7 @@ def answer_figures(answers: Sequence[Answer], streams: int) -> Figures:
 
 
 def output_rate(answers: Sequence[Answer]) -> float | None:
-    """Output tokens per second, from the first request to the last end."""
+    """Return the output tokens per second, from the first request to the end of the last answer."""
     if not answers:
         return None
     wall = max(answer.ended for answer in answers) - min(answer.sent for answer in answers)
@@ -82,18 +85,20 @@ def output_rate(answers: Sequence[Answer]) -> float | None:
 
 
 def per_token(answers: Sequence[Answer], before: float | None, after: float | None) -> float | None:
-    """The use of a resource for each output token, if it is known."""
+    """Return the use of a resource per output token; None if it is unknown. `before` and `after` are the total
+    use.
+    """
     tokens = sum(answer.output_tokens for answer in answers)
     return (after - before) / tokens if tokens and before is not None and after is not None else None
 
 
 def decode_rate(answers: Sequence[Answer], streams: int) -> float | None:
-    """Tokens per second of all streams together while all of them decode and no prompt is read.
+    """Return the tokens per second of all streams together while all of them decode and no prompt is processed.
 
-    It counts the time in which exactly `streams` answers are between their first text and their end. For one wave of
-    requests, this is the time from the last first token to the first end. For a single stream it gives (tokens - 1) /
-    (last - first). Tokens after the first text are assumed to arrive in equal parts with each chunk. None if that time
-    has fewer than 8 tokens for each stream.
+    It is measured over the time in which exactly `streams` answers are between their first text and their end. For one
+    wave of requests, this is the time from the last first token to the first end. For a single stream it gives (tokens
+    - 1) / (last - first). Tokens after the first text are assumed to arrive in equal parts with each chunk. None if
+    that time has fewer than 8 tokens per stream.
     """
     decoding = [answer for answer in answers if answer.chunks and answer.output_tokens > 1]
     seconds = tokens = 0.0
@@ -104,7 +109,7 @@ def decode_rate(answers: Sequence[Answer], streams: int) -> float | None:
 
 
 def _all_decoding(answers: Sequence[Answer], streams: int) -> list[tuple[float, float]]:
-    """The spans in which exactly `streams` answers are between their first text and their end."""
+    """Return the time spans in which exactly `streams` answers are between their first text and their end."""
     # At equal times an end (-1) sorts before a beginning.
     changes = sorted([(answer.chunks[0], 1) for answer in answers] + [(answer.ended, -1) for answer in answers])
     spans, active = [], 0
@@ -126,5 +131,5 @@ def _tokens_between(answer: Answer, start: float, end: float) -> float:
 
 
 def gaps_within(times: Sequence[float], start: float, end: float) -> list[float]:
-    """The gaps between arrivals that overlap the span, even in part."""
+    """Return the gaps between arrivals that overlap the time span, even in part. All times are in seconds."""
     return [after - before for before, after in zip(times, times[1:], strict=False) if after > start and before < end]

@@ -1,6 +1,6 @@
-"""The sweep: concurrency by prompt length, every prompt new to the server.
+"""The sweep: each number of concurrent streams with each prompt length. Every prompt is new to the server.
 
-The bare library cannot draft tokens. So each server is also measured without drafts.
+The bare library does not support speculative decoding, so each server is also measured without draft tokens.
 """
 
 import asyncio
@@ -29,7 +29,10 @@ _NO_DRAFTS: dict[str, Any] = {"seed": 0}
 
 
 def points(plan: Plan, targets: list[Target]) -> Iterator[tuple[Target | str, Case]]:
-    """One round in order: each point on every target before the next; the library comes before the single stream."""
+    """Yield the points of one round in order: each point on every target before the next point.
+
+    The library is measured before a single stream of the same length.
+    """
     for length in plan.prompt_tokens:
         if plan.library is not None:
             alone = Case(NAME, 1, length, plan.output_tokens)
@@ -42,7 +45,7 @@ def points(plan: Plan, targets: list[Target]) -> Iterator[tuple[Target | str, Ca
 
 
 async def measure(target: Target, plan: Plan, case: Case, number: int) -> Measurement:
-    """Measure one point on one server in one round."""
+    """Measure one point on one server in round `number`."""
     count = target.calibration.words_for(case.prompt_tokens)
     prompts = [
         words(count, plan.seed, target.copy, number, case, request) for request in range(plan.requests_at(case.streams))
@@ -55,16 +58,16 @@ async def measure(target: Target, plan: Plan, case: Case, number: int) -> Measur
 
 
 async def measure_library(label: str, model_dir: Path, plan: Plan, case: Case, number: int) -> Measurement:
-    """The bare loop with the same lengths, as many times as a server is asked with one stream."""
+    """Measure the bare loop with the lengths of a case, as many times as a server gets requests with one stream."""
     runs = plan.requests_at(1)
     outcome = await run_bare_loop(label, model_dir, case.prompt_tokens, case.output_tokens, runs)
     return outcome.measurement(label, case, number)
 
 
 async def run_bare_loop(label: str, model_dir: Path, prompt_tokens: int, output_tokens: int, runs: int) -> Outcome:
-    """The loop of `og.Generator` in a separate process.
+    """Run the loop of `og.Generator` in a separate process and return its answers.
 
-    TUNED has as many threads as usable cores, SHIPPED as many as the directory sets.
+    With the label TUNED it has as many threads as usable cores, with SHIPPED as many as the model directory sets.
     """
     command = [sys.executable, "-m", _BARE_LOOP, str(model_dir), *_OPTIONS[label]]
     command += ["--prompt-tokens", str(prompt_tokens), "--output-tokens", str(output_tokens), "--runs", str(runs)]

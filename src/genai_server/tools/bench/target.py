@@ -1,4 +1,4 @@
-"""A target of a benchmark: a server, its health endpoint, and its processes on this machine."""
+"""A target of a benchmark: a server, its health endpoint, and its processes if it runs on this machine."""
 
 import asyncio
 import time
@@ -18,9 +18,9 @@ _MAX_UNANSWERED = 100
 
 
 class HealthProbe:
-    """Sends a GET every `interval` seconds while entered, even if earlier ones are still unanswered.
+    """Sends a GET request every `interval` seconds within a context, even if earlier ones are still unanswered.
 
-    `samples` holds the times of all answers in seconds; `failed` counts failed probes.
+    `samples` holds the response times in seconds; `failed` counts failed requests.
     """
 
     def __init__(self, url: str, path: str, interval: float) -> None:
@@ -34,7 +34,7 @@ class HealthProbe:
         self._http = open_http()
 
     async def answers(self) -> bool:
-        """Whether the server has such a path."""
+        """Whether the server has a health endpoint at this path."""
         try:
             async with self._http.get(self._url) as response:
                 return response.status == 200
@@ -81,7 +81,8 @@ class HealthProbe:
 class Target:
     """A server to be measured.
 
-    All servers get the same prompts. A server that is named again has another `copy` number and other prompts.
+    All servers get the same prompts. If a server is named twice, its second target has another `copy` number and other
+    prompts.
     """
 
     server: Server
@@ -93,7 +94,9 @@ class Target:
     processes: Sequence[psutil.Process] = ()
 
     def cpu_seconds(self) -> float | None:
-        """The total CPU time of its processes up to now; None if it is unknown, or after one of them has ended."""
+        """Return the total CPU time of the server's processes so far; None if it is unknown or one of them has
+        ended.
+        """
         try:
             times = [process.cpu_times() for process in self.processes]
         except psutil.Error:
@@ -102,7 +105,7 @@ class Target:
 
 
 def server_processes(url: str) -> list[psutil.Process]:
-    """The processes that listen at a URL; none if they are on another machine, or belong to another user."""
+    """Return the processes that listen at a URL; empty if they run on another machine or belong to another user."""
     parts = urlsplit(url)
     if not is_loopback(parts.hostname or ""):
         return []

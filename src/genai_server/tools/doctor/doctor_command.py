@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print a line for each finding; returns 1 if one is a failure."""
+    """Print a line for each finding; returns the exit status, 1 if one is a failure."""
     # The findings include what the engines' supervisor would log.
     logging.getLogger("genai_server").addHandler(logging.NullHandler())
     failed = False
@@ -44,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def examine(options: dict[str, str | None]) -> Iterator[Finding]:
-    """All findings. With wrong settings, only those that need no settings."""
+    """Yield all findings. If the settings are wrong, only those that do not depend on settings."""
     has_library = True
     for finding in machine.versions():
         has_library &= finding.state != FAIL

@@ -1,4 +1,4 @@
-"""One line of `genai-server doctor`."""
+"""The type of the findings that `genai-server doctor` prints."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ MIB = 1024 * 1024
 
 @dataclass(frozen=True)
 class Finding:
-    """One check's result."""
+    """The result of one check, printed as one line."""
 
     # OK, WARN or FAIL.
     state: str

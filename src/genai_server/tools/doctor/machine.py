@@ -54,7 +54,7 @@ _ANSWER_TIMEOUT = 2.0
 
 
 def versions() -> Iterator[Finding]:
-    """Python, and the libraries that run models."""
+    """Report the versions of Python and of the libraries that run models."""
     yield Finding(OK, "python", f"{platform.python_version()} on {platform.platform()}, genai-server {__version__}")
     installed = {}
     for name in _LIBRARIES:
@@ -79,7 +79,7 @@ def versions() -> Iterator[Finding]:
 
 
 def providers() -> Iterator[Finding]:
-    """The execution providers that the onnxruntime of the batched runner can load."""
+    """Report the execution providers that ONNX Runtime can load."""
     command = [sys.executable, "-m", "genai_server.engine.model.provider_trial"]
     try:
         result = subprocess.run(
@@ -108,7 +108,7 @@ def providers() -> Iterator[Finding]:
 
 
 def cores(settings: Settings, root: Path = Path("/")) -> Iterator[Finding]:
-    """The number of threads against the usable cores, and the usable cores against the machine's."""
+    """Compare the number of threads with the usable cores, and the usable cores with those of the machine."""
     usable, quota = usable_cores(root), cpu_quota(root)
     machine = psutil.cpu_count(logical=False) or usable
     if quota < 1:
@@ -126,7 +126,7 @@ def cores(settings: Settings, root: Path = Path("/")) -> Iterator[Finding]:
 
 
 def _threads(settings: Settings, model: str, usable: int) -> Iterator[Finding]:
-    """The thread settings of a model's devices."""
+    """Check the thread settings of a model's devices."""
     for device, options in device_options(settings, model).items():
         subject = f"threads of {device}" + (f" for {model}" if settings.models else "")
         threads = int(options.session.get(THREADS, "0")) or settings.threads
@@ -139,9 +139,9 @@ def _threads(settings: Settings, model: str, usable: int) -> Iterator[Finding]:
 
 
 def memory(settings: Settings, root: Path = Path("/")) -> Iterator[Finding]:
-    """Free memory, against the weights of the models that are loaded at once, and the context that it allows each.
+    """Compare the free memory with the weights of the models, and report the context length that it allows for each.
 
-    Broken models are left out: other findings report them.
+    Broken models are left out, because other checks report them.
     """
     free = free_memory(root)
     budget = MemoryBudget(settings, free=lambda: free)
@@ -163,13 +163,13 @@ def memory(settings: Settings, root: Path = Path("/")) -> Iterator[Finding]:
 
 
 def _status(settings: Settings, name: str) -> ModelStatus:
-    """A configured model before it is loaded."""
+    """Return the status of a configured model before it is loaded."""
     about = new_status(name, settings.served[name], settings.devices, 0)
     return structs.replace(about, draft_model=settings.draft_model_of(name))
 
 
 def _weights(directory: str) -> int:
-    """The size of a model's weights on disk; 0 without a directory, or if they cannot be read."""
+    """Return the size of a model's weights on disk in bytes; 0 if the directory is missing or cannot be read."""
     try:
         check_model_directory(Path(directory))
         return weight_bytes(Path(directory))
@@ -178,7 +178,7 @@ def _weights(directory: str) -> int:
 
 
 def _context(subject: str, settings: Settings, about: ModelStatus, kv_bytes: int) -> Iterator[Finding]:
-    """How long a model's sequences may be on a CPU, with this memory for keys and values."""
+    """Report the maximum length of a model's sequences on a CPU with `kv_bytes` of memory for the KV cache."""
     directory = about.path
     spec = structs.replace(
         engine_spec(settings, "cpu", directory), kv_bytes=max(1, kv_bytes), draft_model=about.draft_model
@@ -204,7 +204,7 @@ def _context(subject: str, settings: Settings, about: ModelStatus, kv_bytes: int
 
 
 def port(settings: Settings) -> Iterator[Finding]:
-    """Whether the server can listen on its address, or does already."""
+    """Check whether the server can listen on its address, or whether it is already running there."""
     try:
         bind(settings).close()
     except ConfigurationError as error:
@@ -235,7 +235,7 @@ def _is_served(settings: Settings) -> bool:
 
 
 def cache(settings: Settings) -> Iterator[Finding]:
-    """Whether packed weights can be kept on disk."""
+    """Check whether packed weights can be cached on disk."""
     folder = settings.cache_path
     if folder is None:
         yield Finding(OK, "cache", "switched off")

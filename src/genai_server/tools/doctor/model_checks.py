@@ -44,7 +44,7 @@ _WRITE = "let this user write there, or name another place"
 
 
 def checked_settings(settings: Settings) -> Iterator[Finding]:
-    """The settings as a whole, the options of sessions and providers, and unknown GENAI_* variables."""
+    """Check the settings as a whole, session and provider options, and unknown GENAI_* variables."""
     remedies: dict[Callable[[Settings], object], str] = {
         check_access: "see docs/deployment.md",
         _check_options: "see docs/evidence/options.md for all options",
@@ -72,7 +72,7 @@ def checked_settings(settings: Settings) -> Iterator[Finding]:
 
 
 def _without_effect(settings: Settings) -> Iterator[Finding]:
-    """Settings that do not do what they should, but stop no server."""
+    """Report settings that have no effect although the server starts."""
     for name, meant in unknown_variables().items():
         yield Finding(WARN, "settings", f"{name} is not a setting", f"did you mean {meant}?" if meant else "remove it")
     if warning := lone_reloader(settings):
@@ -87,9 +87,9 @@ def _check_options(settings: Settings) -> None:
 
 
 def model(settings: Settings, name: str, *, with_text: bool = True) -> Iterator[Finding]:
-    """The faults of a model's files, and whether its graph can run in a batch.
+    """Report faults of a model's files, and whether the model's graph can run in a batch.
 
-    Without `with_text`, template and tokenizer are not loaded: that needs the library.
+    Without `with_text`, chat template and tokenizer are not loaded, because that needs onnxruntime-genai.
     """
     subject = f"model {name}" if settings.models else "model"
     directory, get_one = Path(settings.served[name]).absolute(), how_to_get(settings.served[name], settings.models_path)
@@ -129,7 +129,7 @@ def model(settings: Settings, name: str, *, with_text: bool = True) -> Iterator[
 
 
 def _draft_model(subject: str, settings: Settings, name: str) -> Iterator[Finding]:
-    """What is wrong with a model's draft model."""
+    """Report what is wrong with a model's draft model."""
     draft_model = settings.draft_model_of(name)
     if draft_model and (why := task_of(Path(settings.served[name])).why_no_drafts):
         remedy = "name it for models that complete text only: GENAI_DRAFT_MODEL=MODEL=PATH"
@@ -154,7 +154,9 @@ def _batching(subject: str, directory: Path, devices: Iterable[str]) -> Finding:
 
 
 def devices(settings: Settings) -> Iterator[Finding]:
-    """Each device's engine, started as `serve` would start it: it loads the model and warms up."""
+    """Start each device's engine as `serve` would, including loading the model and warming up, and report the
+    result.
+    """
     started = time.monotonic()
     try:
         supervisor = Supervisor(settings.model_copy(update={"log_level": "error"}))

@@ -1,1 +1,1 @@
-"""Coding agents that work with a model of this server: `genai-server launch`."""
+"""`genai-server launch`: starts coding agents that work with a model of this server."""

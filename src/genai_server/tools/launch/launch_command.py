@@ -42,9 +42,9 @@ def add_arguments(parser: SuggestingParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:  # noqa: RET503  _start does not return
-    """Start the program in place of this one, or list or print; returns the exit status.
+    """Start the program in place of this process, or list the programs, or print the command; returns the exit status.
 
-    Raises ConfigurationError for a program or a model that cannot be used, and ServerUnusable.
+    Raises ConfigurationError for a program or model that cannot be used, and ServerUnusable.
     """
     if arguments.program is None:
         print_report(screen(), [_programs()])
@@ -67,7 +67,7 @@ def run(arguments: argparse.Namespace) -> int:  # noqa: RET503  _start does not 
 
 
 def _programs() -> list[list[str]]:
-    """The rows of the list of programs."""
+    """Return the rows of the table of programs."""
     rows = [["program", "name", "installed"]]
     for program in PROGRAMS.values():
         rows.append([program.name, program.title, shutil.which(program.command) or f"no; {program.install}"])
@@ -75,7 +75,7 @@ def _programs() -> list[list[str]]:
 
 
 def _target(arguments: argparse.Namespace) -> Target:
-    """The server and the model that are asked for. Raises ConfigurationError and ServerUnusable."""
+    """Return the server and the model to use. Raises ConfigurationError and ServerUnusable."""
     if arguments.url is None:
         settings = load_settings()
         url = url_of(settings.host, settings.port, is_https=bool(settings.tls_cert))
@@ -100,7 +100,7 @@ def _target(arguments: argparse.Namespace) -> Target:
 
 
 def _chosen(models: dict[str, dict[str, Any]], wanted: str | None, url: str) -> str:
-    """The name of the model. Raises ConfigurationError."""
+    """Return the name of the model to use. Raises ConfigurationError if there is none."""
     if wanted in models:
         return wanted
     chat = [name for name, entry in models.items() if entry.get("chat")]
@@ -114,7 +114,7 @@ def _chosen(models: dict[str, dict[str, Any]], wanted: str | None, url: str) -> 
 
 
 def _fault(entry: dict[str, Any], context: int) -> str:
-    """Why a model cannot work with an agent; "" if it can."""
+    """Return the reason why a model cannot work with a coding agent; "" if it can."""
     if not entry.get("chat"):
         return "it has no chat template"
     if "tools" not in entry.get("capabilities", ()):
@@ -126,7 +126,7 @@ def _fault(entry: dict[str, Any], context: int) -> str:
 
 
 def _start(program: Program, path: str, target: Target, more: Sequence[str]) -> NoReturn:
-    """Replace this process by the program; on Windows wait for it, and end with its exit status."""
+    """Replace this process by the program. On Windows, run the program and exit with its status."""
     environment = launched_environment(program.environment(target), program.removed)
     command = [path, *program.arguments(target), *more]
     if sys.platform == "win32":

@@ -1,8 +1,8 @@
-"""The coding agents that `genai-server launch` starts, and how each is pointed at a server.
+"""The coding agents that `genai-server launch` starts, and how each is configured for a server.
 
-This is the one place for it: the lines of docs/guides/coding-agents.md are those of `recipe`, which a test compares,
-and scripts/check_clients.py starts the agents by both. Each agent takes everything from its environment and its
-arguments, so that no configuration file of the user's is read in its place or changed.
+This is the only place for these details: docs/guides/coding-agents.md contains the lines of `recipe`, which a test
+compares, and scripts/check_clients.py starts the agents in both ways. Each agent is configured by its environment and
+arguments only, so that no configuration file of the user is read in their place or changed.
 """
 
 import json
@@ -21,7 +21,7 @@ _WIDTH = 110
 
 @dataclass(frozen=True)
 class Target:
-    """The server and the model that an agent works with."""
+    """The server and the model that an agent uses."""
 
     # The server's URL, without /v1.
     url: str
@@ -32,13 +32,13 @@ class Target:
 
     @property
     def answer(self) -> int:
-        """Tokens of the context that are kept for an answer."""
+        """The number of tokens of the context that are reserved for an answer."""
         return min(self.context // _ANSWER_SHARE, _LONGEST_ANSWER)
 
 
 @dataclass(frozen=True)
 class Program:
-    """A coding agent for the terminal."""
+    """A coding agent for the terminal, and how it is started with a server."""
 
     # Its name on this command line.
     name: str
@@ -170,7 +170,7 @@ PROGRAMS = {
 
 
 def recipe(program: Program, target: Target, more: Sequence[str]) -> str:
-    """The lines for a shell that start a program, with further arguments."""
+    """Return the shell commands that start a program with further arguments `more`."""
     lines = [f"export {name}={shlex.quote(value)}" for name, value in program.environment(target).items()]
     if program.removed:
         lines.insert(0, f"unset {' '.join(program.removed)}")
@@ -178,7 +178,7 @@ def recipe(program: Program, target: Target, more: Sequence[str]) -> str:
 
 
 def _wrapped(words: Sequence[str]) -> str:
-    """The words of a command in lines of a page's width where their own length permits it.
+    """Join the words of a command, with line breaks so that lines fit the width of a documentation page.
 
     An option and its value stay on one line.
     """
@@ -195,6 +195,6 @@ def _wrapped(words: Sequence[str]) -> str:
 
 
 def _quoted(word: str) -> str:
-    """A word for a shell. A text of several words has double quotes where these are sufficient, as people write it."""
+    """Quote a word for a shell. Text with several words gets double quotes if these suffice, as people write it."""
     is_plain = all(letter.isalnum() or letter in " .,:;?-" for letter in word)
     return f'"{word}"' if " " in word and is_plain else shlex.quote(word)

@@ -1,1 +1,1 @@
-"""The dialogue of `genai-server chat` with its user: reading questions, running commands, showing answers."""
+"""The chat of `genai-server chat` in the terminal: reads questions, runs commands and shows answers."""

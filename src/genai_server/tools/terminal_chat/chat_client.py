@@ -1,4 +1,4 @@
-"""Sends chat requests to an OpenAI-style server and yields its answer piece by piece."""
+"""Sends chat requests to an OpenAI-style server and yields the answer piece by piece."""
 
 import http.client
 import json
@@ -26,7 +26,7 @@ _MEASURABLE = 0.02
 
 @dataclass(frozen=True)
 class ToolRun:
-    """A tool that the server runs, when it begins and when it has ended."""
+    """A tool call that the server executes, when it starts or when it has ended."""
 
     # The tool server and its tool.
     server: str
@@ -42,7 +42,7 @@ ChatPiece = Content | Reasoning | ToolRun
 
 @dataclass
 class Answer:
-    """An answer and its figures; times in seconds of `time.monotonic`."""
+    """An answer, and how long it took. Times are seconds of `time.monotonic`."""
 
     sent: float = field(default_factory=time.monotonic)
     # What follows the last call of a tool.
@@ -68,7 +68,7 @@ class Answer:
     is_reasoning: bool = False
 
     def took(self) -> str:
-        """The times in words."""
+        """Return a phrase with the number of tokens and the times."""
         if self.first is None or self.last is None:
             return "no output"
         count = f"{self.tokens} tokens" if self.is_counted else f"about {self.tokens} tokens"
@@ -80,7 +80,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class ListedModel:
-    """A model in the server's list."""
+    """A model in the server's list of models."""
 
     # The endpoint of a model that does not generate text; empty for one that does.
     endpoint: str
@@ -91,9 +91,10 @@ class ListedModel:
 
 
 class ChatClient:
-    """A client of one server, whose URL may end in `/v1`. Raises ServerUnusable for other URLs and impossible keys.
+    """A client of one server. The URL may end in `/v1`.
 
-    The server runs the tools of `tool_servers` in its chats.
+    In chats, the server runs the tools of the tool servers named in `tool_servers`. The constructor raises
+    ServerUnusable for invalid URLs and API keys.
     """
 
     def __init__(self, url: str, api_key: str | None = None, tool_servers: Sequence[str] = ()) -> None:
@@ -112,7 +113,7 @@ class ChatClient:
                 raise ChatFailed(unanswered(self.url, error)) from None
 
     def models(self) -> dict[str, ListedModel]:
-        """The server's models by id. Raises ChatFailed."""
+        """Return the server's models by id. Raises ChatFailed if the list cannot be read."""
         with closing(self.connect(_SHORT)) as connection:
             body = self.response(connection, "GET", "/v1/models", None).read()
         try:
@@ -123,11 +124,10 @@ class ChatClient:
     def answer(
         self, model: str, messages: Sequence[Message], answer: Answer, parameters: Mapping[str, Value] | None = None
     ) -> Generator[ChatPiece, None, None]:
-        """Send the messages, yield the pieces as they arrive, and fill `answer`. Raises ChatFailed.
+        """Send the messages, yield the pieces of the answer as they arrive, and fill `answer`. Raises ChatFailed.
 
-        `parameters` are further fields of the request.
-
-        Closing the iterator closes the connection, and the server stops generating.
+        `parameters` are further fields of the request. Closing the iterator closes the connection, and the server then
+        stops generating.
         """
         streamed = {"stream": True, "stream_options": {"include_usage": True}}
         body = {"model": model, "messages": messages, **streamed, **(parameters or {})}
@@ -143,9 +143,9 @@ class ChatClient:
                     yield from _noted(choice.get("delta") or {}, answer)
 
     def end_reasoning(self, answer: Answer) -> bool:
-        """Let the model of a running answer end its reasoning and answer; returns False if it does not reason now.
+        """Ask the server to end the reasoning of a running answer. Returns False if the model is not reasoning now.
 
-        Does not wait for the server, which may be another one that cannot do this.
+        Does not wait for a response, because servers of other kinds do not support this.
         """
         if not (answer.is_reasoning and answer.id):
             return False
@@ -160,7 +160,7 @@ class ChatClient:
         return True
 
     def connect(self, patience: float) -> http.client.HTTPConnection:
-        """A connection whose waits take at most `patience` seconds."""
+        """Return a connection on which each wait takes at most `patience` seconds."""
         host, port = self._parts.hostname or "", self._parts.port
         if self._parts.scheme == "https":
             return http.client.HTTPSConnection(host, port, timeout=patience, context=ssl.create_default_context())
@@ -174,7 +174,10 @@ class ChatClient:
         body: bytes | Iterable[bytes] | None,
         headers: Mapping[str, str] | None = None,
     ) -> http.client.HTTPResponse:
-        """The response to a request, if it succeeds. `headers` replace the usual ones. Raises ChatFailed."""
+        """Send a request and return the response if it is successful. Raises ChatFailed otherwise.
+
+        `headers` override the usual headers.
+        """
         try:
             response = self.exchange(connection, method, path, body, headers)
             if response.status == 200:
@@ -192,13 +195,13 @@ class ChatClient:
         body: bytes | Iterable[bytes] | None,
         headers: Mapping[str, str] | None = None,
     ) -> http.client.HTTPResponse:
-        """The response to a request, whatever it is. Raises OSError and HTTPException."""
+        """Send a request and return the response, whatever its status. Raises OSError and HTTPException."""
         with suppress(BrokenPipeError, ConnectionResetError):  # a server may refuse a body before its end
             connection.request(method, self._path + path, body, {**self._headers, **(headers or {})})
         return connection.getresponse()
 
     def events(self, response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
-        """The events of a stream. Raises ChatFailed if it breaks off, or ends with an error."""
+        """Yield the events of a stream. Raises ChatFailed if the stream breaks off or ends with an error."""
         try:
             for line in response:
                 data = line.removeprefix(b"data:").strip()

@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_dialogue_options(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of a chat that `chat` and `run` share."""
+    """Add the arguments that the commands `chat` and `run` share."""
     parser.add_argument(
         "question", nargs="?", type=typed_text, metavar="QUESTION", help="print the answer to this and end"
     )
@@ -68,7 +68,7 @@ def add_dialogue_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _image(text: str) -> str:
-    """The data URL of an option's file."""
+    """Return the data URL of the image file that an option names."""
     try:
         return data_url(path_of(text))
     except ChatFailed as error:
@@ -76,7 +76,7 @@ def _image(text: str) -> str:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Chat until the user ends it, or ask one question; returns the exit status.
+    """Chat until the user ends it, or answer one question; returns the exit status.
 
     Raises ConfigurationError and ChatFailed.
     """
@@ -115,7 +115,7 @@ def _answer_one(client: ChatClient, model: str, messages: list[Message]) -> None
 
 
 def _is_confirmed(question: str) -> bool:
-    """Whether the user approves a call, which only a user at a terminal can."""
+    """Ask the user to approve a tool call. Without a terminal, the call is declined."""
     if sys.stdin is not None and sys.stdin.isatty():
         return is_confirmed(question)
     say_aside(f"{question}no: there is no terminal")
@@ -123,7 +123,7 @@ def _is_confirmed(question: str) -> bool:
 
 
 def _with_piped(question: str) -> str:
-    """The question, followed by what is piped into the command. Raises ChatFailed."""
+    """Return the question, followed by the text that is piped into the command. Raises ChatFailed."""
     if sys.stdin is None or sys.stdin.isatty():  # None if it is closed
         return question
     return f"{question}\n\n{piped_text()}".strip()
@@ -131,11 +131,11 @@ def _with_piped(question: str) -> str:
 
 @contextmanager
 def connected(
-    target: str | None, api_key: str | None, tell: Callable[[str], None] = say_aside, options: Sequence[str] = ()
+    target: str | None, api_key: str | None, report: Callable[[str], None] = say_aside, options: Sequence[str] = ()
 ) -> Iterator[ChatClient]:
-    """A client of the given server, or of one that is started for the block. `tell` shows that it starts.
+    """Connect to the given or running server, or start one for the duration of the block. The value is a client.
 
-    `options` are those of `serve` for a server that is started.
+    `report` is called with a line about the start. `options` are options of `serve` for a server that is started.
     """
     settings = load_settings()
     if target and is_address(target):
@@ -151,14 +151,14 @@ def connected(
             yield running
             return
     directory = find(target) if target else Path(settings.model_dir)
-    tell(f"starting a server for {directory} …")
+    report(f"starting a server for {directory} …")
     key = make_key()
     with own_server(directory, f"chat:{key}", options) as url:
         yield ChatClient(url, key)
 
 
 def exit_cleanly_on_signals() -> None:
-    """Turn SIGHUP and SIGTERM into an orderly end, so that the command's own server ends, too."""
+    """Exit in an orderly way on SIGHUP and SIGTERM, so that a server started by the command ends, too."""
 
     def end(*_: object) -> None:
         raise SystemExit(0)

@@ -1,4 +1,4 @@
-"""The conversation so far with the current question, and its file.
+"""The conversation of a terminal chat, and files in which it is saved.
 
 A file is the body of a request to `/v1/chat/completions`, so that other programs can send it.
 """
@@ -16,13 +16,13 @@ from genai_server.tools.terminal_chat.typed_parameters import PARAMETERS, Value,
 
 
 class ImageUrl(TypedDict):
-    """The data URL of an image."""
+    """An image, given by its data URL."""
 
     url: str
 
 
 class Part(TypedDict):
-    """A text or an image of a message."""
+    """A content part of a message: a text or an image."""
 
     type: Literal["text", "image_url"]
     text: NotRequired[str]
@@ -30,7 +30,7 @@ class Part(TypedDict):
 
 
 class Message(TypedDict):
-    """A message of a request."""
+    """A message of a chat request."""
 
     role: str
     content: str | list[Part] | None
@@ -40,7 +40,7 @@ class Message(TypedDict):
 
 
 class Conversation:
-    """Questions and answers in turn, under a system prompt, which may be empty."""
+    """Questions and answers in turn, after a system prompt, which may be empty."""
 
     def __init__(self, system: str = "") -> None:
         self.system = system
@@ -49,9 +49,10 @@ class Conversation:
 
     @classmethod
     def of(cls, messages: Sequence[Message]) -> Self:
-        """The conversation in these messages: an optional system prompt, then questions and answers in turn.
+        """Return the conversation that consists of these messages: an optional system prompt, then questions and
+        answers.
 
-        A question without an answer may come last. Raises ValueError.
+        A question without an answer may come last. Raises ValueError for any other order.
         """
         made = cls()
         made._turns = list(messages)
@@ -69,13 +70,14 @@ class Conversation:
         return made
 
     def messages(self) -> list[Message]:
-        """The messages so far, with the last question if it has no answer yet."""
+        """Return the messages so far, including the last question if it has no answer yet."""
         return [*([Message(role="system", content=self.system)] if self.system else []), *self._turns]
 
     def ask(self, question: str, images: Sequence[str] = ()) -> list[Message]:
-        """The messages for a new question with images, given as data URLs. A question without an answer is forgotten.
+        """Add a question with images (data URLs) and return all messages. A previous question without an answer is
+        removed.
 
-        The images come first, so that another question about them has the same beginning of its prompt.
+        Images come first, so that the prompts of several questions about them have the same beginning.
         """
         if self._turns and not _is_answer(self._turns[-1]):
             self.ask_again()
@@ -86,7 +88,7 @@ class Conversation:
         return self.messages()
 
     def answered(self, answer: str, calls: Sequence[Message] = ()) -> None:
-        """Add the answer to the last question, complete or not, after `calls` of tools and their results.
+        """Add the answer to the last question, complete or not, after the tool calls and results in `calls`.
 
         An empty answer is ignored.
         """
@@ -95,7 +97,7 @@ class Conversation:
             self._turns.append(Message(role="assistant", content=answer))
 
     def ask_again(self) -> list[Message] | None:
-        """The messages for the last question, without its answer; None if there was no question."""
+        """Remove the answer to the last question and return the messages; None if there was no question."""
         if not self._turns:
             return None
         while self._turns[-1]["role"] != "user":
@@ -103,17 +105,17 @@ class Conversation:
         return self.messages()
 
     def clear(self) -> None:
-        """Forget all turns but keep the system prompt."""
+        """Remove all questions and answers, but keep the system prompt."""
         self._turns.clear()
 
 
 def _is_answer(message: Message) -> bool:
-    """Whether a message ends the answer to a question."""
+    """Whether a message completes the answer to a question."""
     return message["role"] == "assistant" and not message.get("tool_calls")
 
 
 def _following(last: Message | None) -> tuple[str, ...]:
-    """The roles of messages that may follow this one, the usual one first."""
+    """Return the roles of messages that may follow this one, the most common first."""
     if last is None or _is_answer(last):
         return ("user",)
     if last["role"] == "user":
@@ -123,7 +125,7 @@ def _following(last: Message | None) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class SavedChat:
-    """The contents of a file."""
+    """The contents of a file with a saved chat."""
 
     model: str
     conversation: Conversation
@@ -131,14 +133,14 @@ class SavedChat:
 
 
 class _File(msgspec.Struct):
-    """What a file must have."""
+    """The fields that a file with a saved chat must have."""
 
     messages: list[Message]
     model: str = ""
 
 
 def save(path: Path, chat: SavedChat) -> None:
-    """Write a chat; replaces a saved chat and nothing else. Raises ChatFailed."""
+    """Write a chat to a file. Raises ChatFailed, also if the file exists and is not a saved chat."""
     if path.exists():
         try:
             load(path)
@@ -152,7 +154,7 @@ def save(path: Path, chat: SavedChat) -> None:
 
 
 def load(path: Path) -> SavedChat:
-    """Read a chat. Raises ChatFailed."""
+    """Read a chat from a file. Raises ChatFailed if it is not a saved chat."""
     try:
         body = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

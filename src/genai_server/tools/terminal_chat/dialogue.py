@@ -1,4 +1,4 @@
-"""The dialogue: reads lines, runs commands or sends questions, and shows the answers."""
+"""The dialogue of a terminal chat: reads lines, runs commands or sends questions, and shows the answers."""
 
 import contextlib
 import signal
@@ -43,7 +43,10 @@ Two \""" begin and end a question of several lines."""
 
 
 def choose_model(client: ChatClient, name: str | None) -> str:
-    """The model to chat with: the server's first one that generates if none is named. Raises ChatFailed."""
+    """Return the model to chat with. If `name` is None, it is the server's first model that generates text.
+
+    Raises ChatFailed if the model does not exist or cannot chat.
+    """
     models = client.models()
     generating = (id for id, each in models.items() if not each.endpoint)
     model = name or next(generating, next(iter(models), ""))
@@ -57,7 +60,7 @@ def choose_model(client: ChatClient, name: str | None) -> str:
 
 
 def require_images(client: ChatClient, model: str) -> None:
-    """Raise ChatFailed if the model is known to read text only."""
+    """Raise ChatFailed if the model is known to accept text only."""
     models = client.models()
     if model in models and not models[model].takes_images:
         others = [id for id, each in models.items() if each.takes_images and not each.endpoint]
@@ -67,7 +70,7 @@ def require_images(client: ChatClient, model: str) -> None:
 class Dialogue:
     """A chat with one server, from the first question to the last.
 
-    `images` are data URLs that go with the first question.
+    `images` are data URLs that are sent with the first question.
     """
 
     def __init__(self, client: ChatClient, model: str, conversation: Conversation, images: Sequence[str] = ()) -> None:
@@ -117,7 +120,7 @@ class Dialogue:
                 print(f"error: {error}", file=sys.stderr)
 
     def _execute(self, line: str) -> bool:
-        """Run a command or ask a question; returns False to end."""
+        """Run a command or ask a question. Returns False if the chat is to end."""
         name, _, text = line.partition(" ")
         if name in _ENDS:
             return False
@@ -157,7 +160,9 @@ class Dialogue:
             self._ask(messages)
 
     def _set(self, text: str) -> None:
-        """`NAME VALUE` sets, `NAME default` resets, and `NAME` or nothing shows."""
+        """Set, reset or show fields of requests: `NAME VALUE` sets, `NAME default` resets, and `NAME` or ""
+        shows.
+        """
         name, _, value = text.partition(" ")
         if name:
             require_known(name)
@@ -215,7 +220,7 @@ class Dialogue:
 
 
 def _note(text: str) -> None:
-    """Show a line about an answer, which is not in the output of a chat that goes into a file or pipe."""
+    """Show a line about an answer that is not part of the output if the output goes into a file or pipe."""
     if sys.stdout.isatty():
         show((text, "dim"))
     else:
@@ -223,9 +228,10 @@ def _note(text: str) -> None:
 
 
 def continued(answer: Answer, rounds: list[Message], confirm: Callable[[str], bool]) -> Answer | None:
-    """What receives the rest of an answer whose calls the user has to approve, asked by `confirm`; None if it has none.
+    """Let the user approve the tool calls of an answer, and return an empty answer for the continuation.
 
-    The calls, and a result for each that is declined, are added to `rounds`.
+    None if the answer has no such calls. `confirm` asks a yes-or-no question. The calls, and a result for each declined
+    call, are appended to `rounds`.
     """
     if not answer.calls:
         return None
@@ -244,7 +250,7 @@ def continued(answer: Answer, rounds: list[Message], confirm: Callable[[str], bo
 
 
 def show_answer(pieces: Generator[ChatPiece, None, None], *, shows_reasoning: bool = True) -> None:
-    """Show an answer as it arrives. Raises ChatFailed."""
+    """Show the pieces of an answer as they arrive. Raises ChatFailed."""
     with contextlib.closing(pieces), without_echo(), _display() as display:
         for piece in pieces:
             if shows_reasoning or isinstance(piece, Content):
@@ -252,12 +258,12 @@ def show_answer(pieces: Generator[ChatPiece, None, None], *, shows_reasoning: bo
 
 
 def _shown(text: str) -> str:
-    """The beginning of a text that a tool server or a model has written, on one line and without control characters."""
+    """Return the beginning of a text from a tool server or model, on one line and without control characters."""
     return escaped(text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}…")
 
 
 def _line_of(run: ToolRun) -> str:
-    """A line about a tool that has begun or ended."""
+    """Return a line about a tool call that has started or ended."""
     if run.output is None:
         return f"[{run.server}: {run.name} {_shown(run.arguments)}]"
     return f"[{run.server}: {run.name} {'failed: ' if run.is_error else '→ '}{_shown(run.output)}]"
@@ -265,7 +271,10 @@ def _line_of(run: ToolRun) -> str:
 
 @contextmanager
 def _interrupting_reasoning(end: Callable[[], bool]) -> Iterator[None]:
-    """In the block, the first Ctrl-C calls `end`, and interrupts only if that returns False. Later ones interrupt."""
+    """Within the block, the first Ctrl-C calls `end`, and interrupts only if that returns False.
+
+    Later ones interrupt.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread may set handlers
         return
@@ -284,8 +293,9 @@ def _interrupting_reasoning(end: Callable[[], bool]) -> Iterator[None]:
 
 @contextmanager
 def _display() -> Iterator[Callable[[ChatPiece], None]]:
-    """A function that shows the pieces of one answer: reasoning dim, tools on lines of their own, and the rest as
-    Markdown on a terminal.
+    """Yield a function that shows the pieces of one answer.
+
+    Reasoning is dim, tool calls have lines of their own, and content is shown as Markdown in a terminal.
     """
     console = screen()
     is_thinking = False

@@ -1,4 +1,4 @@
-"""Image files that go with a question."""
+"""Reads image files that are sent with a question."""
 
 import base64
 from pathlib import Path
@@ -10,9 +10,9 @@ _MAX_BYTES = 20 * 1024 * 1024
 
 
 def data_url(path: Path) -> str:
-    """The data URL of an image file.
+    """Return the data URL of an image file.
 
-    Raises ChatFailed if it cannot be read, is not an image, or has more than 20 MiB.
+    Raises ChatFailed if the file cannot be read, is not an image, or is larger than 20 MiB.
     """
     try:
         size = path.stat().st_size

@@ -1,4 +1,4 @@
-"""Shows an answer as Markdown while it arrives."""
+"""Shows an answer as Markdown in a terminal while it arrives."""
 
 import time
 from typing import Self
@@ -21,8 +21,9 @@ _MARGIN = 2
 
 
 class MarkdownStream:
-    """Finished blocks are printed once. The unfinished one is redrawn while it grows; if it is higher than the screen,
-    only its last lines are shown.
+    """Prints the finished blocks of a Markdown text once, and redraws the unfinished last block while it grows.
+
+    If the unfinished block is higher than the screen, only its last lines are shown.
     """
 
     def __init__(self, console: Console) -> None:
@@ -50,7 +51,7 @@ class MarkdownStream:
             self._console.pop_theme()
 
     def add(self, piece: str) -> None:
-        """Show a further piece of the answer."""
+        """Show the next piece of the answer."""
         self._text += piece
         done = finished(self._text) if "\n" in piece else 0
         if not done and time.monotonic() - self._drawn < _PAUSE:
@@ -75,7 +76,7 @@ class MarkdownStream:
 
 
 def finished(text: str) -> int:
-    """The length of the text's blocks without the last, which may continue."""
+    """Return the length in characters of all blocks of a text except the last one, which may continue."""
     starts = [token.map[0] for token in Markdown(text).parsed if token.level == 0 and token.map and token.nesting >= 0]
     if len(starts) < 2:
         return 0
@@ -83,7 +84,10 @@ def finished(text: str) -> int:
 
 
 class _Block:
-    """A text without surrounding empty lines. If it is the last one, it shows as many lines as fit on the screen."""
+    """A block of Markdown, rendered without surrounding empty lines.
+
+    If it is the last block, only as many lines as fit on the screen are shown.
+    """
 
     def __init__(self, text: str, *, is_last: bool = False, is_below_others: bool = False) -> None:
         self._text = text
@@ -103,6 +107,6 @@ class _Block:
 
 
 def _trimmed(lines: list[list[Segment]]) -> list[list[Segment]]:
-    """The lines from the first to the last that has a character."""
+    """Return the lines from the first to the last that is not blank."""
     filled = [number for number, line in enumerate(lines) if any(segment.text.strip() for segment in line)]
     return lines[filled[0] : filled[-1] + 1] if filled else []

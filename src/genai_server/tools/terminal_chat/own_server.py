@@ -1,4 +1,4 @@
-"""A server that the chat starts and stops."""
+"""Starts and stops a server for one command."""
 
 import re
 import subprocess
@@ -25,12 +25,11 @@ _ERROR = re.compile(r"\S+ \S+ (ERROR|CRITICAL) ")
 
 @contextmanager
 def own_server(directory: Path, key_entry: str, options: Sequence[str] = ()) -> Iterator[str]:
-    """The URL of a server for a model directory on a free port of this machine, for the duration of the block.
+    """Run a server for a model directory, on a free port of this machine, during the block. The value is its URL.
 
-    `key_entry` is an entry of GENAI_API_KEYS, and `options` are further ones of `serve`.
-
-    It answers for any name of a model. Ctrl-C does not reach the server. Raises ChatFailed with the errors of
-    its log, or its last lines, if it does not start.
+    `key_entry` is an entry of GENAI_API_KEYS, and `options` are further options of `serve`. The server accepts any
+    model name. Ctrl-C does not reach it. If it does not start, ChatFailed is raised with errors from its log, or the
+    last lines.
     """
     command = [sys.executable, "-m", "genai_server", "serve", "--model-dir", str(directory)]
     name = name_of_directory(str(directory))
@@ -57,7 +56,7 @@ def _start(command: list[str], out: int) -> "subprocess.Popen[bytes]":
 
 
 def _ready(process: "subprocess.Popen[bytes]", log: Path) -> str:
-    """The server's URL, once it is ready."""
+    """Wait until the server is ready and return its URL. Raises ChatFailed if it does not start."""
     while process.poll() is None:
         found = _ADDRESS.search(log.read_text(encoding="utf-8", errors="replace"))
         if found and _is_ready(found[1]):

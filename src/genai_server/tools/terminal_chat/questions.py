@@ -16,9 +16,10 @@ _QUOTES = '"""'
 
 
 def question_reader(commands: Sequence[str]) -> Callable[[], str]:
-    """A function that reads the next question or command, without quotes. It raises EOFError and KeyboardInterrupt.
+    """Return a function that reads the next question or command, without quotes. It raises EOFError and
+    KeyboardInterrupt.
 
-    On a terminal, lines can be edited and recalled, a pasted text is one question, and Tab completes `commands`.
+    In a terminal, lines can be edited and recalled, pasted text is one question, and Tab completes `commands`.
     """
     console = screen()
     can_edit = sys.stdin.isatty() and console is not None and not console.is_dumb_terminal
@@ -32,7 +33,7 @@ def question_reader(commands: Sequence[str]) -> Callable[[], str]:
 
 
 def is_confirmed(question: str) -> bool:
-    """Whether the user says yes to a question; the end of the input is a no."""
+    """Ask a yes-or-no question. Returns whether the user answers yes; the end of the input counts as no."""
     try:
         answer = input(question) if sys.stdin.isatty() else piped_line()
     except EOFError:
@@ -41,7 +42,7 @@ def is_confirmed(question: str) -> bool:
 
 
 def _is_open(text: str) -> bool:
-    """Whether a text in quotes lacks the closing ones."""
+    """Whether a text begins with triple quotes that are not closed."""
     text = text.strip()
     return text.startswith(_QUOTES) and not text[len(_QUOTES) :].endswith(_QUOTES)
 

@@ -27,6 +27,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Chat until the user ends it; returns the exit status. Raises ConfigurationError, PullFailed and ChatFailed."""
-    tell = say_aside if arguments.question else say_to_person
-    arguments.target = str(fetched(arguments.target, load_settings(), arguments.revision, arguments.token, tell))
+    report = say_aside if arguments.question else say_to_person
+    arguments.target = str(fetched(arguments.target, load_settings(), arguments.revision, arguments.token, report))
     return chat.run(arguments)

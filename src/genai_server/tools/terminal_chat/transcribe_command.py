@@ -84,7 +84,7 @@ def _is_here(model: str) -> bool:
 
 @contextmanager
 def _writer(output: str | None) -> Iterator[Callable[[str], None]]:
-    """A function that writes pieces to a file, or to standard output. Raises ChatFailed."""
+    """Yield a function that writes pieces of text to a file, or to standard output. Raises ChatFailed."""
     if output is None:
         yield lambda piece: print(piece, end="", flush=True)
         return
@@ -103,9 +103,10 @@ def _writer(output: str | None) -> Iterator[Callable[[str], None]]:
 def _transcript(
     client: ChatClient, path: Path, fields: Mapping[str, str], *, translates: bool
 ) -> Generator[str, None, None]:
-    """Send a file, and yield the transcript, piece by piece with the field `stream`. Raises ChatFailed.
+    """Send a recording and yield the transcript: piece by piece with the field `stream`, else at once. Raises
+    ChatFailed.
 
-    Closing the iterator closes the connection, and the server stops transcribing.
+    Closing the iterator closes the connection, and the server then stops transcribing.
     """
     boundary = secrets.token_hex(16)
     before = b"".join(

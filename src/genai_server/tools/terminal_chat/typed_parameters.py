@@ -1,4 +1,4 @@
-"""Fields of a chat request that the user may set."""
+"""The fields of a chat request that the user of a terminal chat may set."""
 
 from genai_server.errors import ChatFailed, did_you_mean, quoted
 
@@ -24,14 +24,14 @@ _WORDS = {float: "a number", int: "a whole number"}
 
 
 def require_known(name: str) -> None:
-    """Raise ChatFailed for an unknown field."""
+    """Raise ChatFailed if the user may not set a field with this name."""
     if name not in _KINDS:
         meant = did_you_mean(name, PARAMETERS)
         raise ChatFailed(f"there is no setting {quoted(name)}{meant} (known: {', '.join(PARAMETERS)})")
 
 
 def parse(name: str, text: str) -> Value:
-    """The value of a field. Raises ChatFailed for an unknown field, and for a value of the wrong kind."""
+    """Return the value of a field, parsed from text. Raises ChatFailed for an unknown field and for a wrong type."""
     require_known(name)
     kind = _KINDS[name]
     try:

@@ -1,8 +1,8 @@
-"""Keeps keys that are pressed during an answer from disturbing what a terminal shows.
+"""Keeps keys that are pressed during an answer from disturbing the terminal's output.
 
-An unfinished block is redrawn by moving the cursor up by the lines that were drawn. A terminal that shows typed keys in
-between, such as `^C` or a new line, moves the cursor itself, and a drawing that is interrupted is only partly there: in
-both cases lines of the answer would remain and be shown a second time.
+An unfinished block is redrawn by moving the cursor up by the number of lines drawn before. A terminal that echoes typed
+keys meanwhile, such as `^C` or a new line, moves the cursor itself, and an interrupted drawing is incomplete. In both
+cases lines of the answer would remain and be shown twice.
 """
 
 import signal
@@ -15,7 +15,9 @@ from typing import Any
 
 @contextmanager
 def without_echo() -> Iterator[None]:
-    """In the block the terminal does not show typed keys; they are read afterwards. Has no effect on Windows."""
+    """Within the block, the terminal does not echo typed keys; they are read afterwards. Has no effect on
+    Windows.
+    """
     if sys.platform == "win32":
         yield
     else:
@@ -37,7 +39,7 @@ def without_echo() -> Iterator[None]:
 
 @contextmanager
 def deferring_interrupts() -> Iterator[None]:
-    """Ctrl-C in the block takes effect at its end."""
+    """Let Ctrl-C within the block take effect at the end of the block."""
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread may set handlers
         return

@@ -1,4 +1,4 @@
-"""A server's state at one moment, polled from /healthz, /metrics and /v1/requests."""
+"""The state of a server at one moment, read from /healthz, /metrics and /v1/requests."""
 
 import json
 import time
@@ -15,8 +15,8 @@ from genai_server.tools.server_answers import ask, authorization, checked_url
 _TIMEOUT = 5.0
 
 
-class Place(NamedTuple):
-    """A model on a device."""
+class ModelDevice(NamedTuple):
+    """A model on one of its devices."""
 
     model: str
     device: str
@@ -30,62 +30,68 @@ class Snapshot:
     at: float
     health: Mapping[str, Any]
     # Values by metric, without the prefix of all names, and place; summed over all other labels.
-    samples: Mapping[tuple[str, Place], float]
+    samples: Mapping[tuple[str, ModelDevice], float]
     requests: list[dict[str, Any]] = field(default_factory=list)
     # Why the server does not list its requests; None if it does.
     refused: str | None = None
 
-    def value(self, name: str, place: Place) -> float | None:
-        """The value of a metric at a place; None if the server does not report it."""
-        return self.samples.get((name, place))
+    def value(self, name: str, model_device: ModelDevice) -> float | None:
+        """Return the value of a metric for a model on a device; None if the server does not report it."""
+        return self.samples.get((name, model_device))
 
-    def places(self) -> dict[Place, Mapping[str, Any]]:
-        """The status of each model on each of its devices."""
+    def model_devices(self) -> dict[ModelDevice, Mapping[str, Any]]:
+        """Return the status of each model on each of its devices."""
         models = self.health.get("models")
         if models is None:
             return {
-                Place(str(status.get("model", "")), name): status for name, status in self.health["devices"].items()
+                ModelDevice(str(status.get("model", "")), name): status
+                for name, status in self.health["devices"].items()
             }
         return {
-            Place(name, device): status for name, model in models.items() for device, status in model["devices"].items()
+            ModelDevice(name, device): status
+            for name, model in models.items()
+            for device, status in model["devices"].items()
         }
 
 
 @dataclass(frozen=True)
 class Interval:
-    """What happened between two snapshots."""
+    """The changes between two snapshots."""
 
     # None for the server's start.
     before: Snapshot | None
     now: Snapshot
 
-    def more(self, name: str, place: Place) -> float:
-        """The increase of a counter. A counter that has restarted counts from 0."""
-        last = self.now.value(name, place) or 0.0
-        first = (self.before.value(name, place) if self.before else None) or 0.0
+    def more(self, name: str, model_device: ModelDevice) -> float:
+        """Return the increase of a counter. A counter that was reset counts from 0."""
+        last = self.now.value(name, model_device) or 0.0
+        first = (self.before.value(name, model_device) if self.before else None) or 0.0
         return last - first if last >= first else last
 
-    def rate(self, name: str, place: Place) -> float | None:
-        """The increase of a counter per second; None without an earlier snapshot."""
+    def rate(self, name: str, model_device: ModelDevice) -> float | None:
+        """Return the increase of a counter per second; None without an earlier snapshot."""
         if self.before is None or self.now.at <= self.before.at:
             return None
-        return self.more(name, place) / (self.now.at - self.before.at)
+        return self.more(name, model_device) / (self.now.at - self.before.at)
 
-    def mean(self, name: str, place: Place, scale: float = 1) -> float | None:
-        """The mean of a histogram's new observations times `scale`; None without any."""
-        count = self.more(f"{name}_count", place)
-        return self.more(f"{name}_sum", place) * scale / count if count else None
+    def mean(self, name: str, model_device: ModelDevice, scale: float = 1) -> float | None:
+        """Return the mean of a histogram's new observations times `scale`; None if there are none."""
+        count = self.more(f"{name}_count", model_device)
+        return self.more(f"{name}_sum", model_device) * scale / count if count else None
 
 
 class Poller:
-    """Polls one server. An API key is sufficient, except for the list of requests, which needs the admin key."""
+    """Reads the state of one server.
+
+    An API key suffices, except for the list of requests, which needs the admin key.
+    """
 
     def __init__(self, url: str, key: str | None) -> None:
         self._url = checked_url(url)
         self._headers = authorization(key)
 
     def poll(self) -> Snapshot:
-        """Take a snapshot. Raises ServerUnusable."""
+        """Return the current state of the server. Raises ServerUnusable."""
         health = self._object("/healthz", "devices")
         try:
             samples = _samples(self._ask("/metrics").decode())
@@ -99,14 +105,14 @@ class Poller:
         return Snapshot(time.monotonic(), health, samples, requests, refused)
 
     def cancel(self, unique_id: str) -> None:
-        """End a request; its client gets the answer so far. Raises ServerUnusable."""
+        """Cancel a request. Its client receives the answer so far. Raises ServerUnusable."""
         self._ask(f"/v1/requests/{quote(unique_id, safe='')}/cancel", "POST")
 
     def _ask(self, path: str, method: str = "GET") -> bytes:
         return ask(self._url, path, self._headers, _TIMEOUT, method)
 
     def _object(self, path: str, field: str) -> dict[str, Any]:
-        """The JSON object at a path, which has this field."""
+        """Return the JSON object at a path, which must have this field."""
         try:
             found = json.loads(self._ask(path))
         except ValueError:
@@ -116,13 +122,16 @@ class Poller:
         return found
 
 
-def _samples(text: str) -> dict[tuple[str, Place], float]:
-    """Values by metric, without the prefix of all names, and place; summed over all else, a model's adapters too."""
-    found: dict[tuple[str, Place], float] = {}
+def _samples(text: str) -> dict[tuple[str, ModelDevice], float]:
+    """Parse metrics. Returns values by metric name (without the common prefix) and model on device.
+
+    Values are summed over all other labels; adapters count toward their model.
+    """
+    found: dict[tuple[str, ModelDevice], float] = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             if not sample.name.endswith("_bucket"):
                 model = sample.labels.get("model_name", "").partition(":")[0]
-                key = (sample.name.partition(":")[2], Place(model, sample.labels.get("device", "")))
+                key = (sample.name.partition(":")[2], ModelDevice(model, sample.labels.get("device", "")))
                 found[key] = found.get(key, 0.0) + sample.value
     return found

@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Watch until `q` or Ctrl-C. Raises ServerUnusable if the server cannot be reached."""
+    """Show the server until `q` or Ctrl-C. Raises ServerUnusable if the server cannot be reached."""
     poller = Poller(arguments.url, arguments.api_key)
     with suppress(KeyboardInterrupt):
         if arguments.once or not sys.stdout.isatty():
@@ -83,7 +83,7 @@ async def _watch(poller: Poller, before: Snapshot, interval: float) -> None:
 
 
 async def _act(key: str, choice: Choice, now: Snapshot, poller: Poller) -> None:
-    """Do what a key stands for. `y` cancels the chosen request if `c` came before it."""
+    """Execute the command of a key. `y` cancels the chosen request if `c` was pressed before."""
     was_asked, choice.notice = choice.notice.endswith("(y/n)"), ""
     if key == "s":
         choice.next_order()
@@ -105,7 +105,7 @@ def _name_of(unique_id: str, now: Snapshot) -> str:
 
 @contextmanager
 def _pressed_keys() -> Iterator[asyncio.Queue[str]]:
-    """The keys that are pressed in the terminal."""
+    """Yield a queue of the keys that are pressed in the terminal."""
     keys: asyncio.Queue[str] = asyncio.Queue()
     if not sys.stdin.isatty():
         yield keys

@@ -1,4 +1,4 @@
-"""The tables of `top`: devices, and the requests in the order that was chosen."""
+"""The tables of `top`: devices, and requests in the chosen order."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from genai_server.tools.top.snapshot import Interval, Place
+from genai_server.tools.top.snapshot import Interval, ModelDevice
 
 # Requests that are shown where the height of the terminal is unknown, and at least.
 _MAX_REQUESTS, _MIN_REQUESTS = 20, 3
@@ -54,7 +54,7 @@ _KEYS = "q quits   s sorts   ↑ ↓ choose a request   c cancels it"
 
 @dataclass
 class Choice:
-    """What was chosen with keys: the order of the requests, and one of them."""
+    """What the user has chosen with keys: the order of the requests, and one request."""
 
     order: int = 0
     # The `unique_id` of the request.
@@ -63,7 +63,7 @@ class Choice:
     notice: str = ""
 
     def sorted(self, requests: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-        """The requests in the chosen order."""
+        """Return the requests in the chosen order."""
         field, _, is_descending = ORDERS[self.order]
 
         def value(request: Mapping[str, Any]) -> Any:
@@ -77,19 +77,19 @@ class Choice:
         self.order = (self.order + 1) % len(ORDERS)
 
     def move(self, requests: Sequence[Mapping[str, Any]], step: int) -> None:
-        """Choose the request `step` places below the chosen one, or the first."""
+        """Choose the request `step` rows below the chosen one, or the first request if none was chosen."""
         ids = [request["unique_id"] for request in self.sorted(requests)]
-        place = ids.index(self.request) + step if self.request in ids else 0
-        self.request = ids[max(0, min(place, len(ids) - 1))] if ids else None
+        index = ids.index(self.request) + step if self.request in ids else 0
+        self.request = ids[max(0, min(index, len(ids) - 1))] if ids else None
 
 
 def view(
     interval: Interval, width: int | None, height: int | None = None, choice: Choice | None = None
 ) -> RenderableType:
-    """The tables of an interval. In a terminal of this width and height they fit, and name the model of each row."""
-    places = interval.now.places()
-    with_model = width is not None or len({place.model for place in places}) > 1
-    rows = [_device(interval, place, status) for place, status in places.items()]
+    """Return the tables for an interval, fitted to a terminal of this width and height if they are given."""
+    model_devices = interval.now.model_devices()
+    with_model = width is not None or len({model_device.model for model_device in model_devices}) > 1
+    rows = [_device(interval, model_device, status) for model_device, status in model_devices.items()]
     columns = [name for name in _COLUMNS if with_model or name != "model"]
     title = f"genai-server {interval.now.health.get('version', '')}"
     has_long_titles = width is not None and _width(columns, rows, _LONG_TITLES) <= width
@@ -99,10 +99,10 @@ def view(
         return Group(*above, f"requests are not shown: {interval.now.refused}")
     choice = choice or Choice()
     found = choice.sorted(interval.now.requests)
-    most = _MAX_REQUESTS if height is None else max(_MIN_REQUESTS, height - len(rows) - 9)
-    first = next((place for place, each in enumerate(found) if each["unique_id"] == choice.request), 0)
-    first = max(0, min(first - most // 2, len(found) - most))
-    shown = found[first : first + most]
+    max_rows = _MAX_REQUESTS if height is None else max(_MIN_REQUESTS, height - len(rows) - 9)
+    first = next((index for index, each in enumerate(found) if each["unique_id"] == choice.request), 0)
+    first = max(0, min(first - max_rows // 2, len(found) - max_rows))
+    shown = found[first : first + max_rows]
     has_keys = any(each.get("key_name") for each in interval.now.requests)
     left_out = {*(() if with_model else ("model",)), *(() if has_keys else ("key",))}
     columns = [name for name in _REQUEST_COLUMNS if name not in left_out]
@@ -110,7 +110,7 @@ def view(
     title = f"{len(found)} request{'s' * (len(found) != 1)}{f', sorted by {sorted_by}' if width else ''}"
     marked = next((number for number, each in enumerate(shown) if each["unique_id"] == choice.request), None)
     requests = _table(title, columns, [_request(each) for each in shown], width, marked=marked)
-    more = [f"and {len(found) - most} more"] if len(found) > most else [""]
+    more = [f"and {len(found) - max_rows} more"] if len(found) > max_rows else [""]
     keys = [] if width is None else [choice.notice or _KEYS]
     return Group(*above, requests, *more, *keys)
 
@@ -124,7 +124,10 @@ def _table(
     titles: Mapping[str, str] = {},
     marked: int | None = None,
 ) -> Table:
-    """A table of these columns, without some of them if the terminal is too narrow. The `marked` row is inverted."""
+    """Return a table of these columns, some of which are left out if the terminal is too narrow.
+
+    The row with the index `marked` is inverted.
+    """
     if width is None:
         table = Table(box=None, title=title, title_justify="left")
     else:
@@ -151,18 +154,21 @@ def _width(columns: Sequence[str], rows: Sequence[Row], titles: Mapping[str, str
 
 
 def _fitting(columns: Sequence[str], rows: Sequence[Row], width: int) -> tuple[Sequence[str], Sequence[Row]]:
-    """The columns and rows that fit: names are shortened, then columns left out, then names shortened further."""
-    most = _NAME_LENGTHS[0]
-    for most in _NAME_LENGTHS:
-        found = [_shortened(row, most) for row in rows]
+    """Return the columns and rows that fit into the terminal.
+
+    First names are shortened, then columns are left out, then names are shortened further.
+    """
+    length = _NAME_LENGTHS[0]
+    for length in _NAME_LENGTHS:
+        found = [_shortened(row, length) for row in rows]
         if _width(columns, found) <= width:
             return columns, found
-        if most < _NAME_LENGTHS[1]:
+        if length < _NAME_LENGTHS[1]:
             for name in _LEFT_OUT:
                 columns = [column for column in columns if column != name]
                 if _width(columns, found) <= width:
                     return columns, found
-    return columns, [_shortened(row, most) for row in rows]
+    return columns, [_shortened(row, length) for row in rows]
 
 
 def _shortened(row: Row, width: int) -> Row:
@@ -185,25 +191,25 @@ def _request(entry: Mapping[str, Any]) -> dict[str, str]:
     return {**names, "age s": f"{entry['age']:.1f}", **tokens}
 
 
-def _device(interval: Interval, place: Place, status: Mapping[str, Any]) -> dict[str, str]:
+def _device(interval: Interval, model_device: ModelDevice, status: Mapping[str, Any]) -> dict[str, str]:
     now = interval.now
-    queries = interval.more("prefix_cache_queries_total", place)
-    running, slots = (now.value(name, place) for name in ("num_requests_running", "num_slots"))
+    queries = interval.more("prefix_cache_queries_total", model_device)
+    running, slots = (now.value(name, model_device) for name in ("num_requests_running", "num_slots"))
     return {
-        "device": place.device,
-        "model": place.model,
+        "device": model_device.device,
+        "model": model_device.model,
         "state": "terminated" if status.get("terminated") else str(status["state"]),
         "run": f"{_cell(running, '.0f')}/{_cell(slots, '.0f')}",
-        "wait": _cell(now.value("num_requests_waiting", place), ".0f"),
-        "kv": _cell(now.value("kv_cache_usage_perc", place), ".0%"),
-        "in/s": _cell(interval.rate("prompt_tokens_total", place)),
-        "out/s": _cell(interval.rate("generation_tokens_total", place)),
-        "ans/s": _cell(interval.rate("request_success_total", place)),
-        "ttft": _cell(interval.mean("time_to_first_token_seconds", place, 1000)),
-        "itl": _cell(interval.mean("inter_token_latency_seconds", place, 1000)),
-        "rows": _cell(interval.mean("decode_batch_size", place)),
-        "hits": _cell(interval.more("prefix_cache_hits_total", place) / queries if queries else None, ".0%"),
-        "died": _cell(now.value("engine_restarts_total", place), ".0f"),
+        "wait": _cell(now.value("num_requests_waiting", model_device), ".0f"),
+        "kv": _cell(now.value("kv_cache_usage_perc", model_device), ".0%"),
+        "in/s": _cell(interval.rate("prompt_tokens_total", model_device)),
+        "out/s": _cell(interval.rate("generation_tokens_total", model_device)),
+        "ans/s": _cell(interval.rate("request_success_total", model_device)),
+        "ttft": _cell(interval.mean("time_to_first_token_seconds", model_device, 1000)),
+        "itl": _cell(interval.mean("inter_token_latency_seconds", model_device, 1000)),
+        "rows": _cell(interval.mean("decode_batch_size", model_device)),
+        "hits": _cell(interval.more("prefix_cache_hits_total", model_device) / queries if queries else None, ".0%"),
+        "died": _cell(now.value("engine_restarts_total", model_device), ".0f"),
     }
 
 
