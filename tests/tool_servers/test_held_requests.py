@@ -75,7 +75,7 @@ def test_several_requests_of_a_name_are_not_ended() -> None:
 
 def test_requests_of_a_device_are_ended_together() -> None:
     first, second = processes()
-    ending = FindRequests(5, places=[("m", "cpu"), ("n", "cuda")], end=FinishReason.TERMINATED)
+    ending = FindRequests(5, model_devices=[("m", "cpu"), ("n", "cuda")], end=FinishReason.TERMINATED)
     assert second.found(ending) == ["a", "b"]
     assert first.sent == [EndRequest(1, FinishReason.TERMINATED), EndRequest(2, FinishReason.TERMINATED)]
 

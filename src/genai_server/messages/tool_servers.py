@@ -112,7 +112,7 @@ class FindRequests(Struct, frozen=True, tag=True):
     # Only the request with this unique id or, if there is none, all with this id.
     name: str | None = None
     # Only requests of these models and devices.
-    places: list[tuple[str, str]] | None = None
+    model_devices: list[tuple[str, str]] | None = None
     # Ends those that are found, for this reason.
     end: FinishReason | None = None
 

@@ -1,4 +1,4 @@
-"""The tool servers as an API process sees them, by its connection to the supervisor."""
+"""The tool servers (MCP) as an API process uses them: through its connection to the supervisor."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -31,7 +31,7 @@ _GONE = "the supervisor, which has the tool servers, cannot be reached"
 
 
 class ToolServerClient:
-    """Asks the supervisor about tools. Belongs to the event loop."""
+    """Sends questions about tools to the supervisor and receives the answers. Used on the event loop only."""
 
     def __init__(self, send: Callable[[ToToolServers], bool]) -> None:
         # Returns False if the supervisor cannot be reached.
@@ -42,9 +42,10 @@ class ToolServerClient:
         self._held: dict[int, Callable[[FinishReason], None]] = {}
 
     async def tools(self, server: str, address: ServerAddress | None = None, *, tenant: str = "") -> list[ToolInfo]:
-        """The tools of a server that requests may use. Raises ToolServerUnavailable.
+        """Return the tools of a server that requests may use. Raises ToolServerUnavailable.
 
-        The `address` of a server that is not of the configuration file must be of an allowed host.
+        `address` is given for a server that a request names by URL, not one of the configuration file; its host must be
+        allowed.
         """
         answer = await self._ask(ListTools(next(self._ids), server, address, tenant))
         if isinstance(answer, ToolList):
@@ -62,7 +63,10 @@ class ToolServerClient:
         *,
         tenant: str,
     ) -> ToolOutput:
-        """What a tool returns, or why it returns nothing. A caller that is cancelled stops the tool."""
+        """Run a tool and return its output, or the reason of a failure. Cancelling the caller stops the tool.
+
+        `arguments` is JSON, `seconds` the timeout.
+        """
         try:
             answer = await self._ask(RunTool(next(self._ids), server, tool, arguments, seconds, tenant, address))
         except ToolServerUnavailable as error:
@@ -71,9 +75,9 @@ class ToolServerClient:
         return answer
 
     def hold(self, request: ToolRequest, end: Callable[[FinishReason], None]) -> int:
-        """Let operators find a request while no engine has it. They may `end` it.
+        """Register a request that no engine has (its tools are running), so that operators can find it and `end` it.
 
-        Returns the number of the request for `update` and `release`, the last of which must be called.
+        Returns the number of the request for `update` and `release`. `release` must be called in the end.
         """
         id = next(self._ids)
         self._held[id] = end
@@ -81,11 +85,11 @@ class ToolServerClient:
         return id
 
     def update(self, id: int, request: ToolRequest) -> None:
-        """Replace what is known of a held request."""
+        """Replace the description of a request registered with `hold`."""
         self._send(HoldRequest(id, request))
 
     def release(self, id: int) -> None:
-        """The held request has ended."""
+        """Remove a request registered with `hold`, because it has ended."""
         if self._held.pop(id, None) is not None:
             self._send(ReleaseRequest(id))
 
@@ -93,19 +97,22 @@ class ToolServerClient:
         self,
         name: str | None = None,
         *,
-        places: list[tuple[str, str]] | None = None,
+        model_devices: list[tuple[str, str]] | None = None,
         end: FinishReason | None = None,
     ) -> list[ToolRequest]:
-        """The held requests of all API processes, as in FindRequests; none if the supervisor cannot be reached."""
+        """Return the registered requests of all API processes that match, and end them if `end` is given.
+
+        The arguments are those of FindRequests. Empty if the supervisor cannot be reached.
+        """
         try:
-            answer = await self._ask(FindRequests(next(self._ids), name, places, end))
+            answer = await self._ask(FindRequests(next(self._ids), name, model_devices, end))
         except ToolServerUnavailable:
             return []
         assert isinstance(answer, RequestsFound)
         return answer.requests
 
     def receive(self, message: FromToolServers) -> None:
-        """Take a message of the supervisor."""
+        """Handle a message from the supervisor."""
         if isinstance(message, EndRequest):
             if message.id in self._held:
                 self._held[message.id](message.reason)
@@ -115,7 +122,7 @@ class ToolServerClient:
             waiting.set_result(message)
 
     def lose(self, reason: str = "") -> None:
-        """The connection has ended: fail all that waits."""
+        """Handle the end of the connection: all waiting calls raise ToolServerUnavailable."""
         waiting, self._waiting = self._waiting, {}
         for answer in waiting.values():
             if not answer.done():
@@ -137,7 +144,7 @@ class ToolServerClient:
 
 @dataclass(frozen=True)
 class Tools:
-    """The operator's tool servers, and the connection by which they are asked."""
+    """The operator's tool servers, and the client through which API processes use them."""
 
     servers: Mapping[str, ToolServer]
     client: ToolServerClient

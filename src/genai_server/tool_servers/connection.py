@@ -1,4 +1,4 @@
-"""One connection to a tool server, from its start to its end: its tools, and calls of them."""
+"""A connection to one tool server, from its start to its end: lists the server's tools and calls them."""
 
 import asyncio
 import json
@@ -18,7 +18,7 @@ from genai_server import __version__
 from genai_server.config.tool_servers import ToolServer
 from genai_server.errors import ToolServerUnavailable, escaped, in_one_line, quoted
 from genai_server.messages.tool_servers import ToolInfo
-from genai_server.tool_servers.places import Places
+from genai_server.tool_servers.call_slots import CallSlots
 from genai_server.tool_servers.transports import Program, connect_by_http, without_secrets
 
 log = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ _MAX_NAMED = 5
 
 
 class ToolServerConnection:
-    """Runs a server in a task of its own. `close` must be called."""
+    """Starts a tool server or connects to it, in a task. `close` must be called."""
 
     def __init__(self, server: ToolServer, may_connect: Callable[[str], bool]) -> None:
         self._server = server
@@ -43,7 +43,7 @@ class ToolServerConnection:
         self._client: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
         # None if the server has said that they have changed.
         self._tools: list[ToolInfo] | None = None
-        self._places = Places(server.max_calls)
+        self._slots = CallSlots(server.max_calls)
         self._num_calls = 0
         # Whether it takes no more calls.
         self._is_retired = False
@@ -52,16 +52,19 @@ class ToolServerConnection:
 
     @property
     def is_usable(self) -> bool:
-        """Whether it starts or runs."""
+        """Whether the server is starting or running and accepts calls."""
         return not self._is_retired and not self._task.done()
 
     @property
     def has_ended(self) -> bool:
-        """Whether nothing of it runs any more."""
+        """Whether the connection's task, and with it the server's program, has ended."""
         return self._task.done()
 
     async def tools(self) -> list[ToolInfo]:
-        """The tools that requests may use, once it has started. Raises ToolServerUnavailable."""
+        """Wait until the server has started, and return the tools that requests may use.
+
+        Raises ToolServerUnavailable.
+        """
         client = await self._started()
         if self._tools is None:
             try:
@@ -73,17 +76,19 @@ class ToolServerConnection:
         return self._tools
 
     async def run(self, tool: str, arguments: bytes, seconds: float, *, tenant: str) -> tuple[str, bool]:
-        """What a tool returns, and whether that is an error. Raises ToolServerUnavailable if it cannot be run.
+        """Run a tool. Returns its output, and whether the output is an error. Raises ToolServerUnavailable if it cannot
+        run.
 
-        A server that does not answer in time, or before its caller has gone, takes no more calls and ends after those
-        that run: it may be stuck. A call that has waited for its place until its time is over does not count as that.
+        If the server does not answer within the timeout, or before the caller is cancelled, it may be stuck: it accepts
+        no more calls and ends after the calls that run. A call that only waited for other calls until its timeout does
+        not count.
         """
         client = await self._started()
         self._num_calls += 1
-        has_place = False
+        has_slot = False
         try:
-            async with asyncio.timeout(seconds if math.isfinite(seconds) else None), self._places.place(tenant):
-                has_place = True
+            async with asyncio.timeout(seconds if math.isfinite(seconds) else None), self._slots.slot(tenant):
+                has_slot = True
                 async with asyncio.timeout(self._server.timeout):
                     result = await client.session.send_request(
                         types.CallToolRequest(
@@ -92,11 +97,11 @@ class ToolServerConnection:
                         types.CallToolResult,
                     )
         except asyncio.CancelledError:
-            if has_place:
+            if has_slot:
                 self.retire()
             raise
         except TimeoutError:
-            if not has_place:
+            if not has_slot:
                 return f"the tool was busy with other calls for {seconds:g} s", True
             self.retire()
             log.warning("tool server %s has not answered in time, and is ended", self._server.name)
@@ -118,12 +123,12 @@ class ToolServerConnection:
             self._close_unless_used()
 
     def retire(self) -> None:
-        """Take no more calls, and end after those that run."""
+        """Accept no more calls, and end the server after the calls that run."""
         self._is_retired = True
         self._close_unless_used()
 
     async def close(self) -> None:
-        """End it at once. Calls that run fail."""
+        """End the server at once. Running calls fail."""
         self._is_retired = True
         self._closing.set()
         await asyncio.wait([self._task])
@@ -167,7 +172,7 @@ class ToolServerConnection:
         self._log_end(failure)
 
     async def _wait(self) -> None:
-        """Wait until it is to end, or has ended by itself."""
+        """Wait until the connection is closed or the server's program has ended."""
         waits = [asyncio.create_task(self._closing.wait())]
         if self._program is not None:
             waits.append(asyncio.create_task(self._program.ended.wait()))
@@ -201,7 +206,7 @@ class ToolServerConnection:
         return ToolServerUnavailable(f"tool server {self._server.name}: {in_one_line(RuntimeError(text))[:500]}")
 
     async def _notice(self, message: Any) -> None:
-        """Called with each notification of the server."""
+        """Handle a notification from the server (called by the MCP SDK)."""
         if isinstance(message, types.ToolListChangedNotification):
             self._tools = None
 
@@ -243,7 +248,7 @@ class ToolServerConnection:
         return list(found.values())
 
     def _cut(self, text: str) -> str:
-        """A text for the model: without secrets, and not longer than allowed."""
+        """Return an output for the model: secrets are removed, and text beyond the maximum size is cut off."""
         data = without_secrets(text, self._server).encode(errors="replace")
         limit = self._server.max_output_bytes
         if len(data) <= limit:
@@ -253,7 +258,7 @@ class ToolServerConnection:
 
 
 def _text_of(result: types.CallToolResult) -> str:
-    """What the model reads of a result: its texts, and a note in the place of everything else."""
+    """Return the text of a tool's result that the model reads. Content other than text is replaced by a note."""
     texts = [_text_of_block(block) for block in result.content]
     if not texts and result.structured_content is not None:
         texts = [json.dumps(result.structured_content, ensure_ascii=False)]

@@ -1,4 +1,4 @@
-"""The tool servers of a supervisor, which start when they are needed first, and what API processes ask of them."""
+"""The tool servers of a supervisor, started on demand, and the sessions in which API processes use them."""
 
 import asyncio
 import logging
@@ -60,11 +60,11 @@ def _load() -> Connect | None:
 
 
 class ToolServers:
-    """Starts each server for the first request that needs it, and again after it has ended. Belongs to one event loop;
-    must be closed.
+    """Starts each tool server for the first request that needs it, and again after it has ended.
 
-    With `takes_addresses`, requests may also name servers by their URLs. Those of one API key are not those of another,
-    and end when they have not been used for a while, or when the key uses too many others.
+    Used on one event loop only; must be closed. With `takes_addresses`, requests may also name servers by URL.
+    Connections to such servers are not shared between API keys. They end when they have been idle for a while, or when
+    the key has too many of them.
     """
 
     def __init__(self, servers: Mapping[str, ToolServer], *, takes_addresses: bool = False) -> None:
@@ -82,7 +82,7 @@ class ToolServers:
         self._failed: dict[str, tuple[float, ToolServerUnavailable]] = {}
 
     async def tools(self, name: str, address: ServerAddress | None = None, *, tenant: str = "") -> list[ToolInfo]:
-        """The tools of a server that requests may use. Raises ToolServerUnavailable."""
+        """Return the tools of a server that requests may use. Raises ToolServerUnavailable."""
         if address is not None:
             return await self._visited(name, address, tenant).tools()
         try:
@@ -101,7 +101,7 @@ class ToolServers:
         *,
         tenant: str = "",
     ) -> tuple[str, bool]:
-        """What a tool returns, and whether that is an error. Raises ToolServerUnavailable."""
+        """Run a tool. Returns its output, and whether the output is an error. Raises ToolServerUnavailable."""
         connection = self._listed(name) if address is None else self._visited(name, address, tenant)
         return await connection.run(tool, arguments, seconds, tenant=tenant)
 
@@ -114,7 +114,7 @@ class ToolServers:
             await asyncio.wait([asyncio.create_task(each.close()) for each in connections], timeout=_END_TIMEOUT)
 
     def _listed(self, name: str) -> "ToolServerConnection":
-        """The connection to a server of the configuration file."""
+        """Return the connection to a server of the configuration file, which is started if necessary."""
         if (found := self._usable(name)) is not None:
             return found
         server = self._servers.get(name)
@@ -127,7 +127,7 @@ class ToolServers:
         return self._new(name, server)
 
     def _visited(self, name: str, address: ServerAddress, tenant: str) -> "ToolServerConnection":
-        """The connection to the server at a URL."""
+        """Return the connection of a tenant (API key) to the server at a URL, which is opened if necessary."""
         key = (tenant, name, address.url, *sorted(address.headers.items()))
         connection = self._usable(key)
         if connection is None:
@@ -143,7 +143,7 @@ class ToolServers:
         return connection
 
     def _leave(self, key: _Key) -> None:
-        """End a connection after the calls that run."""
+        """Close a connection to a URL after the calls that run."""
         self._unused.pop(key).cancel()
         connection = self._connections.pop(key)
         connection.retire()
@@ -154,7 +154,7 @@ class ToolServers:
         return found if found is not None and found.is_usable else None
 
     def _new(self, key: _Key, server: ToolServer) -> "ToolServerConnection":
-        """A connection in the place of one that cannot be used, if there is one."""
+        """Open a connection and store it under `key`, in place of a former one that cannot be used."""
         if self._connect is None:
             raise ToolServerUnavailable(f"tool server {server.name}: {_NOT_INSTALLED}")
         self._old = {each for each in self._old if not each.has_ended}
@@ -166,30 +166,33 @@ class ToolServers:
 
 
 class HeldRequests:
-    """The requests of all API processes whose tools are run, and what ends each."""
+    """The requests of all API processes that wait for tools, so that operators can find and end them."""
 
     def __init__(self) -> None:
         # Each with the time of its last description, keyed by what sends to its API process, and its number there.
         self._held: dict[tuple[_Send, int], tuple[ToolRequest, float]] = {}
 
     def hold(self, send: _Send, message: HoldRequest) -> None:
-        """Know a request, or what is new about it."""
+        """Store a request, or replace its description."""
         self._held[send, message.id] = message.request, time.monotonic()
 
     def release(self, send: _Send, id: int) -> None:
-        """Forget a request."""
+        """Remove a request. `send` identifies the API process."""
         self._held.pop((send, id), None)
 
     def forget(self, send: _Send) -> None:
-        """Forget all requests of an API process."""
+        """Remove all requests of an API process, identified by `send`."""
         self._held = {key: held for key, held in self._held.items() if key[0] is not send}
 
     def find(self, question: FindRequests) -> list[ToolRequest]:
-        """The requests that a question is about, which are ended if it says so. Several of one name are not ended."""
+        """Return the requests that match the question, and end them if the question says so.
+
+        If the question gives a name that several requests have, they are returned but not ended.
+        """
         found = {
             key: _aged(*held)
             for key, held in self._held.items()
-            if question.places is None or _is_at(held[0], question.places)
+            if question.model_devices is None or _is_at(held[0], question.model_devices)
         }
         if question.name is not None:
             unique = {key: held for key, held in found.items() if held.state.unique_id == question.name}
@@ -200,9 +203,9 @@ class HeldRequests:
         return list(found.values())
 
 
-def _is_at(request: ToolRequest, places: list[tuple[str, str]]) -> bool:
-    """Whether a request is at one of these models and devices. One without a device may be at any of its model."""
-    return any(model == request.model and request.device in ("", device) for model, device in places)
+def _is_at(request: ToolRequest, model_devices: list[tuple[str, str]]) -> bool:
+    """Whether a request belongs to one of these pairs of model and device. Without a device, the model decides."""
+    return any(model == request.model and request.device in ("", device) for model, device in model_devices)
 
 
 def _aged(request: ToolRequest, since: float) -> ToolRequest:
@@ -211,7 +214,7 @@ def _aged(request: ToolRequest, since: float) -> ToolRequest:
 
 
 class ToolSession:
-    """Answers the questions of one API process. Belongs to the event loop of the servers."""
+    """Answers the questions of one API process. Used on the event loop of the tool servers only."""
 
     def __init__(self, servers: ToolServers, held: HeldRequests, send: Callable[[FromToolServers], None]) -> None:
         self._servers = servers
@@ -220,13 +223,13 @@ class ToolSession:
         self._tasks: dict[int, asyncio.Task[None]] = {}
 
     def close(self) -> None:
-        """The API process has gone: nobody waits for answers any more."""
+        """Handle the end of the API process: cancel its running calls and remove its requests."""
         self._held.forget(self._send)
         for task in list(self._tasks.values()):
             task.cancel()
 
     def receive(self, message: ToToolServers) -> None:
-        """Take a message."""
+        """Handle a message from the API process."""
         match message:
             case StopTool(id):
                 if id in self._tasks:
@@ -238,9 +241,9 @@ class ToolSession:
             case FindRequests(id):
                 self._send(RequestsFound(id, self._held.find(message)))
             case ListTools() | RunTool():
-                self._begin(message)
+                self._start(message)
 
-    def _begin(self, message: ListTools | RunTool) -> None:
+    def _start(self, message: ListTools | RunTool) -> None:
         task = self._tasks[message.id] = asyncio.create_task(self._answer(message))
         task.add_done_callback(lambda _: self._tasks.pop(message.id, None))
 

@@ -1,7 +1,7 @@
-"""How the supervisor exchanges MCP messages with a tool server: with a program on its standard streams, or by HTTP.
+"""Transports for MCP messages between the supervisor and a tool server: standard streams of a program, or HTTP.
 
-The SDK's own transports trust the server. These bound what a server sends, whatever it does: a message's size, and the
-messages between two requests. Beyond that the connection ends.
+The SDK's own transports trust the server. These transports limit the size of a message and the number of messages
+between two requests. Beyond these limits the connection ends.
 """
 
 import asyncio
@@ -40,14 +40,14 @@ Streams = tuple[MemoryObjectReceiveStream[SessionMessage | Exception], MemoryObj
 
 
 def without_secrets(text: str, server: ToolServer) -> str:
-    """The text without the values of the server's environment and headers."""
+    """Replace the values of the server's environment and headers in a text by "[secret]"."""
     for secret in server.secrets:
         text = text.replace(secret, "[secret]")
     return text
 
 
 class Program:
-    """A tool server that is a program, from its start on."""
+    """A tool server that runs as a program."""
 
     def __init__(self, server: ToolServer) -> None:
         self._server = server
@@ -61,7 +61,10 @@ class Program:
 
     @asynccontextmanager
     async def connect(self) -> AsyncGenerator[Streams]:
-        """Run it for as long as the block runs. Raises OSError if it cannot be started."""
+        """Run the program during the block, with its message streams as value.
+
+        Raises OSError if it cannot be started.
+        """
         loop, limit = asyncio.get_running_loop(), self._server.max_message_bytes
         # As asyncio.create_subprocess_exec, whose process keeps the transport to itself: it must be closed, because a
         # program may leave others behind that have its streams.
@@ -98,7 +101,7 @@ class Program:
 
     @property
     def errors(self) -> str:
-        """The end of what it has written to its standard error output, for operators."""
+        """The end of what the program has written to its standard error output, for operators."""
         return self._errors.decode(errors="replace").strip()
 
     async def _read(self, process: Process, received: MemoryObjectSendStream[SessionMessage | Exception]) -> None:
@@ -152,7 +155,7 @@ class Program:
 
 
 async def _end(process: Process, grace: float) -> None:
-    """End a program and those that it has started: by the end of its standard input, else by force after `grace`."""
+    """End a program and its child processes: close its standard input, and kill it after `grace` seconds."""
     assert process.stdin is not None
     process.stdin.close()
     if process.returncode is None and grace:
@@ -171,7 +174,10 @@ async def _end(process: Process, grace: float) -> None:
 
 @asynccontextmanager
 async def connect_by_http(server: ToolServer, may_connect: Callable[[str], bool]) -> AsyncGenerator[Any]:
-    """The streams to a server's address. `may_connect` decides by the addresses that its host's name resolves to."""
+    """Connect to the server's URL. The value is the pair of message streams.
+
+    `may_connect` receives the IP addresses to which the host name resolves and says whether they are allowed.
+    """
     assert server.url is not None
     # Without compression a response is as long as its text.
     headers = {**server.headers, "accept-encoding": "identity"}
@@ -191,7 +197,7 @@ async def connect_by_http(server: ToolServer, may_connect: Callable[[str], bool]
 
 
 class _Checked(httpx2.AsyncBaseTransport):
-    """Connects to addresses that have been checked, and reads at most so many bytes of each response."""
+    """HTTP transport that connects only to allowed IP addresses and limits the size of responses."""
 
     def __init__(self, max_bytes: int, may_connect: Callable[[str], bool]) -> None:
         self._inner = httpx2.AsyncHTTPTransport(verify=ssl.create_default_context(), trust_env=False)
@@ -199,7 +205,7 @@ class _Checked(httpx2.AsyncBaseTransport):
         self._may_connect = may_connect
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        """Called by httpx2."""
+        """Resolve the host, check its addresses, and send the request to one of them (called by httpx2)."""
         host = request.url.host
         port = request.url.port or (443 if request.url.scheme == "https" else 80)
         try:
@@ -232,7 +238,7 @@ class _Checked(httpx2.AsyncBaseTransport):
 
 
 class _Bounded(httpx2.AsyncByteStream):
-    """The body of a response, which fails beyond `max_bytes`."""
+    """The body of a response. Reading it fails beyond `max_bytes`."""
 
     def __init__(self, stream: httpx2.AsyncByteStream, max_bytes: int) -> None:
         self._stream = stream

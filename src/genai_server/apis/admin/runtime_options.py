@@ -39,8 +39,8 @@ async def set_runtime_options(body: RuntimeOptionsRequest, services: ServicesDep
         if body.request_id is None:
             replies = await ask(engines, partial(SetRuntimeOption, option=option, value=value))
             if terminates:
-                places = [(engine.model_name, engine.device) for engine in engines]
-                await tools.find(places=places, end=FinishReason.TERMINATED)
+                model_devices = [(engine.model_name, engine.device) for engine in engines]
+                await tools.find(model_devices=model_devices, end=FinishReason.TERMINATED)
         else:
             call = partial(_option_of_request, option=option, value=value)
             if terminates and await end_request_with_tools(

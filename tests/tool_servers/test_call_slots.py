@@ -3,14 +3,14 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from genai_server.tool_servers.places import Places
+from genai_server.tool_servers.call_slots import CallSlots
 
 
 class Calls:
     """Calls that run until they are ended."""
 
-    def __init__(self, places: Places) -> None:
-        self._places = places
+    def __init__(self, places: CallSlots) -> None:
+        self._slots = places
         self.running: list[str] = []
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._ends: dict[str, asyncio.Event] = {}
@@ -31,7 +31,7 @@ class Calls:
         await self._settle()
 
     async def _run(self, name: str) -> None:
-        async with self._places.place(name[0]):
+        async with self._slots.slot(name[0]):
             self.running.append(name)
             try:
                 await self._ends[name].wait()
@@ -44,7 +44,7 @@ class Calls:
 
 
 def with_calls(number: int, check: Callable[[Calls], Awaitable[None]]) -> None:
-    asyncio.run(check(Calls(Places(number))))  # type: ignore[arg-type]
+    asyncio.run(check(Calls(CallSlots(number))))  # type: ignore[arg-type]
 
 
 def test_a_key_leaves_a_place_to_others() -> None:
