@@ -126,7 +126,7 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
         "hub.export_encoder",
         "hub.measure_export",
         "media.images.processor",
-        "media.images.sound_processor",
+        "media.images.audio_processor",
     )
     + ("media.audio.features", "media.audio.voice_activity"),
     # It parses untrusted input, and must not do so in the API process.

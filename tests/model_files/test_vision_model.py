@@ -83,7 +83,7 @@ def test_model_of_sounds_has_a_special_token_for_them(tmp_path: Path) -> None:
     source = BUILT / "lfm2-audio"
     found = read_vision_model(source)
     assert found is not None
-    assert (found.medium, found.placeholder, found.image_token_id) == (Medium.SOUND, "<|reserved_audio|>", 3)
+    assert (found.medium, found.placeholder, found.image_token_id) == (Medium.AUDIO, "<|reserved_audio|>", 3)
     directory = shutil.copytree(source, tmp_path / "model")
     config = json.loads((directory / "genai_config.json").read_text())
     for token in (299, None, "3"):

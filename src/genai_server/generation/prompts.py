@@ -24,8 +24,8 @@ from genai_server.model_files.vision_model import Medium, VisionModel
 from genai_server.text.codec import FEW_MESSAGES, TextCodec
 from genai_server.text.prompts.template_traits import THINKING_NAMES
 
-_PART_TYPES = {Medium.IMAGE: "image", Medium.SOUND: "audio"}
-_NOUNS = {Medium.IMAGE: "an image", Medium.SOUND: "a sound"}
+_PART_TYPES = {Medium.IMAGE: "image", Medium.AUDIO: "audio"}
+_NOUNS = {Medium.IMAGE: "an image", Medium.AUDIO: "a sound"}
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ async def encode_messages(
     context.leniency.note(written.left_out)
     if taken is None or codec.vision is None or not sources[taken]:
         return EncodedPrompt(tokens)
-    if taken is Medium.SOUND:
+    if taken is Medium.AUDIO:
         require_decoder(sources[taken][0].param)
     images = await services.images.read(codec.vision, sources[taken], context.requester(cache_salt))
     return _with_images(tokens, codec.placeholder, [images[number] for number in written.media])
@@ -172,7 +172,7 @@ async def encode_messages(
 
 def _sources(messages: Sequence[ChatMessage]) -> dict[Medium, list[ImageSource]]:
     """The images and sounds of the messages."""
-    found: dict[Medium, list[ImageSource]] = {Medium.IMAGE: [], Medium.SOUND: []}
+    found: dict[Medium, list[ImageSource]] = {Medium.IMAGE: [], Medium.AUDIO: []}
     for number, message in enumerate(messages):
         for index, part in message.media:
             place = f"messages[{number}].content[{index}]"
@@ -181,7 +181,7 @@ def _sources(messages: Sequence[ChatMessage]) -> dict[Medium, list[ImageSource]]
                 found[Medium.IMAGE].append(ImageSource(url, is_small, f"{place}.image_url.url"))
             else:
                 url = f"data:;base64,{part.input_audio.data}"
-                found[Medium.SOUND].append(ImageSource(url, False, f"{place}.input_audio.data"))
+                found[Medium.AUDIO].append(ImageSource(url, False, f"{place}.input_audio.data"))
     return found
 
 

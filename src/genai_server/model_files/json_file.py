@@ -1,4 +1,4 @@
-"""JSON files of model directories."""
+"""Reads JSON files of model directories."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,10 @@ from genai_server.errors import ModelDirectoryError
 
 
 def read_value(path: Path, otherwise: Any) -> Any:
-    """The value in a file; `otherwise` without the file. Raises ModelDirectoryError, which names the file."""
+    """Return the value in a JSON file; `otherwise` if there is no file.
+
+    Raises ModelDirectoryError, which names the file.
+    """
     try:
         if not path.is_file():  # reading from a pipe would block
             return otherwise
@@ -18,7 +21,9 @@ def read_value(path: Path, otherwise: Any) -> Any:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The object in a file; empty without the file. Raises ModelDirectoryError, which names the file."""
+    """Return the object in a JSON file; empty if there is no file. Raises ModelDirectoryError, which names the
+    file.
+    """
     value = read_value(path, {})
     if not isinstance(value, dict):
         raise ModelDirectoryError(f"{path} cannot be read: it is not a JSON object")

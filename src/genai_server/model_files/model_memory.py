@@ -1,4 +1,4 @@
-"""The memory that a model directory needs once it is loaded, estimated from its files without reading the weights."""
+"""Estimates the memory that a loaded model needs, from the files of its directory without reading the weights."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,7 +23,7 @@ AGENT_TOKENS = 32_768
 
 @dataclass(frozen=True)
 class ModelMemory:
-    """Sizes in bytes; 0 for what the files do not tell."""
+    """The estimated memory of a model. Sizes are in bytes, 0 if they cannot be determined from the files."""
 
     # The loaded weights.
     weights: int = 0
@@ -33,7 +33,7 @@ class ModelMemory:
     context_length: int = 0
 
     def with_draft_model(self, other: "ModelMemory") -> "ModelMemory":
-        """What the model needs together with its draft model, which reads the same tokens."""
+        """Return the memory of this model together with its draft model, which processes the same tokens."""
         return replace(
             self,
             weights=self.weights + other.weights,
@@ -41,12 +41,16 @@ class ModelMemory:
         )
 
     def keys_and_values(self, num_tokens: int) -> int:
-        """The memory for a sequence of this number of tokens, or of the model's context if that is shorter."""
+        """Return the KV cache size in bytes for a sequence of `num_tokens`, or of the context length if that is
+        shorter.
+        """
         return self.per_token * min(num_tokens, self.context_length)
 
 
 def advice_for_context(max_length: int, context_length: int) -> str:
-    """What a memory means that holds only `max_length` tokens of a model's context; "" if it holds enough."""
+    """Return advice for the user if the memory holds only `max_length` tokens of a model's context; "" if it
+    holds enough.
+    """
     if max_length >= min(context_length, AGENT_TOKENS):
         return ""
     return (
@@ -56,7 +60,10 @@ def advice_for_context(max_length: int, context_length: int) -> str:
 
 
 def read_model_memory(directory: Path) -> ModelMemory:
-    """Estimate the memory of a directory's model. Unreadable files count as absent: loading reports them."""
+    """Estimate the memory of the model in a directory.
+
+    Unreadable files count as absent; loading the model reports them.
+    """
     try:
         config = read_object(directory / GENAI_CONFIG)
         pools = task_of(directory).pools
@@ -72,7 +79,7 @@ def read_model_memory(directory: Path) -> ModelMemory:
 
 
 def _graphs(config: Any) -> list[str]:
-    """The graphs that a configuration names, at any depth."""
+    """Return the names of the graphs in a configuration, at any depth."""
     if isinstance(config, list):
         return [name for value in config for name in _graphs(value)]
     if not isinstance(config, dict):
@@ -83,7 +90,9 @@ def _graphs(config: Any) -> list[str]:
 
 
 def _size_with_weights(graph: Path) -> int:
-    """The size of a graph, and of files next to it whose names begin with its name, such as model.onnx.data."""
+    """Return the size of a graph and of files next to it whose names begin with its name, such as
+    model.onnx.data.
+    """
     try:
         return sum(path.stat().st_size for path in graph.parent.glob(f"{graph.name}*") if "adapter" not in path.suffix)
     except OSError:
@@ -91,9 +100,10 @@ def _size_with_weights(graph: Path) -> int:
 
 
 def _shared_with_head(directory: Path, model: dict[str, Any]) -> int:
-    """The size of the output matrix that a head for multi-token prediction has of the decoder's file, at most.
+    """Return the size of the output matrix if a head for multi-token prediction (MTP) shares it with the decoder, else
+    0.
 
-    Each session packs it for itself.
+    The head's session makes its own packed copy of the matrix. The size is an upper bound.
     """
     head = _graphs(model.get(_HEAD))
     if not head or not _mentions(directory / head[0], f"{model['decoder']['filename']}.data".encode()):
@@ -103,7 +113,7 @@ def _shared_with_head(directory: Path, model: dict[str, Any]) -> int:
 
 
 def _mentions(graph: Path, name: bytes) -> bool:
-    """Whether a name is in a graph that has its weights in other files."""
+    """Whether a name occurs in a graph file that has its weights in other files."""
     try:  # reading from a pipe would block
         return graph.is_file() and graph.stat().st_size <= _MAX_GRAPH_BYTES and name in graph.read_bytes()
     except OSError:
@@ -111,7 +121,7 @@ def _mentions(graph: Path, name: bytes) -> bool:
 
 
 def _keys_and_values(config: dict[str, Any]) -> tuple[int, int]:
-    """The size of a token's keys and values in 32 bits, and the model's context."""
+    """Return the KV cache size of one token in 32 bits, in bytes, and the model's context length."""
     try:
         model = config["model"]
         decoder = model["decoder"]

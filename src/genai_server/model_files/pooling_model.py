@@ -1,4 +1,4 @@
-"""Models that return a vector or a score for a text instead of generating text, as their directories describe them.
+"""Models that return a vector or a score for a text instead of generating text, read from their directories.
 
 The files are those of sentence-transformers: modules.json, the configurations of its modules,
 config_sentence_transformers.json and sentence_bert_config.json; and config.json of transformers.
@@ -46,7 +46,7 @@ _DECODERS = ("ForCausalLM", "ForConditionalGeneration")
 
 
 class Task(StrEnum):
-    """What a model is for, in the words of llama.cpp, Ollama and Cohere."""
+    """What a model does, in the words of llama.cpp, Ollama and Cohere."""
 
     GENERATE = "completion"
     EMBED = "embedding"
@@ -55,12 +55,12 @@ class Task(StrEnum):
 
     @property
     def pools(self) -> bool:
-        """Whether the model reads complete texts, and returns a vector or a score for each."""
+        """Whether the model reads complete texts and returns a vector or a score for each."""
         return self in (Task.EMBED, Task.RERANK)
 
     @property
     def why_no_drafts(self) -> str:
-        """Why a draft model has no effect on a model of this task; "" if it has."""
+        """The reason why a draft model has no effect on models of this task; "" if it has one."""
         return "" if self is Task.GENERATE else f"the task of the model is {self}, and only {Task.GENERATE} has drafts"
 
 
@@ -73,7 +73,7 @@ ENDPOINTS = {
 
 
 class PoolingModel(Struct, frozen=True):
-    """A model directory whose model gives vectors or scores."""
+    """Description of an embedding or reranking model, read from its directory."""
 
     task: Task
     # The ONNX file, relative to the directory.
@@ -110,7 +110,7 @@ class PoolingModel(Struct, frozen=True):
     has_sigmoid: bool = True
 
     def summary(self) -> str:
-        """What the model returns, and for which texts, in words."""
+        """Return a phrase about what the model returns, and the maximum length of texts."""
         most = f"at most {self.max_tokens} tokens"
         if self.task is Task.RERANK:
             return f"scores {'from 0 to 1' if self.has_sigmoid else 'without bounds'}, pairs of {most}"
@@ -119,20 +119,20 @@ class PoolingModel(Struct, frozen=True):
         return f"vectors of {self.dimensions} numbers ({', '.join(made)}), texts of {most}"
 
     def lengths(self) -> str:
-        """The numbers of a vector that a request may ask for, in words."""
+        """Return a phrase that lists the vector lengths that a request may ask for."""
         if self.takes_any_length:
             return f"from 1 to {self.dimensions}"
         return ", ".join(map(str, sorted({*self.shorter, self.dimensions})))
 
     def takes_length(self, dimensions: int) -> bool:
-        """Whether the model is trained for vectors of this length."""
+        """Whether the model was trained for vectors of this length."""
         return dimensions in (self.dimensions, *self.shorter) or (
             self.takes_any_length and 0 < dimensions < self.dimensions
         )
 
 
 def task_of(directory: Path) -> Task:
-    """What the model in a directory is for. A directory that cannot be read counts as one that generates."""
+    """Return what the model in a directory does. A directory that cannot be read counts as generating."""
     try:
         return _task(directory)
     except ModelDirectoryError:
@@ -140,7 +140,10 @@ def task_of(directory: Path) -> Task:
 
 
 def read_pooling_model(directory: Path) -> PoolingModel | None:
-    """The directory's model; None if it is for another task. Raises ModelDirectoryError, which names the file."""
+    """Return the description of a directory's model; None if the model has another task.
+
+    Raises ModelDirectoryError, which names the file, if a configuration is not valid.
+    """
     task = _task(directory)
     if not task.pools:
         return None
@@ -151,9 +154,9 @@ def read_pooling_model(directory: Path) -> PoolingModel | None:
 
 
 def module_configs(directory: Path) -> list[str]:
-    """The configurations of pooling and scores that modules.json names, relative to the directory.
+    """Return the configuration files of pooling and scoring modules in modules.json, relative to the directory.
 
-    Raises ModelDirectoryError.
+    Raises ModelDirectoryError if modules.json is not valid.
     """
     return [
         f"{folder}/{CONFIG}" for kind, folder in _modules(directory) if folder and kind in ("Pooling", "LogitScore")
@@ -161,12 +164,15 @@ def module_configs(directory: Path) -> list[str]:
 
 
 def is_decoder(directory: Path) -> bool:
-    """Whether a directory in Hugging Face's format has a decoder. Raises ModelDirectoryError."""
+    """Whether the model in a directory in Hugging Face's format is a decoder. Raises ModelDirectoryError."""
     return _architecture(read_object(directory / CONFIG)).endswith(_DECODERS)
 
 
 def graph_of(directory: Path) -> str:
-    """The ONNX file of a pooling model, relative to its directory. Raises ModelDirectoryError."""
+    """Return the ONNX file of an embedding or reranking model, relative to its directory.
+
+    Raises ModelDirectoryError if there is none, or if there are several.
+    """
     if (directory / GENAI_CONFIG).is_file():
         return str(read_object(directory / GENAI_CONFIG)["model"]["decoder"]["filename"])
     for name in _GRAPHS:
@@ -327,7 +333,10 @@ def _architecture(config: Mapping[str, Any]) -> str:
 
 
 def _modules(directory: Path) -> list[tuple[str, str]]:
-    """Kind and folder of each module in modules.json, which may be missing. Raises ModelDirectoryError."""
+    """Return kind and folder of each module in modules.json, empty if the file is missing.
+
+    Raises ModelDirectoryError.
+    """
     path = directory / MODULES
     listed = read_value(path, [])
     if not isinstance(listed, list) or not all(isinstance(module, dict) for module in listed):

@@ -1,7 +1,7 @@
-"""Models that transcribe speech, as onnxruntime-genai's builder writes them of Whisper (arXiv 2212.04356).
+"""Models that transcribe speech: Whisper (arXiv 2212.04356) as onnxruntime-genai's builder writes it.
 
-The ids of special tokens come from tokenizer.json, and what a transcript never contains from generation_config.json, if
-the directory has that file of the original model.
+The ids of special tokens come from tokenizer.json. Tokens that a transcript never contains come from the original
+model's generation_config.json, if the directory has that file.
 """
 
 from collections.abc import Iterable, Mapping
@@ -50,7 +50,7 @@ _MAX_TOKENS = 2**31
 
 
 class SpeechModel(Struct, frozen=True):
-    """A model directory whose model transcribes speech. The numbers of tokens are their ids."""
+    """Description of a speech model, read from its directory. Tokens are given by their ids."""
 
     directory: Path
     # The model reads this much of a recording at once.
@@ -76,7 +76,7 @@ class SpeechModel(Struct, frozen=True):
 
 
 def transcribes(directory: Path) -> bool:
-    """Whether the directory's model is of a type that transcribes speech. False if the file cannot be read."""
+    """Whether a directory's model transcribes speech. False if the configuration cannot be read."""
     try:
         return _has_kind(read_object(directory / _CONFIG))
     except ModelDirectoryError:
@@ -84,7 +84,10 @@ def transcribes(directory: Path) -> bool:
 
 
 def read_speech_model(directory: Path) -> SpeechModel | None:
-    """The directory's model; None if it is of another type. Raises ModelDirectoryError, which names the file."""
+    """Return the description of a directory's speech model; None if the model is of another type.
+
+    Raises ModelDirectoryError, which names the file, if a configuration is not valid.
+    """
     config = read_object(directory / _CONFIG)
     if not _has_kind(config):
         return None
@@ -146,7 +149,7 @@ def _read(directory: Path, model: Mapping[str, Any]) -> SpeechModel:
 
 
 def _window_seconds(directory: Path) -> float:
-    """How many seconds onnxruntime-genai's processor pads or cuts a recording to."""
+    """Return the seconds to which onnxruntime-genai's processor pads or cuts a recording."""
     steps = read_object(directory / AUDIO_PROCESSOR).get("feature_extraction", {}).get("sequence", [])
     for step in steps:
         found = step.get("operation", {}).get("attrs", {}).get("chunk_size")
@@ -156,7 +159,7 @@ def _window_seconds(directory: Path) -> float:
 
 
 def _non_speech_tokens(vocabulary: Mapping[str, int]) -> list[int]:
-    """The tokens of a byte-level vocabulary for `_SYMBOLS` and `_NOTES`, alone and behind a space."""
+    """Return the tokens of a byte-level vocabulary for `_SYMBOLS` and `_NOTES`, alone and after a space."""
     found = set()
     for symbol in _SYMBOLS:
         found |= {vocabulary[text] for text in _spelled(symbol) if text in vocabulary}
@@ -173,12 +176,14 @@ def _spelled(symbol: str) -> Iterable[str]:
 
 
 def _byte_level(text: str) -> str:
-    """The text as a byte-level BPE vocabulary has it: a printable character for each byte of UTF-8."""
+    """Return a text in the notation of a byte-level BPE vocabulary: a printable character for each byte of UTF-8."""
     return "".join(BYTE_CHARACTERS[byte] for byte in text.encode())
 
 
 def _characters() -> list[str]:
-    """GPT-2's character for each byte (`bytes_to_unicode`): itself if printable in Latin-1, else one from 256 on."""
+    """Return GPT-2's character for each byte (`bytes_to_unicode`): itself if printable in Latin-1, else one from
+    256 on.
+    """
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = [byte for byte in range(256) if byte not in printable]
     return [chr(byte) if byte in printable else chr(256 + others.index(byte)) for byte in range(256)]
@@ -187,6 +192,6 @@ def _characters() -> list[str]:
 BYTE_CHARACTERS = _characters()
 
 
-def longest_sound(num_bytes: int, max_seconds: int) -> int:
-    """The most seconds that a file of this size can have, within a limit."""
+def longest_audio(num_bytes: int, max_seconds: int) -> int:
+    """Return the maximum number of seconds that an audio file of this size can have, limited to `max_seconds`."""
     return min(max_seconds, num_bytes // MIN_BYTES_PER_SECOND + 1)

@@ -1,7 +1,7 @@
-"""Model directories without weights, from which onnxruntime-genai loads a model's processor of images or sound.
+"""Model directories without weights, from which onnxruntime-genai loads a model's image or audio processor.
 
-The library creates a processor from a loaded model only. So it loads a directory with the model's own configuration and
-tokenizer, and with graphs that have the inputs and outputs of the model's own, but no nodes.
+The library creates a processor only from a loaded model. So it loads a stub: a directory with the model's own
+configuration and tokenizer, and with graphs that have the same inputs and outputs but no nodes.
 """
 
 import json
@@ -22,10 +22,10 @@ _MAX_COPIED = 64 * 1024 * 1024
 
 
 def write_stub(model_dir: Path, folder: Path, graphs: Sequence[str], **sections: Any) -> dict[str, Any]:
-    """Write a directory that loads like the model's, on the CPU and without weights, into an empty folder.
+    """Write a stub of a model directory, which loads on the CPU without weights, into an empty folder.
 
-    `graphs` are the sections of genai_config.json's model that name a graph, `sections` replace others. Returns all
-    sections.
+    `graphs` are the sections under `model` of genai_config.json that name a graph; `sections` replace other sections.
+    Returns all sections.
     """
     config = read_object(model_dir / GENAI_CONFIG)
     model: dict[str, Any] = config["model"]
@@ -45,7 +45,7 @@ def write_stub(model_dir: Path, folder: Path, graphs: Sequence[str], **sections:
 
 
 def _stub(graph: onnx.GraphProto) -> bytes:
-    """A graph with the same inputs and outputs whose outputs are constants, of no elements if possible."""
+    """Return a graph with the same inputs and outputs, whose outputs are constants, without elements if possible."""
     constants = []
     for output in graph.output:
         kind = output.type.tensor_type

@@ -1,4 +1,4 @@
-"""Generating models that take images or sounds in chats, as their genai_config.json describes them."""
+"""Generating models that take images or audio clips in chats, read from their genai_config.json."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -13,20 +13,20 @@ from genai_server.model_files.pooling_model import GENAI_CONFIG
 _TOKENIZER = "tokenizer.json"
 
 
-# Takes sounds, but no images.
+# Takes audio, but no images.
 _LFM2_AUDIO = "lfm2_audio"
 
 
 class Medium(StrEnum):
-    """What a model takes besides text."""
+    """The kind of input that a model takes besides text."""
 
     IMAGE = "image"
-    SOUND = "sound"
+    AUDIO = "sound"
 
 
 @dataclass(frozen=True)
 class _Family:
-    """How the processor of onnxruntime-genai recognizes an image in a prompt."""
+    """How onnxruntime-genai's image processor recognizes an image in a prompt, for one family of models."""
 
     marker: str
     placeholder: str
@@ -52,12 +52,12 @@ _FAMILIES = {
 
 @dataclass(frozen=True)
 class VisionModel:
-    """A model directory whose model takes images, or sounds in their place."""
+    """Description of a model that takes images, or audio clips in their place, read from its directory."""
 
     directory: Path
     # model.type of genai_config.json.
     kind: str
-    # What stands for one image in a prompt for onnxruntime-genai's processor, and for a sound in one of a template.
+    # Stands for one image in a prompt for onnxruntime-genai's processor, or for one audio clip in a chat template.
     marker: str
     # The special token in it, which a chat template writes once for each image.
     placeholder: str
@@ -67,16 +67,16 @@ class VisionModel:
 
 
 def read_vision_model(model_dir: Path) -> VisionModel | None:
-    """The directory's model; None if it only takes text, or is of a type that this server gives nothing else.
+    """Return the description of a directory's model; None if it takes only text, or is of an unsupported type.
 
-    Raises ModelDirectoryError, which names the file.
+    Raises ModelDirectoryError, which names the file, if a configuration is not valid.
     """
     config = read_object(model_dir / GENAI_CONFIG)
     model = config.get("model")
     if not isinstance(model, dict):
         return None
     if model.get("type") == _LFM2_AUDIO and _has_graph(model.get("speech")) and _has_graph(model.get("embedding")):
-        return _sound_model(model_dir, model)
+        return _audio_model(model_dir, model)
     family = _FAMILIES.get(str(model.get("type")))
     if family is None or not _has_graph(model.get("vision")) or not _has_graph(model.get("embedding")):
         return None
@@ -88,19 +88,22 @@ def read_vision_model(model_dir: Path) -> VisionModel | None:
     return VisionModel(model_dir, str(model["type"]), family.marker, family.placeholder, token)
 
 
-def _sound_model(model_dir: Path, model: dict[str, Any]) -> VisionModel:
+def _audio_model(model_dir: Path, model: dict[str, Any]) -> VisionModel:
     token = model.get("audio_token_id")
     for added in read_object(model_dir / _TOKENIZER).get("added_tokens") or ():
         if added.get("id") == token and added.get("special"):
             placeholder = str(added["content"])
-            return VisionModel(model_dir, _LFM2_AUDIO, placeholder, placeholder, int(added["id"]), Medium.SOUND)
+            return VisionModel(model_dir, _LFM2_AUDIO, placeholder, placeholder, int(added["id"]), Medium.AUDIO)
     raise ModelDirectoryError(
         f"{model_dir / _TOKENIZER} has no special token with model.audio_token_id of genai_config.json: {token}"
     )
 
 
 def medium_of(model_dir: Path) -> Medium | None:
-    """What a directory's model takes besides text. One whose files are wrong takes nothing; its engine reports them."""
+    """Return what a directory's model takes besides text; None for text only.
+
+    Also None if a configuration is not valid; the engine reports that.
+    """
     try:
         found = read_vision_model(model_dir)
     except ModelDirectoryError:
@@ -109,7 +112,7 @@ def medium_of(model_dir: Path) -> Medium | None:
 
 
 def any_takes_media(model_dirs: Iterable[str]) -> bool:
-    """Whether one of the directories has a model that takes images or sounds in chats."""
+    """Whether any of the directories has a model that takes images or audio clips in chats."""
     return any(medium_of(Path(model_dir)) is not None for model_dir in model_dirs)
 
 

@@ -1,4 +1,4 @@
-"""The worker pool as an API process sees it: what waits for its answers."""
+"""The worker pool as an API process uses it: through its connection to the supervisor."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -34,7 +34,7 @@ SendToPool = Callable[[ToPool], bool]
 
 @dataclass(frozen=True)
 class _Waiting:
-    """What waits for an answer of the pool."""
+    """A future for an answer of the pool, with what is needed to handle the answer."""
 
     answer: "asyncio.Future[Answer]"
     # The error if the pool cannot be reached.
@@ -45,7 +45,10 @@ class _Waiting:
 
 
 class WorkerClient:
-    """Asks the pool, by the connection to the supervisor. Belongs to the event loop. See Workers."""
+    """Implementation of Workers that sends tasks to the pool in the supervisor's process.
+
+    Used on the event loop only.
+    """
 
     def __init__(self, send: SendToPool) -> None:
         self._send_to_pool = send
@@ -53,7 +56,7 @@ class WorkerClient:
         self._waiting: dict[int, _Waiting] = {}
 
     def submit(self, tasks: Sequence[Task]) -> "list[asyncio.Future[Answer]]":
-        """See Workers."""
+        """Run tasks of one request; see `Workers.submit`."""
         return self._submit(tasks, None)
 
     def _submit(self, tasks: Sequence[Task], space: "_Space | None") -> "list[asyncio.Future[Answer]]":
@@ -68,14 +71,14 @@ class WorkerClient:
         return answers
 
     def start_process(self, kind: TaskKind, spec: Mapping[str, Any]) -> "asyncio.Future[Answer]":
-        """See Workers."""
+        """Start a worker process in advance; see `Workers.start_process`."""
         id = next(self._ids)
         started = self._wait(id, kind.unavailable)
         self._send(StartProcess(id, kind.name, dict(spec)))
         return started
 
     async def reserve_space(self, owner: TaskOwner, num_bytes: int, unavailable: type[Unavailable]) -> "_Space":
-        """See Workers."""
+        """Wait for disk space; see `Workers.reserve_space`."""
         id = next(self._ids)
         space = _Space(id, self._submit, self._send)
         taken = self._wait(id, unavailable)
@@ -88,14 +91,14 @@ class WorkerClient:
         return space
 
     def lose(self, reason: str = "") -> None:
-        """The connection has ended: fail all that waits for the pool."""
+        """Handle the end of the connection: all waiting futures raise the error of their kind of task."""
         waiting, self._waiting = self._waiting, {}
         for one in waiting.values():
             if not one.answer.done():
                 one.answer.set_exception(one.unavailable(_GONE + reason))
 
     def receive(self, message: FromPool) -> None:
-        """Take an answer of the pool."""
+        """Handle an answer from the pool."""
         one = self._waiting.pop(message.id, None)
         if one is None:
             return
@@ -134,7 +137,10 @@ class WorkerClient:
 
 
 class _Space:
-    """See Space. What its tasks have written is removed here if nobody waits for it any more, before it is returned."""
+    """Implementation of Space for WorkerClient.
+
+    Files that its tasks have written, and that nobody waits for any more, are removed before the space is returned.
+    """
 
     def __init__(
         self,
@@ -151,21 +157,21 @@ class _Space:
         self._kept: int | None = None
 
     def submit(self, tasks: Sequence[Task]) -> "list[asyncio.Future[Answer]]":
-        """See Space."""
+        """Run tasks that write into this space; see `Workers.submit`."""
         return self._submit(tasks, self)
 
     def shrink(self, num_bytes: int) -> None:
-        """See Space."""
+        """Return all but `num_bytes` when no task writes into the space."""
         if self._kept is None or num_bytes < self._kept:
             self._kept = num_bytes
         self._resize()
 
     def release(self) -> None:
-        """See Space."""
+        """Return all bytes when no task writes into the space."""
         self.shrink(0)
 
     def task_ended(self) -> None:
-        """Note that the pool has answered a task."""
+        """Uncount a task that the pool has answered."""
         self.num_tasks -= 1
         self._resize()
 

@@ -1,4 +1,4 @@
-"""The pool of processes that do the tasks of all API processes of a server."""
+"""The pool of worker processes that run the tasks of all API processes of a server."""
 
 import asyncio
 import contextlib
@@ -41,7 +41,7 @@ StartProcess = Callable[[TaskKind, Mapping[str, Any]], AnyWorkerProcess]
 
 @dataclass(eq=False)
 class _Entry:
-    """A task in the pool."""
+    """A task in the pool, waiting or running."""
 
     task: Task
     kind: TaskKind
@@ -54,27 +54,27 @@ class _Entry:
     process: AnyWorkerProcess | None = None
 
     def end(self) -> None:
-        """Note that nothing more will be written."""
+        """Uncount the task in its disk space, because nothing more will be written."""
         if self.space is not None:
             self.space.task_ended()
 
 
 @dataclass(eq=False)
 class _Idle:
-    """A process without a task."""
+    """A worker process without a task."""
 
     process: AnyWorkerProcess
     sort: str
 
 
 class WorkerPool:
-    """Runs tasks in processes, which it starts when they are first needed, and replaces those that have died.
+    """Runs tasks in worker processes, which are started on demand and replaced when they die. Implements Workers.
 
-    While tasks wait for a slot, one more process is kept ready for a tenant of which nothing runs: it does not wait for
-    a slot (see TaskQueue), and starting a process takes a second.
+    While tasks wait for a slot, one spare process is kept ready for a tenant (API key) without running tasks: such a
+    tenant need not wait for a slot (see TaskQueue), and starting a process takes a second.
 
-    Belongs to the event loop; must be closed. `clock` is in seconds. A running task has `grace` seconds even if nobody
-    waits for its answer any more.
+    Used on the event loop only; must be closed. `clock` returns seconds. A running task may go on for `grace` seconds
+    when nobody waits for its answer any more.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class WorkerPool:
     # see Workers
 
     def submit(self, tasks: Sequence[Task]) -> "list[asyncio.Future[Answer]]":
-        """See Workers."""
+        """Run tasks of one request; see `Workers.submit`."""
         return self._submit(tasks, None)
 
     def _submit(self, tasks: Sequence[Task], space: "TakenSpace | None") -> "list[asyncio.Future[Answer]]":
@@ -125,7 +125,7 @@ class WorkerPool:
         return [entry.answer for entry in entries]
 
     def start_process(self, kind: TaskKind, spec: Mapping[str, Any]) -> "asyncio.Future[Answer]":
-        """See Workers."""
+        """Start a worker process in advance; see `Workers.start_process`."""
         sort = _sort(kind, spec)
         if self._may_keep(sort):
             return asyncio.shield(next(iter(self._starting[sort]), None) or self._start_one(kind, spec, sort))
@@ -134,7 +134,7 @@ class WorkerPool:
         return nothing
 
     async def reserve_space(self, owner: TaskOwner, num_bytes: int, unavailable: type[Unavailable]) -> "TakenSpace":
-        """See Workers."""
+        """Wait for disk space; see `Workers.reserve_space`."""
         taken = TakenSpace(self._space, self._space.reserve(owner, num_bytes), self._submit)
         try:
             await taken.reservation.granted
@@ -144,7 +144,7 @@ class WorkerPool:
         return taken
 
     def close(self) -> None:
-        """End the processes. Blocks until they have ended."""
+        """End the worker processes, and wait (blocking) until they have ended."""
         self._is_closed = True
         for running in self._running:
             running.cancel()
@@ -162,7 +162,9 @@ class WorkerPool:
         return self._queues[entry.kind.is_long]
 
     def _refusal(self, entries: Sequence[_Entry]) -> GenaiServerError | None:
-        """Why tasks of one request cannot wait; None if they can, or need not."""
+        """Return the error if tasks of one request may not wait, because too much work of their tenant already
+        waits.
+        """
         if self._is_closed:
             return entries[0].kind.unavailable(_STOPPING) if entries else None
         waiting = [entry for queue in self._queues.values() for entry in queue.waiting]
@@ -184,7 +186,7 @@ class WorkerPool:
         return None
 
     def _run_next(self) -> None:
-        """Run the tasks whose turn it is, and end those that hold them up."""
+        """Start the tasks whose turn it is, and end abandoned tasks that keep others waiting."""
         for queue in self._queues.values():
             while (entry := queue.next()) is not None:
                 running = asyncio.create_task(self._run(queue, entry))
@@ -200,7 +202,7 @@ class WorkerPool:
             self._abandon(entry)
 
     def _abandon(self, entry: _Entry) -> None:
-        """Note that nobody waits for an answer any more."""
+        """Handle a task for whose answer nobody waits any more."""
         if self._queue(entry).abandon(entry, entry.task.owner):
             entry.end()
         if entry.kind.is_long:
@@ -215,7 +217,7 @@ class WorkerPool:
             entry.process.end()
 
     async def _run(self, queue: TaskQueue[_Entry], entry: _Entry) -> None:
-        """Run a task to its end."""
+        """Run a task to its end and set its future."""
         is_used = False
         try:
             answer = await self._answer(entry)
@@ -240,7 +242,10 @@ class WorkerPool:
     # the processes
 
     async def _answer(self, entry: _Entry) -> Answer:
-        """The answer of an idle process, or of a new one. If the process dies, another one is asked."""
+        """Return the answer of an idle or new process.
+
+        If the process dies, the task is tried once more in another process.
+        """
         task, kind, loop = entry.task, entry.kind, asyncio.get_running_loop()
         attempt = 1
         while True:
@@ -269,7 +274,9 @@ class WorkerPool:
                 entry.process = None
 
     async def _process(self, entry: _Entry) -> AnyWorkerProcess:
-        """The first one that is free: an idle one, a new one, or one whose task has ended in the meantime."""
+        """Return the first process of the right sort that is free: an idle one, a new one, or one whose task ends
+        meanwhile.
+        """
         if (process := self._take_idle(entry.sort)) is not None:
             return process
         wanted: asyncio.Future[AnyWorkerProcess] = asyncio.get_running_loop().create_future()
@@ -306,7 +313,9 @@ class WorkerPool:
         return process
 
     def _start_spare(self) -> None:
-        """Start a process of the sort that tasks wait for, if none is free and the queue may run one more task."""
+        """Start a spare process for waiting tasks, if there is none and the queue may run one more task than its
+        slots.
+        """
         queue = self._queues[False]  # a long task takes far longer than the start of its process
         waiting = next(queue.waiting, None)
         if waiting is None or self._is_closed or not self._may_keep(waiting.sort):
@@ -317,11 +326,11 @@ class WorkerPool:
             self._start_one(waiting.kind, waiting.task.spec, waiting.sort)
 
     def _may_keep(self, sort: str) -> bool:
-        """Whether a process may be started that no task needs yet."""
+        """Whether a process of this sort may be started before a task needs it."""
         return len(self._idle) < _MAX_IDLE and not any(idle.sort == sort for idle in self._idle)
 
     def _start_one(self, kind: TaskKind, spec: Mapping[str, Any], sort: str) -> "asyncio.Task[Answer]":
-        """Start a process for the first task that then has none, or to be kept."""
+        """Start a process and give it to the first waiting task, or keep it idle."""
         starting = asyncio.create_task(self._start_and_keep(kind, spec, sort))
         starting.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # a task may report it
         self._starting[sort].append(starting)
@@ -343,8 +352,9 @@ class WorkerPool:
         return {}
 
     def _keep(self, kind: TaskKind, spec: Mapping[str, Any], process: AnyWorkerProcess) -> None:
-        """Give a process to the first task that has none, or keep it for the next one. The least recently used process
-        ends if there are too many.
+        """Give a process to the first waiting task of its sort, or keep it idle.
+
+        If there are too many idle processes, the least recently used one is ended.
         """
         sort = _sort(kind, spec)
         if (wanted := _first(self._wanted[sort])) is not None:
@@ -365,7 +375,7 @@ class WorkerPool:
 
 
 class TakenSpace:
-    """See Space."""
+    """Implementation of Space for WorkerPool."""
 
     def __init__(
         self,
@@ -382,20 +392,20 @@ class TakenSpace:
         self._kept = reservation.num_bytes
 
     def submit(self, tasks: Sequence[Task]) -> "list[asyncio.Future[Answer]]":
-        """See Space."""
+        """Run tasks that write into this space; see `Workers.submit`."""
         return self._submit(tasks, self)
 
     def shrink(self, num_bytes: int) -> None:
-        """See Space."""
+        """Return all but `num_bytes` when no task writes into the space."""
         self._kept = min(self._kept, num_bytes)
         self._resize()
 
     def release(self) -> None:
-        """See Space."""
+        """Return all bytes when no task writes into the space."""
         self.shrink(0)
 
     def task_ended(self) -> None:
-        """Note that a task writes no more."""
+        """Uncount a task that writes no more."""
         self.num_tasks -= 1
         self._resize()
 
@@ -405,13 +415,13 @@ class TakenSpace:
 
 
 def remove(path: str) -> None:
-    """Remove a file that a task was to write."""
+    """Remove the output file of a task, if it exists."""
     with contextlib.suppress(OSError):
         Path(path).unlink(missing_ok=True)
 
 
 def _first(waiting: "list[asyncio.Future[AnyWorkerProcess]]") -> "asyncio.Future[AnyWorkerProcess] | None":
-    """Take out the first future whose task still waits; None if there is none."""
+    """Remove and return the first future that is not done; None if there is none."""
     while waiting:
         if not (wanted := waiting.pop(0)).done():
             return wanted
@@ -424,12 +434,12 @@ def _entry(task: Task, answer: "asyncio.Future[Answer]", space: TakenSpace | Non
 
 
 def _sort(kind: TaskKind, spec: Mapping[str, Any]) -> str:
-    """Processes of one sort can do the same tasks."""
+    """Return a text that identifies processes with the same kind and specification, which can run the same tasks."""
     return f"{kind.name} {json.dumps(spec, sort_keys=True)}"
 
 
 def _costs(entries: Sequence[_Entry]) -> Counter[CostUnit]:
-    """The costs of tasks by their units."""
+    """Return the total cost of tasks by cost unit."""
     found: Counter[CostUnit] = Counter()
     for entry in entries:
         if entry.kind.unit is not None:

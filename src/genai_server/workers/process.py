@@ -1,6 +1,7 @@
-"""A process of the worker pool, as the pool sees it. The process itself runs worker_loop.py.
+"""A worker process as the pool handles it. The process itself runs worker_loop.py.
 
-It does one thing at a time, so that a crash can be attributed. Nothing that it sends is unpickled.
+It runs one task at a time, so that a crash can be attributed to a task. Its answers are JSON, because unpickling what
+an untrusted process sends would be unsafe.
 """
 
 import contextlib
@@ -20,28 +21,28 @@ _MAX_ANSWER = 16 * 1024 * 1024
 
 
 class ProcessDied(Exception):
-    """The process died of a question, or was killed from outside; the message says how."""
+    """The worker process died while it ran a task, or was killed from outside. The message says how."""
 
 
 class ProcessTimeout(Exception):
-    """The process was killed because an answer took too long."""
+    """The worker process was killed because an answer took too long."""
 
 
 class AnyWorkerProcess(Protocol):
-    """What the pool needs of a process. Every method may block; any thread may call `end`."""
+    """The interface of a worker process for the pool. All methods may block; `end` is thread-safe."""
 
     # Whether `end` was called.
     is_ended: bool
 
     @property
     def is_alive(self) -> bool:
-        """Whether the process can take a question."""
+        """Whether the process is running and can accept a question."""
         ...
 
     def ask(self, question: Mapping[str, Any], data: bytes, timeout: float) -> dict[str, Any]:
-        """Send a question with its bytes; returns the answer.
+        """Send a question with bytes and return the answer. `timeout` is in seconds.
 
-        Raises ProcessDied and ProcessTimeout, after which the process is gone.
+        Raises ProcessDied or ProcessTimeout, after which the process no longer runs.
         """
         ...
 
@@ -51,9 +52,9 @@ class AnyWorkerProcess(Protocol):
 
 
 class WorkerProcess:
-    """Starts a process of a kind, which gets `spec` as JSON, and waits until it is ready.
+    """A worker process of a kind of tasks. The constructor starts it with `spec` as JSON and waits until it is ready.
 
-    Raises the error of the kind if the process cannot be started.
+    The constructor raises the error of the kind if the process cannot be started.
     """
 
     def __init__(self, kind: TaskKind, spec: Mapping[str, Any]) -> None:
@@ -77,11 +78,11 @@ class WorkerProcess:
 
     @property
     def is_alive(self) -> bool:
-        """See AnyWorkerProcess."""
+        """Whether the process is running and can accept a question."""
         return self._process.poll() is None
 
     def ask(self, question: Mapping[str, Any], data: bytes, timeout: float) -> dict[str, Any]:
-        """See AnyWorkerProcess."""
+        """Send a question with bytes and return the answer; see `AnyWorkerProcess.ask`."""
         head = json.dumps({**question, "size": len(data)}).encode()
         return self._exchange(head + b"\n" + data, timeout)
 
@@ -114,7 +115,7 @@ class WorkerProcess:
         raise ProcessDied(f"exit status {status}")
 
     def end(self) -> None:
-        """See AnyWorkerProcess."""
+        """Kill the process, whatever it is doing."""
         self.is_ended = True
         self._process.kill()
         self._process.wait()

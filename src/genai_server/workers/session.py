@@ -1,4 +1,4 @@
-"""What one API process has asked of the worker pool."""
+"""The session of one API process with the worker pool."""
 
 import asyncio
 import logging
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 
 class PoolSession:
-    """Passes the messages of one API process to the pool, and sends it the answers. Belongs to the pool's loop."""
+    """Passes messages of one API process to the pool, and sends answers back. Used on the pool's event loop only."""
 
     def __init__(self, pool: WorkerPool, send: Callable[[FromPool], None]) -> None:
         self._pool = pool
@@ -40,7 +40,7 @@ class PoolSession:
         self._taken: dict[int, TakenSpace] = {}
 
     def close(self) -> None:
-        """The API process has gone: nobody waits for its tasks any more."""
+        """Handle the end of the API process: cancel its tasks and return its disk space."""
         for answer in list(self._answers.values()):
             answer.cancel()
         for waiting in list(self._spaces.values()):
@@ -50,7 +50,7 @@ class PoolSession:
         self._taken.clear()
 
     def receive(self, message: ToPool) -> None:
-        """Take a message. Raises KeyError for a kind or a space that does not exist."""
+        """Handle a message. Raises KeyError for an unknown kind of tasks or an unknown space."""
         match message:
             case RunTasks(first_id, tasks, space):
                 answers = self._pool.submit(tasks) if space is None else self._taken[space].submit(tasks)

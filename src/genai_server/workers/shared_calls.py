@@ -1,4 +1,4 @@
-"""Work that several requests wait for at the same time, and that is done once."""
+"""Work that several requests wait for at the same time, but that is done only once."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -11,9 +11,9 @@ Begin = Callable[[], Coroutine[Any, Any, T]]
 
 
 class SharedCall(Generic[T]):
-    """Work that runs as long as somebody waits for it. Whoever has joined it must leave it.
+    """Work that runs as long as at least one caller waits for it. Each caller must call `leave` in the end.
 
-    `forget` is called once nobody can join it any more.
+    `forget` is called when no further caller may join the work.
     """
 
     def __init__(self, begin: Begin[T], forget: Callable[["SharedCall[T]"], None]) -> None:
@@ -24,18 +24,18 @@ class SharedCall(Generic[T]):
         self._task.add_done_callback(self._ended)
 
     async def result(self) -> T:
-        """The result of the work. Raises what the work raises."""
+        """Wait for the work and return its result, or raise its exception."""
         return await asyncio.shield(self._task)
 
     def leave(self) -> None:
-        """Wait for the result no longer."""
+        """Stop waiting. The work is cancelled if no other caller waits."""
         self.num_waiting -= 1
         if not self.num_waiting:
             self._task.cancel()
             self._forget(self)
 
     def add_done_callback(self, callback: Callable[[object], None]) -> None:
-        """Call this when the work has ended, or was cancelled."""
+        """Call a function when the work has ended or was cancelled."""
         self._task.add_done_callback(callback)
 
     async def _run(self) -> T:
@@ -48,17 +48,20 @@ class SharedCall(Generic[T]):
 
 
 class SharedCalls(Generic[T]):
-    """Calls by their keys. Belongs to the event loop."""
+    """Shared calls by key: equal keys share one call. Used on the event loop only."""
 
     def __init__(self) -> None:
         self._calls: dict[str, SharedCall[T]] = {}
 
     def __contains__(self, key: str) -> bool:
-        """Whether a call with this key runs."""
+        """Whether a call with this key is running."""
         return key in self._calls
 
     def join(self, key: str, begin: Begin[T]) -> SharedCall[T]:
-        """Wait for the call that runs with this key, or else for the work that `begin` makes."""
+        """Join the running call with this key, or start the work that `begin` returns.
+
+        The caller must `leave` the call.
+        """
 
         def forget(call: SharedCall[T]) -> None:
             if self._calls.get(key) is call:
@@ -71,7 +74,7 @@ class SharedCalls(Generic[T]):
         return call
 
     async def run(self, key: str, begin: Begin[T]) -> T:
-        """The result of the call that runs with this key, or else of the work that `begin` makes."""
+        """Return the result of the running call with this key, or of the work that `begin` returns."""
         call = self.join(key, begin)
         try:
             return await call.result()

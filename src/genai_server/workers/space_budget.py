@@ -1,4 +1,4 @@
-"""The disk space for decoded recordings and prepared images, which is taken before anything is written."""
+"""The disk space for decoded recordings and prepared images, which is reserved before anything is written."""
 
 import asyncio
 from collections import Counter
@@ -9,7 +9,7 @@ from genai_server.messages.worker_tasks import TaskOwner
 
 @dataclass(eq=False)
 class Reservation:
-    """Bytes that a request has taken, or waits for."""
+    """Bytes of disk space that a request has reserved or waits for."""
 
     owner: TaskOwner
     num_bytes: int
@@ -18,11 +18,11 @@ class Reservation:
 
 
 class SpaceBudget:
-    """A number of bytes that tenants share. Belongs to the event loop.
+    """Disk space, in bytes, that tenants (API keys) share. Used on the event loop only.
 
-    A tenant may have at most as many bytes as then remain free, so that there is always space for another one: one may
-    have half of all, each of two a third. The tenant with the fewest bytes comes first; while there is no space for
-    what it wants, no other one gets any. Low-priority requests wait for all others.
+    A tenant may hold at most as many bytes as then remain free, so that another tenant always finds space: one tenant
+    can hold half of the space, two tenants a third each. The tenant with the fewest bytes comes first; while its
+    reservation does not fit, no other tenant gets space. Low-priority requests wait until no others wait.
     """
 
     def __init__(self, total: int) -> None:
@@ -33,18 +33,21 @@ class SpaceBudget:
 
     @property
     def num_bytes(self) -> int:
-        """How many bytes are taken."""
+        """The number of bytes that are reserved now."""
         return sum(reservation.num_bytes for reservation in self._taken)
 
     def reserve(self, owner: TaskOwner, num_bytes: int) -> Reservation:
-        """Take bytes as soon as there is space for them. To leave off waiting, resize them to 0."""
+        """Reserve bytes when there is space for them; `granted` of the reservation is then done.
+
+        To stop waiting, resize the reservation to 0.
+        """
         reservation = Reservation(owner, num_bytes, asyncio.get_running_loop().create_future())
         self._waiting.append(reservation)
         self._grant()
         return reservation
 
     def resize(self, reservation: Reservation, num_bytes: int) -> None:
-        """Return all but this many of the bytes; with 0, the reservation is over."""
+        """Reduce a reservation to `num_bytes`; 0 ends it."""
         if reservation in self._taken:
             self._by_tenant[reservation.owner.tenant] += num_bytes - reservation.num_bytes
             reservation.num_bytes = num_bytes
@@ -56,7 +59,7 @@ class SpaceBudget:
         self._grant()
 
     def _grant(self) -> None:
-        """Grant whatever there is space for."""
+        """Grant all waiting reservations that fit and whose turn it is."""
         free = self._total - self.num_bytes
         order = sorted(self._waiting, key=lambda one: (one.owner.low_priority, self._by_tenant[one.owner.tenant]))
         first = None

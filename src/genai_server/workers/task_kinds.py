@@ -1,6 +1,6 @@
-"""The kinds of tasks of the worker pool. The code that does a task is in the package that the kind's module names.
+"""The kinds of tasks of the worker pool. The code of a task is in the module that its kind names.
 
-A module has its processes' limit of memory, a task its limit of time.
+The module limits its process's memory; each task has its own time limit.
 """
 
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from genai_server.errors import AudioReaderUnavailable, CheckerUnavailable, Imag
 
 @dataclass(frozen=True)
 class CostUnit:
-    """What the work that waits for a kind of tasks is counted in, for each tenant."""
+    """The unit in which the waiting work of a kind of tasks is counted and limited per tenant."""
 
     # In the plural.
     name: str
@@ -22,13 +22,13 @@ class CostUnit:
 
 
 PIXELS = CostUnit("pixels", "images", "waiting_pixels", "GENAI_MAX_WAITING_PIXELS")
-SECONDS = CostUnit("seconds", "recordings and sounds", "waiting_seconds", "GENAI_MAX_WAITING_AUDIO_SECONDS")
+SECONDS = CostUnit("seconds", "recordings and audio clips", "waiting_seconds", "GENAI_MAX_WAITING_AUDIO_SECONDS")
 BYTES = CostUnit("bytes", "grammars", "waiting_bytes", "GENAI_MAX_WAITING_GRAMMAR_BYTES")
 
 
 @dataclass(frozen=True)
 class TaskKind:
-    """A kind of tasks, which have processes of their own."""
+    """A kind of tasks. Each kind has its own processes."""
 
     name: str
     # The module that a process runs.
@@ -47,8 +47,8 @@ CHECK_GRAMMAR = TaskKind(
     "check_grammar", "genai_server.grammar_checker.process", "checks grammars", CheckerUnavailable, BYTES
 )
 READ_IMAGE = TaskKind("read_image", "genai_server.media.images.process", "reads images", ImageReaderUnavailable, PIXELS)
-READ_SOUND = TaskKind(
-    "read_sound", "genai_server.media.images.process", "reads sounds", ImageReaderUnavailable, SECONDS
+READ_AUDIO = TaskKind(
+    "read_audio", "genai_server.media.images.process", "reads audio clips", ImageReaderUnavailable, SECONDS
 )
 DECODE = TaskKind(
     "decode", "genai_server.media.audio.decode_process", "decodes recordings", AudioReaderUnavailable, SECONDS
@@ -65,4 +65,4 @@ READ_WINDOW = TaskKind(
     "read_window", "genai_server.media.audio.window_process", "reads recordings", AudioReaderUnavailable
 )
 
-TASK_KINDS = {kind.name: kind for kind in (CHECK_GRAMMAR, READ_IMAGE, READ_SOUND, DECODE, DECODE_LONG, READ_WINDOW)}
+TASK_KINDS = {kind.name: kind for kind in (CHECK_GRAMMAR, READ_IMAGE, READ_AUDIO, DECODE, DECODE_LONG, READ_WINDOW)}

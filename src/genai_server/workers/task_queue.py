@@ -1,4 +1,4 @@
-"""The tasks that wait for a process and those that run, and the order in which they get their turns."""
+"""The queue of waiting and running tasks of the worker pool, which decides the order of tasks."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 @dataclass
 class _Running:
-    """A task that runs."""
+    """A running task."""
 
     owner: TaskOwner
     # When it began, by the clock.
@@ -25,12 +25,12 @@ class _Running:
 
 
 class TaskQueue(Generic[T]):
-    """Tasks that share `slots`, the number of tasks that run at a time.
+    """Orders tasks fairly; `slots` tasks run at a time.
 
-    Tenants take turns by the time of the processes that their tasks have used, and so do the requests of a tenant (see
-    FairQueue); a request's own tasks keep their order. Low-priority tasks come after all others, and leave one
-    slot free where there are several. A tenant of which nothing runs need not wait for those of others: its first task
-    may run beyond `slots`, if no other tenant's does.
+    Tenants (API keys) take turns by the process time that their tasks have used, and so do the requests of a tenant
+    (see FairQueue). Tasks of one request keep their order. Low-priority tasks come after all others, and leave one slot
+    free if there are several. A tenant without running tasks need not wait for other tenants: its first task may run in
+    addition to `slots`, but only one task at a time does.
     """
 
     def __init__(self, slots: int, clock: Callable[[], float], grace: float) -> None:
@@ -45,19 +45,19 @@ class TaskQueue(Generic[T]):
 
     @property
     def running(self) -> Iterator[T]:
-        """The tasks that run."""
+        """The running tasks."""
         return iter(self._running)
 
     @property
     def waiting(self) -> Iterator[T]:
-        """The tasks that wait."""
+        """The waiting tasks."""
         for tenants in self._waiting.values():
             for requests in tenants.values():
                 for tasks in requests.values():
                     yield from tasks
 
     def add(self, task: T, owner: TaskOwner) -> None:
-        """Let a task wait for its turn."""
+        """Add a task, which waits for its turn."""
         low_priority = owner.low_priority
         tenants = self._waiting[low_priority]
         if owner.tenant not in (present := self._present(low_priority=low_priority)):
@@ -68,7 +68,7 @@ class TaskQueue(Generic[T]):
         tenants.setdefault(owner.tenant, OrderedDict()).setdefault(owner.request, OrderedDict())[task] = owner
 
     def next(self) -> T | None:
-        """The task whose turn it is, which runs from now on; None if none may run now."""
+        """Return the next task and count it as running; None if none may run now."""
         for low_priority in (False, True):
             tenants = self._waiting[low_priority]
             may_run = [tenant for tenant in tenants if self._may_run(tenant, low_priority=low_priority)]
@@ -79,7 +79,7 @@ class TaskQueue(Generic[T]):
         return None
 
     def _start(self, tenant: str, *, low_priority: bool) -> T:
-        """Run the next task of a tenant."""
+        """Choose a tenant's next task, count it as running and return it."""
         requests, turns = self._waiting[low_priority][tenant], self._requests[low_priority, tenant]
         in_flight = self._in_flight(tenant, low_priority=low_priority)
         request = min(requests, key=lambda request: turns.turn(request, in_flight.get(request, 0.0)))
@@ -89,7 +89,7 @@ class TaskQueue(Generic[T]):
         return task
 
     def finish(self, task: T) -> None:
-        """Note that a running task has ended."""
+        """Remove a running task that has ended, and count the process time that it used."""
         ended = self._running.pop(task)
         seconds = self._clock() - ended.since
         low_priority, tenant, request = ended.owner.low_priority, ended.owner.tenant, ended.owner.request
@@ -99,9 +99,9 @@ class TaskQueue(Generic[T]):
         self._forget(ended.owner)
 
     def abandon(self, task: T, owner: TaskOwner) -> bool:
-        """Note that nobody waits for a task any more: it is not run, or runs on until it holds up another one.
+        """Handle a task that nobody waits for any more. Returns whether it was waiting and is removed.
 
-        Returns whether it is not run. Does nothing for a task that has ended.
+        A running task continues until it keeps others waiting (see `overdue`). Does nothing for a task that has ended.
         """
         if task in self._running:
             self._running[task].is_abandoned = True
@@ -112,14 +112,16 @@ class TaskQueue(Generic[T]):
         return False
 
     def overdue(self) -> list[T]:
-        """The running tasks to end: nobody waits for them, others wait for their turn, and their grace is over."""
+        """Return the running tasks to end: nobody waits for them, other tasks wait, and their grace period is
+        over.
+        """
         if not any(self._waiting.values()):
             return []
         until = self._clock() - self._grace
         return [task for task, running in self._running.items() if running.is_abandoned and running.since <= until]
 
     def _may_run(self, tenant: str, *, low_priority: bool) -> bool:
-        """Whether a task of the tenant may run now."""
+        """Whether a task of the tenant may start now."""
         num_running = len(self._running)
         if low_priority:
             own = sum(running.owner.low_priority for running in self._running.values())
@@ -143,7 +145,7 @@ class TaskQueue(Generic[T]):
         )
 
     def _take(self, task: T, owner: TaskOwner) -> None:
-        """Remove a task from those that wait."""
+        """Remove a task from the waiting tasks."""
         tenants = self._waiting[owner.low_priority]
         requests = tenants[owner.tenant]
         del requests[owner.request][task]
@@ -153,13 +155,15 @@ class TaskQueue(Generic[T]):
             del tenants[owner.tenant]
 
     def _present(self, of_tenant: str | None = None, *, low_priority: bool) -> set[str]:
-        """The tenants of which tasks wait or run, or the requests of one tenant."""
+        """Return the tenants with waiting or running tasks, or with `of_tenant` such requests of one tenant."""
         waiting = self._waiting[low_priority]
         found = set(waiting if of_tenant is None else waiting.get(of_tenant, ()))
         return found | self._in_flight(of_tenant, low_priority=low_priority).keys()
 
     def _in_flight(self, of_tenant: str | None = None, *, low_priority: bool) -> dict[str, float]:
-        """The seconds that running tasks have taken, by tenant, or by request of one tenant."""
+        """Return the seconds that running tasks have used so far, by tenant, or with `of_tenant` by request of
+        that tenant.
+        """
         now, found = self._clock(), dict[str, float]()
         for running in self._running.values():
             owner = running.owner
@@ -169,7 +173,9 @@ class TaskQueue(Generic[T]):
         return found
 
     def _forget(self, owner: TaskOwner) -> None:
-        """Forget what is not needed any more of the request and the tenant that a task belonged to."""
+        """Remove the fair-queue accounts of a finished task's request and tenant if nothing else of them is
+        present.
+        """
         low_priority, tenant = owner.low_priority, owner.tenant
         if owner.request not in self._present(tenant, low_priority=low_priority):
             self._requests[low_priority, tenant].forget(owner.request)

@@ -1,7 +1,8 @@
-"""The main loop of a process for untrusted input, which the pool asks through process.py.
+"""The main loop of a worker process for untrusted input. Its counterpart in the pool is process.py.
 
-Standard input carries questions and stays open while the parent lives: a line of JSON, then as many bytes as its `size`
-says. Standard output carries one line of JSON when the process is ready, and then one for each question.
+Questions arrive on standard input, which stays open while the parent lives: a line of JSON, followed by as many bytes
+as its member `size` says. On standard output the process writes one line of JSON when it is ready, and one line for
+each question.
 """
 
 import json
@@ -24,10 +25,11 @@ _Questions = SimpleQueue[tuple[dict[str, Any], bytes]]
 
 
 def answer_questions(prepare: Callable[[], Answer], memory: int, *, gives_way: bool = False) -> None:
-    """Answer questions until the parent exits. `memory` limits the bytes in addition to those of the prepared process.
+    """Answer questions until the parent process exits.
 
-    `gives_way` has the system prefer other processes where all want to run.
-    If `prepare` raises, the parent gets the reason, and nothing is answered.
+    `prepare` returns the function that answers a question; if it raises, the parent receives the reason and no question
+    is answered. `memory` limits the bytes in addition to those that the process uses after `prepare`. `gives_way`
+    lowers the process's CPU priority.
     """
     answers = os.fdopen(private_standard_output(), "wb")
     ignore_group_signals()
@@ -47,19 +49,19 @@ def _answer(prepare: Callable[[], Answer], memory: int, questions: _Questions, a
     try:
         answer = prepare()
     except BaseException as error:
-        _tell(answers, {"failed": in_one_line(error)})
+        _send(answers, {"failed": in_one_line(error)})
         return
     limit_memory(memory)
-    _tell(answers, {})
+    _send(answers, {})
     # A library may print its input to standard error; logs must not quote requests.
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     try:
         while True:
-            _tell(answers, answer(*questions.get()))
+            _send(answers, answer(*questions.get()))
     finally:
         os._exit(1)  # the parent need not wait for an answer
 
 
-def _tell(answers: BinaryIO, found: dict[str, Any]) -> None:
+def _send(answers: BinaryIO, found: dict[str, Any]) -> None:
     answers.write(json.dumps(found).encode() + b"\n")
     answers.flush()

@@ -1,4 +1,4 @@
-"""What the packages that prepare requests know of the worker pool, in whichever process it is."""
+"""The interface of the worker pool for packages that prepare requests, in whichever process the pool runs."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ Answer = dict[str, Any]
 
 @dataclass(frozen=True)
 class Requester:
-    """The request that something is prepared for."""
+    """The request for which something is prepared."""
 
     owner: TaskOwner
     # Prepared images are shared by requests with equal salts.
@@ -23,42 +23,43 @@ class Requester:
 
 
 class Space(Protocol):
-    """Disk space that a request has taken. Tasks that write into it keep it until they have ended."""
+    """Disk space that a request has reserved. It is not returned while tasks that write into it are running."""
 
     def submit(self, tasks: Sequence[Task]) -> "list[asyncio.Future[Answer]]":
-        """Run tasks that write into this space; see Workers."""
+        """Run tasks that write into this space; see `Workers.submit`."""
         ...
 
     def shrink(self, num_bytes: int) -> None:
-        """Return all but this many bytes, once no task writes into the space."""
+        """Return all but `num_bytes` when no task writes into the space."""
         ...
 
     def release(self) -> None:
-        """Return all bytes, once no task writes into the space."""
+        """Return all bytes when no task writes into the space."""
         ...
 
 
 class Workers(Protocol):
-    """Processes for work on what strangers send. Belongs to the event loop."""
+    """A pool of processes that handle untrusted input. Used on the event loop only."""
 
     def submit(self, tasks: Sequence[Task]) -> "list[asyncio.Future[Answer]]":
-        """Run tasks of one request: all of them, or none if too much work of the request's tenant would wait.
+        """Run tasks of one request: all of them, or none if too much work of the request's tenant already waits.
 
-        A cancelled future ends its task. The futures raise ProcessDied if two processes died of the task,
-        ProcessTimeout, QueueFull, and the error of the kind if no process can be started.
+        Cancelling a future ends its task. The futures raise ProcessDied if two processes died of the task,
+        ProcessTimeout, QueueFull, and the error of the kind of tasks if no process can be started.
         """
         ...
 
     def start_process(self, kind: TaskKind, spec: Mapping[str, Any]) -> "asyncio.Future[Answer]":
-        """Have a process ready for tasks, unless the processes of others would have to end for it.
+        """Start a process in advance, unless processes of another kind or specification would have to end for it.
 
-        The future raises the error of the kind if it cannot be started.
+        The future raises the error of the kind of tasks if the process cannot be started.
         """
         ...
 
     async def reserve_space(self, owner: TaskOwner, num_bytes: int, unavailable: type[Unavailable]) -> Space:
-        """Wait for disk space, and take it. Raises `unavailable` if the pool cannot be reached.
+        """Wait for `num_bytes` of disk space and reserve it. Raises `unavailable` if the pool cannot be reached.
 
-        A request must not wait for more while it has some: those that wait for one another would never end.
+        A request must not wait for more space while it holds some, because requests that wait for each other would
+        never end.
         """
         ...

@@ -69,7 +69,7 @@ def speech(shortest: float, longest: float) -> tuple[Samples, tuple[Spoken, ...]
 def probabilities(pauses: tuple[float, float]) -> Probabilities:
     """What the detector says about each frame of the speech."""
     samples, _ = speech(*pauses)
-    return Detector().listen(int(samples.max())).probabilities(samples)
+    return Detector().start(int(samples.max())).probabilities(samples)
 
 
 class Replayed:

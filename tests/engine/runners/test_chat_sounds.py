@@ -21,8 +21,8 @@ from genai_server.engine.runners.lengths import BatchLimits
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.scheduling.scheduler_output import UNSHARED
 from genai_server.engine.sequence import Sequence
+from genai_server.media.images.audio_processor import AudioProcessor
 from genai_server.media.images.processor import ProcessedImage
-from genai_server.media.images.sound_processor import SoundProcessor
 from genai_server.messages.generation_request import GenerationRequest, Image
 from genai_server.model_files.vision_model import Medium, read_vision_model
 from tests.engine.model_runners import answers, generator_answer, logits_of_answers, profiled_answer
@@ -40,9 +40,9 @@ class Hearing:
     def __init__(self, folder: Path) -> None:
         model = read_vision_model(PATH)
         assert model is not None
-        assert model.medium is Medium.SOUND
+        assert model.medium is Medium.AUDIO
         self.token = model.image_token_id
-        processor = SoundProcessor(model, PATH, folder)
+        processor = AudioProcessor(model, PATH, folder)
         self.sounds = [processor.process(encoded(sound), 60) for sound in SOUNDS]
         files = read_vision_files(PATH)
         assert files is not None

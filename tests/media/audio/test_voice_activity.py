@@ -47,7 +47,7 @@ _PAD = RATE / _FRAME
 
 def test_detector_tells_speech_from_silence_and_tones() -> None:
     samples = np.concatenate([silence(2), sentence(), tone(3), sentence(), silence(1)])
-    found = _DETECTOR.listen(24_000).probabilities(samples) > 0.5
+    found = _DETECTOR.start(24_000).probabilities(samples) > 0.5
     is_speech = np.repeat(found, _FRAME)[: len(samples)]
     length = len(sentence())
     assert not is_speech[: 2 * RATE - _FRAME].any()
@@ -58,7 +58,7 @@ def test_detector_tells_speech_from_silence_and_tones() -> None:
 
 def test_detector_hears_the_same_in_blocks() -> None:
     samples = np.concatenate([silence(1), sentence(), silence(1)])
-    whole, parts = _DETECTOR.listen(24_000), _DETECTOR.listen(24_000)
+    whole, parts = _DETECTOR.start(24_000), _DETECTOR.start(24_000)
     joined = [parts.probabilities(samples[at : at + 20 * _FRAME]) for at in range(0, len(samples), 20 * _FRAME)]
     assert np.allclose(np.concatenate(joined), whole.probabilities(samples), atol=1e-5)
 
@@ -66,7 +66,7 @@ def test_detector_hears_the_same_in_blocks() -> None:
 @pytest.mark.parametrize("factor", [1, 0.01, 0.001])
 def test_quiet_speech_is_found(factor: float) -> None:
     samples = np.concatenate([silence(3), (sentence() * factor).astype(np.int16), silence(3)])
-    found = find_speech(_DETECTOR.listen(int(np.abs(samples).max())), samples, 0, _LIMIT, 60 * RATE)
+    found = find_speech(_DETECTOR.start(int(np.abs(samples).max())), samples, 0, _LIMIT, 60 * RATE)
     assert isinstance(found, Speech)
     assert 1.9 * RATE < found.begin <= 2.3 * RATE
     assert 3 * RATE + len(sentence()) + 0.4 * RATE < found.end < len(samples) - 1.3 * RATE
@@ -74,7 +74,7 @@ def test_quiet_speech_is_found(factor: float) -> None:
 
 def test_noise_is_silence() -> None:
     noise = (np.random.default_rng(0).standard_normal(20 * RATE) * 300).astype(np.int16)
-    assert find_speech(_DETECTOR.listen(1500), noise, 0, _LIMIT, 60 * RATE) == Silence(len(noise))
+    assert find_speech(_DETECTOR.start(1500), noise, 0, _LIMIT, 60 * RATE) == Silence(len(noise))
 
 
 def test_part_begins_shortly_before_speech() -> None:
@@ -168,7 +168,7 @@ def test_no_more_is_heard_than_the_part_needs() -> None:
 
 
 def test_recording_of_one_sample_has_no_speech() -> None:
-    assert find_speech(_DETECTOR.listen(5), np.ones(1, np.int16), 0, _LIMIT, 60 * RATE) == Silence(1)
+    assert find_speech(_DETECTOR.start(5), np.ones(1, np.int16), 0, _LIMIT, 60 * RATE) == Silence(1)
 
 
 def test_threshold_and_padding_may_be_chosen() -> None:

@@ -18,7 +18,7 @@ from genai_server.model_files.vision_model import Medium
 from genai_server.text.codec import TextCodec
 
 # What taking something besides text is called in `capabilities`.
-_ABILITIES = {Medium.IMAGE: "vision", Medium.SOUND: "audio"}
+_ABILITIES = {Medium.IMAGE: "vision", Medium.AUDIO: "audio"}
 router = APIRouter(tags=["models"], responses=error_responses(404))
 
 

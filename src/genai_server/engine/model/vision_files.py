@@ -21,7 +21,7 @@ def read_vision_files(model_dir: Path) -> VisionFiles | None:
     if known is None:
         return None
     model = read_config(model_dir)["model"]
-    has_audio = known.medium is Medium.SOUND
+    has_audio = known.medium is Medium.AUDIO
     vision, embedding = model["speech" if has_audio else "vision"], model["embedding"]
     parts = [part.get(kind) or {} for part in (vision, embedding) for kind in ("inputs", "outputs")]
     names = {name: graph_name for part in parts for name, graph_name in part.items()}

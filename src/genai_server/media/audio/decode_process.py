@@ -1,8 +1,9 @@
-"""The decoder: a process that decodes untrusted recordings into files of PCM.
+"""Worker process that decodes untrusted recordings into files of PCM samples.
 
-Its argument is a specification in JSON. A question names the recording's file, the file to write and the seconds that
-may be written, and is answered with the number of samples and their peak amplitude, or that there are more, or why the
-recording is refused, or why its samples cannot be written. The process reads no environment and holds no secrets.
+The argument is a specification in JSON. A question names the recording's file, the file to write and the maximum
+seconds to write. The answer is the number of samples and their peak amplitude, or that the recording is longer, or the
+reason why the recording is refused or the samples cannot be written. The process reads no environment variables and
+holds no secrets.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Decodes recordings in separate processes."""
+"""Decodes recordings in worker processes."""
 
 import asyncio
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from genai_server.config.media_settings import BYTES_PER_SECOND
 from genai_server.config.settings import Settings
 from genai_server.errors import AudioReaderUnavailable, InvalidField
 from genai_server.messages.worker_tasks import Task
-from genai_server.model_files.speech_model import SAMPLE_RATE, longest_sound
+from genai_server.model_files.speech_model import SAMPLE_RATE, longest_audio
 from genai_server.workers.pool import remove
 from genai_server.workers.process import ProcessDied, ProcessTimeout
 from genai_server.workers.task_kinds import DECODE, DECODE_LONG, TaskKind
@@ -28,7 +28,9 @@ _CRASHES = "crashes the process that decodes recordings, or exceeds its memory l
 
 @dataclass(frozen=True)
 class Decoded:
-    """A recording as a file of mono PCM with 16 bits and 16 kHz, which has its space until it is closed."""
+    """A decoded recording: a file of mono PCM with 16 bits at 16 kHz. The file occupies `space` until it is
+    closed.
+    """
 
     path: Path
     num_samples: int
@@ -37,14 +39,14 @@ class Decoded:
     space: Space
 
     def close(self) -> None:
-        """Remove the file."""
+        """Remove the file and return the disk space."""
         remove(str(self.path))
         self.space.release()
 
 
 @dataclass(frozen=True)
 class _Outcome:
-    """What became of a recording."""
+    """The result of decoding a recording."""
 
     # One of RESULTS.
     result: str
@@ -54,7 +56,7 @@ class _Outcome:
 
 
 class Decoder:
-    """Decodes the recordings of all models. Belongs to the event loop.
+    """Decodes the recordings for all models. Used on the event loop only.
 
     `count` is called with the result of each recording, one of RESULTS.
     """
@@ -67,17 +69,17 @@ class Decoder:
         self._count = count
 
     async def decode(self, file: Path, target: Path, requester: Requester, *, param: str) -> Decoded:
-        """Decode a recording into `target`, and remove its file. A caller that is cancelled ends the process.
+        """Decode a recording into the file `target`, and remove the recording's own file.
 
-        It waits until there is space on the disk for what is decoded. Raises InvalidField, which names `param`,
-        AudioReaderUnavailable, and QueueFull if too much waits.
+        Waits until there is disk space for the samples. Cancelling the caller ends the worker process. Raises
+        InvalidField, which names `param`, AudioReaderUnavailable, and QueueFull if too many recordings wait.
         """
-        most = self._settings.max_audio_seconds
+        max_seconds = self._settings.max_audio_seconds
         try:
             size = (await asyncio.to_thread(file.stat)).st_size
-            outcome = await self._decode(DECODE, file, target, requester, size, min(SHORT, most))
+            outcome = await self._decode(DECODE, file, target, requester, size, min(SHORT, max_seconds))
             if outcome is None:
-                outcome = await self._decode(DECODE_LONG, file, target, requester, size, most)
+                outcome = await self._decode(DECODE_LONG, file, target, requester, size, max_seconds)
         finally:
             remove(str(file))
         assert outcome is not None, "a decoder refuses what is longer than it may be"
@@ -89,7 +91,10 @@ class Decoder:
     async def _decode(
         self, kind: TaskKind, file: Path, target: Path, requester: Requester, size: int, seconds: int
     ) -> _Outcome | None:
-        """Decode a recording that has at most so many seconds. None if it has more, or takes long."""
+        """Decode a recording of at most `seconds`.
+
+        None if the recording is longer, or if decoding a part takes too long.
+        """
         settings, is_whole = self._settings, seconds == self._settings.max_audio_seconds
         timeout = float(settings.audio_timeout)
         if is_whole:
@@ -101,7 +106,7 @@ class Decoder:
             {"max_seconds": settings.max_audio_seconds, "gives_way": kind.is_long},
             {"path": str(file), "target": str(target), "seconds": seconds},
             timeout=timeout,
-            cost=longest_sound(size, settings.max_audio_seconds),
+            cost=longest_audio(size, settings.max_audio_seconds),
             target=str(target),
         )
         decoded = None

@@ -1,4 +1,4 @@
-"""Whether recordings can be decoded: FFmpeg's libraries are an extra, a quarter of what an installation needs."""
+"""Checks whether recordings can be decoded: FFmpeg's libraries are an optional extra because of their size."""
 
 import importlib.util
 from functools import cache
@@ -10,12 +10,12 @@ EXTRA = "audio"
 
 @cache
 def is_installed() -> bool:
-    """Whether the extra is installed."""
+    """Whether FFmpeg's libraries (the extra `audio`) are installed."""
     return importlib.util.find_spec("av") is not None
 
 
 def require_decoder(param: str) -> None:
-    """Raises TaskUnsupported, which names `param`, if no recording can be decoded."""
+    """Raise TaskUnsupported, which names `param`, if FFmpeg's libraries are not installed."""
     if not is_installed():
         raise TaskUnsupported(
             param,

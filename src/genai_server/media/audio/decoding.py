@@ -1,4 +1,4 @@
-"""Decodes untrusted recordings. Only for a process that may crash, or be killed, without harm."""
+"""Decodes untrusted recordings. Must only run in a worker process, which may crash or be killed without harm."""
 
 from collections.abc import Iterator
 from typing import Any, BinaryIO, NoReturn
@@ -25,27 +25,30 @@ _BUFFER = 256 * 1024
 
 
 class UnusableRecording(Exception):
-    """The recording cannot be used; the message says why, and its subject is the recording."""
+    """The recording cannot be used.
+
+    The message says why, as the rest of a sentence that begins with "the recording".
+    """
 
 
 class LongerRecording(Exception):
-    """The recording has more seconds than may be written now."""
+    """The recording is longer than the number of seconds that may be decoded in this attempt."""
 
 
 def decode(
     source: BinaryIO, target: BinaryIO, num_bytes: int, max_seconds: int, seconds: int | None = None
 ) -> tuple[int, int]:
-    """Write a recording as mono PCM of 16 bits and 16 kHz; returns the number of samples and their peak amplitude.
+    """Write a recording as mono PCM of 16 bits at 16 kHz. Returns the number of samples and their peak amplitude.
 
-    `num_bytes` is the size of the source. It is read from its beginning to its end, in parts: neither file is in memory
-    as a whole. Damaged parts are left out. Raises UnusableRecording, also if there are more than `max_seconds`,
-    LongerRecording if there are more than `seconds`, and OSError if the target cannot be written.
+    `num_bytes` is the size of the source. Both files are processed in parts, never held in memory as a whole. Damaged
+    parts are left out. Raises UnusableRecording, also for more than `max_seconds`, LongerRecording for more than
+    `seconds`, and OSError if the target cannot be written.
     """
     if not num_bytes:
         raise UnusableRecording("is an empty file")
     writer = _Writer(target, max_seconds, seconds or max_seconds)
     with _open(source) as container:
-        stream = _sound(container)
+        stream = _audio_stream(container)
         claimed = (container.duration or 0) / av.time_base
         if claimed > max_seconds and num_bytes / claimed >= MIN_BYTES_PER_SECOND:
             writer.refuse(claimed)
@@ -86,11 +89,11 @@ def _open(source: BinaryIO) -> Any:
 
 
 def _open_nothing(*_: Any) -> NoReturn:
-    """No recording may make the process open a file or a connection."""
+    """Refuse to open further files or connections, which a recording may refer to."""
     raise PermissionError
 
 
-def _sound(container: Any) -> Any:
+def _audio_stream(container: Any) -> Any:
     """The audio stream to decode."""
     stream = container.streams.best("audio")
     if stream is None:
@@ -104,7 +107,7 @@ def _sound(container: Any) -> Any:
 
 
 def _frames(container: Any, stream: Any) -> Iterator[Any]:
-    """All frames that can be decoded."""
+    """Yield all frames of an audio stream that can be decoded. Damaged packets are skipped."""
     packets = container.demux(stream)
     while True:
         try:
@@ -141,7 +144,7 @@ def _raise_for_memory(error: Exception) -> None:
 
 
 class _Writer:
-    """Writes samples within the limit of seconds."""
+    """Writes samples to the target and enforces the limits of length, sample rate and channels."""
 
     def __init__(self, target: BinaryIO, max_seconds: int, seconds: int) -> None:
         self.num_samples = 0
@@ -152,7 +155,7 @@ class _Writer:
         self._seconds = seconds
 
     def check(self, frame: Any) -> None:
-        """Check a frame before it is resampled. Raises UnusableRecording."""
+        """Check a frame before it is resampled. Raises UnusableRecording if it exceeds a limit."""
         if not _MIN_RATE <= frame.sample_rate <= _MAX_RATE:
             raise UnusableRecording(
                 f"must have a sample rate between {_MIN_RATE} and {_MAX_RATE} Hz, given {frame.sample_rate}"
@@ -163,7 +166,7 @@ class _Writer:
             self.refuse(None)
 
     def write(self, frames: list[Any]) -> None:
-        """Write resampled frames. Raises UnusableRecording."""
+        """Write resampled frames. Raises UnusableRecording or LongerRecording beyond the maximum length."""
         for frame in frames:
             samples = np.frombuffer(frame.planes[0], np.int16, frame.samples)
             self.peak = max(self.peak, int(samples.max(initial=0)), -int(samples.min(initial=0)))
@@ -175,6 +178,6 @@ class _Writer:
             self._target.write(samples.data)
 
     def refuse(self, seconds: float | None) -> NoReturn:
-        """Refuse the recording, whose length is known if its file says it."""
+        """Raise UnusableRecording because of the length. `seconds` is the length if the file declares it."""
         given = "more" if seconds is None else f"{seconds:.0f} s"
         raise UnusableRecording(f"may be at most {self._max_seconds} s long (GENAI_MAX_AUDIO_SECONDS), given {given}")

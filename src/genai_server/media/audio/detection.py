@@ -1,4 +1,4 @@
-"""How speech is distinguished from silence in a recording, as far as a request may choose it."""
+"""Options with which a request may adjust how speech is distinguished from silence (voice activity detection)."""
 
 from typing import NamedTuple
 
@@ -6,7 +6,7 @@ from genai_server.model_files.speech_model import SAMPLE_RATE
 
 
 class Detection(NamedTuple):
-    """Values for the detector of speech. The defaults find quiet and short words, too."""
+    """Options of the voice activity detector. The defaults also detect quiet and short words."""
 
     # A frame of 32 ms below this probability is silent.
     threshold: float = 0.2

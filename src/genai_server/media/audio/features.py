@@ -1,4 +1,6 @@
-"""onnxruntime-genai's processor of sound for one model directory, without the model's weights."""
+"""Computes spectrograms with onnxruntime-genai's audio processor for one model directory, without loading the
+weights.
+"""
 
 import io
 import wave
@@ -19,9 +21,10 @@ _MIN_SAMPLES = 400
 
 
 class SpeechFeatures:
-    """The processor of a model directory. `folder` must be empty and stay as it is.
+    """onnxruntime-genai's audio processor for a model directory.
 
-    Raises whatever the library raises for files that do not fit.
+    `folder` must be empty, and its contents must not be changed or removed while the object is used. The constructor
+    raises whatever the library raises for files that do not fit.
     """
 
     def __init__(self, model_dir: Path, folder: Path) -> None:
@@ -32,7 +35,10 @@ class SpeechFeatures:
         self._processor = self._library.Model(str(folder)).create_multimodal_processor()
 
     def compute(self, samples: npt.NDArray[np.int16]) -> npt.NDArray[np.float32]:
-        """The log-mel spectrogram of a window [1, mels, frames] of 16 kHz, padded or cut to the model's length."""
+        """Return the log-mel spectrogram of a window, [1, mels, frames], padded or cut to the model's length.
+
+        `samples` are mono samples at 16 kHz.
+        """
         if len(samples) < _MIN_SAMPLES:
             samples = np.pad(samples, (0, _MIN_SAMPLES - len(samples)))
         named = self._processor(

@@ -1,4 +1,4 @@
-"""The recordings of requests for speech models: decoded once, then read window by window."""
+"""The recordings of requests for speech models. A recording is decoded once and then read window by window."""
 
 import itertools
 import shutil
@@ -20,7 +20,7 @@ _DETECTION = Detection()
 
 
 class Recording:
-    """A decoded recording, whose file exists until it is closed. Belongs to the event loop."""
+    """A decoded recording. Its file exists until `close`. Used on the event loop only."""
 
     def __init__(
         self,
@@ -40,16 +40,15 @@ class Recording:
 
     @property
     def duration(self) -> float:
-        """Its length in seconds."""
+        """The length of the recording in seconds."""
         return self._decoded.num_samples / SAMPLE_RATE
 
     async def window(self, start: float) -> Window | None:
-        """The next part of the recording with speech, from `start` seconds on; None if no speech follows.
+        """Return the next part of the recording with speech, from `start` seconds on; None if no speech follows.
 
-        It is at most as long as the model's window. It begins shortly before its first speech, and ends in a pause if
-        there is one near its end.
-
-        Raises InvalidField, which names the recording's field, and AudioReaderUnavailable.
+        The window is at most as long as the model's input. It begins shortly before the first speech, and ends in a
+        pause if there is one near the maximum length. Raises InvalidField, which names the recording's field, and
+        AudioReaderUnavailable.
         """
         sample = max(0, round(start * SAMPLE_RATE))
         while sample < self._decoded.num_samples:
@@ -62,7 +61,7 @@ class Recording:
         return None
 
     def close(self) -> None:
-        """Remove the decoded recording. Windows keep their files."""
+        """Remove the decoded recording. Files of windows are not removed."""
         self._decoded.close()
 
     def __enter__(self) -> Self:
@@ -73,7 +72,7 @@ class Recording:
 
 
 class Recordings:
-    """Reads the recordings of all requests. Belongs to the event loop; must be closed.
+    """Opens and reads the recordings of all requests. Used on the event loop only; must be closed.
 
     Decoded recordings and windows are files in a folder of this process below `folder`. `count` is called with the
     result of decoding each recording, one of `audio.decoder.RESULTS`.
@@ -94,11 +93,11 @@ class Recordings:
     async def open(
         self, model: SpeechModel, file: Path, requester: Requester, *, param: str, detection: Detection = _DETECTION
     ) -> Recording:
-        """Decode a recording for a model. Removes the file, also if it cannot be used.
+        """Decode a recording for a model. The given file is removed, also if it cannot be used.
 
-        Raises InvalidField, which names `param`, if the file has no sound that can be decoded, or is longer than
-        GENAI_MAX_AUDIO_SECONDS; AudioReaderUnavailable if no process can be started, or the disk is full; and QueueFull
-        if too much waits.
+        Raises InvalidField, which names `param`, if the file has no audio that can be decoded or is longer than
+        GENAI_MAX_AUDIO_SECONDS; AudioReaderUnavailable if no worker process can be started or the disk is full; and
+        QueueFull if too many recordings wait.
         """
         decoded = await self._decoder.decode(file, self._path("pcm"), requester, param=param)
         return Recording(self, model, decoded, requester, param, detection)
@@ -113,7 +112,10 @@ class Recordings:
         *,
         param: str,
     ) -> Window | int:
-        """A window from a sample on, or the sample before which there is no speech. Raises as Recording.window does."""
+        """Return a window from sample `start` on, or the index of the sample before which there is no speech.
+
+        Raises like `Recording.window`.
+        """
         question = {
             "pcm": str(decoded.path),
             "peak": decoded.peak,
@@ -124,10 +126,10 @@ class Recordings:
         return await self._windows.read(model, question, requester, param=param)
 
     def close(self) -> None:
-        """Remove the files."""
+        """Remove the folder with all files."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _path(self, ending: str) -> Path:
-        """A new file in the folder."""
+        """Return the path for a new file in the folder."""
         self._folder.mkdir(mode=0o700, exist_ok=True)
         return self._folder / f"{next(self._serials)}.{ending}"

@@ -1,4 +1,4 @@
-"""Where a recording has speech: Silero's detector, and the windows derived from what it finds."""
+"""Finds speech in a recording with Silero's voice activity detector, and chooses windows accordingly."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -37,7 +37,7 @@ Probabilities = npt.NDArray[np.float32]
 
 
 class Speech(NamedTuple):
-    """Part of a recording with speech, in samples."""
+    """A part of a recording with speech, given by the indexes of samples."""
 
     begin: int
     end: int
@@ -46,21 +46,24 @@ class Speech(NamedTuple):
 
 
 class Silence(NamedTuple):
-    """There is no speech before this sample."""
+    """The recording has no speech before the sample `end`."""
 
     end: int
 
 
 class FrameScorer(Protocol):
-    """Scores consecutive parts of a recording."""
+    """Computes the probability of speech for consecutive parts of a recording."""
 
     def probabilities(self, samples: Samples) -> Probabilities:
-        """How likely each of the next frames has speech. The last one is filled up with silence."""
+        """Return the probability of speech for each of the next frames of 512 samples.
+
+        The last frame is padded with silence.
+        """
         ...
 
 
 class Detector:
-    """Silero's model of voice activity."""
+    """Silero's voice activity detection model."""
 
     def __init__(self) -> None:
         import onnxruntime
@@ -69,14 +72,16 @@ class Detector:
         options.intra_op_num_threads = options.inter_op_num_threads = 1
         self._session = onnxruntime.InferenceSession(str(_MODEL), options, providers=["CPUExecutionProvider"])
 
-    def listen(self, peak: int) -> "Listening":
-        """Begin somewhere in a recording with this peak amplitude."""
+    def start(self, peak: int) -> "DetectorState":
+        """Return a frame scorer for a part of a recording, which is amplified according to the recording's peak
+        amplitude.
+        """
         gain = min(max(_LOUDNESS * 32768 / max(peak, 1), 1.0), _MAX_GAIN)
-        return Listening(self._session.run, gain / 32768)
+        return DetectorState(self._session.run, gain / 32768)
 
 
-class Listening:
-    """The detector's state within a recording."""
+class DetectorState:
+    """The detector's recurrent state at a position in a recording."""
 
     def __init__(self, run: Callable[..., list[npt.NDArray[np.float32]]], scale: float) -> None:
         self._run = run
@@ -86,7 +91,10 @@ class Listening:
         self._before = np.zeros(_CONTEXT, np.float32)
 
     def probabilities(self, samples: Samples) -> Probabilities:
-        """How likely each of the next frames has speech. The last one is filled up with silence."""
+        """Return the probability of speech for each of the next frames of 512 samples.
+
+        The last frame is padded with silence.
+        """
         frames = np.zeros((-(-len(samples) // _FRAME), _CONTEXT + _FRAME), np.float32)
         own = np.zeros((len(frames), _FRAME), np.float32)
         own.reshape(-1)[: len(samples)] = samples
@@ -101,17 +109,17 @@ class Listening:
 
 
 def find_speech(
-    listening: FrameScorer,
+    scorer: FrameScorer,
     samples: Samples,
     start: int,
     limit: int,
     max_silence: int,
     detection: Detection = _DEFAULT,
 ) -> Speech | Silence:
-    """The next part of a recording with speech, from the sample `start` on. `samples` are the whole recording.
+    """Return the next part of a recording with speech, from the sample `start` on. `samples` is the whole recording.
 
     The part is at most `limit` samples long, begins shortly before the first speech, and ends in a pause if there is
-    one near its end. Silence is returned after about `max_silence` samples without speech, or at the recording's end.
+    one near the limit. Silence is returned after about `max_silence` samples without speech, or at the recording's end.
     """
     origin = max(0, start - _WARM_UP * _FRAME)
     first_frame = (start - origin) // _FRAME
@@ -120,7 +128,7 @@ def find_speech(
     # Number of frames to look at.
     wanted = first_frame + -(-max_silence // _FRAME)
     while len(found) < wanted and (at := origin + len(found) * _FRAME) < len(samples):
-        scored = listening.probabilities(samples[at : at + _BLOCK * _FRAME])
+        scored = scorer.probabilities(samples[at : at + _BLOCK * _FRAME])
         if not len(found):
             scored[:first_frame] = 0
         found = np.append(found, scored)
@@ -138,7 +146,7 @@ def find_speech(
 
 
 def _first_speech(found: Probabilities, threshold: float) -> int | None:
-    """The first frame of the first speech."""
+    """Return the index of the first frame with speech, None if there is none."""
     for first, end in _runs(found >= threshold):
         if end - first >= _FRAMES_OF_SPEECH or found[first:end].max() >= max(_SURE, threshold):
             return first
@@ -146,9 +154,10 @@ def _first_speech(found: Probabilities, threshold: float) -> int | None:
 
 
 def _end(pauses: list[tuple[int, int]], begin: int, end: int, num_samples: int, min_pause: int) -> tuple[int, bool]:
-    """Where to end a part that may go from `begin` to `end` and has these pauses, and whether that cuts speech.
+    """Return the sample at which to end a part, and whether the part then ends within speech.
 
-    A pause of at least `min_pause` samples ends it; if this is 0, the lengths of pauses decide.
+    The part may extend from `begin` to `end` and contains the given pauses. A pause of at least `min_pause` samples can
+    end the part; if `min_pause` is 0, longer pauses are preferred to shorter ones.
     """
     if pauses and pauses[-1][1] >= end:
         silent_from = pauses[-1][0]
@@ -166,6 +175,6 @@ def _end(pauses: list[tuple[int, int]], begin: int, end: int, num_samples: int, 
 
 
 def _runs(mask: npt.NDArray[np.bool_]) -> list[tuple[int, int]]:
-    """Where each run of true values begins, and where the values after it do."""
+    """Return the begin and end index of each run of true values."""
     edges = np.flatnonzero(np.diff(np.concatenate(([False], mask, [False])).astype(np.int8)))
     return [(int(a), int(b)) for a, b in zip(edges[::2], edges[1::2], strict=True)]

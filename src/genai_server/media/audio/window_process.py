@@ -1,8 +1,8 @@
-"""The window reader: a process that finds speech in decoded recordings and prepares it for one speech model.
+"""Worker process that finds speech in decoded recordings and computes the spectrograms of windows for one speech model.
 
-Its argument is a specification in JSON. A question names a file of PCM, where to begin, and the file to write, and is
-answered with begin, end and digest of the window and whether it cuts speech, or with where the silence ends. The
-process reads no environment and holds no secrets.
+The argument is a specification in JSON. A question names a file of PCM samples, the sample to start at and the file to
+write. The answer is the begin, end and digest of the window and whether it ends within speech, or the sample at which
+silence ends. The process reads no environment variables and holds no secrets.
 """
 
 import hashlib
@@ -46,7 +46,7 @@ def _answer(reader: "WindowReader", question: dict[str, Any]) -> dict[str, Any]:
 
 
 class WindowReader:
-    """Reads windows for the model of a directory. `folder` is for temporary files."""
+    """Reads windows of recordings for the model in a directory. `folder` is for temporary files."""
 
     def __init__(self, model_dir: Path, window_samples: int, folder: Path) -> None:
         self._model_dir = str(model_dir)
@@ -56,15 +56,15 @@ class WindowReader:
             self._features = SpeechFeatures(model_dir, Path(stub))
         # One-time work is done before the first window is timed.
         silence = np.zeros(window_samples, np.int16)
-        self._detector.listen(0).probabilities(silence)
+        self._detector.start(0).probabilities(silence)
         self._features.compute(silence)
 
     def answer(self, question: dict[str, Any]) -> dict[str, Any]:
-        """Answer a question about a recording. Raises OSError."""
+        """Answer a question about a recording. Raises OSError if a file cannot be read or written."""
         samples: Samples = np.memmap(question["pcm"], np.int16, "r")
-        listening = self._detector.listen(question["peak"])
+        scorer = self._detector.start(question["peak"])
         found = find_speech(
-            listening, samples, question["start"], self._window_samples, _MAX_SILENCE, Detection(*question["detection"])
+            scorer, samples, question["start"], self._window_samples, _MAX_SILENCE, Detection(*question["detection"])
         )
         if isinstance(found, Silence):
             return {"silent_until": found.end}

@@ -1,4 +1,4 @@
-"""Reads windows of decoded recordings for one speech model, in separate processes."""
+"""Requests windows of decoded recordings from worker processes."""
 
 import weakref
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from genai_server.workers.workers import Requester, Workers
 
 @dataclass(frozen=True, eq=False)
 class Window:
-    """Part of a recording, prepared for a model. Its file exists as long as the object is alive."""
+    """A part of a recording, prepared for a model. Its file is removed when the object is garbage-collected."""
 
     # Seconds in the recording.
     start: float
@@ -34,7 +34,10 @@ class Window:
 
 
 class WindowReader:
-    """Reads windows for all models. Belongs to the event loop. `folder` is for temporary files of the processes."""
+    """Reads windows of recordings for all models. Used on the event loop only.
+
+    `folder` is for temporary files of the worker processes.
+    """
 
     def __init__(self, workers: Workers, settings: Settings, folder: Path) -> None:
         self._workers = workers
@@ -44,7 +47,8 @@ class WindowReader:
     async def read(
         self, model: SpeechModel, question: dict[str, Any], requester: Requester, *, param: str
     ) -> Window | int:
-        """The window that a question asks for, or the sample before which there is no speech.
+        """Return the window for a question (see window_process.py), or the index of the sample before which there is no
+        speech.
 
         Raises InvalidField, which names `param`, and AudioReaderUnavailable.
         """

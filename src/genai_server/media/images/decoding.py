@@ -1,4 +1,4 @@
-"""Decodes untrusted images. Only for a process that may crash, or be killed, without harm."""
+"""Decodes untrusted images. Must only run in a worker process, which may crash or be killed without harm."""
 
 import struct
 import warnings
@@ -32,11 +32,11 @@ _TRANSPOSED = {
 
 
 class UnusableImage(Exception):
-    """The image cannot be used; the message says why, and its subject is the image."""
+    """The image cannot be used. The message says why, as the rest of a sentence that begins with "the image"."""
 
 
 class CostsMore(Exception):
-    """The image has more pixels than were paid for."""
+    """The image has more pixels than the file's header declared (for which the request was charged)."""
 
     def __init__(self, pixels: int) -> None:
         super().__init__(pixels)
@@ -44,17 +44,18 @@ class CostsMore(Exception):
 
 
 def decode(data: bytes, max_pixels: int, *, low_detail: bool = False, paid_pixels: int | None = None) -> Image.Image:
-    """The image as RGB without an alpha channel, turned upright; the first frame of an animation.
+    """Return an image as RGB without an alpha channel, turned upright; of an animation, the first frame.
 
-    Its size is checked before its pixels are decoded. Raises UnusableImage, and CostsMore if it has more than
-    `paid_pixels`.
+    The size is checked before the pixels are decoded. Raises UnusableImage, and CostsMore for more than `paid_pixels`.
     """
     with warnings.catch_warnings(action="ignore"):  # of odd metadata
         return _decode(data, max_pixels, max_pixels if paid_pixels is None else paid_pixels, low_detail=low_detail)
 
 
 def png(image: Image.Image) -> bytes:
-    """An RGB image as a PNG file without metadata, and without compression: it is read once, in the same process."""
+    """Return an RGB image as a PNG file, without metadata and uncompressed because it is read once in the same
+    process.
+    """
     pixels = np.asarray(image)
     height, width, _ = pixels.shape
     rows = np.zeros((height, 1 + 3 * width), np.uint8)  # a row begins with its filter: 0
@@ -105,7 +106,7 @@ def _decode(data: bytes, max_pixels: int, paid_pixels: int, *, low_detail: bool)
 
 
 def _largest_size(image: Image.Image, *, low_detail: bool) -> tuple[int, int] | None:
-    """The width and height that an image is reduced to; None if it is small enough."""
+    """Return the width and height to which an image must be reduced; None if it is small enough."""
     width, height = image.size
     if low_detail:
         return (_LOW_DETAIL, _LOW_DETAIL) if max(width, height) > _LOW_DETAIL else None
@@ -134,9 +135,9 @@ def _orientation(image: Image.Image) -> int:
 
 
 def _rgb(image: Image.Image, largest: tuple[int, int] | None) -> Image.Image:
-    """The image as RGB, on white where it is transparent, and reduced to `largest`.
+    """Convert an image to RGB, on a white background where it is transparent, and reduce it to the size `largest`.
 
-    It is reduced as early as its form allows: each conversion of a large image takes as long as decoding it.
+    It is reduced as early as its color mode allows, because each conversion of a large image takes as long as decoding.
     """
     if image.mode.startswith("I;16"):
         # 16 bits, of which a conversion would keep the lower 8. This is the quotient by 257, rounded.

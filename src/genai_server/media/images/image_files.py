@@ -1,4 +1,4 @@
-"""Prepared images as files, which an engine reads, and the disk space that they take."""
+"""Prepared images as files, which engines read, and the disk space that the files occupy."""
 
 import contextlib
 import shutil
@@ -13,7 +13,7 @@ from genai_server.workers.workers import Space
 
 @dataclass(frozen=True, eq=False)
 class ReadImage:
-    """An image that is ready for a vision model. Its file exists as long as the object is alive."""
+    """An image prepared for a vision model. Its file exists at least as long as this object."""
 
     # SHA-256 in hex of what the image was made from: the bytes, the detail and the model.
     digest: str
@@ -28,10 +28,10 @@ class ReadImage:
 
 
 class RequestSpace:
-    """The disk space that a request has taken for its images. Belongs to the event loop; must be closed.
+    """The disk space that a request has reserved for its images. Used on the event loop only; must be closed.
 
-    Each file has its part of it until no request uses it any more. What is left is returned once the request is closed
-    and none of its images is being prepared any more.
+    Each file occupies a part of the space until no request uses the file. The rest is returned when the request is
+    closed and none of its images is being prepared.
     """
 
     def __init__(self, space: Space) -> None:
@@ -41,25 +41,25 @@ class RequestSpace:
         self._is_closed = False
 
     def begin(self) -> None:
-        """Note that an image is being prepared."""
+        """Count an image that is being prepared."""
         self._num_preparing += 1
 
     def end(self) -> None:
-        """Note that an image is no longer being prepared."""
+        """Uncount an image that is no longer being prepared."""
         self._num_preparing -= 1
         self._return_rest()
 
     def add(self, num_bytes: int) -> None:
-        """Give a file its part."""
+        """Count the bytes of a file that occupies a part of the space."""
         self._num_bytes += num_bytes
 
     def remove(self, num_bytes: int) -> None:
-        """Take the part of a file back."""
+        """Uncount the bytes of a file."""
         self._num_bytes -= num_bytes
         self._return_rest()
 
     def close(self) -> None:
-        """Note that the request begins to prepare no more images."""
+        """Mark that the request will prepare no more images."""
         self._is_closed = True
         self._return_rest()
 
@@ -70,7 +70,7 @@ class RequestSpace:
 
 @dataclass
 class _Kept:
-    """A file that is kept."""
+    """A cached file of a prepared image."""
 
     # Describes it; this object is given to no one.
     image: ReadImage
@@ -81,13 +81,15 @@ class _Kept:
 
 
 class ImageFiles:
-    """Files in a folder that only this user can enter. Belongs to the event loop; must be closed.
+    """Cache of prepared images: files in a folder that only this user can enter. Used on the event loop only; must be
+    closed.
 
-    A file has its part of the space of the request that has prepared it until no request uses it. From then on it is
-    one of those that are kept for later requests, which have at most `max_bytes` together; the least recently used are
-    removed, and none that is in use.
+    A file first occupies space of the request that prepared it. When no request uses the file, it counts toward
+    `max_bytes`, the limit for files that are cached for later requests. Beyond the limit, the least recently used files
+    are removed, but none that is in use.
 
-    `run_soon` runs a function in the event loop; any thread may call it, because an image may end in any.
+    `run_soon` schedules a function on the event loop. It must be thread-safe, because objects may be garbage-collected
+    in any thread.
     """
 
     def __init__(
@@ -104,19 +106,19 @@ class ImageFiles:
         self.num_bytes = 0
 
     def __contains__(self, digest: str) -> bool:
-        """Whether the file of an image is kept."""
+        """Whether the prepared image with this digest is cached."""
         return digest in self._kept
 
     def create(self) -> None:
-        """Create the folder, if it does not exist yet."""
+        """Create the folder if it does not exist."""
         self.folder.mkdir(mode=0o700, exist_ok=True)
 
     def path(self, digest: str) -> Path:
-        """Where the file of an image belongs."""
+        """Return the path of the file for a prepared image."""
         return self.folder / f"{digest}.npz"
 
     def get(self, digest: str) -> ReadImage | None:
-        """The image, if its file is kept."""
+        """Return the prepared image with this digest; None if it is not cached."""
         kept = self._kept.get(digest)
         if kept is None:
             return None
@@ -124,7 +126,10 @@ class ImageFiles:
         return self._give(kept)
 
     def add(self, image: ReadImage, space: RequestSpace) -> ReadImage:
-        """Keep an image whose file has been written into the space of a request; returns the object to use."""
+        """Cache an image whose file was written into the space of a request.
+
+        Returns the object that requests must hold.
+        """
         if (old := self._kept.get(image.digest)) is not None:  # read twice, and the file is that of the second time
             self._leave_space(old)
             self.num_bytes -= old.image.num_bytes
@@ -137,7 +142,7 @@ class ImageFiles:
         return given
 
     def close(self) -> None:
-        """Remove all files with their folder."""
+        """Remove the folder with all files."""
         shutil.rmtree(self.folder, ignore_errors=True)
         for kept in self._kept.values():
             self._leave_space(kept)
@@ -151,7 +156,7 @@ class ImageFiles:
         return image
 
     def _given(self, image: ReadImage) -> ReadImage:
-        """An image for requests. Once none uses it, its file is one of those that are kept for later ones."""
+        """Return a copy of an image object for requests. When it is garbage-collected, the file counts as unused."""
         given = replace(image)
         weakref.finalize(given, self._image_ended, image.digest).atexit = False
         return given
@@ -162,7 +167,9 @@ class ImageFiles:
             self._run_soon(self._tidy)
 
     def _tidy(self) -> None:
-        """Return the space of files that no request uses any more, and remove those beyond the limit."""
+        """Return the request space of files that no request uses any more, and remove files beyond the cache
+        limit.
+        """
         while self._ended:
             kept = self._kept.get(self._ended.popleft())
             if kept is not None and kept.given() is None:
@@ -176,7 +183,7 @@ class ImageFiles:
                 kept.image.path.unlink(missing_ok=True)
 
     def _leave_space(self, kept: _Kept) -> None:
-        """Count a file to those that no request has space for."""
+        """Move a file from its request's space to the cache's own bytes."""
         if kept.space is not None:
             space, kept.space = kept.space, None
             self.num_bytes += kept.image.num_bytes

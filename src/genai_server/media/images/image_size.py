@@ -1,6 +1,7 @@
-"""The size of an image by the head of its file, which is read in the API process: what an image costs to prepare.
+"""Reads the size of an image from the header of its file: the cost of preparing the image, in pixels.
 
-Only bytes at known places are read. The decoder, which is not to be trusted there, decides later what the size is.
+This runs in the API process, so only bytes at fixed positions are read and no decoder. The decoder in the worker
+process checks the actual size later.
 """
 
 import struct
@@ -17,7 +18,7 @@ _START_OF_SCAN, _END = 0xDA, 0xD9
 
 
 def declared_size(data: bytes) -> tuple[int, int] | None:
-    """Width and height by the head of a file; None if it has none, or is of no known format."""
+    """Return width and height from the header of a file; None if it has none or is of an unknown format."""
     try:
         match image_type(data):
             case "image/png" if data[12:16] == b"IHDR":
@@ -39,7 +40,7 @@ def declared_size(data: bytes) -> tuple[int, int] | None:
 
 
 def webp_size(data: bytes) -> tuple[int, int] | None:
-    """Width and height by the head of a WebP file; None for other files."""
+    """Return width and height from the header of a WebP file; None for other files."""
     if data[:4] != b"RIFF" or data[8:12] != b"WEBP" or len(data) < 30:
         return None
     if data[12:16] == b"VP8X":
@@ -51,19 +52,19 @@ def webp_size(data: bytes) -> tuple[int, int] | None:
 
 
 def _jpeg_frames(data: bytes) -> Iterator[tuple[int, int]]:
-    """Width and height of each frame header before the first scan."""
-    place = 2
-    while (place := data.find(b"\xff", place)) >= 0 and place + 1 < len(data):
-        marker = data[place + 1]
+    """Yield width and height of each frame header before the first scan."""
+    offset = 2
+    while (offset := data.find(b"\xff", offset)) >= 0 and offset + 1 < len(data):
+        marker = data[offset + 1]
         if marker == 0xFF:  # a byte that only fills
-            place += 1
+            offset += 1
         elif marker in _ALONE or marker == 0:
-            place += 2
+            offset += 2
         elif marker in (_START_OF_SCAN, _END):
             return
         else:
-            (length,) = struct.unpack(">H", data[place + 2 : place + 4])
+            (length,) = struct.unpack(">H", data[offset + 2 : offset + 4])
             if marker in _FRAMES:
-                height, width = struct.unpack(">HH", data[place + 5 : place + 9])
+                height, width = struct.unpack(">HH", data[offset + 5 : offset + 9])
                 yield width, height
-            place += 2 + max(length, 2)
+            offset += 2 + max(length, 2)

@@ -1,4 +1,4 @@
-"""The media types of image files, by their first bytes."""
+"""The media types of image files, detected by their first bytes."""
 
 import re
 
@@ -14,5 +14,5 @@ _TYPES = {
 
 
 def image_type(data: bytes | bytearray) -> str | None:
-    """The media type of a file, such as `image/png`; None if it is no image of these formats."""
+    """Return the media type of a file, such as `image/png`; None if it is no image of a supported format."""
     return next((name for name, beginning in _TYPES.items() if beginning.match(data)), None)

@@ -1,8 +1,8 @@
-"""The image reader: a process that decodes untrusted images, or sounds, and prepares them for a model.
+"""Worker process that decodes untrusted images or audio clips of chats and prepares them for a model.
 
-Its argument is a specification in JSON. A question comes with the image's bytes, and is answered with its expansion
-and grid, or why it is refused, or its number of pixels or bytes if these are more than the question allows, or why
-nothing can be written. The process reads no environment and holds no secrets.
+The argument is a specification in JSON. A question comes with the bytes of the image or clip. The answer is its token
+expansion and grid, or why it is refused, or its number of pixels or bytes if these exceed the limits of the question,
+or why the result cannot be written. The process reads no environment variables and holds no secrets.
 """
 
 import json
@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from genai_server.media.images.audio_processor import AudioProcessor
 from genai_server.media.images.decoding import CostsMore, UnusableImage, decode, png
 from genai_server.media.images.processor import ImageProcessor, ProcessedImage
-from genai_server.media.images.sound_processor import SoundProcessor
 from genai_server.model_files.vision_model import Medium, read_vision_model
 from genai_server.workers.worker_loop import Answer, answer_questions
 
@@ -25,7 +25,7 @@ from genai_server.workers.worker_loop import Answer, answer_questions
 # have. Decoding, resizing and preparing the largest image takes about half of that.
 _MEMORY = 1024 * 1024 * 1024
 _MEMORY_PER_PIXEL = 40
-# The same for each second that a sound may have: samples, a file of them, and spectrograms in 32 bits.
+# The same for each second that an audio clip may have: samples, a file of them, and spectrograms in 32 bits.
 _MEMORY_PER_SECOND = 512 * 1024
 # Width and height of the image that is read at the start.
 _SIZE = (64, 64)
@@ -43,8 +43,8 @@ def main() -> None:
         process = _process(spec)
         return lambda question, data: _answer(process, spec, question, data)
 
-    hears = spec["medium"] == Medium.SOUND
-    largest = _MEMORY_PER_SECOND * spec["max_seconds"] if hears else _MEMORY_PER_PIXEL * spec["max_pixels"]
+    takes_audio = spec["medium"] == Medium.AUDIO
+    largest = _MEMORY_PER_SECOND * spec["max_seconds"] if takes_audio else _MEMORY_PER_PIXEL * spec["max_pixels"]
     answer_questions(prepare, _MEMORY + largest)
 
 
@@ -52,11 +52,11 @@ def _process(spec: dict[str, Any]) -> _Process:
     model_dir = Path(spec["model_dir"])
     model = read_vision_model(model_dir)
     if model is None:
-        raise ValueError("the model takes neither images nor sounds")
+        raise ValueError("the model takes neither images nor audio")
     with tempfile.TemporaryDirectory(dir=spec["folder"]) as folder:
-        if model.medium is Medium.SOUND:
-            sounds = SoundProcessor(model, model_dir, Path(folder))
-            return lambda data, low_detail, max_cost: sounds.process(data, spec["max_seconds"])
+        if model.medium is Medium.AUDIO:
+            processor_of_audio = AudioProcessor(model, model_dir, Path(folder))
+            return lambda data, low_detail, max_cost: processor_of_audio.process(data, spec["max_seconds"])
         processor = ImageProcessor(model, model_dir, Path(folder))
     processor.process(png(Image.new("RGB", _SIZE)))  # one-time work is done before the first image is timed
 

@@ -1,4 +1,4 @@
-"""onnxruntime-genai's processor of images for one model directory, without the model's weights."""
+"""Prepares images with onnxruntime-genai's image processor for one model directory, without loading the weights."""
 
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +18,7 @@ _MERGE_SIZE = 2
 
 
 class ProcessedImage(NamedTuple):
-    """An image as a vision model reads it."""
+    """The inputs of a vision model for one image, or of an audio model for one clip."""
 
     # The tokens that replace the placeholder in the prompt.
     expansion: list[int]
@@ -29,9 +29,10 @@ class ProcessedImage(NamedTuple):
 
 
 class ImageProcessor:
-    """The processor of a model directory. `folder` must be empty and stay as it is.
+    """onnxruntime-genai's image processor for a model directory.
 
-    Raises whatever the library raises for files that do not fit.
+    `folder` must be empty, and its contents must not be changed while the object is used. The constructor raises
+    whatever the library raises for files that do not fit.
     """
 
     def __init__(self, model: VisionModel, model_dir: Path, folder: Path) -> None:
@@ -68,7 +69,10 @@ class ImageProcessor:
         return ProcessedImage(expansion, self._flatten(tensors), tensors)
 
     def _flatten(self, tensors: dict[str, npt.NDArray[Any]]) -> tuple[int, int, int] | None:
-        """Give Qwen's patches two dimensions, without padding; returns the grid of tokens."""
+        """Reshape Qwen's patches to two dimensions without padding, in place, and return the grid in tokens.
+
+        None for models without a grid.
+        """
         if _GRID not in tensors:
             return None
         frames, rows, columns = (int(n) for n in tensors[_GRID].reshape(3))

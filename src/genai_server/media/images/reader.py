@@ -1,4 +1,4 @@
-"""Reads the images and sounds of chats in separate processes, which one of them can crash without harm."""
+"""Prepares the images and audio clips of chats in worker processes, where a crash does no harm."""
 
 import asyncio
 import hashlib
@@ -17,13 +17,13 @@ from genai_server.media.images.image_files import ImageFiles, ReadImage, Request
 from genai_server.media.images.image_size import MAX_KEPT_PIXELS, declared_size
 from genai_server.media.images.sources import SourceLimits, is_data_url, is_public, load_image
 from genai_server.messages.worker_tasks import Task
-from genai_server.model_files.speech_model import longest_sound
+from genai_server.model_files.speech_model import longest_audio
 from genai_server.model_files.vision_model import Medium, VisionModel
 from genai_server.system.process_folder import own_folder
 from genai_server.workers.pool import remove
 from genai_server.workers.process import ProcessDied, ProcessTimeout
 from genai_server.workers.shared_calls import SharedCall, SharedCalls
-from genai_server.workers.task_kinds import READ_IMAGE, READ_SOUND
+from genai_server.workers.task_kinds import READ_AUDIO, READ_IMAGE
 from genai_server.workers.workers import Answer, Requester, Workers
 
 log = logging.getLogger(__name__)
@@ -34,15 +34,15 @@ _FETCHES = 8
 # Bytes that a prepared image is expected to take: for anything, and for each of its pixels. Qwen's models take 24 for a
 # pixel. Gemma 3 makes 10 MB of each image.
 _IMAGE_BYTES, _PIXEL_BYTES = 12 * 1024 * 1024, 24
-# The same of a sound, for each second: ten milliseconds are 128 numbers of 32 bits.
-_SOUND_BYTES, _SECOND_BYTES = 1024 * 1024, 64_000
+# The same of an audio clip, for each second: ten milliseconds are 128 numbers of 32 bits.
+_AUDIO_BYTES, _SECOND_BYTES = 1024 * 1024, 64_000
 # The same of an image that has not been fetched yet.
 _FETCHED_BYTES = 64 * 1024 * 1024
 # The results of reading an image.
 RESULTS = ("read", "refused", "crashed", "timed_out")
 # Name of the folder in the engines' folder.
 _FOLDER = "images"
-_KINDS = {Medium.IMAGE: READ_IMAGE, Medium.SOUND: READ_SOUND}
+_KINDS = {Medium.IMAGE: READ_IMAGE, Medium.AUDIO: READ_AUDIO}
 
 
 # What an image is made from, whatever field it is in: the URL, and whether a small version is enough.
@@ -50,7 +50,7 @@ _Key = tuple[str, bool]
 
 
 class ImageSource(NamedTuple):
-    """An image of a request, or a sound."""
+    """An image or audio clip of a request, not loaded yet."""
 
     # A data URL, or an http or https URL of an allowed host.
     url: str
@@ -61,25 +61,25 @@ class ImageSource(NamedTuple):
 
     @property
     def key(self) -> _Key:
-        """What the image is made from."""
+        """What the image is prepared from: equal keys of a request give equal images."""
         return self.url, self.low_detail
 
 
 @dataclass(frozen=True)
 class _LoadedImage:
-    """The file of an image."""
+    """The contents of an image or audio file, and what preparing it costs."""
 
     source: ImageSource
     data: bytes
     # SHA-256 in hex of the file and of what else the result depends on, with the salt.
     digest: str
-    # Pixels by the file's head, or the most seconds that a sound of its size has.
+    # Pixels by the file's header, or the maximum seconds that an audio file of this size has.
     cost: int
 
 
 @dataclass(frozen=True)
 class _Outcome:
-    """What became of an image."""
+    """The result of preparing an image."""
 
     # One of RESULTS; "" if it has not become anything yet.
     result: str
@@ -92,21 +92,21 @@ class _Outcome:
 
 
 class _Call(NamedTuple):
-    """An image that is being prepared, and where it comes from in one request."""
+    """An image that is being prepared, possibly for several requests, and its source in one request."""
 
     source: ImageSource
     shared: SharedCall[_Outcome]
 
 
 class Images:
-    """Reads the images of all requests. Belongs to the event loop; must be closed.
+    """Prepares the images and audio clips of all requests. Used on the event loop only; must be closed.
 
-    Prepared images are files in a folder of this process below `folder`, and kept for requests with the same salt. A
-    request takes disk space for all that it prepares before it prepares any, so it never waits for space while it has
-    some.
+    Prepared images are cached as files in a folder of this process below `folder`, and shared by requests with the same
+    cache salt. A request reserves disk space for all of its images before any is prepared, so no request holds space
+    while it waits for more.
 
-    `count` is called with the result of each image that is not prepared yet, one of RESULTS. `may_connect` decides by
-    an address whether images may be fetched from it.
+    `count` is called with the result of each image that was not cached, one of RESULTS. `may_connect` decides whether
+    images may be fetched from an IP address.
     """
 
     def __init__(
@@ -131,10 +131,11 @@ class Images:
         self._serials = itertools.count()
 
     async def read(self, model: VisionModel, sources: Sequence[ImageSource], requester: Requester) -> list[ReadImage]:
-        """Read the images of a request, in their order. Equal sources are read once.
+        """Prepare the images of a request and return them in order. Equal sources are prepared once.
 
-        Raises InvalidField, which names the source's field, if an image cannot be fetched or decoded, or is over a
-        limit, ImageReaderUnavailable if no process can be started or the disk is full, and QueueFull if too many wait.
+        Raises InvalidField, which names the source's field, if an image cannot be fetched or decoded or exceeds a
+        limit, ImageReaderUnavailable if no worker process can be started or the disk is full, and QueueFull if too many
+        images wait.
         """
         limit = self._settings.max_media
         if len(sources) > limit:
@@ -164,8 +165,10 @@ class Images:
     async def _read(
         self, model: VisionModel, sources: Sequence[ImageSource], sizes: Mapping[_Key, int], requester: Requester
     ) -> dict[_Key, ReadImage | int]:
-        """The images of different sources, by their keys; the number of bytes in the place of one for which the space
-        did not suffice. `sizes` has the bytes that are known already.
+        """Prepare images with different keys. Returns, by key, the image, or the bytes it needs if its space did not
+        suffice.
+
+        `sizes` holds the bytes of images that are known from an earlier attempt.
         """
         own = [source for source in sources if is_data_url(source.url)]
         pixels = _PixelBudget(self._settings.max_request_pixels, model.medium)
@@ -196,9 +199,9 @@ class Images:
     def _parts(
         self, medium: Medium, sources: Sequence[ImageSource], loaded: Sequence[_LoadedImage], sizes: Mapping[_Key, int]
     ) -> dict[_Key, int]:
-        """The bytes of disk space for each source, as far as they are expected to be needed.
+        """Return the disk space to reserve for each source in bytes, known or estimated.
 
-        What is not known of a request's images is divided, if it would be more than a request may have.
+        Estimates are scaled down if the total would exceed the limit of a request.
         """
         expected = {source.key: _FETCHED_BYTES for source in sources}
         expected |= {image.source.key: _expected_bytes(medium, image.cost) for image in loaded}
@@ -214,15 +217,16 @@ class Images:
         return known | unknown
 
     async def _take(self, num_bytes: int, requester: Requester) -> RequestSpace | None:
-        """Wait for disk space, if any is needed."""
+        """Wait for disk space and return it; None if `num_bytes` is 0."""
         if not num_bytes:
             return None
         return RequestSpace(await self._workers.reserve_space(requester.owner, num_bytes, ImageReaderUnavailable))
 
     async def start(self, model: VisionModel) -> None:
-        """Start a process for a model, so that its first image need not wait for it. A failure is only logged.
+        """Start a worker process for a model in advance, so that the first image need not wait. A failure is only
+        logged.
 
-        No process is started if those of another model would have to end.
+        No process is started if a process of another model would have to end for it.
         """
         try:
             await self._workers.start_process(_KINDS[model.medium], self._spec(model))
@@ -230,18 +234,21 @@ class Images:
             log.warning("no process for the images of %s: %s", model.directory, error)
 
     def close(self) -> None:
-        """Remove the files."""
+        """Remove the folder with all prepared images."""
         self._files.close()
 
     async def _load(
         self, model: VisionModel, source: ImageSource, pixels: "_PixelBudget", requester: Requester
     ) -> _LoadedImage:
-        """Get the file of an image, and count its pixels."""
+        """Load the file of an image, compute its digest, and count its cost.
+
+        Raises InvalidField if it exceeds a limit.
+        """
         data = await load_image(source.url, self._limits, param=source.param, may_connect=self._may_connect)
         settings, about = self._settings, [str(model.directory), model.kind, source.low_detail, requester.cache_salt]
         digest = await asyncio.to_thread(_digest, data, about)
-        if model.medium is Medium.SOUND:
-            cost = longest_sound(len(data), settings.max_audio_seconds)
+        if model.medium is Medium.AUDIO:
+            cost = longest_audio(len(data), settings.max_audio_seconds)
         else:
             width, height = declared_size(data) or (1, 1)
             if width * height > settings.max_image_pixels:
@@ -266,7 +273,10 @@ class Images:
         parts: Mapping[_Key, int],
         space: RequestSpace | None,
     ) -> ReadImage | int:
-        """Fetch and read an image; see `_image`."""
+        """Fetch an image from a URL and prepare it.
+
+        Returns the image, or the bytes it needs if its space did not suffice.
+        """
         async with self._fetches:
             loaded = await self._load(model, source, pixels, requester)
             (call,) = self._begin(model, [loaded], pixels, requester, parts, space)
@@ -284,9 +294,10 @@ class Images:
         parts: Mapping[_Key, int],
         space: RequestSpace | None,
     ) -> list[_Call]:
-        """Begin to prepare images, all of them or none; what is kept, or being prepared, is used again.
+        """Begin to prepare images: all of them, or none if the queue is full. Cached images and running work are
+        reused.
 
-        Each new one may take its part of the space.
+        Each new image may use its part of the space.
         """
         kept = {image.digest: self._files.get(image.digest) for image in images}
         new = {
@@ -342,7 +353,10 @@ class Images:
         answer: "asyncio.Future[Answer]",
         space: RequestSpace,
     ) -> _Outcome:
-        """The outcome of an image's task. If the image costs more than its head says, it waits for its turn again."""
+        """Return the result of an image's task.
+
+        If the image costs more than its file's header declares, the task is queued again with the actual cost.
+        """
         timeout = self._settings.media_timeout
         try:
             found = await answer
@@ -376,9 +390,9 @@ class Images:
         return _Outcome("read", image=self._files.add(read, space))
 
     async def _image(self, call: _Call, medium: Medium) -> ReadImage | int:
-        """The image of a call, or the number of bytes that it takes if it did not have as many.
+        """Wait for a prepared image and return it, or the bytes that it needs if its space did not suffice.
 
-        Raises InvalidField, which names its field.
+        Raises InvalidField, which names the image's field, if the image cannot be used.
         """
         outcome, param = await call.shared.result(), call.source.param
         if outcome.num_bytes:
@@ -388,7 +402,7 @@ class Images:
         return outcome.image
 
     def _spec(self, model: VisionModel) -> dict[str, Any]:
-        """What a process needs to know to read images for a model."""
+        """Return the specification with which a worker process for a model is started."""
         settings = self._settings
         return {
             "model_dir": str(model.directory),
@@ -427,7 +441,7 @@ class Images:
 
 
 class _PixelBudget:
-    """Counts the pixels of a request's images."""
+    """Counts the pixels of a request's images and enforces their limit. Audio clips are not limited."""
 
     def __init__(self, limit: int, medium: Medium) -> None:
         self._limit = limit
@@ -435,7 +449,7 @@ class _PixelBudget:
         self._total = 0
 
     def add(self, pixels: int, param: str) -> None:
-        """Count those of one more image. Raises InvalidField, which names its field, if they are too many."""
+        """Count the pixels of one more image. Raises InvalidField, which names `param`, beyond the limit."""
         self._total += pixels
         if self._is_limited and self._total > self._limit:
             raise InvalidField(
@@ -448,19 +462,19 @@ class _PixelBudget:
 
 
 def _expected_bytes(medium: Medium, cost: int) -> int:
-    """Bytes that an image, or a sound, is expected to take."""
-    if medium is Medium.SOUND:
-        return _SOUND_BYTES + _SECOND_BYTES * cost
+    """Estimate the bytes of a prepared image or audio clip. `cost` is in pixels or seconds."""
+    if medium is Medium.AUDIO:
+        return _AUDIO_BYTES + _SECOND_BYTES * cost
     return _IMAGE_BYTES + _PIXEL_BYTES * min(cost, MAX_KEPT_PIXELS)
 
 
 def _num_bytes(image: ReadImage | int) -> int:
-    """The bytes of an image, or those that it takes if it did not have as many."""
+    """Return the bytes of a prepared image, or the number itself for an image whose space did not suffice."""
     return image if isinstance(image, int) else image.num_bytes
 
 
 def _drop(task: Task, answer: "asyncio.Future[Answer]", space: RequestSpace, _: object) -> None:
-    """End a task that nobody waits for, and remove its file unless it has become an image."""
+    """Cancel a task that nobody waits for, and remove its file unless the file belongs to a prepared image."""
     answer.cancel()
     remove(task.target)
     space.end()

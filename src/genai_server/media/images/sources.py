@@ -1,7 +1,8 @@
-"""Where the images of requests come from: data URLs, and hosts that the operator allows.
+"""Loads the images of requests from data URLs, and from hosts that the operator allows.
 
-A request chooses an address that this machine connects to. So the address is checked after the name is resolved, and
-the connection goes to the checked address itself: a name that resolves to something else a moment later has no effect.
+A request chooses an address that this machine connects to. So the IP address is checked after the host name is
+resolved, and the connection goes to the checked IP address: a name that resolves to another address a moment later has
+no effect.
 """
 
 import asyncio
@@ -38,7 +39,7 @@ _LONG = 256 * 1024
 
 @dataclass(frozen=True)
 class SourceLimits:
-    """What an image's source may be."""
+    """Limits for loading images."""
 
     # Host names, each with a port if it is not the scheme's own.
     hosts: Collection[str]
@@ -82,16 +83,16 @@ def is_at(url: str, hosts: Collection[str]) -> bool:
 
 
 def is_data_url(url: str) -> bool:
-    """Whether a URL has the image itself."""
+    """Whether a URL contains the image itself (`data:`)."""
     return url[:5].lower() == "data:"
 
 
 async def load_image(
     url: str, limits: SourceLimits, *, param: str, may_connect: Callable[[str], bool] = is_public
 ) -> bytes:
-    """The bytes of an image. Raises InvalidField, which names `param`.
+    """Return the bytes of an image. Raises InvalidField, which names `param`, if it cannot be loaded.
 
-    `may_connect` decides by the address that a host's name resolves to.
+    `may_connect` receives each IP address of the host and says whether it is allowed.
     """
     scheme = url[:8].partition(":")[0].lower()
     if is_data_url(url):
@@ -134,7 +135,7 @@ def _too_large(size: str, max_bytes: int, param: str) -> InvalidField:
 
 
 class _Target(NamedTuple):
-    """What to ask a host for."""
+    """The parts of a URL from which to fetch an image."""
 
     scheme: str
     host: str
@@ -144,7 +145,7 @@ class _Target(NamedTuple):
 
 
 def _target(url: str, hosts: Collection[str], param: str) -> _Target:
-    """Check a URL against the allowed hosts. Raises InvalidField."""
+    """Check a URL against the allowed hosts and return its parts. Raises InvalidField if it is not allowed."""
     if len(url) > _MAX_URL:
         raise InvalidField(
             param, "cannot be used: a URL may have at most", limit=f"{_MAX_URL} characters", given=len(url)
@@ -192,7 +193,7 @@ async def _fetch(url: str, limits: SourceLimits, param: str, may_connect: Callab
 
 
 def _redirected(url: str, location: str, host: str, param: str) -> str:
-    """The URL to which a host redirects. Raises InvalidField."""
+    """Return the URL to which a host redirects. Raises InvalidField if it is not valid."""
     try:
         return urljoin(url, location)
     except ValueError as error:
@@ -202,7 +203,7 @@ def _redirected(url: str, location: str, host: str, param: str) -> str:
 
 
 class _Response(NamedTuple):
-    """What a host has answered."""
+    """The response of a host to a request for an image."""
 
     status: int
     # Where it redirects to; empty if it does not.
@@ -230,7 +231,7 @@ async def _get(target: _Target, max_bytes: int, param: str, may_connect: Callabl
 
 
 async def _get_from(client: "httpx.AsyncClient", address: str, target: _Target, max_bytes: int) -> _Response:
-    """Ask a host at one of its addresses; its certificate must be that of its name."""
+    """Request an image from one of a host's IP addresses. TLS certificates are checked against the host's name."""
     name = f"[{target.host}]" if ":" in target.host else target.host
     usual = target.port == _PORTS[target.scheme]
     headers = {
@@ -259,12 +260,12 @@ async def _get_from(client: "httpx.AsyncClient", address: str, target: _Target, 
 
 @cache
 def _secure() -> ssl.SSLContext:
-    """Checks certificates. Takes tens of milliseconds to make."""
+    """Return the TLS context that checks certificates. It is cached because making it takes tens of milliseconds."""
     return ssl.create_default_context()
 
 
 async def _addresses(target: _Target, param: str, may_connect: Callable[[str], bool]) -> list[str]:
-    """The addresses of a host. Raises InvalidField if any of them is refused."""
+    """Return the IP addresses of a host. Raises InvalidField if `may_connect` refuses any of them."""
     loop = asyncio.get_running_loop()
     found = await loop.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
     addresses = list(dict.fromkeys(str(address[0]) for *_, address in found))

@@ -1,4 +1,4 @@
-"""onnxruntime-genai's processor of sounds in chats for one model directory, without the model's weights."""
+"""Prepares audio clips of chats with onnxruntime-genai's audio processor, without loading the model's weights."""
 
 import io
 from pathlib import Path
@@ -13,16 +13,17 @@ from genai_server.model_files.stub_directory import write_stub
 from genai_server.model_files.vision_model import VisionModel
 
 _GRAPHS = ("speech", "embedding", "decoder")
-# What stands for one sound in the library's prompts. It need not be a token.
+# What stands for one audio clip in the library's prompts. It need not be a token.
 _MARKER = "<|audio|>"
 # Half a second of silence, in bytes.
 _SILENCE = bytes(SAMPLE_RATE)
 
 
-class SoundProcessor:
-    """The processor of a model directory. `folder` must be empty and stay as it is.
+class AudioProcessor:
+    """onnxruntime-genai's audio processor for a model directory.
 
-    Raises whatever the library raises for files that do not fit.
+    `folder` must be empty, and its contents must not be changed while the object is used. The constructor raises
+    whatever the library raises for files that do not fit.
     """
 
     def __init__(self, model: VisionModel, model_dir: Path, folder: Path) -> None:
@@ -32,10 +33,10 @@ class SoundProcessor:
         self._token = model.image_token_id
         write_stub(model_dir, folder, _GRAPHS)
         self._processor = self._library.Model(str(folder)).create_multimodal_processor()
-        self.process_pcm(_SILENCE)  # one-time work is done before the first sound is timed
+        self.process_pcm(_SILENCE)  # one-time work is done before the first clip is timed
 
     def process(self, data: bytes, max_seconds: int) -> ProcessedImage:
-        """Decode and prepare a sound file. Raises UnusableImage."""
+        """Decode and prepare an audio file. Raises UnusableImage if it cannot be used."""
         pcm = io.BytesIO()
         try:
             decode(io.BytesIO(data), pcm, len(data), max_seconds)
@@ -44,7 +45,7 @@ class SoundProcessor:
         return self.process_pcm(pcm.getvalue())
 
     def process_pcm(self, pcm: bytes) -> ProcessedImage:
-        """Prepare mono samples of 16 bits at 16 kHz. Raises UnusableImage."""
+        """Prepare mono samples of 16 bits at 16 kHz. Raises UnusableImage if the model's processor refuses them."""
         try:
             named = self._processor(_MARKER, audios=self._library.Audios.open_bytes(wav_file(pcm)))
             tensors = {name: named[name].as_numpy() for name in named.keys()}  # noqa: SIM118
