@@ -1,4 +1,4 @@
-"""`python -m genai_server`."""
+"""Runs the command line with `python -m genai_server`."""
 
 import sys
 

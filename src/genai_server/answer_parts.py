@@ -1,4 +1,4 @@
-"""The parts of an answer, which each API writes in its own form."""
+"""The parts of a model's answer (content, reasoning, tool calls), which each API converts to its own format."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -8,20 +8,23 @@ from pydantic_core import from_json
 
 
 class Content(Struct, frozen=True):
-    """More of the answer's own text."""
+    """A piece of the text that answers the user."""
 
     text: str
 
 
 class Reasoning(Struct, frozen=True):
-    """More of what the model wrote before its answer."""
+    """A piece of the model's reasoning."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class ToolCallStart:
-    """A tool call begins. Its arguments follow, then a ToolCallEnd; parts of other kinds come after that."""
+    """The beginning of a tool call.
+
+    Its arguments follow, then a ToolCallEnd; parts of other kinds come only after that.
+    """
 
     # Position among the answer's calls, from 0.
     index: int
@@ -31,7 +34,7 @@ class ToolCallStart:
 
 @dataclass(frozen=True)
 class ToolCallArguments:
-    """More of a call's arguments."""
+    """A fragment of the arguments of the tool call that was started last."""
 
     # As in ToolCallStart.
     index: int
@@ -42,7 +45,7 @@ class ToolCallArguments:
 
 @dataclass(frozen=True)
 class ToolCallEnd:
-    """A call ends. Only a complete call may be executed."""
+    """The end of a tool call. Only a complete call may be executed."""
 
     # As in ToolCallStart.
     index: int
@@ -52,7 +55,7 @@ class ToolCallEnd:
 
 @dataclass(frozen=True)
 class ToolResult:
-    """What a tool that the server has run returned. It comes after the ends of all calls of a round."""
+    """The output of a tool that the server has run. It comes after the ends of all calls of the same round."""
 
     # As in ToolCallStart.
     index: int
@@ -66,7 +69,7 @@ Part = Content | Reasoning | ToolCallStart | ToolCallArguments | ToolCallEnd | T
 
 # Without gc: an answer may have a million of them, and a full collection stopped the process for 0.9 s.
 class ScoredToken(Struct, frozen=True, gc=False):
-    """A token's bytes with its log probability."""
+    """A token, given as bytes, with its log probability."""
 
     # The token's bytes.
     data: bytes
@@ -79,13 +82,13 @@ class ScoredToken(Struct, frozen=True, gc=False):
 
     @property
     def text(self) -> str:
-        """The bytes as text; incomplete characters become U+FFFD."""
+        """The token's bytes as text; incomplete characters become U+FFFD."""
         return self.data.decode(errors="replace")
 
 
 @dataclass
 class WholeToolCall:
-    """A tool call with all that the model wrote of its arguments."""
+    """A tool call, assembled from its parts."""
 
     id: str
     name: str
@@ -96,7 +99,7 @@ class WholeToolCall:
 
     @property
     def given(self) -> dict[str, Any]:
-        """The arguments as an object; of a call that is not complete, those that are."""
+        """The arguments as an object. If the call is not complete, only its complete arguments."""
         try:
             found = from_json(self.arguments, allow_inf_nan=False, allow_partial=True)
         except ValueError:
@@ -106,7 +109,7 @@ class WholeToolCall:
 
 @dataclass
 class WholeText:
-    """All text of one kind between two parts of other kinds."""
+    """The text of consecutive parts of one kind, content or reasoning."""
 
     is_reasoning: bool
     pieces: list[str] = field(default_factory=list)
@@ -118,7 +121,7 @@ class WholeText:
 
 @dataclass
 class WholeToolResult:
-    """The result of a call that the server has run."""
+    """The output of a tool call that the server has run."""
 
     call: WholeToolCall
     text: str
@@ -127,19 +130,19 @@ class WholeToolResult:
 
 @dataclass
 class WholeAnswer:
-    """All parts of one answer, put together in the order in which the model wrote them."""
+    """A whole answer, assembled from its parts in the order in which the model wrote them."""
 
     blocks: list[WholeText | WholeToolCall | WholeToolResult] = field(default_factory=list)
     tokens: list[ScoredToken] = field(default_factory=list)
 
     @property
     def content(self) -> str:
-        """All content, without what is between."""
+        """All content, without the reasoning and tool calls between."""
         return self._text(is_reasoning=False)
 
     @property
     def reasoning(self) -> str:
-        """All reasoning, without what is between."""
+        """All reasoning, without the content and tool calls between."""
         return self._text(is_reasoning=True)
 
     @property
@@ -151,7 +154,7 @@ class WholeAnswer:
         return [block for block in self.blocks if isinstance(block, WholeToolResult)]
 
     def add(self, part: Part) -> None:
-        """Add one more part."""
+        """Append the next part."""
         last = self.blocks[-1] if self.blocks else None
         match part:
             case Content(text) | Reasoning(text):

@@ -1,4 +1,4 @@
-"""The errors of the server in one tree, without HTTP: http/error_responses.py maps them.
+"""All errors of the server, in one tree, without HTTP: http/error_responses.py maps them to responses.
 
 Below GenaiServerError there are four branches and the errors of single commands:
 
@@ -7,7 +7,7 @@ Below GenaiServerError there are four branches and the errors of single commands
 - Unavailable: the same request may succeed later.
 - GenerationFailed: the request was accepted, then failed.
 
-Messages show values from clients and files with `quoted`, as JSON and not as Python writes them.
+Messages show values from clients and files with `quoted`: as JSON, not in Python's notation.
 """
 
 import difflib
@@ -24,9 +24,9 @@ _ENCODER = json.JSONEncoder(ensure_ascii=False, default=str)
 
 
 def quoted(value: object, limit: int = 100) -> str:
-    """The value as JSON on one line, for a message: `true`, `null`, `"text"`.
+    """Return a value as JSON on one line for a message: `true`, `null`, `"text"`.
 
-    Of a longer text, the first `limit` characters and `…`; the rest is not even encoded.
+    Longer text is cut to `limit` characters and `…`; the rest is not even encoded.
     """
     text = ""
     for piece in _ENCODER.iterencode(value[: limit + 1] if isinstance(value, str) else value):
@@ -38,21 +38,24 @@ def quoted(value: object, limit: int = 100) -> str:
 
 
 def escaped(text: str) -> str:
-    """The text on one line, with escapes for control characters, invisible ones and lone surrogates."""
+    """Return a text on one line, with escapes for control characters, invisible characters and lone surrogates."""
     return "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
 
 
 def did_you_mean(given: str, known: Iterable[str]) -> str:
-    """The end of an error message: the known name most like the given one, or nothing."""
+    """Return the end of an error message with the known name most similar to the given one; "" if none is
+    similar.
+    """
     found = difflib.get_close_matches(given, list(known), 1, _ALIKE)
     return f"; did you mean {found[0]}?" if found else ""
 
 
 class GenaiServerError(Exception):
-    """Base of all errors that the server raises on purpose; `code` names the class to clients and across processes.
+    """Base of all errors that the server raises on purpose. `code` identifies the class to clients and across
+    processes.
 
     `retry_after` is the number of seconds after which the same request may succeed; None if waiting does not help.
-    Message and parameter may quote what a client has sent: lone surrogates, which no response can hold, become escapes.
+    Message and parameter may quote what a client has sent: lone surrogates, which no response can contain, are escaped.
     """
 
     code: ClassVar[str] = "server_error"
@@ -74,16 +77,16 @@ class GenaiServerError(Exception):
 
     @property
     def message(self) -> str:
-        """What is wrong, in a sentence."""
+        """A sentence that says what is wrong."""
         return self._message
 
     @property
     def facts(self) -> Mapping[str, object]:
-        """What an API that has words of its own for this error needs for them; empty if it has to show the message."""
+        """Values for APIs that word this error themselves; empty if an API must show `message`."""
         return {}
 
     def at(self, path: str) -> Self:
-        """The same error as one of the field at a path, which its message begins with."""
+        """Return a copy of this error for the field at a path. The message then begins with the path."""
         return type(self)(f"{path}: {self.message}", param=path, retry_after=self.retry_after)
 
 
@@ -92,7 +95,9 @@ def _encodable(text: str) -> str:
 
 
 def in_one_line(error: BaseException) -> str:
-    """Any exception as one line for an operator: type and text, or only the text if that is meant to be read."""
+    """Return any exception as one line for an operator: its type and text, or only the text if that is a full
+    sentence.
+    """
     try:
         text = _encodable(" ".join(str(error).split()))[:_MAX_REASON]
     except Exception:  # the exception's own code makes the text
@@ -103,35 +108,35 @@ def in_one_line(error: BaseException) -> str:
 
 
 class ConfigurationError(GenaiServerError, code="configuration_error"):
-    """A setting or the installation is wrong; the message names key and value."""
+    """A setting or the installation is wrong. The message names the setting and its value."""
 
 
 class ModelDirectoryError(ConfigurationError, code="model_directory_error"):
-    """The model directory is missing or incomplete; the message names the file."""
+    """The model directory is missing or incomplete. The message names the file."""
 
 
 class ChatTemplateError(ConfigurationError, code="chat_template_error"):
-    """The chat template that an operator gives in place of the model's own cannot be used; the message says why."""
+    """The chat template that the operator has configured in place of the model's own cannot be used."""
 
 
 class PullFailed(GenaiServerError, code="pull_failed"):
-    """A model could not be fetched from a hub; the message says why, and what to do."""
+    """A model could not be downloaded from a hub. The message says why, and what to do."""
 
 
 class ExportFailed(GenaiServerError, code="export_failed"):
-    """A model directory could not be built; the message says why, and where the builder's log is."""
+    """A model directory could not be built. The message says why, and where the builder's log is."""
 
 
 class ChatFailed(GenaiServerError, code="chat_failed"):
-    """The terminal chat has no server, or did not get an answer from it; the message says why."""
+    """The terminal chat has no server, or got no response from it. The message says why."""
 
 
 class ServerUnusable(GenaiServerError, code="server_unusable"):
-    """A command gets no answer from a server, or none that it can use; the message says why."""
+    """A command got no response from a server, or none that it can use. The message says why."""
 
 
 class RequestError(GenaiServerError, code="invalid_request"):
-    """The request is at fault; no work was done for it."""
+    """The request is wrong. No work was done for it."""
 
 
 # Stands for a value that is not shown.
@@ -139,17 +144,17 @@ _NOT_SHOWN = object()
 
 
 class AsIs(str):
-    """A value that an error shows as this text, not as JSON, such as `512x512`."""
+    """A value that error messages show unchanged, not as JSON, such as `512x512`."""
 
 
 class InvalidField(RequestError, code="invalid_value"):
-    """A field has a value that cannot be used.
+    """A field of a request has a value that cannot be used.
 
-    `path` is the field's place in the body, such as `messages[0].content`; None if only the caller knows it, who names
-    it by `at`. The message is made of parts, so that an API can give the field the name that its clients know:
-    PATH RULE LIMIT (LIMITED_BY); given VALUE. Only path and rule are always there. `other` is the path of a second
-    field, with which the rule ends. `limited_by` is the setting, or what else sets the limit. Of a long value, only the
-    beginning is kept.
+    `path` is the field's path in the body, such as `messages[0].content`; None if only the caller knows the path, and
+    adds it with `at`. The message is composed of parts, so that an API can use the field name that its clients know:
+    PATH RULE LIMIT (LIMITED_BY); given VALUE. Only path and rule are always present. `other` is the path of a second
+    field, which follows the rule. `limited_by` is the setting, or whatever else determines the limit. Long values are
+    cut.
     """
 
     def __init__(
@@ -171,31 +176,31 @@ class InvalidField(RequestError, code="invalid_value"):
 
     @property
     def rule(self) -> str:
-        """What the message says of the field, behind its name."""
+        """The rule that the value breaks, which follows the field's name in the message."""
         return self._message
 
     @property
     def message(self) -> str:
-        """The sentence with the field's own names."""
+        """The complete sentence, with the paths as names of the fields."""
         return self.sentence(self.param, self.other, self.given)
 
     def sentence(self, name: str | None, other: str | None, given: str | None) -> str:
-        """The message with these names of both fields, and this value as JSON."""
+        """Return the message with these names of the two fields and this value, given as JSON."""
         parts = (name, self.rule, other, self.limit, f"({self.limited_by})" if self.limited_by else None)
         sentence = " ".join(str(part) for part in parts if part is not None)
         return sentence if given is None else f"{sentence}; given {given}"
 
     def at(self, path: str, rule: str = "cannot be used") -> Self:
-        """The error of the field at a path which breaks `rule` for the reason that this error states."""
+        """Return an error for the field at a path, which says that the field breaks `rule` because of this error."""
         return type(self)(path, f"{rule}: {self.message}")
 
 
 class UnknownField(InvalidField, code="unknown_parameter"):
-    """The endpoint does not know a field."""
+    """The endpoint has no field with this name."""
 
 
 class UnsupportedField(InvalidField, code="unsupported_parameter"):
-    """The API has this field, and this server does not support it."""
+    """The API has this field, but this server does not support it."""
 
 
 class MissingField(InvalidField, code="missing_required_parameter"):
@@ -207,13 +212,14 @@ class WrongType(InvalidField, code="invalid_type"):
 
 
 class NoChatTemplate(InvalidField, code="no_chat_template"):
-    """The model has no chat template, so it takes raw prompts but no messages."""
+    """The model has no chat template, so it accepts raw prompts but no messages."""
 
 
 class PromptTooLong(InvalidField, code="context_length_exceeded"):
-    """A prompt of `tokens` leaves none of `limit` for the answer; or, without `tokens`, a text is too long.
+    """A prompt is so long that no token is left for the answer, or a text is too long.
 
-    Of a prompt, each API says so in the words that its clients recognize, to shorten the conversation.
+    `tokens` is the length of a prompt, 0 for other texts. For a prompt, each API uses the words that its clients
+    recognize in order to shorten the conversation.
     """
 
     def __init__(self, path: str | None, rule: str = "leaves no token", *, tokens: int = 0, **parts: Any) -> None:
@@ -227,19 +233,19 @@ class PromptTooLong(InvalidField, code="context_length_exceeded"):
 
 
 class TaskUnsupported(InvalidField, code="unsupported_task"):
-    """The model cannot do what the request asks for; the message names the models that can."""
+    """The model cannot do what the request asks for. The message names the models that can."""
 
 
 class PreviousNotFound(InvalidField, code="previous_response_not_found"):
-    """The response that a request continues is not kept, or not any more."""
+    """The response that a request continues is not stored, or no longer stored."""
 
 
 class MalformedHead(RequestError, code="invalid_http"):
-    """The head of the request is not valid HTTP, or can be read in more than one way."""
+    """The head of the request is not valid HTTP, or is ambiguous."""
 
 
 class HeadTooLarge(RequestError, code="head_too_large"):
-    """The head of the request is over the size limit; the message names the limit."""
+    """The head of the request exceeds the size limit. The message names the limit."""
 
 
 class MalformedBody(RequestError, code="invalid_json"):
@@ -251,11 +257,11 @@ class MalformedForm(RequestError, code="invalid_form"):
 
 
 class BodyTooLarge(RequestError, code="body_too_large"):
-    """The body is over the size limit."""
+    """The body exceeds the size limit."""
 
 
 class ModelNotFound(RequestError, code="model_not_found"):
-    """No such model is served. `name` is the one that the request has; None if the request names none."""
+    """No model with this name is served. `name` is the name in the request; None if the request names none."""
 
     def __init__(self, message: str = "", *, name: str | None = None, **about: Any) -> None:
         super().__init__(message, **about)
@@ -267,47 +273,50 @@ class ModelNotFound(RequestError, code="model_not_found"):
 
 
 class UnsupportedEndpoint(RequestError, code="unsupported_endpoint"):
-    """The API has this endpoint, and this server does not support it; the message says what does the same."""
+    """The API has this endpoint, but this server does not support it. The message names an alternative."""
 
 
 class ModelLoadFailed(RequestError, code="model_load_failed"):
-    """The model in the directory that an operator has named cannot be loaded; the message has the library's reason."""
+    """The model in a directory that an operator has named cannot be loaded. The message has the library's reason."""
 
 
 class AdapterLoadFailed(RequestError, code="adapter_load_failed"):
-    """The adapter in the file that an operator has named cannot be loaded; the message says what does not fit."""
+    """The adapter in a file that an operator has named cannot be loaded. The message says what does not fit."""
 
 
 class RequestNotFound(RequestError, code="request_not_found"):
-    """No such request is running or waiting."""
+    """No request with this name is running or waiting."""
 
 
 class AmbiguousRequest(RequestError, code="request_ambiguous"):
-    """Several running or waiting requests have this name; the message has the unique id of each."""
+    """Several running or waiting requests have this name. The message has the unique id of each."""
 
 
 class ThreadUnsupported(RequestError, code="thread_unsupported_request"):
-    """The request asks the server to keep the conversation. With this code Anthropic's client continues without."""
+    """The request asks the server to store the conversation.
+
+    On this code, Anthropic's client continues without that.
+    """
 
 
 class ResponseNotFound(RequestError, code="response_not_found"):
-    """No such response is kept, or not any more."""
+    """No response with this id is stored, or no longer stored."""
 
 
 class ConversationNotFound(RequestError, code="conversation_not_found"):
-    """No such conversation, or no such item of it, is kept, or not any more."""
+    """No conversation with this id, or no such item in it, is stored, or no longer stored."""
 
 
 class StoredFileNotFound(RequestError, code="file_not_found"):
-    """No such file is stored for this key, or not any more."""
+    """No file with this id is stored for the API key, or no longer stored."""
 
 
 class BatchNotFound(RequestError, code="batch_not_found"):
-    """This key has no such batch."""
+    """The API key has no batch with this id."""
 
 
 class BodyTooSlow(RequestError, code="body_too_slow"):
-    """The body did not arrive in time."""
+    """The body of the request did not arrive in time."""
 
 
 class TooManyValues(RequestError, code="too_many_values"):
@@ -319,63 +328,63 @@ class NestedTooDeep(RequestError, code="nested_too_deep"):
 
 
 class InvalidApiKey(RequestError, code="invalid_api_key"):
-    """The request has no key, or an unknown one."""
+    """The request has no API key, or an unknown one."""
 
 
 class RateLimitExceeded(RequestError, code="rate_limit_exceeded"):
-    """The key has reached its limit of running requests, or of requests within a minute."""
+    """The API key has reached its limit of running requests, or of requests per minute."""
 
 
 class ProfileNotFound(RequestError, code="profile_not_found"):
-    """There is no such profile, or nothing of it can be read."""
+    """There is no profile with this name, or it cannot be read."""
 
 
 class AdminForbidden(RequestError, code="admin_forbidden"):
-    """The request may not use the admin endpoints; the message says what would allow it."""
+    """The request may not use the admin endpoints. The message says what would allow it."""
 
 
 class OriginForbidden(RequestError, code="origin_forbidden"):
-    """A web page of another origin sent the request without being allowed to."""
+    """A web page of an origin that is not allowed sent the request."""
 
     default_message = "web pages of this Origin may not use the server (GENAI_CORS_ORIGINS)"
 
 
 class Unavailable(GenaiServerError, code="unavailable"):
-    """The server cannot take this request now; the same request may succeed later."""
+    """The server cannot accept this request now; the same request may succeed later."""
 
     # Engines restart and queues move on within seconds.
     default_retry_after: ClassVar[int | None] = 1
 
 
 class QueueFull(Unavailable, code="queue_full"):
-    """The limit of requests that wait for the device, or of their prompts' tokens, is reached."""
+    """The limit of requests that wait for the device, or of their prompt tokens, is reached."""
 
 
 class BodiesTooLarge(Unavailable, code="bodies_too_large"):
-    """The bodies of all requests together have reached their memory limit."""
+    """The bodies of all current requests together have reached their memory limit."""
 
 
 class SessionTerminated(Unavailable, code="session_terminated"):
-    """The operator has set terminate_session to "1" on the device."""
+    """The operator has set the runtime option terminate_session to "1" on the device."""
 
     # Until the operator decides otherwise.
     default_retry_after = None
 
 
 class NoEngineReady(Unavailable, code="no_engine_ready"):
-    """No engine process can take work now."""
+    """No engine process can accept work now."""
 
 
 class TooManyConnections(Unavailable, code="too_many_connections"):
-    """All files that the process may open for connections are in use."""
+    """All file descriptors that the process may use for connections are in use."""
 
 
 class ModelsBusy(Unavailable, code="models_busy"):
-    """Other models are in use, or take the memory that a model needs, and its turn has not come."""
+    """Other models are in use or occupy the memory that this model needs, and its turn has not come."""
 
 
 class ModelTooLarge(Unavailable, code="insufficient_memory"):
-    """There is too little memory for the model, even if all others were unloaded; the message has the figures."""
+    """There is too little memory for the model, even if all others were unloaded. The message has the numbers."""
 
 
 class CheckerUnavailable(Unavailable, code="checker_unavailable"):
@@ -383,23 +392,23 @@ class CheckerUnavailable(Unavailable, code="checker_unavailable"):
 
 
 class ImageReaderUnavailable(Unavailable, code="image_reader_unavailable"):
-    """The process that reads images cannot be started."""
+    """The process that prepares images cannot be started, or has no space for its files."""
 
 
 class UploadUnavailable(Unavailable, code="upload_unavailable"):
-    """An uploaded file cannot be written; the message has the reason."""
+    """An uploaded file cannot be written. The message has the reason."""
 
 
 class AudioReaderUnavailable(Unavailable, code="audio_reader_unavailable"):
-    """A process that decodes recordings or reads them cannot be started, or has no space for its files."""
+    """A process that decodes or reads recordings cannot be started, or has no space for its files."""
 
 
 class ToolServerUnavailable(Unavailable, code="tool_server_unavailable"):
-    """A tool server does not run, or does not list its tools."""
+    """A tool server is not running, or does not list its tools."""
 
 
 class StoreUnavailable(Unavailable, code="store_unavailable"):
-    """The file of stored responses cannot be read or written; the message has the reason."""
+    """The store of responses cannot be read or written. The message has the reason."""
 
 
 class ServerDraining(Unavailable, code="server_draining"):
@@ -409,27 +418,27 @@ class ServerDraining(Unavailable, code="server_draining"):
 
 
 class GenerationFailed(GenaiServerError, code="generation_failed"):
-    """An accepted request failed."""
+    """A request failed after it was accepted."""
 
 
 class GrammarFailed(GenerationFailed, code="grammar_failed"):
-    """The grammar of the request cannot be followed further, which shows only during the answer."""
+    """The request's grammar allows no further token. This shows only during the answer."""
 
 
 class DeadlinePassed(GenerationFailed, code="timeout"):
-    """The request's deadline has passed, and no part of its result can be returned."""
+    """The request's deadline has passed, and no part of the result can be returned."""
 
 
 class RequestCancelled(GenerationFailed, code="cancelled"):
-    """An operator has cancelled the request, and no part of its result can be returned."""
+    """An operator has cancelled the request, and no part of the result can be returned."""
 
 
 class ModelUnloaded(GenerationFailed, code="model_unloaded"):
-    """The model was unloaded, and its time for running answers is over; or the request came too late."""
+    """The model was unloaded: its time for running answers is over, or the request came too late."""
 
 
 class EngineDied(GenerationFailed, code="engine_died"):
-    """The engine process ended while the request was in it."""
+    """The engine process died while it ran the request."""
 
 
 class EngineHung(EngineDied, code="engine_hung"):
@@ -437,7 +446,7 @@ class EngineHung(EngineDied, code="engine_hung"):
 
 
 class ServerStopping(GenerationFailed, code="server_stopping"):
-    """The server is stopping, and its time to wait for running answers is over."""
+    """The server is stopping, and the time for running answers is over."""
 
     default_message = "the server is stopping"
     # Another server takes its place, or it starts again.
@@ -445,7 +454,7 @@ class ServerStopping(GenerationFailed, code="server_stopping"):
 
 
 class RunnerFailed(GenerationFailed, code="runner_failed"):
-    """The library raised while it ran this request. Other requests continue."""
+    """The library raised an error while it ran this request. Other requests continue."""
 
 
 def _tree(root: type[GenaiServerError]) -> list[type[GenaiServerError]]:
@@ -487,7 +496,7 @@ _JSON = {"'": '"', "True": "true", "False": "false", "None": "null"}
 
 
 def rule_of(finding: Mapping[str, Any]) -> str:
-    """What a value must be according to one of pydantic's errors, as an InvalidField has it."""
+    """Return what a value must be, for the message of an InvalidField, from one of pydantic's error entries."""
     about = finding.get("ctx", {})
     if finding["type"] not in _RULES:
         return str(finding["msg"]).removeprefix("Value error, ")

@@ -1,4 +1,4 @@
-"""Destination and format of the log, the same in every process."""
+"""The log: where it is written and in which format. The same in every process."""
 
 import logging
 import os
@@ -31,18 +31,18 @@ _Raised = tuple[type[BaseException], BaseException, TracebackType | None] | tupl
 
 
 class DiscreetFormatter(logging.Formatter):
-    """Logs the location and type of an exception, and of those that led to it, without their messages.
+    """Formats exceptions, and those that caused them, with location and type but without their messages.
 
     A message may quote input of a client, such as a missing key, an invalid value or a text that cannot be encoded.
     """
 
     def formatException(self, ei: _Raised) -> str:
-        """The lines below a record."""
+        """Return the lines about an exception that follow a record."""
         return "" if ei[1] is None else "\n".join(_traceback_lines(ei[1], set()))
 
 
 class TextFormatter(DiscreetFormatter):
-    """Each record as one line, with its `fields` (`extra={"fields": {…}}`) after the message."""
+    """Formats each record as one line, with its `fields` (`extra={"fields": {…}}`) after the message."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         fields: dict[str, Any] = getattr(record, "fields", {})
@@ -50,7 +50,9 @@ class TextFormatter(DiscreetFormatter):
 
 
 class JsonFormatter(DiscreetFormatter):
-    """Each record as one line with a JSON object: time, level, logger, message, and the record's `fields`."""
+    """Formats each record as one line with a JSON object: time, level, logger, message, and the record's
+    `fields`.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
@@ -66,7 +68,10 @@ class JsonFormatter(DiscreetFormatter):
 
 
 def configure_logging(level: str, form: str = "text") -> None:
-    """Log to standard error, one line for each record; `form` is text or json. Lines in a terminal are short."""
+    """Log to standard error, one line for each record, in the format `form` (text or json).
+
+    Lines in a terminal are short.
+    """
     handler = logging.StreamHandler()
     is_short = form == "text" and sys.stderr.isatty() and level != "debug"
     text = TextFormatter(_SHORT, _SHORT_TIME) if is_short else TextFormatter(_TEXT)
@@ -82,11 +87,11 @@ def configure_logging(level: str, form: str = "text") -> None:
 
 @contextmanager
 def written_in_thread() -> Iterator[None]:
-    """Within the context a thread writes the lines, so that nothing else waits for a standard error that is blocked,
-    such as a pipe that nobody reads.
+    """Write log lines in a thread during the block, so that a blocked standard error, such as a pipe, blocks nothing
+    else.
 
-    Lines that do not fit into the queue are dropped, and the next line says how many. Of several apps in one process,
-    the first one's thread writes the lines of all until that app ends; then they are written without a thread.
+    Lines that do not fit into the queue are dropped, and the next line says how many. If several apps run in one
+    process, the thread of the first app writes all lines until that app ends; then they are written without a thread.
     """
     handler = next((one for one in logging.getLogger().handlers if type(one) is logging.StreamHandler), None)
     if handler is not None and isinstance(handler.stream, WaitingLines):
@@ -114,9 +119,9 @@ def written_in_thread() -> Iterator[None]:
 
 
 class WaitingLines:
-    """A stream whose lines a thread writes to a file. Any thread may write; must be closed.
+    """A text stream whose lines a thread writes to a file descriptor. Thread-safe; must be closed.
 
-    `dropped` makes the line that says how many were dropped.
+    `dropped` returns the line that says how many lines were dropped.
     """
 
     def __init__(self, descriptor: int, dropped: Callable[[int], str]) -> None:
@@ -133,7 +138,7 @@ class WaitingLines:
         self._thread.start()
 
     def write(self, line: str) -> None:
-        """Let a line wait to be written."""
+        """Queue a line."""
         with self._lock:
             if len(self._waiting) < _MAX_WAITING:
                 self._waiting.append(line)
@@ -142,10 +147,10 @@ class WaitingLines:
         self._has_lines.set()
 
     def flush(self) -> None:
-        """Do nothing: the thread writes at once."""
+        """Do nothing, because the thread writes lines at once."""
 
     def close(self) -> None:
-        """End the thread when it has written all lines, but wait for a short time only."""
+        """End the thread when it has written all lines. Waits for at most a second."""
         self._is_closed = True
         self._has_lines.set()
         self._thread.join(_END_SECONDS)
@@ -168,7 +173,7 @@ class WaitingLines:
 
 
 def _traceback_lines(error: BaseException, seen: set[int]) -> list[str]:
-    """The traceback of an exception, after those of the exceptions that led to it."""
+    """Return the traceback of an exception, after the tracebacks of the exceptions that caused it."""
     seen.add(id(error))
     lines: list[str] = []
     earlier = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
@@ -185,14 +190,16 @@ def _traceback_lines(error: BaseException, seen: set[int]) -> list[str]:
 
 
 def _cut_asyncio(record: logging.LogRecord) -> bool:
-    """Cut asyncio's own records to one line: the others show the task with its exception."""
+    """Log filter: cut asyncio's own records to one line, because the other lines show a task with its exception."""
     if record.name == "asyncio":
         record.msg, record.args = record.getMessage().partition("\n")[0], None
     return True
 
 
 def _rename_uvicorn(record: logging.LogRecord) -> bool:
-    """Name uvicorn's records of the server `uvicorn`: its own name for them, `uvicorn.error`, looks like a failure."""
+    """Log filter: name uvicorn's server records `uvicorn`, because uvicorn's name `uvicorn.error` looks like a
+    failure.
+    """
     if record.name == "uvicorn.error":
         record.name = "uvicorn"
     return True

@@ -1,4 +1,4 @@
-"""Reports of texts and tables as plain text."""
+"""Formats reports of texts and tables as plain text."""
 
 from collections.abc import Iterable, Sequence
 
@@ -9,17 +9,17 @@ _NUMERIC = "0123456789+–"
 
 
 def plain_report(parts: Iterable[str | Rows]) -> str:
-    """Texts, and tables of any width, with an empty line between them."""
+    """Return texts and tables as one text, with an empty line between them."""
     return "\n\n".join(part if isinstance(part, str) else _table(part) for part in parts)
 
 
 def is_numeric(column: Sequence[str]) -> bool:
-    """Whether all cells of a column below its title are numbers, or empty."""
+    """Whether all cells of a column below its title are numbers or empty."""
     return all(not cell or cell[0] in _NUMERIC for cell in column[1:])
 
 
 def _table(rows: Rows) -> str:
-    """Columns two spaces apart; numbers right-aligned."""
+    """Return a table as text: columns two spaces apart, numbers right-aligned."""
     shapes = [(max(map(len, column)), is_numeric(column)) for column in zip(*rows, strict=True)]
     lines = [
         "  ".join(

@@ -1,4 +1,6 @@
-"""How long a request and its answers take, and where the time goes. The clock is passed in."""
+"""Measures how long a request and its answers take, and in which phases the time is spent. The clock is passed
+in.
+"""
 
 import time
 from collections.abc import Callable, Iterator
@@ -16,7 +18,7 @@ ARRIVED = "arrived"
 
 @dataclass(frozen=True)
 class Breakdown:
-    """Latency of each phase of a request in seconds. The phases add up to `total_latency`."""
+    """Seconds that a request spent in each phase. The phases add up to `total_latency`."""
 
     # From the request's first byte to its last.
     receive: float
@@ -36,7 +38,7 @@ class Breakdown:
 
 @dataclass(frozen=True)
 class Timings:
-    """The figures of one answer: times in seconds, rates in tokens per second, None where unknown."""
+    """The measured values of one answer: times in seconds, rates in tokens per second, None where unknown."""
 
     # From the request's first byte to the first token.
     ttft: float | None
@@ -54,7 +56,7 @@ class Timings:
 
 
 class Arrival:
-    """When a request arrived, and how long it took until its answers could be prepared."""
+    """When a request arrived, and the time until its answers could be prepared."""
 
     def __init__(self, clock: Clock, began: float | None = None) -> None:
         # In seconds; monotonic.
@@ -68,11 +70,11 @@ class Arrival:
 
     @property
     def elapsed(self) -> float:
-        """Seconds up to now."""
+        """The seconds since the request's first byte arrived."""
         return self.clock() - self.began
 
     def received(self) -> None:
-        """Note that the request's last byte has arrived."""
+        """Record that the request's last byte has arrived."""
         self.receive = self.elapsed
 
     @contextmanager
@@ -86,7 +88,7 @@ class Arrival:
 
 
 class Stopwatch:
-    """Times one answer from the arrival of its request on."""
+    """Measures the times of one answer, starting with the arrival of its request."""
 
     def __init__(self, arrival: Arrival, input_tokens: int = 0) -> None:
         self.input_tokens = input_tokens
@@ -97,30 +99,30 @@ class Stopwatch:
         self._ended: float | None = None
 
     def count(self, tokens: int) -> None:
-        """Note that this number of tokens arrives now."""
+        """Record that this number of tokens has just arrived."""
         if self._first is None:
             self._first = self._arrival.clock()
         self.output_tokens += tokens
 
     @property
     def has_begun(self) -> bool:
-        """Whether the first token has come."""
+        """Whether the first token has arrived."""
         return self._first is not None
 
     @property
     def since_submission(self) -> float:
-        """Seconds from the creation of the stopwatch, when the request goes to its engine, up to now."""
+        """The seconds since the stopwatch was created, when the request is sent to its engine."""
         return self._arrival.clock() - self._created
 
     def stop(self) -> None:
-        """Note that the answer ends now."""
+        """Record that the answer has just ended."""
         self._ended = self._arrival.clock()
 
     def timings(self, phases: Phases | None, num_produced: int) -> Timings:
-        """The figures at the end, or up to now.
+        """Return the measured values at the end of the answer, or up to now.
 
         `phases` are the engine's times, None while they are unknown. `num_produced` is the number of tokens that the
-        engine generated in that time; it exceeds the answer's if a stop string ended it.
+        engine generated in that time; it exceeds the answer's tokens if a stop string ended the answer.
         """
         total = (self._arrival.clock() if self._ended is None else self._ended) - self._arrival.began
         ttft = None if self._first is None else self._first - self._arrival.began
@@ -137,10 +139,10 @@ class Stopwatch:
         )
 
     def _breakdown(self, phases: Phases, before: float, total: float) -> Breakdown:
-        """The parts of `before`, up to the first token, and of the rest of `total`.
+        """Divide `before`, the time up to the first token, and the rest of `total` into phases.
 
-        A part that another process has measured may be longer than what is left: the first token may have waited to be
-        read while the engine made others. So each part takes at most what is left, and no part is negative.
+        A phase that another process has measured may be longer than the time left, because the first token may have
+        waited while the engine generated more. So each phase gets at most the time left, and none is negative.
         """
         left = before
         parts = {"receive": self._arrival.receive, "load": self._arrival.load}

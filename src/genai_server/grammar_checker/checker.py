@@ -1,4 +1,6 @@
-"""Checks grammars in separate processes, so that a grammar that crashes or blocks one affects nothing else."""
+"""Checks grammars in worker processes, so that a grammar that crashes or blocks the compiler affects nothing
+else.
+"""
 
 import hashlib
 from collections.abc import Callable
@@ -20,7 +22,7 @@ _CRASHES = "the grammar compiler crashes on it, or exceeds its memory limit"
 
 @dataclass(frozen=True)
 class _Verdict:
-    """The result of a check."""
+    """The result of checking a grammar."""
 
     # The error message; None if the grammar is valid.
     words: str | None
@@ -31,7 +33,7 @@ class _Verdict:
 
 
 class GrammarChecker:
-    """Checks grammars and caches the verdicts. Belongs to the event loop.
+    """Checks grammars and caches the results. Used on the event loop only.
 
     `count` is called with the result of each check, one of RESULTS.
     """
@@ -44,9 +46,10 @@ class GrammarChecker:
         self._verdicts: SaltedCache[_Verdict] = SaltedCache(_MAX_CACHED)
 
     async def complaint(self, grammar: str, requester: Requester) -> str | None:
-        """The error message for a grammar; None if it is valid. Raises CheckerUnavailable and QueueFull.
+        """Return the error message for a grammar; None if it is valid. Raises CheckerUnavailable and QueueFull.
 
-        Equal grammars of one tenant are checked once. A check that no request waits for any more is not started.
+        Equal grammars of one tenant (API key) are checked once. A check that no request waits for any more is not
+        started.
         """
         digest = hashlib.sha256(grammar.encode()).hexdigest()
         tenant = requester.owner.tenant

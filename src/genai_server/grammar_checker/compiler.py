@@ -1,4 +1,4 @@
-"""llguidance's compiler with this server's limits, for the grammar checker and for the engine."""
+"""llguidance's grammar compiler with this server's limits, used by the grammar checker and by engines."""
 
 import random
 import re
@@ -35,14 +35,16 @@ _MAX_ID, _MAX_NAMES = 300_000, 1_000
 
 
 def byte_tokenizer(special: Sequence[bytes], eos: Sequence[int], vocab_size: int) -> LLTokenizer:
-    """A tokenizer whose first 256 tokens are the bytes. Then come the special tokens, then empty ones."""
+    """Return a tokenizer whose first 256 tokens are the bytes, followed by the special tokens and by empty
+    tokens.
+    """
     return LLTokenizer(TokenizerWrapper(_Bytes(special, eos, vocab_size)), vocab_size, list(eos))
 
 
 def compile_grammar(tokenizer: LLTokenizer, grammar: str) -> LLMatcher | str:
-    """The grammar's matcher at its start, with the first mask computed; or the reason why the grammar cannot be used.
+    """Compile a grammar. Returns the matcher, with the first token mask computed, or the reason why that is impossible.
 
-    Python's lock is released during compilation.
+    Python's lock (GIL) is released during compilation.
     """
     try:
         matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=_limits())
@@ -54,20 +56,20 @@ def compile_grammar(tokenizer: LLTokenizer, grammar: str) -> LLMatcher | str:
 
 
 def reason(matcher: LLMatcher) -> str:
-    """Why a matcher cannot continue."""
+    """Return the reason why a matcher cannot continue."""
     return in_short(matcher.get_error())
 
 
 def in_short(words: str) -> str:
-    """The library's message without its backtrace, which a panic includes."""
+    """Return an error message of the library without the backtrace that a panic contains."""
     return words.partition("<backtrace>")[0].removesuffix("<non-verbose/>").strip()[:_MAX_MESSAGE]
 
 
 def complaint(grammar: str) -> str | None:
-    """The compiler's error message for a grammar; None if it is valid.
+    """Return the compiler's error message for a grammar; None if it is valid.
 
-    A valid grammar is followed for a few tokens, as an engine will follow it. Errors that depend on a model's tokens
-    are found in the engine only.
+    Random answers of a few tokens are generated with a valid grammar, as an engine would do. Errors that depend on a
+    model's tokens are only found in the engine.
     """
     matcher = compile_grammar(_stand_in(grammar), grammar)
     if isinstance(matcher, LLMatcher):
@@ -83,7 +85,7 @@ def complaint(grammar: str) -> str | None:
 
 @contextmanager
 def stack(size: int) -> Iterator[None]:
-    """Set the stack size, in bytes, of the threads that are started within the block."""
+    """Set the stack size, in bytes, of threads that are started within the block."""
     before = threading.stack_size(size)
     try:
         yield
@@ -101,7 +103,7 @@ def _limits() -> LLParserLimits:
 
 
 def _follow(matcher: LLMatcher) -> None:
-    """Follow some random answers that continue for as long as they can; the same ones each time."""
+    """Generate a few random answers of limited length with a matcher. They are the same in each run."""
     for seed in range(_WALKS):
         chance, answer = random.Random(seed), matcher.deep_copy()
         for _ in range(_STEPS):
@@ -113,7 +115,9 @@ def _follow(matcher: LLMatcher) -> None:
 
 
 def _stand_in(grammar: str) -> LLTokenizer:
-    """A byte tokenizer with the special tokens that a grammar names, because the model's own are not known here."""
+    """Return a byte tokenizer with the special tokens that a grammar names, because the model's tokenizer is not
+    known here.
+    """
     ids = [int(number) for listed in _IDS.findall(grammar) for number in re.findall(r"\d{1,9}", listed)]
     largest = max((number for number in ids if number <= _MAX_ID), default=0)
     return _stand_in_tokenizer(tuple(sorted(set(_NAMES.findall(grammar)))[:_MAX_NAMES]), largest)
@@ -126,7 +130,7 @@ def _stand_in_tokenizer(names: tuple[str, ...], largest: int) -> LLTokenizer:
 
 
 class _Bytes:
-    """Bytes and special tokens, in the form in which the library takes a tokenizer."""
+    """Bytes and special tokens, in the form in which llguidance accepts a tokenizer."""
 
     bos_token_id = None
 

@@ -1,7 +1,7 @@
-"""The grammar checker: a process that compiles untrusted grammars, so that they can crash nothing else.
+"""Worker process that compiles untrusted grammars, so that a crash affects nothing else.
 
-A question has a grammar, and is answered with the compiler's error message, or null. The process imports little, reads
-no environment and holds no secrets.
+A question contains a grammar; the answer is the compiler's error message, or null. The process imports little, reads no
+environment variables and holds no secrets.
 """
 
 from typing import Any

@@ -1,4 +1,4 @@
-"""A cache whose entries are found only by those who made them."""
+"""An LRU cache whose entries are only found with the salt under which they were stored."""
 
 from collections import OrderedDict
 from collections.abc import Hashable
@@ -8,11 +8,11 @@ V = TypeVar("V")
 
 
 class SaltedCache(Generic[V]):
-    """Values by salt and key, within a number of entries.
+    """Cached values by salt and key, with a maximum number of entries.
 
-    Whether something is cached shows in how long an answer takes, so requests with different salts must share nothing.
-    The least recently used entry of the salt with the most entries is dropped first: nobody can push out what others
-    use.
+    Response times reveal whether something is cached, so requests with different salts must share nothing. If there are
+    too many entries, the least recently used entry of the salt with the most entries is dropped: no salt can evict what
+    others use.
     """
 
     def __init__(self, max_entries: int) -> None:
@@ -24,7 +24,7 @@ class SaltedCache(Generic[V]):
         return self._num_entries
 
     def get(self, salt: str | None, key: Hashable) -> V | None:
-        """The value of a key; None if it is not cached for the salt."""
+        """Return the cached value for a salt and key; None if there is none."""
         entries = self._by_salt.get(salt)
         if entries is None or key not in entries:
             return None
@@ -32,7 +32,7 @@ class SaltedCache(Generic[V]):
         return entries[key]
 
     def put(self, salt: str | None, key: Hashable, value: V) -> None:
-        """Cache a value."""
+        """Cache a value for a salt and key."""
         entries = self._by_salt.setdefault(salt, OrderedDict())
         self._num_entries += key not in entries
         entries[key] = value

@@ -1,6 +1,6 @@
 """The Ray Serve application: an ingress, and a deployment of replicas for each model.
 
-Serve imports `build` by its name, from the configuration that `serve deploy` reads.
+Ray Serve imports `build` by name, from the configuration that `serve deploy` reads.
 """
 
 import hashlib
@@ -40,7 +40,8 @@ _DEFAULT_CONFIG = "genai-server.toml"
 
 
 def build(args: Mapping[str, Any]) -> Any:
-    """The application of a table of settings, named as in genai-server.toml, and `replicas`: `2`, or `1:4` to scale.
+    """Return the application for a table of settings, named as in genai-server.toml, and `replicas` (`2`, or `1:4` to
+    scale).
 
     Other settings come from the environment, as for `serve`. Raises ConfigurationError.
     """
@@ -52,9 +53,10 @@ def build(args: Mapping[str, Any]) -> Any:
 
 
 def application(settings: Settings, replicas: str) -> Any:
-    """The application for these settings.
+    """Return the application for these settings.
 
-    Raises ConfigurationError for a wrong number of replicas, and for files, which other nodes' replicas would not have.
+    Raises ConfigurationError for a wrong number of replicas, and for GENAI_FILES_DIR, because replicas on other nodes
+    would not have the files.
     """
     if settings.files_dir:
         raise ConfigurationError(
@@ -78,9 +80,9 @@ def application(settings: Settings, replicas: str) -> Any:
 
 
 def settings_of(settings: Settings, model: str) -> Settings:
-    """The settings of a model's replicas: those of a server with this model alone, which knows no address.
+    """Return the settings for a model's replicas: those of a server that serves only this model.
 
-    Where Serve's proxies listen cannot be seen from a replica, so none counts as bound to loopback.
+    A replica cannot see where Ray Serve's proxies listen, so it never counts as bound to loopback.
     """
     aliases = [alias for alias, name in settings.aliases.items() if name == model]
     config = settings.config or (_DEFAULT_CONFIG if Path(_DEFAULT_CONFIG).is_file() else "")
@@ -101,29 +103,34 @@ def settings_of(settings: Settings, model: str) -> Settings:
 
 
 def tasks_of(settings: Settings) -> dict[str, Task]:
-    """What each model is for, by its files on this machine."""
+    """Return what each model does, read from the files on this machine."""
     return {name: task_of(Path(path)) for name, path in settings.served.items()}
 
 
 def max_replicas(replicas: str) -> int:
-    """The largest number that is meant by `2`, or by `1:4`. Raises ConfigurationError."""
+    """Return the largest number of replicas that `2` or `1:4` stands for. Raises ConfigurationError for other
+    forms.
+    """
     return _bounds(replicas)[1]
 
 
 def scaling(replicas: str, target: int) -> dict[str, Any]:
-    """Options of a deployment. It scales between two numbers for `target` running requests of each replica."""
-    least, most = _bounds(replicas)
+    """Return the scaling options of a deployment.
+
+    `target` is the number of running requests per replica to scale for.
+    """
+    minimum, maximum = _bounds(replicas)
     if ":" not in replicas:
-        return {"num_replicas": most}
-    return {"autoscaling_config": {"min_replicas": least, "max_replicas": most, "target_ongoing_requests": target}}
+        return {"num_replicas": maximum}
+    return {"autoscaling_config": {"min_replicas": minimum, "max_replicas": maximum, "target_ongoing_requests": target}}
 
 
 def _bounds(replicas: str) -> tuple[int, int]:
     found = re.fullmatch(r"([1-9]\d{0,3})(?::([1-9]\d{0,3}))?", replicas)
-    least, most = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)
-    if least > most:
+    minimum, maximum = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)
+    if minimum > maximum:
         raise ConfigurationError(f"replicas={replicas}: expected a number such as 2, or least and most such as 1:4")
-    return least, most
+    return minimum, maximum
 
 
 def _deployment(settings: Settings, model: str, replicas: str) -> Any:
@@ -150,9 +157,10 @@ def _deployment(settings: Settings, model: str, replicas: str) -> Any:
 
 
 def _version(settings: Settings) -> str:
-    """Deploying again with the same version changes the number of replicas, and restarts none.
+    """Return a digest of everything that replicas and ingress read at their start.
 
-    Replicas and ingress read keys and the configuration file at their start only, so what these hold is part of it.
+    Deploying again with the same version changes the number of replicas without restarting any, so the contents of the
+    key file and the configuration file are included.
     """
     files = [Path(name) for name in (settings.api_key_file, settings.config) if name]
     parts = [__version__.encode(), settings.model_dump_json(exclude=set(OF_SERVE)).encode()]

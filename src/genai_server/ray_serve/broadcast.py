@@ -1,4 +1,4 @@
-"""A call of all replicas at once."""
+"""Sends one request to all replicas at once."""
 
 import asyncio
 import json
@@ -23,9 +23,10 @@ async def ask_replicas(
     named: str | None = None,
     is_enough: Callable[[ReplicaAnswer], bool] = lambda answer: False,
 ) -> list[ReplicaAnswer]:
-    """The answers of all running replicas of these deployments, or of the named one; those up to one that is enough.
+    """Return the answers of all running replicas of these deployments, or only of the replica `named`.
 
-    A replica that has not answered after this number of seconds has a 503, and one that dies before has no answer.
+    Stops early at an answer for which `is_enough` is true. A replica that has not answered after `seconds` gets an
+    answer with status 503; a replica that dies has no answer.
     """
     ends = time.monotonic() + seconds
     calls = await asyncio.gather(*(_calls(handle, request, named, seconds) for handle in handles))
@@ -57,7 +58,7 @@ class _Call:
 async def _calls(
     handle: Any, request: ForwardedRequest, named: str | None, seconds: float
 ) -> dict["asyncio.Task[Any]", _Call]:
-    """A call of each replica of a deployment; none while none runs."""
+    """Call each running replica of a deployment. Returns the running tasks; empty if no replica is running."""
     try:
         async with asyncio.timeout(seconds):
             results = await replica_results(handle.broadcast("answer", request, named))

@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Deploy, and with a cluster of its own serve until a signal arrives; returns the exit status.
+    """Deploy the application; returns the exit status. Without --address, it serves until a signal arrives.
 
     Raises ConfigurationError.
     """
@@ -75,7 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def configuration(settings: Settings, replicas: str) -> str:
-    """The YAML for `serve deploy`: all settings that are not the default, without keys.
+    """Return the YAML for `serve deploy`: all settings that differ from the default, without API keys.
 
     Raises ConfigurationError for a wrong number of replicas.
     """
@@ -106,7 +106,7 @@ def configuration(settings: Settings, replicas: str) -> str:
 
 
 def _http_options(settings: Settings) -> dict[str, Any]:
-    """Where Serve's proxies listen, and their certificate."""
+    """Return the address and certificate for Ray Serve's proxies."""
     options: dict[str, Any] = {"host": settings.host, "port": settings.port}
     if settings.tls_cert:
         options |= {"ssl_certfile": settings.tls_cert, "ssl_keyfile": settings.tls_key or settings.tls_cert}
@@ -114,7 +114,7 @@ def _http_options(settings: Settings) -> dict[str, Any]:
 
 
 def _check_cluster(address: str) -> None:
-    """Raise ConfigurationError if nothing listens at a host and port: Ray would try for two minutes."""
+    """Raise ConfigurationError if nothing listens at a host and port, because Ray would try for two minutes."""
     host, _, port = address.rpartition(":")
     if "/" in host or not host or not port.isdigit():
         return
@@ -177,7 +177,7 @@ def _deploy(settings: Settings, replicas: str, address: str | None) -> int:
 
 
 def _drain(delete: Callable[[str], None]) -> None:
-    """Delete the application and wait until its replicas have ended: Serve ends those whose time is over."""
+    """Delete the application and wait until its replicas have ended. Ray Serve ends those whose time is over."""
     while True:
         # It waits for a minute.
         with contextlib.suppress(TimeoutError):

@@ -1,4 +1,4 @@
-"""What crosses a Serve handle: a request from the ingress to a replica, and the replica's complete answer."""
+"""What is sent between ingress and replicas: a request, and a replica's complete answer."""
 
 import json
 import time
@@ -27,7 +27,7 @@ _PROMPT_FIELDS = ("system", "instructions", "messages", "prompt", "input")
 
 @dataclass(frozen=True)
 class ForwardedRequest:
-    """A whole HTTP request."""
+    """An HTTP request with its whole body, sent from the ingress to a replica."""
 
     # What its ASGI scope has of FORWARDED.
     parts: Mapping[str, Any]
@@ -38,7 +38,7 @@ class ForwardedRequest:
     arrived_at: float | None = None
 
     def scope(self) -> Scope:
-        """The ASGI scope of this request in the replica, where the clocks of two machines may differ."""
+        """Return the ASGI scope of this request for the replica's app. The clocks of the two machines may differ."""
         age = 0.0 if self.arrived_at is None else max(0.0, time.time() - self.arrived_at)
         state = with_receipt(Receipt(request_clock() - age, is_counted=True))
         version = {"asgi": {"version": "3.0"}, "http_version": "1.1"}
@@ -53,7 +53,7 @@ READINESS = ForwardedRequest(
 
 @dataclass(frozen=True)
 class ReplicaAnswer:
-    """The complete answer of one replica."""
+    """The complete HTTP response of one replica."""
 
     replica: str
     # The replica's deployment.
@@ -64,13 +64,13 @@ class ReplicaAnswer:
 
     @property
     def content_type(self) -> str:
-        """Without parameters."""
+        """The media type of the body, in lower case and without parameters."""
         found = next((value for name, value in self.headers if name.lower() == b"content-type"), b"")
         return found.partition(b";")[0].strip().lower().decode("latin-1")
 
 
 def body_fields(body: bytes) -> dict[str, Any]:
-    """The fields of a body, read as the replica reads it, which checks them; none of one that is not a JSON object."""
+    """Return the fields of a JSON body, empty if it is no JSON object. The replica checks the body later."""
     try:
         fields = json.loads(body)
     except (ValueError, RecursionError):
@@ -79,7 +79,7 @@ def body_fields(body: bytes) -> dict[str, Any]:
 
 
 def form_fields(headers: Mapping[str, str], body: bytes) -> dict[str, Any]:
-    """The fields of a form but its file; none of a body that is not a form, which the replica refuses."""
+    """Return the fields of a form without its file, empty if the body is no form. The replica then refuses it."""
     try:
         form = FormParser(headers)
         for start in range(0, len(body), _FED):
@@ -91,7 +91,7 @@ def form_fields(headers: Mapping[str, str], body: bytes) -> dict[str, Any]:
 
 
 def prompt_text(fields: Mapping[str, Any]) -> str:
-    """The texts of a prompt in their order, as the request router compares them."""
+    """Return the beginning of a prompt's texts, joined in order, by which the request router compares prompts."""
     length, found = 0, []
     for text in _texts([fields.get(name) for name in _PROMPT_FIELDS]):
         found.append(text)
@@ -103,7 +103,7 @@ def prompt_text(fields: Mapping[str, Any]) -> str:
 
 
 def with_header(message: Message, name: str, value: str) -> Message:
-    """The start of a response with one header, in place of any by this name; an empty value only removes it."""
+    """Return the start message of a response with one header replaced. An empty value removes the header."""
     encoded = name.encode("latin-1")
     kept = [header for header in message["headers"] if header[0].lower() != encoded]
     added = [(encoded, value.encode("latin-1"))] if value else []

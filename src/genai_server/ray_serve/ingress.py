@@ -1,7 +1,7 @@
-"""The ingress of a Ray Serve application: reads a request, chooses the model's deployment and passes its response on.
+"""The ingress of a Ray Serve application: reads a request, chooses the model's deployment and forwards the response.
 
-It knows neither models nor engines. It checks keys and bodies like the app of every replica, so the body of a client
-without a key takes no memory and goes to no replica.
+The ingress uses neither models nor engines. It checks keys and bodies like the app of every replica, so the body of a
+client without a key takes no memory and is sent to no replica.
 """
 
 import asyncio
@@ -90,7 +90,10 @@ _UNSUPPORTED = 1008
 
 
 class Ingress:
-    """The deployment: makes its app where Serve runs it. `models` has the handle of each model's deployment."""
+    """The ingress deployment.
+
+    Its app is created where Ray Serve runs it. `models` maps model names to deployment handles.
+    """
 
     def __init__(self, names: ModelNames, models: Mapping[str, Any]) -> None:
         self._names = names
@@ -101,7 +104,7 @@ class Ingress:
 
 
 class _IngressApp:
-    """The ASGI app."""
+    """The ASGI app of the ingress."""
 
     def __init__(self, names: ModelNames, models: Mapping[str, Any]) -> None:
         settings = names.settings
@@ -114,7 +117,7 @@ class _IngressApp:
         self._app = self._guarded(settings)
 
     def _guarded(self, settings: Settings) -> ASGIApp:
-        """The forwarding app behind those checks of the server's own app that a replica must not be asked for."""
+        """Return the forwarding app behind those checks of the server's app that need no replica."""
         bodies = BodyBudget(settings.max_bodies_bytes)
         media_limit = settings.max_media_body_bytes if any_takes_media(settings.served.values()) else 0
         app: ASGIApp = BodyLimits(
@@ -193,7 +196,7 @@ class _IngressApp:
             await self._pass_on(request, self._model(scope, fields), scope, send)
 
     def _model(self, scope: Scope, fields: Mapping[str, Any]) -> str:
-        """The model that a request chooses. Raises ModelNotFound and TaskUnsupported."""
+        """Return the name of the model that a request chooses. Raises ModelNotFound and TaskUnsupported."""
         for prefix in _MODEL_PATHS:
             if scope["path"].startswith(prefix):
                 return self._names.choose(scope["path"].removeprefix(prefix))
@@ -203,10 +206,10 @@ class _IngressApp:
         return self._names.choose(id, requested_task(scope, fields))
 
     async def _pass_on(self, request: ForwardedRequest, model: str, scope: Scope, send: Send) -> None:
-        """Pass one replica's response on, as it comes.
+        """Forward one replica's response as it arrives.
 
-        A request whose replica dies before its response begins is sent to another one, once; afterwards an event tells
-        of the death.
+        If the replica dies before its response begins, the request is sent to another replica, once. If it dies later,
+        the stream ends with an error event.
         """
         start: Message | None = None
         last_event = b""
@@ -232,7 +235,7 @@ class _IngressApp:
                     return
 
     async def _messages(self, request: ForwardedRequest, model: str) -> AsyncGenerator[Message]:
-        """The messages of one replica's response. Raises QueueFull, NoEngineReady and RayActorError."""
+        """Yield the ASGI messages of one replica's response. Raises QueueFull, NoEngineReady and RayActorError."""
         handle = self._streams[model]
         # The request router reads the prompt of positional arguments only, and refuses an empty one.
         answers = handle.remote(request) if request.prompt else handle.remote(request=request)
@@ -252,7 +255,7 @@ class _IngressApp:
             raise
 
     async def _ask_one(self, request: ForwardedRequest, model: str) -> ReplicaAnswer:
-        """The answer of the model's replica that answers first. Raises NoEngineReady."""
+        """Return the answer of the model's replica that answers first. Raises NoEngineReady if none is running."""
         answers = await ask_replicas([self._replicas[model]], request, _LOOK, is_enough=_is_success)
         if not answers:
             raise NoEngineReady(f"no replica of {model} is running")
@@ -261,7 +264,10 @@ class _IngressApp:
     async def _ask_all(
         self, request: ForwardedRequest, seconds: float, *, named: str | None = None, **options: Any
     ) -> list[ReplicaAnswer]:
-        """The answers that `ask_replicas` gives for all models. Raises NoEngineReady and InvalidField."""
+        """Return the answers of the replicas of all models, as `ask_replicas` does.
+
+        Raises NoEngineReady and InvalidField.
+        """
         answers = await ask_replicas(self._replicas.values(), request, seconds, named=named, **options)
         if not answers and named is not None:
             raise InvalidField(REPLICA_HEADER, "must be a running replica", given=named)
@@ -270,7 +276,10 @@ class _IngressApp:
         return answers
 
     async def _state(self) -> ReplicaAnswer:
-        """The answer of a replica that takes work, or of another; kept for a moment, for balancers ask often."""
+        """Return the health of a replica that accepts work, or else of another one.
+
+        It is cached for a moment, because load balancers ask often.
+        """
         checked, kept = self._health
         if kept is None or time.monotonic() - checked > _HEALTH_LASTS:
             kept = _best(await self._ask_all(READINESS, _LOOK, is_enough=_is_success))

@@ -1,4 +1,4 @@
-"""Several replicas' answers to one request, as one response."""
+"""Merges the answers of several replicas to one request into one response."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -19,11 +19,11 @@ _LISTS = ("data", "models")
 
 
 def merged(answers: Sequence[ReplicaAnswer]) -> ReplicaAnswer:
-    """One answer for those of one or more replicas.
+    """Merge the answers of one or more replicas into one.
 
-    The first success stands for all unless a replica failed otherwise than by 404: then the first such failure does. A
-    JSON body keeps its fields; its lists are those of all successes, each entry with its `replica`, and `replicas` has
-    each replica's status and body. The `status` of /healthz is `degraded` if the replicas' differ.
+    The first success stands for all, unless a replica failed with another status than 404; then the first such failure
+    does. A JSON body keeps its fields: its lists contain the entries of all successes, each with its `replica`, and the
+    field `replicas` has each replica's status and body. The `status` of /healthz is `degraded` if the replicas differ.
     """
     failures = [one for one in answers if one.status >= HTTPStatus.BAD_REQUEST]
     successes = [one for one in answers if one.status < HTTPStatus.BAD_REQUEST]
@@ -42,7 +42,9 @@ def merged(answers: Sequence[ReplicaAnswer]) -> ReplicaAnswer:
 
 
 def joined(answers: Sequence[ReplicaAnswer]) -> ReplicaAnswer:
-    """One answer for those of one replica of each model: the lists of all, as a server with all models gives them."""
+    """Merge the answers of one replica per model: concatenate their lists, as a server with all models would
+    return them.
+    """
     failure = next((one for one in answers if one.status >= HTTPStatus.BAD_REQUEST), None)
     if failure is not None or len(answers) == 1:
         return failure or answers[0]
@@ -56,9 +58,9 @@ def joined(answers: Sequence[ReplicaAnswer]) -> ReplicaAnswer:
 
 
 def merged_metrics(answers: Sequence[ReplicaAnswer]) -> ReplicaAnswer:
-    """The metrics of all replicas that give them.
+    """Merge the metrics of all replicas that return them. Each series gets the label `replica`.
 
-    Each series has the label `replica`. The answer is a failure if no replica gives any.
+    If no replica returns metrics, the first failure is returned.
     """
     successes = [one for one in answers if one.status < HTTPStatus.BAD_REQUEST]
     if not successes:
@@ -70,7 +72,7 @@ def merged_metrics(answers: Sequence[ReplicaAnswer]) -> ReplicaAnswer:
 
 
 class _Families(Collector):
-    """The families of all replicas' metrics, from Prometheus's text form."""
+    """The metric families of all replicas, parsed from Prometheus's text format."""
 
     def __init__(self, answers: Sequence[ReplicaAnswer]) -> None:
         self._answers = answers

@@ -1,4 +1,4 @@
-"""Chooses the deployment for a request, by the task that its endpoint needs and by the model's name."""
+"""Chooses the deployment for a request, by the task that the endpoint needs and by the model's name."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ _ROUTES = {
 
 
 def requested_task(scope: Scope, fields: Mapping[str, Any]) -> Task | None:
-    """What a request with these fields needs of its model; None for what every model can do."""
+    """Return the task that a request needs of its model; None if models of any task can answer it."""
     if matches(tokens.router.routes, scope):
         # The prompt that they make, or its tokens.
         return None if fields.get("messages") is None else Task.GENERATE
@@ -45,22 +45,23 @@ def requested_task(scope: Scope, fields: Mapping[str, Any]) -> Task | None:
 
 
 def matches(routes: Iterable[BaseRoute], scope: Scope) -> bool:
-    """Whether one of the routes answers a request."""
+    """Whether one of the routes matches a request's scope."""
     return any(route.matches(scope)[0] is Match.FULL for route in routes)
 
 
 @dataclass(frozen=True)
 class ModelNames:
-    """The names of the models, as `Catalog.choose_for` takes them."""
+    """The names of the deployed models, which are chosen by the rules of `Catalog.choose_for`."""
 
     settings: Settings
     # What each model is for.
     tasks: Mapping[str, Task]
 
     def choose(self, id: object, task: Task | None = None) -> str:
-        """The model of an id; without an id, or with one that is no text, the first one for the task, or of all.
+        """Return the model for an id. Without an id, or if it is no string: the first model for the task, or of all.
 
-        Raises ModelNotFound, and TaskUnsupported for a model of another task. A single model's replicas check both.
+        Raises ModelNotFound, and TaskUnsupported for a model of another task. If there is a single model, it is
+        returned without checks, because its replicas check both.
         """
         served = list(self.settings.served)
         able = [name for name in served if task in (None, self.tasks[name])]

@@ -1,7 +1,7 @@
-"""All that is used of Ray without a public name. A new version of Ray may change each of it.
+"""All private parts of Ray that this package uses. A new version of Ray may change each of them.
 
-The request router is imported by name in Serve's processes (docs/decisions/0055-ray-serve.md). Its public name, in
-`ray.serve.llm`, needs vLLM; the module behind that name needs nothing more than Serve.
+The request router is imported by name in Ray Serve's processes (docs/decisions/0055-ray-serve.md). Its public name, in
+`ray.serve.llm`, needs vLLM; the module behind that name needs nothing more than Ray Serve.
 """
 
 from collections.abc import Sequence
@@ -28,27 +28,26 @@ TREE_OPTIONS: dict[str, Any] = {
 
 
 def with_version(deployment: Any, version: str, **options: Any) -> Any:
-    """A deployment with these options. Deploying it again with the same version restarts no replica."""
+    """Return a deployment with these options. Deploying it again with the same version restarts no replica."""
     return deployment.options(version=version, _internal=True, **options)
 
 
 def http_config() -> Any:
-    """Where Serve's proxies listen: with the options with which they were first started."""
+    """Return the options with which Ray Serve's proxies were first started, including host and port."""
     return _get_global_client().http_config
 
 
 async def replica_results(broadcast: Any) -> Sequence[Any]:
-    """The result of each replica of a broadcast, to be awaited one by one.
+    """Return the result of each replica of a broadcast, to be awaited one by one.
 
-    Serve's own method gives none if one is missing.
-    Raises DeploymentUnavailableError.
+    Ray Serve's own method returns nothing if one result is missing. Raises DeploymentUnavailableError.
     """
     results: Sequence[Any] = await broadcast._fetch_replica_results_async()
     return results
 
 
 class _NamedReplica(RunningReplica):
-    """Says of each result which replica it is of: of a silent one nothing else does."""
+    """Adds the replica's id to each result, so that a replica that does not answer can be named."""
 
     def try_send_request(self, pr: Any, with_rejection: bool) -> Any:
         result = super().try_send_request(pr, with_rejection)
@@ -57,13 +56,14 @@ class _NamedReplica(RunningReplica):
 
 
 class PrefixRouter(PrefixCacheAffinityRouter):
-    """Sends a prompt to the replica that was sent the longest prefix of it, while the load is balanced.
+    """Sends a prompt to the replica that has received the longest prefix of the prompt, as long as the load is
+    balanced.
 
-    Ray's own router by prefixes, made safe for what it does not expect.
+    It is Ray's own prefix router with handling for errors that Ray's router does not expect.
     """
 
     def initialize_state(self, **options: Any) -> None:
-        """Make the tree of prefixes, or find that of an earlier ingress."""
+        """Create the actor with the tree of prefixes, or find that of an earlier ingress."""
         deployment = self._deployment_id
         name = f"prefixes of {deployment.app_name} {deployment.name}"
         tree = PrefixTreeActor.options(name=name, namespace=SERVE_NAMESPACE, **TREE_OPTIONS).remote()
@@ -72,14 +72,14 @@ class PrefixRouter(PrefixCacheAffinityRouter):
         super().initialize_state(**options, tree_actor=tree)
 
     def create_replica_wrapper(self, replica_info: Any) -> RunningReplica:
-        """What sends requests to a replica."""
+        """Return the object that sends requests to a replica."""
         return _NamedReplica(replica_info)
 
     async def _prefix_match_best_replicas(self, pending_request: Any, candidate_replicas: list[Any]) -> list[list[Any]]:
-        """The replicas to choose from; an empty list leaves the choice to the power of two choices.
+        """Return the replicas to choose from; an empty list leaves the choice to the power of two choices.
 
-        The tree of prefixes outlives an ingress, and may then name a replica that has gone. For that one Ray's own
-        method raises KeyError, and while the tree restarts RayActorError. Either would leave the request waiting.
+        The tree of prefixes outlives an ingress, and may then name a replica that no longer exists. For that replica
+        Ray's method raises KeyError, and while the tree restarts RayActorError. Either would leave the request waiting.
         """
         try:
             found: list[list[Any]] = await super()._prefix_match_best_replicas(pending_request, candidate_replicas)
@@ -88,6 +88,8 @@ class PrefixRouter(PrefixCacheAffinityRouter):
         return found
 
     def on_request_routed(self, pending_request: Any, replica_id: Any, result: Any) -> None:
-        """Note the prompt in the tree, unless that restarts: the replica has the request already."""
+        """Add the prompt to the tree of prefixes, unless the tree is restarting: the replica has the request
+        already.
+        """
         with suppress(RayActorError):
             super().on_request_routed(pending_request, replica_id, result)

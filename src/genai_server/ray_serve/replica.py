@@ -1,6 +1,6 @@
-"""A replica in a Ray Serve deployment: the same app as that of `genai-server serve`, with a supervisor of its own.
+"""A replica in a Ray Serve deployment: the app of `genai-server serve`, with a supervisor of its own.
 
-Serve's handles call it in the process of an actor. The app gets ASGI messages there, so no port is opened.
+Ray Serve calls the replica in an actor's process. The app receives ASGI messages there, so no port is opened.
 """
 
 import asyncio
@@ -25,17 +25,17 @@ from genai_server.messages.server_status import EngineState
 from genai_server.ray_serve.forwarded import READINESS, REPLICA_HEADER, ForwardedRequest, ReplicaAnswer, with_header
 from genai_server.system.runtime_folder import open_runtime_folder
 
-_LOOK_EVERY = 0.05
+_CHECK_INTERVAL = 0.05
 
 
 class Replica:
-    """One replica of one model. Owned by the event loop of the actor's user code."""
+    """One replica of one model. Used on the event loop of the actor's user code only."""
 
     # Whether it is to be stopped.
     _is_up = False
 
     async def __init__(self, settings: Settings) -> None:  # type: ignore[misc]  # Serve waits for it
-        """Return once the model is loaded. Raises ConfigurationError if it cannot be."""
+        """Start the app and return when the model is loaded. Raises ConfigurationError if it cannot be loaded."""
         configure_logging(settings.log_level, settings.log_format)
         texts = await asyncio.to_thread(check_models, settings)
         context = serve.get_replica_context()
@@ -58,25 +58,25 @@ class Replica:
                 raise ConfigurationError("the app does not start; the replica's log says why")
             while (await self._answer(READINESS)).status != 200:
                 self.check_health()
-                await asyncio.sleep(_LOOK_EVERY)
+                await asyncio.sleep(_CHECK_INTERVAL)
         except BaseException:
             await self._stop()
             raise
         self._is_up = True
 
     def check_health(self) -> None:
-        """Raise ConfigurationError if no device will work again, so that Serve replaces the replica.
+        """Raise ConfigurationError if no device can recover, so that Ray Serve replaces the replica.
 
-        A model that is unloaded while it is idle has no devices, and is well.
+        A model that is unloaded because it is idle has no engines, and counts as healthy.
         """
         engines = self._supervisor.status.engines
         if engines and all(engine.state == EngineState.FAILED for engine in engines):
             raise ConfigurationError("; ".join(f"device {engine.device}: {engine.error}" for engine in engines))
 
     async def stream(self, request: ForwardedRequest) -> AsyncIterator[list[Message]]:
-        """The messages of the app's response, those together that are there together.
+        """Yield the ASGI messages of the app's response, in lists of those that are available at the same time.
 
-        When Serve ends the iteration, the app gets the disconnection of the client.
+        When Ray Serve ends the iteration, the app receives the disconnection of the client.
         """
         sent: asyncio.Queue[Message | None] = asyncio.Queue()
         has_left = asyncio.Event()
@@ -109,7 +109,9 @@ class Replica:
             has_left.set()
 
     async def answer(self, request: ForwardedRequest, replica: str | None) -> ReplicaAnswer | None:
-        """The complete answer; None if another replica is named. For what is asked of all replicas."""
+        """Return the complete response, for requests that are sent to all replicas; None if another replica is
+        named.
+        """
         return await self._answer(request) if replica in (None, self._id) else None
 
     async def _answer(self, request: ForwardedRequest) -> ReplicaAnswer:
@@ -118,7 +120,10 @@ class Replica:
         return ReplicaAnswer(self._id, self._model, messages[0]["status"], messages[0]["headers"], body)
 
     def __del__(self) -> Coroutine[Any, Any, None] | None:
-        """Called by Serve after the drain, which awaits the stop; and later by Python, when nothing is left to do."""
+        """Stop the replica.
+
+        Ray Serve calls this after the drain and awaits the result; Python's later call does nothing.
+        """
         if not self._is_up:
             return None
         self._is_up = False

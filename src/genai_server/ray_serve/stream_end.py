@@ -1,4 +1,6 @@
-"""The end of a stream whose replica has died: what a single server sends when its engine dies, in each API."""
+"""The end of a stream whose replica has died: what a single server sends when its engine dies, in each API's
+format.
+"""
 
 import json
 
@@ -19,14 +21,15 @@ _DATA = b"\ndata: "
 
 
 def is_event(message: Message) -> bool:
-    """Whether a message of a response is an event with a name, which `stream_end` may read."""
+    """Whether a message of a response contains a named server-sent event, which `stream_end` can read."""
     return bool(message.get("body", b"").startswith(_NAMED))
 
 
 def stream_end(start: Message, last_event: bytes, error: GenaiServerError, scope: Scope) -> Message:
-    """The last message of a response that has begun so: an event or line with the error, where the response has such.
+    """Return the last message of a response that has begun with `start`: an event or line with the error.
 
-    `last_event` is the last one that was sent with a name: those of /v1/responses are numbered.
+    If the response is no stream of events or lines, the message is empty. `last_event` is the last named event that was
+    sent, because the events of /v1/responses are numbered.
     """
     kind = Headers(raw=start["headers"]).get("content-type", "")
     body = b""

@@ -1,4 +1,4 @@
-"""The supervisor's handle of one engine process, from its start to its death or until it hangs."""
+"""The supervisor's handle of one engine process, from its start until it dies or is killed because it hangs."""
 
 import contextlib
 import os
@@ -27,18 +27,19 @@ from genai_server.system.child_process import in_words, start_module
 # Seconds allowed for each token of a step, in addition to the timeout: a hundred times the time on slow machines.
 SECONDS_PER_TOKEN = 0.1
 # Seconds between two checks.
-LOOK_EVERY = 1.0
+CHECK_INTERVAL = 1.0
 # Seconds for a process to exit after it was asked to.
 STOP_TIMEOUT = 5.0
 _HUNG = "the engine process hung and was killed: "
 
 
 class Watchdog:
-    """Measures for how long an engine has been silent.
+    """Detects an engine that hangs, by the time since its last heartbeat.
 
-    The limit is the timeout plus SECONDS_PER_TOKEN for each token of the step that the last heartbeat announced, which
-    may have begun BEAT_SECONDS later; a timeout of 0 sets no limit. A check counts for one interval at most, whatever a
-    clock says. So a machine that slept or a stopped process group is not taken for a hanging engine.
+    The limit is the timeout plus SECONDS_PER_TOKEN for each token of the step that the last heartbeat announced (the
+    step may have begun BEAT_SECONDS later). A timeout of 0 disables the check. Each check counts as one interval,
+    whatever the clock says, so that a machine that slept or a stopped process group is not mistaken for a hanging
+    engine.
     """
 
     def __init__(self, step_timeout: float) -> None:
@@ -47,20 +48,21 @@ class Watchdog:
         self._seconds = 0.0
 
     def run(self, newest: Callable[[], Beat], ended: threading.Event, on_hang: Callable[[str], None]) -> None:
-        """Check until `ended` is set or the engine hangs; `on_hang` is called once."""
-        while not ended.wait(LOOK_EVERY):
-            if reason := self.look(newest()):
+        """Check until `ended` is set or the engine hangs. `on_hang` is then called once, with the reason."""
+        while not ended.wait(CHECK_INTERVAL):
+            if reason := self.check(newest()):
                 on_hang(reason)
                 return
 
-    def look(self, beat: Beat) -> str | None:
-        """Check the newest heartbeat, LOOK_EVERY seconds after the previous check; returns what is wrong if it is too
-        old.
+    def check(self, beat: Beat) -> str | None:
+        """Check the newest heartbeat, CHECK_INTERVAL seconds after the previous check.
+
+        Returns the reason if it is too old.
         """
         if beat != self._beat:
             self._beat, self._seconds = beat, 0.0
             return None
-        self._seconds += LOOK_EVERY
+        self._seconds += CHECK_INTERVAL
         allowed = self._step_timeout + beat.tokens * SECONDS_PER_TOKEN
         if not self._step_timeout or self._seconds < allowed + BEAT_SECONDS:
             return None
@@ -69,9 +71,10 @@ class Watchdog:
 
 
 class EngineProcess:
-    """Starts the process. `report` and `wait` belong to one thread; `leave` and `end` may be called by any.
+    """Starts and controls an engine process.
 
-    Raises OSError if it cannot be started, and ValueError for a spec that cannot be sent to it.
+    `report`, `wait` and `close` must be called in one thread; other methods are thread-safe. The constructor raises
+    OSError if the process cannot be started, and ValueError for a launch message that cannot be encoded.
     """
 
     def __init__(self, launch: EngineLaunch) -> None:
@@ -95,7 +98,10 @@ class EngineProcess:
         return self._process.pid
 
     def report(self, load_timeout: float) -> EngineReport:
-        """Wait for the report after loading. Kills the process if it exceeds the timeout (0: no limit)."""
+        """Wait for the engine's report after loading. Kills the process after `load_timeout` seconds (0: no limit).
+
+        If the process dies or is killed, the returned report contains the error.
+        """
         self._write(self._launch)  # if the process has died or `leave` came first, the missing report shows it
         limit = threading.Timer(
             load_timeout, self._kill, [f"it did not load its model within {load_timeout:g} s (GENAI_LOAD_TIMEOUT)"]
@@ -117,9 +123,9 @@ class EngineProcess:
         return EngineReport(error=f"the engine process ended while loading, {in_words(status)}")
 
     def wait(self, step_timeout: float, on_hang: Callable[[str], None] = lambda error: None) -> str:
-        """Wait for the process's death; returns how it died. Kills it if it hangs (timeout 0: never).
+        """Wait until the process dies and return how it died. Kills it if it hangs (step timeout 0: never).
 
-        `on_hang` is called in another thread before the kill, so that API processes know the reason before their
+        `on_hang` is called in another thread before the kill, so that API processes learn the reason before their
         connections break.
         """
 
@@ -145,37 +151,43 @@ class EngineProcess:
         return f"the engine process died, {in_words(status)}"
 
     def kill(self) -> None:
-        """Kill the process at once. An orderly exit would also remove the supervisor's folder."""
+        """Kill the process at once.
+
+        An orderly exit, by `leave`, would also remove the supervisor's folder.
+        """
         self._process.kill()
         self._process.wait()
 
     def close(self) -> None:
-        """Read its messages no longer, in the thread of `report` and `wait`."""
+        """Stop reading messages of the process. To be called in the thread of `report` and `wait`."""
         self._output.close()
 
     def leave(self) -> None:
-        """Ask the process to exit by closing its standard input."""
+        """Ask the process to exit, by closing its standard input."""
         with contextlib.suppress(OSError):
             self._input.close()
 
     def resize(self, num_bytes: int) -> None:
-        """Change the size of the memory for keys and values."""
+        """Ask the engine to change the size of its KV cache to `num_bytes`."""
         self._send(Resize(num_bytes))
 
     def unload(self) -> None:
-        """Ask this process alone to exit; the supervisor and its folder stay."""
+        """Ask only this engine to exit, without removing the supervisor's folder."""
         self._send(Unload())
         self.leave()
 
     def end(self) -> None:
-        """Wait for the exit of a process that was asked to exit; kill it if that takes too long."""
+        """Wait until a process that was asked to exit has ended. Kills it after STOP_TIMEOUT seconds."""
         try:
             self._process.wait(STOP_TIMEOUT)
         except subprocess.TimeoutExpired:
             self.kill()
 
     def _read(self) -> Iterator[EngineReport]:
-        """The engine's reports until its standard output ends; notes its other messages. Raises msgspec.DecodeError."""
+        """Yield the engine's reports until its standard output ends. Heartbeats and options are stored in attributes.
+
+        Raises msgspec.DecodeError for an invalid message.
+        """
         decoder = report_decoder()
         while data := os.read(self._output.fileno(), 1 << 16):
             for message in decoder.feed(data):

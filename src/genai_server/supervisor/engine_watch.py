@@ -1,4 +1,4 @@
-"""Runs one engine: starts it, watches it, and restarts it when it dies."""
+"""Runs one engine: starts it, monitors it, and restarts it when it dies."""
 
 import errno
 import logging
@@ -27,9 +27,9 @@ _FILES_PAUSE = 0.2
 
 
 class Restarts:
-    """Counts the restarts of one engine in a row; all times are in seconds.
+    """Counts the restarts of one engine in a row. All times are in seconds.
 
-    More than `max_restarts` of them, without serving for RECOVERED_AFTER in between, are a crash loop.
+    More than `max_restarts` in a row, without RECOVERED_AFTER seconds of service in between, are a crash loop.
     """
 
     def __init__(self, max_restarts: int) -> None:
@@ -37,12 +37,12 @@ class Restarts:
         self._max_restarts = max_restarts
 
     def served(self, seconds: float) -> None:
-        """Note how long the engine served before it died."""
+        """Record how long the engine served before it died."""
         if seconds > RECOVERED_AFTER:
             self.in_a_row = 0
 
     def pause(self) -> float | None:
-        """The time to wait before the next start, twice the previous one; None to give up."""
+        """Return the seconds to wait before the next start, twice the previous pause; None to give up."""
         if self.in_a_row >= self._max_restarts:
             return None
         self.in_a_row += 1
@@ -50,9 +50,9 @@ class Restarts:
 
 
 class EngineWatch:
-    """Runs one engine in a thread of its own, from `start` to `leave` or `unload`, with restarts.
+    """Runs one engine in a thread of its own, with restarts, from `start` to `leave` or `unload`.
 
-    `status` is replaced, never modified. `on_change` is then called, in this thread or in the watchdog's. `has_loaded`
+    `status` is replaced, never modified; `on_change` is then called, in this thread or in the watchdog's. `has_loaded`
     says whether the engine was ever ready. Timeouts are in seconds.
     """
 
@@ -86,27 +86,27 @@ class EngineWatch:
         self._thread = threading.Thread(target=self._run, name=f"watch-{launch.spec.device}", daemon=True)
 
     def start(self) -> None:
-        """Start the thread; returns at once."""
+        """Start the thread. Does not wait for the engine."""
         try:
             self._thread.start()
         except RuntimeError as error:  # the system gives the process no more threads
             self._fail(error)
 
     def leave(self) -> None:
-        """Ask the engine to exit with the server; it removes the supervisor's folder."""
+        """Ask the engine to exit because the server ends. The engine also removes the supervisor's folder."""
         self._stopping.set()
         if self._process is not None:
             self._process.leave()
 
     def end(self) -> None:
-        """Wait for the exit of an engine that was asked to exit; kill it if that takes too long."""
+        """Wait until an engine that was asked to exit has ended. Kills it if that takes too long."""
         if self._process is not None:
             self._process.end()
         if self._thread.is_alive():
             self._thread.join(STOP_TIMEOUT)
 
     def unload(self) -> None:
-        """End this engine alone: gracefully if it responds, else by force."""
+        """End only this engine: gracefully if it responds, otherwise by force."""
         self._is_unloaded = True
         self._stopping.set()
         if self._process is not None:
@@ -116,34 +116,36 @@ class EngineWatch:
             Path(self._launch.address).unlink(missing_ok=True)
 
     def beat(self) -> Beat:
-        """The engine's newest heartbeat."""
+        """Return the engine's newest heartbeat."""
         return self._process.beat if self._process is not None else Beat()
 
     @property
     def kv_bytes(self) -> int:
-        """The memory that its keys and values take now, in bytes; 0 unless it is ready."""
+        """The size of the engine's KV cache in bytes; 0 unless the engine is ready."""
         return self.beat().kv_bytes if self.status.state == EngineState.READY else 0
 
     def resize(self, num_bytes: int) -> None:
-        """Change the memory that its keys and values may take, now or once it has loaded, and after a restart."""
+        """Change the maximum size of the KV cache in bytes, at once or when the engine has loaded, also after
+        restarts.
+        """
         with self._lock:
             if num_bytes == self._launch.spec.kv_bytes:
                 return
             self._change_spec(kv_bytes=num_bytes)
-            self._tell_size()
+            self._send_size()
 
-    def _tell_size(self) -> None:
-        """Send a loaded engine its size. The lock keeps an older size from being sent after a newer one."""
+    def _send_size(self) -> None:
+        """Send the KV cache size to a loaded engine. Must be called with the lock, so that sizes arrive in order."""
         if self.status.state == EngineState.READY and self._process is not None and self._launch.spec.kv_bytes:
             self._process.resize(self._launch.spec.kv_bytes)
 
     def _change_spec(self, **changes: object) -> None:
-        """Change the description of the next engine process. Must be called with the lock."""
+        """Change the specification with which the next engine process starts. Must be called with the lock."""
         spec = msgspec.structs.replace(self._launch.spec, **changes)
         self._launch = msgspec.structs.replace(self._launch, spec=spec)
 
     def _run(self) -> None:
-        """Run the engine. An exception becomes its state, because nothing else would report it."""
+        """Run the engine. An exception is reported as the engine's state, because nothing else would report it."""
         try:
             self._watch()
         except BaseException as error:
@@ -159,7 +161,7 @@ class EngineWatch:
         self._set(state=EngineState.FAILED, pid=None, address="", error=f"it cannot be started: {in_one_line(error)}")
 
     def _watch(self) -> None:
-        """Run the engine until it stops for good. A device that never loaded is not tried again."""
+        """Run the engine until it stops for good. An engine whose first load fails is not restarted."""
         while not self._stopping.is_set():
             report = self._start()
             if self._stopping.is_set():
@@ -182,7 +184,7 @@ class EngineWatch:
                     limited_by=report.limited_by,
                 )
                 with self._lock:
-                    self._tell_size()  # it may have changed while the engine loaded
+                    self._send_size()  # it may have changed while the engine loaded
                 error = self._serve_until_death()
                 if self._stopping.is_set():
                     self._set(state=EngineState.STOPPED, pid=None, address="")
@@ -197,7 +199,7 @@ class EngineWatch:
                 return
 
     def _start(self) -> EngineReport:
-        """Start the process and wait for its report."""
+        """Start the engine process and wait for its report after loading."""
         try:
             self._process = self._start_process()
         except OSError as error:
@@ -213,9 +215,9 @@ class EngineWatch:
         return report
 
     def _start_process(self) -> EngineProcess:
-        """Start the process, and wait for free file descriptors if necessary. Raises OSError.
+        """Start the engine process. Raises OSError if it cannot be started.
 
-        A lack of files is temporary, so the device is not given up.
+        Waits if there are too many open files, because that is temporary.
         """
         while True:
             try:
@@ -230,7 +232,7 @@ class EngineWatch:
             self._stopping.wait(_FILES_PAUSE)
 
     def _serve_until_death(self) -> str:
-        """Wait for the engine's death; returns how it died."""
+        """Wait until the engine process dies and return how it died."""
         assert self._process is not None
         started = self._clock()
         error = self._process.wait(self._step_timeout, lambda reason: self._set(error=reason, hung=True))
@@ -240,7 +242,9 @@ class EngineWatch:
         return error
 
     def _pause(self, error: str) -> bool:
-        """Wait before the next start; returns False after a crash loop or when stopping, without a next start."""
+        """Wait before the next start. Returns False if there is none: after a crash loop, or when the server
+        stops.
+        """
         seconds = self._restarts.pause()
         if seconds is None:
             given_up = f"given up after {self._restarts.in_a_row} restarts in a row (GENAI_MAX_RESTARTS): {error}"

@@ -1,6 +1,6 @@
-"""Divides the host's memory among models: whether a model fits, and how much each one's keys and values may take.
+"""Divides the host's memory among models: whether a model fits, and how large the KV cache of each engine may be.
 
-Half of the memory that weights leave is for keys and values. The other half remains for activations, cached files,
+Half of the memory that the weights leave is for KV caches. The other half remains for activations, cached files,
 prompts and the API processes. All sizes are in bytes.
 """
 
@@ -26,7 +26,7 @@ _MIB = 1024 * 1024
 
 
 class MemoryEngine(Protocol):
-    """An engine of a loaded model, as far as its memory is concerned."""
+    """The interface of an engine for the memory budget."""
 
     status: EngineStatus
     # The least and the most memory for its keys and values, as it has reported; None until it has loaded.
@@ -34,32 +34,32 @@ class MemoryEngine(Protocol):
 
     @property
     def kv_bytes(self) -> int:
-        """The memory that its keys and values take now."""
+        """The current size of the engine's KV cache in bytes."""
         ...
 
     def resize(self, num_bytes: int) -> None:
-        """Change the memory that its keys and values may take; 0 lets it choose when it loads."""
+        """Change the maximum size of the KV cache in bytes. With 0, the engine chooses a size when it loads."""
         ...
 
 
 class MemoryModel(Protocol):
-    """A model that is loaded, or may be."""
+    """The interface of a model, loaded or not, for the memory budget."""
 
     about: ModelStatus
 
     @property
     def engines(self) -> Sequence[MemoryEngine]:
-        """Its engines; none unless it is loaded."""
+        """The model's engines; empty unless it is loaded."""
         ...
 
     @property
     def state(self) -> ModelState:
-        """The current state."""
+        """The current state of the model."""
         ...
 
 
 class Decision(Enum):
-    """What is done for a model that requests wait for."""
+    """What to do for a model that requests wait for."""
 
     LOAD = "load"
     # Unload the model that has been idle the longest.
@@ -68,7 +68,7 @@ class Decision(Enum):
 
 @dataclass(frozen=True)
 class Shortage:
-    """Why a model cannot be loaded."""
+    """The reason why a model cannot be loaded."""
 
     # Names the bytes that are needed and those that are free.
     reason: str
@@ -77,9 +77,10 @@ class Shortage:
 
 
 class MemoryBudget:
-    """Compares what models need with what is free. Guarded by the supervisor's lock.
+    """Compares the memory that models need with the free memory. Guarded by the supervisor's lock.
 
-    `free` returns the free memory now, without what running engines have mapped; `read` estimates a model's memory.
+    `free` returns the free memory in bytes, counting what running engines have mapped as used. `read` estimates a
+    model's memory from its directory.
     """
 
     def __init__(
@@ -98,10 +99,10 @@ class MemoryBudget:
     def decide(
         self, model: MemoryModel, loaded: Collection[MemoryModel], idle: Collection[MemoryModel] = ()
     ) -> Decision | Shortage:
-        """What to do so that a model can be loaded next to the loaded ones, of which some are idle.
+        """Decide whether a model can be loaded next to the loaded models, of which `idle` may be unloaded.
 
-        Idle models are unloaded if it then has memory for sequences of WANTED_TOKENS. Without any, it is loaded with
-        less.
+        Idle models are unloaded if the model then has memory for sequences of WANTED_TOKENS. Otherwise it is loaded if
+        memory for REQUIRED_TOKENS suffices.
         """
         if self.fits_well(model, loaded):
             return Decision.LOAD
@@ -117,11 +118,11 @@ class MemoryBudget:
         return Shortage(self._figures(model.about, loaded), is_too_large=False)
 
     def fits_well(self, model: MemoryModel, loaded: Collection[MemoryModel]) -> bool:
-        """Whether a model can be loaded next to the loaded ones with memory for sequences of WANTED_TOKENS."""
+        """Whether a model fits next to the loaded models with memory for sequences of WANTED_TOKENS."""
         return self._fits(model, loaded, (), WANTED_TOKENS)
 
     def divide(self, loaded: Collection[MemoryModel]) -> None:
-        """Give the keys and values of each engine their share of the memory, if any engine has come, loaded or gone."""
+        """Divide the memory for KV caches among all engines, if an engine was added, has loaded or was removed."""
         engines = [(other.about, engine) for other in loaded for engine in other.engines]
         known = [(about.serial, engine.status.device, engine.kv_range) for about, engine in engines]
         if known == self._divided or self._settings.kv_cache_bytes:
@@ -133,11 +134,11 @@ class MemoryBudget:
             engine.resize(share)
 
     def weights(self, about: ModelStatus) -> int:
-        """The bytes of memory that all engines of a model need besides their KV caches."""
+        """Return the bytes of memory that all engines of a model need besides their KV caches."""
         return len(about.devices) * RUNTIME + self._num_host_engines(about) * self._memory(about).weights
 
     def _figures(self, about: ModelStatus, loaded: Collection[MemoryModel]) -> str:
-        """What a model needs, and what there is."""
+        """Return a sentence with the memory that a model needs and the memory that is free."""
         weights, engines = self.weights(about), self._num_host_engines(about)
         needed = engines * self._kv_needed(about, REQUIRED_TOKENS)
         next_to = ""
@@ -152,7 +153,7 @@ class MemoryBudget:
         )
 
     def _expected_range(self, about: ModelStatus, engine: MemoryEngine, total: int) -> tuple[int, int]:
-        """The least and the most memory for the keys and values of an engine that has not loaded."""
+        """Return the minimum and maximum KV cache size, in bytes, of an engine that has not loaded."""
         if not _is_on_host(engine.status.device) or not self._memory(about).per_token:
             return 0, 0
         return self._kv_needed(about, REQUIRED_TOKENS), total
@@ -160,9 +161,9 @@ class MemoryBudget:
     def _fits(
         self, model: MemoryModel, kept: Collection[MemoryModel], ended: Collection[MemoryModel], num_tokens: int
     ) -> bool:
-        """Whether a model fits next to the kept ones once the other ones have ended.
+        """Whether a model fits next to the `kept` models when the `ended` models are unloaded.
 
-        It must have memory for sequences of this number of tokens.
+        There must be memory for sequences of `num_tokens`.
         """
         about = model.about
         available = self._available([*kept, *ended]) + sum(self.weights(other.about) for other in ended)
@@ -173,22 +174,22 @@ class MemoryBudget:
         return available >= 0 and sum(map(self._reserved, kept)) + needed <= _KV_SHARE * available
 
     def _can_run(self, about: ModelStatus, num_bytes: int) -> bool:
-        """Whether a model runs at all where it has this memory for itself, with nothing to spare."""
+        """Whether a model can run at all with this memory, if it had the memory for itself."""
         needed = self._num_host_engines(about) * self._kv_needed(about, REQUIRED_TOKENS)
         return self.weights(about) + needed <= num_bytes
 
     def _available(self, loaded: Collection[MemoryModel]) -> int:
-        """The memory that the weights of the loaded models leave: what is free, and what keys and values take."""
+        """Return the memory that the weights of the loaded models leave: free memory plus the current KV caches."""
         return self._movable(loaded) - sum(
             self.weights(other.about) for other in loaded if other.state == ModelState.LOADING
         )
 
     def _movable(self, loaded: Collection[MemoryModel]) -> int:
-        """The memory that is free now, and what the keys and values of the loaded models take."""
+        """Return the free memory plus the memory of the loaded models' KV caches."""
         return self._free() + sum(engine.kv_bytes for other in loaded for engine in _host_engines(other))
 
     def _reserved(self, model: MemoryModel) -> int:
-        """The memory that a loaded model's keys and values must have."""
+        """Return the memory that the KV caches of a loaded model need at least."""
         about = model.about
         return sum(
             engine.kv_range[0] if engine.kv_range else self._kv_needed(about, WANTED_TOKENS)
@@ -196,8 +197,9 @@ class MemoryBudget:
         )
 
     def _kv_needed(self, about: ModelStatus, num_tokens: int) -> int:
-        """The memory for keys and values of an engine, for sequences of this number of tokens unless the settings say
-        how long they may be.
+        """Return the KV cache size, in bytes, that one engine needs.
+
+        It suffices for a sequence of `num_tokens`, or of the maximum length or for the size that the settings give.
         """
         settings = self._settings
         if settings.kv_cache_bytes:
@@ -207,19 +209,22 @@ class MemoryBudget:
         return needed // 2 if settings.kv_cache_type == "fp16" else needed
 
     def _memory(self, about: ModelStatus) -> ModelMemory:
-        """The model's needs together with those of its draft model."""
+        """Return the estimated memory of a model, including its draft model."""
         found: ModelMemory = self._read_once(Path(about.path), about.serial)
         return found.with_draft_model(self._read_once(Path(about.draft_model), 0)) if about.draft_model else found
 
     @staticmethod
     def _num_host_engines(about: ModelStatus) -> int:
-        """How many of a model's engines have it in the host's memory."""
+        """Return how many of a model's engines use the host's memory."""
         return sum(map(_is_on_host, about.devices))
 
 
 def divided(total: int, ranges: Sequence[tuple[int, int]]) -> list[int]:
-    """Shares of `total`, as equal as the least and the most of each allow. All get at least their least."""
-    low, high = 0, max(total, *(least for least, _ in ranges), 0) if ranges else 0
+    """Divide `total` into shares that are as equal as the minimum and maximum of each allow.
+
+    Each share is at least its minimum, even if the total is then exceeded.
+    """
+    low, high = 0, max(total, *(minimum for minimum, _ in ranges), 0) if ranges else 0
     while low < high:  # the highest level that the total can pay for
         level = (low + high + 1) // 2
         if sum(_within(level, found) for found in ranges) <= total:
@@ -230,8 +235,8 @@ def divided(total: int, ranges: Sequence[tuple[int, int]]) -> list[int]:
 
 
 def _within(level: int, found: tuple[int, int]) -> int:
-    least, most = found
-    return max(least, min(level, most))
+    minimum, maximum = found
+    return max(minimum, min(level, maximum))
 
 
 def _mib(num_bytes: int) -> str:
@@ -243,5 +248,5 @@ def _host_engines(model: MemoryModel) -> list[MemoryEngine]:
 
 
 def _is_on_host(device: str) -> bool:
-    """Whether an engine for this device has its model in the host's memory. Scripted ones are treated alike."""
+    """Whether an engine for this device uses the host's memory. Scripted devices are treated the same."""
     return device.partition(":")[0] in (CPU, "scripted")

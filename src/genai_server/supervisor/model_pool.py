@@ -1,7 +1,7 @@
 """The models of a server: which are loaded, and which is unloaded to make space for another.
 
-A model that is idle gives way to one that requests wait for. If all are in use, they take turns: the one that has been
-loaded longest gives way once it has had its turn and the requests have waited for as long.
+An idle model is unloaded for a model that requests wait for. If all models are in use, they take turns: the model that
+has been loaded longest is unloaded after TURN_SECONDS, if the requests have waited that long.
 """
 
 import logging
@@ -53,7 +53,7 @@ class ManagedModel:
 
     @property
     def state(self) -> ModelState:
-        """The current state."""
+        """The current state of the model."""
         if self._unloading_until is not None:
             return ModelState.UNLOADING
         if not self.engines:
@@ -65,20 +65,22 @@ class ManagedModel:
 
     @property
     def takes_memory(self) -> bool:
-        """Whether a process holds the model, or soon will."""
+        """Whether engine processes hold the model in memory, or soon will."""
         return self.state in (ModelState.LOADING, ModelState.READY, ModelState.UNLOADING)
 
     @property
     def num_requests(self) -> int:
-        """Running and waiting requests at the last `look`."""
+        """The number of running and waiting requests at the last call of `update_use`."""
         return sum(requests for requests, _ in self._counts)
 
     def status(self) -> ModelStatus:
-        """The model as API processes see it."""
+        """Return the model's status for API processes."""
         return msgspec.structs.replace(self.about, state=self.state)
 
     def engine_statuses(self) -> list[EngineStatus]:
-        """The engines as API processes see them, also those that could not be created."""
+        """Return the status of the model's engines for API processes, including engines that could not be
+        created.
+        """
         about, found = self.about, [engine.status for engine in self.engines]
         if not found and self._failed:
             found = [
@@ -90,11 +92,11 @@ class ManagedModel:
         return [msgspec.structs.replace(status, state=EngineState.UNLOADING) for status in found]
 
     def change(self, **changes: object) -> None:
-        """Change fields of its status."""
+        """Change fields of the model's status."""
         self.about = msgspec.structs.replace(self.about, **changes)
 
     def create_engines(self, now: float) -> None:
-        """Create its engines, which must be started. A failure to create one becomes the model's state."""
+        """Create the model's engines, without starting them. A failure becomes the model's state."""
         self.last_used = now
         self.change(shortage="", is_too_large=False)
         try:
@@ -103,8 +105,8 @@ class ManagedModel:
             log.exception("loading model %s", self.about.name)
             self._failed = in_one_line(error)
 
-    def look(self, now: float) -> None:
-        """Update the counts of requests and the time of the last use."""
+    def update_use(self, now: float) -> None:
+        """Update the numbers of requests and the time of the last use from the engines' heartbeats."""
         beats = [engine.beat() for engine in self.engines]
         counts = [(beat.requests, beat.arrived) for beat in beats]
         if counts != self._counts or self.num_requests or self.state == ModelState.LOADING:
@@ -113,38 +115,43 @@ class ManagedModel:
         self.ready_since = min(self.ready_since, now) if self.state == ModelState.READY else math.inf
 
     def has_had_turn(self, now: float) -> bool:
-        """Whether the model is ready, and has been so for as long as its turn takes."""
+        """Whether the model is ready and has been so for at least TURN_SECONDS."""
         return self.state == ModelState.READY and now - self.ready_since >= TURN_SECONDS
 
     def is_idle(self, now: float, seconds: float = SETTLED) -> bool:
-        """Whether the model is ready and has been unused for this number of seconds."""
+        """Whether the model is ready and has been unused for `seconds` (at least SETTLED)."""
         return self.state == ModelState.READY and now - self.last_used >= max(seconds, SETTLED)
 
     def unload(self, until: float, now: float) -> None:
-        """Accept no more requests. Running ones may continue until the given time, or an earlier one from before."""
+        """Accept no more requests.
+
+        Running requests may continue until the time `until`, or an earlier one set before.
+        """
         self._unloading_until = until if self._unloading_until is None else min(until, self._unloading_until)
         # The last requests may still arrive.
         self.last_used = max(self.last_used, now)
 
     def may_end(self, now: float) -> bool:
-        """Whether the model is unloading, and has no more requests or no more time."""
+        """Whether the model is unloading and its processes may be ended: no requests are left, or their time is
+        over.
+        """
         if self._unloading_until is None:
             return False
         return now >= self._unloading_until or (not self.num_requests and now - self.last_used >= SETTLED)
 
     def end(self) -> None:
-        """End the processes, which takes some time and frees all of their memory."""
+        """End the engine processes. Blocks until they have ended and their memory is free."""
         for engine in self.engines:
             engine.unload()
 
     def ended(self) -> None:
-        """Note that the processes have ended."""
+        """Update the state after the engine processes have ended."""
         self.engines, self._counts, self._unloading_until = (), [], None
 
 
 @dataclass
 class _Demand:
-    """Requests that wait for a model that is not loaded."""
+    """When requests have waited for a model that is not loaded."""
 
     # When the first one came.
     first: float
@@ -153,7 +160,7 @@ class _Demand:
 
 
 def new_status(name: str, path: str, devices: Sequence[str], serial: int, *, on_demand: bool = False) -> ModelStatus:
-    """The status of a model that is not loaded yet."""
+    """Return the status of a model that is not loaded yet. `serial` distinguishes models with the same name."""
     return ModelStatus(
         name,
         path,
@@ -168,11 +175,11 @@ def new_status(name: str, path: str, devices: Sequence[str], serial: int, *, on_
 
 
 class ModelPool:
-    """The models by name; the first is for requests that name none.
+    """The models of a server by name. The first model serves requests that name none.
 
-    At most `max_loaded` models are loaded at once (0: no limit), or "auto" for as many as the memory holds. Models idle
-    for `idle_unload` seconds are unloaded (0: never). The answers of a model whose turn is over may continue for
-    `drain` seconds. Times are seconds of one clock. Guarded by the supervisor's lock.
+    At most `max_loaded` models are loaded at once (0: no limit; "auto": as many as fit into memory). Models that are
+    idle for `idle_unload` seconds are unloaded (0: never). When the turn of a model in use is over, its running answers
+    may continue for `drain` seconds. Times are seconds of one clock. Guarded by the supervisor's lock.
     """
 
     def __init__(
@@ -190,11 +197,11 @@ class ModelPool:
         return iter(list(self._models.values()))
 
     def statuses(self) -> list[ModelStatus]:
-        """The models as API processes see them."""
+        """Return the status of all models for API processes."""
         return [model.status() for model in self]
 
     def find(self, name: str, *, param: str = "name") -> ManagedModel:
-        """The model of this name or alias. Raises ModelNotFound."""
+        """Return the model with this name or alias. Raises ModelNotFound, which names `param`."""
         found = self._models.get(name) or next((model for model in self if name in model.about.aliases), None)
         if found is None or found.about.leaving:
             known = ", ".join(self._models) or "none"
@@ -202,7 +209,10 @@ class ModelPool:
         return found
 
     def add(self, model: ManagedModel) -> None:
-        """Add a model that is not loaded yet, or replace one that is not, and will not be. Raises InvalidField."""
+        """Add a model that is not loaded, or replace one that is neither loaded nor about to be.
+
+        Raises InvalidField otherwise.
+        """
         name = model.about.name
         before = self._models.get(name)
         if before is not None and before.state == ModelState.UNLOADED and name in self._wanted:
@@ -220,7 +230,7 @@ class ModelPool:
         self._models[name] = model
 
     def set_alias(self, alias: str, name: str | None) -> None:
-        """Give a model another name; None removes that name. Raises ModelNotFound and InvalidField."""
+        """Give a model an alias; with None as name, remove the alias. Raises ModelNotFound and InvalidField."""
         if alias in self._models:
             raise InvalidField("alias", f"{quoted(alias)} is the name of a model")
         target = None if name is None else self.find(name)
@@ -231,7 +241,7 @@ class ModelPool:
             model.change(aliases=[*others, alias] if model is target else others)
 
     def add_adapter(self, name: str, adapter: Adapter) -> None:
-        """Let requests choose an adapter of a model. Raises ModelNotFound and InvalidField."""
+        """Offer an adapter of a model to requests. Raises ModelNotFound and InvalidField."""
         model = self.find(name, param="model")
         if any(other.name == adapter.name for other in model.about.adapters):
             raise InvalidField(
@@ -241,12 +251,13 @@ class ModelPool:
         model.change(adapters=[*model.about.adapters, adapter])
 
     def remove_adapter(self, name: str, id: str) -> None:
-        """Stop offering the adapter of this id. Raises ModelNotFound."""
+        """Stop offering the adapter with this id. Raises ModelNotFound."""
         model = self.find(name, param="model")
         model.change(adapters=[adapter for adapter in model.about.adapters if adapter.id != id])
 
     def keep(self, name: str, seconds: float | None) -> None:
-        """Unload a loaded model once it has been idle for `seconds`; None for never. Holds until it is unloaded.
+        """Set after how many idle seconds a loaded model is unloaded (None: never). Applies until the model is
+        unloaded.
 
         Raises ModelNotFound.
         """
@@ -255,22 +266,22 @@ class ModelPool:
             model.change(idle_unload=seconds)
 
     def request_load(self, name: str, now: float) -> None:
-        """Note that a request waits for a model. Raises ModelNotFound."""
+        """Record that a request waits for a model. Raises ModelNotFound."""
         model = self.find(name)
         if model.about.name not in self._wanted:
             model.change(shortage="", is_too_large=False)  # it may fit now
         self._wanted.setdefault(model.about.name, _Demand(now, now)).last = now
 
     def load_first(self, now: float) -> None:
-        """Load the first model, and the next ones as far as the limit allows and the memory holds them well.
+        """Load the first model, and further models as far as the limit and the memory allow.
 
-        The others are loaded on demand.
+        Others are loaded on demand.
         """
         first: list[ManagedModel] = []
         for model in self:
             decision = self._budget.decide(model, first) if self._by_memory else Decision.LOAD
             if isinstance(decision, Shortage):
-                self._lack(model, decision)
+                self._record_shortage(model, decision)
             is_tight = bool(first) and self._by_memory and not self._budget.fits_well(model, first)
             if decision is Decision.LOAD and not is_tight and len(first) < self._max_loaded:
                 first.append(model)
@@ -280,7 +291,7 @@ class ModelPool:
         self._start(first)
 
     def load(self, models: Sequence[ManagedModel], now: float) -> None:
-        """Start the engines of models, after all engines have got their shares of the memory."""
+        """Create and start the engines of models, after the memory for KV caches was divided among all engines."""
         for model in models:
             model.create_engines(now)
         self._start(models)
@@ -292,35 +303,39 @@ class ModelPool:
                 engine.start()
 
     def unload(self, name: str, until: float, now: float) -> None:
-        """Stop serving a model; its running requests may continue until the given time. Raises ModelNotFound."""
+        """Stop serving a model. Its running requests may continue until the time `until`. Raises ModelNotFound."""
         model = self.find(name)
         model.change(leaving=True)
         model.unload(until, now)
 
     def update(self, now: float) -> list[ManagedModel]:
-        """Decide which models are loaded. Returns those whose processes the caller must end and report to `ended`."""
+        """Decide which models are loaded and unloaded.
+
+        Returns the models whose processes the caller must end and then pass to `ended`.
+        """
         for model in self:
-            model.look(now)
+            model.update_use(now)
         for model in self:
             seconds = model.about.idle_unload
             if seconds is not None and model.is_idle(now, seconds):
                 self._evict(model, now, math.inf)
-        self._make_room(now)
+        self._make_space(now)
         self._budget.divide(self._loaded)
         return [model for model in self if model.may_end(now)]
 
     def ended(self, model: ManagedModel) -> None:
-        """Note that a model's processes, and their memory, are gone."""
+        """Update the state after a model's processes have ended."""
         model.ended()
         model.change(idle_unload=self._idle_unload)
         if model.about.leaving:
             self._models.pop(model.about.name)
             self._wanted.pop(model.about.name, None)
 
-    def _make_room(self, now: float) -> None:
-        """Load the wanted models that fit, and begin to unload others for those that do not.
+    def _make_space(self, now: float) -> None:
+        """Load the models that requests wait for if they fit, and start to unload others if they do not.
 
-        Idle ones give way, and then, for a model that requests have waited for, those that have had their turn.
+        Idle models are unloaded first, then models in use that have had their turn, if requests have waited long
+        enough.
         """
         self._wanted = {name: one for name, one in self._wanted.items() if now - one.last < WANT_SECONDS}
         waiting = [self._models[name] for name in self._wanted if name in self._models]
@@ -340,7 +355,7 @@ class ModelPool:
                 coming -= 1
             elif isinstance(decision, Shortage):
                 if model.about.is_too_large != decision.is_too_large or not model.about.shortage:
-                    self._lack(model, decision)
+                    self._record_shortage(model, decision)
             elif not yielding:
                 return
             else:
@@ -351,16 +366,16 @@ class ModelPool:
 
     @property
     def _loaded(self) -> list[ManagedModel]:
-        """The models of which processes take memory, or soon will."""
+        """The models whose processes take memory, or soon will."""
         return [model for model in self if model.takes_memory]
 
     @staticmethod
-    def _lack(model: ManagedModel, shortage: Shortage) -> None:
+    def _record_shortage(model: ManagedModel, shortage: Shortage) -> None:
         log.log(logging.WARNING if shortage.is_too_large else logging.INFO, "%s", shortage.reason)
         model.change(shortage=shortage.reason, is_too_large=shortage.is_too_large)
 
     @staticmethod
     def _evict(model: ManagedModel, now: float, until: float) -> None:
-        """Unload a model until requests need it again; its answers may continue until the given time."""
+        """Unload a model until requests need it again. Running answers may continue until the time `until`."""
         model.change(on_demand=True)
         model.unload(until, now)

@@ -1,7 +1,7 @@
-"""A supervisor as a process of its own, which all API processes of a server share.
+"""The supervisor as a process of its own, which all API processes of a server share.
 
-`genai-server serve` starts it, or the first worker of uvicorn or gunicorn, with `SupervisorLaunch` on standard input.
-It writes a line to standard output when it listens, and ends after the last API process.
+It is started by `genai-server serve`, or by the first worker of uvicorn or gunicorn, with `SupervisorLaunch` on
+standard input. It writes a line to standard output when it listens, and ends after the last API process.
 """
 
 import contextlib
@@ -25,14 +25,14 @@ from genai_server.system.child_process import ignore_group_signals, private_stan
 
 log = logging.getLogger(__name__)
 # Seconds between two looks at the number of API processes.
-_LOOK_EVERY = 0.05
+_CHECK_INTERVAL = 0.05
 # Seconds without an API process after which a supervisor leaves: while the server's first process lives, which replaces
 # workers that die, and after that.
 _PATIENCE, _LINGER = 60.0, 1.0
 
 
 def main() -> None:
-    """Supervise until no API process is left."""
+    """Run the supervisor until no API process is left."""
     ignore_group_signals()
     output = private_standard_output()
     given = sys.stdin.buffer.read()
@@ -52,7 +52,10 @@ def main() -> None:
 
 
 def _until_unused(supervisor: Supervisor, folder: Path, first: int) -> None:
-    """Supervise until no API process is left or to be expected; then stop, and remove the folder."""
+    """Wait until no API process is left and none is expected; then stop the supervisor and remove the folder.
+
+    `first` is the process id of the server's first process.
+    """
     never = threading.Event()
     try:
         parent = psutil.Process(first)
@@ -60,7 +63,7 @@ def _until_unused(supervisor: Supervisor, folder: Path, first: int) -> None:
         parent = None
     last_used = time.monotonic()
     while True:
-        never.wait(_LOOK_EVERY)
+        never.wait(_CHECK_INTERVAL)
         now = time.monotonic()
         if supervisor.num_api_processes:
             last_used = now

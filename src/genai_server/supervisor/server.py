@@ -1,7 +1,6 @@
-"""The supervisor's end of its connections to the API processes: a thread with an event loop, which has the worker pool
-and the tool servers.
+"""The supervisor's side of its connections to the API processes (messages: messages/supervisor.py).
 
-Each API process has one connection (messages/supervisor.py).
+A thread with an event loop serves the connections. The worker pool and the tool servers run on the same event loop.
 """
 
 import asyncio
@@ -58,11 +57,11 @@ _PUBLISH_TIMEOUT = 1.0
 
 
 class SupervisorServer:
-    """Serves API processes, from construction to `close`. They read the address of its socket in a file of `folder`,
-    and send `secret` first.
+    """Serves API processes from construction to `close`.
 
-    `make_pool` is called in the thread. `execute` is called in a thread of its own, with one command at a time; a
-    GenaiServerError that it raises is the reply. Raises OSError if the socket cannot be opened.
+    API processes find the socket's address in a file of `folder`, and send `secret` first. `make_pool` is called in the
+    server's thread. `execute` is called in another thread, with one command at a time; a GenaiServerError that it
+    raises is the reply. The constructor raises OSError if the socket cannot be opened.
     """
 
     def __init__(
@@ -95,14 +94,14 @@ class SupervisorServer:
 
     @property
     def num_connected(self) -> int:
-        """How many API processes are connected. Any thread may ask."""
+        """The number of connected API processes. Thread-safe."""
         return len(self._connected)
 
     def publish(self, status: ServerStatus) -> None:
-        """Send the status to all API processes. Any thread but the server's own may call this.
+        """Send the status to all API processes. Must not be called in the server's own thread.
 
-        When it returns, the status is in the system's hands, so that an API process sees why an engine ends before its
-        connection to the engine breaks.
+        Returns when the status was passed to the operating system (at most after a second). So an API process learns
+        why an engine ends before its connection to the engine breaks.
         """
         written = threading.Event()
 
@@ -118,7 +117,7 @@ class SupervisorServer:
                 written.wait(_PUBLISH_TIMEOUT)
 
     def close(self) -> None:
-        """End the connections and the worker processes. Tasks that run or wait fail."""
+        """End the connections and the worker processes. Running and waiting tasks fail."""
         if self._loop is not None and self._stopping is not None and self._thread.is_alive():
             with suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._stopping.set)
@@ -162,21 +161,21 @@ class SupervisorServer:
     # the connections
 
     def add(self, api_process: "_ApiProcess") -> None:
-        """An API process has shown the secret."""
+        """Add a connection whose API process has sent the secret, and send it the status."""
         self._connected.add(api_process)
         if self._status is not NO_SERVER:
             api_process.send(self._status)
 
     def remove(self, api_process: "_ApiProcess") -> None:
-        """A connection has ended."""
+        """Remove a connection that has ended."""
         self._connected.discard(api_process)
 
     def is_secret(self, secret: str) -> bool:
-        """Whether an API process knows the secret."""
+        """Whether a text is the secret (compared in constant time)."""
         return hmac.compare_digest(secret.encode(), self._secret.encode())
 
     async def reply(self, ask: Ask) -> CommandReply:
-        """Carry out a command of an API process."""
+        """Execute a command of an API process and return the reply."""
         error = await asyncio.get_running_loop().run_in_executor(self._commands, self._error_of, ask.command)
         return CommandReply(ask.call, None if error is None else ErrorInfo.from_error(error))
 
@@ -192,7 +191,7 @@ class SupervisorServer:
 
 
 class _ApiProcess(asyncio.Protocol):
-    """The connection of one API process."""
+    """The connection of one API process, as an asyncio protocol."""
 
     def __init__(self, server: SupervisorServer, pool: WorkerPool, tools: ToolServers, held: HeldRequests) -> None:
         self._server = server
@@ -204,7 +203,7 @@ class _ApiProcess(asyncio.Protocol):
         self._commands: set[asyncio.Task[None]] = set()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Called by the event loop."""
+        """Store the transport (called by asyncio)."""
         self._transport = cast(asyncio.WriteTransport, transport)
 
     def abort(self) -> None:
@@ -213,7 +212,7 @@ class _ApiProcess(asyncio.Protocol):
             self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        """Called by the event loop."""
+        """Handle received messages; an invalid message ends the connection (called by asyncio)."""
         try:
             for message in self._decoder.feed(data):
                 self._receive(message)
@@ -222,14 +221,17 @@ class _ApiProcess(asyncio.Protocol):
             self.abort()
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Called by the event loop."""
+        """Handle the end of the connection (called by asyncio)."""
         self._transport = None
         self._server.remove(self)
         self._session.close()
         self._tools.close()
 
     def send(self, message: FromSupervisor) -> None:
-        """Send a message, unless the connection has ended."""
+        """Send a message, unless the connection has ended.
+
+        An API process that does not read its messages is disconnected.
+        """
         if self._transport is None or self._transport.is_closing():
             return
         self._transport.write(encode_frame([message]))

@@ -1,7 +1,7 @@
-"""Manages the models of one server: starts and watches their engines, and publishes their state.
+"""Manages the models of one server: starts and monitors their engines, and publishes their state.
 
-It uses only threads, so that it can run in a process of its own, which all API processes of a server share, or in that
-of `genai-server doctor`. API processes find its socket in a folder that only the server's user can enter.
+The supervisor uses only threads, so that it can run in a process of its own, shared by all API processes of a server,
+or within `genai-server doctor`. API processes find its socket in a folder that only the server's user can enter.
 """
 
 import logging
@@ -49,14 +49,14 @@ from genai_server.workers.pool import WorkerPool
 
 log = logging.getLogger(__name__)
 # Seconds between two updates of the models' use.
-_LOOK_EVERY = 0.2
+_CHECK_INTERVAL = 0.2
 
 
 class Supervisor:
     """Owns the engine processes of one server, from `start` to `stop`.
 
-    API processes find it by `folder`, which it makes, or by the folder `found_in`. Raises ConfigurationError for wrong
-    options of a device, or wrong tables of tool servers.
+    API processes find the supervisor by `folder`, which it creates, or by the existing folder `found_in`. The
+    constructor raises ConfigurationError for invalid device options or tool server tables.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class Supervisor:
         self._first: list[EngineWatch] = []
 
     def start(self) -> None:
-        """Start the engines of the models that are loaded at the start; returns at once."""
+        """Start the engines of the models that are loaded at the start. Does not wait for them."""
         limits = WorkerLimits.of(self._settings)
         self._server = SupervisorServer(
             self._found_in,
@@ -139,26 +139,26 @@ class Supervisor:
 
     @property
     def num_api_processes(self) -> int:
-        """How many API processes are connected."""
+        """The number of connected API processes."""
         return 0 if self._server is None else self._server.num_connected
 
     def status(self) -> ServerStatus:
-        """What API processes are told now."""
+        """Return the status that is published to API processes."""
         with self._lock:
             return ServerStatus(self._secret, self.statuses(), self._models.statuses(), self._has_nothing)
 
     def statuses(self) -> list[EngineStatus]:
-        """The current states of the engines, in the order of the configuration."""
+        """Return the status of all engines, in the order of the configuration."""
         with self._lock:
             return [status for model in self._models for status in model.engine_statuses()]
 
     def model_statuses(self) -> list[ModelStatus]:
-        """The current states of the models, in the order of the configuration."""
+        """Return the status of all models, in the order of the configuration."""
         with self._lock:
             return self._models.statuses()
 
     def _execute(self, command: Command) -> None:
-        """Carry out a command of an API process. Raises RequestError and ConfigurationError."""
+        """Execute a command of an API process. Raises RequestError and ConfigurationError."""
         with self._lock:
             now = self._clock()
             match command:
@@ -193,7 +193,7 @@ class Supervisor:
             self._models.request_load(name, now)
 
     def _run_models(self) -> None:
-        while not self._stopping.wait(_LOOK_EVERY):
+        while not self._stopping.wait(_CHECK_INTERVAL):
             try:
                 self._update_models()
             except Exception:  # requests wait for models that only this thread loads

@@ -1,13 +1,14 @@
-"""The control groups of this process: on Linux, folders whose files hold limits and usage."""
+"""The control groups of this process: on Linux, folders with files that hold limits and usage."""
 
 from pathlib import Path
 
 
 def control_groups(root: Path, controller: str) -> list[Path]:
-    """The folders of the process's control groups and their ancestors, which may contain limits of a controller.
+    """Return the folders of this process's control groups and their ancestors that may limit a controller such as
+    "memory".
 
-    /proc/self/cgroup has a line `number:controllers:path` for each hierarchy. Version 2 names no controllers and has
-    one tree; version 1 has a tree for each controller. In a container, the process sees its own group as the root.
+    /proc/self/cgroup has a line `number:controllers:path` for each hierarchy. cgroup version 2 names no controllers and
+    has one tree; version 1 has a tree for each controller. In a container, the process sees its own group as the root.
     """
     top = root / "sys/fs/cgroup"
     try:

@@ -1,4 +1,4 @@
-"""The start of a child process of this server, and its first steps, so that only its parent controls it."""
+"""Starts child processes of this server, and prepares them so that only the parent controls them."""
 
 import os
 import signal
@@ -14,7 +14,7 @@ from pathlib import Path
 GROUP_SIGNALS = [
     signal.Signals[name] for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT") if name in signal.Signals.__members__
 ]
-_SECONDS_BETWEEN_LOOKS = 0.05
+_CHECK_INTERVAL = 0.05
 # The exit status of a process that exceeds its memory limit.
 _TOO_MUCH_MEMORY = 70
 
@@ -22,9 +22,10 @@ _TOO_MUCH_MEMORY = 70
 def start_module(
     module: str, environment: Mapping[str, str], arguments: Sequence[str] = ()
 ) -> "subprocess.Popen[bytes]":
-    """Run a module as a process whose standard input and output are pipes. Raises OSError if it cannot be started.
+    """Run a Python module as a process whose standard input and output are pipes. Raises OSError if it cannot be
+    started.
 
-    The module must call `ignore_group_signals`. Signals to the process group wait until then.
+    The module must call `ignore_group_signals`. Until then, signals to the process group are blocked.
     """
     command = [sys.executable, "-m", module, *arguments]
     with group_signals_blocked():  # a new process inherits what its thread blocks
@@ -32,7 +33,7 @@ def start_module(
 
 
 def in_words(status: int) -> str:
-    """An exit status with its meaning for an operator."""
+    """Return an exit status with its meaning, for an operator."""
     if status == -9:
         return "exit status -9: killed, by the kernel if memory ran out, or by a user"
     if status < 0:
@@ -41,7 +42,10 @@ def in_words(status: int) -> str:
 
 
 def ignore_group_signals() -> None:
-    """Ignore signals to the whole process group: the parent handles them, and its end ends this process."""
+    """Ignore signals to the whole process group, such as Ctrl-C.
+
+    The parent handles them, and its end ends this process.
+    """
     for number in GROUP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     if sys.platform != "win32":
@@ -50,7 +54,7 @@ def ignore_group_signals() -> None:
 
 @contextmanager
 def group_signals_blocked() -> Iterator[None]:
-    """Block these signals for this thread, and so for the processes that it starts in the block."""
+    """Block signals to the process group for this thread, and for processes that it starts within the block."""
     if sys.platform == "win32":
         yield
     else:
@@ -62,14 +66,19 @@ def group_signals_blocked() -> Iterator[None]:
 
 
 def private_standard_output() -> int:
-    """Reserve standard output for messages to the parent: native libraries print to it. Returns its descriptor."""
+    """Reserve standard output for messages to the parent, and redirect what native libraries print to standard error.
+
+    Returns the file descriptor for the messages.
+    """
     output = os.dup(1)
     os.dup2(2, 1)
     return output
 
 
 def limit_memory(allowed: int) -> None:
-    """End this process when its memory grows by more than `allowed` bytes: by the kernel on Linux, else by a thread."""
+    """End this process when its memory grows by more than `allowed` bytes: by the kernel on Linux, otherwise by a
+    thread.
+    """
     if sys.platform == "linux":
         import resource
 
@@ -82,11 +91,13 @@ def limit_memory(allowed: int) -> None:
 
 
 def watch_memory(allowed: int) -> None:
-    """End this process once its memory has grown by `allowed` bytes. Native code does not delay it."""
+    """Wait until this process's memory has grown by `allowed` bytes, and then end it, also while native code
+    runs.
+    """
     import psutil
 
     process = psutil.Process()
     limit = process.memory_info().rss + allowed
     while process.memory_info().rss < limit:
-        time.sleep(_SECONDS_BETWEEN_LOOKS)
+        time.sleep(_CHECK_INTERVAL)
     os._exit(_TOO_MUCH_MEMORY)

@@ -1,6 +1,6 @@
-"""Where this copy of the server was installed from, and the command that adds an extra to it.
+"""Where this copy of the server was installed from, and the command that adds an optional extra.
 
-The server is not on the package index, so a command names the clone or the wheel of the installation.
+The server is not on the package index, so commands name the clone or the wheel from which it was installed.
 """
 
 import importlib.metadata
@@ -30,18 +30,21 @@ class Installation:
     prefix: Path
 
     def command(self, *extras: str, python: str = sys.executable) -> str:
-        """The command that installs the server with these extras into the environment of `python`."""
+        """Return the command that installs the server with these extras into the environment of the interpreter
+        `python`.
+        """
         return in_shell(self._words(*extras, python=python))
 
     def extra_command(self, extra: str) -> str:
-        """The command that adds one extra to this installation: the clone's script if there is one."""
+        """Return the command that adds one extra to this installation. For a clone it is the clone's script."""
         script = self._script()
         return self.command(extra) if script is None else f"{script} {extra}"
 
     def words_to_add(self, *extras: str, python: str) -> list[str]:
-        """The words of the command that adds these extras to the environment of `python`.
+        """Return the command, as a list of words, that adds these extras to the environment of the interpreter
+        `python`.
 
-        A clone's script knows the device of its own environment.
+        For a clone's own environment it is the clone's script, which knows the device, so the extra `cpu` is left out.
         """
         if python != sys.executable or (script := self._script_path()) is None:
             return self._words(*extras, python=python)
@@ -52,14 +55,14 @@ class Installation:
         return [python, "-m", "pip", "install", *(["-e"] if self.editable else []), asked]
 
     def device_command(self, extra: str) -> str:
-        """The command that installs the extra of another device, for which the environment has to be made anew."""
+        """Return the command that installs the extra of another device, which needs a new environment."""
         script = self._script()
         if script is None:
             return f"{self.command(extra)} (in a new environment)"
         return f'cmd /c "set GENAI_EXTRA={extra}&& {script}"' if os.name == "nt" else f"GENAI_EXTRA={extra} {script}"
 
     def _script(self) -> str | None:
-        """The script that installs a clone into its own environment, in a shell; None without one."""
+        """Return the path of a clone's install script for use in a shell; None for other installations."""
         path = self._script_path()
         if path is None or self.source is None:
             return None
@@ -76,12 +79,12 @@ class Installation:
 
 
 def in_shell(words: Sequence[str]) -> str:
-    """A command as it is typed."""
+    """Return a command, given as words, as it is typed in a shell."""
     return subprocess.list2cmdline(words) if os.name == "nt" else shlex.join(words)
 
 
 def this_installation() -> Installation:
-    """The running installation."""
+    """Return the installation of the running server."""
     try:
         text = importlib.metadata.distribution(_DISTRIBUTION).read_text("direct_url.json")
     except importlib.metadata.PackageNotFoundError:  # only the sources are on Python's path
@@ -90,7 +93,7 @@ def this_installation() -> Installation:
 
 
 def installation(direct_url: str | None, prefix: Path) -> Installation:
-    """The installation that pip has recorded in `direct_url.json` (PEP 610)."""
+    """Return the installation described by pip's `direct_url.json` (PEP 610), given as text."""
     noted = json.loads(direct_url or "{}")
     url = urlsplit(noted.get("url", ""))
     source = Path(url2pathname(url.path)) if url.scheme == "file" else None

@@ -1,4 +1,4 @@
-"""Folders for files of one API process, within the folder that all processes of a server share."""
+"""Folders for the files of one API process, within the folder that all processes of a server share."""
 
 import os
 import shutil
@@ -8,9 +8,9 @@ import psutil
 
 
 def own_folder(parent: Path, name: str) -> Path:
-    """Where this process keeps its files of a kind. The caller creates the folder, with mode 0700, and removes it.
+    """Return the folder of this process for files of a kind. The caller creates it, with mode 0700, and removes it.
 
-    Removes the folders of processes that have died, and what an earlier one with this process's id has left.
+    Folders of dead processes, and of an earlier process with the same id, are removed.
     """
     for left in parent.glob(f"{name}-*"):
         id = left.name.rpartition("-")[2]

@@ -1,7 +1,7 @@
-"""When Python collects garbage, and when freed memory returns to the system.
+"""When Python collects garbage, and when freed memory is returned to the operating system.
 
-A full collection visits every container, and the process stops until it ends: half a second with 2,000 requests. Of C
-libraries only glibc is supported.
+A full collection visits every container object and stops the process meanwhile: half a second with 2,000 requests. Of
+the C libraries, only glibc is supported.
 """
 
 import asyncio
@@ -24,28 +24,28 @@ _NEVER = 1_000_000_000
 
 
 def release_large_blocks_at_once() -> None:
-    """Return each freed block of 128 KiB or more to the system, from now on.
+    """From now on, return each freed memory block of 128 KiB or more to the operating system at once.
 
     glibc raises that threshold up to 32 MiB as large blocks are freed. Memory for a few large bodies and grammars then
     stays with the process (measured: 145 MB instead of 70 MB after 20,000 hostile requests). Not for a process that
-    allocates large arrays all the time: the system would clear each of them again.
+    allocates large arrays all the time, because the system would clear each of them again.
     """
     _ask("mallopt", _M_MMAP_THRESHOLD, _MMAP_THRESHOLD)
 
 
 def share_heaps() -> None:
-    """Make threads that are started from now on share the existing heaps.
+    """Make threads that are started from now on share the existing heaps of the C library.
 
-    glibc gives each thread a heap of its own, which keeps its freed memory. Threads that wait for Python's lock gain
-    nothing from that.
+    glibc gives each thread a heap of its own, which keeps its freed memory. Threads that wait for Python's lock do not
+    benefit from that.
     """
     _ask("mallopt", _M_ARENA_MAX, 1)
 
 
 def release_free_memory() -> None:
-    """Return all free pages of the heap to the system, including those between used blocks.
+    """Return all free pages of the heap to the operating system, including those between used blocks.
 
-    Takes some milliseconds, more if there is more to return. No thread can allocate memory during that time.
+    Takes some milliseconds, or longer if much is returned. No thread can allocate memory during that time.
     """
     _ask("malloc_trim", 0)
 
@@ -59,14 +59,17 @@ def _ask(function: str, *arguments: int) -> None:
 
 
 def freeze_existing_objects() -> None:
-    """Exclude the objects made at the start, which live as long as the process, from all later collections."""
+    """Exclude all existing objects, which live as long as the process, from later garbage collections."""
     gc.collect()
     gc.freeze()
 
 
 @asynccontextmanager
 async def rare_full_collections(min_seconds: float = _MIN_SECONDS) -> AsyncIterator[None]:
-    """Run full collections by the clock instead of by the number of objects; the longer they take, the rarer."""
+    """Run full garbage collections by the clock instead of by the number of objects, during the block.
+
+    The longer collections take, the rarer they are.
+    """
     freeze_existing_objects()
     young, middle, old = gc.get_threshold()
     gc.set_threshold(young, middle, _NEVER)

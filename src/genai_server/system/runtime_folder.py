@@ -1,4 +1,4 @@
-"""The folder in which the processes of one server find each other, and which server a process belongs to."""
+"""The folder in which the processes of one server find each other."""
 
 import getpass
 import multiprocessing
@@ -14,16 +14,17 @@ _ARBITER = "gunicorn.arbiter"
 
 
 def parent_of_workers() -> int | None:
-    """The process id of uvicorn's or gunicorn's process whose worker this process is; None if it is no worker."""
+    """Return the id of the uvicorn or gunicorn process whose worker this process is; None if it is no worker."""
     if (parent := multiprocessing.parent_process()) is not None:
         return parent.pid
     return os.getppid() if _ARBITER in sys.modules else None
 
 
 def open_runtime_folder(pid: int) -> Path:
-    """The folder of the server whose first process has this id; makes it. Raises ConfigurationError.
+    """Return the folder of the server whose first process has this id, and create it if necessary.
 
-    The name can be foreseen, so another user may have made it: then it is not used.
+    Raises ConfigurationError if it cannot be created, or if another user has created it, because the name is
+    predictable.
     """
     folder = Path(tempfile.gettempdir()) / f"genai-server-{getpass.getuser()}-{pid}"
     try:

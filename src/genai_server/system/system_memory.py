@@ -1,4 +1,4 @@
-"""Memory that may still be allocated: less than the machine's free memory in a container with a limit."""
+"""Memory that may still be allocated: in a container with a limit, less than the machine's free memory."""
 
 import math
 from pathlib import Path
@@ -22,10 +22,10 @@ _GROUP_FILES = (
 
 
 def free_memory(root: Path = Path("/"), *, keeps_mapped: bool = False) -> int:
-    """Bytes that are free on the machine and within the limits of the process's control groups; at least 0.
+    """Return the bytes that are free on the machine and within the limits of this process's control groups.
 
-    With `keeps_mapped`, files that processes have mapped count as used. So do the weights of running engines, which the
-    system would otherwise have to read again and again.
+    With `keeps_mapped`, files that processes have mapped count as used. These include the weights of running engines,
+    which the system would otherwise have to read again and again.
     """
     left = [_left(group, keeps_mapped=keeps_mapped) for group in control_groups(root, "memory")]
     available = float(psutil.virtual_memory().available) - (_mapped(root) if keeps_mapped else 0)
@@ -33,13 +33,13 @@ def free_memory(root: Path = Path("/"), *, keeps_mapped: bool = False) -> int:
 
 
 def total_memory(root: Path = Path("/")) -> int:
-    """Bytes of the machine's memory, or of the least limit of the process's control groups."""
+    """Return the machine's memory in bytes, or the smallest limit of this process's control groups."""
     limits = [_limit(group) for group in control_groups(root, "memory")]
     return int(min([float(psutil.virtual_memory().total), *limits]))
 
 
 def _limit(group: Path) -> float:
-    """A group's limit; infinity without one."""
+    """Return the memory limit of a control group in bytes; infinity if it has none."""
     for limit, *_ in _GROUP_FILES:
         try:
             text = (group / limit).read_text(encoding="utf-8").strip()
@@ -50,7 +50,7 @@ def _limit(group: Path) -> float:
 
 
 def _mapped(root: Path) -> int:
-    """Bytes of files that the machine's processes have mapped; 0 where the system does not tell."""
+    """Return the bytes of files that the machine's processes have mapped; 0 if the system does not report them."""
     try:
         lines = (root / "proc/meminfo").read_text(encoding="utf-8").splitlines()
         return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("Mapped:")), 0)
@@ -59,18 +59,21 @@ def _mapped(root: Path) -> int:
 
 
 def _left(group: Path, *, keeps_mapped: bool) -> float:
-    """The memory left within a group's limit; infinity without one. Inactive cached files count as free."""
-    for limit, used, inactive, active, mapped in _GROUP_FILES:
+    """Return the bytes left within a control group's limit; infinity without a limit.
+
+    Inactive cached files count as free.
+    """
+    for limit_file, used, inactive, active, mapped in _GROUP_FILES:
         try:
-            most = (group / limit).read_text(encoding="utf-8").strip()
-            if most == "max":
+            limit = (group / limit_file).read_text(encoding="utf-8").strip()
+            if limit == "max":
                 continue
             lines = (group / "memory.stat").read_text(encoding="utf-8").splitlines()
             stat = {name: int(value) for name, value in (line.split(" ", 1) for line in lines)}
             cached = stat.get(inactive, 0)
             if keeps_mapped:
                 cached = max(0, cached + stat.get(active, 0) - stat.get(mapped, 0))
-            return int(most) - int((group / used).read_text(encoding="utf-8")) + cached
+            return int(limit) - int((group / used).read_text(encoding="utf-8")) + cached
         except (OSError, ValueError):
             continue
     return math.inf

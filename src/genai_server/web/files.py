@@ -1,4 +1,4 @@
-"""The files of the web page and of /docs, and the policy that browsers hold them to."""
+"""The files of the web page and of /docs, and the security policy for browsers."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -9,14 +9,14 @@ API_DOCS = _HERE / "api_docs"
 
 
 def names(folder: Path) -> list[str]:
-    """The paths of all files below a folder, as they stand in a URL."""
+    """Return the paths of all files below a folder, as in a URL."""
     return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
 
 
 def content_security_policy(inline_hashes: Iterable[str] = ()) -> str:
-    """The Content-Security-Policy of a page: nothing comes from another host, and no inline script runs.
+    """Return the Content-Security-Policy of a page: nothing is loaded from another host, and no inline script runs.
 
-    `inline_hashes` are those of the inline elements in the report of a profile, which the page shows in a frame. The
+    `inline_hashes` are the hashes of inline elements in a profile's report, which the page shows in a frame. The
     frame's address is a `blob:`, which inherits the page's policy.
     """
     hashes = "".join(f" '{each}'" for each in inline_hashes)

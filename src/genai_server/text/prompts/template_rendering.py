@@ -19,8 +19,8 @@ END = "\ud800"
 _MEDIUM = "\ud801"
 # Marks a message's reasoning, to see whether a template writes it: the message's number in two characters.
 _REASONING = re.compile("[\ud900-\ud9ff][\uda00-\udaff]")
-# Finds a position within a word. Marks are inserted there because templates trim reasoning and split it at tags and line
-# breaks, which changes nothing within a word.
+# Finds a position within a word. Marks are inserted there because templates trim reasoning and split it at tags and
+# line breaks, which changes nothing within a word.
 _WITHIN_WORD = re.compile(r"(?<=\w)(?=\w)")
 
 
