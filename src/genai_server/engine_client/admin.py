@@ -10,7 +10,7 @@ from genai_server.messages.admin import AdminReply, Call, CallFailed, R
 
 
 class EngineAdmin:
-    """Makes the calls of `messages/admin.py` and waits for their replies. Owned by the event loop."""
+    """Makes the calls of `messages/admin.py` and waits for their replies. Used by the event loop's thread only."""
 
     def __init__(self, send: Callable[[Call[Any]], None]) -> None:
         # Raises NoEngineReady.
@@ -19,7 +19,7 @@ class EngineAdmin:
         self._numbers = count()
 
     async def ask(self, make_call: Callable[[int], Call[R]]) -> R:
-        """Make the call with its number, and wait for the reply.
+        """Make a call, which `make_call` creates with its number, and wait for the reply.
 
         Raises the error in the engine's reply, and NoEngineReady if the engine is not running or ends before it has
         replied.
@@ -31,7 +31,7 @@ class EngineAdmin:
         return await waiting
 
     def receive(self, reply: AdminReply) -> None:
-        """Pass a reply of the engine to its caller, unless that has left."""
+        """Pass a reply of the engine to its caller, unless the caller has stopped waiting."""
         waiting = self._calls.pop(reply.call, None)
         if waiting is None or waiting.done():
             return
@@ -41,7 +41,7 @@ class EngineAdmin:
             waiting.set_result(reply)
 
     def lose(self, reason: str) -> None:
-        """The engine has gone: all waiting calls raise NoEngineReady."""
+        """Handle the loss of the engine: all waiting calls raise NoEngineReady."""
         calls, self._calls = self._calls, {}
         for waiting in calls.values():
             if not waiting.done():

@@ -44,7 +44,7 @@ _OVER = (EngineState.FAILED, EngineState.STOPPED, EngineState.UNLOADING)
 
 
 class EngineClient:
-    """Stays connected to the engine of one device while `run` runs. Owned by the event loop."""
+    """Stays connected to the engine of one device while `run` runs. Used by the event loop's thread only."""
 
     def __init__(self, device: str, read_status: ReadStatus, model_name: str = "", serial: int = 0) -> None:
         self.device = device
@@ -65,28 +65,29 @@ class EngineClient:
 
     @property
     def is_connected(self) -> bool:
-        """Whether requests can be sent."""
+        """Whether requests can be sent to the engine."""
         return self._writer is not None and self.model is not None
 
     @property
     def is_ready(self) -> bool:
-        """Whether requests would be accepted."""
+        """Whether the engine would accept requests."""
         return self.is_connected and not self.load.terminated
 
     @property
     def work(self) -> int:
-        """Requests in the engine, without those of low priority: this process's current ones, and those of other
-        processes by the last report.
+        """Number of requests of normal priority in the engine.
+
+        These are this process's current requests, and those of other processes by the engine's last report.
         """
         return len(self.in_flight) - self.in_flight.num_background + self.load.others
 
     @property
     def background_work(self) -> int:
-        """Low-priority requests in the engine, by the last report or by what this process has sent."""
+        """Number of low-priority requests in the engine, by its last report or by what this process has sent."""
         return max(self.in_flight.num_background, self.load.low_priority_running + self.load.low_priority_waiting)
 
     def status(self) -> EngineStatus:
-        """The engine's status; ready only once this process is connected."""
+        """The engine's status. It is ready only once this process is connected."""
         return self._status_on(self._read_status())
 
     def require_capacity(
@@ -95,8 +96,8 @@ class EngineClient:
         """Raise QueueFull if the engine would not accept this many answers now, and InvalidField if it never would.
 
         `lengths` are the numbers of prompt tokens of each answer, where known. `param` is the field that asks for
-        several answers. The engine decides again, in the same words, when the requests arrive. Whether the queue of the
-        background is full, it decides alone.
+        several answers. When the requests arrive, the engine decides again, with the same errors. Only the engine
+        decides whether the queue of low-priority requests is full.
         """
         load, capacity = self.load, self.load.capacity
         if capacity is None:
@@ -114,7 +115,7 @@ class EngineClient:
             raise capacity.full_of_tokens(f"device {self.device}", total, num_tokens, retry_after)
 
     async def run(self) -> None:
-        """Stay connected until cancelled."""
+        """Stay connected to the engine until cancelled."""
         try:
             await self._attach()
         finally:

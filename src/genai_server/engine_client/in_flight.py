@@ -1,4 +1,4 @@
-"""The requests of one API process that are in an engine, or wait for its restart."""
+"""The requests of one API process that are in an engine, or wait for the engine's restart."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,13 +20,13 @@ PATIENCE = 30.0
 
 
 class SendMessages(Protocol):
-    """Sends messages to the engine: all, or none. Raises NoEngineReady if the engine is not there."""
+    """Sends messages to the engine: all, or none. Raises NoEngineReady if the engine is not connected."""
 
     def __call__(self, *messages: ToEngine) -> None: ...
 
 
 class _Sent(Struct, frozen=True):
-    """An answer that the engine has been asked for."""
+    """An answer that was requested from the engine."""
 
     # The reader's end of the answer.
     stream: TokenStream
@@ -37,7 +37,7 @@ class _Sent(Struct, frozen=True):
 
 
 class _Waiting(Struct, frozen=True):
-    """An answer that lost nothing when the engine died. It waits for the next engine, once."""
+    """An answer without a token whose engine has died. It waits for the restarted engine, at most once."""
 
     request: GenerationRequest
     stream: TokenStream
@@ -47,7 +47,7 @@ class _Waiting(Struct, frozen=True):
 
 
 class InFlight:
-    """The streams of all requests, by the key under which the engine knows them. Owned by the event loop.
+    """The streams of all requests, by the key under which the engine knows them. Used by the event loop's thread only.
 
     The answers to one HTTP request are a group, which is sent as a whole or not at all.
     """
@@ -64,18 +64,16 @@ class InFlight:
 
     @property
     def num_background(self) -> int:
-        """How many of them are of low priority."""
+        """Number of low-priority requests."""
         sent = sum(one.low_priority for one in self._sent.values())
         return sent + sum(one.request.low_priority for one in self._waiting.values())
 
     async def submit(self, *requests: GenerationRequest, files: Sequence[object] = ()) -> list[TokenStream]:
-        """Send requests together; returns once the engine has accepted them all.
+        """Send requests together. Returns their streams once the engine has accepted all of them.
 
-        `files` are objects whose files the engine reads. They are kept until a token of each answer has come: before
-        that, the request may go to another engine.
-
-        Raises Unavailable with the engine's reason if it refuses one, and NoEngineReady if the connection is lost. In
-        both cases none of them is left here or in the engine.
+        `files` are objects whose files the engine reads. They are kept until a token of each answer has come, because
+        until then the request may be sent to another engine. Raises Unavailable with the engine's reason if it refuses
+        one, and NoEngineReady if the connection is lost. In both cases none of the requests stays in the engine.
         """
         group = {next(self._keys): request for request in requests}
         self._send(*_submits(group))
@@ -95,7 +93,7 @@ class InFlight:
         return streams
 
     def receive(self, message: Event) -> None:
-        """Pass an event to its stream, unless the reader has left."""
+        """Pass an event to its stream, unless the stream's reader has left."""
         sent = self._sent.get(message.key)
         if sent is None:
             return
@@ -106,7 +104,7 @@ class InFlight:
     def resume(self) -> None:
         """Send the waiting requests to the restarted engine.
 
-        Raises NoEngineReady if the connection is lost again. Groups that were not sent wait for the next engine.
+        Raises NoEngineReady if the connection is lost again. Groups that were not sent then wait for the next engine.
         """
         now = self._clock()
         for _, items in groupby(list(self._waiting.items()), lambda item: item[1].group):
@@ -117,7 +115,7 @@ class InFlight:
                 self._sent[key] = _Sent(one.stream, one.group, one.request.low_priority)
 
     def lose(self, error: GenerationFailed) -> None:
-        """Handle the loss of the engine: requests with a token fail. The others wait for the next engine."""
+        """Handle the loss of the engine: requests with a token fail, all others wait for the next engine."""
         lost, self._sent = self._sent, {}
         for key, sent in lost.items():
             request = None if isinstance(error, ModelUnloaded) else sent.stream.take_untouched()
@@ -127,9 +125,9 @@ class InFlight:
                 self._waiting[key] = _Waiting(request, sent.stream, sent.group, self._clock())
 
     def give_up(self, error: GenerationFailed, *, all: bool) -> None:
-        """Fail those that have waited too long for the next engine, or all of them.
+        """Fail the requests that have waited too long for the next engine, or, with `all`, all waiting requests.
 
-        Those past their deadline end with the tokens so far.
+        Requests past their deadline end with the tokens so far.
         """
         now = self._clock()
         for key, one in list(self._waiting.items()):
@@ -148,7 +146,7 @@ class InFlight:
             self._send(Stop(key))
 
     def _leave(self, key: int) -> None:
-        """End the request of a reader that has left."""
+        """Cancel the request of a reader that has left."""
         self._waiting.pop(key, None)
         if self._sent.pop(key, None) is not None:
             with suppress(NoEngineReady):
@@ -156,7 +154,7 @@ class InFlight:
 
 
 def _submits(group: Mapping[int, GenerationRequest]) -> Iterator[Submit]:
-    """The messages that ask for the answers of one group, each by its key."""
+    """The messages that request the answers of one group, each with its key."""
     last = max(group)
     return (Submit(key, request, more=key != last) for key, request in group.items())
 

@@ -1,4 +1,4 @@
-"""An API process's end of one request: an asynchronous iterator over what the engine sends."""
+"""An API process's side of one request: an asynchronous iterator over the tokens that the engine sends."""
 
 import asyncio
 import time
@@ -22,7 +22,7 @@ _UNFINISHED = Finished(0, FinishReason.STOP, Phases())
 
 
 class TokenStream:
-    """The tokens of an answer, in batches as they arrive. Owned by the event loop.
+    """The tokens of an answer, in batches as they arrive. Used by the event loop's thread only.
 
     Only the first call of `finish` or `fail` has an effect. Closing before the end cancels the request in the engine. A
     slow reader receives several batches as one.
@@ -64,7 +64,7 @@ class TokenStream:
     # the engine's side
 
     def receive(self, message: Event) -> None:
-        """Take the engine's next message. Log probabilities of the prompt, and vectors, do not wake the reader."""
+        """Process the engine's next message. Log probabilities of the prompt, and vectors, do not wake the reader."""
         match message:
             case Tokens():
                 self._request = None
@@ -92,7 +92,10 @@ class TokenStream:
         self._wake()
 
     def _furthest(self, progress: Progress) -> Progress | None:
-        """The progress to report: a prompt is read again from its start after a preemption, and on another engine."""
+        """The progress to report: the largest so far.
+
+        A prompt is read again from its start after a preemption, and on another engine.
+        """
         if progress.num_read <= self._num_read:
             return self._progress
         self._num_read = progress.num_read
@@ -106,7 +109,7 @@ class TokenStream:
             self._wake()
 
     def fail(self, error: GenaiServerError) -> None:
-        """End the answer with an error. The reader first receives the tokens before it."""
+        """End the answer with an error. The reader first receives the tokens before the error."""
         if not self.is_ended:
             self._error = error
             self._files = ()
@@ -123,12 +126,12 @@ class TokenStream:
 
     @property
     def phases(self) -> Phases | None:
-        """The engine's times; None while they are unknown."""
+        """The engine's times for this request; None while they are unknown."""
         return None if self.finished is _UNFINISHED else self.finished.phases
 
     @property
     def error_code(self) -> str | None:
-        """The code of the error that ended it, if one did."""
+        """Code of the error that ended the answer, if one did."""
         return None if self._error is None else self._error.code
 
     @property
@@ -139,7 +142,7 @@ class TokenStream:
     # the reader's side
 
     async def accepted(self) -> None:
-        """Wait until the engine has accepted the request. Raises the error with which it refused."""
+        """Wait until the engine has accepted the request. Raises the error with which the engine refused it."""
         while not self._accepted and self.reason is None:
             if self._error is not None:
                 raise self._error
@@ -160,14 +163,14 @@ class TokenStream:
         return self._tokens is not None or self._progress is not None or self.is_ended
 
     async def wait(self) -> None:
-        """Wait until there are items."""
+        """Wait until `has_items` is true."""
         while not self.has_items:
             await self._until_woken()
 
     def take(self) -> Tokens | Progress | None:
         """What has arrived since the last call; None at the end. Raises the error that ended the answer.
 
-        Call it only if `has_items`.
+        Must only be called if `has_items` is true.
         """
         if (progress := self._progress) is not None:
             self._progress = None
@@ -188,7 +191,7 @@ class TokenStream:
         return b"".join(self._vectors)
 
     async def stop(self) -> None:
-        """End the answer early: drop further tokens, and wait for the engine's figures."""
+        """End the answer early: drop further tokens, and wait for the engine's final report."""
         if not self.is_ended:
             self._on_stop()
         while not self.is_ended:

@@ -36,7 +36,7 @@ FindSupervisor = Callable[[], SupervisorAddress]
 
 
 class SupervisorClient:
-    """Stays connected to a supervisor, from construction to `close`. Belongs to the event loop.
+    """Stays connected to a supervisor, from construction to `close`. Used by the event loop's thread only.
 
     `status` is replaced whenever the supervisor reports a change, and may be read by any thread.
     """
@@ -59,17 +59,17 @@ class SupervisorClient:
         self._following = asyncio.create_task(self._follow())
 
     def close(self) -> None:
-        """Leave the supervisor, which ends the tasks of this process."""
+        """Disconnect from the supervisor, which then ends the tasks of this process."""
         self._following.cancel()
         self._lose()
 
     @property
     def is_connected(self) -> bool:
-        """Whether there is a connection."""
+        """Whether there is a connection to the supervisor."""
         return self._transport is not None and not self._transport.is_closing()
 
     async def ready(self) -> None:
-        """Wait until the first status has come, or there is no supervisor."""
+        """Wait until the first status has arrived, or until it is known that there is no supervisor."""
         await self._known.wait()
 
     async def changed(self) -> None:
@@ -77,7 +77,7 @@ class SupervisorClient:
         await self._change.wait()
 
     async def command(self, command: Command) -> None:
-        """Have a command carried out. Its effect is in `status` when this returns.
+        """Send a command to the supervisor and wait until it is carried out. The effect is then in `status`.
 
         Raises the error in the supervisor's reply, and NoEngineReady without a reply.
         """
@@ -96,7 +96,7 @@ class SupervisorClient:
     # the connection
 
     def _send(self, message: ToSupervisor) -> bool:
-        """Send a message, now or once there is a connection; returns False if there is none."""
+        """Send a message, now or once the connection that is being made is there. Returns False without any."""
         if self._transport is not None and self.is_connected:
             self._transport.write(encode_frame([message]))
             return True
@@ -136,7 +136,7 @@ class SupervisorClient:
             transport.close()
 
     def _lose(self, reason: str = "") -> None:
-        """Fail all that waits for the supervisor."""
+        """Fail everything that waits for the supervisor."""
         self._transport, self._unsent = None, None
         self.workers.lose(reason)
         self.tools.lose(reason)

@@ -1,4 +1,4 @@
-"""The running answers of a request: their pieces, finish reasons, usage and timings."""
+"""The running answers of a request: their pieces, finish reasons, token usage and timings."""
 
 import asyncio
 import time
@@ -27,7 +27,7 @@ _MAX_SHARE = 0.01
 
 
 class LoopShare:
-    """Limits how long one task may occupy the event loop.
+    """Limits how long one task may occupy the event loop without giving way to others.
 
     A task that never has to wait is never suspended: an answer whose tokens arrived faster than they were sent occupied
     the loop for 2.7 s.
@@ -37,18 +37,18 @@ class LoopShare:
         self._since = time.perf_counter()
 
     def renew(self) -> None:
-        """Note that the task was suspended, so that other tasks could run."""
+        """Record that the task was suspended, so that other tasks could run."""
         self._since = time.perf_counter()
 
     async def give_way(self) -> None:
-        """Let other tasks run if this one has occupied the loop for too long."""
+        """Let other tasks run if this one has occupied the event loop for too long."""
         if time.perf_counter() - self._since > _MAX_SHARE:
             await asyncio.sleep(0)
             self._since = time.perf_counter()
 
 
 class Piece(Struct, frozen=True):
-    """The next piece of an answer; never empty."""
+    """The next piece of an answer. It is never empty."""
 
     parts: list[Part]
     # Empty unless the request asks for log probabilities.
@@ -58,7 +58,7 @@ class Piece(Struct, frozen=True):
 
     @property
     def plain_text(self) -> str | None:
-        """The text, if the piece consists of content only."""
+        """The text, if the piece consists of content only; else None."""
         if len(self.parts) != 1 or self.tokens:
             return None
         (part,) = self.parts
@@ -67,7 +67,7 @@ class Piece(Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Ending:
-    """How an answer ended, which each API says in its own words."""
+    """How an answer ended. Each API expresses this in its own format."""
 
     # What ended the generation.
     reason: FinishReason = FinishReason.STOP
@@ -80,34 +80,34 @@ class Ending:
 
     @property
     def is_cut(self) -> bool:
-        """Whether the answer is not complete."""
+        """Whether the answer is incomplete."""
         return self.reason is not FinishReason.STOP or self.has_incomplete_call
 
 
 class Answer(AnswerFigures, Protocol):
-    """An answer that runs. Must be closed, which cancels it."""
+    """A running answer. It must be closed, which cancels it."""
 
     def pieces(self) -> AsyncIterator[Piece]:
-        """The answer as it arrives. Raises GenerationFailed after the pieces before the failure."""
+        """The pieces of the answer as they arrive. Raises GenerationFailed after the pieces before the failure."""
 
     @property
     def ending(self) -> Ending:
-        """How the answer ended, after its last piece."""
+        """How the answer ended. Only valid after the last piece."""
 
     @property
     def num_unread(self) -> int:
-        """Prompt tokens not yet processed, as last reported; 0 from the first token on."""
+        """Number of prompt tokens not yet processed, as last reported; 0 from the first token on."""
 
     @property
     def num_profiled(self) -> int:
-        """Number of profiled tokens, known at the end."""
+        """Number of profiled tokens. Only valid at the end of the answer."""
 
     def end(self) -> None:
         """End the answer at once. Its reader receives the partial answer."""
 
 
 class RunningAnswer(Answer):
-    """Reads a TokenStream and builds the answer's pieces. Must be closed, which cancels a running answer."""
+    """Reads a TokenStream and builds the answer's pieces. It must be closed, which cancels a running answer."""
 
     def __init__(
         self,
@@ -135,9 +135,10 @@ class RunningAnswer(Answer):
         self._repeats = False
 
     async def pieces(self) -> AsyncIterator[Piece]:
-        """The answer, token by token. Incomplete characters, stop strings and markers are held until their last token.
+        """The pieces of the answer, token by token.
 
-        Raises GenerationFailed after the pieces before the failure, but never after a stop string.
+        Incomplete characters, stop strings and markers are held back until their last token. Raises GenerationFailed
+        after the pieces before the failure, but never after a stop string.
         """
         share = LoopShare()
         while (new := await self._next_tokens(share)) is not None:
@@ -165,7 +166,7 @@ class RunningAnswer(Answer):
             yield self._piece(parts, tokens)
 
     async def _next_tokens(self, share: LoopShare) -> Tokens | Progress | None:
-        """The engine's next tokens; None at the end."""
+        """The engine's next tokens, or a report of the prompt's progress; None at the end."""
         if self._stream.has_items:
             await share.give_way()
         else:
@@ -174,14 +175,14 @@ class RunningAnswer(Answer):
         return self._stream.take()
 
     def _ends_with(self, token: int) -> bool:
-        """Whether the text ends with this token, which it has."""
+        """Whether the answer ends with this token, which was just added to its text."""
         if self._repetition is not None:
             self._repeats = self._repetition.repeats(token, is_within=self._text.is_within)
         return self._is_ended
 
     @property
     def _is_ended(self) -> bool:
-        """Whether the text has ended, which the engine may not know yet."""
+        """Whether the text has ended, by a stop string or repetition, which the engine may not know yet."""
         return self._text.is_stopped or self._repeats
 
     @property
@@ -196,7 +197,7 @@ class RunningAnswer(Answer):
 
     @property
     def ending(self) -> Ending:
-        """How the answer ended, after its last piece."""
+        """How the answer ended. Only valid after the last piece."""
         reason = self.reason
         calls_tools = reason is FinishReason.STOP and self._calls_tools and not self._has_incomplete_call
         return Ending(reason, calls_tools, self._has_incomplete_call, self._text.stop_string)
@@ -209,7 +210,7 @@ class RunningAnswer(Answer):
 
     @property
     def num_unread(self) -> int:
-        """Prompt tokens not yet processed, as last reported; 0 from the first token on."""
+        """Number of prompt tokens not yet processed, as last reported; 0 from the first token on."""
         if self._stopwatch.has_begun or self._stream.is_ended:
             return 0
         return self._stopwatch.input_tokens - self._num_read
@@ -230,7 +231,7 @@ class RunningAnswer(Answer):
 
     @property
     def num_profiled(self) -> int:
-        """Number of profiled tokens, known at the end."""
+        """Number of profiled tokens. Only valid at the end of the answer."""
         return self._stream.finished.num_profiled
 
     def timings(self) -> Timings:
@@ -245,7 +246,7 @@ class RunningAnswer(Answer):
         self._stream.close()
 
     def _progress(self, progress: Progress) -> JsonObject:
-        """The progress in the format of llama.cpp's `prompt_progress`."""
+        """The progress of the prompt in the format of llama.cpp's `prompt_progress`."""
         return {
             "total": self._stopwatch.input_tokens,
             "cache": progress.num_cached,
@@ -272,7 +273,7 @@ class RunningAnswer(Answer):
 
 @dataclass(frozen=True)
 class Generation:
-    """All answers of a request. Must be closed, which cancels running answers."""
+    """All answers of a request. It must be closed, which cancels running answers."""
 
     # The model's name in responses, including the adapter if any.
     model: str
@@ -288,9 +289,9 @@ class Generation:
     medium: Medium = Medium.IMAGE
 
     async def pieces(self) -> AsyncIterator[tuple[int, Answer, Piece | None]]:
-        """The pieces of all answers as they arrive, each with its answer and index; None when that answer has ended.
+        """The pieces of all answers as they arrive, each with the index of its answer and the answer.
 
-        Raises GenerationFailed as soon as one answer fails.
+        None instead of a piece means that this answer has ended. Raises GenerationFailed as soon as one answer fails.
         """
         if len(self.answers) == 1:
             async for only in self.answers[0].pieces():
@@ -324,7 +325,7 @@ class Generation:
 
     @property
     def progress(self) -> tuple[int, int] | None:
-        """Tokens of all prompts processed and their total number; None when all have been processed."""
+        """Number of processed tokens of all prompts, and their total number; None when all have been processed."""
         unread = sum(answer.num_unread for answer in self.answers)
         total = sum(answer.usage.prompt for answer in self.answers)
         return (total - unread, total) if unread else None
@@ -336,7 +337,7 @@ class Generation:
         return replace(found, sounds=tokens) if self.medium is Medium.AUDIO else replace(found, images=tokens)
 
     def metrics(self) -> dict[str, Any]:
-        """The first answer's metrics with six digits, in the format of generation.parameters.base.Metrics."""
+        """Metrics of the first answer with six digits, in the format of generation.parameters.base.Metrics."""
         answer = self.answers[0]
         profiled = {"profiled_tokens": answer.num_profiled} if answer.num_profiled else {}
         return {**_rounded(msgspec.to_builtins(answer.timings())), "model": self.model, **profiled}

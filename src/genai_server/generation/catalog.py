@@ -1,4 +1,4 @@
-"""The models as an API process knows them: which there are, by the supervisor, and those that it serves."""
+"""The models that an API process knows: all models of the supervisor, and those that this process serves."""
 
 import asyncio
 import contextlib
@@ -56,7 +56,7 @@ _CANNOT = {
 
 
 def plain_name(name: str) -> str:
-    """A model's name without the tag `latest` and the hub's address, which Ollama's clients write around it."""
+    """A model's name without the tag `latest` and the address of the hub, which Ollama's clients add to it."""
     return _HUB.sub("", name).removesuffix(_TAG)
 
 
@@ -67,14 +67,14 @@ def names_of(about: ModelStatus) -> list[str]:
 
 
 def task_unsupported(model: str, task: Task, able: Sequence[str]) -> TaskUnsupported:
-    """The error of a request for what a model cannot do, which names the models that can."""
+    """The error for a request that asks a model for an unsupported task. It names the models that are able."""
     which = f"{', '.join(map(quoted, able))} can" if able else "no model that is served can"
     return TaskUnsupported("model", f"{quoted(model)} {_CANNOT[task]}; {which}")
 
 
 @dataclass(frozen=True)
 class ChosenModel:
-    """The model that a request has chosen."""
+    """The model that a request has chosen, and the adapter, if it has chosen one."""
 
     # Its status when it was chosen.
     about: ModelStatus
@@ -83,12 +83,12 @@ class ChosenModel:
 
     @property
     def id(self) -> str:
-        """The name in answers, whichever of its names the request used."""
+        """The model's name in answers, whichever of its names the request used."""
         return self.about.name if self.adapter is None else f"{self.about.name}:{self.adapter.name}"
 
 
 class Catalog:
-    """Knows all models, and serves those that are loaded. Owned by the event loop."""
+    """Knows all models, and serves those that are loaded. Used by the event loop's thread, except where noted."""
 
     def __init__(
         self, supervisor: SupervisorClient, load_text: LoadText, fingerprint: Fingerprint, max_waiting: int
@@ -105,7 +105,10 @@ class Catalog:
 
     @asynccontextmanager
     async def followed(self) -> AsyncIterator["Catalog"]:
-        """Follow the supervisor while the block runs. The block begins once all text sides are read."""
+        """Context in which the catalog follows the changes that the supervisor reports.
+
+        It begins once the tokenizers and templates of all loaded models have been read.
+        """
         await self._supervisor.ready()
         self._update()
         for model in list(self._served.values()):
@@ -121,17 +124,21 @@ class Catalog:
                 model.close()
 
     def statuses(self) -> list[ModelStatus]:
-        """The status of all models now. The first is the one for requests that name no model. Thread-safe."""
+        """The current status of all models. The first one is for requests that name no model. Thread-safe."""
         return self._supervisor.status.models
 
     async def check_text(self, path: str, devices: Sequence[str], chat_template: str) -> None:
-        """Read the text side of a model that is not served yet, as LoadText does. Raises ConfigurationError."""
+        """Read the tokenizer and chat template of a model that is not served yet, to check them.
+
+        Raises ConfigurationError.
+        """
         await read_files(path, partial(self._load_text, path, devices, chat_template))
 
     def state(self, about: ModelStatus) -> ModelState:
-        """A model's state for this process's clients.
+        """A model's state as this process's clients see it.
 
-        It is ready once this process can send it requests, and has failed also if its text side cannot be read.
+        The model is ready only once this process can send it requests. It has failed also if its tokenizer or template
+        cannot be read.
         """
         served = self.served(about)
         if served is not None and served.error is not None:
@@ -152,7 +159,7 @@ class Catalog:
         return [engine.status() for engine in served.router.engines.values()]
 
     def attached_engines(self) -> list[EngineClient]:
-        """The engines of all models that this process serves now, Thread-safe."""
+        """The clients of the engines of all models that this process serves now. Thread-safe."""
         return [engine for served in list(self._served.values()) for engine in served.router.engines.values()]
 
     def adapter_ids(self) -> list[str]:
@@ -161,16 +168,16 @@ class Catalog:
         return [f"{about.name}:{adapter.name}" for about in loaded for adapter in about.adapters]
 
     def served(self, about: ModelStatus) -> ServedModel | None:
-        """The model's engines and text side; None unless it is loaded, being loaded or being unloaded.
+        """The engines and the tokenizer of a model; None unless it is loaded, being loaded or being unloaded.
 
-        Also None until `_follow` has seen that it is being loaded.
+        None is also returned until this process has noticed that the model is being loaded.
         """
         return None if about.state == ModelState.UNLOADED else self._served.get(about.serial)
 
     def find(self, name: str | None, *, param: str = "model") -> ModelStatus:
-        """The model of this name or alias, or of its `plain_name`; the first without a name.
+        """The model with this name or alias, or with its `plain_name`; the first model if `name` is None.
 
-        Raises ModelNotFound, whose `param` is the given one.
+        Raises ModelNotFound for the field `param`.
         """
         models = [about for about in self.statuses() if not about.leaving]
         if name is None and models:
@@ -186,9 +193,10 @@ class Catalog:
         raise ModelNotFound(f"{shown} is not served; {names} {is_are}", param=param, name=name)
 
     def choose(self, id: str | None) -> ChosenModel:
-        """The model of an id: NAME or ALIAS, either with :ADAPTER, or the name of an adapter that only one model has.
+        """The model with this id, and the adapter that the id names, if any. Raises ModelNotFound.
 
-        An id is also looked up by its `plain_name`. The model with the alias `*` has all others. Raises ModelNotFound.
+        An id is NAME or ALIAS, either with :ADAPTER, or the name of an adapter that only one model has. The id is also
+        looked up by its `plain_name`. A model with the alias `*` takes all other ids.
         """
         models = self.statuses()
         without_adapter: ModelStatus | None = None
@@ -215,7 +223,7 @@ class Catalog:
         )
 
     def choose_for(self, id: str | None, task: Task) -> ChosenModel:
-        """The model of an id, as `choose` finds it; without an id, the first one for the task.
+        """The model with this id, as in `choose`; without an id, the first model for the task.
 
         Raises ModelNotFound, and TaskUnsupported for a model of another task.
         """
@@ -228,13 +236,14 @@ class Catalog:
         raise task_unsupported(chosen.about.name, task, [about.name for about in able])
 
     def taking(self, medium: Medium) -> list[str]:
-        """The names of the models that take images, or sounds, in chats."""
+        """Names of the models that take images, or audio, in chats."""
         return [about.name for about in self.statuses() if about.medium is medium and not about.leaving]
 
     def engines(self, model: str | None = None, device: str | None = None) -> list[EngineClient]:
-        """The engines of all loaded models, or of one, on all devices, or on one.
+        """The clients of engines: of all loaded models or of one, on all devices or on one.
 
-        Raises ModelNotFound, InvalidField for a device that no such model is on, and NoEngineReady without a model.
+        Raises ModelNotFound, InvalidField for a device on which no such model is, and NoEngineReady if no model is
+        loaded.
         """
         chosen = self.statuses() if model is None else [self.find(model)]
         loaded = [served for about in chosen if (served := self.served(about)) is not None]
@@ -244,10 +253,10 @@ class Catalog:
         return [engine for served in having or loaded for engine in served.router.select(device)]
 
     async def serving(self, chosen: ChosenModel, seconds: float) -> tuple[ChosenModel, ServedModel]:
-        """The chosen model once it is served. One that is loaded on demand is loaded first, within these seconds.
+        """The chosen model once it is served. A model that is loaded on demand is loaded first, within these seconds.
 
-        After waiting, the choice is made again: the adapter may have been unloaded. Raises QueueFull, NoEngineReady or
-        ModelsBusy if the model is not served in time, and ModelNotFound if it was removed.
+        After waiting, the choice is made again, because the adapter may have been unloaded. Raises QueueFull,
+        NoEngineReady or ModelsBusy if the model is not served in time, and ModelNotFound if it was removed.
         """
         self._update()
         about = chosen.about
@@ -260,11 +269,11 @@ class Catalog:
         return self.choose(chosen.id), served
 
     async def loaded(self, name: str, seconds: float) -> ServedModel:
-        """Ask the supervisor for the model of this name until it is loaded, or has failed to load.
+        """Ask the supervisor to load the model with this name, until it is loaded or has failed to load.
 
-        Raises ModelTooLarge if there is too little memory for it even alone, ModelsBusy if there is too little next to
-        what cannot be unloaded or if other models are in use for all of `seconds`, NoEngineReady if it has not loaded
-        after these, and ModelNotFound if the model is removed.
+        Raises ModelTooLarge if there is too little memory for the model even alone. Raises ModelsBusy if there is too
+        little memory next to what cannot be unloaded, or if other models are in use for all of `seconds`. Raises
+        NoEngineReady if the model has not loaded after `seconds`, and ModelNotFound if it is removed.
         """
         began = time.monotonic()
         asked, has_asked = began - _ASK_EVERY, False
@@ -290,7 +299,7 @@ class Catalog:
             await asyncio.sleep(_LOOK_EVERY / 2)
 
     async def loads(self) -> AsyncIterator[ServedModel]:
-        """Each model once this process can send it requests, and again whenever it is loaded again. Endless."""
+        """Yield each model once this process can send it requests, and again whenever it is loaded again. Endless."""
         known: set[ServedModel] = set()
         while True:
             ready = {served for served in self._served.values() if served.takes_work}
@@ -307,12 +316,12 @@ class Catalog:
             await self._supervisor.changed()
 
     async def command(self, command: Command) -> None:
-        """Send a command to the supervisor. Raises the error that the supervisor replies with."""
+        """Send a command to the supervisor. Raises the error with which the supervisor replies."""
         await self._supervisor.command(command)
 
     @contextlib.contextmanager
     def _waiting_for(self, name: str) -> Iterator[None]:
-        """Count a request that waits for a model while the block runs. Raises QueueFull."""
+        """Context in which a request that waits for a model is counted. Raises QueueFull if too many wait."""
         if self._waiting[name] >= self._max_waiting:
             raise QueueFull(f"{self._max_waiting} requests wait for model {name} to be loaded (GENAI_MAX_QUEUE)")
         self._waiting[name] += 1
@@ -322,7 +331,7 @@ class Catalog:
             self._waiting[name] -= 1
 
     def _update(self) -> None:
-        """Serve the models that are loaded or being loaded now, and no others."""
+        """Start to serve models that are now loaded or being loaded, and stop serving all others."""
         loaded = {about.serial: about for about in self.statuses() if about.state != ModelState.UNLOADED}
         for serial in self._served.keys() - loaded.keys():
             task = asyncio.create_task(self._served.pop(serial).leave())
@@ -348,9 +357,9 @@ def _forms(name: str | None) -> list[str]:
 
 
 def _named(models: Sequence[ModelStatus], name: str) -> ModelStatus | None:
-    """The model with exactly this name or alias.
+    """The model with exactly this name or alias; None if there is none.
 
-    The first has the former default name, unless a model has it, or any name.
+    The former default name means the first model, unless a model has that name, or one takes any name.
     """
     found = next((about for about in models if name == about.name or name in about.aliases), None)
     if found is None and name == FORMER_DEFAULT and not any(ANY_NAME in about.aliases for about in models):

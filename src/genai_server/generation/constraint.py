@@ -1,4 +1,4 @@
-"""What answers must match: combines all constraining fields of a request into one grammar."""
+"""Constraints for answers: combines all constraining fields of a request into one grammar."""
 
 import json
 from collections.abc import Awaitable, Callable, Iterator, Mapping
@@ -48,9 +48,10 @@ class Constraint:
         return self.is_promised or self.name != _CALLS
 
     async def check(self, complain: Complain) -> frozenset[str]:
-        """Compile the grammar. Returns the names of the parts that must be relaxed first, if any.
+        """Compile the grammar. Returns the names of the parts that must be relaxed first; empty if it compiles.
 
-        Raises InvalidField with the compiler's message if the constraint is promised, and what `complain` raises.
+        `complain` compiles a grammar and returns an error message or None. Raises InvalidField with that message if the
+        constraint is promised, and what `complain` raises.
         """
         try:
             await self._check(complain)
@@ -66,7 +67,7 @@ class Constraint:
             return frozenset({self.name})
 
     async def _compiles(self, complain: Complain) -> bool:
-        """Whether a part's grammar compiles. Raises InvalidField if it is promised but does not."""
+        """Whether the grammar of a part compiles. Raises InvalidField if it is promised but does not."""
         try:
             await self._check(complain)
         except InvalidField:
@@ -81,12 +82,12 @@ class Constraint:
             raise self.refused(words)
 
     def refused(self, reason: str) -> InvalidField:
-        """The error with this reason, naming the field."""
+        """The error for this reason, which names the constraint's field."""
         return InvalidField(self.field, f"{self.rule}: {reason}")
 
 
 def structure(wanted: StructuredOutputs | None) -> Constraint | None:
-    """The constraint of `structured_outputs`. Raises InvalidField if it cannot be turned into a grammar."""
+    """The constraint of `structured_outputs`. Raises InvalidField if no grammar can be made of it."""
     if wanted is None:
         return None
     with _naming(_STRUCTURE):
@@ -105,7 +106,11 @@ def structure(wanted: StructuredOutputs | None) -> Constraint | None:
 
 
 class ChatConstraint:
-    """Builds the constraint of one chat."""
+    """Builds the constraint of one chat.
+
+    With `best_effort`, as much as possible of schemas that are not strict is enforced. `loose` has the names of parts
+    that are to be relaxed.
+    """
 
     def __init__(self, body: ChatParameters, codec: TextCodec, *, best_effort: bool, loose: frozenset[str]) -> None:
         self._loose = loose
@@ -116,7 +121,7 @@ class ChatConstraint:
         self._best_effort = best_effort
 
     def build(self, tools: list[GivenTool], state: ReasoningState) -> Constraint | None:
-        """The constraint of an answer that begins in this state and may call `tools`, if any.
+        """The constraint of an answer that begins in this state of reasoning and may call `tools`; None without any.
 
         Raises InvalidField if no grammar can be built.
         """
@@ -167,7 +172,7 @@ class ChatConstraint:
         return Constraint(built, field, _SCHEMA, is_promised=is_promised or field in self._loose, name=field)
 
     def _part(self, place: int, tool: GivenTool, *, asks: bool) -> tuple[Tool, Constraint]:
-        """A function and the constraint of its arguments. `asks`: the request demands a call or a format."""
+        """A function and the constraint of its arguments. `asks` says whether the request demands a call or format."""
         function = tool.function
         parameters: Mapping[str, Any] | None = function.parameters
         is_promised = bool(function.strict) or (asks and not self._best_effort)
@@ -191,10 +196,10 @@ class ChatConstraint:
         )
 
     def _relaxed(self, schema: Mapping[str, Any], name: str, field: str | None) -> Mapping[str, Any]:
-        """The supported part of a schema. Dropped keywords are reported with the field, if given.
+        """The supported part of a schema. Keywords that are dropped are recorded with the field, if one is given.
 
-        Raises InvalidField for a format that is not a schema. A tool whose parameters are not a schema accepts any
-        value, so that the other tools can be used.
+        Raises InvalidField for a response format that is not a schema. A tool whose parameters are not a schema accepts
+        any value, so that the other tools can be used.
         """
         found, left_out = any_value(schema), [EVERYTHING]
         try:
@@ -214,7 +219,7 @@ class ChatConstraint:
         return form
 
     def _calls(self, tools: list[Tool]) -> Constraint:
-        """The constraint to calls of these tools."""
+        """The constraint that an answer consists of calls of these tools."""
         with _naming("tools"):
             built = grammar.tool_calls(
                 self._form, tools, parallel=self._is_parallel, opaque_tokens=self._codec.opaque_tokens
@@ -222,7 +227,7 @@ class ChatConstraint:
         return Constraint(built, "tools", _CALLABLE)
 
     def _text_or_calls(self, tools: list[Tool], state: ReasoningState) -> Constraint:
-        """The constraint to text and calls of these tools, after reasoning."""
+        """The constraint that an answer consists of text and calls of these tools, after reasoning."""
         with _naming("tools"):
             built = grammar.text_and_calls(
                 self._form,
@@ -240,7 +245,7 @@ class ChatConstraint:
 
 
 def _chosen(choice: object, tools: list[GivenTool]) -> list[GivenTool]:
-    """The tools that may be called. Raises InvalidField if `tool_choice` names another one."""
+    """The tools that may be called. Raises InvalidField if `tool_choice` names a tool that is not among them."""
     if not isinstance(choice, ChosenTool):
         return tools
     name = choice.function.name
@@ -250,7 +255,7 @@ def _chosen(choice: object, tools: list[GivenTool]) -> list[GivenTool]:
 
 
 def _schema(given: Any) -> dict[str, Any]:
-    """A schema, possibly given as JSON text. `true` allows any value, `false` none."""
+    """A schema as a dictionary; it may be given as JSON text. `true` allows any value, `false` none."""
     field = f"{_STRUCTURE}.json"
     if isinstance(given, str):
         try:
@@ -266,7 +271,7 @@ def _schema(given: Any) -> dict[str, Any]:
 
 @contextmanager
 def _naming(field: str) -> Iterator[None]:
-    """Add the field's name to errors without one."""
+    """Context that adds the field's name to errors without one."""
     try:
         yield
     except InvalidField as error:

@@ -46,7 +46,7 @@ HEADER = "X-Request-Timeout"
 
 @dataclass(frozen=True)
 class Services:
-    """Everything that a route needs."""
+    """Everything that routes need, created once for the app."""
 
     settings: Settings
     models: Catalog
@@ -69,7 +69,7 @@ class Services:
     tools: Tools
 
     async def served(self, model: str | None, task: Task | None = None) -> ServedModel:
-        """The model of a request that only needs its text side.
+        """The model of a request that only needs the model's tokenizer and template.
 
         Raises ModelNotFound, TaskUnsupported if the model does not support the task, and Unavailable.
         """
@@ -93,7 +93,7 @@ class ClientLeft(Exception):
 
 
 class Deadline:
-    """When an answer must have ended."""
+    """The time at which an answer must have ended."""
 
     def __init__(self, limit: int, clock: Clock) -> None:
         # Seconds from now (GENAI_REQUEST_TIMEOUT).
@@ -122,9 +122,9 @@ class Deadline:
         return max(0.0, self._began + self.seconds - self._clock())
 
     def require_end(self, reason: FinishReason | None) -> None:
-        """Check why the engine has ended a result of which a part is of no use.
+        """Check why the engine has ended a result that is of no use if it is partial.
 
-        Raises DeadlinePassed, SessionTerminated and RequestCancelled.
+        Raises DeadlinePassed, SessionTerminated and RequestCancelled if it did not end by itself.
         """
         match reason:
             case FinishReason.TIMEOUT:
@@ -139,7 +139,7 @@ class Deadline:
 
 @dataclass(frozen=True)
 class RequestContext:
-    """One HTTP request for an answer."""
+    """The context of one HTTP request for an answer."""
 
     deadline: Deadline
     # Reports when the client disconnects.
@@ -167,19 +167,22 @@ class RequestContext:
 
     @property
     def tenant(self) -> str:
-        """Stands for the key among those that share the engines; the same for all requests where no key is needed."""
+        """Identifies the API key among those that share the engines; the same for all requests without keys."""
         return "" if self.key_digest is None else _digest(None, self.key_digest, b"tenant")
 
     def precedence(self, priority: int | None) -> int:
-        """What the engine serves first, whatever the key, for a body's `priority`."""
+        """Precedence over requests of other keys, from the body's `priority`; 0 unless the key has this right."""
         return (priority or 0) if self.has_absolute_priority else 0
 
     def answer_id(self, prefix: str) -> str:
-        """The id of the answer: the request's `unique_id`, with the prefix of the API."""
+        """Id of the answer: the request's `unique_id`, with the prefix of the API."""
         return prefix + self.record.unique_id.removeprefix("req-")
 
     def cache_salt(self, given: str | None) -> str | None:
-        """The salt of the engine's prefix cache: a digest, which reveals neither the key nor the body's salt."""
+        """Salt for the engine's prefix cache, for the salt `given` in the body.
+
+        The result is a digest, which reveals neither the API key nor the body's salt.
+        """
         own_cache = None if self.shares_prefixes else self.key_digest
         if own_cache is None and given is None:
             return None
@@ -187,30 +190,36 @@ class RequestContext:
 
     @property
     def owner(self) -> TaskOwner:
-        """What the request's tasks belong to."""
+        """The owner of the request's tasks in worker processes."""
         return TaskOwner(self.tenant, self.record.unique_id, self.low_priority)
 
     def requester(self, salt: str | None = None) -> Requester:
-        """For whom something is prepared, for a body's `cache_salt`."""
+        """The owner of something that is prepared for the request, with the cache salt for a body's `cache_salt`."""
         return Requester(self.owner, self.cache_salt(salt))
 
     def answer_memory(self, salt: str | None) -> str:
-        """The name of the engine's memory of answers, for a body's `cache_salt`. No two keys ever have the same."""
+        """Name of the engine's memory of answers for a body's `cache_salt`. No two API keys ever have the same name."""
         return _digest(salt, self.key_digest, b"earlier answers")
 
     def detach(self) -> ExitStack:
-        """Let the request count, and be recorded, until the result is closed: its answer outlives its HTTP response."""
+        """Let the request count, and be recorded, until the result is closed.
+
+        This is for answers that outlive their HTTP response.
+        """
         self.record.is_detached = True
         counted = self.counted.pop_all()
         counted.callback(self.record.end)
         return counted
 
     async def run_while_connected(self, work: Coroutine[Any, Any, T]) -> T:
-        """The work's result; see `while_connected`."""
+        """Await work while the client is connected, as `while_connected` does. Returns the result of the work."""
         return await while_connected(work, self.receive)
 
     async def run_in_time(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of work without an engine; see `while_connected`. Raises DeadlinePassed, too."""
+        """Await work that needs no engine, while the client is connected and until the deadline. Returns its result.
+
+        Raises DeadlinePassed, and the errors of `while_connected`.
+        """
 
         async def limited() -> T:
             async with within(self.deadline):
@@ -228,10 +237,7 @@ def _digest(salt: str | None, key_digest: bytes | None, purpose: bytes) -> str:
 
 @asynccontextmanager
 async def within(deadline: Deadline) -> AsyncGenerator[None]:
-    """Ends the block at the deadline: its work may take long, and may have to wait for that of others.
-
-    Raises DeadlinePassed.
-    """
+    """Context that ends at the deadline, because its work may take long or wait. Raises DeadlinePassed."""
     try:
         async with asyncio.timeout(deadline.seconds_left):
             yield
@@ -241,10 +247,10 @@ async def within(deadline: Deadline) -> AsyncGenerator[None]:
 
 
 async def while_connected(work: Coroutine[Any, Any, T], receive: Receive) -> T:
-    """The work's result.
+    """Await work while the client is connected. Returns the result of the work.
 
-    Raises ClientLeft as soon as the client has disconnected, and ServerStopping when the server does not wait any
-    longer. Both cancel the work, possibly before its first step.
+    Raises ClientLeft as soon as the client has disconnected, and ServerStopping when the server stops. Both cancel the
+    work, possibly before its first step.
     """
     working = asyncio.ensure_future(work)
     leaving = asyncio.ensure_future(_disconnected(receive))
@@ -291,7 +297,7 @@ async def context(request: Request, services: ServicesDep) -> RequestContext:
 
 
 class EngineFields(Protocol):
-    """The fields of a body that say where, and within how many seconds, it is answered."""
+    """Fields of a body that say where, and within how many seconds, it is answered."""
 
     model: str | None
     device: str | None
@@ -303,9 +309,10 @@ EngineChoice = tuple[ChosenModel, ServedModel, EngineClient, ModelInfo, TextCode
 
 
 async def choose_engine(services: Services, context: RequestContext, body: EngineFields, task: Task) -> EngineChoice:
-    """Choose the model, which may have to be loaded first, and the engine; returns what belongs to each.
+    """Choose the model of a request, which may have to be loaded first, and an engine of the model.
 
-    Raises ServerDraining, ModelNotFound, TaskUnsupported, InvalidField and Unavailable.
+    Returns both, with the model's data and tokenizer on the engine's device. Raises ServerDraining, ModelNotFound,
+    TaskUnsupported, InvalidField and Unavailable.
     """
     services.drain.require_open()
     chosen = services.models.choose_for(body.model, task)

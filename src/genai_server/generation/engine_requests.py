@@ -1,4 +1,4 @@
-"""The engine requests that one HTTP request becomes, one after another or side by side, and their figures together."""
+"""Several engine requests for one HTTP request, one after another or side by side, and their figures together."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
@@ -30,7 +30,7 @@ class EngineAnswer:
 
 
 class SummedFigures(AnswerFigures):
-    """What log, metrics and traces report about a result of several engine requests: the sums of these."""
+    """Figures for log, metrics and traces about a result of several engine requests: the sums of these."""
 
     def __init__(self, arrival: Arrival) -> None:
         # A finish reason or an error's code, once it has ended.
@@ -58,16 +58,16 @@ class SummedFigures(AnswerFigures):
             stream.close()
 
     def begin(self, stream: TokenStream, num_tokens: int) -> None:
-        """Note that an engine has accepted a request, of whose prompt `num_tokens` count."""
+        """Record that an engine has accepted a request, of whose prompt `num_tokens` tokens count."""
         self._streams.add(stream)
         self._stopwatch.input_tokens += num_tokens
 
     def count(self, num_tokens: int) -> None:
-        """Note that tokens have arrived."""
+        """Record that tokens have arrived."""
         self._stopwatch.count(num_tokens)
 
     def end(self, stream: TokenStream, num_counted: int = 0) -> None:
-        """Note the end of a request; `num_counted` tokens at the beginning of its prompt do not count."""
+        """Record the end of a request. The first `num_counted` tokens of its prompt do not count."""
         self._stopwatch.stop()
         self._streams.discard(stream)
         if (phases := stream.phases) is None:
@@ -83,8 +83,9 @@ class SummedFigures(AnswerFigures):
 class EngineRequests:
     """Runs the engine requests of one HTTP request, which is recorded once the first one is accepted.
 
-    `pick` gives the engine for the next requests: that which has encoded a sound gets all requests for it. `param` is
-    the field that asks for them. Without `generates`, tokens that an engine gives are no output of the HTTP request.
+    `pick` returns the engine for the next requests. All requests for one recording go to the same engine, because that
+    one has encoded it. `param` is the field that errors name. Without `generates`, the generated tokens are not counted
+    as output of the HTTP request.
     """
 
     def __init__(
@@ -110,7 +111,7 @@ class EngineRequests:
     async def run(self, request: GenerationRequest, *, num_counted: int = 0) -> EngineAnswer:
         """Run a request to its end, with log probabilities.
 
-        An earlier request counts `num_counted` tokens at the beginning of its prompt. A full queue refuses only the
+        The first `num_counted` tokens of its prompt are counted by an earlier request. A full queue refuses only the
         first request; the others wait. Raises Unavailable, GenerationFailed, DeadlinePassed and RequestCancelled.
         """
         with self.noting_errors():
@@ -119,7 +120,7 @@ class EngineRequests:
 
     @contextmanager
     def noting_errors(self) -> Iterator[None]:
-        """Note an error that ends the block: it ends the HTTP request, too, unless more requests follow."""
+        """Context that records an error as the outcome of the HTTP request, unless more requests follow."""
         try:
             yield
         except GenaiServerError as error:
@@ -149,16 +150,16 @@ class EngineRequests:
 
     @property
     def usage(self) -> Usage:
-        """The tokens of all requests."""
+        """Token counts of all requests."""
         return Usage(0) if self._figures is None else self._figures.usage
 
     def finish(self) -> None:
-        """Note that all is complete."""
+        """Record that the HTTP request has succeeded."""
         if self._figures is not None:
             self._figures.ended_as = FinishReason.STOP.value
 
     def close(self) -> None:
-        """Cancel the requests that run."""
+        """Cancel the running requests."""
         if self._figures is not None:
             self._figures.close()
 

@@ -15,7 +15,7 @@ Tokens = TypeVar("Tokens", bound=Collection[int])
 
 
 async def with_exclusions(sampling: Sampling, body: SamplingFields, tokenizer: Tokenizer, model: ModelInfo) -> Sampling:
-    """The sampling values with the tokens that the body excludes. Raises InvalidField."""
+    """The sampling values, completed with the tokens that the body excludes. Raises InvalidField."""
     if not body.bad_words and not body.allowed_token_ids:
         return sampling
 
@@ -30,7 +30,7 @@ async def with_exclusions(sampling: Sampling, body: SamplingFields, tokenizer: T
 
 
 def known_tokens(tokens: Tokens, model: ModelInfo, param: str) -> Tokens:
-    """The token ids. Raises InvalidField if one of them is not in the model's vocabulary."""
+    """The token ids, unchanged. Raises InvalidField if one of them is not in the model's vocabulary."""
     if unknown := [token for token in tokens if token >= model.vocab_size]:
         raise InvalidField(
             param, f"must have token ids below {model.vocab_size}, the model's vocabulary size", given=unknown[0]
@@ -49,9 +49,10 @@ def _bits(tokens: list[int], model: ModelInfo) -> bytes:
 
 
 def _encoded(words: Sequence[str], tokenizer: Tokenizer, model: ModelInfo) -> list[list[int]]:
-    """The tokens of each word at the beginning of a text and after a space, without words that the model cannot write.
+    """The tokens of each word, both at the beginning of a text and after a space.
 
-    Special tokens in a word are encoded as such, so that they can be banned.
+    Words that the model cannot write are left out. Special tokens in a word are encoded as such, so that they can be
+    banned.
     """
     forms = [(f"bad_words[{place}]", form) for place, word in enumerate(words) for form in _forms(word)]
     encoded = tokenizer.encode_each([[form] for _, form in forms])

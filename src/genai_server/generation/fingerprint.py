@@ -1,4 +1,4 @@
-"""The `system_fingerprint` of responses. It is the same as long as a model is served in the same way."""
+"""The `system_fingerprint` of responses. It stays the same as long as a model is served in the same way."""
 
 import hashlib
 import json

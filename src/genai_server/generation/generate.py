@@ -53,11 +53,11 @@ async def generate(
     only_complete_calls: bool = False,
     while_connected: bool = True,
 ) -> Generation:
-    """Start all answers to a request. On return, the engine has accepted them.
+    """Start all answers to a request. When this returns, the engine has accepted them.
 
-    The data of images and sounds is dropped from the body once it has been read, unless the caller keeps it
-    (`keeps_media`). `only_complete_calls` is for APIs in which a tool call cannot be shown as incomplete (see
-    AnswerParser). Without `while_connected`, something else watches the client.
+    The data of images and audio is dropped from the body once it has been read, unless `keeps_media`. With
+    `only_complete_calls`, incomplete tool calls are left out, for APIs that cannot express them (see AnswerParser).
+    Without `while_connected`, the caller watches whether the client is connected.
 
     Raises RequestError, Unavailable, and ClientLeft as soon as the client has disconnected, after which nothing is left
     running.
@@ -167,7 +167,7 @@ async def _prepare(
     keeps_media: bool,
     only_complete_calls: bool,
 ) -> _Prepared:
-    """All that a request needs before an engine can take it. May have to wait for the work on other requests."""
+    """Make all that a request needs before an engine can take it. May have to wait for the work on other requests."""
     chosen, served, engine, model, codec = choice
     num_per_prompt = body.n or 1
     multiplier = "prompt" if isinstance(body, CompletionRequest) and num_per_prompt == 1 else "n"
@@ -253,7 +253,7 @@ async def _prepare(
 
 
 def _unprepared(body: Body, context: RequestContext, model: ModelInfo, codec: TextCodec) -> _Prepared:
-    """What stands for a request whose deadline has passed before it was prepared: answers without any token."""
+    """Substitute for a request whose deadline has passed before it was prepared: answers without any token."""
     request = GenerationRequest(
         context.record.request_id,
         [],
@@ -272,7 +272,7 @@ def _unprepared(body: Body, context: RequestContext, model: ModelInfo, codec: Te
 def _answer_text(
     body: Body, codec: TextCodec, output_spec: OutputSpec, echo: EchoedPrompt | None, *, continues: bool
 ) -> AnswerText:
-    """The text of one answer, which follows `echo`."""
+    """The object that makes the text of one answer from its tokens. `echo` is the prompt before it, if echoed."""
     return AnswerText(
         codec.tokenizer.decoder(output_spec.shown_tokens, continues=continues),
         body.stop_strings,
@@ -285,7 +285,7 @@ def _answer_text(
 
 
 def _repetition(body: SamplingFields, text: AnswerText) -> RepetitionDetector | None:
-    """What ends an answer that repeats itself; None if nothing does."""
+    """Detector that ends an answer when it repeats itself; None if repetition is allowed."""
     asked = body.repetition_detection
     if asked is None:
         return RepetitionDetector(None) if text.has_parts and not body.ignore_eos else None
@@ -304,11 +304,10 @@ def to_generation_request(
     exact: bool = False,
     low_priority: bool = False,
 ) -> GenerationRequest:
-    """The engine request for one prompt, with all defaults resolved. See GenerationRequest for the arguments.
+    """The engine request for one prompt, with all defaults resolved. The arguments are fields of GenerationRequest.
 
-    `exact` is the default of the body's field.
-
-    Raises InvalidField and PromptTooLong, which name the field, the limit and the given value.
+    `exact` is the default of the body's field. Raises InvalidField and PromptTooLong, which name the field, the limit
+    and the given value.
     """
     source = "prompt" if isinstance(body, CompletionRequest) else "messages"
     limit, limited_by = model.max_length, model.limited_by
@@ -381,9 +380,9 @@ def _prompt_logprobs(body: GenerationFields, model: ModelInfo) -> bool:
 
 
 def to_sampling(body: SamplingFields, model: ModelInfo) -> Sampling:
-    """The request's sampling values, with the model's defaults for absent fields; `with_exclusions` completes them.
+    """The request's sampling values, with the model's defaults for absent fields. Raises InvalidField.
 
-    Raises InvalidField.
+    Excluded tokens are missing; `with_exclusions` adds them.
     """
     given = {name: value for name in _SAMPLING_FIELDS if (value := getattr(body, name)) is not None}
     bias = {int(token): value for token, value in (body.logit_bias or {}).items() if value}
@@ -394,7 +393,7 @@ def to_sampling(body: SamplingFields, model: ModelInfo) -> Sampling:
 
 
 def nth_choice(request: GenerationRequest, index: int) -> GenerationRequest:
-    """The request for one of several answers to a prompt, with a seed of its own."""
+    """The request for one of several answers to the same prompt, with a seed of its own."""
     seed = request.sampling.seed
     if index == 0 or seed is None:
         return request

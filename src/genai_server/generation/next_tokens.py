@@ -18,7 +18,10 @@ from genai_server.messages.generation_request import GenerationRequest
 
 @dataclass(frozen=True)
 class NextTokens:
-    """Asks how likely some tokens are after a prompt, which is a beginning that others may share and its own end."""
+    """A question how likely some tokens are after a prompt.
+
+    The prompt consists of `head`, which others may share, and `tail`.
+    """
 
     head: EncodedPrompt
     tail: list[int]
@@ -28,12 +31,12 @@ class NextTokens:
 
     @property
     def num_tokens(self) -> int:
-        """The length of the prompt."""
+        """Length of the prompt in tokens."""
         return len(self.head.tokens) + len(self.tail)
 
 
 class ScoredFields(Protocol):
-    """The fields of a request's body that choose its device and priority, and with whom it shares cached prefixes."""
+    """Fields of a body that choose the device and the priority, and with whom cached prefixes are shared."""
 
     device: str | None
     priority: int | None
@@ -45,10 +48,11 @@ Logprobs = dict[int, float] | GenerationFailed
 
 
 class NextTokenScorer:
-    """Asks one engine of a model, with at most as many prompts at a time as it runs at once, and fewer next to others.
+    """Asks one engine for log probabilities, with at most as many prompts at a time as it runs at once.
 
-    So they never fill its queue, and the keys' shares of its places hold for each. The first prompt is read alone: the
-    others find what they have in common with it in the cache. Must be closed.
+    Next to requests of others there are fewer. So these prompts never fill the engine's queue, and each API key keeps
+    its share. The first prompt is read alone, so that the others find their common beginning in the cache. Must be
+    closed.
     """
 
     def __init__(
@@ -90,11 +94,11 @@ class NextTokenScorer:
 
     @property
     def usage(self) -> Usage:
-        """The tokens of all prompts, of which each counts what no earlier one has counted."""
+        """Token counts of all prompts. A beginning that an earlier prompt has counted is not counted again."""
         return self._requests.usage
 
     async def run(self, asked: Sequence[NextTokens]) -> list[Logprobs]:
-        """The log probabilities for each prompt, in their order.
+        """The log probabilities for each prompt, in order.
 
         Raises Unavailable if the first prompt is refused, DeadlinePassed, SessionTerminated and RequestCancelled.
         """
@@ -118,17 +122,18 @@ class NextTokenScorer:
         return found
 
     def _width(self, num_own: int) -> int:
-        """How many prompts the engine may have of these at a time, while it has `num_own`.
+        """Maximum number of these prompts that the engine may have at a time, while it has `num_own` of them.
 
-        Next to requests of others they are no more than those, but two, so that one is read while another is on its
-        way. A stream of another client is otherwise as slow as if each question were a client of its own.
+        Next to requests of others there are no more than those requests, but at least two, so that one is read while
+        another is on its way. Otherwise another client's stream would become as slow as if each question came from a
+        client of its own.
         """
         num_slots = max(1, self._engine.batching.num_slots)
         num_others = self._engine.work - (0 if self._base.low_priority else num_own)
         return num_slots if num_others <= 0 else min(num_slots, max(2, num_others))
 
     def close(self) -> None:
-        """Cancel what runs."""
+        """Cancel the running requests."""
         self._requests.close()
 
     async def _logprobs(self, asked: NextTokens) -> Logprobs:

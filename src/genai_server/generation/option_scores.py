@@ -1,11 +1,11 @@
 """How likely a model answers a prompt with each of several options, without generating text.
 
-The options form a tree of tokens. Where all options continue with the same token, an answer that must be one of them
-has no other choice, so the token has the probability 1. Where they part, the model's probabilities of their tokens are
+The options form a tree of tokens. If all options continue with the same token, an answer that must be one of them has
+no other choice, so the token has the probability 1. Where options branch, the model's probabilities of their tokens are
 normalized over these tokens. An option's probability is the product along its tokens, and those of all options sum to
 1. This is how often a model that samples at temperature 1, and must write one of the options, would write this one. So
-wherever an option has more than half of the probability, each of its tokens is the most likely one that is allowed,
-and greedy decoding under a grammar of the options writes it, too.
+if an option has more than half of the probability, each of its tokens is the most likely one that is allowed, and
+greedy decoding under a grammar of the options writes it, too.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ Prefix = tuple[int, ...]
 
 @dataclass(frozen=True)
 class OptionScores:
-    """The probabilities of a prompt's options, in their order."""
+    """The probabilities of a prompt's options, in order."""
 
     probabilities: Sequence[float]
     # The model's own probability that it continues with a token of the options, where these part first.
@@ -48,7 +48,10 @@ class OptionScores:
 
 @dataclass(frozen=True)
 class PromptWithOptions:
-    """A prompt, of which others may share the head, and the tokens of at least two options, which all differ."""
+    """A prompt and the tokens of at least two different options.
+
+    The prompt consists of `head`, which others may share, and `tail`.
+    """
 
     head: EncodedPrompt
     tail: list[int]
@@ -58,11 +61,14 @@ class PromptWithOptions:
 
     @property
     def num_tokens(self) -> int:
-        """The length of the prompt."""
+        """Length of the prompt in tokens."""
         return len(self.head.tokens) + len(self.tail)
 
     def asked(self, num_counted: int) -> dict[Prefix, NextTokens]:
-        """What to ask an engine, by the beginnings behind which options part. Earlier prompts count `num_counted`."""
+        """Questions for an engine, by the common beginnings after which options branch.
+
+        The first `num_counted` tokens of the prompt are counted by earlier prompts.
+        """
         return {
             prefix: NextTokens(self.head, [*self.tail, *prefix], tokens, self.num_tokens if number else num_counted)
             for number, (prefix, tokens) in enumerate(_branches(self.options).items())
@@ -72,9 +78,10 @@ class PromptWithOptions:
 async def score_options(
     scorer: NextTokenScorer, prompts: Sequence[PromptWithOptions], model: ModelInfo, *, temperature: float = 1.0
 ) -> list[OptionScores | GenerationFailed]:
-    """The scores of each prompt's options, or why there are none. A temperature above 1 makes them more alike.
+    """The scores of each prompt's options, or the error that prevented them.
 
-    Raises PromptTooLong and InvalidField before any work, and as NextTokenScorer does.
+    A temperature above 1 makes the probabilities more alike. Raises PromptTooLong and InvalidField before any work, and
+    the errors of NextTokenScorer.
     """
     heads = [prompt.head for prompt in prompts]
     first = {id(head): number for number, head in reversed(list(enumerate(heads)))}
@@ -98,7 +105,7 @@ async def score_options(
 
 
 def _branches(options: Sequence[Sequence[int]]) -> dict[Prefix, list[int]]:
-    """The tokens with which options continue, by each prefix behind which they part, the shortest first."""
+    """The tokens with which options continue, by each common prefix after which they branch, the shortest first."""
     following: dict[Prefix, dict[int, None]] = {}
     for option in options:
         for length, token in enumerate(option):
@@ -110,9 +117,9 @@ def _branches(options: Sequence[Sequence[int]]) -> dict[Prefix, list[int]]:
 def _scores(
     options: Sequence[Sequence[int]], logprobs: Mapping[Prefix, Mapping[int, float]], temperature: float
 ) -> OptionScores:
-    """The scores of options, from the log probabilities of the tokens with which they continue where they part.
+    """The scores of options, from the log probabilities of the tokens with which they continue where they branch.
 
-    `logprobs` has these tokens by what the options that part there have in common: the tokens before.
+    `logprobs` has these by the common prefix, the tokens before the branch.
     """
     shares = {prefix: log_shares(tokens, temperature) for prefix, tokens in logprobs.items()}
 
@@ -125,7 +132,7 @@ def _scores(
 
 
 def log_shares(logprobs: Mapping[int, float], temperature: float = 1.0) -> dict[int, float]:
-    """Log probabilities of tokens, normalized over these."""
+    """Log probabilities of tokens, normalized over these tokens."""
     highest = max(logprobs.values())
     scaled = {token: (logprob - highest) / temperature for token, logprob in logprobs.items()}
     log_of_sum = math.log(math.fsum(map(math.exp, scaled.values())))
@@ -154,7 +161,7 @@ def _check_lengths(
 
 @dataclass(frozen=True)
 class AskedChat:
-    """A chat whose answer must be one of several texts, of which each gets a probability."""
+    """A chat whose answer must be one of several texts, each of which gets a probability."""
 
     chat: ChatParameters
     answers: Sequence[str]
@@ -167,10 +174,10 @@ class AskedChat:
 async def encode_asked(
     services: Services, asked: Sequence[AskedChat], codec: TextCodec, context: RequestContext
 ) -> list[PromptWithOptions]:
-    """The prompts of chats that may differ in the end of their last message. What they begin with is encoded once.
+    """The prompts of chats that may differ in the end of their last message. Their common beginning is encoded once.
 
-    Raises as `encode_chat` does, and InvalidField for too many images in all chats, where those that they have in
-    common count once, and for answers that the tokenizer does not tell apart.
+    Raises the errors of `encode_chat`. Raises InvalidField for too many images in all chats, where common images count
+    once, and for answers that the tokenizer does not distinguish.
     """
     num_images = sum(1 for message in asked[0].chat.messages for _ in message.media)
     num_images += sum(one.num_own_images for one in asked[1:])
@@ -196,9 +203,9 @@ async def encode_asked(
 
 
 async def _answer_opening(chat: ChatParameters, prompt: list[int], codec: TextCodec, owner: TaskOwner) -> list[int]:
-    """The tokens between a chat's prompt and the answer itself, of a model that thinks or that writes on channels.
+    """The tokens between a chat's prompt and the answer proper, for a model that reasons or that writes on channels.
 
-    Thinking that the prompt has opened is ended at once.
+    Reasoning that the prompt has opened is ended at once.
     """
     reasoning = codec.dialect.reasoning
     if reasoning is None:
@@ -211,9 +218,10 @@ async def _answer_opening(chat: ChatParameters, prompt: list[int], codec: TextCo
 
 
 async def _encode_answers(texts: Sequence[str], codec: TextCodec, owner: TaskOwner, *, param: str) -> list[list[int]]:
-    """The tokens of each text as an answer, which follows other text. Special tokens in them are plain text.
+    """The tokens of each text as an answer, which follows other text. Special tokens are encoded as plain text.
 
-    Raises InvalidField, naming `param`, if the tokens of two texts are the same, or one's begin with another's.
+    Raises InvalidField for the field `param` if the tokens of two texts are the same, or if those of one begin those of
+    another.
     """
     encode = partial(codec.encode_text, add_special=False, parse_special=False, param=param, owner=owner)
     # Some tokenizers put a space before the first word of a text.

@@ -61,12 +61,12 @@ class OutputSpec:
 
     @property
     def shown_tokens(self) -> tuple[str, ...]:
-        """Special tokens that the parser must see."""
+        """Special tokens that the parser must see in the decoded text."""
         formats = (self.dialect.tool_format if self.tools else None, self.dialect.reasoning)
         return tuple(token for one in formats if one is not None for token in one.shown_tokens)
 
     def parser(self) -> PlainParser:
-        """A parser for one answer."""
+        """A new parser for one answer."""
         if self.dialect.reasoning is None and not self.tools:
             return PlainParser()
         form = self.dialect.tool_format
@@ -86,8 +86,8 @@ def chat_output_spec(
 ) -> OutputSpec:
     """The output spec of a chat with this encoded prompt. The grammar has not been checked yet.
 
-    With `best_effort`, as much as possible of schemas that are not strict is enforced. `loose` names the constraint's
-    parts that must be relaxed (see `Constraint.check`). Raises InvalidField.
+    With `best_effort`, as much as possible of schemas that are not strict is enforced. `loose` names the parts of the
+    constraint that must be relaxed (see `Constraint.check`). Raises InvalidField.
     """
     dialect, tools = codec.dialect, offered_tools(body, codec)
     state = reasoning_state(body, codec, prompt)
@@ -103,7 +103,7 @@ def chat_output_spec(
 
 
 def reasoning_state(body: ChatParameters, codec: TextCodec, prompt: list[int]) -> ReasoningState:
-    """Where the answer to a chat with this prompt begins."""
+    """Whether the answer to a chat with this prompt begins before, within or after reasoning."""
     reasoning = codec.dialect.reasoning
     if reasoning is None:
         return ReasoningState.BEFORE
@@ -119,9 +119,10 @@ def plain_output_spec(body: SamplingFields) -> OutputSpec:
 
 
 class CheckedSpecs:
-    """Builds output specs of chats, checks that their grammars compile, and caches them. Owned by the event loop.
+    """Builds output specs of chats, checks that their grammars compile, and caches the specs.
 
-    An agent sends the same tools with each request, and building a grammar from them is slow.
+    An agent sends the same tools with each request, and building a grammar from them is slow. Used by the event loop's
+    thread only.
     """
 
     def __init__(self, grammars: GrammarChecker, *, best_effort: bool) -> None:
@@ -136,7 +137,7 @@ class CheckedSpecs:
     ) -> OutputSpec:
         """The output spec of a chat with this encoded prompt. Raises InvalidField, CheckerUnavailable and QueueFull.
 
-        `in_turn` runs what takes long for large schemas.
+        `in_turn` runs work that takes long for large schemas.
         """
         if not body.tools and body.response_format is None and body.structured_outputs is None:
             return chat_output_spec(body, codec, prompt, best_effort=self._best_effort)
@@ -165,7 +166,7 @@ class CheckedSpecs:
 
 
 def _key(body: ChatParameters, codec: TextCodec, prompt: list[int]) -> bytes:
-    """A digest that differs for chats with different specs."""
+    """Digest that differs for chats with different specs."""
     # Pydantic's JSON would turn NaN into null.
     fields = json.dumps(body.model_dump(include=_FIELDS), default=str)
     return hashlib.sha256(f"{reasoning_state(body, codec, prompt)}{fields}".encode()).digest()
@@ -177,7 +178,7 @@ def offered_tools(body: ChatParameters, codec: TextCodec) -> list[AnyTool]:
 
 
 def listed_tools(body: ChatParameters, codec: TextCodec) -> list[AnyTool]:
-    """The tools for the chat template. Raises as `offered_tools` does."""
+    """The tools that the chat template puts into the prompt. Raises InvalidField if tools are not supported."""
     return _supported([] if body.tool_choice == "none" else list(body.listed_tools), codec)
 
 

@@ -37,7 +37,10 @@ class EchoedPrompt:
     tokens: Sequence[bytes]
 
     def scored(self, following: list[ScoredToken]) -> list[ScoredToken]:
-        """All prompt tokens with log probabilities. `following` are all but the first; without them, []."""
+        """All prompt tokens with log probabilities, of which the first has none.
+
+        `following` are all tokens but the first. If they are missing, the result is empty.
+        """
         if len(following) != len(self.tokens) - 1:
             return []
         found, offset = [], 0
@@ -49,7 +52,7 @@ class EchoedPrompt:
 
 @dataclass(frozen=True)
 class PlacedImage:
-    """An image of a prompt, and where its tokens begin there."""
+    """An image of a prompt, and the index of the first prompt token that stands for it."""
 
     image: ReadImage
     start: int
@@ -57,7 +60,7 @@ class PlacedImage:
 
 @dataclass(frozen=True)
 class EncodedPrompt:
-    """The token ids of a prompt, with those of its images."""
+    """The token ids of a prompt, including those that stand for its images."""
 
     tokens: list[int]
     images: Sequence[PlacedImage] = ()
@@ -66,7 +69,7 @@ class EncodedPrompt:
 async def encode_prompts(
     services: Services, body: ChatParameters | CompletionRequest, codec: TextCodec, context: RequestContext
 ) -> list[EncodedPrompt]:
-    """Each prompt; a chat has one. Raises InvalidField, NoChatTemplate, and as `Images.read` does."""
+    """Encode each prompt of a body; a chat has one. Raises InvalidField, NoChatTemplate, and as `Images.read`."""
     if isinstance(body, ChatParameters):
         return [await encode_chat(services, body, codec, context)]
     encoded = []
@@ -93,7 +96,7 @@ def _check_that_no_token_is_of_images(prompt: Sequence[int], model: VisionModel,
 async def encode_chat(
     services: Services, body: ChatParameters, codec: TextCodec, context: RequestContext
 ) -> EncodedPrompt:
-    """A chat's prompt. Raises NoChatTemplate before any other check, InvalidField, and as `Images.read` does."""
+    """Encode a chat's prompt. Raises NoChatTemplate before any other check, InvalidField, and as `Images.read`."""
     codec.writer.require_template()
     variables = template_variables(body, codec, context.leniency)
     return await encode_messages(
@@ -103,7 +106,7 @@ async def encode_chat(
 
 @dataclass(frozen=True)
 class AlikePrompts:
-    """Prompts that begin with the same tokens: `head` and one of the `tails` each."""
+    """Prompts that begin with the same tokens. Each is `head`, followed by one of the `tails`."""
 
     head: EncodedPrompt
     tails: list[list[int]]
@@ -112,9 +115,9 @@ class AlikePrompts:
 async def encode_alike(
     services: Services, chats: Sequence[ChatParameters], codec: TextCodec, context: RequestContext
 ) -> AlikePrompts:
-    """The prompts of chats that differ only in the end of their last message, which has the same images in all.
+    """Encode the prompts of chats that differ only in the end of their last message, and have the same images.
 
-    The common beginning is encoded once. Each prompt is the same as that of `encode_chat`, and it raises the same.
+    The common beginning is encoded once. Each prompt equals that of `encode_chat`, and the same errors are raised.
     """
     first = await encode_chat(services, chats[0], codec, context)
     variables = template_variables(chats[0], codec, Leniency())
@@ -141,12 +144,11 @@ async def encode_messages(
     context: RequestContext,
     cache_salt: str | None = None,
 ) -> EncodedPrompt:
-    """The prompt of messages and `offered` tools. Raises as `encode_chat` does.
+    """Encode the prompt of messages and `offered` tools. Raises the errors of `encode_chat`.
 
-    `variables` are additional ones for the chat template.
-
-    A lenient request has a note in the place of each image or sound that the model does not take, and every request in
-    the place of one that is not in the user's last message.
+    `variables` are additional variables for the chat template. Images or audio that the model does not take are
+    replaced by a note in older messages. In the user's last message they are replaced only for a lenient request, and
+    refused otherwise.
     """
 
     def to_objects() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -171,7 +173,7 @@ async def encode_messages(
 
 
 def _sources(messages: Sequence[ChatMessage]) -> dict[Medium, list[ImageSource]]:
-    """The images and sounds of the messages."""
+    """The images and audio of the messages, by medium."""
     found: dict[Medium, list[ImageSource]] = {Medium.IMAGE: [], Medium.AUDIO: []}
     for number, message in enumerate(messages):
         for index, part in message.media:
@@ -188,8 +190,10 @@ def _sources(messages: Sequence[ChatMessage]) -> dict[Medium, list[ImageSource]]
 def _leave_out(
     messages: Sequence[dict[str, Any]], medium: Medium, codec: TextCodec, leniency: Leniency, able: Sequence[str]
 ) -> None:
-    """Replace images or sounds by a note. For one in the user's last message, which the request asks the model to read,
-    a strict request raises InvalidField with the models that are `able`.
+    """Replace images or audio by a note.
+
+    If they are in the user's last message, which the model is asked to read, a strict request raises InvalidField with
+    the names of the models that are `able`.
     """
     asked = max((number for number, message in enumerate(messages) if message["role"] == "user"), default=-1)
     reads = "text only" if codec.vision is None else f"text and {codec.vision.medium}s"
@@ -206,7 +210,7 @@ def _leave_out(
 
 
 def _with_images(tokens: list[int], placeholder: int, images: Sequence[ReadImage]) -> EncodedPrompt:
-    """The prompt with the tokens of an image in the place of each placeholder."""
+    """The prompt with the tokens of an image in place of each placeholder token."""
     expanded: list[int] = []
     placed: list[PlacedImage] = []
     for token in tokens:
@@ -220,7 +224,7 @@ def _with_images(tokens: list[int], placeholder: int, images: Sequence[ReadImage
 
 
 def engine_images(prompt: EncodedPrompt, cache_salt: str | None) -> list[Image]:
-    """The images of a prompt, as the engine takes them. Requests with different salts share none."""
+    """The images of a prompt in the engine's format. Requests with different cache salts share no images."""
 
     def digest(image: ReadImage) -> str:
         return blake2b(f"{cache_salt}\n{image.digest}".encode(), person=b"image").hexdigest()
@@ -234,10 +238,9 @@ def engine_images(prompt: EncodedPrompt, cache_salt: str | None) -> list[Image]:
 async def encode_prediction(
     body: ChatParameters | CompletionRequest, codec: TextCodec, model: ModelInfo, owner: TaskOwner
 ) -> list[int]:
-    """The token ids of the prediction, at most as many as a sequence may have; empty without one. `owner` is
-    the request's.
+    """The token ids of a chat's prediction; empty without one.
 
-    Raises InvalidField.
+    `owner` is the request's owner of tasks. Raises InvalidField if there are more tokens than a sequence may have.
     """
     if not isinstance(body, ChatParameters) or body.prediction is None:
         return []
@@ -257,7 +260,7 @@ async def encode_prediction(
 def echoed_prompts(
     body: CompletionRequest, encoded: Sequence[list[int]], codec: TextCodec, vocab_size: int
 ) -> list[EchoedPrompt | None]:
-    """The echoed prompts; None for each without `echo`. Slow, so call it in a thread.
+    """The prompts to echo, or None for each without `echo`. Slow, so call it in a thread.
 
     Raises InvalidField for tokens outside the model's vocabulary.
     """

@@ -1,4 +1,4 @@
-"""The types of models in GENAI_MODELS_DIR and on a hub. `cli/serve/loaders.py` implements them."""
+"""Types for models in GENAI_MODELS_DIR and on a hub. `cli/serve/loaders.py` implements the functions."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -50,7 +50,7 @@ class StoredModel:
 
 @dataclass(frozen=True)
 class ModelStore:
-    """What is in GENAI_MODELS_DIR, and what a hub has for it. All functions block."""
+    """Functions to list the models in GENAI_MODELS_DIR, and to download others from a hub. All functions block."""
 
     directory: Path
     pull: PullModel

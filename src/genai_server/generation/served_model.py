@@ -1,4 +1,4 @@
-"""A loaded model in an API process: the clients of its engines, and its text side."""
+"""A loaded model in an API process: the clients of its engines, and its tokenizer and chat template."""
 
 import asyncio
 import logging
@@ -24,7 +24,10 @@ Fingerprint = Callable[[ModelStatus], str]
 
 
 class ServedModel:
-    """A loaded model: the clients of its engines, and its text side, read in a thread. Owned by the event loop."""
+    """A loaded model: the clients of its engines, and its tokenizer and template, which are read in a thread.
+
+    Used by the event loop's thread only.
+    """
 
     def __init__(
         self, about: ModelStatus, read_status: ReadStatus, load_text: LoadText, fingerprint: Fingerprint
@@ -44,7 +47,7 @@ class ServedModel:
 
     @property
     def is_readable(self) -> bool:
-        """Whether the text side has been read."""
+        """Whether the tokenizer and the chat template have been read."""
         return bool(self._codecs)
 
     @property
@@ -59,39 +62,39 @@ class ServedModel:
 
     @property
     def limited_by(self) -> str:
-        """What sets this limit, in words; "" until an engine has reported it."""
+        """What limits `max_length`, in words; "" until an engine has reported it."""
         return "" if self._shortest is None else self._shortest.limited_by
 
     @property
     def _shortest(self) -> ModelInfo | None:
-        """What the engine with the lowest limit has reported."""
+        """The report of the engine with the lowest `max_length`; None before any report."""
         models = [engine.model for engine in self.router.engines.values()]
         known = [model for model in models if model is not None]
         return min(known, key=lambda model: model.max_length, default=None)
 
     @property
     def codec(self) -> TextCodec:
-        """The text side of the first device; all devices run the same model. Raises NoEngineReady."""
+        """Tokenizer and template for the first device; all devices run the same model. Raises NoEngineReady."""
         return self.codec_of(self.devices[0])
 
     def codec_of(self, device: str) -> TextCodec:
-        """The text side for one device. Raises NoEngineReady until it is read, and if it cannot be."""
+        """Tokenizer and template for one device. Raises NoEngineReady until they are read, and if that fails."""
         if not self._codecs:
             raise NoEngineReady(f"the text side of model {self.name} {self.error or 'is still being read'}")
         return self._codecs[device]
 
     async def read(self) -> None:
-        """Wait until the text side is read, or cannot be."""
+        """Wait until the tokenizer and template are read, or have failed to be read."""
         await asyncio.shield(self._reading)
 
     async def leave(self) -> None:
-        """Detach from the engines: this process's requests there fail."""
+        """Disconnect from the engines. This process's requests there fail."""
         self._attached.cancel()
         self._reading.cancel()
         await asyncio.gather(self._attached, self._reading, return_exceptions=True)
 
     def close(self) -> None:
-        """Free the text side, at the end of the server."""
+        """Free the tokenizers, at the end of the server."""
         for codec in self._codecs.values():
             codec.close()
 
@@ -107,9 +110,10 @@ class ServedModel:
 
 
 async def read_files(path: str, read: Callable[[], T]) -> T:
-    """What `read`, which reads files of a model, returns in a thread. Every exception becomes a ConfigurationError.
+    """Call `read`, which reads files of a model, in a thread. Returns its result.
 
-    Others would not arrive: a future takes no StopIteration, and SystemExit ends the event loop.
+    Every exception becomes a ConfigurationError, because some would not arrive: a future takes no StopIteration, and
+    SystemExit ends the event loop.
     """
 
     def run() -> T:

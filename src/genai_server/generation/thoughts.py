@@ -1,4 +1,4 @@
-"""What the engine is told of an answer's thoughts: how they begin and end, and how many tokens they may have.
+"""Rules for the engine about the reasoning of an answer: how it begins and ends, and how many tokens it may have.
 
 A budget is the request's own, or else that of its API key, or else the model's.
 """
@@ -21,7 +21,7 @@ _BUDGETS = {"minimal": 512, "low": 1024, "medium": 4096}
 
 
 def with_default_budget(body: ChatParameters, default: int | None, codec: TextCodec) -> ChatParameters:
-    """A body with the default budget of its thoughts, if the model has any and the body has no budget of its own."""
+    """A body with the default budget of reasoning, if the model reasons and the body has no budget of its own."""
     if body.thinking_token_budget is not None or codec.dialect.reasoning is None:
         return body
     if body.effort_is_budget and not codec.writer.thinking.efforts:
@@ -32,10 +32,10 @@ def with_default_budget(body: ChatParameters, default: int | None, codec: TextCo
 async def thought_rules(
     body: ChatParameters, codec: TextCodec, prompt: list[int], context: RequestContext
 ) -> ThoughtRules | None:
-    """How the engine finds and ends the thoughts of an answer to this prompt; None for a model without a known format.
+    """How the engine finds and ends the reasoning of an answer to this prompt; None if the model has no known format.
 
-    There, a budget has no effect: it is left out, or refused by InvalidField where nothing may be left out. Raises
-    InvalidField, too, for a message that would itself end the thought.
+    Without a known format a budget has no effect: it is left out for lenient requests, and else refused with
+    InvalidField. InvalidField is also raised for a message that would itself end the reasoning.
     """
     reasoning, budget, message = codec.dialect.reasoning, body.thinking_token_budget, body.reasoning_budget_message
     if reasoning is None:

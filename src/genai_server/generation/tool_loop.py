@@ -1,7 +1,7 @@
 """Answers whose tool calls the server runs, for all APIs: read `ToolLoop.pieces` from top to bottom.
 
 Each round is a generation like any other, whose prompt continues that of the round before. A round that calls tools of
-the operator's servers is followed by their results and another round; one that calls other tools, or tools that the
+the operator's servers is followed by their results and another round. A round that calls other tools, or tools that the
 client has to approve, ends the answer, and the client continues.
 """
 
@@ -71,14 +71,15 @@ class ServedTool:
 
     @property
     def name(self) -> str:
-        """The name of its function in prompts. Names of functions that clients define may be the same; see
-        `with_tools`.
+        """Name of the tool's function in prompts.
+
+        Functions that clients define may have the same name; see `with_tools`.
         """
         return function_name(self.server, self.info.name)
 
     @property
     def function(self) -> dict[str, Any]:
-        """The function that the model calls."""
+        """The function that the model calls, in OpenAI's format."""
         description = {"description": self.info.description} if self.info.description else {}
         return {"name": self.name, **description, "parameters": json.loads(self.info.parameters)}
 
@@ -94,7 +95,7 @@ class ServedTools:
     results: dict[tuple[str, str], ToolOutput] = field(default_factory=dict)
 
     def of(self, call_id: str, name: str) -> ServedTool | None:
-        """The tool, if the server runs this call of it."""
+        """The tool that a call names, if the server runs this call; else None."""
         tool = self.tools.get(name)
         return None if tool is None or (tool.needs_approval and call_id not in self.approved) else tool
 
@@ -103,13 +104,13 @@ NO_TOOLS = ServedTools()
 
 
 def function_name(server: str, tool: str) -> str:
-    """The name of the function of a server's tool in prompts."""
+    """Name of the function of a server's tool in prompts."""
     return f"{server}{_BETWEEN}{tool}"
 
 
 @dataclass(frozen=True)
 class Selection:
-    """What a request wants of one server."""
+    """The tools that a request wants of one server."""
 
     server: str
     allows: Callable[[ToolInfo], bool] = lambda tool: True
@@ -120,7 +121,7 @@ class Selection:
 
 
 def usable_servers(services: Services, context: RequestContext) -> list[str]:
-    """The names of the tool servers that a request may use."""
+    """Names of the tool servers that a request may use."""
     key = context.record.key_name
     servers = services.tools.servers.values()
     return [server.name for server in servers if server.may_be_used_by(key, is_admin=key == ADMIN_KEY_NAME)]
@@ -129,9 +130,9 @@ def usable_servers(services: Services, context: RequestContext) -> list[str]:
 def address_of(
     services: Services, url: str | None, token: str | None, headers: Mapping[str, str] | None = None
 ) -> ServerAddress | None:
-    """The tool server at a URL that a request names; None if the operator does not allow its host (GENAI_MCP_HOSTS).
+    """The tool server at a URL in a request; None if the operator does not allow its host (GENAI_MCP_HOSTS).
 
-    The token is one of OAuth. Raises ValueError for headers that a request cannot choose.
+    `token` is an OAuth token. Raises ValueError for headers that a request cannot choose.
     """
     if not url or not is_at(url, services.settings.allowed_mcp_hosts):
         return None
@@ -150,8 +151,8 @@ async def find_tools(
 ) -> list[ServedTool]:
     """The selected tools of usable servers, some of which may have to be started, for a request to this model.
 
-    Raises ModelNotFound, TaskUnsupported, ToolServerUnavailable, ClientLeft, DeadlinePassed, and what an operator's end
-    of the request raises.
+    Raises ModelNotFound, TaskUnsupported, ToolServerUnavailable, ClientLeft and DeadlinePassed, and SessionTerminated
+    or RequestCancelled if an operator ends the request.
     """
     chosen = services.models.choose_for(model, Task.GENERATE)
     ended_for: list[FinishReason] = []
@@ -190,7 +191,7 @@ async def find_tools(
 
 
 def _described(context: RequestContext, model: ChosenModel, usage: Usage = _NO_TOKENS) -> ToolRequest:
-    """A request, which has taken these tokens, as operators see it while no engine has it."""
+    """A request, which has used these tokens, as operators see it while no engine has it."""
     record, adapter = context.record, model.adapter
     state = RequestState(
         record.request_id,
@@ -208,7 +209,7 @@ def _described(context: RequestContext, model: ChosenModel, usage: Usage = _NO_T
 
 
 async def _unless(ended: asyncio.Event, work: Callable[[], Coroutine[Any, Any, T]]) -> T | None:
-    """The result of work; None, and nothing is left running, if the request is ended first."""
+    """The result of work; None if the request is ended first, which cancels the work."""
     working = asyncio.ensure_future(work())
     ending = asyncio.create_task(ended.wait())
     try:
@@ -220,7 +221,7 @@ async def _unless(ended: asyncio.Event, work: Callable[[], Coroutine[Any, Any, T
 
 
 def with_tools(chat: Chat, tools: Iterable[ServedTool]) -> Chat:
-    """A chat whose answer may call these tools, too. A function of the chat with the name of one replaces it."""
+    """A chat whose answer may also call these tools. A function of the chat with the same name replaces a tool."""
     own = {tool.function.name for tool in chat.tools or ()}
     more = [
         Tool.model_validate({"type": "function", "function": tool.function}) for tool in tools if tool.name not in own
@@ -233,13 +234,13 @@ def with_tools(chat: Chat, tools: Iterable[ServedTool]) -> Chat:
 
 
 def served_tools(tools: Iterable[ServedTool], chat: ChatParameters, approved: Iterable[str] = ()) -> ServedTools:
-    """The tools of `with_tools`, without those that functions of the chat replace."""
+    """The tools that `with_tools` adds, without those that functions of the chat replace."""
     own = {tool.function.name for tool in chat.tools or ()}
     return ServedTools({tool.name: tool for tool in tools if tool.name not in own}, frozenset(approved))
 
 
 def unanswered(messages: Sequence[ChatMessage]) -> list[str]:
-    """The ids of the calls at the end of a conversation that have no result yet."""
+    """Ids of the tool calls at the end of a conversation that have no result yet."""
     results: set[str | None] = set()
     for message in reversed(messages):
         if message.role != "tool":
@@ -261,7 +262,7 @@ async def generate_with_tools(
 ) -> Generation:
     """Start the one answer to a chat, after the calls that the client has approved. Otherwise like `generate`.
 
-    Media in messages are kept. Without tools nothing is run.
+    The data of images and audio in messages is kept. Without tools, this is the same as `generate`.
     """
     loop = ToolLoop(services, chat, context, tools, max_calls=max_calls)
     return await loop.begin(is_streamed=is_streamed, only_complete_calls=only_complete_calls)
@@ -301,7 +302,7 @@ class ToolLoop(Answer):
         self._held: int
 
     async def begin(self, *, is_streamed: bool, only_complete_calls: bool) -> Generation:
-        """Run what the client has approved, and start the first round."""
+        """Run the calls that the client has approved, and start the first round."""
         self._is_streamed, self._only_complete_calls = is_streamed, only_complete_calls
         if not self._tools.tools:
             return await self._generate(self._chat)
@@ -326,7 +327,7 @@ class ToolLoop(Answer):
         return replace(generation, answers=[self])
 
     async def pieces(self) -> AsyncIterator[Piece]:
-        """The answer of all rounds, with the results of tools between them."""
+        """The pieces of the answer of all rounds, with the results of tools between them."""
         if self._before:
             yield Piece(self._before, [])
         num_calls = self._num_before
@@ -369,7 +370,7 @@ class ToolLoop(Answer):
 
     @property
     def usage(self) -> Usage:
-        """The tokens of all rounds."""
+        """Token counts of all rounds."""
         return self._spent + self._round.usage
 
     @property
@@ -381,7 +382,7 @@ class ToolLoop(Answer):
         return self._round.num_profiled
 
     def timings(self) -> Timings:
-        """Those of the first round."""
+        """The timings of the first round."""
         return self._first.timings()
 
     def end(self) -> None:
@@ -413,7 +414,7 @@ class ToolLoop(Answer):
         )
 
     async def _run(self, calls: Sequence[tuple[int, WholeToolCall]]) -> AsyncIterator[tuple[int, ToolOutput]]:
-        """The results of calls, each with the place of its call, until the answer is ended or its time is over."""
+        """Run calls. Yields each result with the index of its call, until the answer ends or its deadline passes."""
         running = [asyncio.create_task(self._result(call)) for _, call in calls]
         stopping = asyncio.create_task(self._stopped.wait())
         try:
@@ -446,7 +447,7 @@ class ToolLoop(Answer):
         )
 
     async def _run_approved(self) -> None:
-        """Run the calls in the conversation that the client has approved, and put their results behind them."""
+        """Run the calls in the conversation that the client has approved, and add their results after them."""
         messages: list[ChatMessage] = []
         pending: list[ChatMessage] = []
         for message in self._chat.messages:
@@ -484,7 +485,7 @@ class ToolLoop(Answer):
     async def _continue(self, answer: WholeAnswer, results: Sequence[ToolOutput]) -> bool:
         """Start the next round, after the results of all calls. Returns False if none can follow.
 
-        Raises what `generate` does. A full queue does not end an answer that has begun.
+        Raises the errors of `generate`. A full queue does not end an answer that has begun.
         """
         self._rounds_left -= 1
         chat = self._next_chat(answer, results)
@@ -556,7 +557,7 @@ def _result_message(call: WholeToolCall, result: ToolOutput) -> ChatMessage:
 
 
 def replace_indexes(piece: Piece, offset: int) -> Piece:
-    """The piece of a later round, whose calls are counted on."""
+    """The piece of a later round, with the indexes of its tool calls increased by `offset`."""
     parts = [
         replace(part, index=part.index + offset)
         if isinstance(part, ToolCallStart | ToolCallArguments | ToolCallEnd)

@@ -1,1 +1,1 @@
-"""Reads and analyses ONNX Runtime's profiles, and shows them as text, page or trace. Pure; needs no ONNX Runtime."""
+"""Reads and analyses ONNX Runtime's profiles, and shows them as text, HTML page or trace, without ONNX Runtime."""

@@ -1,4 +1,4 @@
-"""Makes a profile's report: shares of the time, and slow decode tokens compared with the median."""
+"""Makes the report on a profile: shares of the time, and slow decode tokens compared with the median."""
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -127,7 +127,7 @@ def _node_times(one: ForwardPass) -> Counter[str]:
 
 
 def _nodes(passes: Iterable[ForwardPass]) -> dict[NodeName, int]:
-    """Each node's index, in the order in which they first ran."""
+    """Index of each node of the graph, in the order in which the nodes first ran."""
     names: dict[NodeName, int] = {}
     for kernel in (kernel for one in passes for kernel in one.kernels):
         names.setdefault(_name(kernel), len(names))

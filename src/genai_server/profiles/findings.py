@@ -13,7 +13,7 @@ _MAX_PREFILL = 0.4
 
 
 def find(session: Session | None, phases: Sequence[PhaseTime], slow: Sequence[SlowToken]) -> list[str]:
-    """The findings, the most general first."""
+    """Sentences about what stands out, the most general first."""
     found = [] if session is None else list(_of_session(session, phases))
     total = sum(phase.total_us for phase in phases)
     other = sum(phase.other_us for phase in phases)

@@ -15,10 +15,10 @@ _STAMP = re.compile(r"_(\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d)_(\d{3})\.json$")
 
 
 def read_profile(path: Path, session: str | None = None) -> Profile:
-    """The profile of a session in a folder, or in a folder directly below it: the one with this id, else the last one.
+    """The profile of a session in a folder, or in a folder directly below it. Raises ProfileNotFound.
 
-    If no session has a manifest, all files of the folder are taken together. A single file, such as the profile of a
-    whole session of ONNX Runtime, is a profile, too. Raises ProfileNotFound.
+    `session` is the id of the session; the last session by default. If no session has a manifest, all files of the
+    folder are taken together. A single file, such as the profile of a whole session of ONNX Runtime, is a profile, too.
     """
     if path.is_file():
         return _without_manifest(path.name, path.parent, [path])
@@ -62,7 +62,10 @@ def read_session(manifest: Manifest) -> Profile:
 
 
 def _without_manifest(name: str, folder: Path, files: list[Path]) -> Profile:
-    """Files without a manifest. Most names contain the start in milliseconds; other files follow one another."""
+    """The profile of files without a manifest.
+
+    Most file names contain the start in milliseconds. Other files are placed one after another.
+    """
     unread: dict[str, str] = {}
     passes: list[ForwardPass] = []
     origin: int | None = None
@@ -75,7 +78,7 @@ def _without_manifest(name: str, folder: Path, files: list[Path]) -> Profile:
 
 
 def _profile(profile: Profile) -> Profile:
-    """The profile with its first pass at 0. Raises ProfileNotFound if it has none."""
+    """The profile, shifted so that the first pass starts at 0. Raises ProfileNotFound if it has no pass."""
     if not profile.passes:
         reason = "; ".join(f"{name}: {why}" for name, why in list(profile.unread.items())[:3])
         raise ProfileNotFound(f"{profile.name} has no profile of a forward pass{f' ({reason})' if reason else ''}")

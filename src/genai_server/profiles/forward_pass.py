@@ -12,7 +12,7 @@ _LAYER = re.compile(r"\blayers?[./](\d+)\b")
 
 @dataclass(frozen=True)
 class ThreadUse:
-    """How an operator's threads spent a kernel."""
+    """How an operator's threads spent their time during a kernel."""
 
     # Time in which the calling thread ran its share.
     run: int
@@ -42,7 +42,7 @@ class Kernel:
 
     @property
     def layer(self) -> int | None:
-        """The number of the decoder layer in the node's name, as in /model/layers.3/attn; None outside the layers."""
+        """Number of the decoder layer in the node's name, as in /model/layers.3/attn; None outside the layers."""
         found = _LAYER.search(self.node)
         return int(found[1]) if found else None
 
@@ -74,13 +74,13 @@ class ForwardPass:
 
     @property
     def other_time(self) -> int:
-        """Time in no kernel: binding inputs, allocating, going from node to node."""
+        """Time in which no kernel ran: binding inputs, allocating, going from node to node."""
         return max(0, self.duration - self.kernel_time)
 
 
 @dataclass(frozen=True)
 class Profile:
-    """The passes of a session, in order."""
+    """The forward passes of a profile session, in order."""
 
     name: str
     # Contains the files of the passes.

@@ -1,7 +1,8 @@
 """The manifest of a profile session: says which file of ONNX Runtime belongs to which token of which request.
 
-A text file next to them with one JSON object per line: the session, then a line for each file as it appears, and the
-end. So it is complete up to its last line, however the engine ended. Times are in seconds; moments are Unix time.
+It is a text file next to the profiles with one JSON object per line: the session, then a line for each file as it
+appears, and the end. So it is complete up to its last line, however the engine ended. Durations are in seconds; points
+in time are Unix time.
 """
 
 import os
@@ -18,7 +19,7 @@ PREFILL, DECODE = "prefill", "decode"
 
 
 class Session(Struct, frozen=True, tag="session"):
-    """The session's circumstances."""
+    """Circumstances of a profile session, such as device, model and versions."""
 
     id: str
     prefix: str
@@ -37,7 +38,7 @@ class Session(Struct, frozen=True, tag="session"):
 
 
 class PassRecord(Struct, frozen=True, tag="pass"):
-    """A file, and the forward pass that it records."""
+    """A file, and the forward pass that the file is the profile of."""
 
     file: str
     request_id: str
@@ -55,7 +56,7 @@ class PassRecord(Struct, frozen=True, tag="pass"):
 
 
 class End(Struct, frozen=True, tag="end"):
-    """The end of the session."""
+    """The end of a profile session."""
 
     ended: float
     # Why it ended; None if it was ended on request.
@@ -70,7 +71,7 @@ _LINES = msgspec.json.Decoder(Line)
 
 @dataclass(frozen=True)
 class Manifest:
-    """A manifest; that of an open session is incomplete."""
+    """The contents of a manifest file. That of an open session is incomplete."""
 
     path: Path
     session: Session
@@ -81,17 +82,17 @@ class Manifest:
 
     @property
     def files(self) -> list[Path]:
-        """The files of ONNX Runtime, some of which may be gone."""
+        """Paths of ONNX Runtime's files, some of which may no longer exist."""
         return [self.path.parent / record.file for record in self.passes]
 
 
 def encode_line(line: Line) -> bytes:
-    """A line of a manifest."""
+    """A line of a manifest, as bytes with the line break."""
     return msgspec.json.encode(line) + b"\n"
 
 
 def read_manifest(path: Path) -> Manifest | None:
-    """A manifest, or None if it has no session. Raises OSError.
+    """Read a manifest. Returns None if it has no session. Raises OSError.
 
     Incomplete lines, and lines whose file would lie in another folder, are ignored.
     """

@@ -1,4 +1,4 @@
-"""A profile's report in figures, which is shown as text, JSON or page. All times are whole microseconds."""
+"""A profile's report in figures, which is shown as text, JSON or HTML page. All times are whole microseconds."""
 
 from msgspec import Struct
 
@@ -7,7 +7,7 @@ from genai_server.profiles.manifest import Session
 
 
 class PhaseTime(Struct, frozen=True):
-    """The passes of a phase."""
+    """Times of all passes of a phase, prefill or decode."""
 
     phase: str
     passes: int
@@ -33,7 +33,7 @@ class TimeShare(Struct, frozen=True):
 
 
 class ThreadShare(Struct, frozen=True):
-    """How an operator used its threads, in the kernels for which ONNX Runtime reports it."""
+    """How an operator used its threads, summed over the kernels for which ONNX Runtime reports it."""
 
     name: str
     calls: int
@@ -58,7 +58,7 @@ class NodeExcess(Struct, frozen=True):
 
 
 class SlowToken(Struct, frozen=True):
-    """A slow decode pass."""
+    """A decode pass that took much longer than the median."""
 
     index: int
     request_id: str | None
@@ -72,14 +72,14 @@ class SlowToken(Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """The token and its request; without a manifest the pass and its file."""
+        """The token and its request in words; without a manifest the pass and its file."""
         if self.token is None:
             return f"pass {self.index} ({self.file})"
         return f"token {self.token} of {self.request_id}"
 
 
 class PassTime(Struct, frozen=True):
-    """One pass."""
+    """Times of one pass and of its kernels."""
 
     file: str
     request_id: str | None
@@ -96,7 +96,7 @@ class PassTime(Struct, frozen=True):
 
 
 class NodeName(Struct, frozen=True):
-    """A node of the graph."""
+    """Name, operator, execution provider and layer of a node of the graph."""
 
     name: str
     operator: str
@@ -105,7 +105,7 @@ class NodeName(Struct, frozen=True):
 
 
 class Report(Struct, frozen=True):
-    """Everything known about a profile. Shares are sorted, the largest first."""
+    """Everything known about a profile. Shares of the time are sorted, the largest first."""
 
     name: str
     session: Session | None

@@ -1,4 +1,4 @@
-"""Chooses the profile sessions to remove if the folder is full or they are too old: entire ones, oldest first.
+"""Chooses the profile sessions to remove if the folder is full or they are too old: whole sessions, oldest first.
 
 Only files that a manifest names are ever removed. Other files in the folder count, but are kept.
 """
@@ -14,7 +14,7 @@ ABANDONED_AFTER = 3600.0
 
 
 def removable(root: Path, now: float, *, keep: Collection[Path] = ()) -> list[Manifest]:
-    """The sessions of all devices that are no longer written to, oldest first; `keep` are manifests that stay."""
+    """The sessions of all devices to which nothing is written any more, oldest first, except those in `keep`."""
     try:
         manifests = find_manifests(root)
     except OSError:  # the folder does not exist yet
@@ -44,5 +44,5 @@ def remove_all(manifests: Iterable[Manifest]) -> None:
 
 
 def end_of(manifest: Manifest) -> float:
-    """When a session ended that is no longer written to."""
+    """When a session that is no longer open ended, as Unix time."""
     return manifest.changed if manifest.end is None else manifest.end.ended

@@ -1,4 +1,4 @@
-"""A report as tables for a terminal."""
+"""Shows a report as tables for a terminal."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -15,7 +15,7 @@ _WIDE = 120
 
 
 def as_text(report: Report, max_rows: int = 10) -> str:
-    """The report with tables of any width, each with at most `max_rows` rows."""
+    """The report as text, with tables of any width, each with at most `max_rows` rows."""
     parts = [*_beginning(report), *_shares_of_all(report, max_rows), *_slow(report, max_rows), *_unread(report)]
     return plain_report(parts)
 
@@ -23,7 +23,7 @@ def as_text(report: Report, max_rows: int = 10) -> str:
 def for_terminal(report: Report, width: int, max_rows: int = 10) -> list[str | Rows]:
     """The report's texts and tables, the slow tokens first and requests by short names.
 
-    A table's first row has the titles. A narrow terminal gets slow nodes without their operators.
+    A table's first row has the titles. On a narrow terminal, slow nodes are listed without their operators.
     """
     names = short_names({one.request_id for one in report.passes if one.request_id is not None})
     slow = _slow(report, max_rows, names, with_operators=width >= _WIDE)
@@ -31,7 +31,7 @@ def for_terminal(report: Report, width: int, max_rows: int = 10) -> list[str | R
 
 
 def short_names(ids: Iterable[str]) -> dict[str, str]:
-    """A short name for each request id: its shortest unique beginning."""
+    """A short name for each request id: its shortest beginning that no other id has."""
     all_ids = list(dict.fromkeys(ids))
     for length in range(_SHORT_NAME, max(map(len, all_ids), default=0)):
         names = {each: each if len(each) <= length + 1 else f"{each[:length]}…" for each in all_ids}
@@ -121,7 +121,10 @@ def _threads(report: Report, max_rows: int) -> Rows:
 def _slow(
     report: Report, max_rows: int, names: Mapping[str, str] | None = None, *, with_operators: bool = True
 ) -> list[str | Rows]:
-    """The slow tokens. `names` are short names of the requests; a single request is then not named at all."""
+    """A sentence and a table about the slow tokens.
+
+    `names` are short names of the requests. If there is only one request, it is then not named at all.
+    """
     if report.median_decode_us is None:
         return []
     limit = f"{report.slow_at:g} times the median of {_ms(report.median_decode_us)} ms"

@@ -1,6 +1,6 @@
 """Merges the files of a profile into one trace of Chrome's event format, which https://ui.perfetto.dev opens.
 
-Each request is a process there, and each of its tokens a thread, so that tokens appear one below the other.
+Each request is a process in the trace, and each of its tokens a thread, so that tokens appear one below the other.
 https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
 """
 
@@ -20,7 +20,7 @@ _MAX_THREADS = 1000
 
 
 class _Event(Struct, omit_defaults=True):
-    """An event of the trace; times in microseconds."""
+    """An event of the trace. Times are in microseconds."""
 
     name: str
     # "X" for an event with a duration, "M" for one that names its track.
@@ -35,21 +35,21 @@ class _Event(Struct, omit_defaults=True):
 
 @dataclass
 class _Tracks:
-    """Numbers processes and threads, and collects the events that name them."""
+    """Numbers processes and threads of the trace, and collects the events that name them."""
 
     fresh: list[_Event] = field(default_factory=list)
     _processes: dict[str, int] = field(default_factory=dict)
     _threads: dict[tuple[int, str], int] = field(default_factory=dict)
 
     def process(self, name: str) -> int:
-        """The number of a process."""
+        """The number of the process with this name."""
         if name not in self._processes:
             pid = self._processes[name] = len(self._processes) + 1
             self.fresh.append(_Event("process_name", "M", pid, args={"name": name}))
         return self._processes[name]
 
     def thread(self, pid: int, name: str, place: int) -> int:
-        """The number of a thread, which is shown at this position."""
+        """The number of the thread with this name, which is shown at position `place` of its process."""
         if (pid, name) not in self._threads:
             tid = self._threads[pid, name] = len(self._threads) + 1
             self.fresh.append(_Event("thread_name", "M", pid, tid, args={"name": name}))
@@ -58,7 +58,7 @@ class _Tracks:
 
 
 def write_trace(profile: Profile, out: IO[bytes]) -> int:
-    """Write the trace; returns the number of its events.
+    """Write the trace. Returns the number of its events.
 
     Raises OSError and ValueError if a file has changed since it was read.
     """
@@ -85,7 +85,7 @@ def _events(profile: Profile) -> Iterator[_Event]:
 
 
 def _of_pass(index: int, one: ForwardPass, events: list[Event], tracks: _Tracks) -> Iterator[_Event]:
-    """The events of a pass; the first one is the pass itself."""
+    """The events of a pass for the trace. The first of `events` is the pass itself."""
     run = events[0]
     name, place = _track(index, one)
     pid = tracks.process("profile" if one.record is None else f"request {one.record.request_id}")
@@ -111,7 +111,7 @@ def _track(index: int, one: ForwardPass) -> tuple[str, int]:
 
 
 def _fit(ends: list[int], begin: int, duration: int) -> int:
-    """The duration, cut to fit within the open events, whose ends are `ends`.
+    """The duration of an event, cut to fit within the open events, whose ends are `ends`.
 
     Rounded to whole microseconds, an event may seem to outlast the one around it, and such traces are rejected.
     """

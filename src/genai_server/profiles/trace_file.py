@@ -21,7 +21,7 @@ _RUN = "model_run"
 
 
 class Arguments(Struct):
-    """The used ones of ONNX Runtime's arguments of a kernel."""
+    """Those of ONNX Runtime's arguments of a kernel that are used here."""
 
     op_name: str = ""
     provider: str = ""
@@ -52,7 +52,7 @@ def read_events(path: Path) -> list[Event]:
 
 
 def events_of_runs(path: Path) -> list[tuple[Event, list[Event]]]:
-    """The runs of a file in order, each with its other events. Raises OSError and ValueError."""
+    """The runs of a file in order, each with the events within it. Raises OSError and ValueError."""
     events = read_events(path)
     found = _runs(events)
     lasting = [event for event in events if event.ph == "X" and event.name != _RUN]
@@ -60,7 +60,7 @@ def events_of_runs(path: Path) -> list[tuple[Event, list[Event]]]:
 
 
 def read_runs(path: Path) -> list[ForwardPass]:
-    """The runs of a file in order, which start by the file's own clock. Raises OSError and ValueError."""
+    """The runs of a file in order. Their start is by the file's own clock. Raises OSError and ValueError."""
     events = read_events(path)
     runs = _runs(events)
     nodes = sorted((e for e in events if e.cat == "Node" and e.name.endswith(_KERNEL)), key=lambda e: (e.ts, -e.dur))
@@ -93,7 +93,7 @@ def _run(file: str, run: Event, kernels: list[tuple[Kernel, int | None]]) -> For
 
 
 def _kernels(nodes: Iterable[tuple[Event, Arguments]]) -> Iterator[tuple[Kernel, int | None]]:
-    """The kernels of a file, each with the number of tokens if it is an embedding."""
+    """The kernels of a file, each with the number of tokens if it is an embedding, else None."""
     shared_before = 0
     for event, args in nodes:
         use, shared_before = _thread_use(args.thread_scheduling_stats, shared_before)
@@ -111,7 +111,7 @@ def _kernels(nodes: Iterable[tuple[Event, Arguments]]) -> Iterator[tuple[Kernel,
 
 
 def _nest(kernels: Iterable[Kernel]) -> list[Kernel]:
-    """Compute depth and self time of each kernel, by thread; `kernels` are sorted by start, the longer first."""
+    """Compute depth and self time of each kernel, by thread. `kernels` are sorted by start, the longer first."""
     found: list[Kernel] = []
     open_ones: dict[int, list[int]] = {}
     for kernel in kernels:
@@ -127,7 +127,10 @@ def _nest(kernels: Iterable[Kernel]) -> list[Kernel]:
 
 
 def _thread_use(stats: Any, shared_before: int) -> tuple[ThreadUse | None, int]:
-    """A kernel's thread use, and the pieces that other threads have run up to now: the statistics accumulate."""
+    """A kernel's thread use, and the number of work pieces that other threads have run up to now.
+
+    ONNX Runtime's statistics accumulate, so the number at the previous kernel is subtracted.
+    """
     try:
         main = stats["main_thread"]
         shared = sum(int(other["num_run"]) for other in stats["sub_threads"].values())
@@ -138,7 +141,7 @@ def _thread_use(stats: Any, shared_before: int) -> tuple[ThreadUse | None, int]:
 
 
 def _num_tokens(args: Arguments) -> int | None:
-    """What an embedding looks up: the columns of its two-dimensional indices [batch, tokens]."""
+    """Number of tokens that an embedding looks up, the columns of its indices [batch, tokens]; else None."""
     if args.op_name.startswith("Gather"):
         for shapes in args.input_type_shape:
             for kind, shape in shapes.items():

@@ -36,16 +36,16 @@ def missing_error(field: str, rule: str) -> PydanticCustomError:
 
 
 def _tag(value: Any) -> str:
-    """The tag of a member of a union by its field `type`."""
+    """The discriminator tag for a member of a union, from the member's field `type`."""
     kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
     # The prefix "type=" keeps a tag from being mistaken for a field name in an error's location.
     return f"type={kind}"
 
 
 class ByType:
-    """Annotates a union of models of which each has a `type` of its own.
+    """Annotates a union of models, each of which has a `type` of its own.
 
-    `kind` names such an object in the error for other types; `note` is added to it.
+    `kind` names such an object in the error for other types; `note` is appended to the error.
     """
 
     def __init__(self, kind: str, note: str = "") -> None:
@@ -62,7 +62,7 @@ class ByType:
 
 
 def check_with_type(given: str, wanted: str, **fields: Any) -> None:
-    """Raise unless these fields are given with the wanted type of their object, and only with it."""
+    """Raise an error unless the fields are given with the wanted type of their object, and only with that type."""
     for field, value in fields.items():
         if given == wanted and value is None:
             raise missing_error(field, f"with type {wanted}")
@@ -76,7 +76,10 @@ def elements(max_length: int, *, min_length: int | None = None) -> Any:
 
 
 def members(max_length: int) -> BeforeValidator:
-    """Limit of members in an object whose keys the client chooses. pydantic's own limit counts only valid members."""
+    """Limit of the number of members of an object whose keys the client chooses.
+
+    pydantic's own limit counts only valid members.
+    """
 
     def counted(given: Any) -> Any:
         if isinstance(given, dict) and len(given) > max_length:
@@ -97,7 +100,7 @@ Metadata = Annotated[
 
 
 def writable(value: Any) -> Any:
-    """Refuse what Python's parser accepts beyond JSON: NaN and lone surrogates."""
+    """Refuse values that Python's parser accepts beyond JSON: NaN and lone surrogates."""
     try:
         json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
     except ValueError:

@@ -66,7 +66,7 @@ class ImagePart(Wire):
 
 
 class InputAudio(Wire):
-    """A sound file."""
+    """An audio file."""
 
     data: NonEmptyText = Field(description="The file in base64.")
     format: Literal["wav", "mp3", "flac", "m4a", "mp4", "ogg", "opus", "webm"] = Field(
@@ -75,7 +75,7 @@ class InputAudio(Wire):
 
 
 class AudioPart(Wire):
-    """A sound in a message's content, for models that take sounds."""
+    """Audio in a message's content, for models that take audio."""
 
     type: Literal["input_audio"]
     input_audio: InputAudio
@@ -124,7 +124,7 @@ class CustomToolCall(Wire):
 
     @property
     def function(self) -> CalledFunction:
-        """The call of the function that represents the tool."""
+        """The call of the function that represents the custom tool."""
         return CalledFunction(name=self.custom.name, arguments=arguments_of(self.custom.input))
 
 
@@ -184,13 +184,13 @@ class ChatMessage(Wire):
 
     @property
     def media(self) -> Iterator[tuple[int, ImagePart | AudioPart]]:
-        """The content's images and sounds, each with the index of its part."""
+        """The content's images and audio, each with the index of its part."""
         for index, part in enumerate(self.content if isinstance(self.content, list) else ()):
             if not isinstance(part, TextPart):
                 yield index, part
 
     def drop_media(self) -> None:
-        """Forget the data of the images and sounds, which has been read."""
+        """Delete the data of the images and audio, which has been read."""
         for _, part in self.media:
             if isinstance(part, ImagePart):
                 part.image_url.url = ""
@@ -198,10 +198,10 @@ class ChatMessage(Wire):
                 part.input_audio.data = ""
 
     def for_template(self) -> dict[str, Any]:
-        """The message as chat templates expect it: absent fields are omitted, except `content`, which is None next to
-        tool calls and else "".
+        """The message as chat templates expect it: absent fields are omitted, except `content`.
 
-        An image is a part of type image, and a sound one of type audio, without their data.
+        `content` is None next to tool calls and else "". An image is a part of type image, and audio one of type audio,
+        without the data.
         """
         fields = self.model_dump(exclude_none=True, exclude={"annotations", "provider_specific_fields", "reasoning"})
         if isinstance(self.content, list):
@@ -280,7 +280,7 @@ class CustomChatTool(Wire):
 
     @property
     def function(self) -> Function:
-        """The function that represents the tool."""
+        """The function that represents the custom tool."""
         tool = self.custom
         grammar = None if tool.format is None else tool.format.grammar
         form = (None, None) if grammar is None else (grammar.syntax, grammar.definition)
@@ -314,7 +314,7 @@ class NamedCustomTool(Wire):
 
     @property
     def function(self) -> NamedFunction:
-        """The function that represents the tool."""
+        """The name of the function that represents the custom tool."""
         return self.custom
 
 
@@ -336,7 +336,7 @@ class AllowedTools(Wire):
 
 
 class JsonSchema(Wire):
-    """The JSON schema of the answer. Without `strict`, as much of it as possible is enforced."""
+    """The JSON schema of the answer. Without `strict`, as much of the schema as possible is enforced."""
 
     name: NonEmptyText
     description: Text | None = None
@@ -435,8 +435,9 @@ class ChatParameters(GenerationFields):
 
     @property
     def listed_tools(self) -> Sequence[Tool | CustomChatTool]:
-        """The tools at the beginning of the prompt: those that an answer may call, unless the messages introduce some
-        of them, or withdraw one.
+        """The tools at the beginning of the prompt.
+
+        These are the tools that an answer may call, unless messages introduce some of them later, or withdraw one.
         """
         return (self.tools or []) if self._listed_tools is None else self._listed_tools
 
@@ -446,11 +447,11 @@ class ChatParameters(GenerationFields):
 
     @property
     def effort_is_budget(self) -> bool:
-        """Whether the effort is a budget of reasoning where the chat template does not read it."""
+        """Whether `reasoning_effort` sets a token budget of reasoning if the chat template does not read it."""
         return self._effort_is_budget
 
     def take_effort_as_budget(self) -> None:
-        """Let the effort be a budget of reasoning where the chat template does not read it."""
+        """Let `reasoning_effort` set a token budget of reasoning if the chat template does not read it."""
         self._effort_is_budget = True
 
     @property
@@ -469,7 +470,7 @@ class ChatParameters(GenerationFields):
         return self
 
     def _keep_allowed(self, allowed: AllowedNames) -> None:
-        """Drop the tools that are not allowed."""
+        """Remove the tools that `tool_choice` does not allow."""
         names = {tool.function.name for tool in allowed.tools}
         offered = {tool.function.name for tool in self.tools or []}
         if strange := sorted(names - offered):

@@ -20,7 +20,7 @@ Texts = Annotated[list[Text], elements(MAX_PROMPTS, min_length=1)]
 
 
 def form_of_texts(given: Any) -> str | None:
-    """The form of a prompt, determined by its first element."""
+    """The form of a prompt by its first element: text, tokens, texts or lists; None for another form."""
     if isinstance(given, str):
         return "text"
     if not isinstance(given, list):

@@ -1,4 +1,4 @@
-"""Tools that a model calls with a text: to the model, functions whose only argument is the text."""
+"""Custom tools, which a model calls with a text. For the model, they are functions whose only argument is the text."""
 
 import json
 import re
@@ -35,7 +35,7 @@ def function_of(
 
 
 def arguments_of(text: str) -> str:
-    """The arguments of a call with this text."""
+    """The JSON arguments of a call with this text."""
     return json.dumps({_INPUT: text}, ensure_ascii=False)
 
 
@@ -59,11 +59,11 @@ class CustomText:
 
     @property
     def text(self) -> str:
-        """The text that has been returned."""
+        """The text that has been returned up to now."""
         return "".join(self._texts)
 
     def feed(self, arguments: str) -> str:
-        """Add a piece of the arguments; returns the next piece of the text."""
+        """Add a piece of the arguments. Returns the next piece of the text."""
         self._pending += arguments
         if not self._has_begun:
             begun = _BEGINNING.match(self._pending)

@@ -1,4 +1,4 @@
-"""Optional fields that other servers' requests have and this server's have not.
+"""Optional fields that requests of other servers have and this server's do not.
 
 Programs written for these servers send the fields that they do not use as null, which asks for nothing. Any other value
 is refused like an unknown field.
@@ -41,7 +41,7 @@ OTHER_FIELDS = frozenset(f"{_OF_VLLM} {_OF_SGLANG} {_OF_LLAMA_CPP}".split())
 
 
 class NullFields(Wire):
-    """Takes null for other servers' optional fields."""
+    """Accepts null for optional fields of other servers."""
 
     @model_validator(mode="before")
     @classmethod

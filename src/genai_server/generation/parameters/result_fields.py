@@ -6,7 +6,7 @@ from genai_server.generation.parameters.other_servers import NullFields
 
 
 class ResultFields(NullFields):
-    """Which model gives the result, where, and when."""
+    """Which model computes the result, on which device, and how soon."""
 
     model: str | None = Field(None, description="Id of a served model; by default the first suitable one.")
     device: str | None = Field(None, description="Configured device to run on; by default the least busy one.")

@@ -211,7 +211,7 @@ _OTHER_NAMES = {
 
 
 class OtherStructureFields(SamplingFields):
-    """Other servers' names for the fields of `structured_outputs`. Both may be given if they are equal."""
+    """Other servers' names for the fields of `structured_outputs`. Two names may be given if their values are equal."""
 
     guided_json: Schema | None = Field(None, description="vLLM's older name for structured_outputs.json.")
     guided_regex: NonEmptyText | None = Field(None, description="vLLM's older name for structured_outputs.regex.")
