@@ -1,4 +1,4 @@
-"""Checks the lines of a batch's input, one after another, and collects what is wrong."""
+"""Checks the input file of a batch line by line and collects the errors."""
 
 from collections.abc import Callable, Sequence
 
@@ -10,7 +10,10 @@ MAX_ERRORS = 50
 
 
 class InputCheck:
-    """`check_model` raises an error for a model that cannot be used."""
+    """Checks the lines of a batch's input: duplicate custom ids, models that cannot be used and the number of requests.
+
+    `check_model` raises a GenaiServerError for a model that cannot be used.
+    """
 
     def __init__(self, max_requests: int, check_model: Callable[[str | None], object]) -> None:
         self._errors: list[LineError] = []
@@ -23,12 +26,12 @@ class InputCheck:
 
     @property
     def num_requests(self) -> int:
-        """Number of requests so far."""
+        """Number of requests with different custom ids in the lines checked so far."""
         return len(self._ids)
 
     @property
     def is_decided(self) -> bool:
-        """Whether the batch has failed whatever follows."""
+        """Whether the batch is certain to fail, so that the remaining lines need not be checked."""
         return len(self._errors) >= MAX_ERRORS or len(self._ids) > self._max_requests
 
     def add(self, lines: Sequence[BatchLine | LineError]) -> None:
@@ -39,7 +42,9 @@ class InputCheck:
                 self._errors.append(error)
 
     def errors(self) -> list[LineError]:
-        """What is wrong with the lines, or with their number."""
+        """The errors to report for the batch: those of single lines, at most MAX_ERRORS, or one about the number of
+        requests. Empty if the input is valid.
+        """
         if len(self._ids) > self._max_requests:
             message = f"a batch may have at most {self._max_requests} requests (GENAI_MAX_BATCH_REQUESTS)"
             return [LineError(None, "too_many_requests", message)]

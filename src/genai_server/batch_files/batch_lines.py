@@ -1,6 +1,6 @@
-"""The lines of a batch: requests in OpenAI's format, read from a file of any length, and the lines of their results.
+"""The lines of batch files: requests in OpenAI's format, read from a file of any length, and the results.
 
-Needs no HTTP, so that servers and commands share it.
+This module needs no HTTP, so that both the server and commands use it.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -27,7 +27,7 @@ _NOT_IN_BATCHES = ("stream", "background")
 
 @dataclass(frozen=True, slots=True)
 class BatchLine:
-    """A request."""
+    """One request of a batch."""
 
     # Counted from 1.
     number: int
@@ -41,7 +41,7 @@ class BatchLine:
 
 @dataclass(frozen=True, slots=True)
 class LineError:
-    """Why a line, or the whole file if `number` is None, is not a request."""
+    """Why a line of a batch's input is not a valid request; about the whole file if `number` is None."""
 
     number: int | None
     code: str
@@ -49,20 +49,21 @@ class LineError:
     param: str | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """The error in OpenAI's format."""
+        """The error as an object in OpenAI's format."""
         return {"code": self.code, "message": self.message, "param": self.param, "line": self.number}
 
 
 def listed(errors: Iterable[LineError]) -> dict[str, Any]:
-    """The `errors` of a batch in OpenAI's format."""
+    """The value of a batch's field `errors` in OpenAI's format."""
     return {"object": "list", "data": [error.to_json() for error in errors]}
 
 
 class LineReader:
-    """Reads a file of requests part by part. All methods block. Must be closed.
+    """Reads a file of requests in parts. All methods block. Must be closed.
 
-    `max_body` is the maximum size of a body in bytes; lines beyond it are read past. Without an `endpoint`, each line
-    may be for any of ENDPOINTS. Raises OSError.
+    `max_body` is the maximum size of a request's body in bytes; the rest of a line that is too long is skipped. With an
+    `endpoint`, all requests must be for it; otherwise they may be for any of ENDPOINTS. Raises OSError if the file
+    cannot be read.
     """
 
     def __init__(self, path: Path, max_body: int, endpoint: str | None = None) -> None:
@@ -72,12 +73,12 @@ class LineReader:
         self._number = 0
 
     def parts(self) -> Iterator[list[BatchLine | LineError]]:
-        """All lines, part by part. Blank lines are left out, so that a part may have none."""
+        """Iterate over all lines in parts. Blank lines are left out, so a part may be empty."""
         while (part := self.read()) is not None:
             yield part
 
     def read(self) -> list[BatchLine | LineError] | None:
-        """The next part of the lines; None at the end."""
+        """The next part of the lines; None at the end of the file."""
         found: list[BatchLine | LineError] = []
         num_bytes = 0
         while num_bytes < _PART_BYTES and len(found) < _PART_LINES:
@@ -161,12 +162,14 @@ def _text(fields: Mapping[str, msgspec.Raw], name: str, prefix: str = "") -> str
 
 
 def digest(custom_id: str) -> bytes:
-    """Stands for a custom id, in 16 bytes."""
+    """A hash of a custom id with 16 bytes, which takes less memory than the id."""
     return blake2b(custom_id.encode(errors="surrogatepass"), digest_size=16).digest()
 
 
 def response_line(id: str, custom_id: str, status: int, request_id: str, body: bytes) -> bytes:
-    """The line of a request that has been answered. Raises ValueError for a body that is not JSON."""
+    """The line of the result file for a request that has been answered, with the HTTP status and body. Raises
+    ValueError if the body is not JSON.
+    """
     checked = msgspec.json.decode(body.decode(), type=msgspec.Raw)
     # Line feeds are only between values: in strings they have escapes.
     response = {
@@ -178,7 +181,7 @@ def response_line(id: str, custom_id: str, status: int, request_id: str, body: b
 
 
 def error_line(id: str, custom_id: str, code: str, message: str) -> bytes:
-    """The line of a request that has not been answered."""
+    """The line of the error file for a request that could not be answered."""
     return _line(id, custom_id, None, {"code": code, "message": message})
 
 

@@ -1,4 +1,4 @@
-"""A file of results, one in each line, that survives the end of its process at any moment."""
+"""A file of results, one in each line, which stays readable if its process or the machine stops at any moment."""
 
 import os
 from collections.abc import Iterator
@@ -16,9 +16,10 @@ class _Result(msgspec.Struct):
 
 
 class ResultFile:
-    """Appends lines, each of which is in the file completely or not at all. All methods block. Must be closed.
+    """Appends lines to a file so that each line is there completely or not at all. All methods block. Must be closed.
 
-    Read `recovered` to its end before the first `append`. Raises OSError.
+    `recovered` must be iterated to its end before the first `append`. Raises OSError if the file cannot be read or
+    written.
     """
 
     def __init__(self, path: Path, mode: int = 0o600) -> None:
@@ -29,7 +30,9 @@ class ResultFile:
         self.size = 0
 
     def recovered(self) -> Iterator[tuple[str, bytes]]:
-        """The custom id and the text of each complete line. What follows the last of them is removed."""
+        """Iterate over the complete lines that the file has already: custom id and text of each. An incomplete line at
+        the end is removed.
+        """
         self.size = 0
         with self._path.open("rb") as file:
             for line in file:
@@ -41,7 +44,7 @@ class ResultFile:
         self._file.truncate(self.size)
 
     def append(self, lines: bytes) -> None:
-        """Write complete lines to the disk. After an error nothing of them is in the file."""
+        """Write complete lines to the disk. If this raises OSError, none of the lines is in the file."""
         rest = memoryview(lines)
         try:
             while rest:
@@ -58,7 +61,9 @@ class ResultFile:
 
 
 def first_other_line(path: Path) -> int | None:
-    """The number of the first line that is not a result, nor the beginning of one at the end. Raises OSError."""
+    """The number of the first line of a file that is not a result, counted from 1; None if all lines are results. An
+    incomplete result at the end is ignored. Raises OSError.
+    """
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             begins = not line.endswith(b"\n") and line.startswith(_BEGINNING[: len(line)])
@@ -68,7 +73,7 @@ def first_other_line(path: Path) -> int | None:
 
 
 def _custom_id(line: bytes) -> str | None:
-    """The custom id of a complete line; None if it is not complete."""
+    """The custom id of a line with a result; None if the line is incomplete or not a result."""
     if not line.endswith(b"\n"):
         return None
     try:

@@ -1,4 +1,5 @@
-"""The settings: command line > environment > .env > configuration file > default. All are checked before the start.
+"""The server's settings. Precedence: command line, environment, `.env`, configuration file, default. All settings are
+checked before the server starts.
 
-The only package that reads the process's environment.
+This is the only package that reads the process's environment variables.
 """

@@ -1,4 +1,6 @@
-"""Environment variables that this process sets, for processes that it starts and libraries that it imports."""
+"""The environments of processes that this process starts, and the environment variables that libraries read when they
+are imported.
+"""
 
 import os
 from collections.abc import Iterable, Mapping, MutableMapping
@@ -37,7 +39,9 @@ _OF_PROGRAMS = (
 
 
 def export_settings(settings: Settings, environ: MutableMapping[str, str] = os.environ) -> None:
-    """Write the settings into the environment for the API processes that are started next."""
+    """Write all settings into environment variables, so that API processes that are started later have the same
+    settings.
+    """
     for name in Settings.model_fields:
         value = getattr(settings, name)
         for variable in environment_variables(name):
@@ -45,9 +49,9 @@ def export_settings(settings: Settings, environ: MutableMapping[str, str] = os.e
 
 
 def export_metrics(folder: Path, environ: MutableMapping[str, str] = os.environ) -> None:
-    """Have this process, and those that are started next, count in files of a server's folder, which is made.
+    """Let this process and its later children keep their metrics in files, so that each can report the sum of all.
 
-    Has an effect only before prometheus-client is imported.
+    Creates the folder `metrics` in `folder`. Has an effect only before prometheus-client is imported.
     """
     metrics = folder / "metrics"
     metrics.mkdir(mode=0o700, exist_ok=True)
@@ -55,20 +59,24 @@ def export_metrics(folder: Path, environ: MutableMapping[str, str] = os.environ)
 
 
 def shared_metrics(environ: Mapping[str, str] = os.environ) -> Path | None:
-    """The folder in which this process counts; None if it counts in memory."""
+    """The folder with the metric files that the server's processes share; None if this process keeps its metrics in
+    memory.
+    """
     folder = environ.get(SHARED_METRICS)
     return Path(folder) if folder else None
 
 
 def supervisor_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The environment for the supervisor: this process's, from which the supervisor makes that of its engines."""
+    """The environment variables for the supervisor: all of this process's, because the supervisor derives the engines'
+    from them.
+    """
     return dict(environ)
 
 
 def engine_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The environment for a process that runs a model's library: this process's, without API keys and tokens.
+    """The environment variables for a process that runs a model: this process's without API keys, tokens and settings.
 
-    It lacks this server's settings, too: such a process gets them on its command line or standard input.
+    Such a process gets its settings on the command line or on standard input.
     """
     return {name: value for name, value in environ.items() if not name.startswith(_WITHHELD)}
 
@@ -76,42 +84,52 @@ def engine_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str
 def launched_environment(
     own: Mapping[str, str], removed: Iterable[str], environ: Mapping[str, str] = os.environ
 ) -> dict[str, str]:
-    """The environment of a user's program that a command starts: the command's, with other values, and some removed."""
+    """The environment variables for a program that a command starts for the user: this process's without `removed`, and
+    with the values in `own`.
+    """
     left_out = frozenset(removed)
     return {name: value for name, value in environ.items() if name not in left_out} | dict(own)
 
 
 def allow_telemetry(environ: MutableMapping[str, str] = os.environ) -> None:
-    """Let ONNX Runtime and onnxruntime-genai report how they are used. Has an effect only before they are imported."""
+    """Let ONNX Runtime and onnxruntime-genai send usage data to Microsoft. Has an effect only before they are
+    imported.
+    """
     environ["ORT_DISABLE_TELEMETRY"] = "0"
 
 
 def builder_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The environment for onnxruntime-genai's model builder: an engine's, with downloads disabled."""
+    """The environment variables for onnxruntime-genai's model builder: those of an engine, with downloads from the
+    Hugging Face Hub disabled.
+    """
     return engine_environment(environ) | {"HF_HUB_OFFLINE": "1"}
 
 
 def untrusted_work_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The environment for a process that works on untrusted input: what Python needs, no keys or settings."""
+    """The environment variables for a process that handles untrusted input: only those that Python needs, no keys or
+    settings.
+    """
     return {name: value for name, value in environ.items() if name.upper().startswith(_OF_PYTHON)}
 
 
 def program_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The environment for a program of the operator's: what every program needs, no keys or settings."""
+    """The environment variables for a program that the operator lets the server start, such as a tool server: those
+    that every program needs, no keys or settings.
+    """
     return {name: value for name, value in environ.items() if name.upper().startswith(_OF_PROGRAMS)}
 
 
 def limit_tokenizer_threads(environ: MutableMapping[str, str] = os.environ) -> None:
-    """Limit the tokenizers library to the calling thread, because it cannot split a single text."""
+    """Keep the tokenizers library in the calling thread, since its threads do not speed up a single text."""
     environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
 def keep_ray_local(environ: MutableMapping[str, str] = os.environ) -> None:
-    """Make a Ray cluster on this machine listen on loopback, require a token, and send no statistics.
+    """Configure Ray, which must not be imported yet: a cluster on this machine listens on loopback, requires a token
+    and sends no statistics.
 
-    Replicas are called by gRPC, which takes less processor time for each token than Ray's objects. Serve's controller
-    polls less often while it is idle, and Ray collects no metrics of its own.
-    Has an effect only before Ray is imported. Ray reads the first variable on every system.
+    Replicas are called by gRPC, which takes less processor time for each token than Ray's objects. Ray Serve's
+    controller polls less often while it is idle, and Ray collects no metrics of its own.
     """
     environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
     environ.setdefault("RAY_AUTH_MODE", "token")

@@ -1,4 +1,4 @@
-"""The settings for images and recordings in requests."""
+"""The settings about images and audio in requests."""
 
 import re
 from typing import Literal
@@ -22,7 +22,9 @@ _REQUESTS = 4
 
 
 def checked_hosts(value: str) -> str:
-    """A list of hosts as it was given. Raises ValueError."""
+    """Check a comma-separated list of hosts and return it unchanged. Raises ValueError for an entry that is not a
+    host.
+    """
     for host in filter(None, listed(value)):
         if not _HOST.fullmatch(host):
             raise ValueError(f"{quoted(host)} is not a host, such as images.example or cdn.example:8443")
@@ -30,12 +32,12 @@ def checked_hosts(value: str) -> str:
 
 
 def host_set(value: str) -> frozenset[str]:
-    """The hosts of a list, with ports if given."""
+    """The hosts of a comma-separated list, in lower case and with their ports where given."""
     return frozenset(host.lower() for host in listed(value) if host)
 
 
 class MediaSettings(SettingsForm):
-    """The part of `Settings` about images and recordings. Times are in seconds, sizes in bytes."""
+    """The part of `Settings` about images and audio. Times are in seconds, sizes in bytes."""
 
     image_hosts: str = ""
     """Comma-separated hosts with public addresses from which the server may fetch images, such as
@@ -125,7 +127,7 @@ class MediaSettings(SettingsForm):
 
     @property
     def prepared_bytes(self) -> int:
-        """Maximum bytes of disk space for what is prepared for all requests."""
+        """Maximum bytes of disk space for the prepared images and audio of all requests together."""
         if self.max_prepared_bytes == AUTO:
             recordings = _LONGEST_RECORDINGS * self.max_audio_seconds * BYTES_PER_SECOND
             return max(recordings, _REQUESTS * self.max_media_tokens * _BYTES_PER_MEDIA_TOKEN)
@@ -133,10 +135,10 @@ class MediaSettings(SettingsForm):
 
     @property
     def prepared_bytes_per_request(self) -> int:
-        """Maximum bytes of it for one request."""
+        """Maximum bytes of disk space for the prepared images and audio of one request."""
         return self.prepared_bytes // _REQUESTS
 
     @property
     def allowed_image_hosts(self) -> frozenset[str]:
-        """The hosts, with ports if given, from which images may be fetched."""
+        """The hosts from which the server may fetch images, with their ports where given."""
         return host_set(self.image_hosts)

@@ -1,4 +1,4 @@
-"""The settings of the server itself: where it listens, what clients it accepts, what it stores, logs and reports."""
+"""The settings of the server itself: its address, the clients that it accepts, and what it stores, logs and reports."""
 
 import ipaddress
 import re
@@ -211,18 +211,18 @@ class ServerSettings(SettingsForm):
 
     @property
     def origins(self) -> list[str]:
-        """The origins of the web pages that may use the API."""
+        """The origins of web pages that may use the API from a browser (CORS)."""
         return [origin for origin in listed(self.cors_origins) if origin]
 
     @property
     def on_loopback(self) -> bool:
-        """Whether only this machine can reach the server."""
+        """Whether the server listens on a loopback address, so that only programs on this machine can connect."""
         return is_loopback(self.host)
 
 
 @lru_cache(maxsize=16)  # asked for each request
 def is_loopback(host: str) -> bool:
-    """Whether a host name or address always means this machine, whatever a name server says."""
+    """Whether a host name or address means this machine without a lookup: `localhost` or a loopback address."""
     if host == "localhost":
         return True
     try:

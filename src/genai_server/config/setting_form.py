@@ -1,4 +1,6 @@
-"""What all settings have in common: how their fields are read, and how they are named outside."""
+"""The base of the settings' classes: the form of sizes, and the names of environment variables and command-line
+options.
+"""
 
 import re
 from typing import Annotated, Literal
@@ -25,17 +27,17 @@ NotNegative = Annotated[int, Field(ge=0)]
 
 
 def environment_variable(name: str) -> str:
-    """The environment variable of a field of Settings."""
+    """The environment variable of a field of `Settings`, as documentation and messages name it."""
     return name.upper() if name in _UNPREFIXED else f"GENAI_{name.upper()}"
 
 
 def environment_variables(name: str) -> tuple[str, ...]:
-    """All environment variables of a field, the one that takes precedence first."""
+    """All environment variables of a field of `Settings`, the one that takes precedence first."""
     return (f"GENAI_{name.upper()}", name.upper()) if name in _UNPREFIXED else (environment_variable(name),)
 
 
 def option(name: str) -> str:
-    """The command-line option of a field of Settings."""
+    """The command-line option of a field of `Settings`."""
     return "--" + name.replace("_", "-")
 
 
@@ -45,7 +47,7 @@ _SIZES = TypeAdapter(ByteSize)
 
 
 class SettingsForm(BaseModel):
-    """The base of classes with settings."""
+    """The base of the classes with settings."""
 
     model_config = ConfigDict(
         frozen=True,
@@ -60,6 +62,6 @@ class SettingsForm(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _in_bytes(cls, value: object, info: ValidationInfo) -> object:
-        """The bytes of a size that has a unit."""
+        """Convert a size with a unit, such as `4GiB`, to bytes. Values of other fields are returned unchanged."""
         is_size = (info.field_name or "").endswith("_bytes") and isinstance(value, str) and _SIZE.fullmatch(value)
         return str(int(_SIZES.validate_python(value))) if is_size else value

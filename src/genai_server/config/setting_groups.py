@@ -1,4 +1,4 @@
-"""The groups in which settings are shown, the most important ones first."""
+"""The groups in which documentation and `--help` show the settings, the most important ones first."""
 
 GROUPS: dict[str, tuple[str, ...]] = {
     "The ten that matter first": (

@@ -1,4 +1,5 @@
-"""The settings: names, defaults, limits and meaning. `Settings` has those of models and engines, its bases the rest.
+"""The settings: names, defaults, limits and meaning. `Settings` has those of models and engines; the others are in its
+base classes.
 
 A field's docstring is its description in `--help` and docs/settings.md. Its name becomes its environment variable and
 its command-line option: `max_length` is GENAI_MAX_LENGTH and `--max-length`.
@@ -241,7 +242,7 @@ class Settings(ServerSettings, MediaSettings):
 
     @property
     def allowed_mcp_hosts(self) -> frozenset[str]:
-        """The hosts, with ports if given, whose tool servers requests may name by URL."""
+        """The hosts of tool servers that requests may name by URL, with their ports where given."""
         return host_set(self.mcp_hosts)
 
     @field_validator("device")
@@ -328,56 +329,63 @@ class Settings(ServerSettings, MediaSettings):
 
     @property
     def devices(self) -> list[str]:
-        """The configured devices, in order."""
+        """The configured devices, in the configured order."""
         return self.device.split(",")
 
     def within(self, context_length: int | None) -> int | None:
-        """The limit of a model's sequences as far as the settings tell; None if they allow any number."""
+        """The maximum length of a model's sequences by the settings alone; None if the settings set no limit.
+
+        `context_length` is the model's context length, where it is known.
+        """
         if isinstance(self.max_length, str):
             return context_length
         return min(self.max_length, context_length or self.max_length)
 
     @property
     def served(self) -> dict[str, str]:
-        """The directory of each model, by the model's name. Requests that name no model use the first."""
+        """The directory of each configured model, by the model's name. Requests that name no model use the first
+        one.
+        """
         return dict(pairs(self.models)) or {self.model_name: self.model_dir}
 
     @property
     def aliases(self) -> dict[str, str]:
-        """The model of each alias."""
+        """The name of the model that each alias stands for."""
         return dict(pairs(self.model_aliases))
 
     def chat_template_of(self, model: str) -> str:
-        """The file or name of the chat template that replaces a model's own; "" for none."""
+        """The file or the name of the chat template that is configured in place of the model's own; "" for none."""
         return dict(entries_of_models(self.chat_template, next(iter(self.served)))).get(model, "")
 
     def thinking_budget_of(self, model: str) -> int | None:
-        """The default limit of a model's reasoning, in tokens; None without one."""
+        """The configured maximum number of reasoning tokens in answers of a model; None without a limit."""
         budgets = dict(entries_of_models(self.thinking_budget, ""))
         budget = budgets.get(model, budgets.get(""))
         return None if budget is None else int(budget)
 
     def draft_model_of(self, model: str) -> str:
-        """The directory of a model's draft model; "" for none, also if drafts are off."""
+        """The directory of a model's draft model; "" if none is configured or if speculative decoding is off."""
         if self.speculation == "off":
             return ""
         return dict(entries_of_models(self.draft_model, next(iter(self.served)))).get(model, "")
 
     def adapter_files(self, model: str) -> dict[str, str]:
-        """The file of each adapter of a model, by the adapter's name."""
+        """The file of each configured LoRA adapter of a model, by the adapter's name."""
         first = next(iter(self.served))
         return {name: path for of, name, path in adapter_entries(self.adapters, first) if of == model}
 
     @property
     def store_file(self) -> Path | None:
-        """The file of the store, which survives a restart; None for a temporary one."""
+        """The configured file of the store; None if the store is a temporary file that is removed when the server
+        stops.
+        """
         if self.files_dir:
             return Path(self.files_dir) / "store.sqlite"
         return Path(self.response_store_file) if self.response_store_file else None
 
     @property
     def cache_path(self) -> Path | None:
-        """The folder for packed weights; None to do without."""
+        """The folder for packed weights; None if they are not to be cached."""
         if self.cache_dir == "none":
             return None
         return Path(self.cache_dir) if self.cache_dir else platformdirs.user_cache_path("genai-server")
@@ -391,7 +399,7 @@ class Settings(ServerSettings, MediaSettings):
 
     @property
     def models_path(self) -> Path:
-        """The folder of the models that were fetched or built."""
+        """The folder into which models are downloaded or built."""
         if self.models_dir:
             return Path(self.models_dir).expanduser()
         return platformdirs.user_data_path("genai-server") / "models"
@@ -402,17 +410,20 @@ for _field in Settings.model_fields.values():
 
 
 def _named(info: ValidationInfo) -> list[str]:
-    """The names of the served models, from the settings that were validated before."""
+    """The names of the served models, from settings that pydantic has validated before this one."""
     return [name for name, _ in pairs(info.data.get("models", ""))] or [str(info.data.get("model_name"))]
 
 
 def name_of_directory(path: str) -> str:
-    """The name of a model in this directory: the directory's own, without characters that names must not have."""
+    """The default name of a model: the name of its directory, without characters that model names must not have."""
     return _UNNAMEABLE.sub("", os.path.basename(os.path.abspath(path)))[:_MAX_NAME] or "model"
 
 
 def device_list(value: str) -> list[str]:
-    """The devices in a text such as `cpu,cuda:1`. Raises ValueError."""
+    """The devices in a comma-separated list such as `cpu,cuda:1`.
+
+    Raises ValueError for an unknown device and for one that is listed twice.
+    """
     names = listed(value)
     for name in names:
         if not _DEVICE.fullmatch(name):

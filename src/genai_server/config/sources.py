@@ -1,4 +1,6 @@
-"""Reads the settings (command line > environment > .env > configuration file > default) and the options of devices."""
+"""Reads the settings from the command line, the environment, `.env` and the configuration file, and the options of
+devices.
+"""
 
 import argparse
 import difflib
@@ -60,9 +62,10 @@ def load_settings(
     environ: Mapping[str, str] = os.environ,
     dotenv: Path | None = Path(".env"),
 ) -> Settings:
-    """Merge command line, environment, .env and configuration file into settings. An empty value counts as not given.
+    """Read all settings. Precedence: `options` (of the command line), `environ`, the file `dotenv`, the configuration
+    file, the default. An empty value counts as not given.
 
-    Raises ConfigurationError, whose message names the key as the user wrote it and the value.
+    Raises ConfigurationError, whose message has the setting's name as the user wrote it, and the value.
     """
     dotenv_variables = dotenv_values(dotenv) if dotenv is not None else {}
 
@@ -107,7 +110,10 @@ def load_settings(
 
 
 def _reason(field: str, findings: Sequence[ErrorDetails]) -> str:
-    """What is wrong with a value, by pydantic's errors: a number or a word, such as auto, has one for each."""
+    """A sentence that says what is wrong with the value of a setting.
+
+    `findings` are pydantic's errors about it. A setting that may be a number or a word such as `auto` has one for each.
+    """
     first, *others = findings
     if removed := _REMOVED_VALUES.get((field, str(first.get("input")))):
         return removed
@@ -121,7 +127,7 @@ def _reason(field: str, findings: Sequence[ErrorDetails]) -> str:
 
 
 def engine_spec(settings: Settings, device: str, model_dir: str) -> EngineSpec:
-    """The description of an engine by the settings alone: without what is said of one device or model."""
+    """The configuration of an engine by the settings alone. The options of the device and model are added later."""
     given = {name: getattr(settings, name) for name in EngineSpec.__struct_fields__ if EngineSpec.is_setting(name)}
     others = {
         "cache_dir": str(settings.cache_path or ""),
@@ -133,9 +139,10 @@ def engine_spec(settings: Settings, device: str, model_dir: str) -> EngineSpec:
 
 
 def in_typed_names(message: str, options: Mapping[str, object]) -> str:
-    """A message about settings, with the names of those that were typed as options in place of their variables.
+    """Replace environment variables in a message by command-line options where the user has typed the setting as an
+    option.
 
-    `options` are a command's arguments; MODEL stands for GENAI_MODEL_DIR.
+    `options` are a command's arguments by name; the argument MODEL stands for GENAI_MODEL_DIR.
     """
     typed = {environment_variable(name): option(name) for name in Settings.model_fields if options.get(name)}
     if options.get("model"):
@@ -144,7 +151,7 @@ def in_typed_names(message: str, options: Mapping[str, object]) -> str:
 
 
 def unserved_tables(settings: Settings) -> list[str]:
-    """The names in `[models.NAME]` of the configuration that no model has at the start. Raises ConfigurationError."""
+    """The names NAME of tables `[models.NAME]` for which no model is configured. Raises ConfigurationError."""
     tables = [source.get("models") for source in _option_tables(settings)]
     named = {name for each in tables if isinstance(each, dict) for name in each}
     return sorted(named - settings.served.keys())
@@ -160,7 +167,8 @@ def _option_tables(settings: Settings) -> list[dict[str, Any]]:
 def device_options(
     settings: Settings, model: str | None = None, devices: Sequence[str] | None = None
 ) -> dict[str, DeviceOptions]:
-    """The session and provider options of each device, from the configuration file, overridden by `options`.
+    """The session and provider options of a model on each of the devices. Those in the setting `options` override those
+    in the configuration file.
 
     `model` defaults to the first model, `devices` to the configured ones. Raises ConfigurationError.
     """
@@ -179,9 +187,10 @@ def device_options(
 def unknown_variables(
     environ: Mapping[str, str] = os.environ, *, dotenv: Path | None = Path(".env")
 ) -> dict[str, str | None]:
-    """The variables that look like settings but are unknown, each with the setting that was probably meant.
+    """Variables that begin with GENAI_ but are no settings, each with the most similar setting; None where no setting
+    is similar.
 
-    Those of the file are named with it.
+    Variables in the file `dotenv` are reported as `NAME in FILE`.
     """
     known = [environment_variable(name) for name in Settings.model_fields]
     given = {name: f"{name} in {dotenv}" for name in (dotenv_values(dotenv) if dotenv is not None else ())}
@@ -192,7 +201,7 @@ def unknown_variables(
 
 
 def add_options(parser: argparse.ArgumentParser, *, listed: Container[str] = GROUPS) -> None:
-    """Give the parser one option for each setting, in groups. `--help` has those of the groups in `listed`."""
+    """Add a command-line option for each setting to the parser. `--help` shows only those of the groups in `listed`."""
     for title, names in GROUPS.items():
         group = parser.add_argument_group(title.lower())
         for name in names:

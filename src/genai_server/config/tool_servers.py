@@ -1,5 +1,5 @@
-"""The tool servers that the operator lists in the configuration file: programs or addresses that speak MCP, the Model
-Context Protocol. Each has a table `[mcp.NAME]`.
+"""Reads the tool servers in the configuration file: tables `[mcp.NAME]`, each with a program or a URL that speaks MCP,
+the Model Context Protocol.
 """
 
 import os
@@ -24,8 +24,8 @@ _MIN_SECRET = 8
 
 
 class ToolServer(BaseModel):
-    """One table `[mcp.NAME]`. Values of `env` and `headers` may name variables of the server's environment, as in
-    `${TOKEN}`.
+    """A tool server, as a table `[mcp.NAME]` describes it. Values of `env` and `headers` may refer to the server's
+    environment variables, as in `${TOKEN}`.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
@@ -71,18 +71,22 @@ class ToolServer(BaseModel):
 
     @property
     def secrets(self) -> list[str]:
-        """Values that neither logs nor answers may have, longest first: of the environment, headers and URL's query."""
+        """Texts that must not appear in logs or answers, longest first: the values of environment variables, headers
+        and parameters of the URL that are at least eight characters long.
+        """
         in_url = [] if self.url is None else [value for _, value in parse_qsl(urlsplit(self.url).query)]
         values = [*self.env.values(), *self.headers.values(), *in_url]
         words = {word for value in values for word in (value, *value.split())}
         return sorted((word for word in words if len(word) >= _MIN_SECRET), key=len, reverse=True)
 
     def may_be_used_by(self, key_name: str, *, is_admin: bool = False) -> bool:
-        """Whether requests with the API key of this name ("" where no key is needed) may use it."""
+        """Whether requests with the API key of this name may use the tool server. `key_name` is "" where no key is
+        needed.
+        """
         return self.keys is None or is_admin or key_name in self.keys
 
     def may_run(self, tool: str) -> bool:
-        """Whether requests may use this tool of the server."""
+        """Whether requests may use the tool of this name."""
         return self.tools is None or tool in self.tools
 
     def needs_approval(self, tool: str) -> bool:
@@ -91,12 +95,15 @@ class ToolServer(BaseModel):
 
 
 def is_name(text: str) -> bool:
-    """Whether a server can have this name; `NAME_RULE` says which it can have."""
+    """Whether a tool server may have this name; NAME_RULE describes valid names."""
     return _NAME.fullmatch(text) is not None
 
 
 def tool_servers(settings: Settings, environ: Mapping[str, str] = os.environ) -> dict[str, ToolServer]:
-    """The tool servers of the configuration file, by name. Raises ConfigurationError, which shows no value."""
+    """The tool servers in the configuration file, by name.
+
+    Raises ConfigurationError, whose message shows no value, since values may be secrets.
+    """
     tables = config_file.read_file(settings.config).get("mcp", {})
     if not isinstance(tables, dict):
         raise ConfigurationError(f"[mcp]: expected a table for each server, not {quoted(tables)}")
@@ -127,7 +134,11 @@ def _tool_server(name: str, table: Any, environ: Mapping[str, str]) -> ToolServe
 
 
 def _filled(value: Any, place: str, environ: Mapping[str, str]) -> Any:
-    """A value with the variables that it names."""
+    """The value, with references such as `${TOKEN}` replaced by environment variables; values that are not text are
+    unchanged.
+
+    Raises ConfigurationError for a variable that is not set.
+    """
     if not isinstance(value, str):
         return value
     try:

@@ -1,1 +1,1 @@
-"""All that crosses a process border, as frozen msgspec structs: one module for each kind of exchange."""
+"""All messages between processes of the server, as frozen msgspec structs: one module for each kind of exchange."""

@@ -1,4 +1,7 @@
-"""Admin calls to an engine, and their replies; `call` numbers a call within its connection."""
+"""Admin calls of an API process to an engine, and the engine's replies.
+
+The field `call` is a number that the API process gives to a call, unique within its connection; the reply repeats it.
+"""
 
 from enum import StrEnum
 from typing import Generic, TypeVar
@@ -13,19 +16,19 @@ R = TypeVar("R", bound="Reply")
 
 
 class Reply(Struct, frozen=True, tag=True):
-    """A reply to the call of this number."""
+    """The base of replies. `call` is the number of the call that is answered."""
 
     call: int
 
 
 class Call(Struct, Generic[R], frozen=True, tag=True):
-    """A call that is answered by R, or by `CallFailed`."""
+    """The base of calls. The engine answers a call with a message of the type R, or with `CallFailed`."""
 
     call: int
 
 
 class CallFailed(Reply, frozen=True):
-    """Answers a call that cannot be carried out."""
+    """The reply to a call that could not be carried out, with the reason."""
 
     error: ErrorInfo
 
@@ -34,7 +37,7 @@ class CallFailed(Reply, frozen=True):
 
 
 class ProfiledRequest(Struct, frozen=True):
-    """A request whose forward passes are profiled."""
+    """A running request whose forward passes are being profiled."""
 
     request_id: str
     # The first output token that is profiled, counted from 0.
@@ -42,7 +45,7 @@ class ProfiledRequest(Struct, frozen=True):
 
 
 class RuntimeOptions(Struct, frozen=True):
-    """The runtime options of a device."""
+    """The current values of onnxruntime-genai's runtime options on a device, and the state of profiling there."""
 
     terminate_session: str
     # "0", or the prefix of the profiles' files.
@@ -57,7 +60,7 @@ class RuntimeOptions(Struct, frozen=True):
 
 
 class RuntimeOptionsReply(Reply, frozen=True):
-    """The state of the runtime options after the call."""
+    """The runtime options as they are after the call."""
 
     options: RuntimeOptions
     # The sequences that the call's `name` stands for; empty without a name. If they belong to several requests, nothing
@@ -68,7 +71,7 @@ class RuntimeOptionsReply(Reply, frozen=True):
 
 
 class SetRuntimeOption(Call[RuntimeOptionsReply], frozen=True):
-    """Set one of onnxruntime-genai's runtime options."""
+    """Set one of onnxruntime-genai's runtime options, for the whole device or for the requests with a name."""
 
     option: str
     value: str
@@ -78,52 +81,52 @@ class SetRuntimeOption(Call[RuntimeOptionsReply], frozen=True):
 
 
 class GetRuntimeOptions(Call[RuntimeOptionsReply], frozen=True):
-    """Ask for the state of the runtime options."""
+    """Ask for the current values of the runtime options."""
 
 
 # profile sessions
 
 
 class OpenProfiles(Reply, frozen=True):
-    """The open profile sessions, or only the one that the call has begun."""
+    """Profile sessions that have not ended: all of them or, in reply to `StartProfile`, only the new one."""
 
     sessions: list[ProfileState]
 
 
 class StartProfile(Call[OpenProfiles], frozen=True):
-    """Begin a profile session."""
+    """Begin a profile session with this plan."""
 
     plan: ProfilePlan
 
 
 class EndProfile(Call[OpenProfiles], frozen=True):
-    """End the profile session of this id."""
+    """End the profile session with this id."""
 
     id: str
 
 
 class ListProfiles(Call[OpenProfiles], frozen=True):
-    """Ask for the open profile sessions."""
+    """Ask for the profile sessions that have not ended."""
 
 
 # the prefix cache
 
 
 class CacheReset(Reply, frozen=True):
-    """How many slots had a cached prefix."""
+    """The prefix cache has been emptied; `slots` is the number of slots that held a cached prefix."""
 
     slots: int
 
 
 class ResetPrefixCache(Call[CacheReset], frozen=True):
-    """Remove all cached prefixes."""
+    """Remove all prefixes from the engine's prefix cache."""
 
 
 # running and waiting requests
 
 
 class RequestPhase(StrEnum):
-    """The phase of a sequence."""
+    """What a sequence is waiting for or doing."""
 
     QUEUED = "queued"
     # Its prompt is being read.
@@ -135,7 +138,9 @@ class RequestPhase(StrEnum):
 
 
 class RequestState(Struct, frozen=True):
-    """One running or waiting sequence. A request for several answers has several."""
+    """One running or waiting sequence, for operators. A request that asks for several answers has one sequence for
+    each.
+    """
 
     # The client's id of the request.
     request_id: str
@@ -157,13 +162,13 @@ class RequestState(Struct, frozen=True):
 
 
 class RequestList(Reply, frozen=True):
-    """Sequences in order of arrival: all of them, or those that the call's name stands for."""
+    """Running and waiting sequences in order of arrival: all of them, or those that match the call's `name`."""
 
     requests: list[RequestState]
 
 
 class ListRequests(Call[RequestList], frozen=True):
-    """Ask for the running and waiting requests of all API processes."""
+    """Ask for the running and waiting requests that all API processes have sent to this engine."""
 
     # Only the request with this unique id or, if there is none, all with this id.
     name: str | None = None
@@ -172,9 +177,10 @@ class ListRequests(Call[RequestList], frozen=True):
 
 
 class CancelRequest(Call[RequestList], frozen=True):
-    """End a request of any API process: its answers end with `Finished` and the tokens so far.
+    """End a request, whichever API process has sent it: its answers end with `Finished` and the tokens generated so
+    far.
 
-    The reply has what its name stands for. If these are several requests, none is ended.
+    The reply lists the sequences that match `name`. If they belong to several requests, no request is ended.
     """
 
     # The unique id of a request or, unless `is_unique`, its id if no request of the engine has this unique id.
@@ -183,16 +189,17 @@ class CancelRequest(Call[RequestList], frozen=True):
 
 
 class ReasoningEnded(Reply, frozen=True):
-    """What the call's name stands for, and how many of these sequences may have had thoughts to end."""
+    """The sequences that match the call's `name`, and the number of those whose reasoning may still have been open."""
 
     requests: list[RequestState]
     num_ended: int = 0
 
 
 class EndReasoning(Call[ReasoningEnded], frozen=True):
-    """Close the thoughts of a request's answers, as at the end of their budget, so that the model answers.
+    """End the reasoning of a request's answers, as if the reasoning budget were used up, so that the model writes the
+    final answer.
 
-    If its name stands for several requests, nothing is done.
+    If the name matches several requests, nothing is done.
     """
 
     # As in `CancelRequest`.
@@ -206,20 +213,22 @@ class EndReasoning(Call[ReasoningEnded], frozen=True):
 
 
 class AdapterReply(Reply, frozen=True):
-    """The adapter is loaded or unloaded."""
+    """The adapter has been loaded or unloaded."""
 
     # The requests that still have an unloaded adapter.
     request_ids: list[str] = []
 
 
 class LoadAdapter(Call[AdapterReply], frozen=True):
-    """Load this adapter and try it, so that requests may choose it; does nothing if it is loaded."""
+    """Load a LoRA adapter and run it once as a test, so that requests may choose it. Does nothing if the adapter is
+    loaded.
+    """
 
     adapter: Adapter
 
 
 class UnloadAdapter(Call[AdapterReply], frozen=True):
-    """Refuse new requests with the adapter of this id, and free it after its last request."""
+    """Refuse new requests with this LoRA adapter, and free the adapter when the last request that has it ends."""
 
     id: str
 

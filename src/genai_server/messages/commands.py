@@ -1,4 +1,6 @@
-"""Commands of API processes to the supervisor. None of them waits for an engine."""
+"""Commands that API processes send to the supervisor. The supervisor answers each at once, without waiting for an
+engine.
+"""
 
 from msgspec import Struct
 
@@ -6,7 +8,9 @@ from genai_server.messages.generation_request import Adapter
 
 
 class LoadModel(Struct, frozen=True, tag=True):
-    """Serve the model in this directory by this name, in place of a failed or unloaded one."""
+    """Serve the model in the directory `path` under a name. A model that has this name and has failed or is unloaded is
+    replaced.
+    """
 
     name: str
     path: str
@@ -14,14 +18,14 @@ class LoadModel(Struct, frozen=True, tag=True):
     devices: list[str]
     # A file or a name, in place of the model's own; "" for the model's own.
     chat_template: str = ""
-    # Whether it is loaded with the first request for it instead of now.
+    # Whether it is loaded now; otherwise the first request for it loads it.
     at_once: bool = True
     # The directory of its draft model; "" for none.
     draft_model: str = ""
 
 
 class UnloadModel(Struct, frozen=True, tag=True):
-    """Stop serving a model. New requests are refused at once."""
+    """Stop serving a model. New requests for it are refused at once; running ones may end within `timeout` seconds."""
 
     name: str
     # Maximum seconds for running requests to end.
@@ -29,7 +33,7 @@ class UnloadModel(Struct, frozen=True, tag=True):
 
 
 class SetAlias(Struct, frozen=True, tag=True):
-    """Give a model one more name, or remove that name."""
+    """Give a model another name, or remove such a name."""
 
     alias: str
     # The model's name; None removes the alias.
@@ -37,7 +41,9 @@ class SetAlias(Struct, frozen=True, tag=True):
 
 
 class KeepModel(Struct, frozen=True, tag=True):
-    """Set how long a model stays loaded without a request; valid until it is unloaded."""
+    """Set for how many seconds without a request a model stays loaded. The value is forgotten when the model is
+    unloaded.
+    """
 
     name: str
     # None for no limit.
@@ -45,27 +51,29 @@ class KeepModel(Struct, frozen=True, tag=True):
 
 
 class WantModel(Struct, frozen=True, tag=True):
-    """A request waits for this model. Repeated while it waits."""
+    """A request waits for a model that is not loaded. The API process repeats the command as long as the request
+    waits.
+    """
 
     name: str
 
 
 class AddAdapter(Struct, frozen=True, tag=True):
-    """Let requests choose this adapter of a model, which its engines have loaded."""
+    """Let requests choose a LoRA adapter that all engines of its model have loaded."""
 
     model: str
     adapter: Adapter
 
 
 class RemoveAdapter(Struct, frozen=True, tag=True):
-    """Let no new request choose the adapter of this id."""
+    """Let no new request choose the LoRA adapter with this id."""
 
     model: str
     id: str
 
 
 class EndServer(Struct, frozen=True, tag=True):
-    """End the engines and the supervisor itself as soon as no API process is connected; none will connect again."""
+    """End the engines and the supervisor as soon as the last API process has disconnected; no new one will connect."""
 
 
 Command = LoadModel | UnloadModel | SetAlias | KeepModel | WantModel | AddAdapter | RemoveAdapter | EndServer

@@ -1,4 +1,4 @@
-"""The end of a socket to another process of this server, in an event loop."""
+"""A socket connection to another process of the server, for asyncio."""
 
 import asyncio
 import sys
@@ -11,10 +11,11 @@ M = TypeVar("M")
 
 
 class MessageConnection(asyncio.Protocol, Generic[M]):
-    """A connection to a process that sends frames. Each complete message is passed on at once, without waking a task.
+    """Receives frames from another process and passes each complete message to `receive` at once, without waking a
+    task.
 
-    `ended` is done when no more data arrives. It raises the error that ended the connection: of the socket, of
-    `receive`, or DecodeError.
+    The future `ended` completes when the connection has ended. It raises the error that ended the connection: an error
+    of the socket, an error that `receive` raised, or msgspec.DecodeError for data that is not a frame.
     """
 
     def __init__(self, decoder: FrameDecoder[M], receive: Callable[[M], None]) -> None:
@@ -23,7 +24,7 @@ class MessageConnection(asyncio.Protocol, Generic[M]):
         self._decoder = decoder
 
     def data_received(self, data: bytes) -> None:
-        """Called by the event loop."""
+        """Decode received data and pass on the messages that are complete. Called by asyncio."""
         try:
             for message in self._decoder.feed(data):
                 self._receive(message)
@@ -31,7 +32,7 @@ class MessageConnection(asyncio.Protocol, Generic[M]):
             self._end(error)
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Called by the event loop."""
+        """Complete the future `ended`. Called by asyncio when the connection has been closed."""
         self._end(error)
 
     def _end(self, error: Exception | None) -> None:
@@ -46,7 +47,10 @@ class MessageConnection(asyncio.Protocol, Generic[M]):
 async def connect(
     address: str, decoder: FrameDecoder[M], receive: Callable[[M], None]
 ) -> tuple[asyncio.WriteTransport, MessageConnection[M]]:
-    """Connect to a Unix socket's path, or to host:port. Raises OSError."""
+    """Connect to an address, which is the path of a Unix socket or host:port.
+
+    Each received message is passed to `receive`. Raises OSError if the connection cannot be made.
+    """
     loop = asyncio.get_running_loop()
     if sys.platform != "win32" and "/" in address:
         transport, connection = await loop.create_unix_connection(lambda: MessageConnection(decoder, receive), address)

@@ -1,4 +1,4 @@
-"""An error on its way across a process border."""
+"""The form in which errors cross a process border."""
 
 from msgspec import Struct
 
@@ -21,13 +21,15 @@ class ErrorInfo(Struct, frozen=True):
 
     @classmethod
     def from_error(cls, error: GenaiServerError) -> "ErrorInfo":
-        """The report of an error."""
+        """The message that reports this error."""
         if isinstance(error, InvalidField):
             return cls(error.code, error.sentence(None, error.other, error.given), error.param)
         return cls(error.code, error.message, error.param, error.retry_after)
 
     def to_error(self) -> GenaiServerError:
-        """The error, in the class that the code names; a GenaiServerError if none has it."""
+        """The reported error as an exception of the class with this code; a GenaiServerError if no class has the
+        code.
+        """
         error = _BY_CODE.get(self.code, GenaiServerError)
         if issubclass(error, InvalidField):
             return error(self.param, self.message)

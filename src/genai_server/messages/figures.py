@@ -1,10 +1,10 @@
-"""The counters that an engine reports once a second."""
+"""The counters that an engine sends to the API processes once a second."""
 
 from msgspec import Struct
 
 
 class Histogram(Struct, frozen=True):
-    """Numbers of values by size."""
+    """How many of the observed values lie in each interval between `bounds`."""
 
     bounds: list[float]
     # One more than bounds: counts[i] values are in (bounds[i - 1], bounds[i]], and the last counts those above all.
@@ -14,7 +14,7 @@ class Histogram(Struct, frozen=True):
 
 
 class DiskCacheFigures(Struct, frozen=True):
-    """What is known of the prefix cache on disk, and what an engine has counted of it."""
+    """The state and counters of the prefix cache on disk, as one engine sees it."""
 
     # Bytes of all models' files when this engine last wrote one, and their limit.
     num_bytes: int = 0
@@ -34,7 +34,9 @@ class DiskCacheFigures(Struct, frozen=True):
 
 
 class Figures(Struct, frozen=True, tag=True):
-    """What an engine has counted since its start; sent to all API processes once a second if changed."""
+    """An engine's counters since its start, and some current values. Sent to all API processes once a second if
+    changed.
+    """
 
     # Tokens of running sequences in the KV cache now.
     kv_tokens: int

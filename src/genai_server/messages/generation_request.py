@@ -1,4 +1,7 @@
-"""The vocabulary of generation that all processes share. It knows no HTTP, no model and no socket."""
+"""Requests to an engine, sampling parameters and finish reasons, as all processes share them.
+
+This module knows no HTTP, no model and no socket.
+"""
 
 from enum import StrEnum
 
@@ -7,7 +10,9 @@ from msgspec import Struct
 
 
 class Sampling(Struct, frozen=True):
-    """How the next token is chosen from the logits. Each default except the temperature's switches its filter off."""
+    """The sampling parameters of a request. With the defaults, only the most likely token is chosen (greedy sampling)
+    and every filter, penalty and bias is off.
+    """
 
     # 0 is greedy; `top_k`, `top_p`, `min_p` and `seed` then have no effect.
     temperature: float = 0.0
@@ -30,13 +35,13 @@ class Sampling(Struct, frozen=True):
 
     @property
     def penalizes(self) -> bool:
-        """Whether any penalty has an effect."""
+        """Whether the repetition, frequency or presence penalty changes any logits."""
         values = (self.repetition_penalty, self.frequency_penalty, self.presence_penalty)
         return self.repeat_last_n != 0 and values != (1.0, 0.0, 0.0)
 
 
 class Adapter(Struct, frozen=True):
-    """A LoRA adapter of a model."""
+    """A LoRA adapter of a model, as it is loaded."""
 
     # The name by which requests choose it.
     name: str
@@ -47,7 +52,7 @@ class Adapter(Struct, frozen=True):
 
 
 class PooledText(Struct, frozen=True, array_like=True):
-    """A text for which a model gives a vector or a score."""
+    """A text, or a pair of texts, for which a pooling model computes an embedding vector or a score."""
 
     num_tokens: int
     # Where the second text of a pair begins; 0 for a single text.
@@ -57,7 +62,7 @@ class PooledText(Struct, frozen=True, array_like=True):
 
 
 class Image(Struct, frozen=True):
-    """An image in a prompt, prepared for the model."""
+    """An image of a prompt, preprocessed for the model."""
 
     # Equal for images that the model sees alike. Requests with different salts have different digests.
     digest: str
@@ -80,7 +85,7 @@ class Sound(Struct, frozen=True):
 
 
 class Alignment(Struct, frozen=True):
-    """A transcript of a sound, to find out when its tokens are spoken."""
+    """A known transcript of a window of audio, for which the engine computes when each token is spoken."""
 
     # The model's prompt for a transcript without timestamps, the text, and the end of text.
     tokens: list[int]
@@ -91,7 +96,7 @@ class Alignment(Struct, frozen=True):
 
 
 class TranscriptRules(Struct, frozen=True):
-    """Which tokens a transcript may have where (openai/whisper: SuppressTokens, ApplyTimestampRules)."""
+    """Constraints on the tokens of a transcript, as in openai/whisper: SuppressTokens and ApplyTimestampRules."""
 
     # Never chosen.
     suppressed: list[int]
@@ -104,7 +109,9 @@ class TranscriptRules(Struct, frozen=True):
 
 
 class ThoughtRules(Struct, frozen=True):
-    """How thoughts begin and end in the text of an answer, and how many tokens they may have."""
+    """How the engine recognizes reasoning ("thoughts") in the text of an answer, and how many tokens the reasoning may
+    have.
+    """
 
     # Regular expressions that find, in an answer's text, the marker that begins a thought and the one that ends it.
     opening: str
@@ -121,7 +128,7 @@ class ThoughtRules(Struct, frozen=True):
 
 
 class GenerationRequest(Struct, frozen=True):
-    """One prompt to continue, or texts to pool, with every default resolved."""
+    """A request to an engine: one prompt to continue, or texts to pool. All defaults of the API are resolved."""
 
     # The client's name for the request; need not be unique.
     request_id: str
@@ -192,18 +199,20 @@ class GenerationRequest(Struct, frozen=True):
 
     @property
     def own_id(self) -> str:
-        """The id that no other request has."""
+        """An id that no other request has: the server's unique id, or the client's id where the server has given
+        none.
+        """
         return self.unique_id or self.request_id
 
     def after(self, seconds: float) -> "GenerationRequest":
-        """The same request after a wait: its timeout is shorter by this number of seconds."""
+        """The request with a timeout that is shorter by the `seconds` for which it has waited."""
         if self.timeout is None:
             return self
         return msgspec.structs.replace(self, timeout=max(0.0, self.timeout - seconds))
 
 
 class TokenLogprob(Struct, frozen=True, array_like=True):
-    """A token with its log probability."""
+    """A token with its log probability and the most likely alternatives."""
 
     token: int
     # Natural logarithm, from the model's logits before sampling options, but with the rules of a transcript.
@@ -229,17 +238,17 @@ class FinishReason(StrEnum):
 
     @property
     def is_interruption(self) -> bool:
-        """Whether the answer was ended from outside."""
+        """Whether something other than the model ended the answer: an operator, a runtime option or the deadline."""
         return self in (FinishReason.TERMINATED, FinishReason.TIMEOUT, FinishReason.CANCELLED)
 
     @property
     def is_own(self) -> bool:
-        """Whether other servers' APIs have no such reason."""
+        """Whether the reason exists only in this server and has no counterpart in the APIs that it implements."""
         return self is FinishReason.REPETITION or self.is_interruption
 
 
 class Phases(Struct, frozen=True):
-    """Where a request's time went in the engine, in seconds."""
+    """How many seconds a request spent in each phase in the engine."""
 
     # Waiting, before the first step.
     queue: float = 0.0
@@ -250,7 +259,7 @@ class Phases(Struct, frozen=True):
 
 
 class Batching(Struct, frozen=True):
-    """How an engine runs several sequences."""
+    """How an engine runs several sequences at a time."""
 
     # "batched", "generator" or, where texts are pooled, "pooled".
     scheduler: str = "generator"
@@ -275,7 +284,7 @@ CONTEXT = "the model's context"
 
 
 class ModelInfo(Struct, frozen=True):
-    """What an API process must know of an engine's model."""
+    """What an engine reports about its model when an API process connects."""
 
     # Tokens of prompt and answer together that the model was made for.
     context_length: int
@@ -295,5 +304,5 @@ class ModelInfo(Struct, frozen=True):
 
     @property
     def max_length(self) -> int:
-        """Maximum number of tokens of prompt and answer together."""
+        """Maximum number of tokens of prompt and answer together: the engine's limit, or the model's context length."""
         return self.limit or self.context_length

@@ -1,6 +1,7 @@
-"""What engines publish about their prefix caches, in the form of vLLM's events, which routers read.
+"""Events about an engine's prefix cache, in the format of vLLM's KV events, which routers subscribe to.
 
-Names and tags are the format: a batch is a MessagePack array, and each event a map whose `type` is its name.
+Class names and fields are the wire format: a batch is a MessagePack array, and each event is a map whose `type` is the
+name of the class.
 """
 
 from msgspec import Struct
@@ -12,7 +13,7 @@ BLOCK_TOKENS = 16
 
 
 class BlockStored(Struct, frozen=True, tag=True):
-    """Consecutive blocks of one prefix that are new in the cache."""
+    """Consecutive blocks of one prefix have been added to the cache."""
 
     block_hashes: list[int]
     # The block before the first one; None at the beginning of a prompt.
@@ -29,21 +30,21 @@ class BlockStored(Struct, frozen=True, tag=True):
 
 
 class BlockRemoved(Struct, frozen=True, tag=True):
-    """Blocks that are no longer in the cache."""
+    """These blocks have been removed from the cache."""
 
     block_hashes: list[int]
     medium: str = "GPU"
 
 
 class AllBlocksCleared(Struct, frozen=True, tag=True):
-    """The cache is empty."""
+    """The cache has been emptied."""
 
 
 KvEvent = BlockStored | BlockRemoved | AllBlocksCleared
 
 
 class KvEventBatch(Struct, frozen=True, array_like=True):
-    """The events of one step."""
+    """The events of one scheduler step of an engine."""
 
     # Seconds since 1970.
     ts: float
@@ -53,7 +54,7 @@ class KvEventBatch(Struct, frozen=True, array_like=True):
 
 
 class KvEventTarget(Struct, frozen=True):
-    """Where an engine publishes its events."""
+    """The ZeroMQ address and topic to which an engine publishes its KV events."""
 
     # A ZeroMQ address: one with `*` is bound, any other is connected to.
     address: str
@@ -66,10 +67,11 @@ class KvEventTarget(Struct, frozen=True):
 def event_target(
     address: str, topic: str, about: ModelStatus, device: str, *, num_devices: int
 ) -> KvEventTarget | None:
-    """Where the engine of a model's device publishes events: by GENAI_KV_EVENTS and GENAI_KV_EVENTS_TOPIC.
+    """The target of the KV events of one engine, which runs a model on one device; None if `address` is empty.
 
-    None if the address is empty. Each engine that listens has its own port, in the order of the engines; models have
-    `num_devices` each.
+    `address` and `topic` are the settings GENAI_KV_EVENTS and GENAI_KV_EVENTS_TOPIC. An engine that binds the address
+    uses its own port: the port in `address` plus the engine's rank. Ranks count the engines of all models, each of
+    which has `num_devices`.
     """
     if not address:
         return None

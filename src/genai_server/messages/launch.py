@@ -1,8 +1,10 @@
-"""The messages between a supervisor and an engine process, in the frames of protocol.py on its standard streams.
+"""The messages between the supervisor and an engine process, as frames (see protocol.py) on the engine's standard
+streams.
 
-Standard input carries `EngineLaunch` and then orders, and stays open while the supervisor lives: at its end the engine
-exits with the server. Standard output carries one `EngineReport` once the model is loaded or has failed to, and before
-and after it heartbeats and what the engine's successor must know.
+Standard input carries `EngineLaunch` and then commands. It stays open as long as the supervisor lives, so the engine
+exits when it ends. Standard output carries one `EngineReport` when the model is loaded or has failed to load.
+Heartbeats (`Beat`) and `KeptOptions`, the values that a restarted engine must get again, are sent before and after
+that.
 """
 
 import msgspec
@@ -15,9 +17,10 @@ from genai_server.options.device import DeviceOptions
 
 
 class EngineSpec(Struct, frozen=True):
-    """The description of an engine, which its supervisor makes from the settings and starts its process with.
+    """The configuration of an engine process, which the supervisor derives from the settings.
 
-    The fields without a default are settings, which config/settings.py describes, after the device and the directory.
+    `device` and `model_dir` come first. All other fields without a default are settings, which config/settings.py
+    describes.
     """
 
     device: str
@@ -70,13 +73,15 @@ class EngineSpec(Struct, frozen=True):
 
     @classmethod
     def is_setting(cls, name: str) -> bool:
-        """Whether a field has the value of the setting of this name."""
+        """Whether the field with this name has its value from the setting with the same name."""
         num_settings = len(cls.__struct_fields__) - len(cls.__struct_defaults__)
         return name in cls.__struct_fields__[2:num_settings]
 
 
 class KeptOptions(Struct, frozen=True, tag=True):
-    """The runtime options that an operator has set for a device. A restarted engine gets those of its predecessor."""
+    """The runtime options that an operator has set for a device, so that a restarted engine gets the values of its
+    predecessor.
+    """
 
     terminated: bool = False
     # "0", or the prefix of the profiles' files.
@@ -87,7 +92,7 @@ class KeptOptions(Struct, frozen=True, tag=True):
 
 
 class EngineLaunch(Struct, frozen=True, tag=True):
-    """What an engine process is started with."""
+    """The first message to an engine process: its configuration, where it listens and the secret of its connections."""
 
     spec: EngineSpec
     # A path for a Unix socket, or "" for a free TCP port on loopback.
@@ -100,20 +105,20 @@ class EngineLaunch(Struct, frozen=True, tag=True):
 
 
 class Resize(Struct, frozen=True, tag=True):
-    """The memory for keys and values must have another size, in bytes."""
+    """Change the memory for the KV cache to this number of bytes."""
 
     num_bytes: int
 
 
 class Unload(Struct, frozen=True, tag=True):
-    """The engine must exit alone: the supervisor continues, and needs its folder."""
+    """Unload the model and exit. The engine must not remove the supervisor's folder, since the supervisor continues."""
 
 
 # from the engine
 
 
 class EngineReport(Struct, frozen=True, tag=True):
-    """What an engine process reports once to its supervisor."""
+    """An engine process has loaded its model or has failed to. Sent once to the supervisor."""
 
     # Where it listens; "" if it could not load.
     address: str = ""
@@ -133,7 +138,9 @@ BEAT_SECONDS = 0.5
 
 
 class Beat(Struct, frozen=True, tag=True):
-    """A heartbeat. It contains no times, so clock changes and a sleeping machine do not affect it."""
+    """A heartbeat of an engine. It contains no times, so that clock changes and a suspended machine do not look like a
+    hang.
+    """
 
     # Counted from 1 since the process started.
     number: int = 0
@@ -152,10 +159,10 @@ FromEngine = EngineReport | Beat | KeptOptions
 
 
 def launch_decoder() -> FrameDecoder[FromSupervisor]:
-    """Decodes what an engine receives from its supervisor."""
+    """A decoder of the messages that an engine receives from the supervisor."""
     return FrameDecoder(msgspec.msgpack.Decoder(list[FromSupervisor]))
 
 
 def report_decoder() -> FrameDecoder[FromEngine]:
-    """Decodes what a supervisor receives from an engine."""
+    """A decoder of the messages that the supervisor receives from an engine."""
     return FrameDecoder(msgspec.msgpack.Decoder(list[FromEngine]))

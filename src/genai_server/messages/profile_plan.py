@@ -1,4 +1,4 @@
-"""The plan of a profile session, which an operator gives to an engine, and its results."""
+"""The plan of a profile session, which an operator sends to an engine, and the results of the session."""
 
 import re
 
@@ -9,7 +9,7 @@ PREFIX = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 class SlowTokens(Struct, frozen=True):
-    """A trigger that profiles tokens after a slow one. Exactly one of `over_ms` and `ratio` is given."""
+    """Profile the tokens that follow a slow token. Exactly one of `over_ms` and `ratio` defines what is slow."""
 
     # A token is slow if it took more milliseconds than this.
     over_ms: float | None = None
@@ -22,7 +22,7 @@ class SlowTokens(Struct, frozen=True):
 
 
 class ProfilePlan(Struct, frozen=True):
-    """Which tokens a session profiles, and when it ends."""
+    """Which tokens a profile session records, and when the session ends."""
 
     # The beginning of the files' names.
     prefix: str
@@ -41,7 +41,7 @@ class ProfilePlan(Struct, frozen=True):
 
 
 class Profiled(Struct, frozen=True):
-    """The results of a session."""
+    """What a profile session has recorded so far."""
 
     # Profiled tokens.
     tokens: int = 0
@@ -54,7 +54,7 @@ class Profiled(Struct, frozen=True):
 
 
 class ProfileState(Struct, frozen=True):
-    """An open session."""
+    """A profile session that has not ended."""
 
     id: str
     # "waiting" until a request reaches what the session profiles, then "recording".

@@ -1,7 +1,7 @@
-"""The connection between an API process and an engine: its messages, and the frames that carry them.
+"""The protocol between an API process and an engine: the messages, and the frames that carry them.
 
 A frame is a four-byte big-endian length and a MessagePack list of messages; nothing is pickled. The messages of admin
-calls are in admin.py, what an engine has counted is in figures.py.
+calls are in admin.py, those with an engine's counters in figures.py.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -31,13 +31,13 @@ _PREFIX_BYTES = 4
 
 
 class Hello(Struct, frozen=True, tag=True):
-    """From an API process. Without the right secret the engine closes the connection."""
+    """The first message of an API process. If the secret is wrong, the engine closes the connection."""
 
     secret: str
 
 
 class Welcome(Struct, frozen=True, tag=True):
-    """From the engine: its model is loaded, and it takes requests on this connection."""
+    """The engine's answer to `Hello`: its model is loaded, and it accepts requests on this connection."""
 
     model: ModelInfo
     batching: Batching
@@ -47,7 +47,7 @@ class Welcome(Struct, frozen=True, tag=True):
 
 
 class Capacity(Struct, frozen=True):
-    """What an idle device accepts, and the errors for more than that."""
+    """How many requests and tokens an idle device accepts, shared fairly among tenants (API keys)."""
 
     # Maximum number of running requests.
     running: int
@@ -60,22 +60,23 @@ class Capacity(Struct, frozen=True):
 
     @property
     def requests(self) -> int:
-        """How many run and wait together."""
+        """How many requests may be on the device together, running or waiting."""
         return self.running + self.waiting
 
     def num_free(self, present: Mapping[str, int], tenant: str) -> int:
-        """How many more requests of a tenant are accepted next to the present ones, whose numbers are given by tenant.
+        """How many more requests of a tenant the device accepts. `present` has the number of its requests by tenant.
 
-        A tenant has at least an equal share, however many requests others have.
+        A tenant may always have an equal share of the capacity, however many requests the other tenants have.
         """
         equal_share = self.requests // _num_tenants(present, tenant)
         return max(0, self.requests - sum(present.values()), equal_share - present.get(tenant, 0))
 
     def free_tokens(self, present: Mapping[str, int], waiting_tokens: Mapping[str, int], tenant: str) -> int | None:
-        """How many tokens the prompt of one more request of a tenant may have; None without a limit, or if the request
-        may run at once.
+        """Maximum number of prompt tokens of one more request of a tenant.
 
-        `waiting_tokens` are those of the prompts that cannot run at once, by tenant. Each has at least an equal share.
+        Returns None if the number is not limited, or if the request could run at once. `present` has the number of
+        requests on the device by tenant, and `waiting_tokens` the tokens of the prompts that cannot run at once, by
+        tenant. A tenant may always have an equal share of the waiting tokens.
         """
         if self.waiting_tokens is None:
             return None
@@ -90,7 +91,10 @@ class Capacity(Struct, frozen=True):
     def full_of_requests(
         self, device: str, present: Mapping[str, int], tenant: str, retry_after: int | None, more: str = ""
     ) -> QueueFull:
-        """The error for a request of a tenant on a device that has too many requests of the same kind already."""
+        """The error for one more request of a tenant when the device has its maximum number of requests.
+
+        `present` has the number of requests by tenant; `more` is added to the message.
+        """
         num_tenants = _num_tenants(present, tenant)
         own = f", {present.get(tenant, 0)} of them of this key" if num_tenants > 1 else ""
         equal_share = (
@@ -103,7 +107,9 @@ class Capacity(Struct, frozen=True):
         )
 
     def full_of_tokens(self, device: str, num_tokens: int, own: int, retry_after: int | None) -> QueueFull:
-        """The error for a request whose `own` tokens would make those of all waiting prompts too many."""
+        """The error for a request with a prompt of `own` tokens, with which all waiting prompts together would have
+        `num_tokens` and thereby more than the limit.
+        """
         return QueueFull(
             f"the prompts of the requests that wait for {device} would have {num_tokens} tokens with this one's {own}: "
             f"GENAI_MAX_QUEUE_TOKENS lets {self.waiting_tokens} wait",
@@ -112,12 +118,15 @@ class Capacity(Struct, frozen=True):
 
 
 def _num_tenants(present: Mapping[str, int], tenant: str) -> int:
-    """How many tenants there are with one more."""
+    """The number of tenants that have requests on the device, counting `tenant` even if it has none yet."""
     return len({*present, tenant})
 
 
 class Load(Struct, frozen=True, tag=True):
-    """The device's load, sent when it changes. Low-priority requests count in their own fields only."""
+    """The load of an engine's device, sent to the API processes whenever it changes.
+
+    Low-priority requests are counted only in the fields that are named after them.
+    """
 
     running: int = 0
     waiting: int = 0
@@ -138,7 +147,7 @@ class Load(Struct, frozen=True, tag=True):
     capacity: Capacity | None = None
 
     def is_full(self, tenant: str) -> bool:
-        """Whether the device would accept no request of a tenant now, as far as is known."""
+        """Whether the device would refuse a request of this tenant now. False while the capacity is unknown."""
         return self.capacity is not None and not self.capacity.num_free(self.present, tenant)
 
 
@@ -146,7 +155,9 @@ class Load(Struct, frozen=True, tag=True):
 
 
 class Submit(Struct, frozen=True, tag=True):
-    """Generate; answered by `Accepted` or `Refused`, then by `Tokens` and one of `Finished` and `Failed`."""
+    """Start a request. The engine answers with `Accepted` or `Refused`; after `Accepted`, with `Tokens` and then with
+    one `Finished` or `Failed`.
+    """
 
     # Numbers the request within its connection, here and in all messages below.
     key: int
@@ -156,32 +167,34 @@ class Submit(Struct, frozen=True, tag=True):
 
 
 class Cancel(Struct, frozen=True, tag=True):
-    """End the request; nothing is answered."""
+    """End a request. The engine sends nothing more about it."""
 
     key: int
 
 
 class Stop(Struct, frozen=True, tag=True):
-    """End the answer with the tokens so far; answered by `Finished` if it still runs."""
+    """End an answer with the tokens generated so far. The engine sends `Finished` unless the answer has already
+    ended.
+    """
 
     key: int
 
 
 class Accepted(Struct, frozen=True, tag=True):
-    """The request will end in exactly one `Finished` or `Failed`."""
+    """The engine has accepted the request and will end it with exactly one `Finished` or `Failed`."""
 
     key: int
 
 
 class Refused(Struct, frozen=True, tag=True):
-    """The request was not accepted."""
+    """The engine has not accepted the request, for this reason."""
 
     key: int
     error: ErrorInfo
 
 
 class Tokens(Struct, frozen=True, tag=True, omit_defaults=True):
-    """The next tokens of an answer."""
+    """The next tokens of an answer, with their log probabilities if the request asks for those."""
 
     key: int
     # Their ids.
@@ -191,14 +204,16 @@ class Tokens(Struct, frozen=True, tag=True, omit_defaults=True):
 
 
 class PromptLogprobs(Struct, frozen=True, tag=True):
-    """The log probabilities of the next tokens of the prompt. The first token has none and is left out."""
+    """The log probabilities of the prompt's next tokens. The prompt's first token has no log probability and is left
+    out.
+    """
 
     key: int
     logprobs: list[TokenLogprob]
 
 
 class Progress(Struct, frozen=True, tag=True):
-    """How far the prompt has been read; sent after each chunk if the request asks for it."""
+    """How many tokens of the prompt have been read. Sent after each chunk of the prefill if the request asks for it."""
 
     key: int
     # Tokens, cached ones included.
@@ -208,7 +223,7 @@ class Progress(Struct, frozen=True, tag=True):
 
 
 class Vectors(Struct, frozen=True, tag=True):
-    """What has been computed for the next texts of a request, in their order."""
+    """The embedding vectors or scores of the next texts of a pooling request, in the order of the texts."""
 
     key: int
     # The same number of little-endian float32 for each text.
@@ -216,7 +231,7 @@ class Vectors(Struct, frozen=True, tag=True):
 
 
 class Finished(Struct, frozen=True, tag=True):
-    """The answer is complete."""
+    """The answer is complete; no more messages about the request follow."""
 
     key: int
     reason: FinishReason
@@ -233,7 +248,7 @@ class Finished(Struct, frozen=True, tag=True):
 
 
 class Failed(Struct, frozen=True, tag=True):
-    """The answer ended in an error."""
+    """The answer has ended with an error; no more messages about the request follow."""
 
     key: int
     error: ErrorInfo
@@ -250,7 +265,7 @@ ToApi = Welcome | Load | Figures | Event | AdminReply
 
 
 def encode_frame(messages: Sequence[Struct]) -> bytes:
-    """The bytes of one frame."""
+    """Encode messages as one frame."""
     body = msgspec.msgpack.encode(messages)
     return len(body).to_bytes(_PREFIX_BYTES, "big") + body
 
@@ -259,7 +274,7 @@ M = TypeVar("M")
 
 
 class FrameDecoder(Generic[M]):
-    """Turns the bytes of a stream, however they are split, into messages for one of the two sides."""
+    """Decodes a stream of frames into messages. The stream's bytes may arrive split at any point."""
 
     def __init__(self, decoder: "msgspec.msgpack.Decoder[list[M]]", max_bytes: int = MAX_FRAME_BYTES) -> None:
         self.max_bytes = max_bytes
@@ -267,9 +282,9 @@ class FrameDecoder(Generic[M]):
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> Iterable[M]:
-        """The messages that `data` completes.
+        """The messages that are complete with `data`, the next bytes of the stream.
 
-        Raises msgspec.DecodeError if the stream is not one of ours, or if a frame is over `max_bytes`.
+        Raises msgspec.DecodeError if the bytes are no valid frame, or if a frame is longer than `max_bytes`.
         """
         if not self._buffer and len(data) >= _PREFIX_BYTES:
             size = int.from_bytes(data[:_PREFIX_BYTES], "big")
@@ -290,10 +305,10 @@ class FrameDecoder(Generic[M]):
 
 
 def engine_decoder(max_bytes: int = MAX_FRAME_BYTES) -> FrameDecoder[ToEngine]:
-    """Decodes what an engine receives."""
+    """A decoder of the messages that an engine receives from an API process."""
     return FrameDecoder(msgspec.msgpack.Decoder(list[ToEngine]), max_bytes)
 
 
 def api_decoder() -> FrameDecoder[ToApi]:
-    """Decodes what an API process receives."""
+    """A decoder of the messages that an API process receives from an engine."""
     return FrameDecoder(msgspec.msgpack.Decoder(list[ToApi]))

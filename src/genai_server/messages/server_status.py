@@ -13,7 +13,7 @@ ANY_NAME = "*"
 
 
 class EngineState(StrEnum):
-    """The state of an engine's process."""
+    """The state of the engine process of one model on one device."""
 
     # It is loading its model for the first time.
     STARTING = "starting"
@@ -30,7 +30,7 @@ class EngineState(StrEnum):
 
 
 class ModelState(StrEnum):
-    """The state of a model, with all of its engines taken together."""
+    """The state of a model, derived from the states of all of its engines."""
 
     LOADING = "loading"
     # At least one engine is ready.
@@ -42,7 +42,7 @@ class ModelState(StrEnum):
 
 
 class EngineStatus(Struct, frozen=True):
-    """One engine as its supervisor reports it."""
+    """The engine of one model on one device, as the supervisor reports it."""
 
     device: str
     state: EngineState
@@ -66,7 +66,7 @@ class EngineStatus(Struct, frozen=True):
 
 
 class ModelStatus(Struct, frozen=True):
-    """One model that is served, with an engine on each of `devices` unless it is unloaded."""
+    """A model that the server serves. It has an engine on each of `devices` unless it is unloaded."""
 
     name: str
     path: str
@@ -99,7 +99,9 @@ class ModelStatus(Struct, frozen=True):
 
 
 class ServerStatus(Struct, frozen=True, tag=True):
-    """What the supervisor tells each API process, now and whenever it changes."""
+    """The state of all models and engines, which the supervisor sends to each API process on connection and after each
+    change.
+    """
 
     # API processes show it to engines; "" once the supervisor has ended.
     secret: str

@@ -1,8 +1,9 @@
-"""The connection between an API process and its supervisor: the messages, and the file that says where it is.
+"""The protocol between an API process and the supervisor, and the file with the supervisor's address.
 
-Each API process has one connection, in the frames of protocol.py. It begins with `Hello`. The supervisor then sends its
-`ServerStatus`, and again whenever that changes; it answers each `Ask` with a `CommandReply`, after the status that the
-command has changed. The messages of the worker pool are in worker_tasks.py, those about tools in tool_servers.py.
+Each API process has one connection, with frames as in protocol.py. The API process sends `Hello` first. The supervisor
+then sends its `ServerStatus`, and again after each change. It answers each `Ask` with a `CommandReply`, after the
+status that shows the command's effect. The messages of the worker pool are in worker_tasks.py, those about tools in
+tool_servers.py.
 """
 
 import os
@@ -25,7 +26,7 @@ LOCK = "lock"
 
 
 class Ask(Struct, frozen=True, tag=True):
-    """Carry out a command."""
+    """Ask the supervisor to carry out a command."""
 
     # Numbers the call within its connection.
     call: int
@@ -33,7 +34,7 @@ class Ask(Struct, frozen=True, tag=True):
 
 
 class CommandReply(Struct, frozen=True, tag=True):
-    """The command has been carried out, or has failed."""
+    """The supervisor has carried out a command, or reports why it could not."""
 
     call: int
     # Why it failed; None if it succeeded.
@@ -45,17 +46,17 @@ FromSupervisor = ServerStatus | CommandReply | FromPool | FromToolServers
 
 
 def supervisor_decoder(max_bytes: int = MAX_FRAME_BYTES) -> FrameDecoder[ToSupervisor]:
-    """Decodes what a supervisor receives from an API process."""
+    """A decoder of the messages that the supervisor receives from an API process."""
     return FrameDecoder(msgspec.msgpack.Decoder(list[ToSupervisor]), max_bytes)
 
 
 def supervisor_client_decoder() -> FrameDecoder[FromSupervisor]:
-    """Decodes what an API process receives from its supervisor."""
+    """A decoder of the messages that an API process receives from the supervisor."""
     return FrameDecoder(msgspec.msgpack.Decoder(list[FromSupervisor]), MAX_FRAME_BYTES)
 
 
 class SupervisorLaunch(Struct, frozen=True):
-    """What a supervisor is started with, as JSON."""
+    """The parameters with which a supervisor process is started, as JSON on its standard input."""
 
     # Where API processes look for it.
     folder: str
@@ -66,7 +67,7 @@ class SupervisorLaunch(Struct, frozen=True):
 
 
 class SupervisorAddress(Struct, frozen=True):
-    """Where a supervisor listens; a file that only the server's user can read."""
+    """The address and secret of a running supervisor, in a file that only the server's user can read."""
 
     # A Unix socket's path, or host:port.
     address: str
@@ -77,7 +78,7 @@ class SupervisorAddress(Struct, frozen=True):
 
 
 def write_address(folder: Path, address: SupervisorAddress) -> None:
-    """Write the file once, whole or not at all. Raises OSError."""
+    """Write the file with the supervisor's address into the runtime folder, atomically. Raises OSError."""
     new = folder / f"{_NAME}.new"
     with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
         file.write(msgspec.json.encode(address))
@@ -85,5 +86,8 @@ def write_address(folder: Path, address: SupervisorAddress) -> None:
 
 
 def read_address(folder: Path) -> SupervisorAddress:
-    """Where the supervisor of a folder listens. Raises OSError if none does, and msgspec.DecodeError."""
+    """Read the address of the supervisor that uses this runtime folder.
+
+    Raises OSError if there is no such file, and msgspec.DecodeError if the file is damaged.
+    """
     return msgspec.json.decode((folder / _NAME).read_bytes(), type=SupervisorAddress)

@@ -1,7 +1,8 @@
-"""What an API process and the supervisor, which owns the tool servers, send each other about tools.
+"""Messages about MCP tools between an API process and the supervisor, which runs the tool servers.
 
-The API process numbers each question within its connection; the supervisor answers each with one message. The
-supervisor also knows the requests whose tools are run, of all API processes: while a tool runs, no engine knows them.
+The API process gives each of its messages an id that is unique within the connection; the supervisor answers with one
+message that repeats it. While a tool runs, no engine knows the request. So the API processes also report these requests
+to the supervisor, which lists and ends them for operators.
 """
 
 from msgspec import Struct
@@ -11,7 +12,7 @@ from genai_server.messages.generation_request import FinishReason
 
 
 class ServerAddress(Struct, frozen=True):
-    """A tool server that a request names by its URL. The API process has checked its host."""
+    """The URL of a tool server that a request names. The API process has already checked that the host is allowed."""
 
     url: str
     # Of all requests to the URL.
@@ -19,7 +20,9 @@ class ServerAddress(Struct, frozen=True):
 
 
 class ListTools(Struct, frozen=True, tag=True):
-    """Which tools has a server? Starts it if it does not run. Answered by `ToolList`."""
+    """Ask for the tools of a tool server, which is started if it does not run. Answered by `ToolList` or
+    `ToolServerFailed`.
+    """
 
     id: int
     server: str
@@ -29,7 +32,7 @@ class ListTools(Struct, frozen=True, tag=True):
 
 
 class RunTool(Struct, frozen=True, tag=True):
-    """Run a tool. Answered by `ToolOutput`."""
+    """Call a tool of a tool server. Answered by `ToolOutput`."""
 
     id: int
     server: str
@@ -45,13 +48,15 @@ class RunTool(Struct, frozen=True, tag=True):
 
 
 class StopTool(Struct, frozen=True, tag=True):
-    """Nobody waits for the answer to this question any more, and none is sent."""
+    """The API process no longer waits for the answer to the message with this id; the supervisor stops the work and
+    sends none.
+    """
 
     id: int
 
 
 class ToolInfo(Struct, frozen=True):
-    """A tool of an MCP server, as the server describes it to the supervisor, and the supervisor to API processes."""
+    """A tool of an MCP server, as the server describes it."""
 
     name: str
     description: str
@@ -62,14 +67,14 @@ class ToolInfo(Struct, frozen=True):
 
 
 class ToolList(Struct, frozen=True, tag=True):
-    """The tools of a server that requests may use."""
+    """The tools of a tool server that requests may use."""
 
     id: int
     tools: list[ToolInfo]
 
 
 class ToolOutput(Struct, frozen=True, tag=True):
-    """What a tool has returned, or why it has not."""
+    """The text that a tool has returned, or an error message."""
 
     id: int
     text: str
@@ -77,14 +82,14 @@ class ToolOutput(Struct, frozen=True, tag=True):
 
 
 class ToolServerFailed(Struct, frozen=True, tag=True):
-    """A server could not list its tools."""
+    """A tool server could not list its tools."""
 
     id: int
     reason: str
 
 
 class ToolRequest(Struct, frozen=True):
-    """A request whose tools are run, as operators see it while no engine has it."""
+    """A request whose tools are being run, as operators see it while no engine has it."""
 
     state: RequestState
     # The model of its last round, and the device; "" before its first.
@@ -93,20 +98,25 @@ class ToolRequest(Struct, frozen=True):
 
 
 class HoldRequest(Struct, frozen=True, tag=True):
-    """Know this request until `ReleaseRequest`, in place of what was said of it before. `EndRequest` may follow."""
+    """Report a request whose tools are being run, or a change of it. Valid until `ReleaseRequest`; the supervisor may
+    send `EndRequest`.
+    """
 
     id: int
     request: ToolRequest
 
 
 class ReleaseRequest(Struct, frozen=True, tag=True):
-    """The held request of this id has ended."""
+    """The tools of the reported request with this id no longer run."""
 
     id: int
 
 
 class FindRequests(Struct, frozen=True, tag=True):
-    """Which requests do API processes hold? Answered by `RequestsFound`. Without any field: all."""
+    """Ask for the reported requests of all API processes that match all given fields, and end them if `end` is given.
+
+    Answered by `RequestsFound`.
+    """
 
     id: int
     # Only the request with this unique id or, if there is none, all with this id.
@@ -118,14 +128,14 @@ class FindRequests(Struct, frozen=True, tag=True):
 
 
 class RequestsFound(Struct, frozen=True, tag=True):
-    """The requests that a question is about."""
+    """The requests that match a `FindRequests`."""
 
     id: int
     requests: list[ToolRequest]
 
 
 class EndRequest(Struct, frozen=True, tag=True):
-    """An operator ends the held request of this id."""
+    """An operator ends the reported request with this id, for this reason."""
 
     id: int
     reason: FinishReason

@@ -1,7 +1,6 @@
-"""The messages between an API process and the worker pool, on the connection to the supervisor.
+"""Messages between an API process and the worker pool, on the API process's connection to the supervisor.
 
-Each `RunTasks`, `StartProcess` and `ReserveSpace` of an API process is answered once for each of its ids: by `Done`,
-`Ended` or `Refused`.
+Each id in `RunTasks`, `StartProcess` and `ReserveSpace` is answered once, by `Done`, `Ended` or `Refused`.
 """
 
 from typing import Any
@@ -15,7 +14,9 @@ MAX_FRAME_BYTES = 2**32 - 1
 
 
 class TaskOwner(Struct, frozen=True):
-    """The request that a task is part of. Tenants take turns, and so do the requests of a tenant."""
+    """The request that a task belongs to. The pool serves tenants (API keys) in turn, and a tenant's requests in
+    turn.
+    """
 
     # Stands for the request's API key; "" for all requests without one.
     tenant: str = ""
@@ -26,7 +27,7 @@ class TaskOwner(Struct, frozen=True):
 
 
 class Task(Struct, frozen=True):
-    """Work on what a request has sent, for a process of the pool."""
+    """A piece of work on untrusted input, such as an image to decode, for one worker process."""
 
     # The name of a TaskKind.
     kind: str
@@ -46,7 +47,7 @@ class Task(Struct, frozen=True):
 
 
 class RunTasks(Struct, frozen=True, tag=True):
-    """Run tasks; all of them are taken on, or all are refused."""
+    """Run these tasks. The pool accepts all of them or refuses all."""
 
     # The id of the first one; those of the others follow.
     first_id: int
@@ -56,7 +57,7 @@ class RunTasks(Struct, frozen=True, tag=True):
 
 
 class StartProcess(Struct, frozen=True, tag=True):
-    """Start a worker process before its first task arrives, unless one for it, or enough others, are idle."""
+    """Start a worker process before its first task arrives, unless a process of this kind or enough others are idle."""
 
     id: int
     kind: str
@@ -65,7 +66,7 @@ class StartProcess(Struct, frozen=True, tag=True):
 
 
 class ReserveSpace(Struct, frozen=True, tag=True):
-    """Wait until this many bytes of the disk space for what is prepared are free, and take them."""
+    """Wait until this many bytes of the limited disk space for prepared media are free, and reserve them."""
 
     id: int
     owner: TaskOwner
@@ -73,9 +74,9 @@ class ReserveSpace(Struct, frozen=True, tag=True):
 
 
 class ResizeSpace(Struct, frozen=True, tag=True):
-    """Keep only this many of the bytes taken; with 0, none, or do not wait for them any longer. Not answered.
+    """Reduce a reservation of disk space to this many bytes; 0 ends it, or ends waiting for it. Not answered.
 
-    Bytes that tasks may still write are returned when these have ended.
+    Bytes into which tasks may still write are freed when those tasks have ended.
     """
 
     id: int
@@ -83,20 +84,20 @@ class ResizeSpace(Struct, frozen=True, tag=True):
 
 
 class CancelTask(Struct, frozen=True, tag=True):
-    """Nobody waits for a task any more. Its file is removed when it has ended."""
+    """The API process no longer waits for a task. The task's file is removed when the task has ended."""
 
     id: int
 
 
 class Done(Struct, frozen=True, tag=True):
-    """The answer of the process; empty for a process that is ready, and for space that is taken."""
+    """A task's answer. Empty if the id stands for a started process or for reserved disk space."""
 
     id: int
     answer: dict[str, Any]
 
 
 class Ended(Struct, frozen=True, tag=True):
-    """The process did not answer."""
+    """A task failed because its worker process ended without an answer."""
 
     id: int
     # How it ended.
@@ -106,7 +107,7 @@ class Ended(Struct, frozen=True, tag=True):
 
 
 class Refused(Struct, frozen=True, tag=True):
-    """The task was not run."""
+    """The pool did not run a task, for this reason."""
 
     id: int
     error: ErrorInfo

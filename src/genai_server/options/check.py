@@ -1,4 +1,6 @@
-"""Checks an operator's options of a device, and translates them into the libraries' form."""
+"""Checks the session and provider options that an operator sets for a device, and translates them into the text forms
+of ONNX Runtime and onnxruntime-genai.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -25,9 +27,10 @@ _INDICES = ("device_id", "device_index", "deviceId")
 
 
 def check_device(sections: Mapping[str, Any], device: str) -> DeviceOptions:
-    """The options in a device's `sections`: session, provider and providers.
+    """Check a device's tables of the configuration file and return them as options.
 
-    Raises ConfigurationError, whose message names section, key and value, and the nearest name for an unknown one.
+    `sections` has the tables `session`, `provider` and `providers`, where given. Raises ConfigurationError, whose
+    message names section, key and value; for an unknown key it suggests the most similar known one.
     """
     given = flat(_table(sections.get("session", {}), "[session]"))
     tables = {
@@ -61,7 +64,11 @@ def check_device(sections: Mapping[str, Any], device: str) -> DeviceOptions:
 
 
 def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """A table with nested tables flattened to dotted names, which TOML reads as nested without quotes."""
+    """The table without nesting: `{"session": {"intra_op": 1}}` becomes `{"session.intra_op": 1}`.
+
+    ONNX Runtime's option names contain dots, which TOML reads as nested tables unless they are quoted. `prefix` is put
+    in front of each name.
+    """
     found: dict[str, Any] = {}
     for name, value in table.items():
         if isinstance(value, Mapping):
@@ -78,7 +85,11 @@ def _table(value: Any, where: str) -> dict[str, Any]:
 
 
 def _read(given: dict[str, Any], rows: Mapping[str, Row]) -> dict[str, str]:
-    """Remove from `given` the options that have a row, and return their text."""
+    """Remove from `given` the options of `[session]` that `rows` describes, and return the values in ONNX Runtime's
+    text form, by its option names.
+
+    Raises ConfigurationError for an invalid value.
+    """
     found: dict[str, str] = {}
     for name in [name for name in given if name in rows]:
         row, value = rows[name], given.pop(name)
@@ -87,7 +98,11 @@ def _read(given: dict[str, Any], rows: Mapping[str, Row]) -> dict[str, str]:
 
 
 def _add(found: dict[str, str], row: Row, name: str, value: Value, where: str) -> None:
-    """Add the options that a value stands for to `found`. Raises ConfigurationError."""
+    """Add to `found` the options of ONNX Runtime that one configured value stands for.
+
+    Raises ConfigurationError if the value is invalid or if one of these options is set already. `where` is the section,
+    for the message.
+    """
     meant = row.options(value_text(row, name, value, where))
     if twice := sorted(meant.keys() & found.keys()):
         raise ConfigurationError(f"{where} {name}={quoted(value)}: {twice[0]} is given twice")
@@ -95,7 +110,11 @@ def _add(found: dict[str, str], row: Row, name: str, value: Value, where: str) -
 
 
 def value_text(row: Row, name: str, value: Value, where: str) -> str:
-    """The libraries' text for an option's value. Raises ConfigurationError, which says `where` it is."""
+    """The text form in which ONNX Runtime takes an option's value.
+
+    Raises ConfigurationError if the value is invalid or the option cannot be set; `where` is the section, for the
+    message.
+    """
     if row.impossible:
         raise ConfigurationError(f"{where} {name}={quoted(value)}: it cannot be set: {row.impossible}")
     try:
@@ -111,7 +130,11 @@ def _libraries(value: Any) -> list[str]:
 
 
 def _providers(order: Any, tables: Mapping[str, dict[str, Any]], device: str) -> list[ProviderOptions]:
-    """The device's providers in order. Options of other providers belong to other devices."""
+    """The execution providers of a device with their options, in the order in which they choose nodes of the graph.
+
+    `order` is the configured list of names; None stands for the device's default. Providers of `tables` that are not in
+    the order are checked, but left out. Raises ConfigurationError.
+    """
     kind, _, index = device.partition(":")
     if order is None:
         order = [kind, *PROVIDERS[kind].fallback] if kind in PROVIDERS else []
@@ -138,12 +161,15 @@ def _providers(order: Any, tables: Mapping[str, dict[str, Any]], device: str) ->
 
 
 def on_providers(options: DeviceOptions, device: str) -> DeviceOptions:
-    """The options, with the device's default providers if they name none."""
+    """The same options, with the default execution providers of the device where the options name no provider."""
     return msgspec.structs.replace(options, providers=options.providers or _providers(None, {}, device))
 
 
 def _with_index(options: ProviderOptions, index: str) -> ProviderOptions:
-    """Set a provider's device number, if it has one."""
+    """The provider's options with the device's number `index`, if the provider has an option for a number.
+
+    Raises ConfigurationError if the operator has set another number.
+    """
     key = next((key for key in _INDICES if key in names(provider(options.name).rows)), None)
     if key is None:
         return options
@@ -155,8 +181,9 @@ def _with_index(options: ProviderOptions, index: str) -> ProviderOptions:
 
 
 def provider_options(name: str, table: Mapping[str, Any]) -> ProviderOptions:
-    """One provider's checked table. Options of a provider from outside are passed on as text.
+    """Check the table `[provider.NAME]` of one execution provider and return its options.
 
+    The options of a provider that is loaded from a library or package are not known here and are passed on as text.
     Raises ConfigurationError.
     """
     where = f"[provider.{name}]"
@@ -178,7 +205,11 @@ def provider_options(name: str, table: Mapping[str, Any]) -> ProviderOptions:
 
 
 def _check_together(options: DeviceOptions, warnings: list[str]) -> None:
-    """Refuse options that are valid alone, but not together; warn about those without effect."""
+    """Check options against each other.
+
+    Raises ConfigurationError for options that exclude each other, and appends to `warnings` a sentence about each
+    option that another one makes useless.
+    """
     shrinking = options.run.get(session.SHRINKAGE, "")
     if "cpu" in shrinking and options.session.get(session.ARENA) == "0":
         raise ConfigurationError(

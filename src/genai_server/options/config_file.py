@@ -1,8 +1,8 @@
-"""The configuration file: settings by name, and the tables with the options of sessions and providers. The tables of
-tool servers (`[mcp.NAME]`) are read by config/tool_servers.py.
+"""Reads the configuration file: settings by name, and tables with the options of sessions and execution providers.
 
-A table may be at the top level, for one device (`[devices.cuda.session]`, `[devices."cuda:1".session]`), for one model
-(`[models.NAME.session]`), or for both. More specific settings win, key by key.
+A table may stand at the top level, below a device (`[devices.cuda.session]`, `[devices."cuda:1".session]`), below a
+model (`[models.NAME.session]`), or below both. Where several tables set the same key, the most specific table wins. The
+tables of tool servers (`[mcp.NAME]`) are read by config/tool_servers.py.
 """
 
 import tomllib
@@ -22,9 +22,10 @@ _OTHERS = ("mcp",)
 
 
 def read_file(path: str) -> dict[str, Any]:
-    """The file at `path`; if that is empty, `genai-server.toml` in the working directory, if it exists.
+    """The parsed configuration file at `path`. If `path` is empty, `genai-server.toml` in the working directory is
+    read; without that file, the result is empty.
 
-    Raises ConfigurationError.
+    Raises ConfigurationError if the file cannot be read or is not TOML.
     """
     file = Path(path or DEFAULT_FILE)
     if not path and not file.exists():
@@ -38,7 +39,11 @@ def read_file(path: str) -> dict[str, Any]:
 
 
 def read_text(text: str, written_as: str) -> dict[str, Any]:
-    """The same tables, from a text. Raises ConfigurationError."""
+    """The tables of options in a text such as the value of `--options`. Raises ConfigurationError if the text is not
+    TOML or has an unknown table.
+
+    `written_as` names the text in messages.
+    """
     try:
         found = tomllib.loads(text)
     except ValueError as error:
@@ -49,7 +54,11 @@ def read_text(text: str, written_as: str) -> dict[str, Any]:
 
 
 def file_settings(tables: Mapping[str, Any], known: Sequence[str], path: str) -> dict[str, str]:
-    """The settings in the file, as they would be written in the environment. Raises ConfigurationError."""
+    """The settings in the parsed file `tables`, as they would be written in environment variables, by field name.
+
+    `known` are the names of all settings. Raises ConfigurationError for an unknown name and for a value that is a list
+    or a table.
+    """
     found: dict[str, str] = {}
     for name, value in tables.items():
         if name in (*SECTIONS, *_SCOPES, *_OTHERS):
@@ -68,7 +77,10 @@ def file_settings(tables: Mapping[str, Any], known: Sequence[str], path: str) ->
 def device_options(
     sources: Sequence[Mapping[str, Any]], model: str, devices: Sequence[str]
 ) -> dict[str, DeviceOptions]:
-    """The options of each device. Later `sources` override earlier ones. Raises ConfigurationError."""
+    """The session and provider options of a model on each of its devices, by device.
+
+    `sources` are parsed configurations, of which later ones override earlier ones. Raises ConfigurationError.
+    """
     merged: dict[str, dict[str, Any]] = {device: {} for device in devices}
     for device, tables in ((device, tables) for tables in sources for device in devices):
         for scope in _scopes(tables, model, device):
@@ -83,7 +95,10 @@ def device_options(
 
 
 def _scopes(tables: Mapping[str, Any], model: str, device: str) -> list[Mapping[str, Any]]:
-    """The tables that apply to a device, the most specific last. Raises ConfigurationError for unknown tables."""
+    """The tables of a configuration that apply to a model on a device, the most specific one last.
+
+    Raises ConfigurationError if one of these tables has an unknown key.
+    """
     own = _part(tables, "models", model)
     found = [tables]
     for place in (tables, own):
@@ -107,7 +122,9 @@ def _part(tables: Mapping[str, Any], scope: str, name: str) -> Mapping[str, Any]
 
 
 def merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Both tables combined; `over` wins key by key."""
+    """A new table with the entries of both. Where both have a key, the value of `over` is taken; nested tables are
+    merged in the same way.
+    """
     both = dict(under)
     for name, value in over.items():
         inner = both.get(name)

@@ -1,4 +1,8 @@
-"""The options of one device, with which its engine is started, and the runners that they reach."""
+"""The session and provider options of one device, and which of them take effect in which runner.
+
+An engine runs a model either with onnxruntime-genai (`Reach.GENERATOR`) or in sessions of its own for a batch
+(`Reach.BATCHED`). Not every option exists in both.
+"""
 
 import msgspec
 from msgspec import Struct
@@ -9,7 +13,9 @@ from genai_server.options.table import Reach, Row, names
 
 
 class ProviderOptions(Struct, frozen=True):
-    """An execution provider and its options, as its library takes them."""
+    """An execution provider and its options, in the names and text values of the library that implements the
+    provider.
+    """
 
     name: str
     options: dict[str, str] = {}
@@ -20,7 +26,7 @@ class ProviderOptions(Struct, frozen=True):
 
 
 class DeviceOptions(Struct, frozen=True):
-    """The options of a device's sessions. All names are ONNX Runtime's; all values are text."""
+    """The options of a device's ONNX Runtime sessions, in ONNX Runtime's names. All values are text."""
 
     # Options that have fields of their own.
     session: dict[str, str] = {}
@@ -39,7 +45,9 @@ _SESSION_ROWS = names(session.SESSION)
 
 
 def unreachable(options: DeviceOptions, runner: Reach) -> str | None:
-    """The first option that does not reach a runner, with the reason; None if all do."""
+    """A sentence about the first option that has no effect in this kind of runner, with the reason; None if all options
+    have an effect.
+    """
     for name in options.session:
         if _misses(_SESSION_ROWS[name], runner):
             return f"[session] {name} reaches only {_where(_SESSION_ROWS[name].reach)}"
@@ -58,15 +66,16 @@ def unreachable(options: DeviceOptions, runner: Reach) -> str | None:
 
 
 def without_spinning_between_passes(options: DeviceOptions) -> DeviceOptions:
-    """The options of models that take turns on the same cores: threads of one must not wait while another computes.
+    """The options for models that share processor cores, so that idle threads of one model do not spin while another
+    model computes.
 
-    An operator's own option is kept.
+    If the operator has set this option, the operator's value stays.
     """
     return msgspec.structs.replace(options, entries={session.SPINNING_STOP: "1", **options.entries})
 
 
 def reaching(options: DeviceOptions, runner: Reach) -> DeviceOptions:
-    """The options without those that do not reach a runner."""
+    """A copy of the options without those that have no effect in this kind of runner."""
     providers = []
     for given in options.providers:
         known = provider(given.name)
@@ -80,7 +89,7 @@ def reaching(options: DeviceOptions, runner: Reach) -> DeviceOptions:
 
 
 def device_id(options: DeviceOptions) -> int:
-    """The number of the device among its kind: the first provider's `device_id`."""
+    """The device's number among devices of the same kind: `device_id` of the first execution provider, or 0."""
     given = next((one.options for one in options.providers), {})
     return int(given.get("device_id", "0"))
 

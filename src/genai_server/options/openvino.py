@@ -1,4 +1,4 @@
-"""The options of ONNX Runtime's OpenVINO execution provider, whose switches are words."""
+"""The options of ONNX Runtime's OpenVINO execution provider, which writes switches as `True` and `False`."""
 
 import re
 

@@ -1,7 +1,7 @@
-"""Reads protobuf's text format without a schema; Triton's config.pbtxt is written in it.
+"""Reads protobuf's text format without a schema. Triton's config.pbtxt is written in this format.
 
-protobuf's own parser needs the message's schema and silently drops unknown fields. Here every field must be seen, so
-that untranslated ones can be reported. protobuf's tokenizer splits the text.
+protobuf's own parser needs a schema and silently drops unknown fields. The translation of a Triton configuration must
+see every field, so that it can report those it leaves out. protobuf's tokenizer splits the text.
 """
 
 import re
@@ -22,7 +22,10 @@ _CLOSED_BY = {"{": "}", "<": ">"}
 
 
 def read_pbtxt(text: str, name: str) -> Message:
-    """The fields of a text. Raises ConfigurationError with `name`, line and column."""
+    """Parse a text in protobuf's text format into the values of each field.
+
+    Raises ConfigurationError, whose message has the file's `name`, line and column.
+    """
     tokenizer: Any = text_format.Tokenizer(text.splitlines())
     try:
         return _message(tokenizer, end="")
@@ -31,7 +34,7 @@ def read_pbtxt(text: str, name: str) -> Message:
 
 
 def messages(values: Iterable["str | Message"]) -> Iterator[Message]:
-    """The values that are messages."""
+    """Those of a field's values that are messages; the others are text."""
     return (value for value in values if isinstance(value, dict))
 
 

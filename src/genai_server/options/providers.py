@@ -1,7 +1,8 @@
-"""The execution providers, with their names in the two libraries.
+"""The execution providers that the server knows, each with its names in ONNX Runtime and in onnxruntime-genai.
 
-onnxruntime-genai's names are those of `NormalizeProviderName` and the table in its session_options.cpp (0.18); it has
-no tensorrt. Any other provider may come from a package or a library, under the name that the library gives it.
+onnxruntime-genai's names are those of `NormalizeProviderName` and the table in its session_options.cpp (0.18); it does
+not have TensorRT. Any other provider may come from a Python package or a library, under the name that the library gives
+it.
 """
 
 import difflib
@@ -15,7 +16,7 @@ from genai_server.options.table import Reach, Row, choice, flag, number, text
 
 @dataclass(frozen=True)
 class Provider:
-    """An execution provider."""
+    """An execution provider: its names, its options and where it is installed from."""
 
     name: str
     # onnxruntime-genai's name; None if it has none.
@@ -104,7 +105,9 @@ PROVIDERS: dict[str, Provider] = {
 
 
 def provider(name: str) -> Provider:
-    """The provider with this name of ours. An unknown one comes from a library and has one name everywhere."""
+    """The provider with this name in the configuration. An unknown name stands for a provider from a library, which has
+    the same name everywhere.
+    """
     return PROVIDERS.get(name) or Provider(name, name, name)
 
 

@@ -1,4 +1,6 @@
-"""Rows of the option tables: the kinds of their values, the lookup of a name, and suggestions for unknown names."""
+"""The form of the option tables: rows that describe one option each, kinds of values, and suggestions for unknown
+names.
+"""
 
 import difflib
 import math
@@ -19,7 +21,7 @@ _MAX_SIZE = 2**64 - 1
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of value."""
+    """The values that an option may have, and their text form."""
 
     # Describes the valid values.
     expected: str
@@ -27,7 +29,9 @@ class Kind:
     read: Callable[[Value], str]
 
     def text(self, value: Value) -> str:
-        """The libraries' text for a value. Raises ValueError, whose message says what was expected."""
+        """The text form in which the library takes a value. Raises ValueError, whose message says what values are
+        valid.
+        """
         try:
             return self.read(value)
         except (ValueError, KeyError):
@@ -35,12 +39,12 @@ class Kind:
 
 
 def flag(true: str = "1", false: str = "0") -> Kind:
-    """A switch, which its library writes as `true` or `false`."""
+    """The kind of a switch. `true` and `false` are the texts that the library takes for the two values."""
     return Kind("true or false (or 1 or 0)", lambda value: true if _FLAGS[str(value).lower()] else false)
 
 
 def number(minimum: int = 0, maximum: int | None = None) -> Kind:
-    """A whole number within inclusive bounds."""
+    """The kind of a whole number from `minimum` to `maximum`, both included."""
 
     def read(value: Value) -> str:
         if isinstance(value, bool | float):
@@ -54,30 +58,36 @@ def number(minimum: int = 0, maximum: int | None = None) -> Kind:
 
 
 def size() -> Kind:
-    """A number of bytes that fits the libraries' size_t."""
+    """The kind of a number of bytes, at most 2**64 - 1."""
     return Kind("a number of bytes below 2**64", number(0, _MAX_SIZE).read)
 
 
 def choice(*names: str, also: Mapping[str, str] | None = None) -> Kind:
-    """One of some words in any case, or another form of one."""
+    """The kind of a value that is one of `names`, in upper or lower case. `also` maps other accepted spellings to these
+    names.
+    """
     known = {name.lower(): name for name in names} | {key.lower(): name for key, name in (also or {}).items()}
     shown = ", ".join(names) + ("" if not also else f" (or {', '.join(also)})")
     return Kind(f"one of {shown}", lambda value: known[str(value).lower()])
 
 
 def number_or_other(known: Collection[str], other: str) -> Kind:
-    """A whole number. An unknown one means `other`, which is one of the known ones."""
+    """The kind of a whole number of which only those in `known` have a meaning. Any other number becomes `other`, as in
+    Triton.
+    """
     read = number(-_MAX_SIZE, _MAX_SIZE).read
     return Kind("a whole number", lambda value: found if (found := read(value)) in known else other)
 
 
 def text() -> Kind:
-    """A text that is not empty."""
+    """The kind of a text that is not empty."""
     return _pattern("a text", _TEXT)
 
 
 def anything() -> Kind:
-    """Any value of an undocumented option; a switch becomes 1 or 0."""
+    """The kind of an option whose values are not documented: any single value is passed on, and true and false become 1
+    and 0.
+    """
 
     def read(value: Value) -> str:
         if type(value) not in (bool, int, float, str) or value == "":
@@ -88,12 +98,14 @@ def anything() -> Kind:
 
 
 def shapes() -> Kind:
-    """The shapes of a graph's inputs, in the form of TensorRT's profiles."""
+    """The kind of a text with shapes of the graph's inputs, in the form that TensorRT's profiles have."""
     return _pattern('shapes such as "input_ids:1x1,attention_mask:1x8"', _SHAPES)
 
 
 def arenas() -> Kind:
-    """The devices whose memory arenas shrink after each pass."""
+    """The kind of a text that lists devices whose memory arenas ONNX Runtime shrinks after each run, such as
+    `cpu:0;gpu:0`.
+    """
     return _pattern('devices such as "cpu:0" or "cpu:0;gpu:0"', _ARENAS)
 
 
@@ -107,7 +119,7 @@ def _pattern(expected: str, pattern: re.Pattern[str]) -> Kind:
 
 
 class Reach(Enum):
-    """The runners that an option reaches: onnxruntime-genai's model, the batched session, or both."""
+    """The runners in which an option has an effect: onnxruntime-genai's model, the sessions of a batch, or both."""
 
     BOTH = "both"
     GENERATOR = "generator"
@@ -116,7 +128,7 @@ class Reach(Enum):
 
 @dataclass(frozen=True)
 class Row:
-    """An option."""
+    """The description of one option: its names, the kind of its values, and where it has an effect."""
 
     # ONNX Runtime's name.
     name: str
@@ -132,22 +144,24 @@ class Row:
     why: str = ""
 
     def options(self, text: str) -> Mapping[str, str]:
-        """ONNX Runtime's options, by name, for a checked value."""
+        """The options of ONNX Runtime, by name, that this option sets if its checked value is `text`."""
         return self.means[text] if self.means else {self.name: text}
 
 
 def names(rows: Iterable[Row]) -> dict[str, Row]:
-    """The rows by all of their names."""
+    """The rows by option name; a row with several names is in the result under each of them."""
     return {name: row for row in rows for name in (row.name, *row.also)}
 
 
 def possible(rows: Mapping[str, Row]) -> list[str]:
-    """The names of the options that can be set. A message suggests no others."""
+    """The names of the options that can be set, for suggestions in messages."""
     return [name for name, row in rows.items() if not row.impossible]
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """The end of a message: `; did you mean …?`, the known names if they are few, or nothing."""
+    """The end of a message about an unknown name: `; did you mean …?` with the most similar of the `known` names, else
+    a list of these names if there are at most twelve, else "".
+    """
     candidates = sorted(known)
     lower = {candidate.lower(): candidate for candidate in candidates}
     found = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=0.6)

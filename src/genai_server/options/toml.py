@@ -8,12 +8,12 @@ _INTEGER = re.compile(r"-?(0|[1-9][0-9]*)")
 
 
 def toml_key(name: str) -> str:
-    """A key of one part, quoted if necessary."""
+    """The key as it is written in TOML: bare where its characters allow that, else quoted."""
     return name if _PLAIN_KEY.fullmatch(name) else toml_value(name)
 
 
 def toml_value(value: Any) -> str:
-    """A quoted string, or a plain whole number."""
+    """The value as it is written in TOML: bare if it is a whole number, else as a quoted string."""
     text = str(value)
     if _INTEGER.fullmatch(text):
         return text

@@ -1,4 +1,6 @@
-"""Translates a model's configuration of Triton's ONNX Runtime backend into this server's configuration file."""
+"""Translates a model's configuration of Triton's ONNX Runtime backend (config.pbtxt) into this server's configuration
+file.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -47,7 +49,7 @@ _OF_THE_MODEL = {
 
 @dataclass
 class Translation:
-    """Tables of our configuration, and what has no counterpart in them."""
+    """The translated configuration, with notes about what was left out."""
 
     settings: dict[str, Any] = field(default_factory=dict)
     session: dict[str, str] = field(default_factory=dict)
@@ -62,9 +64,11 @@ class Translation:
 
 
 def translate(config: Message, backend_config: Sequence[str] = (), *, is_completed: bool = True) -> Translation:
-    """The translated configuration. Raises ConfigurationError for what Triton would refuse, too.
+    """Translate a parsed config.pbtxt and the options of Triton's command line.
 
-    `is_completed` says whether Triton would complete the configuration: without --disable-auto-complete-config.
+    `backend_config` has the values of Triton's `--backend-config`. `is_completed` says whether Triton would complete
+    the configuration from the model's file, as it does without --disable-auto-complete-config. Raises
+    ConfigurationError for values that Triton would refuse.
     """
     found = Translation()
     for name, values in config.items():
@@ -106,7 +110,9 @@ def _max_batch_size(found: Translation, name: str, value: str) -> None:
 
 
 def _instances(found: Translation, values: list[Any]) -> None:
-    """The devices. Their counts do not matter, since one engine batches for each device."""
+    """Translate Triton's instance groups into devices. The number of instances is left out, since one engine per device
+    batches all requests.
+    """
     for group in messages(values):
         kind, gpus = str(group.get("kind", ["KIND_AUTO"])[-1]), group.get("gpus", [])
         found.devices += [f"cuda:{gpu}" for gpu in gpus] or {"KIND_CPU": ["cpu"], "KIND_GPU": ["cuda"]}.get(kind, [])
@@ -138,7 +144,7 @@ def _set(found: Translation, name: str, value: str) -> None:
 
 
 def _entries(values: list[Any]) -> dict[str, str]:
-    """A map of protobuf: messages of key and value, where the value may be a message with a `string_value`."""
+    """The entries of a protobuf map as text by key. A value may be a text, or a message with a `string_value`."""
     found: dict[str, str] = {}
     for entry in messages(values):
         key, value = (entry.get(part, [""])[-1] for part in ("key", "value"))
@@ -169,7 +175,7 @@ def _accelerator(found: Translation, accelerator: Message) -> None:
 
 
 def _backend(found: Translation, backend_config: Sequence[str], *, is_completed: bool) -> None:
-    """Translate the options of Triton's command line."""
+    """Translate the options of Triton's command line, `--backend-config` and --disable-auto-complete-config."""
     given = _of_this_backend(backend_config)
     known = (_POOL, _BATCH, *_THREADS)
     if strange := [key for key in given if key not in known]:
@@ -192,7 +198,10 @@ def _backend(found: Translation, backend_config: Sequence[str], *, is_completed:
 
 
 def _of_this_backend(backend_config: Sequence[str]) -> dict[str, str]:
-    """The keys and values of the command line's `BACKEND,KEY=VALUE`, without those of other backends."""
+    """The values of `--backend-config=onnxruntime,KEY=VALUE` by key. Those of other backends are left out.
+
+    Raises ConfigurationError for a text of another form.
+    """
     given: dict[str, str] = {}
     for text in backend_config:
         backend, comma, rest = text.partition(",")
@@ -205,7 +214,11 @@ def _of_this_backend(backend_config: Sequence[str]) -> dict[str, str]:
 
 
 def _place(found: Translation) -> None:
-    """Find the devices, and assign each kind its accelerators. On a GPU, CUDA takes the rest of the graph."""
+    """Choose the devices and the execution providers of each kind of device, in order.
+
+    Without instance groups, the accelerators decide the devices. On a GPU, CUDA runs the nodes that the other providers
+    leave. Accelerators of a kind without a device are left out with a note.
+    """
     on_gpus = [name for name in found.provider if name not in (*_ON_CPUS, "cuda")]
     orders = {"cpu": [name for name in found.provider if name in _ON_CPUS], "cuda": on_gpus}
     if "cuda" in found.provider or on_gpus:
@@ -225,7 +238,7 @@ def _place(found: Translation) -> None:
 
 
 def _choose_runner(found: Translation) -> None:
-    """Choose the batched runner on GPUs if an option would otherwise have no effect."""
+    """Set the scheduler to `batched` on GPUs if an option would have no effect in onnxruntime-genai's runner."""
     for kind in {device.partition(":")[0] for device in found.devices} - {"cpu"}:
         order = {"providers": found.providers[kind]} if kind in found.providers else {}
         used = {name: options for name, options in found.provider.items() if name in found.providers.get(kind, ())}
@@ -241,7 +254,7 @@ def _choose_runner(found: Translation) -> None:
 
 
 def as_toml(found: Translation) -> str:
-    """The text of the configuration file."""
+    """The translated configuration as the text of a configuration file. The notes are comments at its beginning."""
     lines = [f"# {note}" for note in found.notes]
     lines += [f"{name} = {toml_value(value)}" for name, value in found.settings.items()]
     if found.devices:

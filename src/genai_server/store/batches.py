@@ -1,4 +1,4 @@
-"""Stored batches: their state in the store, which every API process sees."""
+"""Batches in the store, where every API process sees their state."""
 
 import json
 import sqlite3
@@ -22,7 +22,7 @@ _COLUMNS = "id, owner, input, output, errors, keeps, value"
 
 @dataclass(frozen=True)
 class StoredBatch:
-    """A batch that has not ended, as the process that runs it needs it."""
+    """A batch that has not ended, as the API process that runs it needs it."""
 
     id: str
     # Stands for an API key; "" without API keys.
@@ -38,21 +38,21 @@ class StoredBatch:
 
     @property
     def endpoint(self) -> str:
-        """The path of its requests."""
+        """The path to which the requests of the batch are sent, such as `/v1/chat/completions`."""
         found: str = self.value["endpoint"]
         return found
 
     @property
     def expires(self) -> int:
-        """When its requests expire, in seconds since 1970."""
+        """The time until which the requests of the batch are run, in seconds since 1970."""
         found: int = self.value["expires_at"]
         return found
 
 
 class BatchStore:
-    """Batches, whose inputs and results are in a FileStore. Belongs to the event loop.
+    """Creates, reads and changes batches in the store. Their input and result files are in a FileStore.
 
-    All methods raise StoreUnavailable.
+    Only the event loop may call the methods. Each of them raises StoreUnavailable if the store cannot be used.
     """
 
     def __init__(self, files: FileStore) -> None:
@@ -60,21 +60,22 @@ class BatchStore:
         self._database = files.database
 
     async def create(self, batch: StoredBatch) -> None:
-        """Add a batch.
+        """Store a new batch together with its result files, which are empty and not visible yet.
 
-        Raises InvalidField for an input file that the owner does not have, or if there is no space for its results, and
-        RateLimitExceeded if too many batches have not ended.
+        Raises InvalidField if the owner has no such input file or no space for results, and RateLimitExceeded if the
+        owner has the maximum number of batches that have not ended.
         """
         await self._database.write(batch.owner, lambda rows: self._insert(rows, batch), is_durable=True)
 
     async def get(self, id: str, owner: str) -> JsonObject:
-        """A batch of this owner. Raises BatchNotFound."""
+        """A batch of this owner in OpenAI's format. Raises BatchNotFound."""
         return _found(await self._database.read(owner, lambda rows: _value(rows, id, owner)), id)
 
     async def page(self, owner: str, *, after: str | None, limit: int) -> tuple[list[JsonObject], bool]:
-        """Some of this owner's batches after one of them, newest first, and whether there are more.
+        """A page of at most `limit` batches of this owner, newest first, and whether more follow. The page begins after
+        the batch with the id `after`.
 
-        Raises InvalidField.
+        Raises InvalidField if the owner has no batch with this id.
         """
 
         def read(rows: sqlite3.Connection) -> list[JsonObject]:
@@ -89,7 +90,10 @@ class BatchStore:
         return found[:limit], len(found) > limit
 
     async def cancel(self, id: str, owner: str) -> JsonObject:
-        """Tell the process that runs a batch to cancel it. Raises BatchNotFound, and InvalidField if it is too late."""
+        """Mark a batch for cancellation by the API process that runs it, and return it in OpenAI's format.
+
+        Raises BatchNotFound, and InvalidField if the batch is in a state in which it cannot be cancelled.
+        """
 
         def cancel(rows: sqlite3.Connection) -> JsonObject | None:
             value = _value(rows, id, owner)
@@ -104,7 +108,7 @@ class BatchStore:
         return _found(await self._database.write(owner, cancel, is_durable=True), id)
 
     async def open(self) -> list[StoredBatch]:
-        """All batches that have not ended, oldest first."""
+        """All batches of all owners that have not ended, oldest first."""
 
         def read(rows: sqlite3.Connection) -> list[StoredBatch]:
             found = rows.execute(f"SELECT {_COLUMNS} FROM batches WHERE is_open ORDER BY key")
@@ -116,15 +120,16 @@ class BatchStore:
         return await self._database.read("", read)
 
     async def reread(self, batch: StoredBatch) -> JsonObject | None:
-        """The current value of a batch; None if it has ended."""
+        """The batch as the store has it now, in OpenAI's format; None if the batch has ended."""
         return await self._database.read(batch.owner, lambda rows: _open_value(rows, batch))
 
     async def update(
         self, batch: StoredBatch, change: Callable[[JsonObject], None], sizes: tuple[int, int]
     ) -> tuple[JsonObject, str]:
-        """Change a batch that this process runs. `sizes` are those of its results and errors in bytes.
+        """Change a running batch. `sizes` are the bytes of its output file and its error file.
 
-        Returns its new value, and the setting whose limit leaves no space for more results; "" if there is space.
+        Returns the batch in OpenAI's format, and the name of the setting whose limit leaves no space for more results;
+        "" if there is space.
         """
 
         def update(rows: sqlite3.Connection) -> tuple[JsonObject, str]:
@@ -141,7 +146,9 @@ class BatchStore:
         return await self._database.write(batch.owner, update, is_durable=True)
 
     async def end(self, batch: StoredBatch, changes: JsonObject, sizes: tuple[int, int]) -> None:
-        """End a batch, and show the files of its results in the same moment. Empty files are removed."""
+        """End a batch: apply `changes` and make its result files visible, in one transaction. Result files without
+        content are removed.
+        """
 
         def end(rows: sqlite3.Connection) -> None:
             now = int(time.time())

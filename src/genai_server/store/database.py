@@ -1,7 +1,7 @@
-"""An SQLite file that all API processes of a server share, and the thread of this process that reads and writes it.
+"""An SQLite file that all API processes of a server share, and the one thread of each process that accesses it.
 
-The thread does one job at a time, each in a transaction and within a time limit. Owners (API keys) take turns by the
-seconds that their jobs have taken, so that no owner's jobs hold up those of others for longer than one job.
+The thread runs one job at a time, each in a transaction and within a time limit. Owners (API keys) take turns by the
+seconds that their jobs have taken, so that an owner's jobs delay those of others by at most one job.
 """
 
 import asyncio
@@ -53,14 +53,14 @@ class _Job:
 
 
 class Database:
-    """Runs jobs on an SQLite file. Must be closed.
+    """Runs jobs on an SQLite file, in a thread of its own. Must be closed.
 
-    `prepare` creates the tables of a new file, or migrates those of an older version; it raises ValueError for a file
-    that it does not know. The file is opened by the first job, and again after a failure. It never has more than
-    `max_bytes`.
+    `prepare` creates the tables of a new file or migrates those of an older version, and raises ValueError for an
+    unknown version. The first job opens the file; after a failure, the next job opens it again. The file never grows
+    beyond `max_bytes`.
 
-    `read`, `write` and `close` belong to the event loop. The thread is a daemon thread, because a disk that hangs may
-    block it forever.
+    Only the event loop may call `read`, `write` and `close`. The thread is a daemon thread, because a disk that hangs
+    may block it forever.
     """
 
     def __init__(
@@ -102,15 +102,16 @@ class Database:
         return await self._run(owner, do, "DEFERRED")
 
     async def write(self, owner: str | None, do: Do[T], *, is_durable: bool = False) -> T:
-        """Run a job that may write, and return its result. A job that raises an error changes nothing.
+        """Run a job that may write, and return its result. If the job raises an error, its changes are undone.
 
-        A power failure may undo the latest jobs, except those that are durable and whatever was written before them.
-        Raises as `read` does. A job that was too slow may still have been completed.
+        A power failure may undo the most recent jobs. If `is_durable`, it can undo neither this job nor any before it.
+        Raises the same errors as `read`. After StoreUnavailable because of the time limit, the job may still have been
+        completed.
         """
         return await self._run(owner, do, "IMMEDIATE", is_durable=is_durable)
 
     async def close(self) -> None:
-        """Finish waiting jobs and close the file, without waiting longer than the time limit."""
+        """Finish the waiting jobs and close the file, for at most as long as the time limit of a job."""
         with self._changed:
             self._is_closed = True
             self._changed.notify()
@@ -121,9 +122,10 @@ class Database:
 
     @contextmanager
     def transaction(self, kind: str, *, is_durable: bool = False) -> Iterator[sqlite3.Connection]:
-        """Run the block in a transaction: all of its changes are made, or none. Belongs to the thread; blocks.
+        """Run the `with` block in a transaction, whose changes are made completely or not at all. Blocks; only for the
+        database's thread.
 
-        Raises StoreUnavailable if the file cannot be read or written.
+        `kind` is DEFERRED or IMMEDIATE, as in SQLite. Raises StoreUnavailable if the file cannot be read or written.
         """
         try:
             if self._connection is None:
@@ -143,7 +145,7 @@ class Database:
             raise
 
     def disconnect(self) -> None:
-        """Close the file; the next transaction opens it again. Belongs to the thread."""
+        """Close the file; the next transaction opens it again. Only for the database's thread."""
         connection, self._connection = self._connection, None
         if connection is not None:
             with suppress(sqlite3.Error):
@@ -201,7 +203,9 @@ class Database:
         self._ended.set_result(None)
 
     def _next(self) -> tuple[str, _Job] | None:
-        """The next job with its owner, whose turn it is; None when the file is to be closed."""
+        """Wait for a job, and return it with its owner, whose turn it is; None when the database is being closed and no
+        job is left.
+        """
         with self._changed:
             while not self._queues:
                 if self._is_closed:
@@ -225,7 +229,9 @@ class Database:
             job.done.set_result(result)
 
     def _commit(self, connection: sqlite3.Connection, kind: str) -> None:
-        """Commit a transaction. One that reads only notes what was used, which a full disk need not take."""
+        """Commit a transaction. If it was only to read, an error is ignored: it can only lose the time of the last
+        use.
+        """
         try:
             if connection.in_transaction:
                 connection.execute("COMMIT")
@@ -260,7 +266,7 @@ class Database:
 
 
 def check_version(rows: sqlite3.Connection, known: Set[int]) -> int:
-    """The version of a file, 0 if it is new. Raises ValueError if it is not one of those that are `known`."""
+    """The version of a database file, 0 if the file is new. Raises ValueError if the version is not in `known`."""
     (version,) = rows.execute("PRAGMA user_version").fetchone()
     if version not in known:
         supported = sorted(known - {0})
@@ -270,7 +276,10 @@ def check_version(rows: sqlite3.Connection, known: Set[int]) -> int:
 
 
 def why_unusable(path: Path, known: Set[int]) -> str | None:
-    """Why no database of the `known` versions can be written at a path; None if one can. Changes nothing."""
+    """Why the server could not use the database file at this path, in words; None if it could. Nothing is changed.
+
+    `known` are the versions that the server can open.
+    """
     try:
         with TemporaryFile(dir=path.parent):  # SQLite has files of its own beside it
             pass
@@ -292,7 +301,9 @@ def why_unusable(path: Path, known: Set[int]) -> str | None:
 
 
 def statements(script: str) -> Iterator[str]:
-    """The statements of a script. `executescript` would commit the transaction."""
+    """Split an SQL script into statements. sqlite3's own `executescript` cannot be used, since it commits the
+    transaction.
+    """
     statement = ""
     for line in script.splitlines():
         statement += line + "\n"

@@ -1,4 +1,4 @@
-"""Stored files: their contents in a folder, and what is known of them in the store."""
+"""Uploaded files and results of batches: their contents in a folder, and their properties in the store."""
 
 import asyncio
 import os
@@ -25,7 +25,7 @@ _COLUMNS = "id, owner, created, expires, name, purpose, size"
 
 @dataclass(frozen=True)
 class StoredFile:
-    """A file as the database has it."""
+    """The properties of a stored file."""
 
     id: str
     # Stands for an API key; "" without API keys.
@@ -39,7 +39,7 @@ class StoredFile:
     size: int
 
     def to_json(self) -> JsonObject:
-        """The file in OpenAI's format."""
+        """The file as an object in OpenAI's format."""
         expires = {} if self.expires is None else {"expires_at": self.expires}
         return {
             "id": self.id,
@@ -56,7 +56,9 @@ class StoredFile:
 
 @dataclass(frozen=True)
 class FileLimits:
-    """Maximum bytes of the files of an owner, and of all, and maximum number of files of an owner."""
+    """Limits of stored files: maximum bytes for each owner and for all owners, and maximum number of files of an
+    owner.
+    """
 
     per_owner: int
     total: int
@@ -64,9 +66,10 @@ class FileLimits:
 
 
 class FileStore:
-    """Files within limits, visible only to their owners. Belongs to the event loop.
+    """Stores files within limits. A file is visible only to its owner.
 
-    Creates its folders. All methods raise StoreUnavailable. Raises OSError if the folder cannot be made.
+    Creates its folders, and raises OSError if it cannot. Only the event loop may call the methods; each of them raises
+    StoreUnavailable if the store cannot be used.
     """
 
     def __init__(self, database: Database, folder: Path, limits: FileLimits) -> None:
@@ -83,14 +86,14 @@ class FileStore:
         self._limits = limits
 
     def content(self, id: str) -> Path:
-        """Where the content of a file is."""
+        """The path of the content of a file."""
         return self._contents / id
 
     async def add(self, upload: Path, name: str, purpose: str, owner: str, seconds: int) -> StoredFile:
-        """Move an uploaded file into the store, for a number of seconds.
+        """Move an uploaded file into the store, where it stays for `seconds`.
 
-        Raises InvalidField if the owner's files would be too large, and UploadUnavailable if all files would be, or if
-        the disk fails.
+        Raises InvalidField if the owner would have too many files or bytes, and UploadUnavailable if all files together
+        would have too many bytes or if the disk fails.
         """
         id = new_id("file")
         try:
@@ -116,7 +119,12 @@ class FileStore:
     async def page(
         self, owner: str, *, after: str | None, limit: int, order: str, purpose: str | None
     ) -> tuple[list[StoredFile], bool]:
-        """Some files of this owner after one of them, by their age, and whether there are more. Raises InvalidField."""
+        """A page of at most `limit` files of this owner, and whether more follow. The page begins after the file with
+        the id `after`.
+
+        `order` is asc or desc by age; `purpose` selects files. Raises InvalidField if the owner has no file with this
+        id.
+        """
 
         def read(rows: sqlite3.Connection) -> list[StoredFile]:
             start = start_of(rows, "files", after, owner, order)
@@ -132,7 +140,9 @@ class FileStore:
         return found[:limit], len(found) > limit
 
     async def delete(self, id: str, owner: str) -> None:
-        """Delete a file of this owner. Raises StoredFileNotFound, and InvalidField while a batch reads it."""
+        """Delete a file of this owner. Raises StoredFileNotFound, and InvalidField while the file is the input of a
+        running batch.
+        """
 
         def remove(rows: sqlite3.Connection) -> bool:
             if find(rows, id, owner) is None:
@@ -150,14 +160,18 @@ class FileStore:
         await asyncio.to_thread(_remove, self.content(id))
 
     def reached_limit(self, rows: sqlite3.Connection, owner: str) -> str:
-        """The setting whose limit keeps the results of an owner's batches from growing; "" if they may grow."""
+        """The name of the setting whose limit the stored files have reached, so that an owner's batches cannot write
+        more results; "" if they can.
+        """
         _, own, total = _used(rows, owner)
         if own >= self._limits.per_owner:
             return "GENAI_FILES_BYTES_PER_KEY"
         return "GENAI_FILES_BYTES" if total >= self._limits.total else ""
 
     async def remove_expired(self) -> None:
-        """Remove files that have expired, unless a batch reads them, and contents that belong to no file."""
+        """Remove files that have expired, except inputs of running batches, and contents without an entry in the
+        store.
+        """
 
         def expired(rows: sqlite3.Connection) -> None:
             rows.execute(
@@ -199,18 +213,20 @@ class FileStore:
 
 
 def new_id(prefix: str) -> str:
-    """A new id in OpenAI's form."""
+    """A new random id in OpenAI's form, such as `file-…` or `batch_…`."""
     return f"{prefix}-{secrets.token_hex(12)}" if prefix == "file" else f"{prefix}_{secrets.token_hex(12)}"
 
 
 def insert(rows: sqlite3.Connection, file: StoredFile, writer: str = "") -> None:
-    """Add a file. With a `writer`, a batch that still writes it, no request can see it."""
+    """Add a file to the table. `writer` is the id of a batch that still writes the file, which makes it invisible to
+    requests.
+    """
     values = (file.id, file.owner, file.created, file.expires, file.name, file.purpose, file.size, writer)
     rows.execute(f"INSERT INTO files ({_COLUMNS}, writer) VALUES (?, ?, ?, ?, ?, ?, ?, ?)", values)
 
 
 def find(rows: sqlite3.Connection, id: str, owner: str) -> StoredFile | None:
-    """A file of this owner."""
+    """The file with this id if this owner has it and it has not expired; else None."""
     row = rows.execute(
         f"SELECT {_COLUMNS} FROM files WHERE id = ? AND owner = ? AND writer = '' AND COALESCE(expires, ?) > ?",
         (id, owner, 2**62, int(time.time())),
@@ -219,7 +235,10 @@ def find(rows: sqlite3.Connection, id: str, owner: str) -> StoredFile | None:
 
 
 def start_of(rows: sqlite3.Connection, table: str, after: str | None, owner: str, order: str) -> int:
-    """The key beyond which a page begins. Raises InvalidField for an id that the owner does not have."""
+    """The primary key in `table` after which a page begins; without `after`, a key before the first row in this order.
+
+    Raises InvalidField if the owner has no row with the id `after`.
+    """
     if after is None:
         return 2**62 if order == "desc" else 0
     row = rows.execute(f"SELECT key FROM {table} WHERE id = ? AND owner = ?", (after, owner)).fetchone()
@@ -230,7 +249,7 @@ def start_of(rows: sqlite3.Connection, table: str, after: str | None, owner: str
 
 
 def _used(rows: sqlite3.Connection, owner: str) -> tuple[int, int, int]:
-    """The number of an owner's files, their bytes, and those of all files."""
+    """The number of an owner's files, their bytes, and the bytes of all owners' files."""
     number, own = rows.execute(f"SELECT COUNT(*), {_COUNTED} FROM files WHERE owner = ?", (owner,)).fetchone()
     (total,) = rows.execute(f"SELECT {_COUNTED} FROM files").fetchone()
     return number, own, total
@@ -241,7 +260,7 @@ def _not_found(id: str) -> StoredFileNotFound:
 
 
 def _move(source: Path, target: Path) -> int:
-    """Move a file, and return its size. It survives a power failure."""
+    """Move a file so that a power failure cannot undo or damage it, and return its size in bytes."""
     with source.open("rb+") as file:
         os.fsync(file.fileno())
     os.replace(source, target)

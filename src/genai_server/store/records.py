@@ -1,6 +1,7 @@
-"""Stored responses and conversations: each is a record with a head and indexed rows of items and events.
+"""Stored responses and conversations. Each is a record: one row for the object itself, and one for each item and stream
+event.
 
-An access reads and writes only the rows concerned. Records are visible only to their owners.
+An access reads and writes only the rows that it needs. Records are visible only to their owners.
 """
 
 import json
@@ -30,7 +31,7 @@ _HISTORY_LIMIT = "8 times GENAI_MAX_BODY_BYTES, and at least GENAI_MAX_MEDIA_BOD
 
 
 class Key(NamedTuple):
-    """Identifies a record."""
+    """Identifies a record: its type, its id and its owner."""
 
     object: Literal["response", "conversation"]
     id: str
@@ -58,13 +59,13 @@ class Record:
 
     @property
     def id(self) -> str:
-        """The record's id."""
+        """The id of the response or conversation."""
         id: str = self.value["id"]
         return id
 
 
 class Row(NamedTuple):
-    """One item or event."""
+    """One item or stream event of a record, encoded as JSON."""
 
     kind: int
     # None for an event.
@@ -73,7 +74,9 @@ class Row(NamedTuple):
 
 
 class EncodedRecord:
-    """A record encoded for the database. Encoding a large one takes long, so it is done outside of the event loop."""
+    """A record whose parts are encoded as JSON. Encoding a large record takes long and is done outside of the event
+    loop.
+    """
 
     def __init__(self, record: Record) -> None:
         output = record.value.get("output")
@@ -88,7 +91,9 @@ class EncodedRecord:
 
 @dataclass(frozen=True)
 class StoredRecord:
-    """A record read from the database, without its items and events. A response's output items are raw JSON."""
+    """A response or conversation read from the database, without its input items and events. A response's output items
+    are raw JSON.
+    """
 
     value: JsonObject
     owner: str | None
@@ -103,7 +108,7 @@ class StoredRecord:
 
 @dataclass(frozen=True)
 class Page:
-    """One page of items, in the requested order."""
+    """A page of a record's items, in the requested order."""
 
     # Pairs of id and item.
     items: list[tuple[str, JsonObject | msgspec.Raw]]
@@ -111,7 +116,9 @@ class Page:
 
 
 class History(NamedTuple):
-    """A record's items as JSON, including a response's output."""
+    """The items of a record as JSON, in order, including the output of a response. If it was shortened, `first` is the
+    record's first item.
+    """
 
     items: list[bytes]
     # The record's first item; None if `items` begins with it.
@@ -119,11 +126,11 @@ class History(NamedTuple):
 
 
 class Records:
-    """Reads and changes records within limits, in transactions of the caller.
+    """Reads and changes records, in transactions of the caller.
 
-    Beyond a limit, the least recently used record of the largest owner is evicted, so that no owner evicts records of
-    owners that are within an equal share. Items shared by several records count for each of them. Methods that exceed
-    a limit for one record raise InvalidField.
+    If the records exceed a limit, the least recently used record of the owner who has most is evicted, so that an owner
+    within an equal share loses none. An item that several records share counts for each of them. A change that makes a
+    single record exceed a limit raises InvalidField.
     """
 
     def __init__(self, max_records: int, max_bytes: int) -> None:
@@ -132,7 +139,7 @@ class Records:
         self._max_bytes = max_bytes
 
     def put(self, rows: sqlite3.Connection, encoded: EncodedRecord) -> None:
-        """Store a record, replacing one with the same id; call `evict` afterwards."""
+        """Store a record, in place of one with the same id. The caller must call `evict` afterwards."""
         record = encoded.record
         self._check(record.id, encoded.size, len(encoded.rows))
         owner, used = record.owner or "", time.time_ns() + (_MAX_RUN if record.run else 0)
@@ -147,8 +154,9 @@ class Records:
         _add_rows(rows, added.lastrowid, owner, encoded.rows)
 
     def complete(self, rows: sqlite3.Connection, encoded: EncodedRecord) -> bool:
-        """Complete a stored running response; call `evict` afterwards. Returns whether it was still stored: another
-        process may have deleted it.
+        """Store the final state of a response that was stored while it ran. The caller must call `evict` afterwards.
+
+        Returns False if the response is no longer stored, because another process has deleted it.
         """
         record = encoded.record
         self._check(record.id, encoded.size, len(encoded.rows))
@@ -164,9 +172,10 @@ class Records:
         return True
 
     def evict(self, rows: sqlite3.Connection, newcomer: str | None) -> str | None:
-        """Delete one record if the limits are exceeded and return its id, else None.
+        """If the records exceed a limit, delete one of them and return its id; otherwise return None.
 
-        Each call deletes only one record, so that other jobs can run between two calls.
+        `newcomer` is the owner of the record stored last, who loses a record only if no other owner has as much. Each
+        call deletes only one record, so that other jobs can run between two calls.
         """
         for measure, limit in (("number", self._max_records), ("size", self._max_bytes)):
             if (rows.execute(f"SELECT SUM({measure}) FROM owners").fetchone()[0] or 0) > limit:
@@ -186,7 +195,7 @@ class Records:
         return deleted.rowcount > 0
 
     def get(self, rows: sqlite3.Connection, key: Key) -> StoredRecord | None:
-        """A record without its items."""
+        """A record without its input items; None if it does not exist."""
         if (record := _use(rows, key)) is None:
             return None
         head, *more = rows.execute(
@@ -204,9 +213,10 @@ class Records:
     def page(
         self, rows: sqlite3.Connection, key: Key, *, order: Literal["asc", "desc"], after: str | None, limit: int
     ) -> Page | None:
-        """A page of a record's items without its output; None if the record does not exist.
+        """A page of a record's items, without a response's output; None if the record does not exist.
 
-        Raises InvalidField if `after` is not one of its items.
+        The page has at most `limit` items and begins after the item with the id `after`. Raises InvalidField if the
+        record has no such item.
         """
         if (record := _use(rows, key)) is None:
             return None
@@ -241,10 +251,10 @@ class Records:
     def history(
         self, rows: sqlite3.Connection, key: Key, max_bytes: int, *, is_shortened: bool = False
     ) -> History | None:
-        """A record's items and a response's output; None if the record does not exist.
+        """All items of a record, including a response's output; None if the record does not exist.
 
-        If they exceed `max_bytes`, `is_shortened` returns the first item and the newest ones up to half that size;
-        otherwise InvalidField is raised.
+        If they have more than `max_bytes`, InvalidField is raised; or, if `is_shortened`, only the first item and the
+        newest ones with at most half of `max_bytes` are returned.
         """
         if (record := _use(rows, key)) is None:
             return None
@@ -270,7 +280,9 @@ class Records:
         return History(items[:num_newest][::-1], first)
 
     def events(self, rows: sqlite3.Connection, key: Key, after: int) -> list[bytes] | None:
-        """The next stream events after this sequence number; None if the record does not exist."""
+        """The stored stream events after the one with sequence number `after`, up to a page; None if the record does
+        not exist.
+        """
         if (record := _use(rows, key)) is None:
             return None
         sql = "SELECT json FROM parts WHERE record = ? AND kind = ? AND place > ? ORDER BY place LIMIT ?"
@@ -285,9 +297,10 @@ class Records:
     def find_items(
         self, rows: sqlite3.Connection, wanted: Mapping[str, int], owner: str | None, max_bytes: int
     ) -> dict[str, bytes]:
-        """The owner's items with these ids as JSON, keyed by id. Unknown ids are omitted.
+        """The owner's items with the ids in `wanted`, as JSON by id. Unknown ids are omitted.
 
-        An item counts each time it is requested. Raises InvalidField if the total exceeds `max_bytes`.
+        `wanted` has the number of times that each item is used. Raises InvalidField if the items, counted that often,
+        have more than `max_bytes`.
         """
         found: dict[str, bytes] = {}
         size = 0
@@ -305,7 +318,9 @@ class Records:
     def set_value(
         self, rows: sqlite3.Connection, key: Key, change: Callable[[JsonObject], JsonObject]
     ) -> JsonObject | None:
-        """Change a conversation's value and return it; None if the record does not exist."""
+        """Replace a conversation's object by the result of `change` and return it; None if the record does not
+        exist.
+        """
         if (record := _find(rows, key)) is None:
             return None
         before, size = rows.execute("SELECT value, size FROM records WHERE key = ?", (record,)).fetchone()
@@ -317,7 +332,7 @@ class Records:
         return value
 
     def append(self, rows: sqlite3.Connection, key: Key, items: Sequence[Row]) -> bool:
-        """Append items to a record; call `evict` afterwards. Returns whether the record exists."""
+        """Append items to a record. The caller must call `evict` afterwards. Returns whether the record exists."""
         if (record := _find(rows, key)) is None:
             return False
         (size,) = rows.execute("SELECT size FROM records WHERE key = ?", (record,)).fetchone()
@@ -331,7 +346,7 @@ class Records:
         return True
 
     def remove_item(self, rows: sqlite3.Connection, key: Key, id: str) -> bool:
-        """Delete one item of a record; returns whether it existed."""
+        """Delete one item of a record. Returns whether the item existed."""
         record = _find(rows, key)
         position = None if record is None else _position(rows, record, key.owner, id)
         if position is None:
@@ -344,7 +359,7 @@ class Records:
         return True
 
     def mark_cancelled(self, rows: sqlite3.Connection, key: Key) -> None:
-        """Mark a running response as cancelled, for the process that runs it."""
+        """Mark a running response as cancelled; the API process that runs the response reads this mark."""
         rows.execute("UPDATE records SET is_cancelled = 1 WHERE key = ? AND run != ''", (_find(rows, key),))
 
     def _check(self, id: str, size: int, num_rows: int) -> None:
@@ -363,7 +378,7 @@ class Records:
 
 
 def encode_items(items: Iterable[JsonObject], kind: int = ITEM) -> list[Row]:
-    """Encode items as rows."""
+    """Encode items as rows of one kind: ITEM or OUTPUT."""
     return [Row(kind, item["id"], to_json(item)) for item in items]
 
 
@@ -381,7 +396,7 @@ def to_json(part: JsonObject) -> bytes:
 
 
 def references_too_large(max_bytes: int) -> InvalidField:
-    """The error for a request that refers to too many bytes of items."""
+    """The error for a request whose references to stored items stand for more than `max_bytes`."""
     return InvalidField(
         None,
         "the items referred to by item_reference may have at most",
@@ -391,12 +406,12 @@ def references_too_large(max_bytes: int) -> InvalidField:
 
 
 def no_such_item(after: str) -> InvalidField:
-    """The error for a page after an unknown item."""
+    """The error for a page that is to begin after an item which does not exist."""
     return InvalidField("after", "must be the id of an input item", given=after)
 
 
 def _find(rows: sqlite3.Connection, key: Key) -> int | None:
-    """The primary key of a record."""
+    """The primary key of a record; None if it does not exist."""
     row = rows.execute(
         "SELECT key FROM records WHERE owner = ? AND id = ? AND object = ?", (key.owner or "", key.id, key.object)
     ).fetchone()
@@ -404,7 +419,7 @@ def _find(rows: sqlite3.Connection, key: Key) -> int | None:
 
 
 def _use(rows: sqlite3.Connection, key: Key) -> int | None:
-    """The primary key of a record, which is marked as used."""
+    """The primary key of a record, whose time of last use becomes now; None if it does not exist."""
     record = _find(rows, key)
     if record is not None:
         with suppress(sqlite3.Error):  # a full or read-only disk, or another writer, does not prevent reading
@@ -413,7 +428,9 @@ def _use(rows: sqlite3.Connection, key: Key) -> int | None:
 
 
 def _position(rows: sqlite3.Connection, record: int, owner: str | None, id: str) -> int | None:
-    """The position of a record's item with this id, the first one if clients reused the id."""
+    """The position of the item with this id in a record; None if there is none. If several items have the id, the first
+    one's.
+    """
     row = rows.execute(
         "SELECT MIN(place) FROM parts WHERE owner = ? AND id = ? AND record = ? AND kind = ?",
         (owner or "", id, record, ITEM),
@@ -422,7 +439,7 @@ def _position(rows: sqlite3.Connection, record: int, owner: str | None, id: str)
 
 
 def _add_rows(rows: sqlite3.Connection, record: int, owner: str, added: Sequence[Row], position: int = 0) -> None:
-    """Append rows to those of their kind. Items are added from this position on."""
+    """Add rows to a record. Items get the positions from `position` on; output items and events get those from 0."""
     ends = {ITEM: position, OUTPUT: 0, EVENT: 0}
     placed = []
     for row in added:

@@ -75,17 +75,19 @@ _TAKE_OVER = """
 
 
 def open_store(path: Path, record_bytes: int, files_dir: Path | None = None) -> Database:
-    """The store in a file, for responses and conversations of `record_bytes` and for files and batches.
+    """Open the store in this file. `record_bytes` is the limit of all responses and conversations, which sets the
+    file's maximum size.
 
-    `files_dir` is the folder in which 0.2.0 may have left the state of files and batches.
+    `files_dir` is the folder in which version 0.2.0 may have left a file with the state of files and batches.
     """
     max_bytes = _SIZE_FACTOR * record_bytes + (_MIN_BYTES if files_dir is None else _FILES_BYTES)
     return Database(path, partial(prepare, index=None if files_dir is None else files_dir / INDEX_NAME), max_bytes)
 
 
 def prepare(rows: sqlite3.Connection, index: Path | None = None) -> None:
-    """Create the tables, or migrate those of 0.2.0 together with the rows of its `index`, which is then removed.
+    """Create the tables in a new file, or migrate the tables of version 0.2.0.
 
+    Rows of `index`, the file in which 0.2.0 kept files and batches, are moved into the store, and the file is removed.
     Raises ValueError for a file of another version, which is not changed.
     """
     has_index = index is not None and index.exists()
