@@ -1,4 +1,4 @@
-"""Puts the API together. All state is passed in, so that two apps can live in one process."""
+"""Builds the ASGI app of an API process. All state is passed in, so that two apps can live in one process."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -87,7 +87,9 @@ from genai_server.web.files import API_DOCS, PAGE
 
 @dataclass(frozen=True)
 class Attachment:
-    """Where an API process finds the supervisor, and the files that it shares with others."""
+    """How an API process finds its supervisor, and the folder of files that it shares with the server's other
+    processes.
+    """
 
     folder: Path
     find: FindSupervisor
@@ -101,7 +103,7 @@ Engines = Callable[[], AbstractAsyncContextManager[Attachment]]
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """What reads and fetches the files of models."""
+    """What reads the files of models, and what downloads them."""
 
     # Reads the text side of a model.
     load_text: LoadText
@@ -111,7 +113,7 @@ class ModelFiles:
 
 @dataclass(frozen=True)
 class Telemetry:
-    """What observes the app's requests."""
+    """What measures and records the requests of the app."""
 
     # Holds the metrics.
     registry: CollectorRegistry
@@ -135,10 +137,10 @@ def create_app(
     *,
     on_loopback: bool,
 ) -> FastAPI:
-    """The ASGI app. Its lifespan connects to the engines.
+    """Build the ASGI app. Its lifespan connects to the engines.
 
-    `drain` is started from outside. `on_loopback` says whether only this machine can reach the server, as far as is
-    known.
+    The caller runs `drain` when the server stops. `on_loopback` says whether the server is known to be reachable from
+    this machine only.
     """
 
     bodies = BodyBudget(settings.max_bodies_bytes)
@@ -293,7 +295,7 @@ def create_app(
 
 
 async def _start_image_readers(models: Catalog, images: Images) -> None:
-    """Start a process for each model that takes images once it is loaded."""
+    """Whenever a model that takes images has been loaded, start a worker process that prepares images for it."""
     async for served in models.loads():
         if (vision := served.codec.vision) is not None:
             await images.start(vision)
@@ -301,7 +303,7 @@ async def _start_image_readers(models: Catalog, images: Images) -> None:
 
 @asynccontextmanager
 async def _attached(attachment: Attachment) -> AsyncIterator[SupervisorClient]:
-    """A connection to the supervisor of running engines, for as long as the block runs."""
+    """Connect to the supervisor while the block runs. Calls `on_nothing_loaded` if no device could load its model."""
 
     async def follow() -> None:
         while not supervisor.status.has_nothing:
@@ -338,7 +340,9 @@ def _add_middleware(
     *,
     on_loopback: bool,
 ) -> None:
-    """Add what a request passes before its route. The middleware that is added last is passed first."""
+    """Add the middlewares, through which a request passes before its route. The one that is added last is the
+    outermost.
+    """
     seconds = settings.body_timeout, settings.upload_timeout
     app.add_middleware(Drained, drain=drain)
     app.add_middleware(
@@ -386,13 +390,13 @@ def _add_middleware(
 
 
 def _media_limit(app: FastAPI, settings: Settings) -> int:
-    """The maximum size of a body that may have images or sounds; 0 while there is no model for them."""
+    """The maximum size in bytes of a body that may contain images or audio; 0 while no served model takes them."""
     models = app.state.services.models.statuses()
     return settings.max_media_body_bytes if any(about.medium is not None for about in models) else 0
 
 
 def cors_options(settings: Settings) -> dict[str, Any]:
-    """What CORSMiddleware allows web pages of other origins."""
+    """The arguments of CORSMiddleware: what web pages of the allowed origins may send and read."""
     return {
         "allow_origins": settings.origins,
         "allow_methods": ["GET", "HEAD", "POST", "DELETE"],
@@ -409,6 +413,6 @@ def cors_options(settings: Settings) -> dict[str, Any]:
 
 
 def open_paths(settings: Settings) -> frozenset[str]:
-    """The paths that need no key."""
+    """The paths that can be requested without an API key."""
     paths = OPEN_PATHS | page.open_paths() if settings.ui else OPEN_PATHS
     return paths | {engine_metrics.PATH} if settings.metrics == "open" else paths

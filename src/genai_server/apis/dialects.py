@@ -1,4 +1,4 @@
-"""The formats of errors that the server's APIs have besides OpenAI's."""
+"""The APIs whose errors have a format other than OpenAI's."""
 
 from genai_server.apis.messages.errors import ANTHROPIC
 from genai_server.apis.ollama.errors import OLLAMA

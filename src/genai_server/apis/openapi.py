@@ -1,7 +1,7 @@
-"""/openapi.json as client generators need it: operations have the names of their functions, and enums have names.
+"""Builds /openapi.json for client generators: operations are named after their functions, and enums have names.
 
-A generated client has a function for each operation and a type for each enum. FastAPI's ids of operations contain their
-paths, and pydantic writes an enum without a name wherever a field has it.
+A generated client has a function for each operation and a type for each enum. FastAPI's operation ids contain the path,
+and pydantic repeats an enum without a name in each field.
 """
 
 import re
@@ -37,7 +37,7 @@ _ERRORS: tuple[type[BaseModel], ...] = (ErrorResponse, AnthropicErrorResponse, O
 
 
 def documented(app: FastAPI) -> Callable[[], JsonObject]:
-    """A function like `app.openapi`, in whose document operations and enums are named."""
+    """A replacement for `app.openapi` whose document has names for operations and enums."""
     build = app.openapi
 
     def document() -> JsonObject:
@@ -62,17 +62,17 @@ def documented(app: FastAPI) -> Callable[[], JsonObject]:
 
 
 def _operations(paths: JsonObject) -> Iterator[tuple[str, str, JsonObject]]:
-    """The operations, each after its path and method."""
+    """Path, method and description of each operation in the document."""
     for path, methods in paths.items():
         for method, operation in methods.items():
             yield path, method, operation
 
 
 def _name_operations(paths: JsonObject) -> None:
-    """Give each operation the name of its function as its id, and its answer a title with that name.
+    """Use the name of each operation's function as its id, and as the title of its response.
 
-    If several have the same name, it is that of the one below /v1. The others have their tag before it, or if they are
-    of the same API, say that they are the form without a version.
+    If several operations have the same name, the one below /v1 gets it. For the others the tag is put in front or, if
+    they have the same tag, `_without_version` is appended.
     """
     tags: dict[str, Any] = {}
     for path, method, operation in sorted(_operations(paths), key=lambda one: not one[0].startswith("/v1/")):
@@ -91,7 +91,7 @@ def _name_operations(paths: JsonObject) -> None:
 
 
 def _name_enums(schema: JsonObject, name: str, schemas: JsonObject) -> None:
-    """Replace the enums of a field's schema by references to schemas of their own."""
+    """Replace the enums in a field's schema by references, and add the enums to `schemas` under their names."""
     for inner in (*schema.get("anyOf", ()), *([schema["items"]] if "items" in schema else ())):
         _name_enums(inner, name, schemas)
     values = tuple(schema.get("enum", ()))

@@ -1,7 +1,7 @@
-"""API keys from a list in the settings and from a file of names and hashes.
+"""API keys: those listed in the settings, and those in a file with a name and a hash for each.
 
-Only hashes are stored and compared. A plain SHA-256 suffices: unlike a password, a key is long and random and cannot be
-guessed. A slow hash, computed for each request, would make denial-of-service attacks cheap.
+Only hashes are stored and compared. A plain SHA-256 suffices: unlike a password, an API key is long and random and
+cannot be guessed. A slow hash, computed for each request, would make denial-of-service attacks cheap.
 """
 
 import hashlib
@@ -35,7 +35,7 @@ _ABSOLUTE = "priority=absolute"
 
 @dataclass(frozen=True)
 class ApiKey:
-    """A known API key."""
+    """An API key that the server accepts: its name, its hash and its own limits."""
 
     # Name of the key's holder.
     name: str
@@ -52,7 +52,7 @@ class ApiKey:
 
 @dataclass(frozen=True)
 class Access:
-    """The rights of an authenticated request."""
+    """What an authenticated request is allowed to do, and with which key it was sent."""
 
     # The API key; None for the admin key, and where no key is needed.
     key: ApiKey | None = None
@@ -66,19 +66,21 @@ class Access:
 
     @property
     def key_name(self) -> str:
-        """The name of the API key, for operators; "" where no key is needed."""
+        """The name of the request's API key, for operators; "" where no key is needed."""
         if self.key is not None:
             return self.key.name
         return ADMIN_KEY_NAME if self.is_admin else ""
 
     @property
     def has_absolute_priority(self) -> bool:
-        """Whether the `priority` of its requests counts next to those of other keys."""
+        """Whether the field `priority` orders the key's requests among those of all keys, instead of only among its
+        own.
+        """
         return self.digest is not None and (self.is_admin or (self.key is not None and self.key.has_absolute_priority))
 
 
 class ApiKeys:
-    """All keys of the settings and the file. Without any, no key is required."""
+    """All API keys of the settings and of the key file. If there are none, requests need no key."""
 
     def __init__(self, listed: tuple[ApiKey, ...] = (), file: Path | None = None) -> None:
         self.required = bool(listed) or file is not None
@@ -90,7 +92,9 @@ class ApiKeys:
         return iter(self._keys)
 
     def find(self, given: str) -> ApiKey | None:
-        """The matching key, if any. Takes equally long for all keys of one length."""
+        """The API key with this text; None if there is none. The time that this takes does not reveal how much of a key
+        is right.
+        """
         digest = hash_key(given)
         found = None
         for key in self._keys:
@@ -99,7 +103,7 @@ class ApiKeys:
         return found
 
     def reread(self) -> None:
-        """Reload the file. If it is invalid, the keys remain unchanged and the reason is logged."""
+        """Reload the key file. If the file is invalid, the keys remain unchanged and the reason is logged."""
         try:
             self._keys = self._all()
         except ConfigurationError as error:
@@ -117,10 +121,10 @@ class ApiKeys:
 
 
 def load_keys(settings: Settings) -> ApiKeys:
-    """Load the keys configured in the settings.
+    """Load the API keys that the settings name.
 
-    Raises ConfigurationError, which never shows a key, for an invalid key, for one that is also the admin key, and for
-    limits without keys.
+    Raises ConfigurationError for an invalid key, for one that is also the admin key, and for limits per key without any
+    keys. The message never shows a key.
     """
     listed = tuple(_from_list(settings.api_keys or ""))
     keys = ApiKeys(listed, Path(settings.api_key_file) if settings.api_key_file else None)
@@ -140,14 +144,15 @@ def load_keys(settings: Settings) -> ApiKeys:
 
 
 def make_key() -> str:
-    """Generate a key of 256 random bits."""
+    """A new random API key with 256 bits of entropy."""
     return f"gs-{secrets.token_urlsafe(32)}"
 
 
 def line_of(name: str, key: str, concurrent: int | None = None, rate: int | None = None) -> str:
-    """A key's line for the key file, which does not reveal the key, with its own limits.
+    """A line for the key file with the key's name, hash and limits. The key cannot be derived from it.
 
-    Raises ConfigurationError for an invalid name or limit.
+    `concurrent` is the maximum number of concurrent answers, `rate` that of requests per minute. Raises
+    ConfigurationError for an invalid name or limit.
     """
     if not NAME.fullmatch(name):
         raise ConfigurationError(f"the name of a key must have 1 to 64 {_OF_NAMES}; given {quoted(name)}")
@@ -159,9 +164,9 @@ def line_of(name: str, key: str, concurrent: int | None = None, rate: int | None
 
 
 def append_line(path: Path, name: str, line: str) -> None:
-    """Add a key's line to a key file, which is made for its owner alone if there is none.
+    """Append a key's line to a key file. A new file can be read by its owner only.
 
-    Raises ConfigurationError if the file is invalid, has a key of this name, or cannot be written.
+    Raises ConfigurationError if the file is invalid, has a key with this name, or cannot be written.
     """
     try:
         if path.exists() and name in (key.name for key in _from_file(path)):
@@ -175,12 +180,14 @@ def append_line(path: Path, name: str, line: str) -> None:
 
 
 def hash_key(key: str) -> bytes:
-    """A key's SHA-256."""
+    """The SHA-256 of an API key."""
     return hashlib.sha256(key.encode(errors="replace")).digest()
 
 
 def _check_strength(what: str, key: str) -> None:
-    """Raise ConfigurationError, which never shows the key, if a key is too short or has invalid characters."""
+    """Raise ConfigurationError if a key is too short or has invalid characters. `what` names the key in the message,
+    which never shows it.
+    """
     if len(key) < MIN_KEY_LENGTH or not _KEY.fullmatch(key):
         raise ConfigurationError(
             f"{what} must have at least {MIN_KEY_LENGTH} characters, all of them visible ASCII "

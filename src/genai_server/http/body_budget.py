@@ -1,7 +1,7 @@
-"""A limit for the bytes of all request bodies together, which API keys share.
+"""The limit of the memory (or disk space) that all request bodies together may take, shared among API keys.
 
-A key alone may use all of it. As soon as others send bodies, too, each key has an equal share, and takes it back from
-the keys that hold more than theirs.
+A key alone may use all of it. When other keys send bodies, too, each key has an equal share. To give a key its share,
+bodies of keys that hold more than theirs are refused while they are still arriving.
 """
 
 from collections.abc import Callable, Hashable
@@ -18,7 +18,7 @@ SMALL = 1024 * 1024
 
 
 class _Pool:
-    """Bytes that bodies hold together, at most `limit`, and how many of them the bodies of each key hold."""
+    """Counts the bytes of all bodies, in total and for each key, against a limit."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -27,22 +27,23 @@ class _Pool:
         self.held: dict[Hashable, int] = {}
 
     def add(self, key: Hashable, num_bytes: int) -> None:
-        """Count bytes of a key's body, or remove them again if the number is negative."""
+        """Count more bytes of a key's bodies; a negative number counts fewer."""
         self.total += num_bytes
         held = self.held.pop(key, 0) + num_bytes
         if held:
             self.held[key] = held
 
     def num_keys(self, key: Hashable) -> int:
-        """The number of keys that hold bytes, `key` included."""
+        """The number of keys whose bodies are counted, including `key` even if none of its bodies is."""
         return len(self.held.keys() | {key})
 
 
 class HeldBody:
-    """The bytes of one body that are in memory or on disk. They count until they are released.
+    """The bytes of one request body that are in memory or on disk. They count towards the limit until they are
+    released.
 
-    `on_revoked` is called if another key needs its share while this body is still arriving. The body is then released,
-    and whoever receives it must drop what has come and refuse the request with the error.
+    If another key needs its share while this body is still arriving, the body is released and `on_revoked` is called.
+    The receiver must then drop what has arrived and refuse the request with the given error.
     """
 
     def __init__(self, budget: "BodyBudget", key: Hashable, on_revoked: Callable[[BodiesTooLarge], None]) -> None:
@@ -57,33 +58,36 @@ class HeldBody:
         self._budget = budget
 
     def resize(self, num_bytes: int) -> None:
-        """Count this number of bytes from now on.
+        """Count `num_bytes` for this body from now on.
 
-        Raises BodiesTooLarge if the limit of all bodies does not allow it; then it counts as before.
+        Raises BodiesTooLarge if the limit does not allow this; the body then counts as before.
         """
         self._budget.resize(self, num_bytes)
         self.num_bytes = num_bytes
 
     def arrived(self) -> None:
-        """The body is complete, and will not be revoked any more."""
+        """Mark the body as complete, after which it cannot be revoked."""
         self.is_arriving = False
 
     def parsed(self) -> None:
-        """Release the body, of which only the parsed request is left; one with images or sounds counts on."""
+        """Release the body, since only the parsed request is left. A body with images or audio still counts, because
+        the request contains their data.
+        """
         if not self.has_media:
             self.release()
 
     def release(self) -> None:
-        """Nothing of the body is kept any more. May be called repeatedly."""
+        """Stop counting the body, of which nothing is kept. May be called repeatedly."""
         self.resize(0)
 
 
 class BodyBudget:
-    """Counts the bytes of bodies, from their first bytes until they are released, and shares the limit among keys.
+    """Counts the bytes of request bodies while they are held, and shares the limit among API keys.
 
-    The first MiB of each body counts towards one limit of `max_bytes`, and everything else towards another. A single
-    body is exempt. Bodies that no other key can take back, because they are complete, may exceed a limit by once its
-    size. Belongs to the event loop. `setting` has the limit.
+    There are two limits of `max_bytes`: one for the first MiB of each body and one for the rest, so that large bodies
+    never make small ones fail. A body that is alone is always accepted. Complete bodies of other keys cannot be
+    revoked, so a key that gets its share may exceed a limit by the size of one body. `setting` names the limit in
+    messages. Belongs to the event loop.
     """
 
     def __init__(self, max_bytes: int, setting: str = "GENAI_MAX_BODIES_BYTES") -> None:
@@ -93,11 +97,13 @@ class BodyBudget:
         self._bodies: dict[HeldBody, None] = {}
 
     def open(self, key: Hashable, on_revoked: Callable[[BodiesTooLarge], None] = lambda error: None) -> HeldBody:
-        """A body that begins, of the API key that `key` stands for. All requests without a key are one key, None."""
+        """Register a body that begins to arrive. `key` identifies the API key; it is None for all requests without
+        one.
+        """
         return HeldBody(self, key, on_revoked)
 
     def resize(self, body: HeldBody, num_bytes: int) -> None:
-        """Count this number of bytes for a body. Raises BodiesTooLarge."""
+        """Count `num_bytes` for a body from now on. Raises BodiesTooLarge if a limit does not allow this."""
         before, after = _parts(body.num_bytes), _parts(num_bytes)
         for pool, old, new in zip(self._pools, before, after, strict=True):
             if new > old:
@@ -110,7 +116,11 @@ class BodyBudget:
             self._bodies.pop(body, None)
 
     def _make_room(self, pool: _Pool, body: HeldBody, old: int, new: int) -> None:
-        """Let a body have `new` bytes in a pool instead of `old`. Raises BodiesTooLarge."""
+        """Make sure that a body may have `new` bytes in a pool instead of `old`, by revoking bodies of other keys where
+        needed.
+
+        Raises BodiesTooLarge if the limit does not allow this.
+        """
         excess = pool.total + new - old - pool.limit
         if excess <= 0 or pool.total == old:
             return
@@ -126,7 +136,10 @@ class BodyBudget:
         )
 
     def _take_back(self, pool: _Pool, key: Hashable, num_bytes: int, share: int) -> None:
-        """Revoke bodies of keys that hold more than the share: the largest holder's newest body first."""
+        """Revoke arriving bodies of keys that hold more than `share`, until `num_bytes` are free or none is left.
+
+        The key that holds most loses its newest body first.
+        """
         error = BodiesTooLarge(
             f"the bodies of all requests together may have at most {pool.limit} bytes ({self._setting}); another API "
             f"key needed its share of {share} while this one held more; try again"
@@ -138,7 +151,9 @@ class BodyBudget:
             victim.on_revoked(error)
 
     def _revocable(self, pool: _Pool, key: Hashable, share: int) -> HeldBody | None:
-        """The body that is revoked next for `key`; None if all others are within their shares, or complete."""
+        """The body to revoke next in favor of `key`; None if every other key is within its share or has only complete
+        bodies.
+        """
         holders = sorted(pool.held, key=lambda holder: pool.held[holder], reverse=True)
         index = self._pools.index(pool)
         for holder in holders:
@@ -151,6 +166,6 @@ class BodyBudget:
 
 
 def _parts(num_bytes: int) -> tuple[int, int]:
-    """The bytes of a body that count towards the limit of first bytes, and those that count towards the other one."""
+    """How many bytes of a body count towards the limit of first bytes, and how many towards the limit of the rest."""
     first = min(num_bytes, SMALL)
     return first, num_bytes - first

@@ -1,4 +1,4 @@
-"""Routes of FastAPI whose bodies are validated within the limits of a request, before any work."""
+"""Routes of FastAPI that validate the body of a request before any other work."""
 
 import json
 from collections.abc import Callable, Coroutine, Mapping
@@ -23,18 +23,18 @@ _BYTES = "application/octet-stream"
 
 
 class BodyRoute(APIRoute):
-    """Gives FastAPI a body that is validated already. Responses name what was left out of it.
+    """A route that passes an already validated body to FastAPI. Response headers name the parts of the body that were
+    left out or converted.
 
-    A form that `http/middleware/uploads.py` has received is given as if it were a JSON object; its file is a path.
-
-    Not for admin routes: the body is validated before the route's dependencies, which check the access.
+    A form that http/middleware/uploads.py has received is treated like a JSON object whose field `file` is a path. Not
+    for admin routes, because the body is validated before the dependencies that check access.
     """
 
     # Whether a body that is not declared as JSON is taken for JSON, unless a web page may have sent it.
     takes_undeclared = False
 
     def leniency(self, request: Request) -> Leniency:
-        """Decides what may be left out of a request: nothing."""
+        """What the route may leave out of this request's body. By default nothing."""
         return Leniency()
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
@@ -63,10 +63,12 @@ def lenient_route(
     takes_undeclared: bool = False,
     takes_unknown: bool = False,
 ) -> type[BodyRoute]:
-    """A BodyRoute that takes `left_out` out of its bodies, and with `takes_unknown` all unknown keys.
+    """A class of routes that remove fields without effect, as the table `left_out` describes, before they validate a
+    body.
 
-    With `caps` it reduces an answer's limit to what fits. With GENAI_STRICT it does nothing of this; what of a body's
-    history `convert` puts in another form, it converts all the same.
+    `takes_unknown` also removes unknown keys. `caps` reduces the maximum number of tokens to what fits the context.
+    `convert` changes the form of parts of the conversation history. `takes_undeclared` accepts bodies without a content
+    type. With GENAI_STRICT only `convert` and `takes_undeclared` apply.
     """
     undeclared = takes_undeclared
 
@@ -86,9 +88,10 @@ def lenient_route(
 
 
 def history_route(left_out: LeftOut, *, convert: Change | None = None) -> type[BodyRoute]:
-    """A BodyRoute that takes `left_out` out of the history in its bodies, and is strict about all else.
+    """A class of routes that remove fields only from the conversation history in a body, as the table `left_out`
+    describes, and validate everything else strictly.
 
-    With GENAI_STRICT it takes out nothing, but converts the same.
+    `convert` changes the form of parts of the history. With GENAI_STRICT only `convert` applies.
     """
 
     class HistoryRoute(BodyRoute):
@@ -100,7 +103,7 @@ def history_route(left_out: LeftOut, *, convert: Change | None = None) -> type[B
 
 
 async def leniency(request: Request) -> Leniency:
-    """The request's leniency, which its BodyRoute has made."""
+    """The Leniency that the request's BodyRoute has created; a dependency of FastAPI."""
     return request_state(request.scope).leniency
 
 
@@ -119,11 +122,13 @@ class _CheckedRequest(Request):
         self._adapter = adapter
 
     async def body(self) -> bytes:
-        """Something that is not empty if there is a body, for FastAPI, which keeps it and asks for the object."""
+        """A placeholder that is empty if the request has no body. FastAPI then calls `json`."""
         return b"{}" if self._upload is not None or await super().body() else b""
 
     async def json(self) -> Any:
-        """The validated body, whose text is then dropped. Raises RequestError."""
+        """The validated body. Raises RequestError if the body is invalid. The text of the body is dropped
+        afterwards.
+        """
         if self._upload is not None:
             return validated(self._adapter, form_object(self._upload))
         state, text = request_state(self.scope), await super().body()
@@ -134,14 +139,17 @@ class _CheckedRequest(Request):
 
 
 def _is_bytes(headers: Mapping[str, str]) -> bool:
-    """Whether the body's type says nothing about it. A web page must ask before it sends this type."""
+    """Whether the content type is application/octet-stream. A web page can send this type only after a preflight
+    request.
+    """
     return headers.get("content-type", "").partition(";")[0].strip().lower() == _BYTES
 
 
 def _is_undeclared(headers: Mapping[str, str]) -> bool:
-    """Whether a program that is no browser sends a body as curl does if nothing is said about its type.
+    """Whether a program other than a browser has sent a body without naming its content type, as curl does.
 
-    A web page can send such a body without asking first; browsers name the page in one of these headers.
+    A web page can send such a body to any server without a preflight request. Browsers then add a header that names the
+    page.
     """
     return headers.get("content-type", _FORM) == _FORM and not {"origin", "sec-fetch-site"} & set(headers)
 
@@ -156,7 +164,7 @@ def _read(text: bytes, adapter: TypeAdapter[Any], leniency: Leniency) -> Any:
 
 
 def validated(adapter: TypeAdapter[Any], body: Any) -> Any:
-    """The object of a body. Raises RequestError."""
+    """The body as the object that the route expects. Raises RequestError if the body is invalid."""
     try:
         return adapter.validate_python(body)
     except ValidationError as error:
@@ -165,6 +173,6 @@ def validated(adapter: TypeAdapter[Any], body: Any) -> Any:
 
 
 def _as_json(scope: Scope) -> Scope:
-    """The scope of a request whose body is said to be JSON."""
+    """A copy of the scope in which the content type of the request is JSON."""
     others = [(name, value) for name, value in scope["headers"] if name != b"content-type"]
     return {**scope, "headers": [*others, (b"content-type", b"application/json")]}

@@ -1,7 +1,7 @@
-"""What an API's package gives to `http`, so that errors and headers of its requests are in its format and its words.
+"""What an API's package supplies so that errors have that API's format, words and field names.
 
-An error is raised with the path of a field (`errors.InvalidField`) and rendered once, by `http/error_responses.py`:
-with the Dialect of the request, and with its FieldNames where its body became another one.
+Errors name a field by its path (`errors.InvalidField`). http/error_responses.py renders them once, with the Dialect of
+the request and, where the body was translated to a chat request, with the FieldNames of that translation.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,7 +15,7 @@ from genai_server.errors import quoted
 
 @dataclass(frozen=True)
 class ErrorParts:
-    """An error as every format of errors can show it."""
+    """The parts of an error that the error formats of the different APIs show."""
 
     # HTTP status, and OpenAI's type of the error.
     status: int
@@ -34,7 +34,7 @@ def _openai_body(error: ErrorParts) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Dialect:
-    """How an API writes errors. The default is that of OpenAI's and this server's own endpoints."""
+    """How an API writes errors. The defaults are those of OpenAI's API and of this server's own endpoints."""
 
     # Whether a request is one of this API.
     covers: Callable[[Scope], bool] = lambda scope: True
@@ -57,10 +57,12 @@ DEFAULT = Dialect(
 
 @dataclass(frozen=True)
 class FieldNames:
-    """The client's names for the fields of the chat that its body becomes; by default they are the same.
+    """The client's names for the fields of the chat request that its body was translated to. By default the names are
+    the same.
 
-    A path such as `messages[2].content[0]` gets the name of its longest part in `table`, followed by the rest. A name
-    may have a remark in parentheses, which `param` does not have: `input (message 3)`.
+    The name for a path such as `messages[2].content[0]` is that of the longest leading part that is in `table`,
+    followed by the rest of the path. A name may have a remark in parentheses, as in `input (message 3)`; `param` omits
+    it.
     """
 
     table: Mapping[str, str] = field(default_factory=dict)
@@ -68,16 +70,19 @@ class FieldNames:
     values: Mapping[str, object] = field(default_factory=dict)
 
     def name(self, path: str) -> str:
-        """The client's name for the field at a path."""
+        """The client's name for the field at a path of the chat request."""
         known = path
         while known and known not in self.table:
             known = known[: max(known.rfind("."), known.rfind("["), 0)]
         return self.table[known] + path[len(known) :] if known else path
 
     def param(self, path: str) -> str:
-        """The name as the parameter of an error."""
+        """The client's name for the field at a path, without a remark, as the `param` of an error."""
         return self.name(path).partition(" (")[0]
 
     def value(self, path: str, given: str | None) -> str | None:
-        """The client's value as JSON, for `given`, which is the chat's; None if that is None."""
+        """What the client sent for the field at a path, as JSON.
+
+        That is `given`, the value in the chat request, unless the translation has changed it. None if `given` is None.
+        """
         return quoted(self.values[path]) if given is not None and path in self.values else given

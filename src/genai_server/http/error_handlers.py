@@ -1,4 +1,4 @@
-"""FastAPI exception handlers, which respond with the bodies of `http/error_responses.py`."""
+"""Exception handlers for FastAPI, which answer with the error bodies of http/error_responses.py."""
 
 from http import HTTPStatus
 
@@ -18,7 +18,10 @@ _MAX_PATH_SHOWN = 100
 
 
 def install_error_handlers(app: FastAPI) -> None:
-    """Install handlers for the app's errors. middleware/request_lifetime.py handles all other exceptions."""
+    """Install handlers for this server's errors, invalid requests and HTTPException.
+
+    All other exceptions are handled by http/middleware/request_lifetime.py.
+    """
 
     @app.exception_handler(GenaiServerError)
     async def ours(request: Request, error: GenaiServerError) -> JSONResponse:
@@ -50,7 +53,9 @@ def install_error_handlers(app: FastAPI) -> None:
 
 
 def _methods(app: FastAPI, request: Request) -> list[str]:
-    """The methods of a path. Those of a documented path exclude routes that match it by a parameter."""
+    """The methods that the request's path supports, sorted. If the path is documented, routes that match it only by a
+    path parameter do not count.
+    """
     documented = app.openapi()["paths"].get(request.scope["path"])
     if documented is not None:
         found = {method.upper() for method in documented}

@@ -1,7 +1,7 @@
-"""Maps errors to HTTP statuses and response bodies, which are the same before and after the response's headers.
+"""Maps errors to HTTP statuses and error bodies, which are the same in a response and in a stream that has begun.
 
-An error is rendered here, once: in the format and words of the request's dialect, with the client's names of fields
-(`http/dialect.py`).
+Each error is rendered once: in the format and words of the request's API, and with the client's names of fields
+(http/dialect.py).
 """
 
 import json
@@ -58,17 +58,17 @@ _SIZES = {"string_too_long", "string_too_short", "too_long", "too_short"}
 
 
 def http_status(error: GenaiServerError) -> tuple[int, str]:
-    """HTTP status and OpenAI's error type."""
+    """The HTTP status of an error, and OpenAI's type of error."""
     return next(TABLE[ancestor] for ancestor in type(error).__mro__ if ancestor in TABLE)
 
 
 def internal_error() -> GenaiServerError:
-    """The error that a client receives for an unexpected exception."""
+    """The error that clients receive in place of an unexpected exception."""
     return GenaiServerError("internal error; see the server log")
 
 
 def error_body(error: GenaiServerError, scope: Scope | None = None) -> dict[str, Any]:
-    """The body of an error in the format and words of the request's API; OpenAI's without a scope."""
+    """The body of an error in the format and words of the request's API; in OpenAI's without a `scope`."""
     status, kind = http_status(error)
     names = FieldNames() if scope is None else request_state(scope).leniency.names
     dialect = DEFAULT if scope is None else request_state(scope).dialect
@@ -79,7 +79,7 @@ def error_body(error: GenaiServerError, scope: Scope | None = None) -> dict[str,
 
 
 def named(error: GenaiServerError, names: FieldNames) -> tuple[str, str | None]:
-    """The message and the parameter of an error with a client's names of fields."""
+    """The message of an error and the field that it is about, with the client's field names."""
     if error.param is None:
         return error.message, None
     if not isinstance(error, InvalidField):
@@ -90,7 +90,7 @@ def named(error: GenaiServerError, names: FieldNames) -> tuple[str, str | None]:
 
 
 def error_response(error: GenaiServerError, scope: Scope) -> JSONResponse:
-    """The complete error response to the request of this scope, for errors before the headers are sent."""
+    """The HTTP response for an error that occurred before the response headers were sent."""
     status, _ = http_status(error)
     record = request_state(scope).record
     record.error_code = error.code
@@ -105,14 +105,16 @@ def error_response(error: GenaiServerError, scope: Scope) -> JSONResponse:
 
 
 def _release_frames(error: BaseException | None) -> None:
-    """Release the frames of an error and of those it replaces: frames of tasks refer to the error, and to the body."""
+    """Remove the tracebacks from an error and the errors that caused it, so that they do not keep the request's body in
+    memory.
+    """
     while error is not None:
         error.__traceback__ = None
         error = error.__cause__ or error.__context__
 
 
 def plain_error_body(scope: Scope | None, error: ErrorParts) -> dict[str, Any]:
-    """The body of an error without an exception class, in the format of the request's API."""
+    """The body of an error that has no exception class, in the format of the request's API."""
     if scope is None:
         return DEFAULT.error_body(error)
     state = request_state(scope)
@@ -120,7 +122,7 @@ def plain_error_body(scope: Scope | None, error: ErrorParts) -> dict[str, Any]:
 
 
 def malformed(error: ValueError) -> GenaiServerError:
-    """The error for a text that Python cannot parse as JSON."""
+    """The error for a body that Python's JSON parser has refused with this exception."""
     match error:
         case json.JSONDecodeError():
             return errors.MalformedBody(f"the body is not JSON: {error.msg} at character {error.pos}")
@@ -132,7 +134,9 @@ def malformed(error: ValueError) -> GenaiServerError:
 
 
 def from_findings(findings: Sequence[Mapping[str, Any]], body: Any) -> GenaiServerError:
-    """The first of pydantic's errors as one that states the field, the rule and the given value."""
+    """The error for an invalid body, made of pydantic's error list. It names the field, the violated rule and the given
+    value.
+    """
     # For a union, choose the error of the closest member.
     first = max(findings, key=lambda finding: (finding["type"] in _SIZES, len(_path(finding, body))))
     if first["type"] == "json_invalid":
@@ -158,7 +162,7 @@ def from_findings(findings: Sequence[Mapping[str, Any]], body: Any) -> GenaiServ
 
 
 def _path(finding: Mapping[str, Any], body: Any) -> list[str | int]:
-    """The location of an error in the body: pydantic's location without the names of union members."""
+    """The path in the body that pydantic's error is about, without the names of union members that pydantic inserts."""
     if finding["loc"][0] != "body":  # in the query
         return list(finding["loc"][1:])
     path: list[str | int] = []
@@ -174,7 +178,7 @@ def _path(finding: Mapping[str, Any], body: Any) -> list[str | int]:
 
 
 def _field_name(path: Sequence[str | int]) -> str | None:
-    """`messages[0].role` for ["messages", 0, "role"], None for the body itself."""
+    """The path as text, such as `messages[0].role`; None if it is empty, which stands for the whole body."""
     name = ""
     for part in path:
         name += f"[{part}]" if isinstance(part, int) else f".{part}"

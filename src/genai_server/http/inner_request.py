@@ -1,4 +1,4 @@
-"""A request that the server makes to its own app, which treats it like any other."""
+"""Helpers for requests that the server sends to its own ASGI app, in the same process."""
 
 import asyncio
 
@@ -6,7 +6,7 @@ from starlette.types import Message, Receive
 
 
 def disconnect_at(event: asyncio.Event) -> Receive:
-    """ASGI's `receive` of a client that disconnects when the event is set."""
+    """An ASGI `receive` function of a client that sends nothing more and disconnects when `event` is set."""
 
     async def receive() -> Message:
         await event.wait()
@@ -16,7 +16,7 @@ def disconnect_at(event: asyncio.Event) -> Receive:
 
 
 class InnerResponse:
-    """The complete response to a request."""
+    """Collects the complete response to a request, from what the ASGI app sends."""
 
     def __init__(self, status: int = 0, headers: list[tuple[bytes, bytes]] | None = None, body: bytes = b"") -> None:
         # 0 before the response has started.
@@ -25,7 +25,7 @@ class InnerResponse:
         self.body = body
 
     async def send(self, message: Message) -> None:
-        """ASGI's `send`."""
+        """The ASGI `send` function for the app."""
         if message["type"] == "http.response.start":
             self.status, self.headers = message["status"], list(message["headers"])
         elif message["type"] == "http.response.body":

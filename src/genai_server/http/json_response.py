@@ -1,4 +1,4 @@
-"""JSON responses; large ones are encoded in a thread."""
+"""JSON responses. Large ones are built and encoded in a thread."""
 
 import asyncio
 from collections.abc import Callable
@@ -12,17 +12,17 @@ JsonObject = dict[str, Any]
 
 
 def json_response(body: Any) -> Response:
-    """A JSON response with this body."""
+    """A response with `body` encoded as JSON."""
     return Response(msgspec.json.encode(body), media_type="application/json")
 
 
 async def built_response(build: Callable[[], JsonObject], *, is_long: bool) -> Response:
-    """A JSON response with the body that `build` returns. Both are built in a thread if `is_long`."""
+    """A response with the body that `build` returns, encoded as JSON. If `is_long`, both happen in a thread."""
     return await asyncio.to_thread(lambda: json_response(_in_pieces(build()))) if is_long else json_response(build())
 
 
 def _in_pieces(body: JsonObject) -> JsonObject:
-    """The body with list elements encoded one by one, because the encoder holds the GIL."""
+    """The body with each list element already encoded, because msgspec holds the GIL for the whole of one call."""
     return {
         name: [msgspec.Raw(msgspec.json.encode(part)) for part in value] if isinstance(value, list) else value
         for name, value in body.items()

@@ -1,10 +1,11 @@
-"""What a lenient endpoint leaves out of a request instead of refusing it, what of a conversation's history it converts,
-and how client and log learn of both.
+"""Removes parts of a request that have no effect instead of refusing the request, and reports them in headers and the
+log.
 
-Each API has a table, a LeftOut, which Leniency applies. Unknown keys of a conversation's history are left out and
-named, too, because clients send back whatever they were given: a message that one program received from one server is
-later sent to another, with the keys of an SDK (`parsed`), of another server (`opts`), or of the next version of an API.
-A request is strict only about what it asks for itself.
+Each API has a table of such fields, a LeftOut, which a Leniency applies to each request. A part of the conversation
+history may also be converted to another form, which a second header reports. Unknown keys of the history are removed
+and reported as well, because clients send back messages that they received from other programs and servers, with keys
+of an SDK (`parsed`), of another server (`opts`) or of a newer version of an API. Only what a request itself asks for is
+strict.
 """
 
 import logging
@@ -50,7 +51,7 @@ _MAX_LOGGED = 500
 
 @dataclass(frozen=True)
 class LeftOut:
-    """What an API's lenient endpoints leave out of a body. It is applied in the order of its fields."""
+    """The table of what an API's lenient endpoints remove from a body. It is applied in the order of its fields."""
 
     # Paths of fields without effect, whatever their values; `[]` stands for each element of a list.
     fields: Collection[str] = ()
@@ -62,7 +63,7 @@ class LeftOut:
     forms: Mapping[str, Any] = field(default_factory=dict)
 
     def remove_from(self, body: Any) -> list[str]:
-        """Take all of it out of a body; returns the names of its places."""
+        """Remove from a body everything that the table describes. Returns the locations of what was removed."""
         found = remove(body, *self.fields)
         for path, values in self.values.items():
             parent, _, name = path.rpartition(".")
@@ -76,12 +77,14 @@ class LeftOut:
 
 
 def _is_one_of(value: object, values: Iterable[object]) -> bool:
-    """Whether a value is one of others and of its type: 1 is not `true`."""
+    """Whether a value equals one of `values` and has the same type: 1 does not equal `true`."""
     return any(type(value) is type(other) and value == other for other in values)
 
 
 class Leniency:
-    """What is left out of one request; nothing may be where it is treated strictly."""
+    """What may be left out of one request, and what has been left out or converted. By default nothing may be left
+    out.
+    """
 
     def __init__(
         self,
@@ -106,16 +109,17 @@ class Leniency:
 
     @contextmanager
     def with_names(self, names: FieldNames) -> Iterator[None]:
-        """Let errors, and what is left out, name the fields of the body, not those of the chat that it becomes.
+        """Use these field names for errors and reports while the block runs.
 
-        After an error the names stay, for the response.
+        They are the client's names for the fields of the chat request that its body was translated to. After an error
+        the names stay in use, for the error's response.
         """
         self.names = names
         yield
         self.names = FieldNames()
 
     def apply(self, body: Any) -> None:
-        """Convert a body's history, and take out of the body what has no effect."""
+        """Convert the conversation history in a body, and remove from the body what has no effect."""
         if self._convert is not None:
             self._converted += self._convert(body)
         for table in (self._table, self._history):
@@ -123,15 +127,18 @@ class Leniency:
                 self._left_out += table.remove_from(body)
 
     def leave_out(self, path: str, remark: str = "") -> bool:
-        """Leave out a field of the chat that has no effect, and note it. Returns False where this is not allowed."""
+        """Report that a field of the chat request is ignored. Returns False, and reports nothing, if that is not
+        allowed.
+        """
         if self._table is None:
             return False
         self.note([(path, remark)])
         return True
 
     def leave_out_of_history(self, path: str, remark: str = "") -> bool:
-        """Leave out of a chat's history what the model cannot read, and note it. Returns False where this is not
-        allowed: where nothing may be left out of a request.
+        """Report that a part of the conversation history is ignored because the model cannot read it.
+
+        Returns False, and reports nothing, if nothing may be left out of the request.
         """
         if self._table is None and self._history is None:
             return False
@@ -139,22 +146,25 @@ class Leniency:
         return True
 
     def note(self, places: Iterable[Place]) -> None:
-        """Note what of a request has no effect."""
+        """Report parts of the request that are ignored."""
         self._left_out += map(self._named, places)
 
     def convert(self, places: Iterable[Place]) -> None:
-        """Note what of the history the prompt has in another form, as in `messages[3] (as text of the user)`.
+        """Report parts of the conversation history that are in the prompt in another form, as in `messages[3] (as text
+        of the user)`.
 
-        Nothing of it is lost, so strict requests have it, too.
+        No content is lost, so this happens in strict requests, too.
         """
         self._converted += map(self._named, places)
 
     def convert_value(self, path: str, given: object, remark: str) -> None:
-        """Note a field of the chat whose value is another one in the prompt."""
+        """Report a field of the chat request for which the prompt uses another value than the client gave."""
         self.convert([(path, f" {self.names.value(path, quoted(given))}{remark}")])
 
     def cap(self, path: str, tokens: int) -> bool:
-        """Reduce a limit of the answer to `tokens`, and note it. Returns False where this is not allowed."""
+        """Report that a limit of the answer is reduced to `tokens`. Returns False, and reports nothing, if that is not
+        allowed.
+        """
         if self._caps:
             self.note([(path, f" (capped to {tokens})")])
         return self._caps
@@ -166,7 +176,10 @@ class Leniency:
         return self.names.name(path) + remark
 
     def report(self) -> dict[str, str]:
-        """The headers that name all of it; empty if there is nothing. Each name is logged once in a process."""
+        """The response headers that name everything left out or converted; empty if there is nothing.
+
+        Each kind of field that was left out is also logged, once in a process.
+        """
         for name in self._left_out:
             kind = _VARYING.sub("", name)
             if kind not in _logged and len(_logged) < _MAX_LOGGED:
@@ -187,15 +200,16 @@ def _as_header(names: Iterable[str]) -> str:
 
 
 def nameable(name: str, otherwise: str) -> str:
-    """A name that a client chose if it can be part of a header, else `otherwise`."""
+    """The name if it is safe to show in a header, otherwise `otherwise`. Clients choose these names."""
     return name if _NAMEABLE.fullmatch(name) else otherwise
 
 
 def history_of(body: Any, field: str) -> JsonObject:
-    """A body with the history of this list of messages or items: all but the user's last message, in whose place is an
-    empty object. What that message has, the request asks the model to read.
+    """The conversation history in a body, as a body with only the list `field`: all messages, with an empty object in
+    place of the user's last message.
 
-    The messages are those of the body, so that changes of one are seen in the other.
+    The user's last message is what the request asks, not history. The messages are the same objects as in the body, so
+    changing one changes the body.
     """
     messages = body.get(field) if isinstance(body, dict) else None
     if not isinstance(messages, list):
@@ -205,9 +219,9 @@ def history_of(body: Any, field: str) -> JsonObject:
 
 
 def objects_at(body: Any, path: str) -> Iterator[tuple[str, JsonObject]]:
-    """The objects at a path, each with its location, such as `tools[3]`. The empty path is the body itself.
+    """The objects at a path of a body, each with its location, such as `tools[3]`.
 
-    In a path such as `tools[].name`, `[]` stands for each element.
+    In a path such as `tools[].name`, `[]` stands for each element of a list. The empty path is the body itself.
     """
     found = [("", body)]
     for part in path.split(".") if path else []:
@@ -230,7 +244,7 @@ def objects_at(body: Any, path: str) -> Iterator[tuple[str, JsonObject]]:
 
 
 def remove(body: Any, *paths: str) -> list[str]:
-    """Remove fields wherever they are present and not null; returns the locations."""
+    """Remove the fields at these paths wherever they are present. Returns the locations of those that were not null."""
     found = []
     for path in paths:
         parent, _, field = path.rpartition(".")
@@ -243,8 +257,8 @@ def remove(body: Any, *paths: str) -> list[str]:
 def remove_tools(
     body: Any, is_removed: Callable[[str], object], but: Callable[[JsonObject], bool] = lambda tool: False
 ) -> list[str]:
-    """Remove the tools whose type `is_removed` accepts, but not those that `but` accepts; returns the locations, each
-    with the type.
+    """Remove the tools whose type `is_removed` accepts, except those that `but` accepts. Returns the location and type
+    of each.
     """
     found = {
         place: tool
@@ -258,7 +272,11 @@ def remove_tools(
 
 
 def replace_media(body: Any, kinds: Mapping[str, str], text_type: str, *paths: str) -> list[str]:
-    """Replace parts at these paths whose type is in `kinds` by a text that names the medium; returns the locations."""
+    """Replace images, audio and the like by a text that says which medium was left out. Returns the locations.
+
+    Parts at these paths are replaced if their `type` is in `kinds`, which maps it to the name of the medium. The new
+    part has the type `text_type`.
+    """
     found = []
     for place, part in (located for path in paths for located in objects_at(body, path)):
         kind = part.get("type")
@@ -270,11 +288,13 @@ def replace_media(body: Any, kinds: Mapping[str, str], text_type: str, *paths: s
 
 
 def remove_unknown_keys(body: Any, path: str, form: Any) -> list[str]:
-    """Remove the keys that `form` does not have from the objects at a path of a body, and from all objects in these.
+    """Remove the keys that a model does not have from the objects at a path of a body, and from all objects inside of
+    them.
 
-    `form` is the type of these objects: a model, or a union of models of which each has a `type` of its own. Returns
-    the places of removed keys that were not null, each once and without indexes: `messages[].tool_calls[].index`. An
-    object whose `type` no model has is left as it is, for validation to refuse. The empty path is the body itself.
+    `form` is the type of these objects: a pydantic model, or a union of models that are told apart by their `type`.
+    Returns the locations of removed keys that were not null, each once and without indexes:
+    `messages[].tool_calls[].index`. An object whose `type` no model has is left as it is, for validation to refuse. The
+    empty path is the body itself.
     """
     places: dict[str, None] = {}
     for _, value in objects_at(body, path):
@@ -302,7 +322,7 @@ def _remove(value: JsonObject, place: str, form: Any) -> Iterator[str]:
 
 
 def _model_of(value: JsonObject, form: Any) -> type[BaseModel] | None:
-    """The model of a value, by its `type` if there are several."""
+    """The pydantic model of an object, chosen by the object's `type` if `form` has several; None if none fits."""
     models = _models(form)
     if len(models) < 2:
         return next(iter(models), None)
@@ -314,7 +334,7 @@ def _model_of(value: JsonObject, form: Any) -> type[BaseModel] | None:
 
 @cache
 def _models(form: Any) -> tuple[type[BaseModel], ...]:
-    """The models that a type annotation allows, also as elements of a list."""
+    """The pydantic models that a type annotation allows, including those of list elements."""
     if isinstance(form, type) and issubclass(form, BaseModel):
         return (form,)
     origin = get_origin(form)
@@ -327,13 +347,13 @@ def _models(form: Any) -> tuple[type[BaseModel], ...]:
 
 @cache
 def _fields(model: type[BaseModel]) -> dict[str, Any]:
-    """The type of each field, keyed by its name in JSON."""
+    """The type annotation of each field of a pydantic model, by the field's name in JSON."""
     return {field.alias or name: field.annotation for name, field in model.model_fields.items()}
 
 
 @cache
 def _types(model: type[BaseModel]) -> frozenset[Any]:
-    """The values of `type` that a model takes, None among them if `type` may be absent."""
+    """The values that the field `type` of a model may have. None is among them if the field may be absent."""
     field = model.model_fields.get("type")
     if field is None:
         return frozenset()

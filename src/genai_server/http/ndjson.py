@@ -1,4 +1,4 @@
-"""Responses as lines of JSON (https://github.com/ndjson/ndjson-spec)."""
+"""Streams of JSON objects, one in each line (https://github.com/ndjson/ndjson-spec)."""
 
 from typing import Any
 
@@ -11,12 +11,12 @@ LINES: dict[int | str, dict[str, Any]] = {200: {"content": {"application/x-ndjso
 
 
 def line_bytes(value: Event) -> bytes:
-    """Encode an object as a line."""
+    """The object as a line of JSON."""
     return msgspec.json.encode(value) + b"\n"
 
 
 class LineStream(EventStream):
-    """Sends each object as a line. The format has no comments, so no keep-alive is sent."""
+    """Sends each event as a line of JSON. The format has no comments, so no keep-alive is sent."""
 
     COMMENT_INTERVAL = 0
     MEDIA_TYPE = "application/x-ndjson"

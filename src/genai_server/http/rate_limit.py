@@ -1,4 +1,4 @@
-"""Rate limits of each API key: concurrent answers and reads, and requests per minute."""
+"""The limits of each API key: concurrent answers, concurrent reads of stored data, and requests per minute."""
 
 import math
 from collections import deque
@@ -17,7 +17,7 @@ _LATEST = 0.2
 
 @dataclass
 class _Usage:
-    """Current use of one key."""
+    """How much of its limits a key uses at present."""
 
     # Number of running requests, of which those for several answers count as many times.
     running: int = 0
@@ -30,7 +30,9 @@ class _Usage:
 
 
 class RateLimits:
-    """Limits the requests of each key in this process. Owned by the event loop."""
+    """Counts the requests of each API key in this process and refuses those beyond the limits. Owned by the event
+    loop.
+    """
 
     def __init__(self, concurrent: int, rate: int, clock: Clock) -> None:
         # Concurrent answers and requests per minute of keys without limits of their own; 0 is no limit.
@@ -42,9 +44,10 @@ class RateLimits:
 
     @contextmanager
     def request(self, key: ApiKey) -> Iterator[None]:
-        """Count a request while the block runs.
+        """Count a request of this key while the block runs.
 
-        Raises RateLimitExceeded, with the time to retry after, if a limit is reached. The request is then not counted.
+        Raises RateLimitExceeded, with the time after which to retry, if a limit is reached. The request is then not
+        counted.
         """
         usage = self._usages.setdefault(key.name, _Usage())
         now = self._clock()
@@ -59,9 +62,11 @@ class RateLimits:
 
     @contextmanager
     def answers(self, key: ApiKey, number: int, param: str) -> Iterator[None]:
-        """Count all answers of a request, of which `request` has counted one, while the block runs.
+        """Count the further answers of a request that asks for `number` answers, while the block runs. `request` has
+        counted one.
 
-        Raises RateLimitExceeded, and InvalidField about the field `param` if the key may never have this many.
+        `param` is the field that asks for them. Raises InvalidField if the key may never have so many answers at once,
+        and RateLimitExceeded if it may not now.
         """
         usage = self._usages.setdefault(key.name, _Usage())
         limit = self._concurrent if key.concurrent is None else key.concurrent
@@ -83,10 +88,10 @@ class RateLimits:
 
     @contextmanager
     def read(self, key: ApiKey) -> Iterator[None]:
-        """Count a read of stored data while the block runs.
+        """Count a read of stored data with this key while the block runs. Raises RateLimitExceeded.
 
-        Reads have the same limit as concurrent requests but are counted separately: the client of a background response
-        reads it while the response itself counts as a request. Raises RateLimitExceeded.
+        The limit equals that of concurrent requests, but reads are counted separately: a client reads a background
+        response while the response itself counts as a request.
         """
         usage = self._usages.setdefault(key.name, _Usage())
         self._check_concurrent(key, usage.reading, usage, "reads of stored responses and files")
@@ -120,5 +125,5 @@ class RateLimits:
 
 
 def _whole(seconds: float) -> int:
-    """Seconds as an integer for Retry-After."""
+    """The seconds as a whole number for the header Retry-After, between 1 and 60."""
     return min(max(1, math.ceil(seconds)), int(_WINDOW))

@@ -1,4 +1,4 @@
-"""The state of one HTTP request: all that travels with it, under one key of its ASGI scope."""
+"""The state of one HTTP request, which is kept in its ASGI scope, and the turns that API keys take."""
 
 import asyncio
 import re
@@ -34,12 +34,12 @@ CountAnswers = Callable[[int, str], None]
 
 
 def _count_nothing(number: int, param: str) -> None:
-    """For requests without limits."""
+    """Counts the answers of requests that have no limits: does nothing."""
 
 
 @dataclass(frozen=True)
 class OnBehalf:
-    """Of a request that the server itself makes, in the background, for a client which does not wait for it."""
+    """Marks a request that the server itself makes in the background, on behalf of a client that does not wait."""
 
     # The client's `holder`, as http/middleware/authentication.py defines it; None where no key is needed.
     holder: str | None
@@ -49,7 +49,9 @@ class OnBehalf:
 
 @dataclass(frozen=True)
 class Receipt:
-    """What the caller of the app knows of a request: the HTTP server, a WebSocket, a batch, or Ray Serve's ingress."""
+    """What the caller of the app knows about a request. The caller is the HTTP server, a WebSocket, a batch, or the
+    ingress of Ray Serve.
+    """
 
     # When the first byte came, by `request_clock`; None if that is unknown.
     arrived: float | None = None
@@ -62,22 +64,24 @@ class Receipt:
 
 
 class InTurn(Protocol):
-    """Runs a job that goes through all of a request, such as its messages or schemas."""
+    """Runs a job that goes through a whole request, such as all its messages or schemas."""
 
     async def __call__(self, job: Callable[[], T], *, is_long: bool = False) -> T:
-        """The job's result. A long one runs in a thread, where API keys take turns; `is_long` says so of one that takes
-        longer than the request's body lets expect.
+        """Run the job and return its result. A long job runs in a thread, where API keys take turns.
+
+        Whether a job is long is estimated by the size of the request's body; `is_long` marks one that takes longer than
+        that.
         """
         ...
 
 
 async def at_once(job: Callable[[], T], *, is_long: bool = False) -> T:
-    """Run a job, where nothing else would wait for it."""
+    """Run a job without waiting for a turn, where nothing else would be delayed by it."""
     return job()
 
 
 class KeyTurns:
-    """The order in which requests get something that one of them has at a time: API keys take turns."""
+    """Gives something that only one request may have at a time to the waiting requests. API keys take turns."""
 
     def __init__(self) -> None:
         self._is_taken = False
@@ -85,7 +89,7 @@ class KeyTurns:
         self._waiting: dict[Hashable, deque[asyncio.Future[None]]] = {}
 
     async def take(self, key: Hashable) -> None:
-        """Wait until it is the turn of a request of this key. The caller ends the turn with `pass_on`."""
+        """Wait for the turn of a request with this key. The caller must end the turn with `pass_on`."""
         if not self._is_taken:
             self._is_taken = True
             return
@@ -99,7 +103,7 @@ class KeyTurns:
             raise
 
     def pass_on(self) -> None:
-        """Give the turn to the first request of the next key, which then waits behind the others."""
+        """End the current turn and give the next one to the oldest waiting request of the next key."""
         while self._waiting:
             key = next(iter(self._waiting))
             requests = self._waiting.pop(key)
@@ -112,24 +116,25 @@ class KeyTurns:
         self._is_taken = False
 
     async def one_each_iteration(self, key: Hashable) -> None:
-        """Let one request begin in each iteration of the event loop.
+        """Wait for the turn of a request with this key. Each turn lasts for one iteration of the event loop.
 
-        Hundreds of requests of one key that arrive together would otherwise all run before the next one of another key.
+        Without this, hundreds of requests of one key that arrive together would all run before the next request of
+        another key.
         """
         await self.take(key)
         asyncio.get_running_loop().call_soon(self.pass_on)
 
 
 class ParsingThread:
-    """Runs long jobs in a thread, one at a time, because each holds the GIL. API keys with jobs take turns."""
+    """Runs long jobs in a thread, one at a time because each holds the GIL. API keys with waiting jobs take turns."""
 
     def __init__(self) -> None:
         self._turns = KeyTurns()
 
     async def run(self, job: Callable[[], T], *, num_bytes: int, key: Hashable = None) -> T:
-        """The result of a job of `key` that reads a body of `num_bytes`.
+        """Run a job that reads a body of `num_bytes` for a request with this `key`, and return its result.
 
-        For a short body it runs at once, without a thread.
+        If the body is short, the job runs at once in the calling thread.
         """
         if num_bytes <= _SHORT:
             return job()
@@ -142,7 +147,9 @@ class ParsingThread:
 
 @dataclass
 class HttpRequestState:
-    """All that travels with one HTTP request. The middlewares fill it in, from the outermost on."""
+    """Everything that is kept about one HTTP request while it is handled. The middlewares fill it in, from the
+    outermost on.
+    """
 
     receipt: Receipt
     # Has the request's ids.
@@ -171,20 +178,22 @@ class HttpRequestState:
 
     @property
     def key(self) -> bytes | None:
-        """Stands for its API key, the admin key included; None where no key is needed."""
+        """An id of the request's API key, the admin key included; None where no key is needed."""
         return None if self.access is None else self.access.digest
 
     async def parse(self, job: Callable[[], T], *, num_bytes: int) -> T:
-        """The result of a job that reads the request's body of `num_bytes`; a long one waits for its key's turn."""
+        """Run a job that reads `num_bytes` of the request's body, and return its result. A long job waits for the turn
+        of the request's key.
+        """
         return await self.parsing.run(job, num_bytes=num_bytes, key=self.key)
 
     async def in_turn(self, job: Callable[[], T], *, is_long: bool = False) -> T:
-        """The result of a job that goes through all of the request; see InTurn."""
+        """Run a job that goes through the whole request, and return its result; see InTurn."""
         return await self.parse(job, num_bytes=_SHORT + 1 if is_long else self.num_body_bytes)
 
 
 def request_state(scope: Scope) -> HttpRequestState:
-    """The state of a request that has begun."""
+    """The state of the request with this scope, which `begin_request` has created."""
     state: HttpRequestState = scope["state"][_KEY]
     return state
 
@@ -192,10 +201,10 @@ def request_state(scope: Scope) -> HttpRequestState:
 def begin_request(
     scope: Scope, model: str = "", clock: Clock = request_clock, dialects: Sequence[Dialect] = ()
 ) -> HttpRequestState:
-    """Give a request its state, and leave nothing else in the scope's. `model` is recorded until one is chosen.
+    """Create the state of a request, and keep nothing else in the state of its scope.
 
-    Of `dialects`, the first that covers the request is its own. The request's id is the client's if that is a short
-    plain name, or a new one.
+    `model` is recorded until a model is chosen. The error format is that of the first of `dialects` that covers the
+    request. The request's id is the client's `x-request-id` if that is a short plain name, otherwise a new one.
     """
     receipt = receipt_of(scope.get("state", {}))
     given = Headers(scope=scope).get("x-request-id", "")
@@ -211,18 +220,18 @@ def begin_request(
 
 
 def with_receipt(receipt: Receipt) -> dict[str, Any]:
-    """The part of a scope's state that holds a receipt."""
+    """The state of a scope that contains this receipt, for the caller of the app."""
     return {_RECEIPT: receipt}
 
 
 def receipt_of(state: Mapping[str, Any]) -> Receipt:
-    """The receipt in a scope's state before the request has begun; an empty one by default."""
+    """The receipt that the caller of the app has left in the state of the scope; an empty one if there is none."""
     found: Receipt = state.get(_RECEIPT, Receipt())
     return found
 
 
 def request_id_headers(scope: Scope) -> dict[str, str]:
-    """The headers with the request's id that its API defines."""
+    """The response headers with the request's id: `x-request-id`, and that of the request's API if it has another."""
     state = request_state(scope)
     id_header = state.dialect.id_header
     headers = {"x-request-id": state.record.request_id}

@@ -1,4 +1,4 @@
-"""Streams of the answers to one request as server-sent events."""
+"""Sends the answers to a request as a stream of server-sent events."""
 
 import asyncio
 import logging
@@ -26,20 +26,20 @@ Event = dict[str, Any] | bytes | str
 
 
 class Source(Protocol):
-    """The source of the events."""
+    """Generates what a stream sends, such as the answers of an engine."""
 
     @property
     def progress(self) -> tuple[int, int] | None:
-        """Tokens of prompts that have been read, and of how many; None once all have been read."""
+        """How many prompt tokens have been read, and how many there are in all; None when all have been read."""
 
     def close(self) -> None:
-        """Free it; always called."""
+        """Free the source's resources. Always called, however the stream ends."""
 
 
 def event_bytes(value: Event, *, named: bool = False) -> bytes:
-    """One event as it goes over the wire (https://html.spec.whatwg.org/multipage/server-sent-events.html).
+    """One event in the format of the wire (https://html.spec.whatwg.org/multipage/server-sent-events.html).
 
-    `named` gives an event its `type` as its name.
+    If `named`, the event's name is the `type` of the object.
     """
     if isinstance(value, str):
         return b"data: %b\n\n" % value.encode()
@@ -53,11 +53,12 @@ def event_bytes(value: Event, *, named: bool = False) -> bytes:
 
 
 class EventStream(StreamingResponse):
-    """Sends events, each a JSON object, its JSON or a plain word, and closes their source however the response ends.
+    """A response that sends events, each a JSON object, the JSON text of one, or a plain word, and closes their source
+    at its end.
 
-    An error after the headers is the last event. The next event is made when the last one is sent: for a slow client
-    tokens gather, not text. Every few seconds a comment, which clients skip, keeps the connection open and reports the
-    progress of the prompt.
+    An error that occurs after the headers becomes the last event. The next event is generated only when the last one
+    has been sent, so tokens for a slow client wait in the source and are merged. Every few seconds a comment, which
+    clients skip, keeps the connection open and reports the progress of reading the prompt.
     """
 
     # Seconds between two comments; 0 for none.
@@ -70,14 +71,14 @@ class EventStream(StreamingResponse):
         events: AsyncGenerator[Event],
         *,
         named: bool = False,
-        tell_error: Callable[[GenaiServerError], dict[str, Any]] | None = None,
+        make_error: Callable[[GenaiServerError], dict[str, Any]] | None = None,
     ) -> None:
         self._source = source
         # Whether an event's name is its `type`.
         self._named = named
         self._scope: Scope = {}
         # Makes the last event of an error; None for the form of the API.
-        self._tell_error = tell_error
+        self._make_error = make_error
         self._events = events
         headers = {"cache-control": "no-store", "x-accel-buffering": "no"}  # no cache and no proxy holds events back
         super().__init__((), headers=headers, media_type=self.MEDIA_TYPE)
@@ -138,7 +139,7 @@ class EventStream(StreamingResponse):
 
     def _error_event(self, error: GenaiServerError) -> bytes:
         request_state(self._scope).record.error_code = error.code
-        return self._event(error_body(error, self._scope) if self._tell_error is None else self._tell_error(error))
+        return self._event(error_body(error, self._scope) if self._make_error is None else self._make_error(error))
 
     def _event(self, value: Event) -> bytes:
         return event_bytes(value, named=self._named)

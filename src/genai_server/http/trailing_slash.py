@@ -1,7 +1,7 @@
-"""Redirects from a path to the same one with, or without, a slash at its end.
+"""Redirects requests whose path lacks a slash at its end, or has one too many.
 
-Starlette's own redirects name a scheme and a host, and the path as this server knows it. Behind a proxy that ends TLS
-or removes a prefix these are wrong, so a redirect here is relative to the address that the client has used.
+Starlette's own redirects contain a scheme, a host and the path as this server sees it. Behind a proxy that ends TLS or
+removes a prefix these are wrong. So the redirects here are relative to the address that the client has used.
 """
 
 from urllib.parse import quote
@@ -12,9 +12,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 
 class TrailingSlash:
-    """Handles requests for which a router has no route: redirects to the other form of the path if it has one for that.
+    """Handles requests for which a router has no route: redirects them if there is a route for the path with, or
+    without, a slash at its end.
 
-    All others go to `not_found`.
+    All other requests are passed to `not_found`.
     """
 
     def __init__(self, router: Router, not_found: ASGIApp) -> None:
@@ -32,7 +33,7 @@ class TrailingSlash:
 
 
 def _relative(path: str, other: str, query: bytes) -> str:
-    """The reference from a path to its other form."""
+    """The relative URL that leads from `path` to `other`, which differs by a slash at its end."""
     if path.endswith("/"):
         reference = f"../{quote(other.rpartition('/')[2])}"
     else:

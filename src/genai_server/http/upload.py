@@ -1,4 +1,4 @@
-"""The parser of a form with a file (multipart/form-data), whose file is passed on while it arrives, and its object."""
+"""Parses forms with a file (multipart/form-data) while they arrive, and turns their fields into an object."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ _MAX_NAME = 255
 
 @dataclass(frozen=True)
 class Upload:
-    """A form that has arrived."""
+    """A form that has been received completely."""
 
     # Name and value of each field but the file, in the order of the form.
     fields: list[tuple[str, str]]
@@ -38,9 +38,9 @@ class Upload:
 
 
 class FormParser:
-    """Parses a form. Raises MalformedForm for a content type that is not that of a form.
+    """Parses a form incrementally. Raises MalformedForm if the content type is not that of a form.
 
-    The bytes of its file gather in `pending`, from which the caller takes them.
+    The caller takes the bytes of the file from `pending`.
     """
 
     def __init__(self, headers: Mapping[str, str]) -> None:
@@ -80,7 +80,10 @@ class FormParser:
             raise MalformedForm(f"the body is not a form: {error}") from None
 
     def feed(self, data: bytes) -> None:
-        """Parse the next bytes. Raises MalformedForm, and InvalidField for a field that cannot be used."""
+        """Parse the next bytes of the form.
+
+        Raises MalformedForm if they do not form a valid form, and InvalidField for a field that cannot be used.
+        """
         if self._is_complete:
             return  # what follows the last part has no meaning
         try:
@@ -89,7 +92,7 @@ class FormParser:
             raise MalformedForm(f"the body is not a form: {error}") from None
 
     def finish(self) -> None:
-        """Raises MalformedForm if the form is not complete."""
+        """Check that the form is complete. Raises MalformedForm if it is not."""
         if not self._is_complete:
             raise MalformedForm("the body is not a form: it ends before its last part does")
 
@@ -148,11 +151,13 @@ class FormParser:
 
 
 def form_object(upload: Upload) -> dict[str, Any]:
-    """The fields by their names, without empty ones. A name such as `include[]` has the list of its values, and names
-    such as `expires_after[seconds]` are members of an object.
+    """The fields of a form as an object, by name and without empty ones.
 
-    Raises InvalidField for a field that is given twice, and for a text in place of the file: a client must not name a
-    path.
+    The values of a field such as `include[]` become a list; fields such as `expires_after[seconds]` become members of
+    an object. The field `file` is the path of the uploaded file.
+
+    Raises InvalidField for a field that is given twice, and for a text in the field `file`, because a client must not
+    name a path.
     """
     found: dict[str, Any] = {} if upload.file is None else {FILE: upload.file}
     for given, value in upload.fields:

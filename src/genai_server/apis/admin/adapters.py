@@ -1,4 +1,4 @@
-"""Admin endpoints: load and unload LoRA adapters while the server runs."""
+"""Admin endpoints that load and unload LoRA adapters while the server runs."""
 
 import math
 import secrets
@@ -21,9 +21,9 @@ router = admin_router()
 
 @router.post("/v1/admin/adapters/load")
 async def load_adapter(body: LoadAdapterRequest, services: ServicesDep) -> dict[str, Any]:
-    """Load an adapter from a file on the server; responds when all devices have loaded it.
+    """Load a LoRA adapter from a file on the server; responds when all devices have loaded it.
 
-    A model that is loaded on demand is loaded first: only its engines can check whether the adapter fits.
+    If the model is loaded on demand, it is loaded first, because only its engines can check whether the adapter fits.
     """
     models = services.models
     about = models.find(body.model)
@@ -44,7 +44,9 @@ async def load_adapter(body: LoadAdapterRequest, services: ServicesDep) -> dict[
 
 @router.post("/v1/admin/adapters/unload")
 async def unload_adapter(body: UnloadAdapterRequest, services: ServicesDep) -> dict[str, Any]:
-    """Unload an adapter for new requests; its memory is freed when the requests that use it have ended."""
+    """Unload a LoRA adapter for new requests. Its memory is freed when the running requests that use it have ended;
+    `running` lists their ids.
+    """
     about = services.models.find(body.model)
     adapter = next((adapter for adapter in about.adapters if adapter.name == body.name), None)
     if adapter is None:
@@ -58,7 +60,7 @@ async def unload_adapter(body: UnloadAdapterRequest, services: ServicesDep) -> d
 
 
 async def _unload(services: Services, about: ModelStatus, adapter: Adapter) -> list[str]:
-    """Unload the adapter from all engines; returns the ids of the requests that still use it."""
+    """Unload the adapter from all engines of the model; returns the ids of the requests that still use it."""
     with suppress(NoEngineReady, ModelNotFound):  # an engine that is not running has no adapters
         replies = await ask(services.models.engines(about.name), lambda number: UnloadAdapter(number, adapter.id))
         return sorted({request_id for _, reply in replies for request_id in reply.request_ids})

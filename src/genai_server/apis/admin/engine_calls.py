@@ -1,4 +1,4 @@
-"""What the admin endpoints share: their router, calls to several engines at once, and the lookup of a request."""
+"""What the admin endpoints share: the router, calls to several engines at once, and finding a request by its id."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -37,7 +37,10 @@ _MAX_REQUESTS_SHOWN = 20
 
 
 def admin_router(*codes: int) -> APIRouter:
-    """A router of admin endpoints. `codes` are statuses of errors in addition to those of all admin endpoints."""
+    """A router for admin endpoints, which only operators may use.
+
+    `codes` are the HTTP statuses of errors to document besides those that all admin endpoints have.
+    """
     return APIRouter(
         tags=["admin"], dependencies=[Depends(require_admin)], responses=error_responses(400, 403, 404, *codes, 503)
     )
@@ -46,7 +49,8 @@ def admin_router(*codes: int) -> APIRouter:
 async def ask(
     engines: Sequence[EngineClient], make_call: Callable[[int], Call[R]], *, needs_all: bool = False
 ) -> list[tuple[EngineClient, R]]:
-    """The replies of all running engines.
+    """Send a call to all running engines and return each engine with its reply. `make_call` makes the call from its
+    number.
 
     An engine that ends before it replies, because it died or its model was unloaded, is skipped unless `needs_all`.
     Raises NoEngineReady if no engine replies, or if one does not reply in time.
@@ -75,7 +79,10 @@ async def ask(
 
 
 def by_device(replies: Sequence[tuple[EngineClient, T]], convert: Callable[[T], Any]) -> dict[str, Any]:
-    """A response body with each device's reply. With several models, `devices` has those of the first one."""
+    """A response body with the converted reply of each device.
+
+    If the replies come from several models, `devices` has those of the first model, and `models` has those of all.
+    """
     models: dict[str, dict[str, Any]] = {}
     for engine, reply in replies:
         models.setdefault(engine.model_name, {})[engine.device] = convert(reply)
@@ -92,12 +99,12 @@ async def ask_about(
     *,
     tenant: str | None = None,
 ) -> tuple[RequestState, list[tuple[EngineClient, Named]]]:
-    """Make a call about the request with this unique id or else this id; returns the request and all replies.
+    """Send a call about one request to the engines; returns the request and all replies.
 
-    `make_call` takes the call's number, the name, and whether this is a unique id for certain. A single engine resolves
-    the name itself, and does nothing if several of its requests have it. Several engines are asked for the unique id
-    first, among requests of the `tenant` if one is given. Raises RequestNotFound, AmbiguousRequest, which lists the
-    unique ids, and NoEngineReady.
+    `name` is the request's unique id, or else an id that only one request has. `make_call` takes the call's number, the
+    name, and whether the name is certainly a unique id. A single engine resolves the name itself, and does nothing if
+    several requests match. With several engines, the unique id is looked up first, only among requests of `tenant` if
+    one is given. Raises RequestNotFound, AmbiguousRequest, whose message lists the unique ids, and NoEngineReady.
     """
     is_unique = sum(engine.is_connected for engine in engines) > 1
     if is_unique:
@@ -108,12 +115,16 @@ async def ask_about(
 
 
 def _only_request(name: str, replies: Sequence[tuple[EngineClient, Named]]) -> RequestState:
-    """The request with this unique id, or else the only request with this id, by the replies of engines."""
+    """The one request that a name stands for, among the requests in the engines' replies; see `_only`."""
     return _only([(engine.device, state) for engine, reply in replies for state in reply.requests], name)
 
 
 def _only(present: Sequence[tuple[str, RequestState]], name: str) -> RequestState:
-    """The request with this unique id, or else the only request with this id, of these, each with its device."""
+    """The request whose unique id is `name`, or else the only request whose id is `name`. `present` are the requests
+    with their devices.
+
+    Raises RequestNotFound, and AmbiguousRequest if several requests have the id.
+    """
     found = {state.unique_id: (device, state) for device, state in present if state.unique_id == name}
     found = found or {state.unique_id: (device, state) for device, state in present if state.request_id == name}
     if not found:
@@ -131,7 +142,7 @@ def _only(present: Sequence[tuple[str, RequestState]], name: str) -> RequestStat
 
 
 async def cancel_request(engines: Sequence[EngineClient], tools: ToolServerClient, name: str) -> RequestState:
-    """Cancel a request of any API process, named as for `ask_about`; returns it. Raises what `ask_about` raises."""
+    """Cancel a request of any API process and return it. `name` and the errors raised are as in `ask_about`."""
     ended = await end_request_with_tools(engines, tools, name, FinishReason.CANCELLED, CancelRequest)
     if ended is None:
         ended, _ = await ask_about(engines, name, CancelRequest)
@@ -145,10 +156,10 @@ async def end_request_with_tools(
     reason: FinishReason,
     make_call: Callable[[int, str, bool], Call[Named]],
 ) -> RequestState | None:
-    """End a request whose tools the server runs, whether an engine has it now or a tool; returns it.
+    """End a request for which the server runs tools, whether a tool or an engine works on it now; returns the request.
 
-    It is named as for `ask_about`, whose `make_call` ends it in an engine. Returns None, and does nothing, if the name
-    stands for no such request. Raises AmbiguousRequest.
+    `name` and `make_call` are as in `ask_about`; the call ends the request in an engine. Returns None, and does
+    nothing, if no such request has the name. Raises AmbiguousRequest.
     """
     held = await tools.find(name)
     if not held:
@@ -170,8 +181,10 @@ async def end_request_with_tools(
 
 
 async def end_reasoning(engines: Sequence[EngineClient], name: str, tenant: str | None) -> tuple[RequestState, bool]:
-    """Close the thoughts of a request of any API process, among those of the `tenant` if one is given, named as for
-    `ask_about`; returns it, and whether the server knows how its model writes thoughts. Raises what `ask_about` raises.
+    """End the reasoning of a request of any API process, only of `tenant` if one is given.
+
+    Returns the request, and whether the server knows the format of its model's reasoning, without which nothing is
+    done. `name` and the errors raised are as in `ask_about`.
     """
     call = partial(EndReasoning, tenant=tenant)
     ended, replies = await ask_about(engines, name, call, tenant=tenant)

@@ -1,4 +1,4 @@
-"""Admin endpoint: requests and tokens by day, API key and model."""
+"""Admin endpoint that reports requests and tokens by day, API key and model."""
 
 from datetime import UTC, date, datetime, timedelta
 from typing import Annotated, Any
@@ -17,10 +17,11 @@ router = admin_router(503)
 
 @router.get("/v1/admin/usage", response_model=UsageResponse)
 async def get_usage(query: Annotated[UsageParameters, Query()], services: ServicesDep) -> dict[str, Any]:
-    """Requests and tokens of each API key, model and day of UTC, the earliest first: without `since`, of 31 days.
+    """The requests and tokens of each API key and model on each day (in UTC), oldest first. Without `since`, the last
+    31 days.
 
-    With GENAI_USAGE_FILE they outlive the server. What other API processes have counted in the last seconds may be
-    missing.
+    With GENAI_USAGE_FILE the numbers are kept when the server stops. Those that other API processes have counted in the
+    last seconds may be missing.
     """
     last = query.until or datetime.now(UTC).date()
     first = query.since or max(date.min + timedelta(days=_DAYS), last) - timedelta(days=_DAYS - 1)

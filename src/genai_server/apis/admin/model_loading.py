@@ -1,4 +1,4 @@
-"""Admin endpoints: load, unload and name models while the server runs."""
+"""Admin endpoints that load models, unload them and give them aliases while the server runs."""
 
 import math
 from typing import Any
@@ -49,7 +49,7 @@ async def load_model(body: LoadModelRequest, services: ServicesDep) -> dict[str,
 
 @router.post("/v1/admin/models/unload")
 async def unload_model(body: UnloadModelRequest, services: ServicesDep) -> dict[str, Any]:
-    """Unload a model; responds when its processes have ended."""
+    """Unload a model; responds when its engine processes have ended."""
     about = services.models.find(body.name, param="name")
     timeout = float(services.settings.drain_timeout) if body.timeout is None else body.timeout
     await services.models.command(UnloadModel(about.name, timeout))

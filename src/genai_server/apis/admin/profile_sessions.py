@@ -1,7 +1,7 @@
-"""Admin endpoints: start, list, report on, download and remove profile sessions.
+"""Admin endpoints that start, list, report on, download and remove profile sessions.
 
-Routes that read profiles are plain functions and run in threads, because a large profile takes a while. They read the
-folder that the engines write to, and only files listed in a manifest.
+Routes that read profiles are plain functions, which run in threads, because reading a large profile takes long. They
+read the folder to which the engines write, and only files that are listed in a manifest.
 """
 
 import asyncio
@@ -45,7 +45,9 @@ def _profile_dir(services: ServicesDep) -> Path:
 
 
 def _manifest(session_id: str, root: Annotated[Path, Depends(_profile_dir)]) -> Manifest:
-    """Dependency: the session with this id. Raises ProfileNotFound."""
+    """The manifest of the session with this id; `latest` stands for the most recent one. A dependency. Raises
+    ProfileNotFound.
+    """
     found = find_session(root, None if session_id == LATEST else session_id)
     if found is None:
         raise ProfileNotFound(f"no profile session is in {root}", param="session_id")
@@ -53,7 +55,9 @@ def _manifest(session_id: str, root: Annotated[Path, Depends(_profile_dir)]) -> 
 
 
 async def _open_sessions(services: ServicesDep) -> Mapping[str, ProfileState]:
-    """The engines' open sessions that have a plan, keyed by id; empty if no engine runs."""
+    """The engines' profile sessions that have not ended, by id; empty if no engine runs. Sessions without a plan are
+    not included.
+    """
     try:
         replies = await ask(services.models.engines(), ListProfiles)
     except NoEngineReady:
@@ -67,13 +71,13 @@ OpenSessions = Annotated[Mapping[str, ProfileState], Depends(_open_sessions)]
 
 @router.post("/start_profile")
 async def start_profile(services: ServicesDep) -> dict[str, Any]:
-    """Called by load generators: set `enable_profiling` to "1" on all devices."""
+    """Set the runtime option `enable_profiling` to "1" on all devices. Load generators call this endpoint."""
     return await set_runtime_options(RuntimeOptionsRequest.model_validate({"enable_profiling": "1"}), services)
 
 
 @router.post("/stop_profile")
 async def stop_profile(services: ServicesDep) -> dict[str, Any]:
-    """Called by load generators: set `enable_profiling` to "0" on all devices."""
+    """Set the runtime option `enable_profiling` to "0" on all devices. Load generators call this endpoint."""
     return await set_runtime_options(RuntimeOptionsRequest.model_validate({"enable_profiling": "0"}), services)
 
 
@@ -95,7 +99,11 @@ async def begin_profile(
 
 
 async def _begin(engines: Sequence[EngineClient], plan: ProfilePlan) -> ProfileState:
-    """Start the session on the first device that accepts it. Raises RequestNotFound and the engines' other refusals."""
+    """Start the session on the first device that accepts it.
+
+    Raises RequestNotFound if no engine has the request to be profiled, and the errors with which an engine refuses the
+    session.
+    """
     for engine in engines:
         with suppress(RequestNotFound):
             ((_, reply),) = await ask([engine], lambda number: StartProfile(number, plan))
@@ -105,7 +113,7 @@ async def _begin(engines: Sequence[EngineClient], plan: ProfilePlan) -> ProfileS
 
 @router.get("/v1/admin/profiles")
 def list_profiles(root: Annotated[Path, Depends(_profile_dir)], open_sessions: OpenSessions) -> dict[str, Any]:
-    """The profile sessions of all devices, oldest first."""
+    """List the profile sessions of all devices, oldest first."""
     try:
         manifests = find_manifests(root)
     except OSError:  # nothing has been profiled yet
@@ -115,7 +123,9 @@ def list_profiles(root: Annotated[Path, Depends(_profile_dir)], open_sessions: O
 
 @router.get("/v1/admin/profiles/{session_id}")
 def get_profile(open_sessions: OpenSessions, manifest: FoundManifest) -> dict[str, Any]:
-    """A session with its passes, one for each of ONNX Runtime's files; `latest` is the most recent session."""
+    """Get a session with its forward passes, each of which has one of ONNX Runtime's profile files. The id `latest`
+    stands for the most recent session.
+    """
     return _summary(manifest, open_sessions) | {"passes": [msgspec.to_builtins(record) for record in manifest.passes]}
 
 
@@ -125,7 +135,9 @@ def report_on_profile(
     format: Literal["json", "text", "html"] = "json",
     slow: Annotated[float, Query(ge=1, le=1e6, allow_inf_nan=False)] = SLOW_AT,
 ) -> Response:
-    """Time by operator, node, layer and phase, and the tokens that took more than `slow` times the median."""
+    """Report the time by operator, node, layer and phase, and the tokens that took more than `slow` times the
+    median.
+    """
     report = analyse(read_session(manifest), slow)
     if format == "text":
         return PlainTextResponse(as_text(report) + "\n")
@@ -136,14 +148,14 @@ def report_on_profile(
 
 @router.get("/v1/admin/profiles/{session_id}/trace")
 def trace_of_profile(manifest: FoundManifest) -> Response:
-    """All files of a session as one trace for https://ui.perfetto.dev."""
+    """Download all files of a session as one trace for https://ui.perfetto.dev."""
     profile = read_session(manifest)
     return _download(f"{manifest.session.id}.trace.json", "application/json", lambda out: write_trace(profile, out))
 
 
 @router.get("/v1/admin/profiles/{session_id}/files")
 def download_profile(manifest: FoundManifest) -> Response:
-    """All files of a session and its manifest, as a zip archive."""
+    """Download all files of a session and its manifest as a zip archive."""
 
     def write(out: IO[bytes]) -> None:
         with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
@@ -156,7 +168,7 @@ def download_profile(manifest: FoundManifest) -> Response:
 
 @router.get("/v1/admin/profiles/{session_id}/files/{name}")
 def download_file(manifest: FoundManifest, name: str) -> Response:
-    """One of ONNX Runtime's files, unchanged."""
+    """Download one of a session's profile files, as ONNX Runtime has written it."""
     path = next((path for path in manifest.files if path.name == name), None)
     if path is None or not path.is_file():
         raise ProfileNotFound(f"no file {quoted(name)} is in session {quoted(manifest.session.id)}", param="name")
@@ -165,7 +177,7 @@ def download_file(manifest: FoundManifest, name: str) -> Response:
 
 @router.delete("/v1/admin/profiles/{session_id}")
 async def delete_profile(manifest: FoundManifest, open_sessions: OpenSessions, services: ServicesDep) -> dict[str, Any]:
-    """End an open session, or remove an ended one with its files."""
+    """End a session that is still open, or remove an ended session with its files."""
     about = manifest.session
     if about.id in open_sessions:
         for engine in services.models.engines(device=about.device):
@@ -185,14 +197,14 @@ async def delete_profile(manifest: FoundManifest, open_sessions: OpenSessions, s
 
 
 def _is_open(manifest: Manifest, open_sessions: Mapping[str, ProfileState]) -> bool:
-    """Whether an engine may still write to a session. Engines report sessions with a plan themselves."""
+    """Whether an engine may still write to the session."""
     if manifest.session.plan is not None:
         return manifest.session.id in open_sessions
     return is_open(manifest, time.time())
 
 
 def _summary(manifest: Manifest, open_sessions: Mapping[str, ProfileState]) -> dict[str, Any]:
-    """A session as JSON. `state` is the engine's while the session is open, afterwards "ended"."""
+    """A session as JSON. While the session is open, `state` is what its engine reports; afterwards it is "ended"."""
     about = msgspec.to_builtins(manifest.session)
     del about["type"]
     still, end = _is_open(manifest, open_sessions), manifest.end
@@ -214,7 +226,7 @@ def _summary(manifest: Manifest, open_sessions: Mapping[str, ProfileState]) -> d
 
 
 def _download(name: str, media_type: str, write: Callable[[IO[bytes]], object]) -> Response:
-    """A response with the output of `write`, buffered in a temporary file because it may be large."""
+    """A response with what `write` writes. It is buffered in a temporary file, because it may be large."""
     with ExitStack() as stack:
         file = stack.enter_context(tempfile.TemporaryFile())
         write(file)

@@ -1,4 +1,4 @@
-"""Endpoints for requests: list those of all engines and those that have ended, cancel one, and end its reasoning."""
+"""Endpoints about requests: list the running, waiting and ended ones, cancel one, and end the reasoning of one."""
 
 import asyncio
 import re
@@ -30,7 +30,7 @@ _ANSWER_ID = re.compile("(?:chatcmpl-|msg_)([0-9a-f]{24})")
 
 @router.get("/v1/requests", response_model=RequestsResponse)
 async def list_requests(services: ServicesDep) -> dict[str, Any]:
-    """The running and waiting requests of all devices and API processes, with an entry for each answer."""
+    """List the running and waiting requests of all devices and API processes, with an entry for each answer."""
     replies = await ask(services.models.engines(), ListRequests)
     entries = [_entry(state, engine.model_name, engine.device) for engine, found in replies for state in found.requests]
     # Engines first: a request that is between a tool and an engine meanwhile is listed all the same.
@@ -41,19 +41,20 @@ async def list_requests(services: ServicesDep) -> dict[str, Any]:
 
 @router.get("/v1/requests/ended", response_model=EndedRequestsResponse)
 async def list_ended_requests(services: ServicesDep, since: float = 0.0) -> dict[str, Any]:
-    """The last 200 requests of all API processes that have ended, or were refused, without their texts; newest first.
+    """List the last 200 requests of all API processes that have ended or were refused, newest first, without prompts
+    and answers.
 
-    `since`, in seconds since 1970, leaves out those that ended before.
+    Only those that ended after `since`, in seconds since 1970, are listed.
     """
     return {"object": "list", "data": await asyncio.to_thread(services.recent.ended_after, since)}
 
 
 @router.post("/v1/requests/{request_id}/cancel", response_model=CancelledRequest)
 async def cancel_request(request_id: str, services: ServicesDep, body: NoFields | None = None) -> dict[str, Any]:
-    """End all answers of a request, and the tools that the server runs for it. Its client receives the partial answers,
-    with the finish reason `cancelled`.
+    """Cancel a request: end all of its answers and the tools that the server runs for it. Its client receives the
+    partial answers, with the finish reason `cancelled`.
 
-    `request_id` is the request's `unique_id`, or its `id` if no other request has the same one. Otherwise the response
+    `request_id` is the request's `unique_id`, or its `id` if no other request has the same id. Otherwise the response
     is a 409 that lists the unique ids.
     """
     engines, tools = services.models.engines(), services.tools.client
@@ -65,10 +66,10 @@ async def cancel_request(request_id: str, services: ServicesDep, body: NoFields 
 async def end_reasoning(
     request_id: str, request: Request, services: ServicesDep, context: RequestContextDep, body: NoFields | None = None
 ) -> dict[str, Any]:
-    """End the reasoning of a running or waiting request, so that the model answers now.
+    """End the reasoning of a running or waiting request, so that the model writes its final answer now.
 
-    For requests of the caller's own API key, and for an operator those of all. `request_id` is as in `cancel`, or the
-    id of an answer.
+    Clients can do this for requests with their own API key, operators for all requests. `request_id` is as in `cancel`,
+    or the id of an answer.
     """
     tenant = None if rights(request).is_admin else context.tenant
     of_answer = _ANSWER_ID.fullmatch(request_id)

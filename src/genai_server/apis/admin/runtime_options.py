@@ -1,4 +1,4 @@
-"""Admin endpoints: onnxruntime-genai's runtime options on running devices, and the prefix cache."""
+"""Admin endpoints that change onnxruntime-genai's runtime options on running devices, and empty the prefix cache."""
 
 from functools import partial
 from typing import Any
@@ -17,7 +17,7 @@ router = admin_router(409)
 
 @router.get("/v1/admin/runtime_options")
 async def get_runtime_options(services: ServicesDep) -> dict[str, Any]:
-    """The state of the runtime options of each device."""
+    """Get the runtime options of each device."""
     return by_device(await ask(services.models.engines(), GetRuntimeOptions), _options)
 
 
@@ -58,7 +58,9 @@ async def set_runtime_options(body: RuntimeOptionsRequest, services: ServicesDep
 @router.post("/v1/admin/reset_prefix_cache")
 @router.post("/reset_prefix_cache")
 async def reset_prefix_cache(services: ServicesDep) -> dict[str, Any]:
-    """Drop the cached prefixes of all ended requests; returns how many slots of each device had one."""
+    """Remove the cached prefixes of all requests that have ended; returns the number of slots of each device that held
+    one.
+    """
     replies = await ask(services.models.engines(), ResetPrefixCache)
     return by_device(replies, lambda reply: {"slots": reply.slots})
 

@@ -106,7 +106,7 @@ class ProfileRequest(Wire):
         return self
 
     def plan(self) -> ProfilePlan:
-        """The plan for the engine."""
+        """The plan of the session, as a message to the engine."""
         first, last = self._window()
         slow = None
         if self.slow_token_ms is not None or self.slow_token_ratio is not None:
@@ -124,18 +124,18 @@ class ProfileRequest(Wire):
 
 
 class NoFields(Wire):
-    """Body of a POST without fields: the path says it all."""
+    """Body of a POST request that has no fields."""
 
 
 class RequestEntry(BaseModel):
-    """A running or waiting request, or one of its answers. `age` is the number of seconds since the engine received it.
+    """A running or waiting request; a request for several answers has one entry for each answer.
 
-    In the phase `tools` the server lists or runs tools for it. No engine has it then, its `age` is that of the whole
-    request, and its tokens are those of the rounds so far; `device` is that of the last one, and empty before the
-    first.
+    `age` is the number of seconds since the engine received the request. In the phase `tools` the server lists or runs
+    tools for the request and no engine has it. The `age` is then that of the whole request, the tokens are those of all
+    rounds so far, and `device` is that of the last round, or empty before the first.
 
-    `id` is the request's `X-Request-ID`, which clients may reuse; `unique_id` is unique. `key_name` is the name of its
-    API key, `(admin)` with the admin key, and null without one.
+    `id` is the request's `X-Request-ID`, which clients may reuse; `unique_id` is unique. `key_name` is the name of the
+    request's API key, `(admin)` for the admin key, and null without a key.
     """
 
     id: str
@@ -153,18 +153,17 @@ class RequestEntry(BaseModel):
 
 
 class RequestsResponse(BaseModel):
-    """Response of GET /v1/requests, in order of arrival on each device."""
+    """Response of GET /v1/requests. The entries of each device are in order of arrival."""
 
     object: Literal["list"]
     data: list[RequestEntry]
 
 
 class EndedRequestEntry(BaseModel):
-    """A request that has ended. `error` is the code of its error; `ended` is in seconds since 1970.
+    """A request that has ended. `error` is the code of its error, and `ended` is in seconds since 1970.
 
-    `model` is the name that the request has where no such model is served (`error` is `model_not_found`).
-    `finish_reason` has the reasons of all answers. `seconds` and `ttft`, the time to the first token, begin with the
-    request's first byte.
+    If `error` is `model_not_found`, `model` is the name that the request asked for. `finish_reason` has the finish
+    reasons of all answers. `seconds` and `ttft` (time to the first token) are counted from the request's first byte.
     """
 
     id: str
@@ -186,7 +185,7 @@ class EndedRequestEntry(BaseModel):
 
 
 class EndedRequestsResponse(BaseModel):
-    """Response of GET /v1/requests/ended, the newest first."""
+    """Response of GET /v1/requests/ended, newest first."""
 
     object: Literal["list"]
     data: list[EndedRequestEntry]
@@ -210,9 +209,9 @@ class UsageParameters(Wire):
 
 
 class UsageEntry(BaseModel):
-    """What an API key has used of a model on a day. `key_name` is null for requests without a key.
+    """The requests and tokens of one API key with one model on one day. `key_name` is null for requests without a key.
 
-    `requests` counts those that got an answer, `refused` those that got an error in its place. `prompt_tokens` includes
+    `requests` counts requests that were answered, `refused` those that got an error instead. `prompt_tokens` includes
     `cached_tokens`.
     """
 
@@ -244,7 +243,7 @@ class CancelledRequest(BaseModel):
 
 
 class EndedReasoning(BaseModel):
-    """Confirms that the reasoning of a request ends; false for a model whose reasoning has no known format."""
+    """Whether the reasoning of a request has been ended; false for a model whose reasoning has no known format."""
 
     id: str
     unique_id: str
@@ -293,7 +292,7 @@ class UnloadModelRequest(Wire):
 
 
 class AliasRequest(Wire):
-    """Body of POST /v1/admin/models/alias: the model that `alias` refers to; null removes the alias."""
+    """Body of POST /v1/admin/models/alias. `name` is the model that `alias` stands for; null removes the alias."""
 
     alias: ModelName
     name: ServedName | None

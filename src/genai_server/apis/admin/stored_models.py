@@ -1,4 +1,4 @@
-"""Admin endpoints: the models in GENAI_MODELS_DIR, and those of a hub's repository."""
+"""Admin endpoints that list the models in GENAI_MODELS_DIR, and the models in a repository of the Hugging Face Hub."""
 
 import asyncio
 from pathlib import Path
@@ -14,10 +14,11 @@ router = admin_router(500)
 
 @router.get("/v1/admin/models/stored")
 async def list_stored_models(services: ServicesDep) -> dict[str, Any]:
-    """The model directories in GENAI_MODELS_DIR, served or not. `size` is in bytes.
+    """List the model directories in GENAI_MODELS_DIR, whether they are served or not. `size` is in bytes.
 
-    `source` is where a directory was fetched from, `served` the name of the model that is served from it; both may be
-    null. `memory` is the size in bytes of the memory in which models are loaded; null for a device with its own memory.
+    `source` is where a directory was downloaded from, and `served` the name of the model that is served from it; both
+    may be null. `memory` is the size in bytes of the memory into which models are loaded; null for a device with memory
+    of its own.
     """
     found = await asyncio.to_thread(services.store.stored)
     directory = str(services.store.directory)
@@ -32,11 +33,12 @@ async def list_stored_models(services: ServicesDep) -> dict[str, Any]:
 
 @router.get("/v1/admin/models/variants")
 async def list_variants(repository: str, services: ServicesDep) -> dict[str, Any]:
-    """The models in a repository of the hub, such as `OWNER/NAME`. `size` is in bytes.
+    """List the models in a repository of the Hugging Face Hub, such as `OWNER/NAME`. `size` is in bytes.
 
-    `name` is what `/api/pull` takes. `for_device` says whether it is the best variant for the server's device, by the
-    name of its folder; it is null where that names no device. `memory` is what its weights take once they are loaded,
-    beside its context, and `fits` whether the server has as much; it is null for a device with its own memory.
+    `name` is the model's name for `/api/pull`. `for_device` says whether the model is the best one for the server's
+    device, judged by the name of its folder; it is null if that names no device. `memory` is the number of bytes that
+    the loaded weights take, without the KV cache. `fits` says whether the server has that much memory; it is null for a
+    device with memory of its own.
     """
     name = plain_name(repository)
     found = await asyncio.to_thread(services.store.variants, name)

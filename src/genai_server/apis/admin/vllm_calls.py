@@ -1,5 +1,5 @@
-"""vLLM's calls that operators' tools make: adapters under its field names, the load of the server, and where routers
-find the events of the prefix cache (vLLM 0.33, `entrypoints/serve`: `lora`, `instrumentator`, `kv_events`).
+"""Endpoints of vLLM that operators' tools call: LoRA adapters with vLLM's field names, the server's load, and the
+addresses of KV events for routers (vLLM 0.33, `entrypoints/serve`: `lora`, `instrumentator`, `kv_events`).
 """
 
 from typing import Any
@@ -34,7 +34,7 @@ class LoadLoraRequest(Wire):
 
 
 class UnloadLoraRequest(Wire):
-    """Body of POST /v1/unload_lora_adapter. vLLM's `lora_int_id` has no meaning here, and is not read."""
+    """Body of POST /v1/unload_lora_adapter. vLLM's `lora_int_id` is accepted and ignored."""
 
     lora_name: AdapterName
     lora_int_id: int | None = None
@@ -43,7 +43,9 @@ class UnloadLoraRequest(Wire):
 
 @adapter_router.post("/v1/load_lora_adapter", response_class=PlainTextResponse)
 async def load_lora_adapter(body: LoadLoraRequest, services: ServicesDep, request: Request) -> str:
-    """Load an adapter; requests may then name it by `lora_name` alone, if no other model has one of this name."""
+    """Load a LoRA adapter. Requests may then use `lora_name` as the model's name, if no other model has an adapter with
+    this name.
+    """
     with request_state(request.scope).leniency.with_names(_NAMES):
         about = services.models.find(body.base_model_name)
         if body.load_inplace and body.lora_name in (adapter.name for adapter in about.adapters):
@@ -54,7 +56,7 @@ async def load_lora_adapter(body: LoadLoraRequest, services: ServicesDep, reques
 
 @adapter_router.post("/v1/unload_lora_adapter", response_class=PlainTextResponse)
 async def unload_lora_adapter(body: UnloadLoraRequest, services: ServicesDep, request: Request) -> str:
-    """Unload an adapter for new requests."""
+    """Unload a LoRA adapter for new requests."""
     with request_state(request.scope).leniency.with_names(_NAMES):
         await unload_adapter(UnloadAdapterRequest(model=body.base_model_name, name=body.lora_name), services)
     return f"Success: LoRA adapter '{body.lora_name}' removed successfully."
@@ -62,15 +64,16 @@ async def unload_lora_adapter(body: UnloadLoraRequest, services: ServicesDep, re
 
 @router.get("/load")
 async def load(services: ServicesDep) -> dict[str, int]:
-    """How many requests run and wait in the engines, without those of low priority."""
+    """The number of requests that run and wait in all engines, without those of low priority."""
     return {"server_load": sum(engine.work for engine in services.models.engines() if engine.is_connected)}
 
 
 @router.get("/kv_event_sources")
 async def kv_event_sources(services: ServicesDep, request: Request) -> list[dict[str, Any]]:
-    """The addresses at which engines publish events of their prefix caches: none unless GENAI_KV_EVENTS is a port.
+    """List the addresses at which engines publish their KV events; empty unless GENAI_KV_EVENTS is set to an address
+    with `*`.
 
-    The host of an address is the one that the client has used.
+    The host in an address is the one in the client's request.
     """
     settings = services.settings
     found = []

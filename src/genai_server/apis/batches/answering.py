@@ -1,4 +1,4 @@
-"""Sends the requests of batches to the server's own app, again and again while the server cannot take them."""
+"""Sends the requests of batches to the server's own app, and retries while the server cannot accept them."""
 
 import asyncio
 import logging
@@ -32,7 +32,7 @@ _UNAVAILABLE = 503
 
 @dataclass(frozen=True)
 class Answered:
-    """What the app has answered."""
+    """The app's response to a request of a batch."""
 
     status: int
     request_id: str
@@ -41,7 +41,9 @@ class Answered:
 
 
 class Stop:
-    """Whether a batch still runs. Once it does not, its requests are cancelled."""
+    """The signal that a batch must stop, and the reason. Requests of the batch that are being answered are then
+    cancelled.
+    """
 
     def __init__(self) -> None:
         self.event = asyncio.Event()
@@ -49,16 +51,16 @@ class Stop:
         self.reason = ""
 
     def __call__(self, reason: str) -> None:
-        """Stop; only the first reason counts."""
+        """Give the signal. If it is given several times, the first reason is kept."""
         self.reason = self.reason or reason
         self.event.set()
 
     def is_set(self) -> bool:
-        """Whether it is stopped."""
+        """Whether the signal has been given."""
         return self.event.is_set()
 
     async def within(self, seconds: float) -> bool:
-        """Wait for this time, or until it is stopped; returns whether it is."""
+        """Wait until the signal is given, but at most `seconds`; returns whether it has been given."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self.event.wait()
@@ -66,7 +68,7 @@ class Stop:
 
 
 class Answering:
-    """Sends requests of all batches of this process. `max_running` of them are in the app at once."""
+    """Sends the requests of all batches that this process runs, at most `max_running` at a time."""
 
     def __init__(
         self, app: ASGIApp, max_running: int, is_draining: Callable[[], bool], count: Callable[[str], None]
@@ -79,9 +81,9 @@ class Answering:
         self.count = count
 
     async def answer(self, line: BatchLine, on_behalf: OnBehalf, stop: Stop) -> Answered | None:
-        """The app's answer to a request, whether it succeeds or not; None if the batch was stopped before.
+        """The app's response to a request, be it an answer or an error; None if the batch is stopped before.
 
-        A server that is busy, or loads a model, or is about to stop, fails no request.
+        The request is retried while the server is busy, loads a model or is about to stop.
         """
         deaths = 0
         while not stop.is_set():

@@ -1,6 +1,7 @@
-"""One batch while this process runs it, from its input's lines to the files with the results.
+"""Runs one batch in this process, from the lines of its input file to the files with the results.
 
-If the process ends, another one continues: each step can be repeated, and the files record which requests have ended.
+If the process ends, another process continues the batch: each step can be repeated, and the result files show which
+requests have been answered.
 """
 
 import asyncio
@@ -23,8 +24,8 @@ from genai_server.store.files import FileStore, new_id
 
 log = logging.getLogger(__name__)
 
-# Seconds between two looks at the state, which another process may have changed.
-_LOOK_EVERY = 1.0
+# Seconds between two checks of the state, which another process may have changed.
+_CHECK_SECONDS = 1.0
 # Seconds that requests have beyond the end of the batch, so that none ends with part of its answer.
 _BEYOND = 60
 # How requests that were not answered end.
@@ -38,7 +39,7 @@ STOPPING = "stopping"
 
 @dataclass(frozen=True)
 class BatchLimits:
-    """Limits of a batch."""
+    """The limits that the server sets for each batch."""
 
     max_requests: int
     # Gives the maximum size of a request's body in bytes.
@@ -48,7 +49,7 @@ class BatchLimits:
 
 
 class BatchRun:
-    """Runs a batch that no other process can run at the same time."""
+    """Runs a batch. The caller makes sure that no other process runs it at the same time."""
 
     def __init__(
         self, batch: StoredBatch, store: BatchStore, files: FileStore, answering: Answering, limits: BatchLimits
@@ -63,9 +64,10 @@ class BatchRun:
         self._has_room = True
 
     async def run(self) -> str | None:
-        """Run the batch to its end or until it is stopped; returns the state in which it ends, None if it may continue.
+        """Run the batch until it ends or is stopped.
 
-        Raises StoreUnavailable and OSError.
+        Returns the status with which the batch has ended; None if another process has ended it or may continue it.
+        Raises StoreUnavailable, and OSError if a file cannot be read or written.
         """
         batch = self._batch
         value = await self._store.reread(batch)
@@ -96,9 +98,10 @@ class BatchRun:
             await results.close()
 
     async def _watch(self, value: JsonObject) -> None:
-        """Report the progress, and stop the batch when it is cancelled or expires. `value` is the current one.
+        """Store the progress at regular intervals, and stop the batch when it is cancelled or expires.
 
-        A batch that was cancelled under an earlier process is stopped before its first request.
+        `value` is the stored batch. If it was cancelled while an earlier process ran it, it is stopped before its first
+        request.
         """
         is_logged = False
         while True:
@@ -106,7 +109,7 @@ class BatchRun:
                 self.stop("expired")
             if value["status"] == "cancelling":
                 self.stop("cancelled")
-            await asyncio.sleep(_LOOK_EVERY)
+            await asyncio.sleep(_CHECK_SECONDS)
             try:
                 value = await self._update()
                 is_logged = False
@@ -131,14 +134,16 @@ class BatchRun:
         return value
 
     async def _lines(self) -> AsyncGenerator[list[BatchLine | LineError]]:
-        """The lines of the input, part by part. Raises FileNotFoundError."""
+        """The lines of the input file in parts. Raises FileNotFoundError."""
         path, max_body = self._files.content(self._batch.input), self._limits.max_body()
         with closing(await asyncio.to_thread(LineReader, path, max_body, self._batch.endpoint)) as reader:
             while (part := await asyncio.to_thread(reader.read)) is not None:
                 yield part
 
     async def _validate(self) -> list[LineError]:
-        """What is wrong with the input. If nothing is, the batch is in progress afterwards, unless it was stopped."""
+        """Check the input file and return the errors. If there are none, the status becomes `in_progress`, unless the
+        batch was stopped.
+        """
         endpoint = self._batch.endpoint
         check = InputCheck(self._limits.max_requests, lambda model: self._limits.check_model(model, endpoint))
         async with aclosing(self._lines()) as parts:
@@ -160,7 +165,7 @@ class BatchRun:
         return []
 
     async def _answer_all(self, results: Results) -> None:
-        """Answer all requests that have not ended, until the batch is stopped."""
+        """Answer all requests without a result, until the batch is stopped."""
         answering: set[asyncio.Task[None]] = set()
         try:
             async with aclosing(self._lines()) as parts:
@@ -170,7 +175,7 @@ class BatchRun:
                             return
                         if isinstance(line, LineError) or results.has(line.custom_id):
                             continue
-                        while not self._has_room and not await self.stop.within(_LOOK_EVERY):
+                        while not self._has_room and not await self.stop.within(_CHECK_SECONDS):
                             pass
                         while len(answering) >= self._answering.max_running:
                             await asyncio.wait(answering, return_when=asyncio.FIRST_COMPLETED)
@@ -198,7 +203,7 @@ class BatchRun:
         self._answering.count("completed" if succeeded else "failed")
 
     async def _give_up(self, results: Results, code: str, message: str) -> None:
-        """End all requests that have not ended."""
+        """Write an error with this code and message as the result of each request that has none."""
         value = await self._store.reread(self._batch)
         if value is None or not value["request_counts"]["total"]:
             return  # the input has not been validated, and need not have custom ids
@@ -211,7 +216,7 @@ class BatchRun:
                     self._answering.count("failed")
 
     async def _end(self, status: str, **changes: object) -> str:
-        """End the batch in this state, by way of `finalizing` if it is completed."""
+        """End the batch with this status. A completed batch has the status `finalizing` before."""
         assert self._results is not None
         if status == "completed":
 

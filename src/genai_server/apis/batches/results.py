@@ -1,4 +1,4 @@
-"""The results of a running batch, in two files: of requests that succeeded, and of all others."""
+"""Writes the results of a running batch to two files: one for requests that succeeded, one for those that failed."""
 
 import asyncio
 import logging
@@ -19,7 +19,7 @@ _PAUSE = 5.0
 
 
 class _Usage(msgspec.Struct):
-    """The tokens of a response, in the words of any endpoint."""
+    """The tokens of a response, with the field names of all endpoints that batches can use."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -45,7 +45,7 @@ class _Line(msgspec.Struct):
 
 @dataclass
 class _Tokens:
-    """Tokens of all results."""
+    """The sums of the tokens of all results."""
 
     prompt: int = 0
     cached: int = 0
@@ -53,7 +53,7 @@ class _Tokens:
     reasoning: int = 0
 
     def add(self, line: bytes) -> None:
-        """Add those of a result, if it has any."""
+        """Add the tokens in a line with a result, if it has any."""
         try:
             response = msgspec.json.decode(line, type=_Line).response
         except msgspec.DecodeError:
@@ -66,7 +66,7 @@ class _Tokens:
         self.reasoning += _part(usage.completion_tokens_details or usage.output_tokens_details, "reasoning_tokens")
 
     def to_json(self) -> JsonObject:
-        """The sums in OpenAI's format."""
+        """The sums as the object `usage` in OpenAI's format."""
         return {
             "input_tokens": self.prompt,
             "input_tokens_details": {"cached_tokens": self.cached},
@@ -89,7 +89,7 @@ class _File:
 
 
 class Results:
-    """Knows which requests have ended, and writes their lines. Belongs to the event loop; must be closed."""
+    """Writes results and keeps track of the requests that have one. Belongs to the event loop; must be closed."""
 
     def __init__(self, succeeded: ResultFile, failed: ResultFile) -> None:
         self._files = (_File(succeeded), _File(failed))
@@ -103,7 +103,7 @@ class Results:
 
     @classmethod
     async def open(cls, succeeded: Path, failed: Path) -> "Results":
-        """Open the files, which an earlier process may have written to. Raises OSError."""
+        """Open the two files, and read the results that an earlier process has written. Raises OSError."""
         found = cls(*await asyncio.to_thread(lambda: (ResultFile(succeeded), ResultFile(failed))))
         try:
             for file in found._files:
@@ -115,27 +115,27 @@ class Results:
 
     @property
     def counts(self) -> tuple[int, int]:
-        """Number of requests that have succeeded, and of all others that have ended."""
+        """The number of requests that have succeeded, and of those that have failed."""
         succeeded, failed = self._files
         return succeeded.num_lines, failed.num_lines
 
     @property
     def sizes(self) -> tuple[int, int]:
-        """Sizes of the two files in bytes."""
+        """The sizes of the two files in bytes."""
         succeeded, failed = self._files
         return succeeded.results.size, failed.results.size
 
     @property
     def usage(self) -> JsonObject:
-        """Tokens of all results in OpenAI's format."""
+        """The tokens of all results, in OpenAI's format."""
         return self._tokens.to_json()
 
     def has(self, custom_id: str) -> bool:
-        """Whether a request has ended."""
+        """Whether the request with this custom id has a result."""
         return digest(custom_id) in self._done
 
     async def add(self, lines: Sequence[tuple[str, bytes]], *, succeeded: bool) -> None:
-        """Write the lines of requests, each with its custom id; returns once they are on the disk."""
+        """Write results, each a custom id and a line, and wait until they are on the disk."""
         file = self._files[not succeeded]
         done = [asyncio.get_running_loop().create_future() for _ in lines]
         file.waiting += [(digest(id), line, written) for (id, line), written in zip(lines, done, strict=True)]
@@ -144,7 +144,7 @@ class Results:
             await asyncio.wait(done)
 
     async def close(self) -> None:
-        """Close the files. What has not been written is lost."""
+        """Close the files. Results that have not been written are lost."""
         self._writer.cancel()
         await asyncio.wait([self._writer])
         if self._appending is not None:

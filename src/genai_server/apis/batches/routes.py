@@ -1,4 +1,4 @@
-"""OpenAI's /v1/batches: requests in a file, which are answered when the server has nothing else to do."""
+"""OpenAI's /v1/batches: requests in a file, which are answered with low priority."""
 
 import time
 from typing import Annotated, Any
@@ -22,7 +22,7 @@ _TIMES = (
 
 
 async def the_batches(request: Request, files: FilesDep) -> Batches:
-    """The app's batches. Depends on TheFiles: without files there are no batches."""
+    """The batches of the app; a dependency. Without GENAI_FILES_DIR, its own dependency on files raises an error."""
     found: Batches = request.app.state.batches
     return found
 
@@ -33,10 +33,10 @@ BatchesDep = Annotated[Batches, Depends(the_batches)]
 
 @router.post(PATH, response_model=Batch)
 async def create_batch(body: BatchRequest, files: FilesDep, batches: BatchesDep) -> dict[str, Any]:
-    """Create a batch of the requests in an uploaded file."""
+    """Create a batch from the requests in an uploaded file."""
     batch = new_batch(body, files.owner)
     await batches.store.create(batch)
-    batches.look()
+    batches.wake()
     return batch.value
 
 
@@ -44,25 +44,25 @@ async def create_batch(body: BatchRequest, files: FilesDep, batches: BatchesDep)
 async def list_batches(
     query: Annotated[BatchListParameters, Query()], files: FilesDep, batches: BatchesDep
 ) -> dict[str, Any]:
-    """A page of the caller's batches, newest first."""
+    """List the caller's batches page by page, newest first."""
     found, has_more = await batches.store.page(files.owner, after=query.after, limit=query.limit)
     return page_json(found, has_more=has_more)
 
 
 @router.get(PATH + "/{batch_id}", response_model=Batch)
 async def get_batch(batch_id: str, files: FilesDep, batches: BatchesDep) -> dict[str, Any]:
-    """The state of a batch."""
+    """Get the current state of a batch."""
     return await batches.store.get(batch_id, files.owner)
 
 
 @router.post(PATH + "/{batch_id}/cancel", response_model=Batch)
 async def cancel_batch(batch_id: str, files: FilesDep, batches: BatchesDep) -> dict[str, Any]:
-    """Cancel a batch; results so far are kept."""
+    """Cancel a batch. The results written so far are kept."""
     return await batches.store.cancel(batch_id, files.owner)
 
 
 def new_batch(body: BatchRequest, owner: str) -> StoredBatch:
-    """The batch that a request asks for, which has not been stored yet."""
+    """The batch that a request describes. It has not been stored yet."""
     now, id = int(time.time()), new_id("batch")
     value = {
         "id": id,

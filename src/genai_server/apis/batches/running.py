@@ -1,4 +1,6 @@
-"""Which batches this process runs. A lock that the system releases with the process keeps others from running them."""
+"""Decides which batches this process runs. A file lock for each batch, which the operating system releases when its
+process ends, keeps two processes from running the same batch.
+"""
 
 import asyncio
 import logging
@@ -25,15 +27,15 @@ log = logging.getLogger(__name__)
 
 # Batches that a process runs at once. Each owner has one in all processes, so that every owner's begins soon.
 _MAX_RUNNING = 16
-# Seconds between two looks for batches that no process runs, and between two removals of expired files.
-_LOOK_EVERY = 1.0
-_CLEAN_EVERY = 600.0
+# Seconds between two checks for batches that no process runs, and between two removals of expired files.
+_CHECK_SECONDS = 1.0
+_CLEAN_SECONDS = 600.0
 # Seconds after which a batch that met an internal error is run again.
 _PAUSE = 10.0
 
 
 class Batches:
-    """Runs the batches that no other process runs. Belongs to the event loop."""
+    """Runs batches that no other process runs. Belongs to the event loop."""
 
     def __init__(
         self, files: FileStore, answering: Answering, limits: BatchLimits, count: Callable[[str], None]
@@ -49,34 +51,34 @@ class Batches:
         self._wake = asyncio.Event()
         self._cleaned = float("-inf")
 
-    def look(self) -> None:
-        """Look for batches now, because one has been added."""
+    def wake(self) -> None:
+        """Start new batches now instead of at the next interval. Called when a batch has been created or has ended."""
         self._wake.set()
 
     async def run(self) -> None:
-        """Run batches until cancelled. Those that run then continue after the next start."""
+        """Run batches until cancelled. Batches that are running at that time are continued after the next start."""
         is_logged = False
         try:
             while True:
                 try:
-                    await self._look()
+                    await self._start_batches()
                     is_logged = False
                 except (StoreUnavailable, OSError) as error:
                     if not is_logged:
                         log.warning("no batch can begin: %s", in_one_line(error))
                     is_logged = True
                 except Exception:
-                    log.exception("looking for batches")
+                    log.exception("starting batches")
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(_LOOK_EVERY):
+                    async with asyncio.timeout(_CHECK_SECONDS):
                         await self._wake.wait()
                 self._wake.clear()
         finally:
             await self._stop()
 
-    async def _look(self) -> None:
-        """Begin the batches that this process may run: of each owner the oldest, unless another process runs it."""
-        if time.monotonic() - self._cleaned >= _CLEAN_EVERY:
+    async def _start_batches(self) -> None:
+        """Start the oldest batch of each owner, unless another process runs it, and remove expired files from time to time."""
+        if time.monotonic() - self._cleaned >= _CLEAN_SECONDS:
             self._cleaned = time.monotonic()
             await self.files.remove_expired()
         if self._answering.is_draining():
@@ -115,7 +117,7 @@ class Batches:
                     (self.files.locks / batch.id).unlink(missing_ok=True)
             lock.release()
             del self._running[batch.owner]
-            self.look()
+            self.wake()
 
     async def _stop(self) -> None:
         tasks = []
@@ -137,10 +139,10 @@ async def files_and_batches(
     count_batch: Callable[[str], None],
     count_request: Callable[[str], None],
 ) -> AsyncIterator[Batches | None]:
-    """Batches and their files while the block runs; None if they are disabled. Raises OSError.
+    """Run batches while the block runs; yields None if files and batches are disabled.
 
-    `count_batch` counts a batch that has ended by its state, `count_request` a request that is `completed`, `failed` or
-    `retried`.
+    `count_batch` is called with the status of each batch that ends, and `count_request` with the outcome of each
+    request: `completed`, `failed` or `retried`. Raises OSError if the folder for files cannot be created.
     """
     settings, drain = services.settings, services.drain
     if not settings.files_dir:

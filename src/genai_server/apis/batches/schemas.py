@@ -34,7 +34,7 @@ class BatchListParameters(BaseModel):
 
 
 class RequestCounts(BaseModel):
-    """How many requests a batch has, and how they have ended."""
+    """The number of requests in a batch, and how many of them have been completed or have failed."""
 
     total: int
     completed: int
@@ -42,7 +42,9 @@ class RequestCounts(BaseModel):
 
 
 class BatchErrors(BaseModel):
-    """Why a batch has failed, or waits: `storage_full`. Each entry has `code`, `message`, `param` and `line`."""
+    """Why a batch has failed, or why it is waiting (`storage_full`). Each entry has `code`, `message`, `param` and
+    `line`.
+    """
 
     object: Literal["list"]
     data: list[dict[str, Any]]

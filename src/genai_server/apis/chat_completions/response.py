@@ -1,5 +1,5 @@
-"""OpenAI's chat completion objects, complete and in chunks
-(https://platform.openai.com/docs/api-reference/chat), and the `choices` that completions share with them.
+"""OpenAI's chat completion objects, complete and in stream chunks
+(https://platform.openai.com/docs/api-reference/chat), and the `choices` that text completions have as well.
 """
 
 import asyncio
@@ -51,7 +51,7 @@ CALLING = "tool_calls"
 
 
 class ChoicesBuilder(ABC):
-    """Builds the objects of one request: a complete object, or the chunks of a stream."""
+    """Builds the response to one request with `choices`: a complete object, or the chunks of a stream."""
 
     # The values of `object` in a complete object and in a chunk.
     complete_object: ClassVar[str]
@@ -77,23 +77,25 @@ class ChoicesBuilder(ABC):
         self._around: dict[int, tuple[bytes, bytes]] = {}
 
     def complete(self, choices: Sequence[Any], usage: Usage) -> JsonObject:
-        """The object with all answers, each as `choice` builds it."""
+        """The complete object. `choices` has all answers, each as `choice` has built it."""
         return {**self._common, "object": self.complete_object, "choices": choices, "usage": usage.to_json()}
 
     @abstractmethod
     def choice(self, index: int, answer: WholeAnswer, ending: Ending) -> JsonObject:
-        """One complete answer."""
+        """The entry in `choices` for one complete answer."""
 
     @abstractmethod
     def first(self, num_answers: int) -> list[JsonObject]:
-        """The chunks before all others."""
+        """The chunks at the beginning of a stream."""
 
     @abstractmethod
     def part(self, index: int, parts: list[Part], tokens: list[ScoredToken], usage: Usage | None = None) -> JsonObject:
-        """The chunk with the next parts of one answer, and the log probabilities of their tokens."""
+        """A chunk with the next parts of one answer and the log probabilities of the tokens."""
 
     def text(self, index: int, text: str) -> bytes:
-        """The chunk, as JSON, with more text of one answer and nothing else. All but the text is encoded once."""
+        """A chunk with more text of one answer and nothing else, encoded as JSON. Everything but the text is encoded
+        only once per answer.
+        """
         around = self._around.get(index)
         if around is None:
             # Quotation marks in strings are escaped, so this matches only the key itself, which occurs once.
@@ -105,10 +107,10 @@ class ChoicesBuilder(ABC):
 
     @abstractmethod
     def last(self, index: int, ending: Ending, usage: Usage | None = None) -> JsonObject:
-        """The chunk with the finish reason of one answer."""
+        """The last chunk of one answer, with the finish reason."""
 
     def usage(self, usage: Usage) -> JsonObject:
-        """The chunk with the usage, after all others."""
+        """The last chunk of a stream, with the token counts of all answers."""
         return {**self._common, "object": self.chunk_object, "choices": [], "usage": usage.to_json()}
 
     def _chunk(self, choice: JsonObject, usage: Usage | None) -> JsonObject:
@@ -117,9 +119,9 @@ class ChoicesBuilder(ABC):
 
 
 class RoundTexts:
-    """Puts a blank line between the texts of an answer's rounds, which OpenAI's message has in one text.
+    """Joins the texts of an answer's rounds with blank lines, because OpenAI's message has one text.
 
-    A round ends with the results of the tools that the server has run.
+    A round of generation ends when the server runs tools; their results begin the next round.
     """
 
     def __init__(self) -> None:
@@ -128,11 +130,11 @@ class RoundTexts:
         self._is_next = False
 
     def end_round(self) -> None:
-        """Note that the next text is one of another round."""
+        """Note that the round has ended: the next text belongs to another one."""
         self._is_next = bool(self._end)
 
     def text(self, text: str) -> str:
-        """More of the text, with what separates it from the round before."""
+        """The next text, after the line breaks that separate it from the round before, if any are needed."""
         if not text:
             return ""
         missing = 2 - len(self._end) + len(self._end.rstrip("\n")) if self._is_next else 0
@@ -141,7 +143,7 @@ class RoundTexts:
 
 
 class ChatCompletionBuilder(ChoicesBuilder):
-    """Builds the objects of a chat completion."""
+    """Builds the complete object or the stream chunks of a chat completion."""
 
     complete_object, chunk_object = "chat.completion", "chat.completion.chunk"
     text_key = "content"
@@ -203,8 +205,9 @@ class ChatCompletionBuilder(ChoicesBuilder):
         return self._chunk({"index": index, "delta": delta, "logprobs": self._logprobs(tokens), **ended}, usage)
 
     def _is_run(self, delta: JsonObject, part: Part, answer: int) -> bool:
-        """Whether a part belongs to a call that the server runs. It is added, then: a call once it is complete, and its
-        result.
+        """Whether a part of the answer belongs to a tool call that the server runs.
+
+        If so, the call, once it is complete, or the call's result is added to the field `genai_tool_runs` of `delta`.
         """
         match part:
             case ToolCallStart(index, id, name) if (tool := self._served.of(id, name)) is not None:
@@ -250,8 +253,8 @@ class ChatCompletionBuilder(ChoicesBuilder):
                     delta.setdefault("tool_calls", []).append(call)
 
     def _place(self, answer: int, index: int) -> int:
-        """The position of a call among those that the client sees, which are not the first ones if the server has run
-        some.
+        """The index of a tool call among the calls that the client sees, which do not include calls that the server
+        runs.
         """
         if not self._served.tools:
             return index
@@ -259,7 +262,7 @@ class ChatCompletionBuilder(ChoicesBuilder):
         return self._places.setdefault((answer, index), before)
 
     def _with_calls(self, found: JsonObject) -> JsonObject:
-        """A message or delta, with its calls in the format that the client uses."""
+        """The message or delta with tool calls in the format that the client uses."""
         return found
 
     def _logprobs(self, tokens: list[ScoredToken], *, always: bool = False) -> JsonObject | None:
@@ -269,7 +272,9 @@ class ChatCompletionBuilder(ChoicesBuilder):
 
 
 class FunctionCallBuilder(ChatCompletionBuilder):
-    """Builds tool calls in OpenAI's older format: one `function_call` per message, without an id."""
+    """Builds chat completions with tool calls in OpenAI's older format: one `function_call` per message, without an
+    id.
+    """
 
     calling = "function_call"
 
@@ -280,9 +285,11 @@ class FunctionCallBuilder(ChatCompletionBuilder):
 
 
 def message(answer: WholeAnswer, custom_tools: Collection[str] = (), served: ServedTools = NO_TOOLS) -> JsonObject:
-    """The assistant's message. `custom_tools` are the names of the tools that are called with a text: their calls are
-    left out if they are not complete, because a client could execute the beginning of a text. Calls of `served` tools
-    are not for the client.
+    """The assistant's message of a complete answer.
+
+    `custom_tools` are the names of tools that take a text instead of JSON. Incomplete calls of these are left out,
+    because a client could execute the beginning of a text. Calls of `served` tools, which the server runs, are in
+    `genai_tool_runs` instead of `tool_calls`.
     """
     runs = [call for call in answer.tool_calls if served.of(call.id, call.name) is not None]
     calls = [
@@ -301,7 +308,7 @@ def message(answer: WholeAnswer, custom_tools: Collection[str] = (), served: Ser
 
 
 def _joined(answer: WholeAnswer, *, is_reasoning: bool) -> str:
-    """All texts of one kind."""
+    """The answer's text, or the reasoning, with the texts of all rounds joined."""
     texts, found = RoundTexts(), []
     for block in answer.blocks:
         if isinstance(block, WholeText) and block.is_reasoning == is_reasoning:
@@ -312,7 +319,7 @@ def _joined(answer: WholeAnswer, *, is_reasoning: bool) -> str:
 
 
 def _run(id: str, tool: ServedTool, arguments: str = "") -> JsonObject:
-    """A call that the server runs, without its result."""
+    """An entry of `genai_tool_runs`: a call that the server runs, without status and result."""
     return {"id": id, "server": tool.server, "name": tool.info.name, "arguments": arguments}
 
 
@@ -337,7 +344,7 @@ def _call(call: WholeToolCall, *, is_custom: bool) -> JsonObject:
 
 
 def logprobs(tokens: list[ScoredToken]) -> JsonObject:
-    """`logprobs` of a choice."""
+    """The object `logprobs` of a choice."""
     content = [{**_scored(token), "top_logprobs": [_scored(other) for other in token.top]} for token in tokens]
     return {"content": content, "refusal": None}
 
@@ -347,9 +354,9 @@ def _scored(token: ScoredToken) -> JsonObject:
 
 
 def openai_reason(ending: Ending, *, calling: str = CALLING) -> JsonObject:
-    """`finish_reason` of a choice, plus `genai_finish_reason` where OpenAI has no matching value.
+    """The field `finish_reason` of a choice, and `genai_finish_reason` where OpenAI has no matching value.
 
-    OpenAI's value for every answer that is cut is "length".
+    OpenAI's value for every answer that was cut off is "length".
     """
     if ending.is_cut and ending.reason is not FinishReason.LENGTH:
         return {"finish_reason": FinishReason.LENGTH.value, "genai_finish_reason": ending.reason.value}
@@ -366,9 +373,10 @@ async def choices_response(
     is_long: bool,
     tools: ServedTools = NO_TOOLS,
 ) -> Response:
-    """The response with all answers, in one object or as a stream. `is_long`: it may be large.
+    """Generate the answers to a request and return the response, one object or a stream.
 
-    Raises what `generate` does, naming the client's fields, and GenerationFailed.
+    `builder` makes the ChoicesBuilder. `is_long` says that the response may be large, so that it is built in a thread.
+    Raises the errors of `generate`, with the client's names of fields, and GenerationFailed.
     """
     with context.leniency.with_names(FieldNames(body.other_names)):
         if tools.tools and isinstance(body, ChatCompletionRequest):
@@ -399,7 +407,7 @@ async def choices_response(
 
 
 async def chunks(generation: Generation, build: ChoicesBuilder, body: StreamFields) -> AsyncGenerator[Any]:
-    """The stream's chunks, followed by "[DONE]". Raises GenerationFailed."""
+    """The chunks of a stream, followed by "[DONE]". Raises GenerationFailed."""
     for chunk in build.first(len(generation.answers)):
         yield chunk
     has_running_usage = body.has_running_usage

@@ -1,4 +1,4 @@
-"""OpenAI's /v1/chat/completions."""
+"""The endpoint /v1/chat/completions of OpenAI's API."""
 
 from functools import partial
 
@@ -25,7 +25,7 @@ router = VersionedRouter(lenient_route(CHATS, convert=convert_messages), "openai
 async def create_chat_completion(
     body: ChatCompletionRequest, services: ServicesDep, context: RequestContextDep, run_tools: RunTools = None
 ) -> Response:
-    """OpenAI's chat completion, complete or as a stream of chunks."""
+    """Create a chat completion, as one object or as a stream of chunks."""
     body, tools = await find_run_tools(run_tools, body, services, context)
     kind = ChatCompletionBuilder if body.functions is None else FunctionCallBuilder
     builder = partial(kind, custom_tools=body.custom_names, served=tools)
@@ -37,7 +37,7 @@ async def create_chat_completion(
 async def render_chat_completion(
     body: ChatCompletionRequest, services: ServicesDep, context: RequestContextDep
 ) -> Response:
-    """The tokens of a chat's prompt, for routers that index prefixes, as in vLLM. Needs no engine."""
+    """Get the tokens of a chat's prompt, as in vLLM, for routers that index prefixes. Needs no running engine."""
     served = await services.served(body.model, Task.GENERATE)
     prompt = await context.run_in_time(encode_chat(services, body, served.codec, context))
     return json_response({"token_ids": prompt.tokens})

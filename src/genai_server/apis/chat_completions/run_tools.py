@@ -1,8 +1,8 @@
-"""The header by which a chat completion lets the server run tools of the operator's tool servers.
+"""The request header with which a client lets the server run tools of the operator's tool servers in a chat completion.
 
-OpenAI's API has no form for it: calls that the server has run, with their results, are in `genai_tool_runs`. Calls that
-the client has to approve are among `tool_calls`, as those of the client's own tools. A client approves them by sending
-the conversation back without a result for them, and declines them by a result that says so.
+OpenAI's API has no fields for this. Calls that the server has run and their results are in `genai_tool_runs`. Calls
+that the client has to approve are in `tool_calls`, like calls of the client's own tools. To approve a call, the client
+sends the conversation back without a result for it; to decline, with a result that says so.
 """
 
 from typing import Annotated
@@ -34,7 +34,8 @@ RunTools = Annotated[
 async def find_run_tools(
     names: str | None, body: ChatCompletionRequest, services: Services, context: RequestContext
 ) -> tuple[ChatCompletionRequest, ServedTools]:
-    """The body with the functions of the servers that the header names, and what the server runs.
+    """Add the tools of the servers named in the header to the body; returns the new body and the tools that the server
+    runs.
 
     Raises InvalidField, ToolServerUnavailable, ClientLeft and DeadlinePassed.
     """

@@ -1,4 +1,6 @@
-"""The body of /v1/chat/completions, and the fields that are removed from a lenient request."""
+"""The body of /v1/chat/completions, and the fields without effect that are removed from it unless GENAI_STRICT is
+set.
+"""
 
 from typing import Annotated, Literal, Self
 

@@ -1,4 +1,4 @@
-"""OpenAI's /v1/completions, which continues a text, and its objects, complete and in chunks
+"""The endpoint /v1/completions of OpenAI's API, which continues a text, and its response objects
 (https://platform.openai.com/docs/api-reference/completions).
 """
 
@@ -25,27 +25,27 @@ router = VersionedRouter(lenient_route(COMPLETIONS), "openai")
 @router.post("/v1/completions", responses=STREAMS)
 @router.post("/api/v0/completions", include_in_schema=False)  # LM Studio's name
 async def create_completion(body: CompletionRequest, services: ServicesDep, context: RequestContextDep) -> Response:
-    """OpenAI's text completion, complete or as a stream of chunks."""
+    """Create a text completion, as one object or as a stream of chunks."""
     is_long = bool(body.echo) or body.logprobs is not None
     return await choices_response(services, body, context, CompletionBuilder, id_prefix="cmpl-", is_long=is_long)
 
 
 @router.post("/v1/completions/render", response_model=list[RenderedPrompt])
 async def render_completion(body: CompletionRequest, services: ServicesDep, context: RequestContextDep) -> Response:
-    """The tokens of each prompt, for routers that index prefixes, as in vLLM. Needs no engine."""
+    """Get the tokens of each prompt, as in vLLM, for routers that index prefixes. Needs no running engine."""
     served = await services.served(body.model, Task.GENERATE)
     prompts = await context.run_in_time(encode_prompts(services, body, served.codec, context))
     return json_response([{"token_ids": prompt.tokens} for prompt in prompts])
 
 
 class CompletionBuilder(ChoicesBuilder):
-    """Builds the objects of a text completion."""
+    """Builds the complete object or the stream chunks of a text completion."""
 
     complete_object = chunk_object = "text_completion"
     text_key = "text"
 
     def choice(self, index: int, answer: WholeAnswer, ending: Ending | None) -> JsonObject:
-        """One answer or the next part of it; `ending` is None until it has ended."""
+        """The entry in `choices` for a complete answer, or for a part of one if `ending` is None."""
         ended = openai_reason(ending) if ending else {"finish_reason": None}
         return {"index": index, "text": answer.content, "logprobs": self._logprobs(answer.tokens), **ended}
 

@@ -1,6 +1,7 @@
-"""Answers the questions of a request: encodes their prompts and options, has them scored, and makes the answers.
+"""Answers the questions of a request to /v1/decisions by scoring the options of each question.
 
-The engine reads the input with the first question. Each other question is a short prompt behind a cached prefix.
+The engine reads the input together with the first question. Each further question is a short prompt after a cached
+prefix.
 """
 
 from contextlib import closing
@@ -24,7 +25,7 @@ _NAMES = FieldNames({"messages": "input"})
 
 @dataclass(frozen=True)
 class Decided:
-    """The answers to a request's questions."""
+    """The answers to all questions of a request."""
 
     # The model's name in responses.
     model: str
@@ -35,8 +36,8 @@ class Decided:
 async def decide(services: Services, body: DecisionRequest, context: RequestContext) -> Decided:
     """Answer all questions of a request.
 
-    Raises RequestError, Unavailable, GenerationFailed if no question can be answered, and ClientLeft as soon as the
-    client has disconnected, after which nothing is left running.
+    Raises RequestError, Unavailable, GenerationFailed if no question can be answered, and ClientLeft when the client
+    disconnects, after which nothing is left running.
     """
     return await context.run_while_connected(_decide(services, body, context))
 

@@ -1,7 +1,7 @@
-"""What the model reads of a question, the texts that it may answer with, and the answer that their probabilities make.
+"""Writes the prompts and options of the questions of /v1/decisions, and turns the options' probabilities into answers.
 
-A question is the end of the user's last message, so that all questions of a request have the same beginning. The answer
-is a JSON object with one member, as a chat with a schema has it: `{"answer": true}`.
+A question is put at the end of the user's last message, so that the prompts for all questions begin alike. The model
+would answer with a JSON object with one member, such as `{"answer": true}`.
 """
 
 import json
@@ -30,7 +30,9 @@ from genai_server.http.json_response import JsonObject
 
 @dataclass(frozen=True)
 class Reading:
-    """One way to ask a question. A choice whose order must not matter has two, of which the mean is the answer."""
+    """A question with its options in one order. A choice whose order must not matter is asked in two orders, whose mean
+    is the answer.
+    """
 
     # The question's index.
     number: int
@@ -40,13 +42,15 @@ class Reading:
 
     @property
     def num_images(self) -> int:
-        """How many images the question has, besides those of the input."""
+        """The number of images in the question itself, without those of the input."""
         given = self.question.instructions
         return 0 if isinstance(given, str) else sum(isinstance(part, InputImage) for part in given)
 
     @property
     def parts(self) -> list[JsonObject]:
-        """The question as parts of a message. The first and the last one are texts, which may be the same."""
+        """The question as content parts of a chat message. The first and the last part are texts; they may be the same
+        part.
+        """
         question, given = self.question, self.question.instructions
         text = "Is the following true? " if isinstance(question, PredicateQuestion) else "Question: "
         found: list[JsonObject] = []
@@ -73,7 +77,7 @@ class Reading:
 
 
 def readings(body: DecisionRequest) -> list[Reading]:
-    """The ways to ask all questions, in their order."""
+    """All questions of a request, each with every order of options in which it is asked."""
     found = []
     for number, question in enumerate(body.questions):
         orders = [[value for value, _ in options_of(question)]]
@@ -84,14 +88,14 @@ def readings(body: DecisionRequest) -> list[Reading]:
 
 
 def _answer_text(value: Value) -> str:
-    """What the model writes to choose an option."""
+    """The text that the model would write to choose this option."""
     return json.dumps({"answer": value}, ensure_ascii=False)
 
 
 def asked_chats(body: DecisionRequest, asked: Sequence[Reading]) -> list[AskedChat]:
-    """For each reading the chat in which the model would answer it, with as little thinking as possible.
+    """The chat request for each reading of a question, with reasoning switched off where the model allows it.
 
-    Raises InvalidField.
+    Raises InvalidField if the input has nothing that the model can read.
     """
     conversation = to_messages(given_items(body.input, {}))
     if not conversation:
@@ -108,7 +112,9 @@ def asked_chats(body: DecisionRequest, asked: Sequence[Reading]) -> list[AskedCh
 
 
 def _continued(last: ChatMessage | None, question: Sequence[JsonObject]) -> str | list[JsonObject]:
-    """The content of the user's last message, which may have been empty, and the question."""
+    """The content of the user's last message followed by the question. `last` is None if the input does not end with a
+    user's message.
+    """
     first, *others = question
     content = (None if last is None else last.content) or []
     given = (
@@ -125,7 +131,7 @@ def _text_part(text: str) -> JsonObject:
 
 
 def answer(question: Question, scored: Sequence[tuple[Reading, OptionScores]]) -> JsonObject:
-    """The answer to a question in OpenAI's form: the mean of its readings."""
+    """The answer to a question in OpenAI's format, made from the mean probabilities over all orders of the options."""
     shares = [
         {key(value): share for value, share in zip(reading.values, scores.probabilities, strict=True)}
         for reading, scores in scored

@@ -1,4 +1,6 @@
-"""OpenAI's /v1/decisions: yes or no, choices and scores about one input, answered with probabilities."""
+"""The endpoint /v1/decisions of OpenAI's API: questions about one input, answered with the probabilities of their
+options.
+"""
 
 from typing import Annotated
 

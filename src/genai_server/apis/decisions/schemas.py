@@ -32,12 +32,14 @@ Value = str | bool
 
 
 def compact(data: Any) -> str:
-    """A value as the model reads it."""
+    """The value as compact JSON, which is how it appears in prompts."""
     return json.dumps(data, ensure_ascii=False, separators=(",", ":"))
 
 
 def _with_texts(given: Any) -> Any:
-    """An input with the text of JSON in place of an object, and of each part of type `input_json`."""
+    """The input with JSON objects replaced by their text, in place of the whole input or of parts of type
+    `input_json`.
+    """
     if isinstance(given, dict):
         return compact(writable(given))
     if not isinstance(given, list):
@@ -62,7 +64,7 @@ def _as_text(part: Any) -> Any:
 
 
 class JsonPart(Wire):
-    """A JSON object, or an array of objects, which the model reads as text."""
+    """A JSON object or a list of objects, which the model reads as text."""
 
     type: Literal["input_json"]
     data: JsonObject | Annotated[list[JsonObject], elements(MAX_OBJECTS)]
@@ -72,27 +74,27 @@ Part = Annotated[InputText | InputImage | JsonPart, ByType("part")]
 
 
 class QuestionFields(Wire):
-    """Fields of all questions."""
+    """Fields that all types of questions have."""
 
     instructions: NonEmptyText | Annotated[list[Part], elements(MAX_PARTS, min_length=1)]
     name: Text | None = None
 
 
 class PredicateQuestion(QuestionFields):
-    """How likely it is that a statement about the input is true."""
+    """A statement about the input; the answer is the probability that it is true."""
 
     type: Literal["predicate"]
 
 
 class Choice(Wire):
-    """One option of a choice. A text and a boolean that look alike are different."""
+    """One option of a choice. The text "true" and the boolean true are different options."""
 
     value: NonEmptyText | bool
     description: Text | None = None
 
 
 class ChoiceQuestion(QuestionFields):
-    """Which one of several options fits the input."""
+    """A question with several options; the answer has the most likely option and all probabilities."""
 
     type: Literal["choice"]
     choices: Annotated[list[Choice], elements(MAX_CHOICES, min_length=2)]
@@ -106,7 +108,7 @@ class Level(Wire):
 
 
 class ScoreQuestion(QuestionFields):
-    """Which one of several levels, the lowest first, the input has."""
+    """A question with several levels, lowest first; the answer is the expected level and all probabilities."""
 
     type: Literal["score"]
     levels: Annotated[list[Level], elements(MAX_CHOICES, min_length=2)]
@@ -116,7 +118,7 @@ Question = PredicateQuestion | ChoiceQuestion | ScoreQuestion
 
 
 def options_of(question: Question) -> list[tuple[Value, str | None]]:
-    """What the model chooses from, with descriptions."""
+    """The options of a question, each with its description or None."""
     match question:
         case ChoiceQuestion():
             return [(choice.value, choice.description) for choice in question.choices]
@@ -126,7 +128,7 @@ def options_of(question: Question) -> list[tuple[Value, str | None]]:
 
 
 def key(value: Value) -> tuple[bool, Value]:
-    """Differs for values that Python takes for equal, or that look alike."""
+    """A key that differs for a boolean and a text or number that equals or resembles it."""
     return isinstance(value, bool), value
 
 
@@ -179,8 +181,8 @@ class DecisionRequest(ResultFields, WithoutEffect):
 
 
 class PredicateAnswer(BaseModel):
-    """The probability that the statement is true. Of each answer, `label_mass` says how likely the model is to answer
-    with any of the options.
+    """The probability that the statement is true. In all answers, `label_mass` is the probability that the model would
+    answer with one of the options at all.
     """
 
     type: Literal["predicate"]
@@ -197,7 +199,7 @@ class ChoiceProbability(BaseModel):
 
 
 class ChoiceAnswer(BaseModel):
-    """The most likely option, and the probability of each one."""
+    """The most likely option, and the probabilities of all options."""
 
     type: Literal["choice"]
     name: str | None
@@ -208,7 +210,7 @@ class ChoiceAnswer(BaseModel):
 
 
 class LevelProbability(BaseModel):
-    """The probability of one level; `value` is its number, from 0."""
+    """The probability of one level. `value` is the level's number, counted from 0."""
 
     value: int
     label: str
@@ -216,7 +218,7 @@ class LevelProbability(BaseModel):
 
 
 class ScoreAnswer(BaseModel):
-    """The expected number of the level, and the probability of each one."""
+    """The expected level as a number, counted from 0, and the probabilities of all levels."""
 
     type: Literal["score"]
     name: str | None
@@ -227,7 +229,7 @@ class ScoreAnswer(BaseModel):
 
 
 class RefusalAnswer(BaseModel):
-    """A question that could not be answered, and why. The others may have answers."""
+    """The reason why a question could not be answered. Other questions of the request may have answers."""
 
     type: Literal["refusal"]
     name: str | None
@@ -235,7 +237,7 @@ class RefusalAnswer(BaseModel):
 
 
 class DecisionResponse(BaseModel):
-    """Response of /v1/decisions, with the answers in the order of the questions."""
+    """Response of /v1/decisions. The answers are in the order of the questions."""
 
     model: str
     answers: list[PredicateAnswer | ChoiceAnswer | ScoreAnswer | RefusalAnswer]

@@ -1,6 +1,6 @@
-"""Embeddings of texts (`embed`) and scores of text pairs (`score`), from the texts to the numbers.
+"""Computes embeddings of texts (`embed`) and scores of text pairs (`score`), from the texts to the numbers.
 
-Other APIs call these functions as well. Requests are refused before the engine does any work.
+Several APIs use these functions. Invalid requests are refused before an engine does any work.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ from genai_server.timing import Stopwatch, Timings
 
 @dataclass(frozen=True)
 class Pooled:
-    """Embeddings of texts, or scores of text pairs."""
+    """The embeddings of texts, or the scores of text pairs."""
 
     # The model's name in responses.
     model: str
@@ -47,12 +47,12 @@ class Pooled:
 
     @property
     def usage(self) -> JsonObject:
-        """The usage in OpenAI's format, which other APIs share."""
+        """The token counts in OpenAI's format."""
         return {"prompt_tokens": self.num_tokens, "total_tokens": self.num_tokens}
 
 
 class PooledAnswer(AnswerFigures):
-    """What log, metrics and traces report about an embedding or score request."""
+    """What log, metrics and traces report about a request for embeddings or scores."""
 
     def __init__(self, stream: TokenStream, stopwatch: Stopwatch) -> None:
         self._stream = stream
@@ -84,11 +84,11 @@ async def embed(
     prompt_name: str | None = None,
     remedy: str = TRUNCATION,
 ) -> Pooled:
-    """The embeddings of texts or of token ids, which are used unchanged.
+    """The embeddings of texts, or of lists of token ids, which are used unchanged.
 
-    `dimensions` truncates the vectors, and `prompt_name` selects one of the model's prompts to prepend. `remedy` is how
-    this API asks for truncation; error messages suggest it. Raises RequestError, Unavailable, GenerationFailed, and
-    ClientLeft as soon as the client has disconnected, after which nothing is left running.
+    `dimensions` shortens the vectors, and `prompt_name` selects a prompt of the model to put in front of each text.
+    `remedy` says in error messages how this API lets a client ask for truncation. Raises RequestError, Unavailable,
+    GenerationFailed, and ClientLeft when the client disconnects, after which nothing is left running.
     """
 
     def encode(texts: PooledTexts, model: PoolingModel, limit: TextLimit) -> list[EncodedText]:
@@ -115,10 +115,10 @@ async def score(
     instruction: str | None = None,
     document_tokens: int | None = None,
 ) -> Pooled:
-    """The scores of query and document pairs.
+    """The relevance scores of pairs of a query and a document.
 
-    `param` is the name of the documents' field. `instruction` says what makes a document relevant, for models that
-    accept one. Documents are truncated to `document_tokens`. Raises the same errors as `embed`.
+    `param` is the field with the documents, for error messages. `instruction` says what makes a document relevant, for
+    models that accept such a text. Documents are truncated to `document_tokens`. Raises the same errors as `embed`.
     """
 
     def encode(texts: PooledTexts, model: PoolingModel, limit: TextLimit) -> list[EncodedText]:
@@ -131,7 +131,7 @@ async def score(
 
 @dataclass(frozen=True)
 class _PooledRequest:
-    """Runs one embedding or score request."""
+    """Runs one request for embeddings or scores."""
 
     services: Services
     context: RequestContext
@@ -142,7 +142,7 @@ class _PooledRequest:
     remedy: str = TRUNCATION
 
     async def run(self, encode: Callable[[PooledTexts, PoolingModel, TextLimit], list[EncodedText]]) -> Pooled:
-        """Encode the texts and run the model on them."""
+        """Encode the texts with `encode` and run the model on them."""
         chosen, _, engine, info, codec = await choose_engine(self.services, self.context, self.body, self.task)
         require_capacity = partial(
             engine.require_capacity,
@@ -176,7 +176,11 @@ class _PooledRequest:
         return TextLimit(limit, source, limit if cut_to == -1 else cut_to, remedy=self.remedy)
 
     def _in_order(self, texts: Sequence[EncodedText], vocab_size: int) -> tuple[list[int], list[PooledText], list[int]]:
-        """The engine's order of the texts, which groups similar lengths, and the texts and tokens in that order."""
+        """Sort the texts by length, longest first, which groups similar lengths for the engine.
+
+        Returns the original index of each text, the texts, and the tokens of all of them. Raises InvalidField for a
+        token id that the model does not have.
+        """
         order = sorted(range(len(texts)), key=lambda number: -texts[number].about.num_tokens)
         for number, text in enumerate(texts):
             if (largest := max(text.tokens)) >= vocab_size:
@@ -228,7 +232,7 @@ def _vectors(data: bytes, count: int) -> list["array[float]"]:
 
 
 def _shortened(vectors: "Sequence[array[float]]", dimensions: int, *, normalizes: bool) -> "list[array[float]]":
-    """Truncate each vector, and normalize it again if the model's vectors are normalized."""
+    """Cut each vector to `dimensions` numbers. If the model normalizes vectors, the short ones get length 1 again."""
     found = []
     for vector in vectors:
         short = vector[:dimensions]

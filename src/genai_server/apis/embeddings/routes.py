@@ -1,4 +1,4 @@
-"""OpenAI's /v1/embeddings, and /v1/rerank and /v1/score for reranking models."""
+"""The endpoint /v1/embeddings of OpenAI's API, and /v1/rerank and /v1/score for reranking models."""
 
 import base64
 import sys
@@ -36,7 +36,7 @@ FEW_NUMBERS = 4096
 @router.post("/v1/embeddings", response_model=EmbeddingResponse)
 @router.post("/api/v0/embeddings", include_in_schema=False)  # LM Studio's name
 async def create_embeddings(body: EmbeddingRequest, services: ServicesDep, context: RequestContextDep) -> Response:
-    """OpenAI's embeddings API, for embedding models only."""
+    """Compute embeddings. Needs an embedding model."""
     found = await embed(services, context, body.inputs, body, dimensions=body.dimensions, prompt_name=body.prompt_name)
     as_base64 = body.encoding_format == "base64"
     return await built_response(
@@ -46,7 +46,7 @@ async def create_embeddings(body: EmbeddingRequest, services: ServicesDep, conte
 
 
 def embeddings_body(found: Pooled, *, as_base64: bool) -> JsonObject:
-    """OpenAI's list of embeddings, in the order of the texts."""
+    """OpenAI's response body with the embeddings in the order of the texts, as lists of numbers or in base64."""
     entries = [
         {"object": "embedding", "index": index, "embedding": _as_base64(vector) if as_base64 else vector.tolist()}
         for index, vector in enumerate(found.vectors)
@@ -63,19 +63,25 @@ def _as_base64(vector: "array[float]") -> str:
 
 @rerank_router.post("/v1/rerank", response_model=RerankResponse, response_model_exclude_none=True)
 async def rerank(body: RerankRequest, services: ServicesDep, context: RequestContextDep) -> Response:
-    """Jina's rerank API, also used by vLLM and llama.cpp, and version 1 of Cohere's."""
+    """Sort documents by relevance. This is Jina's rerank API, which vLLM and llama.cpp also have, and version 1 of
+    Cohere's.
+    """
     return await _ranked(body, services, context, shows=body.return_documents is not False)
 
 
 @rerank_router.post("/v2/rerank", response_model=RerankResponse, response_model_exclude_none=True)
 async def rerank_v2(body: RerankRequest, services: ServicesDep, context: RequestContextDep) -> Response:
-    """Version 2 of Cohere's rerank API: documents are returned only on request."""
+    """Sort documents by relevance. This is version 2 of Cohere's rerank API, which returns the documents only on
+    request.
+    """
     return await _ranked(body, services, context, shows=bool(body.return_documents))
 
 
 @rerank_router.post("/v1/score", response_model=ScoreResponse | LabelScoresResponse)
 async def score_pairs(body: AnyScoreRequest, services: ServicesDep, context: RequestContextDep) -> Response:
-    """vLLM's score API: score pairs of texts. In SGLang's form, how likely tokens are after each item."""
+    """Score pairs of texts, as in vLLM's API, or get the probabilities of given tokens after each item, as in
+    SGLang's.
+    """
     if isinstance(body, LabelScoreRequest):
         scored = await label_scores(services, body, context, normalizes=False)
         whole = {"object": "scoring", "model": scored.model, "scores": scored.probabilities}
@@ -89,7 +95,7 @@ async def score_pairs(body: AnyScoreRequest, services: ServicesDep, context: Req
 
 
 def _place(field: str, given: str | list[str], number: int) -> str:
-    """The location of a pair's text in the body."""
+    """The path of a pair's text in the body, for error messages."""
     return field if isinstance(given, str) or len(given) == 1 else f"{field}[{number}]"
 
 
@@ -108,7 +114,10 @@ async def _ranked(body: RerankRequest, services: Services, context: RequestConte
 
 
 def rerank_body(id: str, found: Pooled, *, top_n: int | None, documents: Sequence[str] | None) -> JsonObject:
-    """Jina's list of results, best first, with the fields that Cohere's clients read. `documents` are returned."""
+    """The response body in Jina's format, best document first, with the fields that Cohere's clients read.
+
+    `documents`, if given, are the texts to return with the results.
+    """
     scores = found.scores
     ranked = sorted(range(len(scores)), key=lambda index: -scores[index])[: top_n or None]
     results: list[JsonObject] = [{"index": index, "relevance_score": scores[index]} for index in ranked]
@@ -121,7 +130,7 @@ def rerank_body(id: str, found: Pooled, *, top_n: int | None, documents: Sequenc
 
 
 def scores_body(id: str, created: int, found: Pooled) -> JsonObject:
-    """vLLM's list of scores, in the order of the pairs."""
+    """The response body in vLLM's format, with the scores in the order of the pairs."""
     entries = [{"object": "score", "index": index, "score": score} for index, score in enumerate(found.scores)]
     whole = {"id": id, "object": "list", "created": created, "model": found.model, "data": entries}
     return whole | {"usage": found.usage}

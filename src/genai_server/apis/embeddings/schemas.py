@@ -30,7 +30,7 @@ Inputs = Annotated[
 
 
 class PooledFields(ResultFields):
-    """Fields of all endpoints for embedding and reranking models."""
+    """Fields of all endpoints for embedding models and reranking models."""
 
     truncate_prompt_tokens: int | None = Field(
         None, ge=-1, description="Truncate longer texts to this number of tokens; -1 truncates to the model's maximum."
@@ -45,7 +45,9 @@ class PooledFields(ResultFields):
 
 
 class EmbeddingRequest(PooledFields):
-    """Body of /v1/embeddings. Special tokens in texts are encoded as such; token ids are used unchanged."""
+    """Body of /v1/embeddings. Texts may contain special tokens, which are encoded as such; token ids are used
+    unchanged.
+    """
 
     input: Inputs
     encoding_format: Literal["float", "base64"] | None = Field(
@@ -73,7 +75,7 @@ class Document(Wire):
 
 
 class RerankRequest(PooledFields):
-    """Body of /v1/rerank, in Jina's format, which vLLM and llama.cpp share, or in Cohere's."""
+    """Body of /v1/rerank, in the format of Jina, vLLM and llama.cpp, or in Cohere's."""
 
     query: NonEmptyText
     documents: Annotated[list[Text | Document], elements(MAX_INPUTS, min_length=1)]
@@ -119,7 +121,7 @@ class ScoreRequest(PooledFields):
 
     @property
     def pairs(self) -> list[tuple[str, str]]:
-        """The pairs to score: one text with each of the others, or pairwise."""
+        """The pairs of texts to score. A single first text is paired with each second text."""
         first, second = self._texts(self.text_1), self._texts(self.text_2)
         return list(zip(first * len(second) if len(first) == 1 else first, second, strict=True))
 
@@ -129,7 +131,7 @@ class ScoreRequest(PooledFields):
 
 
 def _form_of_scoring(given: Any) -> str:
-    """Whether a body is in SGLang's form or in vLLM's."""
+    """ "labels" for a body in SGLang's format, "pairs" for one in vLLM's."""
     has_labels = "label_token_ids" in given if isinstance(given, dict) else isinstance(given, LabelScoreRequest)
     return "labels" if has_labels else "pairs"
 
@@ -147,7 +149,7 @@ class PooledUsage(BaseModel):
 
 
 class EmbeddingEntry(BaseModel):
-    """One vector."""
+    """The embedding of one input."""
 
     object: str
     index: int
@@ -164,7 +166,7 @@ class EmbeddingResponse(BaseModel):
 
 
 class RerankResult(BaseModel):
-    """A document's index and score. `document` is present only with `return_documents`."""
+    """The index of a document in the request, and its score. `document` is present only with `return_documents`."""
 
     index: int
     relevance_score: float
@@ -172,7 +174,7 @@ class RerankResult(BaseModel):
 
 
 class RerankResponse(BaseModel):
-    """Response of /v1/rerank: the best document first."""
+    """Response of /v1/rerank. The most relevant document comes first."""
 
     id: str
     object: str
@@ -191,7 +193,7 @@ class ScoreEntry(BaseModel):
 
 
 class LabelScoresResponse(BaseModel):
-    """Response of /v1/score in SGLang's form: for each item the probability of each label."""
+    """Response of /v1/score in SGLang's format: for each item, the probabilities of the given tokens."""
 
     object: str
     model: str

@@ -1,4 +1,4 @@
-"""OpenAI's /v1/files: inputs and results of batches."""
+"""The endpoint /v1/files of OpenAI's API, for the inputs and results of batches."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,20 +43,22 @@ def _store(app: FastAPI) -> FileStore:
 
 
 def upload_folder(app: FastAPI) -> Path:
-    """Where uploads go before they are stored. Raises UnsupportedEndpoint."""
+    """The folder to which uploads are written before they are stored. Raises UnsupportedEndpoint if files are
+    disabled.
+    """
     return _store(app).own_uploads
 
 
 @dataclass(frozen=True)
 class CallerFiles:
-    """The store, and the owner whose files the caller may use."""
+    """The store of files, and the owner whose files the caller may use."""
 
     store: FileStore
     owner: str
 
 
 async def caller_files(request: Request, holder: KeyHolderDep) -> CallerFiles:
-    """The files of the caller of a request. Raises UnsupportedEndpoint if files are disabled."""
+    """Access to the caller's files; a dependency. Raises UnsupportedEndpoint if files are disabled."""
     return CallerFiles(_store(request.app), holder or "")
 
 
@@ -68,7 +70,7 @@ FilesDep = Annotated[CallerFiles, Depends(caller_files)]
 async def upload_file(
     form: Annotated[FileForm, Body(media_type=FORM)], request: Request, files: FilesDep
 ) -> dict[str, Any]:
-    """Store a file with the requests of a batch."""
+    """Upload a file with the requests of a batch."""
     upload = request_state(request.scope).upload
     name = (upload.file_name if upload is not None else "") or "file"
     seconds = MAX_SECONDS if form.expires_after is None else form.expires_after.seconds
@@ -77,7 +79,7 @@ async def upload_file(
 
 @router.get(PATH, response_model=FileList)
 async def list_files(query: Annotated[ListParameters, Query()], files: FilesDep) -> Response:
-    """A page of the caller's files."""
+    """List the caller's files page by page."""
     found, has_more = await files.store.page(
         files.owner, after=query.after, limit=query.limit, order=query.order, purpose=query.purpose
     )
@@ -88,13 +90,13 @@ async def list_files(query: Annotated[ListParameters, Query()], files: FilesDep)
 
 @router.get(PATH + "/{file_id}", response_model=FileObject, response_model_exclude_none=True)
 async def get_file(file_id: str, files: FilesDep) -> dict[str, Any]:
-    """What is known of a file."""
+    """Get the properties of a file."""
     return (await files.store.get(file_id, files.owner)).to_json()
 
 
 @router.get(PATH + "/{file_id}/content", response_class=FileResponse, responses=_CONTENT)
 async def get_file_content(file_id: str, files: FilesDep) -> FileResponse:
-    """The content of a file."""
+    """Download the content of a file."""
     file = await files.store.get(file_id, files.owner)
     path = files.store.content(file.id)
     if not path.is_file():

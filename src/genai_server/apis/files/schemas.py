@@ -16,7 +16,7 @@ Seconds = Annotated[int, Field(ge=MIN_SECONDS, le=MAX_SECONDS)]
 
 
 class ExpiresAfter(Wire):
-    """When a file is removed."""
+    """When the server removes a file."""
 
     model_config = ConfigDict(strict=False)
 
@@ -73,7 +73,7 @@ class FileList(BaseModel):
 
 
 class DeletedFile(BaseModel):
-    """The response to a deletion."""
+    """Confirms that a file has been deleted."""
 
     id: str
     object: Literal["file"] = "file"

@@ -1,7 +1,7 @@
-"""Anthropic's tools that the client runs and requests name by their type alone: shell, editor and memory.
+"""Anthropic's tools that clients run and that a request names only by type: shell, text editor and memory.
 
-Anthropic publishes their parameters and its models know them. Other models read them as functions, like all tools. A
-version of a tool keeps its parameters, so each dated type has its own.
+Anthropic has published the parameters of these tools, and its models know them. Other models get them as functions with
+a description and a schema. Each dated type has its own parameters, which never change.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from genai_server.http.json_response import JsonObject
 
 @dataclass(frozen=True)
 class ClientTool:
-    """A tool as the model reads it."""
+    """The description and the parameters with which a model sees a tool."""
 
     description: str
     parameters: JsonObject
@@ -61,7 +61,7 @@ _OLD_TEXT = _text(
 
 
 def _editor(description: str, *commands: str, inserted: str) -> ClientTool:
-    """An editor whose command insert has its text in the parameter `inserted`."""
+    """A text editor with these commands. `inserted` names the parameter with the text of the command insert."""
     new_text = "With str_replace: the text to put in its place; without it, the old text is removed."
     texts = {"new_str": _text(new_text)}
     if inserted == "new_str":

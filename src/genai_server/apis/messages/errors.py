@@ -1,4 +1,4 @@
-"""Errors in the format of Anthropic's API (https://docs.anthropic.com/en/api/errors)."""
+"""The format of errors of Anthropic's API (https://docs.anthropic.com/en/api/errors)."""
 
 import re
 from typing import Any
@@ -22,7 +22,9 @@ _TYPES = {
 
 
 def speaks_anthropic(scope: Scope) -> bool:
-    """Whether a request is for one of Anthropic's paths, or for a shared path with Anthropic's header."""
+    """Whether a request is for a path of Anthropic's API, or for a path that OpenAI's API has as well but with
+    Anthropic's header.
+    """
     if _SHARED_PATH.fullmatch(scope["path"]) is not None:
         return any(name == _HEADER for name, _ in scope["headers"])
     return _PATH.fullmatch(scope["path"]) is not None

@@ -1,7 +1,7 @@
-"""Blocks of a conversation that this server's form of messages does not have, as text.
+"""Converts blocks in a conversation that this server does not know to text.
 
-Anthropic's servers run tools of their own, such as web searches, and have blocks for these, for what their API adds to
-a conversation, and for what it will add next. Agents send all of it back, also to another server.
+Anthropic's servers run tools of their own, such as web search, and have blocks for these and for other features,
+including future ones. Agents send such blocks back in the conversation history, even to another server.
 """
 
 import json
@@ -32,7 +32,7 @@ _TOOLS = "tools"
 
 
 def convert(body: Any) -> list[str]:
-    """Replace blocks that have no form here by their text; returns the locations, each with its new form."""
+    """Replace blocks of unknown types in a body by their text. Returns the location of each, with its new form."""
     found: list[str] = []
     for place, message in objects_at(body, "messages[]"):
         if message.get("role") == "system" and "content" not in message and "output_config" in message:
@@ -45,7 +45,7 @@ def convert(body: Any) -> list[str]:
 
 
 def _replace(blocks: Iterable[tuple[str, JsonObject]]) -> list[str]:
-    """Make blocks texts, except those that say no type; returns the locations."""
+    """Turn blocks into text blocks, except those without a type. Returns their locations."""
     found = []
     for place, block in blocks:
         kind = block.get("type")
@@ -58,7 +58,9 @@ def _replace(blocks: Iterable[tuple[str, JsonObject]]) -> list[str]:
 
 
 def _changes_without_form(place: str, message: JsonObject) -> Iterator[tuple[str, JsonObject]]:
-    """Changes of tools that only Anthropic's servers can make, or that are not in a message of the system."""
+    """Blocks of a message that add or remove tools and cannot be followed: because only Anthropic's servers have such
+    tools, or because the message is not the system's. Each comes with its location.
+    """
     for inner, block in objects_at(message, "content[]"):
         if block.get("type") not in _CHANGES:
             continue
@@ -76,7 +78,9 @@ def _is_change(tool: Any) -> bool:
 
 
 def _remove_changes_without_form(body: Any) -> Iterator[str]:
-    """Remove such changes from summaries, where they are not a part of the text."""
+    """Remove changes of tools that only Anthropic's servers have from the summaries (`compaction`) of earlier messages.
+    Yields the locations.
+    """
     for place, block in objects_at(body, "messages[].content[]"):
         changes = block.get("tool_changes")
         if block.get("type") == "compaction" and isinstance(changes, list):
@@ -86,7 +90,9 @@ def _remove_changes_without_form(body: Any) -> Iterator[str]:
 
 
 def _convert_inputs(body: Any) -> Iterator[str]:
-    """Make the inputs of calls objects, which they are not if a call was cut off."""
+    """Turn inputs of tool calls that are not objects, because the call was cut off, into objects. Yields the
+    locations.
+    """
     for place, block in objects_at(body, "messages[].content[]"):
         if block.get("type") == "tool_use" and not isinstance(given := block.get("input"), dict):
             block["input"] = _object(given)

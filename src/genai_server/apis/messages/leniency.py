@@ -1,4 +1,6 @@
-"""What the lenient Messages API accepts and removes although this server does not support it."""
+"""What is removed from requests to the Messages API because this server does not support it, unless GENAI_STRICT is
+set.
+"""
 
 import re
 from collections.abc import Iterator
@@ -23,7 +25,7 @@ _IMAGE_TYPES = ("image/jpeg", "image/png", "image/gif", "image/webp")
 
 
 def _leave_out_media(body: Any) -> Iterator[str]:
-    """Replace documents and images that cannot be read by a note; yields the locations."""
+    """Replace documents and images that this server cannot read by a text. Yields the locations."""
     for path in _PLACES_OF_MEDIA:
         yield from replace_media(body, DOCUMENTS, "text", f"{path}.source.content[]")
         yield from _leave_out_documents(body, path)
@@ -38,7 +40,7 @@ def _leave_out_tools(body: Any) -> list[str]:
 
 
 def _leave_out_documents(body: Any, path: str) -> Iterator[str]:
-    """Replace documents that are files by a note, and remove `citations` from the others; yields the locations."""
+    """Replace documents that are files by a text, and remove `citations` from the others. Yields the locations."""
     for place, block in objects_at(body, path):
         if block.get("type") == "document" and _is_readable(block.get("source")):
             yield from (f"{place}.{field}" for field in remove(block, "citations"))
@@ -47,7 +49,7 @@ def _leave_out_documents(body: Any, path: str) -> Iterator[str]:
 
 
 def _is_readable(source: Any) -> bool:
-    """Whether a document consists of text and images."""
+    """Whether a document consists of text and images, rather than of a file."""
     match source:
         case {"type": "text", "data": str()} | {"type": "content", "content": str()}:
             return True
@@ -57,7 +59,7 @@ def _is_readable(source: Any) -> bool:
 
 
 def _leave_out_images(body: Any) -> list[str]:
-    """Replace images of earlier messages and of results that this server has no form for by a note."""
+    """Replace images of unsupported kinds by a text, in earlier messages and in tool results. Returns the locations."""
     found = []
     results = {"messages": body["messages"]} if isinstance(body, dict) and "messages" in body else {}
     for messages, path in (
@@ -84,7 +86,7 @@ def _has_form(source: Any) -> bool:
 
 
 def _leave_out_citations(body: Any) -> list[str]:
-    """Remove from texts what they cite, which another server has found."""
+    """Remove citations from text blocks, since they refer to what another server has found. Returns the locations."""
     found = []
     for path in (*_PLACES_OF_MEDIA, *_PLACES_IN_DOCUMENTS, "system[]"):
         for place, block in objects_at(body, path):
@@ -94,7 +96,9 @@ def _leave_out_citations(body: Any) -> list[str]:
 
 
 def _leave_out_callers(body: Any) -> list[str]:
-    """Remove `allowed_callers` that name more than the model itself: nothing else calls tools here."""
+    """Remove `allowed_callers` that name anything but the model itself, since only the model calls tools here. Returns
+    the locations.
+    """
     found = []
     for path in ("tools[]", _DEFINITIONS):
         for place, tool in objects_at(body, path):
@@ -104,7 +108,7 @@ def _leave_out_callers(body: Any) -> list[str]:
 
 
 def _effort(body: Any) -> list[str]:
-    """Drop `effort` if thinking is off."""
+    """Remove `output_config.effort` if thinking is off. Returns the location."""
     is_off = any(thinking.get("type") in ("disabled", "between_tools") for _, thinking in objects_at(body, "thinking"))
     return remove(body, "output_config.effort") if is_off else []
 

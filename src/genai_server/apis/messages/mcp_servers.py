@@ -1,4 +1,4 @@
-"""Anthropic's `mcp_servers`, each of which names a tool server of this server's configuration, or one by its URL."""
+"""Anthropic's field `mcp_servers`: tool servers that the operator has configured, or that the request names by URL."""
 
 from collections.abc import Mapping, Sequence
 
@@ -13,10 +13,10 @@ from genai_server.messages.tool_servers import ServerAddress, ToolInfo
 async def find_server_tools(
     body: CountTokensRequest, services: Services, context: RequestContext
 ) -> Mapping[str, Sequence[ServedTool]]:
-    """The tools of the servers that a request names. Servers that it may not use are left out, and named; so are tools
-    whose calls have to be approved, for which Anthropic's API has no form.
+    """The tools of the tool servers that a request names, by server.
 
-    Raises InvalidField, ToolServerUnavailable, ClientLeft and DeadlinePassed.
+    Servers that the request may not use are left out and reported, and so are tools that need an approval, for which
+    Anthropic's API has no form. Raises InvalidField, ToolServerUnavailable, ClientLeft and DeadlinePassed.
     """
     usable = usable_servers(services, context)
     toolsets = {each.mcp_server_name: each for each in body.mcp_toolsets or ()}
@@ -42,7 +42,10 @@ async def find_server_tools(
 
 
 def _address(server: McpServer, place: int, services: Services) -> ServerAddress | None:
-    """Where a server is that is not the operator's; None if the operator does not allow it. Raises InvalidField."""
+    """The address of a tool server that the request names by URL; None if the operator does not allow this host.
+
+    Raises InvalidField for an invalid name or token.
+    """
     try:
         found = address_of(services, server.url, server.authorization_token)
     except ValueError as error:
@@ -62,7 +65,7 @@ def _leave_out(context: RequestContext, path: str, remark: str, name: str) -> No
 
 
 class _Allowed:
-    """Whether a request may use a tool of a server, called with it."""
+    """A predicate: whether the request lets the model call a tool of this server."""
 
     def __init__(self, server: McpServer, toolset: McpToolset | None) -> None:
         self._older = server.tool_configuration

@@ -1,5 +1,5 @@
-"""Anthropic's message, complete and as stream events
-(https://docs.anthropic.com/en/api/messages, https://docs.anthropic.com/en/docs/build-with-claude/streaming).
+"""Anthropic's message object, complete and as stream events (https://docs.anthropic.com/en/api/messages,
+https://docs.anthropic.com/en/docs/build-with-claude/streaming).
 """
 
 from genai_server.answer_parts import (
@@ -26,7 +26,9 @@ _SIGNATURE = "unsigned"
 
 
 class MessageBuilder:
-    """Builds the message of one request, or its stream events in the order `first`, `parts`, `last`."""
+    """Builds the message that answers a request, or its stream events: `first`, then `parts` repeatedly, then
+    `last`.
+    """
 
     def __init__(
         self,
@@ -48,17 +50,17 @@ class MessageBuilder:
         self._open: str | None = None
 
     def complete(self, answer: WholeAnswer, ending: Ending, usage: Usage) -> JsonObject:
-        """The complete message."""
+        """The complete message object."""
         content = [self._block(block) for block in answer.blocks]
         return {**self._message, "content": content, **self._end(ending, usage), "usage": _usage(usage)}
 
     def first(self, usage: Usage) -> JsonObject:
-        """The first event."""
+        """The first event of a stream."""
         end = {"stop_reason": None, "stop_sequence": None}
         return {"type": "message_start", "message": {**self._message, "content": [], **end, "usage": _usage(usage)}}
 
     def parts(self, parts: list[Part]) -> list[JsonObject]:
-        """The events for the next parts of the answer."""
+        """The stream events for the next parts of the answer."""
         events: list[JsonObject] = []
         for part in parts:
             match part:
@@ -82,7 +84,7 @@ class MessageBuilder:
         return events
 
     def last(self, ending: Ending, usage: Usage) -> list[JsonObject]:
-        """The last events."""
+        """The last events of a stream."""
         end = {"type": "message_delta", "delta": self._end(ending, usage), "usage": _usage(usage)}
         return [*self._close(), end, {"type": "message_stop"}]
 
@@ -104,7 +106,9 @@ class MessageBuilder:
         return {"type": "text", "text": block.text}
 
     def _within(self, block: JsonObject) -> list[JsonObject]:
-        """The events that open a block of this type; empty if it is already open."""
+        """The events that end the current content block and start `block`; empty if a block of this type is already
+        open.
+        """
         if self._open == block["type"]:
             return []
         events = self._close()
@@ -124,9 +128,9 @@ class MessageBuilder:
         return [*signed, {"type": "content_block_stop", "index": self._index}]
 
     def _end(self, ending: Ending, usage: Usage) -> JsonObject:
-        """The stop reason, plus `genai_finish_reason` where Anthropic has no matching value.
+        """The stop reason, and `genai_finish_reason` where Anthropic has no matching value.
 
-        Clients execute the calls of a message whose stop reason is "tool_use", and of no other.
+        Clients execute the tool calls of a message only if its stop reason is "tool_use".
         """
         if ending.stop_string is not None:
             return {"stop_reason": "stop_sequence", "stop_sequence": ending.stop_string}
@@ -140,12 +144,16 @@ class MessageBuilder:
 
 
 def _tool_use_id(id: str) -> str:
-    """A call's id in Anthropic's format, unless the model's template requires another one, as Mistral's does."""
+    """The id of a tool call in Anthropic's format. An id whose form the model's chat template requires, as Mistral's
+    does, is unchanged.
+    """
     return f"toolu_{id.removeprefix('call_')}" if id.startswith("call_") else id
 
 
 def _served_id(id: str) -> str:
-    """The id of a call that the server has run, in Anthropic's format, unless the model's template requires another."""
+    """The id of a tool call that the server has run, in Anthropic's format. An id whose form the model's chat template
+    requires is unchanged.
+    """
     return f"mcptoolu_{id.removeprefix('call_')}" if id.startswith("call_") else id
 
 
@@ -155,7 +163,7 @@ def _result(id: str, text: str, *, is_error: bool) -> JsonObject:
 
 
 def _usage(usage: Usage) -> JsonObject:
-    """Anthropic's usage, where `input_tokens` excludes the cached ones."""
+    """The token counts in Anthropic's format, in which `input_tokens` excludes tokens from the prefix cache."""
     return {
         "input_tokens": usage.prompt - usage.cached,
         "cache_creation_input_tokens": 0,

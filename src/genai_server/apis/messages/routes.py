@@ -1,4 +1,4 @@
-"""Anthropic's /v1/messages and /v1/messages/count_tokens."""
+"""The endpoints /v1/messages and /v1/messages/count_tokens of Anthropic's API."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -27,7 +27,7 @@ router = VersionedRouter(lenient_route(LEFT_OUT, convert=convert, caps=True), "a
 
 @router.post("/v1/messages", responses=STREAMS)
 async def create_message(body: MessagesRequest, services: ServicesDep, context: RequestContextDep) -> Response:
-    """Anthropic's message, complete or as a stream of events."""
+    """Create a message, as one object or as a stream of events."""
     served = await find_server_tools(body, services, context)
     translation = await asyncio.to_thread(Translation, body, served)
     body.messages.clear()  # the translation has them, and drops the data of their images
@@ -55,7 +55,7 @@ async def create_message(body: MessagesRequest, services: ServicesDep, context: 
 
 @router.post("/v1/messages/count_tokens")
 async def count_tokens(body: CountTokensRequest, services: ServicesDep, context: RequestContextDep) -> dict[str, int]:
-    """Count the tokens of a prompt. Needs no engine."""
+    """Count the tokens of a prompt. Needs no running engine."""
     codec = (await services.served(body.model, Task.GENERATE)).codec
     served = await find_server_tools(body, services, context)
     translation = await asyncio.to_thread(Translation, body, served)

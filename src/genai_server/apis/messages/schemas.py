@@ -54,7 +54,7 @@ _TYPES_OF_FIELD = {
 
 
 class TextBlock(_Cacheable):
-    """Text, of any role."""
+    """A text, which messages of all roles may contain."""
 
     type: Literal["text"]
     text: Text
@@ -73,7 +73,7 @@ class Base64Source(Wire):
 
 
 class UrlSource(Wire):
-    """The address of an image on a host that this server may fetch images from."""
+    """The URL of an image, on a host from which the server may fetch images."""
 
     type: Literal["url"]
     url: NonEmptyText
@@ -105,7 +105,7 @@ class ContentSource(Wire):
 
 
 class DocumentBlock(_Cacheable):
-    """A document of text and images. Its title and context precede its content."""
+    """A document of text and images. The model reads its title and context before its content."""
 
     type: Literal["document"]
     source: Annotated[TextSource | ContentSource, ByType("source", ": this server reads no files")]
@@ -115,7 +115,7 @@ class DocumentBlock(_Cacheable):
 
     @property
     def blocks(self) -> list[TextBlock | ImageBlock]:
-        """Title, context and content."""
+        """The title, the context and the content as text and image blocks."""
         content = self.source.data if isinstance(self.source, TextSource) else self.source.content
         texts = [self.title, self.context, content if isinstance(content, str) else None]
         about = [TextBlock.model_construct(type="text", text=text) for text in texts if text is not None]
@@ -123,7 +123,7 @@ class DocumentBlock(_Cacheable):
 
 
 class ToolReferenceBlock(_Cacheable):
-    """A tool that a search found. The result of the search has the tool's definition in this place."""
+    """A tool that a tool search has found. The model reads the tool's definition here."""
 
     type: Literal["tool_reference"]
     tool_name: NonEmptyText
@@ -141,14 +141,14 @@ class ThinkingBlock(Wire):
 
 
 class RedactedThinkingBlock(Wire):
-    """Reasoning encrypted by another server; it is dropped."""
+    """Reasoning that another server has encrypted. It is ignored."""
 
     type: Literal["redacted_thinking"]
     data: Any = None
 
 
 class ToolUseBlock(_Cacheable):
-    """A tool call made by the assistant."""
+    """A tool call of the assistant."""
 
     type: Literal["tool_use"]
     id: NonEmptyText
@@ -159,7 +159,7 @@ class ToolUseBlock(_Cacheable):
 
 
 class ToolResultBlock(_Cacheable):
-    """The result of a tool call; `is_error` prefixes it with "Error: "."""
+    """The result of a tool call. With `is_error` the model reads it after "Error: "."""
 
     type: Literal["tool_result"]
     tool_use_id: NonEmptyText
@@ -169,7 +169,7 @@ class ToolResultBlock(_Cacheable):
 
 
 class McpToolUseBlock(_Cacheable):
-    """A call of a tool server's tool, which the server has run."""
+    """A call of a tool server's tool, which the server itself has run."""
 
     type: Literal["mcp_tool_use"]
     id: NonEmptyText
@@ -179,7 +179,7 @@ class McpToolUseBlock(_Cacheable):
 
 
 class McpToolResultBlock(_Cacheable):
-    """The result of such a call."""
+    """The result of a tool call that the server itself has run (`mcp_tool_use`)."""
 
     type: Literal["mcp_tool_result"]
     tool_use_id: NonEmptyText
@@ -188,14 +188,14 @@ class McpToolResultBlock(_Cacheable):
 
     @property
     def text(self) -> str:
-        """What the model reads."""
+        """The result as the model reads it."""
         content = self.content or ""
         text = content if isinstance(content, str) else "\n".join(block.text for block in content)
         return f"Error: {text}" if self.is_error else text
 
 
 class AnthropicTool(_Cacheable):
-    """A tool the model may call. The client runs it. `input_schema` is a JSON schema."""
+    """A tool that the model may call and the client runs. `input_schema` is a JSON schema."""
 
     type: ToolType | None = Field(
         None, description="custom, or one of Anthropic's tools whose schema follows from the type."
@@ -238,28 +238,28 @@ class ToolName(Wire):
 
 
 class ToolDefinition(Wire):
-    """A tool that is defined in a message."""
+    """A tool that is defined within a message."""
 
     type: Literal["tool_definition"]
     definition: AnthropicTool
 
 
 class ToolAdditionBlock(_Cacheable):
-    """The model may call the tool from here on."""
+    """From this message on, the model may call the tool."""
 
     type: Literal["tool_addition"]
     tool: Annotated[ToolName | ToolDefinition, ByType("tool")]
 
 
 class ToolRemovalBlock(_Cacheable):
-    """The model may not call the tool from here on."""
+    """From this message on, the model may not call the tool."""
 
     type: Literal["tool_removal"]
     tool: ToolName
 
 
 class CompactionBlock(_Cacheable):
-    """A summary in place of earlier messages, and their changes of the tools."""
+    """A summary that replaces earlier messages, with the changes of tools that those messages contained."""
 
     type: Literal["compaction"]
     content: Text | None = None
@@ -286,7 +286,7 @@ Block = Annotated[
 
 
 class AnthropicMessage(Wire):
-    """One turn of the conversation, or a part of one."""
+    """A message of the conversation. Consecutive messages of one role form one turn."""
 
     role: Literal["user", "assistant", "system"]
     content: Text | Annotated[list[Block], elements(MAX_PARTS)]
@@ -309,7 +309,7 @@ class AnthropicMessage(Wire):
 
     @property
     def blocks(self) -> list[Block]:
-        """The content as blocks."""
+        """The content as a list of blocks."""
         return (
             [TextBlock.model_construct(type="text", text=self.content)]
             if isinstance(self.content, str)
@@ -331,8 +331,9 @@ class ToolChoice(Wire):
 
 
 class Thinking(Wire):
-    """Whether the model reasons before it answers; `adaptive` uses the chat template's default, and `between_tools` is
-    `disabled`: no model here writes about its progress between calls.
+    """Whether the model reasons before it answers. `adaptive` leaves that to the chat template's default.
+    `between_tools` has the same effect as `disabled`, because no model here writes about its progress between tool
+    calls.
     """
 
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
@@ -346,7 +347,7 @@ class Thinking(Wire):
 
     @property
     def is_off(self) -> bool:
-        """Whether the model is asked not to reason."""
+        """Whether the request asks the model not to reason."""
         return self.type in ("disabled", "between_tools")
 
     @model_validator(mode="after")
@@ -373,14 +374,14 @@ class OutputConfig(Wire):
 
 
 class McpToolConfiguration(Wire):
-    """Which tools of a tool server the model may call, in the older form."""
+    """Which tools of a tool server the model may call, in the older form of Anthropic's API."""
 
     enabled: bool | None = None
     allowed_tools: Annotated[list[NonEmptyText], elements(MAX_TOOLS)] | None = None
 
 
 class McpServer(Wire):
-    """A tool server, whose tools this server runs: one of its configuration, or one at an allowed host."""
+    """A tool server whose tools this server runs: one from its configuration, or one at an allowed host."""
 
     type: Literal["url"]
     name: NonEmptyText = Field(
@@ -394,7 +395,7 @@ class McpServer(Wire):
 
 
 class McpToolConfig(Wire):
-    """Whether the model may call a tool."""
+    """Whether the model may call one tool."""
 
     enabled: bool | None = None
     defer_loading: bool | None = Field(None, description="No effect: all tools are shown to the model.")
@@ -410,7 +411,7 @@ class McpToolset(_Cacheable):
     tools: Any = Field(None, description="No effect: the tool server lists its tools.")
 
     def allows(self, tool: str) -> bool:
-        """Whether the model may call a tool of the server."""
+        """Whether the model may call the tool of this name."""
         own = (self.configs or {}).get(tool)
         for config in (own, self.default_config):
             if config is not None and config.enabled is not None:
@@ -419,7 +420,7 @@ class McpToolset(_Cacheable):
 
 
 class CountTokensRequest(Wire):
-    """Body of /v1/messages/count_tokens: the fields that make up the prompt."""
+    """Body of /v1/messages/count_tokens: the fields of a message request from which the prompt is made."""
 
     model: str | None = Field(None, description="Id of a served model; by default the first one.")
     messages: Annotated[list[AnthropicMessage], elements(MAX_MESSAGES, min_length=1)]
@@ -438,7 +439,7 @@ class CountTokensRequest(Wire):
     @model_validator(mode="before")
     @classmethod
     def _toolsets_apart(cls, given: Any) -> Any:
-        """Move toolsets from `tools`, where Anthropic's API has them, to a field of their own."""
+        """Move toolsets from `tools`, where Anthropic's API has them, to the field `mcp_toolsets`."""
         tools = given.get("tools") if isinstance(given, dict) else None
         if not isinstance(tools, list):
             return given
@@ -485,7 +486,7 @@ class MessagesRequest(CountTokensRequest, SamplingFields):
 
 
 class ErrorCode(BaseModel):
-    """This server's own error code."""
+    """The error code of this server."""
 
     error_code: str
 
@@ -499,7 +500,7 @@ class AnthropicErrorDetail(BaseModel):
 
 
 class AnthropicErrorResponse(BaseModel):
-    """The body of all error responses, in Anthropic's form."""
+    """Body of all error responses, in Anthropic's format."""
 
     type: Literal["error"]
     error: AnthropicErrorDetail

@@ -1,7 +1,8 @@
-"""Which tools a prompt has at its beginning, which its messages introduce, and which an answer may call.
+"""Decides which tools a prompt defines at its beginning, which ones its messages introduce, and which ones the answer
+may call.
 
-A tool with `defer_loading` is not at the beginning, but where a message refers to it: in the result of a search that
-the client has run, or in a message that adds tools.
+A tool with `defer_loading` is not defined at the beginning, but in the message that refers to it: the result of a tool
+search that the client has run, or a message that adds tools.
 """
 
 import json
@@ -25,7 +26,7 @@ from genai_server.http.json_response import JsonObject
 
 
 class OfferedTools:
-    """The functions of a request."""
+    """The tools of a request, as functions."""
 
     def __init__(self, body: CountTokensRequest) -> None:
         self._declared = {tool.name: tool for tool in body.tools or []}
@@ -47,7 +48,7 @@ class OfferedTools:
 
     @property
     def listed(self) -> list[JsonObject]:
-        """The functions at the beginning of the prompt."""
+        """The functions that are defined at the beginning of the prompt."""
         return [_function(tool) for name, tool in self._declared.items() if name not in self._deferred]
 
     @property
@@ -56,8 +57,8 @@ class OfferedTools:
         return [_function(self._known[name]) for name in self._callable]
 
     def introduce(self, names: Iterable[str]) -> str:
-        """The text in the place where a message introduces these tools: their definitions, or only the names of those
-        that are unknown or that the beginning of the prompt defines.
+        """The text with which a message introduces these tools. A tool that is unknown, or is defined at the beginning
+        of the prompt, appears only by name.
         """
         return introduction(
             _function(self._known[name]) if name in self._known and not self._is_listed(name) else {"name": name}
@@ -68,7 +69,7 @@ class OfferedTools:
         return name in self._declared and name not in self._deferred
 
     def _apply(self, blocks: Iterable[Block]) -> None:
-        """Apply what blocks say about tools, in their order."""
+        """Update the callable tools by the blocks of one message, in order."""
         for change in _changes(blocks):
             match change:
                 case ToolReferenceBlock(tool_name=name) | ToolAdditionBlock(tool=ToolName(name=name)):
@@ -94,7 +95,7 @@ def _changes(blocks: Iterable[Block]) -> Iterator[ToolReferenceBlock | ToolAddit
 
 
 def _function(tool: AnthropicTool) -> JsonObject:
-    """A tool as a function, with its examples in the description."""
+    """The tool as a function. Its examples are part of the description."""
     description, parameters = tool.description, tool.input_schema
     if (published := CLIENT_TOOLS.get(tool.type or "custom")) is not None:
         description, parameters = published.description, published.parameters

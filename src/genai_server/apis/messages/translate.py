@@ -1,4 +1,4 @@
-"""Translates Anthropic's bodies to chat parameters."""
+"""Translates requests of Anthropic's Messages API to chat parameters."""
 
 from collections.abc import Mapping, Sequence
 
@@ -22,9 +22,10 @@ _EFFORT, _BUDGET = "reasoning_effort", "thinking_token_budget"
 
 
 class Translation:
-    """Translates a body to the chat parameters `chat`. `served` has the tools of its tool servers, by their names.
+    """The translation of a body to chat parameters, which are in `chat`. `served` has the tools that the server runs,
+    by tool server.
 
-    Raises ThreadUnsupported, and InvalidField for errors that concern the entire conversation.
+    Raises ThreadUnsupported, and InvalidField for errors that concern the whole conversation.
     """
 
     def __init__(self, body: CountTokensRequest, served: Mapping[str, Sequence[ServedTool]] | None = None) -> None:
@@ -67,13 +68,15 @@ class Translation:
             self._left_out += [f"tools[{index}].defer_loading" for index, _ in enumerate(body.tools or [])]
 
     def report(self, leniency: Leniency) -> None:
-        """Name what of the body the chat has in another form or not at all."""
+        """Report which parts of the body the chat parameters have in another form, and which they do not have."""
         leniency.note(self._left_out)
         leniency.convert(self._converted)
 
 
 def _names(body: CountTokensRequest, places: Sequence[str], images: Mapping[str, str]) -> FieldNames:
-    """The body's names for fields of its chat, whose messages are at `places` of the body."""
+    """The body's names for fields of the chat parameters. `places` are the paths in the body from which the chat's
+    messages come.
+    """
     effort_comes_from_thinking = body.output_config is None or body.output_config.effort is None
     output_format = "output_format" if body.output_format is not None else "output_config.format"
     table = {
@@ -96,7 +99,7 @@ def _generation(body: MessagesRequest) -> JsonObject:
 
 
 def _is_continued(body: CountTokensRequest) -> bool:
-    """Whether the answer continues the last message. Calls are complete: what follows them is another turn."""
+    """Whether the answer continues the assistant's last message. After tool calls it does not: these are complete."""
     last = body.messages[-1]
     calls = ("tool_use", "mcp_tool_use", "mcp_tool_result")
     return last.role == "assistant" and all(block.type not in calls for block in last.blocks)
@@ -125,8 +128,9 @@ def _as_tools(functions: list[JsonObject]) -> list[JsonObject]:
 
 
 def _output(body: CountTokensRequest) -> JsonObject:
-    """Effort and budget of reasoning, and response format. By default the model's own effort is used, or "high" if
-    thinking is enabled, as in Anthropic's API.
+    """The chat parameters for reasoning effort, reasoning budget and response format.
+
+    Without an effort, the model's default applies, or "high" if thinking is enabled, as in Anthropic's API.
     """
     thinking, config = body.thinking, body.output_config
     effort: str | None = config.effort if config is not None else None

@@ -1,4 +1,4 @@
-"""Anthropic's turns and blocks as OpenAI's messages."""
+"""Translates the turns and blocks of Anthropic's messages to OpenAI's messages."""
 
 import json
 from collections.abc import Collection, Iterator, Sequence
@@ -39,7 +39,7 @@ _Part = Block | ToolReferenceBlock
 
 @dataclass(frozen=True)
 class _Located:
-    """A block, and where the body has it."""
+    """A block and its location in the body."""
 
     message: str
     index: int
@@ -51,7 +51,7 @@ class _Located:
 
 
 class Turns:
-    """The conversation of a body as messages, each with the location in the body that it comes from.
+    """The conversation of a body as OpenAI's messages, each with the path in the body from which it comes.
 
     Adjacent messages of one role form one turn, as in Anthropic's API. The texts of a turn are joined by newlines, and
     each tool result becomes a message.
@@ -115,8 +115,8 @@ class Turns:
         return message
 
     def _with_notes(self, blocks: Sequence[_Located]) -> list[_Located]:
-        """The blocks of an assistant's turn, with texts in the place of calls of servers that are not served, and of
-        their results.
+        """The blocks of an assistant's turn, in which calls of unknown tool servers and the results of these are
+        replaced by text.
         """
         found: list[_Located] = []
         known: set[str] = set()
@@ -134,12 +134,14 @@ class Turns:
         return found
 
     def _served_result(self, block: McpToolResultBlock) -> JsonObject:
-        """The chat message for an `mcp_tool_result` block: what a call returned that the server ran earlier."""
+        """The chat message for an `mcp_tool_result` block, the result of a tool call that the server has run
+        earlier.
+        """
         id = block.tool_use_id
         return {"role": "tool", "tool_call_id": id, "name": self._called[id], "content": block.text}
 
     def _result(self, located: _Located) -> JsonObject:
-        """The message of a tool's result."""
+        """The chat message for a `tool_result` block."""
         block = located.block
         assert isinstance(block, ToolResultBlock)
         id = block.tool_use_id
@@ -158,7 +160,7 @@ class Turns:
         return f"Error: {content}" if isinstance(content, str) else [_text_part("Error: "), *content]
 
     def _content(self, blocks: Sequence[_Located]) -> str | list[JsonObject]:
-        """The texts and images of a turn."""
+        """The content of a turn: its texts and images."""
         flat: list[TextBlock | ImageBlock] = []
         for one in blocks:
             if isinstance(one.block, ToolResultBlock):
@@ -168,7 +170,9 @@ class Turns:
         return _joined(flat)
 
     def _result_without_call(self, located: _Located) -> list[TextBlock | ImageBlock]:
-        """A result whose call the conversation does not have, as after the client has cut it."""
+        """The texts and images of a tool result whose call is not in the conversation, for example because the client
+        has shortened it.
+        """
         block = located.block
         assert isinstance(block, ToolResultBlock)
         self.converted.append(f"{located.place} (tool_result without its call, as text)")
@@ -178,7 +182,7 @@ class Turns:
         return [*parts, *self._flat(located.place, block.content or ())]
 
     def _flat(self, place: str, parts: Sequence[_Part]) -> list[TextBlock | ImageBlock]:
-        """The texts and images of a result's parts. References next to each other form one list of tools."""
+        """The texts and images in the parts of a tool result. Adjacent references to tools become one list of tools."""
         flat: list[TextBlock | ImageBlock] = []
         located = [(f"{place}.content[{index}]", part) for index, part in enumerate(parts)]
         for is_reference, run in groupby(located, key=lambda one: isinstance(one[1], ToolReferenceBlock)):
@@ -196,7 +200,7 @@ class Turns:
         return self._tools.introduce(names)
 
     def _simple(self, place: str, block: _Part) -> list[TextBlock | ImageBlock]:
-        """The texts and images of a block that is not a result."""
+        """The texts and images of a block other than a tool result."""
         match block:
             case TextBlock() | ImageBlock():
                 return [block]
@@ -216,7 +220,9 @@ class Turns:
 
 
 def _between_results(blocks: Sequence[_Located]) -> Iterator[list[_Located]]:
-    """The blocks of an assistant's turn in parts that each become a message: a result, or what is between results."""
+    """Split the blocks of an assistant's turn into parts that each become a message: each tool result, and the blocks
+    between results.
+    """
     part: list[_Located] = []
     for one in blocks:
         if isinstance(one.block, McpToolResultBlock):
@@ -231,12 +237,14 @@ def _between_results(blocks: Sequence[_Located]) -> Iterator[list[_Located]]:
 
 
 def _function_name(call: ToolUseBlock | McpToolUseBlock) -> str:
-    """The name of a called function in prompts."""
+    """The name that a called tool has in prompts."""
     return function_name(call.server_name, call.name) if isinstance(call, McpToolUseBlock) else call.name
 
 
 def _shown_messages(body: CountTokensRequest) -> Iterator[tuple[str, AnthropicMessage]]:
-    """The system prompt and the messages, each with its location, except those that are to be left out by now."""
+    """The system prompt and the messages, each with its path in the body. Messages that `clear_at` has removed by now
+    are left out.
+    """
     if body.system:
         content: str | list[Block] = body.system if isinstance(body.system, str) else [*body.system]
         yield "system", AnthropicMessage(role="system", content=content, clear_at=None)
@@ -248,7 +256,9 @@ def _shown_messages(body: CountTokensRequest) -> Iterator[tuple[str, AnthropicMe
 
 
 def _joined(flat: Sequence[TextBlock | ImageBlock]) -> str | list[JsonObject]:
-    """The texts, joined by newlines; with images, parts in which those between two images are joined."""
+    """The texts joined by newlines. If there are images, a list of content parts in which the texts between two images
+    are joined.
+    """
     if not any(isinstance(block, ImageBlock) for block in flat):
         return _joined_texts(flat)
     parts: list[JsonObject] = []
@@ -279,7 +289,7 @@ def _url(source: Base64Source | UrlSource) -> str:
 
 
 def image_places(body: CountTokensRequest) -> Iterator[ImagePlace]:
-    """Where the body has its images, in the order in which the messages have them."""
+    """The paths of the images in the body, in the order in which the chat's messages contain the images."""
     for place, message in _shown_messages(body):
         if place != "system":
             yield from _places_of_images(message.blocks, f"{place}.content")

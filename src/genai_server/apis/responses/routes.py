@@ -73,7 +73,7 @@ async def create_response(
         return json_response(running.response)
     running.begin()
     if body.stream:
-        return EventStream(running, running.events(), named=True, tell_error=running.fail)
+        return EventStream(running, running.events(), named=True, make_error=running.fail)
     try:
         whole = await running.whole(context)
         response = await built_response(lambda: whole, is_long=True)
@@ -170,7 +170,7 @@ async def list_input_items(
 def _followed(kept: KeptResponse, after: int | None = None) -> EventStream:
     """A stream of events of a response that does not depend on the stream. Raises InvalidField."""
     events = kept.follow(after)
-    return EventStream(Following(kept), events, named=True, tell_error=lambda error: stream_error(error, 0))
+    return EventStream(Following(kept), events, named=True, make_error=lambda error: stream_error(error, 0))
 
 
 async def _start(

@@ -122,7 +122,7 @@ class Instruments:
         """Count a request that has ended; a refused one that only reads does not count."""
         labels = (record.model, record.device)
         keys = (record.key_name,) if self._with_keys else ()
-        if not record.answers and record.status >= 400 and not record.is_look:
+        if not record.answers and record.status >= 400 and not record.only_reads:
             self._rejected.labels(*labels, *keys, record.error_code or str(record.status)).inc()
         for answer in record.answers:
             outcome = answer.outcome

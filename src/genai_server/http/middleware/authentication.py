@@ -1,4 +1,4 @@
-"""Checks of a request's head: its API key, and the rights for admin endpoints."""
+"""Authenticates requests by API key, and checks the rights to use admin endpoints. The body is not read."""
 
 import hmac
 import ipaddress
@@ -38,13 +38,15 @@ _NO_KEYS = (
 
 
 class Authentication:
-    """Lets in requests with a key, if one is required, within the key's limits. Plain ASGI, before the body is read.
+    """Refuses requests without a valid API key, if one is required, and requests beyond the key's limits. Plain ASGI.
 
-    Notes the Access in the request's state: None without a key at one of the open paths. `admin_key` opens everything.
+    The request's Access is left in its state; it is None for a request without a key at one of the open paths. The
+    admin key gives access to everything.
 
-    Unless it is `insecure`, a server without keys serves its own machine only. The Host header must name this machine:
-    a web page can have its own name resolve to this machine (DNS rebinding), but cannot send another Host. Unless the
-    server is known to listen on loopback alone (`on_loopback`), the connection must come from this machine, too.
+    A server without keys serves only its own machine, unless `insecure`. The Host header must name this machine: a web
+    page can let its own host name resolve to this machine (DNS rebinding), but it cannot send another Host header.
+    Unless the server is known to listen only on loopback (`on_loopback`), the connection must come from this machine,
+    too.
     """
 
     def __init__(
@@ -91,7 +93,10 @@ class Authentication:
             await self.app(scope, receive, send)
 
     def _count(self, key: ApiKey, scope: Scope, state: HttpRequestState) -> None:
-        """Count a request that makes work against its key's limits. Raises RateLimitExceeded."""
+        """Count a request against the limits of its key until its end. Raises RateLimitExceeded.
+
+        Only requests that cause work count: POST requests, and reads of stored data, which have a limit of their own.
+        """
         if state.receipt.is_counted:
             return
         if scope["method"] == "POST":
@@ -105,7 +110,11 @@ class Authentication:
         state.counted.enter_context(self._limits.answers(key, number, param))
 
     def _of_holder(self, holder: str | None) -> Access | None:
-        """The access of the key, the admin key included, that `holder` stands for; None if it is not known any more."""
+        """The access of the API key, or of the admin key, with this id (see `holder_of`); None if the key no longer
+        exists.
+
+        `holder` is None for requests without a key.
+        """
         if not self._keys.required:
             return self._access() if holder is None else None
         if self._admin is not None and holder == holder_of(self._admin):
@@ -127,40 +136,41 @@ class Authentication:
 
 
 def given_key(headers: Mapping[str, str]) -> str:
-    """The key in a request's headers, in OpenAI's or Anthropic's form; empty without one."""
+    """The API key in a request's headers, as OpenAI's or Anthropic's clients send it; "" if there is none."""
     scheme, _, given = headers.get("authorization", "").partition(" ")
     return given.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
 
 
 def forwarded_by(headers: Mapping[str, str]) -> str | None:
-    """The header of a proxy that forwarded the request; None without one."""
+    """The name of a header that shows that a proxy has forwarded the request; None if there is none."""
     return next((name for name in headers if name in _FORWARDING_HEADERS or name.startswith("x-forwarded")), None)
 
 
 def is_own_origin(headers: Mapping[str, str]) -> bool:
-    """Whether a request comes from a page of the server that its Host header names, or from no web page."""
+    """Whether a request comes from this server's own web page, or from a program that is no browser."""
     origin, host = headers.get("origin"), headers.get("host", "").lower()
     return origin is None or (host != "" and origin.lower() in (f"http://{host}", f"https://{host}"))
 
 
 def rights(request: Request) -> Access:
-    """The rights of a request for a path that is not open: there all have some."""
+    """The Access of an authenticated request. Must not be used at the open paths, where requests may have none."""
     access = request_state(request.scope).access
     assert access is not None
     return access
 
 
 async def holder(request: Request) -> str | None:
-    """Stands for the request's API key, the admin key included; None where no key is needed.
+    """An id of the owner of the request's data: one for each API key, the admin key included. None where no key is
+    needed.
 
-    It is made of the key itself: names may be given to other keys, and what is stored outlives them.
+    The id is derived from the key itself, because a name may later be given to another key.
     """
     digest = rights(request).digest
     return None if digest is None else holder_of(digest)
 
 
 def holder_of(digest: bytes) -> str:
-    """Stands for the API key with this SHA-256."""
+    """The id of the owner of stored data, for the API key with this SHA-256."""
     return blake2b(digest, digest_size=16, person=b"stored responses").hexdigest()
 
 
@@ -169,10 +179,11 @@ KeyHolderDep = Annotated[str | None, Depends(holder)]
 
 
 async def require_admin(request: Request) -> None:
-    """Let in the admin key, or, where no key at all is set, a program on this machine. Raises AdminForbidden.
+    """Allow a request with the admin key or, if neither an admin key nor API keys are set, one of a program on this
+    machine.
 
-    Without a key the server must be bound to loopback, and nothing may hint at a proxy or at a web page, whose requests
-    come from this machine as well.
+    Raises AdminForbidden for all others. Without a key, the server must listen only on loopback, and the request must
+    not have passed a proxy or come from a web page, although these requests come from this machine, too.
     """
     access = rights(request)
     if access.is_admin:
@@ -187,7 +198,9 @@ async def require_admin(request: Request) -> None:
 
 
 def _not_local(request: Request, access: Access) -> str | None:
-    """Why the request may not come from a local program; None if it does."""
+    """The reason why a request may have come from elsewhere than a program on this machine; None if there is no such
+    reason.
+    """
     client = request.client.host if request.client else ""
     if not access.on_loopback or not is_loopback(client):
         return "the server is not known to be bound to loopback alone"
@@ -209,16 +222,16 @@ def _not_local(request: Request, access: Access) -> str | None:
 
 
 def _names_this_machine(headers: Mapping[str, str]) -> bool:
-    """Whether the Host header, which no web page can choose, names this machine, or is missing."""
+    """Whether the Host header names this machine or is missing. No web page can choose this header."""
     given = headers.get("host", "")
     return not given or is_loopback(host_name(given) or "")
 
 
 def host_name(header: str) -> str | None:
-    """The host of a Host header, in lower case and without brackets; None if the header breaks the grammar.
+    """The host in a Host header, in lower case and without brackets; None if the header is invalid.
 
-    The whole header must follow RFC 9110 and RFC 3986, with an address of IPv6 between brackets. Parsers of URLs accept
-    more, and find "localhost" in "localhost?evil.example" or "evil.example@localhost". An empty port is refused, too.
+    The whole header must follow RFC 9110 and RFC 3986, with an IPv6 address in brackets. URL parsers accept more, and
+    find "localhost" in "localhost?evil.example" or "evil.example@localhost". An empty port is refused as well.
     """
     match = _HOST.fullmatch(header)
     if match is None or int(match["port"] or 0) > _MAX_PORT:

@@ -1,4 +1,6 @@
-"""The body of a request: received before its route, within limits of size, time, depth and number."""
+"""Receives the body of a request before its route is called, within limits of size, time, nesting and number of
+values.
+"""
 
 import asyncio
 import json
@@ -40,7 +42,7 @@ _ALL_ELSE = bytes(set(range(256)) - set(b"[]{}"))
 
 @dataclass
 class _Reading:
-    """A body while it is received."""
+    """The state of a body that is being received."""
 
     # Maximum number of bytes, and the setting that has it.
     limit: int
@@ -56,30 +58,29 @@ class _Reading:
     error: GenaiServerError | None = None
 
     def drop(self, error: GenaiServerError) -> None:
-        """Keep nothing any more, because the body will be refused with this error."""
+        """Free the received bytes, because the request will be refused with this error."""
         self.error = error
         self.body.clear()
 
 
 class OtherBodies(Protocol):
-    """Receives the bodies of some requests in another way."""
+    """Receives the bodies of POST requests for certain paths in another way, such as into files."""
 
     @property
     def paths(self) -> Collection[str]:
-        """Those of the requests, which are all POST requests."""
+        """The paths of the requests whose bodies are received in this way."""
 
     async def pass_on(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
         """Receive the body and call the app, or refuse the request."""
 
 
 class BodyLimits:
-    """Reads bodies within limits, and refuses others before any work. Plain ASGI.
+    """Receives bodies within limits, and refuses requests with other bodies before any work. Plain ASGI.
 
-    Also refuses a body with more, or more deeply nested, lists and objects than `check_json` allows. Leaves a
-    ParsingThread in the request's state. Requests whose bodies have arrived begin one by one, API keys in turns.
-    `media_limit` gives the maximum size of a body that may have images; 0 while
-    there is no model for them. `others` receive the bodies that they take. `form_limits` has the maximum sizes of
-    bodies with recordings, by their paths; they are kept in memory.
+    A JSON body must also pass `check_json`. Requests whose bodies have arrived begin one by one, with API keys taking
+    turns. `media_limit` returns the maximum size of a body that may contain images or audio, or 0 while no served model
+    takes them. `others` receive the bodies for their own paths. `form_limits` has the maximum sizes of forms with
+    recordings by path; these forms are kept in memory. A ParsingThread is left in the request's state.
     """
 
     def __init__(
@@ -154,7 +155,9 @@ class BodyLimits:
         await self.app(scope, replay, send)
 
     async def _read(self, reading: _Reading, held: HeldBody, receive: Receive) -> bool:
-        """Read to the end, or far beyond the limit; returns whether the client is still there."""
+        """Receive the body to its end, or until it is far beyond the limit. Returns False if the client has
+        disconnected.
+        """
         while reading.more and reading.size <= reading.limit * _DRAINED:
             message = await receive()
             if message["type"] == "http.disconnect":
@@ -197,7 +200,9 @@ class BodyLimits:
 
 
 def replayed(body: bytes, receive: Receive) -> Receive:
-    """ASGI's `receive` for an app that gets a body which is there already, and everything else from `receive`."""
+    """An ASGI `receive` function that first returns a body which has been received already, then what `receive`
+    returns.
+    """
     whole: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def replay() -> Message:
@@ -207,7 +212,11 @@ def replayed(body: bytes, receive: Receive) -> Receive:
 
 
 def check_json(text: bytes | bytearray) -> None:
-    """Raises MalformedBody for a text that is not UTF-8, NestedTooDeep and TooManyValues; it need not be valid JSON."""
+    """Check the encoding, nesting and number of values of a text without parsing it; it need not be valid JSON.
+
+    Raises MalformedBody for a text that is not UTF-8, NestedTooDeep for more than MAX_NESTING levels, and TooManyValues
+    for more than MAX_CONTAINERS lists and objects.
+    """
     if not json.detect_encoding(text).startswith("utf-8"):
         raise MalformedBody("the body is not JSON in UTF-8")
     try:
@@ -227,12 +236,12 @@ def check_json(text: bytes | bytearray) -> None:
 
 
 def brackets_of(text: bytes | bytearray) -> bytes:
-    """The brackets of a JSON text outside its strings, braces as `[` and `]`."""
+    """The brackets of a JSON text, without those in strings. Braces are returned as `[` and `]`."""
     return bytes(_JSON_TEXT.sub(b"", text)).translate(_BRACKETS, _ALL_ELSE)
 
 
 def is_nested(brackets: bytes, *, by_more_than: int) -> bool:
-    """Whether brackets, which need not match, are nested more deeply than `by_more_than`."""
+    """Whether brackets are nested more deeply than `by_more_than` levels. They need not match."""
     for _ in range(by_more_than):
         inner = brackets
         brackets = inner.replace(b"[]", b"")

@@ -1,4 +1,6 @@
-"""The beginning and the end of every request, the start of every response, and the drain before a stop."""
+"""The outermost middleware of a request: its state, its response headers and its record, and draining before the server
+stops.
+"""
 
 import asyncio
 import contextlib
@@ -38,9 +40,9 @@ _MAX_SHOWN = 100
 
 
 class Drain:
-    """Counts the running requests of this process, and ends them at a stop. Owned by the event loop.
+    """Counts the running requests of this process and ends them when the server stops. Owned by the event loop.
 
-    In a drain, running requests continue to their ends, and no new one begins.
+    While the process drains, running requests may finish, and no new request may begin.
     """
 
     def __init__(self, timeout: float) -> None:
@@ -55,12 +57,14 @@ class Drain:
         self._changed = asyncio.Event()
 
     def require_open(self) -> None:
-        """Raise ServerDraining once no new request may begin."""
+        """Raise ServerDraining if no new request may begin."""
         if self.is_draining:
             raise ServerDraining
 
     async def run(self) -> None:
-        """Wait until no request runs; after the timeout, or a call of `hurry`, cut off those that still do."""
+        """Wait until no request is running. Requests that still run after the timeout, or after a call of `hurry`, are
+        cancelled.
+        """
         self.is_draining = True
         await self._wait(self.timeout)
         self._cut_off = set(self._running)
@@ -71,13 +75,13 @@ class Drain:
         await self._wait(LAST_WORDS)
 
     def hurry(self) -> None:
-        """Cut off running requests now."""
+        """Cancel the running requests now instead of after the timeout."""
         self._hurries = True
         self._changed.set()
 
     @contextlib.contextmanager
     def counting(self) -> Iterator[None]:
-        """Count the current task as a request while the block runs; cutting it off cancels the task."""
+        """Count the current task as a running request while the block runs. The drain may cancel this task."""
         task = asyncio.current_task()
         assert task is not None
         self._running.add(task)
@@ -89,7 +93,7 @@ class Drain:
             self._changed.set()
 
     def cuts_off(self) -> bool:
-        """Whether the current task was cancelled because it was cut off."""
+        """Whether the drain has cancelled the current task."""
         return asyncio.current_task() in self._cut_off
 
     async def _wait(self, seconds: float) -> None:
@@ -101,10 +105,10 @@ class Drain:
 
 
 class Drained:
-    """Counts running requests, and answers those that are cut off. Plain ASGI.
+    """Counts running requests for the drain, and answers those that it cancels with an error. Plain ASGI.
 
-    A request runs once its body has come: the drain waits for no slow client. It does not wait for requests in the
-    background either, which are repeated after the next start.
+    A request counts when its body has arrived, so the drain waits for no slow client. Low-priority requests of batches
+    and background responses do not count, because they are repeated after the next start.
     """
 
     def __init__(self, app: ASGIApp, drain: Drain) -> None:
@@ -126,18 +130,20 @@ class Drained:
 
 
 class RequestLifetime:
-    """Gives each request its state, completes its response, and passes its record to the observers. Plain ASGI.
+    """Creates each request's state, completes its response, and passes its record to the observers at the end. Plain
+    ASGI.
 
-    The outermost middleware of HTTP requests, and the only one that wraps `send`: every streamed token passes it. It
-    adds the headers of every response, and leaves out the body of a HEAD, which all below see as a GET.
+    This is the outermost middleware of HTTP requests, and the only one that wraps `send`, which is called for every
+    streamed token. It adds the headers that all responses have. It treats a HEAD request as a GET whose body is not
+    sent.
 
-    Refuses requests on connections beyond the limit of open files, except at OPEN_PATHS, such as health checks, and
-    heads that two readers could read differently: several hosts, and paths that are not UTF-8. A check of the first
-    host would let in a request that is meant for the second one.
+    It refuses connections beyond the limit of open files, except at OPEN_PATHS, which are used for health checks. It
+    also refuses heads that two programs could read differently: with several Host headers, of which another program may
+    use the second, or with a path that is not UTF-8.
 
-    An unexpected exception is logged and answered with 500, and the connection stays open; Starlette's own handler
-    raises it again, and then uvicorn closes the connection, on which the client may have sent its next request. A
-    response that has begun is cut off instead.
+    An unexpected exception is logged and answered with status 500, and the connection stays open. Starlette's own
+    handler would raise the exception again, and uvicorn would then close the connection, on which the client may
+    already have sent its next request. A response that has begun is cut off instead.
     """
 
     def __init__(
@@ -196,7 +202,7 @@ class RequestLifetime:
                 record.end()
 
     def _complete(self, start: Message, state: HttpRequestState) -> None:
-        """Note the start of a response, and add the headers that do not depend on its endpoint."""
+        """Note in the record that the response has begun, and add the headers that all responses have."""
         record = state.record
         record.status = start["status"]
         headers = MutableHeaders(scope=start)
@@ -248,9 +254,10 @@ def _malformed(scope: Scope) -> GenaiServerError | None:
 
 
 def server_timing(timings: Timings, total: float) -> str:
-    """The `Server-Timing` header of an answer (https://www.w3.org/TR/server-timing/).
+    """The value of the `Server-Timing` header for an answer (https://www.w3.org/TR/server-timing/).
 
-    `total` is in seconds. What it has more than the answer took is delivery.
+    `total` is the time since the request's arrival, in seconds. The part of it that the answer's own timings do not
+    cover counts as delivery.
     """
     times = {"total": total}
     if timings.breakdown is not None:

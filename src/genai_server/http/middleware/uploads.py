@@ -1,4 +1,6 @@
-"""Bodies with a file: received before their route, within limits, into files instead of memory."""
+"""Receives forms with a file before their route is called, within limits. Files are written to disk, not kept in
+memory.
+"""
 
 import asyncio
 import contextlib
@@ -34,7 +36,7 @@ _DRAINED = 2
 
 @contextlib.contextmanager
 def upload_folder(parent: Path) -> Iterator[Path]:
-    """A folder for the files of this process while the block runs."""
+    """Create a folder for the uploaded files of this process, and remove it after the block."""
     folder = own_folder(parent, _FOLDER)
     folder.mkdir(mode=0o700)
     try:
@@ -45,7 +47,7 @@ def upload_folder(parent: Path) -> Iterator[Path]:
 
 @dataclass
 class _Reading:
-    """A body while it is received."""
+    """The state of a form that is being received."""
 
     # Where the file goes.
     path: Path
@@ -62,12 +64,12 @@ class _Reading:
     due: int = field(default=_TIMED)
 
     def revoke(self, error: GenaiServerError) -> None:
-        """Refuse the body with this error, and give back the disk space even if nothing more arrives."""
+        """Refuse the request with this error, and free the disk space at once. Does not wait for the disk."""
         self.error, self.form = error, None
         asyncio.get_running_loop().run_in_executor(None, self._truncate)
 
     async def refuse(self, error: GenaiServerError) -> None:
-        """Refuse the body with this error, and keep nothing of it."""
+        """Refuse the request with this error, and free the disk space."""
         self.error, self.form = error, None
         await asyncio.to_thread(self._truncate)
 
@@ -78,7 +80,9 @@ class _Reading:
 
 @dataclass(frozen=True)
 class UploadLimits:
-    """Limits of one body: its size in bytes, the setting that has it, and seconds for each MiB and for all of it."""
+    """The limits of one form: its size in bytes and the setting with this limit, and the seconds for each MiB and for
+    the whole form.
+    """
 
     size: int
     setting: str
@@ -87,13 +91,13 @@ class UploadLimits:
 
 
 class Uploads:
-    """Receives the bodies of requests for some paths, and leaves an Upload in the request's state.
+    """Receives the forms for some paths, and leaves each as an Upload in the request's state.
 
-    `folder` gives the folder for the files, which exists; it may raise an error that refuses the request. `budget`
-    counts the bytes of all uploads, from their first bytes until they are released or their requests have ended.
+    `folder` returns an existing folder for the files; it may raise an error with which the request is refused. `budget`
+    counts the bytes of all uploads until they are released or their requests have ended.
 
-    Browsers let any web page send a form to any server without a preflight request. So pages of other origins must be
-    among `origins`.
+    Browsers let any web page send a form to any server without a preflight request. Therefore requests from web pages
+    of other origins are refused unless the page's origin is in `origins`.
     """
 
     def __init__(
@@ -111,7 +115,7 @@ class Uploads:
         self._folder = folder
 
     async def pass_on(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
-        """Receive the body, and call the app with an empty one; refuses the request if the body cannot be used."""
+        """Receive the form and call the app with an empty body, or refuse the request if the form cannot be used."""
         headers = Headers(scope=scope)
         if headers.get("sec-fetch-site") in _OTHER_ORIGIN and headers.get("origin") not in self._origins:
             await error_response(OriginForbidden(), scope)(scope, receive, send)
@@ -149,7 +153,7 @@ class Uploads:
 
     @contextlib.contextmanager
     def _reading(self) -> Iterator[_Reading]:
-        """A new file. Raises OSError."""
+        """Create a temporary file for an upload, and remove it after the block. Raises OSError."""
         file = tempfile.NamedTemporaryFile(dir=self._folder(), prefix="upload-", delete=False)  # noqa: SIM115
         reading = _Reading(Path(file.name), file.file)
         try:
@@ -160,7 +164,11 @@ class Uploads:
             reading.path.unlink(missing_ok=True)  # unless a reader of recordings has taken it
 
     async def _receive(self, reading: _Reading, held: HeldBody, headers: Headers, receive: Receive) -> bool:
-        """Read to the end, or far beyond the limit; returns whether the client is still there. Raises BodyTooSlow."""
+        """Receive the form to its end, or until it is far beyond the limit. Returns False if the client has
+        disconnected.
+
+        Raises BodyTooSlow.
+        """
         declared = headers.get("content-length", "")
         if declared.isdecimal() and int(declared) > self._limits.size:
             reading.error = self._too_large(declared)
@@ -187,7 +195,7 @@ class Uploads:
         return True
 
     async def _take(self, reading: _Reading, held: HeldBody, headers: Headers, part: bytes) -> None:
-        """Parse and write a part, or refuse the body."""
+        """Parse the next part of the form and write it to the file. If that fails, the request is marked as refused."""
         try:
             if reading.size > self._limits.size:
                 raise self._too_large(f"more than {reading.size}" if reading.more else str(reading.size))

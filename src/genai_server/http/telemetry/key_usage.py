@@ -1,4 +1,4 @@
-"""Requests and tokens by day, API key and model, for operators (`genai-server usage` and /v1/admin/usage)."""
+"""Counts requests and tokens by day, API key and model, for operators (`genai-server usage` and /v1/admin/usage)."""
 
 import asyncio
 import sqlite3
@@ -39,7 +39,9 @@ INSERT INTO usage VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET
 
 
 class Place(NamedTuple):
-    """What is counted together. `day` is one of UTC, as 2026-11-28; `key_name` is "" for requests without a key."""
+    """What is counted together: a day in UTC, such as 2026-11-28, an API key and a model. `key_name` is "" for requests
+    without a key.
+    """
 
     day: str
     key_name: str
@@ -47,9 +49,9 @@ class Place(NamedTuple):
 
 
 class Counts(NamedTuple):
-    """Requests that got an answer, those that were refused, and the tokens of the answers.
+    """The number of requests that were answered, of those that were refused, and of tokens.
 
-    `cached_tokens` is the part of the prompts' tokens that came from the prefix cache.
+    `cached_tokens` is the part of the prompt tokens that was in the prefix cache.
     """
 
     requests: int = 0
@@ -59,15 +61,16 @@ class Counts(NamedTuple):
     output_tokens: int = 0
 
     def plus(self, other: "Counts") -> "Counts":
-        """The sums."""
+        """The sum of both, number by number."""
         return Counts(*(one + another for one, another in zip(self, other, strict=True)))
 
 
 class KeyUsage:
     """Counts requests and tokens in a file that all API processes share. Belongs to the event loop; must be closed.
 
-    `observe` only counts in memory; a task adds to the file every few seconds (`follow`). What the file does not take,
-    because its disk is full, is added when it can be. A crash loses the last seconds.
+    `observe` counts in memory. `follow` adds these numbers to the file every few seconds. If the file cannot be
+    written, for example because the disk is full, the numbers stay in memory until it can. A crash loses the last
+    seconds.
     """
 
     def __init__(self) -> None:
@@ -76,11 +79,11 @@ class KeyUsage:
         self._pending: dict[Place, Counts] = {}
 
     def open(self, path: Path) -> None:
-        """Count in this file from now on."""
+        """Use this file from now on."""
         self._database = Database(path, _prepare, MAX_BYTES)
 
     def observe(self, record: RequestRecord) -> None:
-        """Count a request that has ended, if it is one for answers."""
+        """Count a request that has ended, if it asked for answers."""
         if not record.is_for_answers:
             return
         ended = datetime.fromtimestamp(record.began_at + record.seconds, UTC)
@@ -91,22 +94,22 @@ class KeyUsage:
         self._add(Place(ended.date().isoformat(), record.key_name, record.model), counts)
 
     async def follow(self) -> NoReturn:
-        """Add to the file at regular intervals, until cancelled."""
+        """Add the counted numbers to the file at regular intervals, until cancelled."""
         while True:
             await asyncio.sleep(_INTERVAL)
             with suppress(StoreUnavailable):
                 await self._write()
 
     async def between(self, first: date, last: date) -> list[tuple[Place, Counts]]:
-        """The counts of these days by all API processes, in order. Raises StoreUnavailable.
+        """The numbers of all API processes from the day `first` to the day `last`, sorted by day, key and model.
 
-        Those of the others may lack the last seconds.
+        The last seconds of other processes may be missing. Raises StoreUnavailable.
         """
         await self._write()
         return await self._opened.read(None, lambda file: list(_rows(file, first, last)))
 
     async def close(self) -> None:
-        """Add what is left to the file, and close it."""
+        """Add the remaining numbers to the file and close it."""
         if self._database is not None:
             with suppress(StoreUnavailable):
                 await self._write()
@@ -121,7 +124,7 @@ class KeyUsage:
         self._pending[place] = self._pending.get(place, Counts()).plus(counts)
 
     async def _write(self) -> None:
-        """Add to the file. Raises StoreUnavailable."""
+        """Add the numbers in memory to the file. Raises StoreUnavailable; the numbers then stay in memory."""
         if not self._pending:
             return
         written, self._pending = self._pending, {}

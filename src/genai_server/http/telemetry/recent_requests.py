@@ -1,4 +1,4 @@
-"""The last requests, without their texts, for operators."""
+"""Keeps the most recent requests, without prompts and answers, for operators."""
 
 import json
 import logging
@@ -20,10 +20,11 @@ _FILES = "recent-requests-{}.jsonl"
 
 
 class RecentRequests:
-    """Keeps requests for answers, and those that were refused. All API processes keep theirs in one folder.
+    """Keeps the most recent requests that asked for answers, including refused ones. The API processes share them in a
+    folder.
 
-    Must be closed once it is open. `observe` belongs to the event loop and never waits for the disk: a thread writes.
-    If the disk cannot keep up, the other API processes miss requests, but this one does not.
+    Must be closed after `open`. `observe` belongs to the event loop and never waits for the disk, since a thread
+    writes. If the disk is too slow, the other API processes miss some requests of this one.
     """
 
     def __init__(self) -> None:
@@ -40,7 +41,7 @@ class RecentRequests:
         self.first_tokens: dict[tuple[str, str], tuple[int, float]] = {}
 
     def open(self, folder: Path) -> None:
-        """Keep requests in this folder from now on."""
+        """Share the requests in this folder from now on."""
         self._folder, self._own_file = folder, _FILES.format(os.getpid())
         # A daemon, because a disk that hangs may block it forever.
         threading.Thread(
@@ -48,7 +49,7 @@ class RecentRequests:
         ).start()
 
     def observe(self, record: RequestRecord) -> None:
-        """Keep a request that has ended, if it is one for answers."""
+        """Keep a request that has ended, if it asked for answers."""
         if self._folder is None or not record.is_for_answers:
             return
         for answer in record.answers:
@@ -60,9 +61,10 @@ class RecentRequests:
         self._has_unwritten.set()
 
     def ended_after(self, since: float) -> list[dict[str, Any]]:
-        """The last requests of all API processes that ended after this time, in seconds since 1970; newest first.
+        """The most recent requests of all API processes that ended after the time `since`, newest first. Blocks, since
+        it reads files.
 
-        Reads files.
+        `since` is in seconds since 1970.
         """
         if self._folder is None:
             return []
@@ -75,7 +77,7 @@ class RecentRequests:
         return sorted(found, key=lambda entry: float(entry["ended"]))[: -MAX_REQUESTS - 1 : -1]
 
     def close(self) -> None:
-        """End the thread, without waiting for it."""
+        """Let the thread end, without waiting for it."""
         self._is_closed = True
         self._has_unwritten.set()
 
@@ -85,7 +87,9 @@ class RecentRequests:
             self.first_tokens[record.model, record.device] = (number + 1, total + ttft)
 
     def _write(self, path: Path) -> None:
-        """Write to this process's file, in a thread. It has at most twice as many lines as a process keeps requests."""
+        """Write requests to the file of this process, in a thread. The file never has more than 2 * MAX_REQUESTS
+        lines.
+        """
         num_lines = 0
         while self._has_unwritten.wait() and not self._is_closed:
             self._has_unwritten.clear()
@@ -125,7 +129,7 @@ def _entry(record: RequestRecord) -> dict[str, Any]:
 
 
 def _read(file: Path) -> Iterable[dict[str, Any]]:
-    """The requests in a file. Another process may be writing its last line."""
+    """The requests in the file of another process, which may be writing the last line at the moment."""
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -1,6 +1,6 @@
-"""A record of each HTTP request, which the observers (log, metrics, traces) get when it has ended.
+"""The record of an HTTP request, which observers (log, metrics, traces) receive when the request has ended.
 
-One observer is here: the log line.
+The observer that writes the log is in this module.
 """
 
 import logging
@@ -22,25 +22,30 @@ ABORT = "abort"
 
 
 class AnswerFigures(Protocol):
-    """An answer, or a result in one piece, as observers see it."""
+    """What observers can see of an answer to a request."""
 
     @property
     def outcome(self) -> str:
-        """How it ended: its finish reason, error code, or `abort` if the client disconnected first."""
+        """How the answer ended: its finish reason, an error code, or `abort` if the client disconnected first."""
 
     @property
     def usage(self) -> Usage:
-        """Tokens used up to now. Cached and drafted ones are known only at the end."""
+        """The tokens of the prompt and of the answer so far. Cached and drafted tokens are only known when the answer
+        has ended.
+        """
 
     def timings(self) -> Timings:
-        """Its timings; known at the end."""
+        """How long the parts of the answer took. Only known when the answer has ended."""
 
     def close(self) -> None:
-        """Cancel it in the engine if it still runs."""
+        """Cancel the answer in the engine unless it has ended."""
 
 
 def usage_of(answers: Sequence[AnswerFigures], num_per_prompt: int) -> Usage:
-    """The tokens of several answers, with those to the same prompt side by side. Each prompt counts once."""
+    """The tokens of several answers together. Each prompt counts once.
+
+    Answers to the same prompt must be next to each other, `num_per_prompt` of them.
+    """
     usages = [answer.usage for answer in answers]
     return Usage(
         prompt=sum(usage.prompt for usage in usages[::num_per_prompt]),
@@ -54,7 +59,7 @@ def usage_of(answers: Sequence[AnswerFigures], num_per_prompt: int) -> Usage:
 
 @dataclass
 class RequestRecord:
-    """One HTTP request. A refused one has a status but no answers."""
+    """What is recorded about one HTTP request. A refused request has a status but no answers."""
 
     scope: Scope
     # The client's id if it gave one; several requests may have the same.
@@ -94,30 +99,32 @@ class RequestRecord:
     end: Callable[[], None] = lambda: None
 
     def answered(self, answers: Sequence[AnswerFigures], num_per_prompt: int, request: GenerationRequest) -> None:
-        """Note the answers that an engine has accepted; `request` is the engine request of any of them."""
+        """Note the answers that an engine has accepted. `request` is the engine's request for one of them."""
         self.answers, self.num_per_prompt = answers, num_per_prompt
         self.asked, self.max_tokens = request.sampling, request.max_tokens
 
     @property
     def path(self) -> str:
-        """The route's path with its parameters' names; empty without a route, as clients may send any path."""
+        """The path of the route that handled the request, with parameters by name; "" if there was no route."""
         found: str = getattr(self.scope.get("route"), "path", "")
         return found
 
     @property
-    def is_look(self) -> bool:
+    def only_reads(self) -> bool:
         """Whether the request only reads."""
         return self.scope["method"] in ("GET", "HEAD", "OPTIONS")
 
     @property
     def is_for_answers(self) -> bool:
-        """Whether the request has answers, or was refused in place of some; operators' calls and wrong paths do not."""
-        is_refused = self.status >= 400 and not self.is_look and self.path and "/admin/" not in self.path
+        """Whether the request asked a model for answers and got some or was refused. Admin requests and unknown paths
+        do not count.
+        """
+        is_refused = self.status >= 400 and not self.only_reads and self.path and "/admin/" not in self.path
         return bool(self.answers or is_refused)
 
     @property
     def usage(self) -> Usage:
-        """Tokens of all answers together."""
+        """The tokens of all answers of the request together."""
         return usage_of(self.answers, self.num_per_prompt)
 
 
@@ -126,11 +133,11 @@ Observer = Callable[[RequestRecord], None]
 
 
 def log_request(record: RequestRecord) -> None:
-    """Write the line: at level info, or debug for a request that only reads or belongs to a batch.
+    """Write the log line of a request: at level info, or at debug if it only reads or belongs to a batch.
 
-    At debug it has the client's address.
+    If the log level is debug, the line has the client's address.
     """
-    level = logging.DEBUG if record.is_look or record.is_low_priority else logging.INFO
+    level = logging.DEBUG if record.only_reads or record.is_low_priority else logging.INFO
     if log.isEnabledFor(level):
         fields = fields_of(record)
         if log.isEnabledFor(logging.DEBUG) and record.scope.get("client"):
@@ -139,7 +146,7 @@ def log_request(record: RequestRecord) -> None:
 
 
 def fields_of(record: RequestRecord) -> dict[str, Any]:
-    """The line's fields; times are in seconds, and the first answer's where there are several."""
+    """The fields of a request's log line. Times are in seconds; of several answers, they are those of the first."""
     fields: dict[str, Any] = {
         "id": record.request_id,
         "method": record.scope["method"],

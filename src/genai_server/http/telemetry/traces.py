@@ -1,4 +1,4 @@
-"""Requests as spans of OpenTelemetry, sent in the background; with the extra `otel` only."""
+"""Exports requests as OpenTelemetry spans, in the background. Needs the extra `otel`."""
 
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -26,10 +26,11 @@ _OPERATIONS = {
 
 
 class Traces:
-    """A span for each request that does more than read, with the parts of each answer's time as children.
+    """Creates a span for each request that does more than read, with a child span for each part of an answer's time.
 
-    The parent is the client's span, if it names one (`traceparent`). No span has any text. Spans go to `endpoint` as
-    OTLP over HTTP. OpenTelemetry reads all other settings from its own variables, `OTEL_…`.
+    The parent is the client's span, if the request names one (`traceparent`). Spans contain no prompts or answers. They
+    are sent to `endpoint` by OTLP over HTTP. All other settings are read by OpenTelemetry from its own environment
+    variables, `OTEL_…`.
     """
 
     def __init__(self, endpoint: str) -> None:
@@ -40,8 +41,8 @@ class Traces:
         self._propagator = TraceContextTextMapPropagator()
 
     def observe(self, record: RequestRecord) -> None:
-        """Record a request that has ended."""
-        if record.is_look:
+        """Create the spans of a request that has ended."""
+        if record.only_reads:
             return
         headers = Headers(scope=record.scope)
         carried = {name: headers[name] for name in self._propagator.fields if name in headers}
@@ -61,11 +62,13 @@ class Traces:
         span.end(_nanoseconds(record, record.seconds))
 
     def close(self) -> None:
-        """Send the remaining spans."""
+        """Send the spans that have not been sent yet."""
         self._provider.shutdown()
 
     def _add_parts(self, record: RequestRecord, answer: AnswerFigures, span: Span) -> None:
-        """A child span for each part of the answer's time, one after another; prefill ends with the first token."""
+        """Add child spans for the parts of an answer's time, one after another. The part `prefill` ends with the first
+        token.
+        """
         breakdown = answer.timings().breakdown
         if breakdown is None:
             return
@@ -88,8 +91,11 @@ def _operation(record: RequestRecord) -> str:
 
 
 def _attributes(record: RequestRecord) -> Mapping[str, AttributeValue]:
-    """After https://opentelemetry.io/docs/specs/semconv/http/http-spans/ and, where there are answers,
-    https://github.com/open-telemetry/semantic-conventions-genai. A path without a route is left out.
+    """The attributes of a request's span, named after OpenTelemetry's conventions for HTTP
+    (https://opentelemetry.io/docs/specs/semconv/http/http-spans/) and for generative AI
+    (https://github.com/open-telemetry/semantic-conventions-genai).
+
+    The path of a request without a route is left out.
     """
     found: dict[str, AttributeValue] = {
         "http.request.method": record.scope["method"],
@@ -122,7 +128,7 @@ def _attributes(record: RequestRecord) -> Mapping[str, AttributeValue]:
 
 
 def _of_request(record: RequestRecord) -> Mapping[str, AttributeValue]:
-    """The request's sampling fields; one without effect is left out."""
+    """Span attributes with the sampling parameters of a request, without those that had no effect."""
     found: dict[str, AttributeValue] = {"gen_ai.request.stream": record.is_streamed}
     if record.num_per_prompt > 1:
         found["gen_ai.request.choice.count"] = record.num_per_prompt
@@ -145,5 +151,5 @@ def _of_request(record: RequestRecord) -> Mapping[str, AttributeValue]:
 
 
 def _nanoseconds(record: RequestRecord, seconds: float) -> int:
-    """So many seconds after the request's arrival, as nanoseconds since 1970."""
+    """The time `seconds` after the request's arrival, in nanoseconds since 1970."""
     return int((record.began_at + seconds) * _NANO)

@@ -1,4 +1,4 @@
-"""Token counts in OpenAI's format."""
+"""Token counts of a response, in OpenAI's formats."""
 
 from dataclasses import dataclass, fields
 
@@ -7,7 +7,7 @@ from genai_server.http.json_response import JsonObject
 
 @dataclass(frozen=True)
 class Usage:
-    """Token counts of a response."""
+    """The token counts of a response."""
 
     prompt: int
     completion: int = 0
@@ -21,11 +21,11 @@ class Usage:
     sounds: int = 0
 
     def __add__(self, other: "Usage") -> "Usage":
-        """The tokens of both."""
+        """The sums of both counts."""
         return Usage(*(getattr(self, field.name) + getattr(other, field.name) for field in fields(self)))
 
     def to_json(self) -> JsonObject:
-        """OpenAI's usage object."""
+        """The object `usage` of OpenAI's chat completions."""
         return {
             "prompt_tokens": self.prompt,
             "completion_tokens": self.completion,
@@ -43,7 +43,7 @@ class Usage:
         }
 
     def to_response_json(self) -> JsonObject:
-        """The usage object of OpenAI's Responses API. Cache writes are 0 because they are not billed."""
+        """The object `usage` of OpenAI's Responses API. Cache writes are 0 because they are not billed."""
         return {
             "input_tokens": self.prompt,
             "input_tokens_details": {"cached_tokens": self.cached, "cache_write_tokens": 0},
