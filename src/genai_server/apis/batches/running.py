@@ -77,7 +77,9 @@ class Batches:
             await self._stop()
 
     async def _start_batches(self) -> None:
-        """Start the oldest batch of each owner, unless another process runs it, and remove expired files from time to time."""
+        """Start the oldest batch of each owner, unless another process runs it. From time to time, also remove expired
+        files.
+        """
         if time.monotonic() - self._cleaned >= _CLEAN_SECONDS:
             self._cleaned = time.monotonic()
             await self.files.remove_expired()

@@ -1,4 +1,4 @@
-"""A model in the format of Anthropic's ModelInfo, as its clients read it from /v1/models."""
+"""The entry for a model in /v1/models in the format of Anthropic's ModelInfo."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -11,9 +11,9 @@ _EFFORTS = ("low", "medium", "high", "xhigh", "max")
 
 
 def anthropic_entry(entry: Mapping[str, Any], codec: TextCodec | None) -> JsonObject:
-    """A model or adapter, given as an entry in OpenAI's format.
+    """Convert the entry for a model or adapter from OpenAI's format to Anthropic's.
 
-    `codec` is the text side of a loaded model; without it, `capabilities` is null.
+    `codec` has the tokenizer and chat template of a loaded model. Without it, `capabilities` is null.
     """
     length = entry.get("max_model_len")
     return {
@@ -29,11 +29,11 @@ def anthropic_entry(entry: Mapping[str, Any], codec: TextCodec | None) -> JsonOb
 
 
 def _capabilities(entry: Mapping[str, Any], codec: TextCodec) -> JsonObject:
-    """What /v1/messages supports with the model.
+    """What the endpoint /v1/messages supports with this model.
 
-    A level of effort is supported where the chat template takes it; others become the nearest one. Thinking of the type
-    `enabled` is supported where the template has a variable for it. All models that chat accept the type `disabled`,
-    as in Anthropic's definition.
+    A level of effort is supported if the chat template takes it; requests with another level get the nearest one.
+    Thinking of type `enabled` is supported if the template has a variable for it. All models that can chat accept the
+    type `disabled`, as Anthropic's definition requires.
     """
     can, chats = entry["capabilities"], entry["chat"]
     variables = codec.writer.thinking

@@ -1,7 +1,7 @@
-"""LM Studio's model lists, https://lmstudio.ai/docs/developer/rest: /api/v0/models and /api/v1/models.
+"""The model lists of LM Studio's APIs, /api/v0/models and /api/v1/models (https://lmstudio.ai/docs/developer/rest).
 
-Clients read a model's state and context length there. The v0 API's endpoints that generate text or embed it are other
-names of OpenAI's, and next to these.
+Clients read a model's state and context length from them. LM Studio's v0 endpoints for generation and embeddings are
+aliases of OpenAI's and are defined where those are.
 """
 
 import asyncio
@@ -31,27 +31,27 @@ _TYPES_V1 = {Task.GENERATE: "llm", Task.EMBED: "embedding"}
 
 @router.get("/api/v0/models")
 async def list_models_v0(services: ServicesDep) -> dict[str, Any]:
-    """List models, whether loaded or not, with their aliases and adapters, in the format of LM Studio's v0 API."""
+    """List models, loaded or not, with their aliases and adapters, in the format of LM Studio's v0 API."""
     return {"object": "list", "data": await _listed(services, _in_v0)}
 
 
 @router.get("/api/v0/models/{model:path}")
 async def get_model_v0(model: str, services: ServicesDep) -> dict[str, Any]:
-    """One model or adapter, in the format of LM Studio's v0 API."""
+    """Get one model or adapter, in the format of LM Studio's v0 API."""
     about = services.models.choose(model).about
     return _in_v0(services, model, about, await asyncio.to_thread(read_files, about))
 
 
 @router.get("/api/v1/models")
 async def list_models_v1(services: ServicesDep) -> dict[str, Any]:
-    """List models, whether loaded or not, with their aliases and adapters, in the format of LM Studio's v1 API."""
+    """List models, loaded or not, with their aliases and adapters, in the format of LM Studio's v1 API."""
     return {"models": await _listed(services, _in_v1)}
 
 
 async def _listed(
     services: Services, entry: Callable[[Services, str, ModelStatus, ModelFiles], JsonObject]
 ) -> list[JsonObject]:
-    """Each model under each of its names."""
+    """The entries of all usable models, one for each name of a model. `entry` makes an entry."""
     found = []
     for about in services.models.usable():
         if about.task in _TYPES_V0:
@@ -61,7 +61,7 @@ async def _listed(
 
 
 def _in_v0(services: Services, name: str, about: ModelStatus, files: ModelFiles) -> JsonObject:
-    """A model, which need not be loaded, in the format of /api/v0/models."""
+    """The entry for a model, which need not be loaded, in the format of /api/v0/models."""
     known = model_entry(services, about)
     is_loaded, can = known["state"] == ModelState.READY, known["capabilities"]
     length = _context_length(services, known, files)
@@ -81,7 +81,9 @@ def _in_v0(services: Services, name: str, about: ModelStatus, files: ModelFiles)
 
 
 def _in_v1(services: Services, name: str, about: ModelStatus, files: ModelFiles) -> JsonObject:
-    """A model in the format of /api/v1/models, whose `format` has no value for ONNX."""
+    """The entry for a model, which need not be loaded, in the format of /api/v1/models. That format has no value for
+    ONNX.
+    """
     known = model_entry(services, about)
     can, length = known["capabilities"], _context_length(services, known, files)
     more: JsonObject = {}
@@ -105,7 +107,7 @@ def _in_v1(services: Services, name: str, about: ModelStatus, files: ModelFiles)
 
 
 def _context_length(services: Services, known: JsonObject, files: ModelFiles) -> int | None:
-    """Maximum number of tokens of prompt and answer together; None if that is unknown before the model is loaded."""
+    """Maximum number of tokens of prompt and answer together; None if it is unknown until the model is loaded."""
     return known.get("max_model_len") or services.settings.within(files.context_length)
 
 

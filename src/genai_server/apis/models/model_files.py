@@ -1,4 +1,4 @@
-"""Facts about a model that are read from its directory: size, and parts of its configuration."""
+"""Reads the size and parts of the configuration of a model from its directory."""
 
 import hashlib
 import json
@@ -14,7 +14,7 @@ _CONFIG = "genai_config.json"
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """The files of one model."""
+    """What the files of a model reveal about it."""
 
     # In bytes.
     size: int
@@ -28,7 +28,7 @@ class ModelFiles:
 
 
 def read_files(about: ModelStatus) -> ModelFiles:
-    """Read a model's directory; blocks."""
+    """Read the directory of a model. Blocks. A missing directory counts as empty."""
     try:
         stats = {path.name: path.stat() for path in Path(about.path).iterdir() if path.is_file()}
     except (OSError, ValueError):  # a scripted device needs no directory

@@ -1,4 +1,4 @@
-"""/v1/models and /v1/models/{id}, in OpenAI's or Anthropic's format."""
+"""The endpoints /v1/models and /v1/models/{id}, in OpenAI's or Anthropic's format."""
 
 import time
 from typing import Any
@@ -25,7 +25,7 @@ router = APIRouter(tags=["models"], responses=error_responses(404))
 @router.get("/v1/models")
 @router.get("/models", include_in_schema=False)
 async def list_models(request: Request, services: ServicesDep) -> dict[str, Any]:
-    """List models, whether loaded or not, with their aliases and adapters, except those that failed to load."""
+    """List models, loaded or not, with their aliases and adapters. Models that failed to load are left out."""
     found = []
     for about in services.models.usable():
         entry = model_entry(services, about)
@@ -41,7 +41,7 @@ async def list_models(request: Request, services: ServicesDep) -> dict[str, Any]
 @router.get("/v1/models/{model:path}")
 @router.get("/models/{model:path}", include_in_schema=False)
 async def get_model(model: str, request: Request, services: ServicesDep) -> dict[str, Any]:
-    """One model or adapter."""
+    """Get one model or adapter."""
     chosen = services.models.choose(model)
     if chosen.adapter is None:
         found = model_entry(services, chosen.about)
@@ -52,20 +52,20 @@ async def get_model(model: str, request: Request, services: ServicesDep) -> dict
 
 
 def adapter_entry(services: Services, about: ModelStatus, adapter: Adapter) -> dict[str, Any]:
-    """An adapter. `parent` is the name of its model, whose state it shares."""
+    """The entry for a LoRA adapter. `parent` is the name of its model, whose state and limits it has."""
     id = ChosenModel(about, adapter).id
     return {**model_entry(services, about), "id": id, "root": id, "parent": about.name}
 
 
 def model_entry(services: Services, about: ModelStatus) -> dict[str, Any]:
-    """A model. `root` is its own name. Fields are omitted while their values are unknown.
+    """The entry for a model. Fields are omitted as long as their values are unknown.
 
-    `chat` is false without a chat template: such a model accepts raw prompts only. `capabilities` uses llama.cpp's and
-    Ollama's terms; before the model is loaded it only has the task, `vision` and `audio`. `dimensions` is the length of
-    an embedding. `max_model_len` and `context_length` limit the tokens of prompt and answer together, and `limited_by`
-    says what sets this limit. `default_max_tokens` limits answers whose requests do not, where that is set.
-    `loading_seconds` is how long the model has been loading, `error` why it failed to load, and `shortage` why there
-    was no memory for it when a request asked for it last.
+    `root` is the model's own name, also in entries for aliases. `chat` is false for a model without a chat template,
+    which accepts raw prompts only. `capabilities` has llama.cpp's and Ollama's terms; before the model is loaded, only
+    the task, `vision` and `audio`. `dimensions` is the length of an embedding. `max_model_len` and `context_length`
+    limit the tokens of prompt and answer together, and `limited_by` says what sets this limit. `default_max_tokens`
+    limits answers to requests without a limit. `loading_seconds` is how long the model has been loading, `error` why it
+    failed to load, and `shortage` why there was no memory for it at the last request.
     """
     models = services.models
     engines = models.engine_statuses(about)
@@ -105,7 +105,7 @@ def model_entry(services: Services, about: ModelStatus) -> dict[str, Any]:
 
 
 def _in_format(request: Request, services: Services, about: ModelStatus, entry: dict[str, Any]) -> dict[str, Any]:
-    """An entry of a model in the format of the client's API."""
+    """The entry in the format of the API whose client has sent the request."""
     if not speaks_anthropic(request.scope):
         return entry
     served = services.models.served(about)
@@ -113,7 +113,7 @@ def _in_format(request: Request, services: Services, about: ModelStatus, entry: 
 
 
 def _capabilities(codec: TextCodec) -> list[str]:
-    """The model's capabilities, in llama.cpp's and Ollama's terms."""
+    """The capabilities of a loaded model, in llama.cpp's and Ollama's terms."""
     takes_tools = codec.writer.takes_tools and codec.dialect.tool_format is not None
     can = {
         "completion": True,

@@ -1,4 +1,4 @@
-"""Ollama's /api/embed and the older /api/embeddings."""
+"""The endpoints /api/embed and /api/embeddings of Ollama's API; the latter is older."""
 
 from collections.abc import Sequence
 
@@ -30,7 +30,7 @@ _TO_MODEL_LIMIT = -1
 async def embed_texts(
     body: EmbedRequest, request: Request, services: ServicesDep, context: RequestContextDep
 ) -> Response:
-    """Ollama's embeddings. Without a text, the model is loaded, or unloaded if `keep_alive` is 0."""
+    """Compute embeddings. A request without a text only loads the model, or unloads it if `keep_alive` is 0."""
     truncates, dimensions = body.truncate is not False, body.dimensions or None
     found = await _embeddings(body, body.texts, request, services, context, truncates=truncates, dimensions=dimensions)
     vectors = [] if found is None else found.vectors
@@ -52,7 +52,7 @@ async def embed_texts(
 async def embed_text(
     body: EmbeddingsRequest, request: Request, services: ServicesDep, context: RequestContextDep
 ) -> Response:
-    """Ollama's older version of /api/embed, for one text."""
+    """Compute the embedding of one text. This is Ollama's older version of /api/embed."""
     texts = [body.prompt] if body.prompt else []
     found = await _embeddings(body, texts, request, services, context)
     return await built_response(lambda: {"embedding": [] if found is None else list(found.vectors[0])}, is_long=False)
@@ -68,7 +68,7 @@ async def _embeddings(
     truncates: bool = True,
     dimensions: int | None = None,
 ) -> Pooled | None:
-    """The texts' embeddings; None without texts."""
+    """The embeddings of the texts; None without texts, in which case the model is only loaded or unloaded."""
     name = None if body.model is None else services.models.choose(body.model).id
     chosen = services.models.choose_for(name, Task.EMBED)
     kept = await seconds_to_keep(body, request, context, is_all=not texts and body.seconds_to_keep == 0)

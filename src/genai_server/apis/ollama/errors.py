@@ -1,4 +1,4 @@
-"""Errors in the format of Ollama's API (https://docs.ollama.com/api/errors)."""
+"""The format of errors of Ollama's API (https://docs.ollama.com/api/errors)."""
 
 import re
 

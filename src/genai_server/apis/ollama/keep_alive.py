@@ -1,4 +1,6 @@
-"""Ollama's `keep_alive`: how long a model stays loaded, and requests that only load or unload a model."""
+"""Ollama's field `keep_alive`, which says how long a model stays loaded, and requests that only load or unload a
+model.
+"""
 
 from fastapi import Request
 
@@ -15,10 +17,11 @@ _MAX_KEPT = 10 * 365 * 86400.0
 
 
 async def seconds_to_keep(body: KeptFields, request: Request, context: RequestContext, *, is_all: bool) -> float | None:
-    """The seconds that the model stays loaded after the request, infinite for "always"; None if the field is absent.
+    """For how many seconds the model stays loaded after the request: infinite for "always"; None if the request does
+    not say.
 
-    Without admin rights, the field is ignored, or AdminForbidden is raised if the request does nothing else (`is_all`)
-    or the endpoint is strict.
+    Only operators may use the field. For other clients it is ignored; AdminForbidden is raised instead if the request
+    does nothing else (`is_all`) or if GENAI_STRICT is set.
     """
     if body.seconds_to_keep is None:
         return None
@@ -32,7 +35,9 @@ async def seconds_to_keep(body: KeptFields, request: Request, context: RequestCo
 
 
 async def keep(services: Services, about: ModelStatus, seconds: float | None) -> None:
-    """Set how long a model stays loaded without requests. Does nothing for None, or if the value is unchanged."""
+    """Set for how many seconds a model stays loaded without requests. Does nothing for None or for an unchanged
+    value.
+    """
     if seconds is None:
         return
     kept = None if seconds > _MAX_KEPT else seconds
@@ -41,7 +46,9 @@ async def keep(services: Services, about: ModelStatus, seconds: float | None) ->
 
 
 async def load(services: Services, context: RequestContext, chosen: ChosenModel, seconds: float | None) -> None:
-    """Load a model for a request without a text, and set how long it stays loaded; 0 seconds unloads it."""
+    """Load a model for a request without a prompt, and set for how many `seconds` it stays loaded. With 0 it is
+    unloaded instead.
+    """
     services.drain.require_open()
     context.record.model = chosen.id
     if seconds != 0:

@@ -1,6 +1,7 @@
-"""What the lenient Ollama API accepts and removes although this server does not support it.
+"""What is removed from requests to the Ollama API because this server does not support it, unless GENAI_STRICT is set.
 
-Like Ollama's own decoder it takes unknown keys at every level, among them options of model loading and memory use.
+Like Ollama's own decoder, the API accepts unknown keys at every level, among them options of model loading and memory
+use.
 """
 
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ from genai_server.http.leniency import LeftOut, objects_at
 
 
 def _leave_out_calls_of_others(body: Any) -> Iterator[str]:
-    """Remove tool calls of messages that are not the assistant's."""
+    """Remove tool calls from messages that are not the assistant's. Yields the locations."""
     for place, message in objects_at(body, "messages[]"):
         role = message.get("role")
         if message.get("tool_calls") and isinstance(role, str) and role.lower() != "assistant":

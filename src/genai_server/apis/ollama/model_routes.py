@@ -1,4 +1,4 @@
-"""Ollama's model endpoints: /api/tags, /api/show, /api/ps and /api/version."""
+"""The endpoints of Ollama's API about models: /api/tags, /api/show, /api/ps and /api/version."""
 
 import asyncio
 from datetime import UTC, datetime, timedelta
@@ -36,13 +36,13 @@ _FOREVER = timedelta(days=100 * 365)
 
 @router.get("/api/version")
 async def version() -> dict[str, str]:
-    """The version of Ollama that this API corresponds to, and this server's version."""
+    """Get the version of Ollama whose API this server implements, and this server's version."""
     return {"version": OLLAMA_VERSION, "server": f"genai-server {__version__}"}
 
 
 @router.get("/api/tags")
 async def list_models(services: ServicesDep) -> dict[str, Any]:
-    """List models, whether loaded or not, with their aliases and adapters, except those that failed to load."""
+    """List models, loaded or not, with their aliases and adapters. Models that failed to load are left out."""
     found = []
     for about in services.models.usable():
         files = await asyncio.to_thread(read_files, about)
@@ -53,7 +53,9 @@ async def list_models(services: ServicesDep) -> dict[str, Any]:
 
 @router.get("/api/ps")
 async def list_running(services: ServicesDep) -> dict[str, Any]:
-    """List loaded models. `expires_at` is when a model is unloaded if it receives no further requests."""
+    """List the loaded models. `expires_at` is the time at which a model is unloaded if no more requests for it
+    arrive.
+    """
     found = []
     for about in services.models.statuses():
         if about.state != ModelState.READY:
@@ -74,7 +76,7 @@ async def list_running(services: ServicesDep) -> dict[str, Any]:
 
 @router.post("/api/show")
 async def show_model(body: ShowRequest, services: ServicesDep) -> dict[str, Any]:
-    """Details of one model."""
+    """Get details of one model."""
     name = body.model or body.name
     if not name:
         raise MissingField("model", "is required")

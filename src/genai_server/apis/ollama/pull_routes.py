@@ -1,4 +1,6 @@
-"""Ollama's /api/pull: downloads a model from a hub and serves it. Requires an admin key."""
+"""The endpoint /api/pull of Ollama's API: downloads a model from the Hugging Face Hub and serves it. Only for
+operators.
+"""
 
 import asyncio
 import threading
@@ -27,9 +29,9 @@ _SUCCESS = {"status": "success"}
 
 @router.post("/api/pull", responses=LINES)
 async def pull_model(body: PullRequest, request: Request, services: ServicesDep) -> Response:
-    """Download a model and serve it under the repository's name. The first request loads it.
+    """Download a model and serve it under the name of its repository. The first request for it loads it.
 
-    The hub is not contacted for a model that is already served.
+    If the model is already served, nothing is downloaded.
     """
     name = plain_name(body.model or body.name or "")
     if not name:
@@ -45,7 +47,7 @@ async def pull_model(body: PullRequest, request: Request, services: ServicesDep)
 
 
 class _Pull:
-    """One download, which stops when the client disconnects. The next one resumes it."""
+    """A download of a model. It stops when the client disconnects; the next request for the same model resumes it."""
 
     # Streams of answers have progress of prompts.
     progress = None
@@ -57,7 +59,7 @@ class _Pull:
         self._is_left = threading.Event()
 
     def close(self) -> None:
-        """Stop the download at its next chunk."""
+        """Stop the download after the current chunk."""
         self._is_left.set()
 
     async def whole(self) -> None:
@@ -66,7 +68,10 @@ class _Pull:
             pass
 
     async def lines(self) -> AsyncGenerator[JsonObject]:
-        """The progress in Ollama's format. Raises PullFailed and the supervisor's refusals."""
+        """Run the download and report its progress in Ollama's format.
+
+        Raises PullFailed, and the errors with which the supervisor refuses to serve the model.
+        """
         yield {"status": "pulling manifest"}
         if self._is_served():
             yield _SUCCESS
@@ -108,7 +113,7 @@ class _Pull:
         return self._services.models.state(about) != ModelState.FAILED
 
     async def _serve(self, path: str) -> None:
-        """Serve the model unless its name is already taken."""
+        """Serve the model in the directory `path`, unless the name is already used."""
         models = self._services.models
         known = {name for about in models.statuses() for name in (about.name, *about.aliases)}
         if self._name not in known:

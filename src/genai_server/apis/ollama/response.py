@@ -1,4 +1,4 @@
-"""Ollama's answer, complete and as the lines of a stream (https://docs.ollama.com/api/chat)."""
+"""Ollama's response objects, complete and as the lines of a stream (https://docs.ollama.com/api/chat)."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -12,9 +12,10 @@ from genai_server.timing import Breakdown
 
 
 def ending(reason: FinishReason, usage: Usage, total: float, breakdown: Breakdown | None) -> JsonObject:
-    """Ollama's fields of the last line, plus `genai_finish_reason` where Ollama has no matching value.
+    """The fields of the last line of an answer, and `genai_finish_reason` where Ollama has no matching value.
 
-    `total` is in seconds since the request's first byte. Without a breakdown its phases are reported as 0.
+    `total` is the time since the request's first byte, in seconds. Without a `breakdown` of this time, the durations of
+    its phases are the minimum.
     """
     is_cut = reason.is_own
     return {
@@ -31,7 +32,7 @@ def ending(reason: FinishReason, usage: Usage, total: float, breakdown: Breakdow
 
 
 class AnswerBuilder:
-    """Builds the response of one request, or the lines of its stream."""
+    """Builds the complete response to one request, or the lines of its stream."""
 
     def __init__(self, model: str, *, is_chat: bool) -> None:
         # The name given in the request.
@@ -41,19 +42,19 @@ class AnswerBuilder:
         self._num_calls = 0
 
     def complete(self, answer: WholeAnswer, end: JsonObject) -> JsonObject:
-        """The complete answer; `end` has the fields of `ending`."""
+        """The complete response. `end` has the fields that `ending` returns."""
         calls = [self._call(call) for call in answer.tool_calls]
         return self._line(answer.content, answer.reasoning, calls, answer.tokens) | end
 
     def part(self, parts: Sequence[Part], tokens: Sequence[ScoredToken] = ()) -> JsonObject:
-        """The line with the next part of the answer, in which every call is complete."""
+        """The line with the next part of the answer. All tool calls in it are complete."""
         more = WholeAnswer(tokens=list(tokens))
         for part in parts:
             more.add(part)
         return self.complete(more, {})
 
     def last(self, end: JsonObject) -> JsonObject:
-        """The last line; `end` has the fields of `ending`."""
+        """The last line. `end` has the fields that `ending` returns."""
         return self._line("", "") | end
 
     def nothing(self, reason: str) -> JsonObject:
@@ -81,7 +82,7 @@ class AnswerBuilder:
 
 
 def timestamp(time: datetime) -> str:
-    """A UTC time in Ollama's format."""
+    """The time, which is in UTC, in Ollama's format."""
     return time.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 

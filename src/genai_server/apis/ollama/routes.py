@@ -1,4 +1,4 @@
-"""Ollama's /api/chat and /api/generate, and the endpoints of its API that this server refuses."""
+"""The endpoints /api/chat and /api/generate of Ollama's API, and those that this server refuses."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -32,7 +32,7 @@ unsupported = APIRouter(route_class=BodyRoute, include_in_schema=False)
 async def chat(
     body: OllamaChatRequest, request: Request, services: ServicesDep, context: RequestContextDep
 ) -> Response:
-    """Ollama's chat endpoint, complete or as a stream of lines."""
+    """Generate the answer to a chat, as one object or as a stream of lines."""
     return await _response(body, request, services, context, is_empty=not body.messages)
 
 
@@ -40,7 +40,7 @@ async def chat(
 async def generate_text(
     body: GenerateRequest, request: Request, services: ServicesDep, context: RequestContextDep
 ) -> Response:
-    """Ollama's endpoint for prompts, complete or as a stream of lines."""
+    """Generate the answer to a prompt, as one object or as a stream of lines."""
     return await _response(body, request, services, context, is_empty=not (body.prompt or body.images))
 
 
@@ -51,7 +51,7 @@ async def generate_text(
 @unsupported.get("/api/blobs/{digest}")
 @unsupported.post("/api/blobs/{digest}")
 async def refuse(request: Request) -> JSONResponse:
-    """Refuse requests that would change or send model files."""
+    """Refuse requests that would change or transfer model files."""
     raise UnsupportedEndpoint(
         f"{request.scope['route'].path} is not supported: this server does not create, copy, push or delete models; "
         "use genai-server export and genai-server models on the server instead"

@@ -28,7 +28,9 @@ _DURATION = re.compile(rf"[+-]?(0|({_PART})+)")
 
 
 def seconds(given: float | str) -> float:
-    """Convert a number or duration text to seconds; negative ones are infinite. Raises ValueError."""
+    """Convert a number of seconds or a duration such as "5m" to seconds. A negative duration is infinite. Raises
+    ValueError.
+    """
     if isinstance(given, str):
         if not _DURATION.fullmatch(given):
             raise ValueError('must be a number of seconds or a duration such as "5m"')
@@ -39,7 +41,7 @@ def seconds(given: float | str) -> float:
 
 
 def nanoseconds(seconds: float) -> int:
-    """Convert seconds to Ollama's durations: at least 1, because clients divide by them."""
+    """Convert seconds to nanoseconds, as Ollama writes durations. At least 1, because clients divide by durations."""
     return max(1, round(seconds * 1e9))
 
 
@@ -88,11 +90,13 @@ class _SamplingOptions(Wire):
 
 
 class Options(_SamplingOptions):
-    """Sampling options. Absent options have the model's defaults."""
+    """Sampling options. For absent options the model's defaults apply."""
 
     @property
     def num_penalized(self) -> int | None:
-        """Number of most recent tokens that penalties apply to; None, the model's default, without penalties."""
+        """How many of the most recent tokens the penalties apply to; None if there is no penalty, for the model's
+        default.
+        """
         penalties = (self.repeat_penalty, self.presence_penalty, self.frequency_penalty)
         is_default = self.repeat_last_n is None and any(penalty is not None for penalty in penalties)
         return DEFAULT_REPEAT_LAST_N if is_default else self.repeat_last_n
@@ -108,14 +112,15 @@ class KeptFields(Wire):
 
     @property
     def seconds_to_keep(self) -> float | None:
-        """`keep_alive` in seconds, infinite for "always"; None if absent."""
+        """The field `keep_alive` in seconds, infinite for "always"; None if it is absent."""
         return None if self.keep_alive is None else seconds(self.keep_alive)
 
 
 class AnswerFields(KeptFields, _SamplingOptions):
-    """Fields of both generating endpoints.
+    """Fields of both endpoints that generate text.
 
-    Some clients send sampling options as fields of the body itself. A value in `options` takes precedence over these.
+    Some clients send sampling options as fields of the body itself instead of in `options`. If both are given, the
+    value in `options` is used.
     """
 
     stream: bool | None = Field(None, description="true by default.")
@@ -147,9 +152,9 @@ class AnswerFields(KeptFields, _SamplingOptions):
 
     @property
     def all_options(self) -> tuple[Options, list[str]]:
-        """The options, together with those that are fields of the body itself.
+        """All sampling options, those in `options` and those that are fields of the body itself.
 
-        Also returns the names of the body's fields that have another value in `options`, which takes precedence.
+        Also returns the names of the body's fields that are ignored because `options` has another value.
         """
         given = Options.model_validate({}) if self.options is None else self.options
         found = given.model_dump(exclude_none=True)
@@ -162,7 +167,9 @@ class AnswerFields(KeptFields, _SamplingOptions):
 
 
 def _as_text(given: Any) -> str:
-    """The arguments of a call as text. Other servers and cut-off answers have some that are no object."""
+    """The arguments of a tool call as text. They may be something else than an object, if they come from another server
+    or if the answer was cut off.
+    """
     text = given if isinstance(given, str) else "{}" if given is None else json.dumps(given, ensure_ascii=False)
     try:
         text.encode()
@@ -182,7 +189,7 @@ class OllamaCalledFunction(Wire):
 
 
 class OllamaToolCall(Wire):
-    """A tool call made by the assistant."""
+    """A tool call of the assistant."""
 
     id: Text | None = None
     index: Whole | None = None
@@ -195,7 +202,7 @@ def _lower(given: Any) -> Any:
 
 
 class OllamaMessage(Wire):
-    """One turn of the conversation."""
+    """A message of the conversation."""
 
     role: Annotated[Literal["system", "developer", "user", "assistant", "tool"], BeforeValidator(_lower)]
     content: Text | None = None
@@ -215,14 +222,14 @@ class OllamaMessage(Wire):
 
 
 class OllamaTool(Wire):
-    """A tool the model may call."""
+    """A tool that the model may call."""
 
     type: Literal["function"] | None = None
     function: Function
 
 
 class OllamaChosenTool(Wire):
-    """The one function that must be called."""
+    """The one tool that the model must call."""
 
     type: Literal["function"]
     name: FunctionName | None = None
@@ -238,7 +245,7 @@ class OllamaChosenTool(Wire):
 
 
 class OllamaChatRequest(AnswerFields):
-    """Body of /api/chat. Without messages, the model is loaded, or unloaded if `keep_alive` is 0."""
+    """Body of /api/chat. A request without messages only loads the model, or unloads it if `keep_alive` is 0."""
 
     messages: Annotated[list[OllamaMessage], elements(MAX_MESSAGES)] | None = None
     tools: Annotated[list[OllamaTool], elements(MAX_TOOLS)] | None = None
@@ -254,7 +261,9 @@ class OllamaChatRequest(AnswerFields):
 
 
 class GenerateRequest(AnswerFields):
-    """Body of /api/generate. Without prompt and images, the model is loaded, or unloaded if `keep_alive` is 0."""
+    """Body of /api/generate. A request without prompt and images only loads the model, or unloads it if `keep_alive` is
+    0.
+    """
 
     prompt: Text | None = None
     suffix: Text | None = Field(None, description="Text after the answer, for fill-in-the-middle models.")
@@ -286,7 +295,7 @@ class GenerateRequest(AnswerFields):
 
 
 class EmbedRequest(KeptFields):
-    """Body of /api/embed. Without a text, the model is loaded, or unloaded if `keep_alive` is 0."""
+    """Body of /api/embed. A request without a text only loads the model, or unloads it if `keep_alive` is 0."""
 
     input: Text | Annotated[list[Text], elements(MAX_INPUTS)] | None = None
     truncate: bool | None = Field(
@@ -296,7 +305,7 @@ class EmbedRequest(KeptFields):
 
     @property
     def texts(self) -> list[str]:
-        """The texts; empty if only the model is to be loaded."""
+        """The texts to embed; empty for a request that only loads or unloads the model."""
         return [self.input] if isinstance(self.input, str) and self.input else list(self.input or [])
 
 
@@ -327,6 +336,6 @@ class PullRequest(Wire):
 
 
 class OllamaErrorResponse(BaseModel):
-    """The body of all error responses, in Ollama's form."""
+    """Body of all error responses, in Ollama's format."""
 
     error: str

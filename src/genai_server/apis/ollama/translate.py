@@ -1,4 +1,4 @@
-"""Translates Ollama's bodies to chat or text completion parameters, and errors back."""
+"""Translates requests of Ollama's API to chat or text completion parameters."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -35,13 +35,15 @@ _ID = "call{:05}"
 
 
 class Raw(CompletionRequest):
-    """Text completion parameters that do not limit the answer by default."""
+    """Text completion parameters without a default for the maximum number of tokens."""
 
     default_max_tokens: ClassVar[int | None] = None
 
 
 class Translation:
-    """Translates a request body to `body` for the model with this id."""
+    """The translation of a request to chat or text completion parameters, which are in `body`. `model` is the id of the
+    model to use.
+    """
 
     def __init__(self, body: OllamaChatRequest | GenerateRequest, model: str) -> None:
         self.body: ChatParameters | Raw
@@ -63,7 +65,7 @@ class Translation:
 
 
 def _names_of_prompt(body: OllamaChatRequest | GenerateRequest) -> dict[str, str]:
-    """The names for the messages of a body that has none."""
+    """The names of the fields from which the chat's messages are made, for a request that has no messages."""
     if isinstance(body, OllamaChatRequest):
         return {}
     fields = ["system", "prompt"] if body.system else ["prompt"]
@@ -104,7 +106,9 @@ def _question(body: GenerateRequest) -> list[JsonObject]:
 
 
 def _content(text: str | None, images: Sequence[str] | None) -> str | list[JsonObject]:
-    """The text; with images, content parts in which the images are first, as in Ollama's prompts."""
+    """The content of a message: the text, or, with images, a list of content parts with the images first, as in
+    Ollama's prompts.
+    """
     if not images:
         return text or ""
     # Base64 has no colon.
@@ -114,7 +118,7 @@ def _content(text: str | None, images: Sequence[str] | None) -> str | list[JsonO
 
 
 def _image_places(body: OllamaChatRequest | GenerateRequest) -> Iterator[ImagePlace]:
-    """Where the body has its images, in order."""
+    """The paths of the images in the body, in order."""
     holders: list[tuple[str, Sequence[str]]] = []
     if isinstance(body, GenerateRequest):
         holders = [("images", body.images or ())]
@@ -126,7 +130,9 @@ def _image_places(body: OllamaChatRequest | GenerateRequest) -> Iterator[ImagePl
 
 
 def _output(body: OllamaChatRequest | GenerateRequest) -> JsonObject:
-    """Effort and budget of reasoning, response format and log probabilities; the model's own effort by default."""
+    """The chat parameters for reasoning effort, reasoning budget, response format and log probabilities. Without an
+    effort, the model's default applies.
+    """
     found: JsonObject = {}
     if body.think is not None:
         found[_EFFORT] = body.think if isinstance(body.think, str) else "medium" if body.think else "none"
@@ -142,7 +148,7 @@ def _output(body: OllamaChatRequest | GenerateRequest) -> JsonObject:
 
 
 def _messages(messages: Sequence[OllamaMessage]) -> Iterator[JsonObject]:
-    """The messages, with ids added to calls and results that have none."""
+    """The chat's messages. Tool calls and tool results without an id get one."""
     num_ids = 0
     # Names of the calls without a result, keyed by id.
     waiting: dict[str, str] = {}
@@ -181,6 +187,8 @@ def _tools(body: OllamaChatRequest) -> JsonObject:
 
 
 def _answered(waiting: dict[str, str], name: str | None) -> str | None:
-    """The id of the call that a result without an id belongs to: the first call of its tool, or else the first call."""
+    """The id of the call to which a tool result without an id belongs: the first unanswered call of this tool, or else
+    the first unanswered call.
+    """
     named = [id for id, tool in waiting.items() if tool == name]
     return next(iter(named or waiting), None)

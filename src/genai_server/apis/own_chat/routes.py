@@ -1,4 +1,4 @@
-"""The server's own chat endpoints: /v1/chat and /v1/chat/stream."""
+"""The chat endpoints of this server's own API: /v1/chat and /v1/chat/stream."""
 
 from collections.abc import AsyncGenerator, Collection
 from typing import Any
@@ -62,7 +62,7 @@ class ChatResponse(BaseModel):
 
 
 class ChatBuilder:
-    """Builds the response or the events of one request."""
+    """Builds the complete response or the stream events for one request."""
 
     def __init__(self, id: str, *, has_logprobs: bool = False, custom_tools: Collection[str] = ()) -> None:
         self._id = id
@@ -72,7 +72,7 @@ class ChatBuilder:
         self._held: dict[int, WholeToolCall] = {}
 
     def complete(self, answer: WholeAnswer, ending: Ending, metrics: JsonObject) -> JsonObject:
-        """The complete answer."""
+        """The complete response."""
         fields = message(answer, self._custom_tools)
         return {
             "id": self._id,
@@ -85,7 +85,7 @@ class ChatBuilder:
         }
 
     def part(self, parts: list[Part], tokens: list[ScoredToken]) -> JsonObject:
-        """The event with the next part of the answer: content in `token`, everything else in fields of its own."""
+        """The event with the next part of the answer. Text is in `token`, everything else in further fields."""
         event: JsonObject = {"token": ""}
         for part in parts:
             match part:
@@ -108,7 +108,7 @@ class ChatBuilder:
         return {**event, **self._logprobs(tokens)}
 
     def last(self, ending: Ending, metrics: JsonObject) -> JsonObject:
-        """The event with the finish reason."""
+        """The last event, with the finish reason and metrics."""
         ended = {"finish_reason": _reason(ending), "metrics": metrics}
         return {"done": True, "token": "[DONE]", "id": self._id, **ended}
 
@@ -117,13 +117,13 @@ class ChatBuilder:
 
 
 def _reason(ending: Ending) -> str:
-    """The true reason where OpenAI has none, and otherwise OpenAI's."""
+    """The finish reason: this server's own where OpenAI has no matching value, otherwise OpenAI's."""
     return ending.reason.value if ending.reason.is_own else openai_reason(ending)["finish_reason"]
 
 
 @router.post("/v1/chat", response_model=ChatResponse)
 async def chat(body: ChatRequest, services: ServicesDep, context: RequestContextDep) -> Response:
-    """Generate an answer and return it complete."""
+    """Generate an answer and return it as one object."""
     if body.stream:
         raise InvalidField("stream", "must be false; POST /v1/chat/stream streams the answer")
     with context.leniency.with_names(FieldNames(body.thinking_names)):
@@ -152,7 +152,7 @@ def _builder(body: ChatRequest, context: RequestContext) -> ChatBuilder:
 
 
 def _metrics(generation: Generation, body: ChatRequest) -> JsonObject:
-    """The answer's metrics, with the name of the model that the request used."""
+    """The metrics of the answer. `model` is the model's name as the request gave it."""
     return {**generation.metrics(), "model": body.model or generation.model}
 
 

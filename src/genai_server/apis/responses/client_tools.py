@@ -1,7 +1,7 @@
-"""Tools that the client runs and that the Responses API knows by their type.
+"""Tools that the client runs and that the Responses API defines by their type, such as apply_patch and shell.
 
-The model calls each as a function, which has the tool's type as its name and the parameters that OpenAI publishes as
-the fields of the call's item. Calls and outputs have items of their own.
+A model sees each as a function. The function's name is the tool's type, and its parameters are the fields that OpenAI
+publishes for the tool's calls. Calls and outputs of these tools are items of their own types.
 """
 
 import json
@@ -24,7 +24,7 @@ Introduce = Callable[[JsonObject], str]
 
 
 class ClientTool(ABC):
-    """What is particular about the tools, calls and outputs of one type."""
+    """How the tools, calls and outputs of one type are converted from and to functions."""
 
     tool: ClassVar[type[TypedTool]]
     # The types of the call's and the output's items.
@@ -33,24 +33,28 @@ class ClientTool(ABC):
 
     @property
     def name(self) -> str:
-        """The function's name."""
+        """The name of the function that stands for the tool."""
         return str(get_args(self.tool.model_fields["type"].annotation)[0])
 
     @abstractmethod
     def function(self, tool: Any, deferred: Sequence[NamespacedTool]) -> JsonObject:
-        """The function that represents a tool. `deferred` are the tools of the request that can be searched for."""
+        """The function that stands for the tool. `deferred` are the tools of the request that a tool search can
+        find.
+        """
 
     @abstractmethod
     def fields(self, arguments: Any) -> JsonObject:
-        """The fields that a call's item has for the function's arguments."""
+        """The fields of a call item, made from the arguments with which the model has called the function."""
 
     @abstractmethod
     def arguments(self, item: JsonObject) -> Any:
-        """The function's arguments for a call's item."""
+        """The arguments of the function, made from a call item."""
 
     @abstractmethod
     def result(self, item: JsonObject, introduce: Introduce) -> str:
-        """What the model reads of an output's item."""
+        """The text that the model reads for an output item. `introduce` writes the definitions of tools that the item
+        adds.
+        """
 
 
 class _ApplyPatch(ClientTool):
@@ -161,7 +165,9 @@ class _ToolSearch(ClientTool):
     call, output = "tool_search_call", "tool_search_output"
 
     def function(self, tool: ToolSearchTool, deferred: Sequence[NamespacedTool]) -> JsonObject:
-        """Without a schema of its own, a search is for paths: the names of tools, or of namespaces."""
+        """The function for a tool search. Without parameters of its own, it takes paths: names of tools or of
+        namespaces.
+        """
         paths = {one.namespace or one.name: one.namespace_description or one.description for one in deferred}
         description = tool.description or "Load more tools, which can be called afterwards."
         if paths:
@@ -194,7 +200,7 @@ def _object(required: list[str], **properties: JsonObject) -> JsonObject:
 
 
 def _written(output: JsonObject) -> str:
-    """What a command has written, and how it ended if it did not succeed or wrote nothing."""
+    """The output of a command. The exit code is added if the command failed or wrote nothing."""
     outcome = output["outcome"]
     ended = "timed out" if outcome["type"] == "timeout" else f"exit code {outcome.get('exit_code', 0)}"
     texts = [output["stdout"], f"stderr:\n{output['stderr']}" if output["stderr"] else ""]
@@ -203,7 +209,9 @@ def _written(output: JsonObject) -> str:
 
 
 def parsed_arguments(text: str) -> Any:
-    """A call's arguments; the text itself if it is not JSON, as a search without a strict schema may be."""
+    """The arguments of a call as JSON; the text itself if it is not JSON, which is possible for a tool search without a
+    strict schema.
+    """
     try:
         return json.loads(text or "{}")
     except ValueError:

@@ -1,4 +1,4 @@
-"""OpenAI's /v1/conversations: stored items that responses continue and append to."""
+"""The endpoint /v1/conversations of OpenAI's API: stored lists of items that responses continue and append to."""
 
 import time
 from typing import Annotated, Any
@@ -58,13 +58,13 @@ async def create_conversation(body: ConversationRequest, stored: StoreDep) -> di
 
 @router.get("/v1/conversations/{conversation_id}")
 async def get_conversation(conversation_id: str, stored: StoreDep) -> dict[str, Any]:
-    """A conversation without its items."""
+    """Get a conversation without its items."""
     return await stored.store.conversation(conversation_id, stored.owner)
 
 
 @router.post("/v1/conversations/{conversation_id}")
 async def update_conversation(conversation_id: str, body: ConversationUpdate, stored: StoreDep) -> dict[str, Any]:
-    """Replace a conversation's metadata."""
+    """Replace the metadata of a conversation."""
     metadata = body.metadata or {}
     return await stored.store.update_conversation(
         conversation_id, stored.owner, lambda old: {**old, "metadata": metadata}
@@ -73,14 +73,14 @@ async def update_conversation(conversation_id: str, body: ConversationUpdate, st
 
 @router.delete("/v1/conversations/{conversation_id}")
 async def delete_conversation(conversation_id: str, stored: StoreDep) -> dict[str, Any]:
-    """Delete a conversation and its items. Responses that continued it keep the items they need."""
+    """Delete a conversation and its items. Responses that continued the conversation keep the items that they need."""
     await stored.store.delete_conversation(conversation_id, stored.owner)
     return {"id": conversation_id, "object": "conversation.deleted", "deleted": True}
 
 
 @router.post("/v1/conversations/{conversation_id}/items")
 async def add_items(conversation_id: str, body: ItemsRequest, stored: StoreDep) -> Response:
-    """Append items to a conversation; returns these items."""
+    """Append items to a conversation; returns the new items."""
     items = await stored.given_items(body.items, "items")
     await stored.store.add_items(conversation_id, stored.owner, items)
     return await page_response(Page([(item["id"], item) for item in items], has_more=False))
@@ -90,13 +90,13 @@ async def add_items(conversation_id: str, body: ItemsRequest, stored: StoreDep) 
 async def list_items(
     conversation_id: str, query: Annotated[InputItemsParameters, Query()], stored: StoreDep
 ) -> Response:
-    """A conversation's items, page by page."""
+    """List the items of a conversation page by page."""
     return await page_response(await stored.store.page("conversation", conversation_id, stored.owner, query))
 
 
 @router.get("/v1/conversations/{conversation_id}/items/{item_id}")
 async def get_item(conversation_id: str, item_id: str, stored: StoreDep) -> Response:
-    """One item of a conversation."""
+    """Get one item of a conversation."""
     return json_response(await stored.store.conversation_item(conversation_id, stored.owner, item_id))
 
 

@@ -1,4 +1,6 @@
-"""Input items of OpenAI's Responses API, one class for each type that this server knows, and one for all others."""
+"""Input items of OpenAI's Responses API: one class for each type that this server supports, and one class for all
+others.
+"""
 
 from typing import Annotated, Any, Literal, Self
 
@@ -27,7 +29,7 @@ Status = Literal["in_progress", "completed", "incomplete"]
 
 
 class InputText(Wire):
-    """Text in a message or in a tool's result."""
+    """A text in a message or in the output of a tool."""
 
     type: Literal["input_text"]
     text: Text
@@ -35,7 +37,7 @@ class InputText(Wire):
 
 
 class InputImage(Wire):
-    """An image in a message or in a tool's result, for models that take images."""
+    """An image in a message or in the output of a tool, for models that take images."""
 
     type: Literal["input_image"]
     image_url: NonEmptyText | None = Field(
@@ -57,14 +59,14 @@ class InputImage(Wire):
 
 
 class InputAudioPart(Wire):
-    """A sound in a message or in a tool's result, for models that take sounds."""
+    """Audio in a message or in the output of a tool, for models that take audio."""
 
     type: Literal["input_audio"]
     input_audio: InputAudio
 
 
 class OutputText(Wire):
-    """One part of the model's text."""
+    """A part of a text that the model has written."""
 
     type: Literal["output_text"]
     text: Text
@@ -77,7 +79,7 @@ MessagePart = Annotated[InputText | InputImage | InputAudioPart | OutputText, By
 
 
 class ReasoningText(Wire):
-    """One part of the model's reasoning, or of its summary. Other servers have other types for it."""
+    """A part of the model's reasoning, or of a summary of the reasoning. Other servers use other values of `type`."""
 
     type: NonEmptyText
     text: Text
@@ -87,8 +89,8 @@ Thoughts = Annotated[list[ReasoningText], elements(MAX_PARTS)]
 
 
 class Item(Wire):
-    """Fields of all items. Unknown fields that are null are ignored: OpenAI's client writes out a null for each field
-    of its types.
+    """Fields of all items. Unknown fields that are null are ignored, because OpenAI's client sends null for each field
+    of its types that is not set.
     """
 
     type: str
@@ -104,13 +106,13 @@ class Item(Wire):
 
 
 class ItemWithStatus(Item):
-    """Fields of most items."""
+    """Fields of items that have a status."""
 
     status: Status | None = None
 
 
 class MessageItem(ItemWithStatus):
-    """One turn of the conversation; with role assistant, the model's text."""
+    """A message of the conversation. With role assistant, it is a text that the model has written."""
 
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
@@ -130,7 +132,7 @@ class MessageItem(ItemWithStatus):
 
 
 class CallItem(ItemWithStatus):
-    """Fields of all calls that the model has made of tools which the client runs."""
+    """Fields of all types of calls of tools that the client runs."""
 
     call_id: NonEmptyText
     async_: Any = Field(None, alias="async", description="No effect: not part of the prompt.")
@@ -139,14 +141,16 @@ class CallItem(ItemWithStatus):
 
 
 class CallOutputItem(Item):
-    """Fields of all outputs of such calls."""
+    """Fields of all types of outputs of tools that the client runs."""
 
     caller: Any = Field(None, description="No effect: not part of the prompt.")
     created_by: Any = Field(None, description="Accepted, but has no effect.")
 
 
 class FunctionCallItem(CallItem):
-    """A function call made by the model. `arguments` is a JSON object as text, unless the call was cut off or wrong."""
+    """A function call that the model has made. `arguments` is the text of a JSON object, unless the call was cut off or
+    invalid.
+    """
 
     type: Literal["function_call"]
     name: NonEmptyText
@@ -155,7 +159,7 @@ class FunctionCallItem(CallItem):
 
 
 class FunctionCallOutputItem(CallOutputItem):
-    """The result of the call with this `call_id`."""
+    """The output of the function call with this `call_id`."""
 
     type: Literal["function_call_output"]
     call_id: NonEmptyText | None = None
@@ -166,7 +170,7 @@ class FunctionCallOutputItem(CallOutputItem):
 
 
 class CustomToolCallItem(CallItem):
-    """A custom tool call made by the model."""
+    """A call of a custom tool that the model has made."""
 
     type: Literal["custom_tool_call"]
     name: NonEmptyText
@@ -175,7 +179,7 @@ class CustomToolCallItem(CallItem):
 
 
 class CustomToolCallOutputItem(CallOutputItem):
-    """The result of the custom tool call with this `call_id`."""
+    """The output of the custom tool call with this `call_id`."""
 
     type: Literal["custom_tool_call_output"]
     call_id: NonEmptyText
@@ -185,7 +189,7 @@ class CustomToolCallOutputItem(CallOutputItem):
 
 
 class PatchOperation(Wire):
-    """The change that a patch makes to one file."""
+    """The change of one file by a patch."""
 
     type: Literal["create_file", "update_file", "delete_file"]
     path: NonEmptyText
@@ -200,14 +204,14 @@ class PatchOperation(Wire):
 
 
 class ApplyPatchCallItem(CallItem):
-    """An apply_patch call made by the model."""
+    """A call of apply_patch that the model has made."""
 
     type: Literal["apply_patch_call"]
     operation: PatchOperation
 
 
 class ApplyPatchCallOutputItem(CallOutputItem):
-    """The result of the patch with this `call_id`."""
+    """The output of the apply_patch call with this `call_id`."""
 
     type: Literal["apply_patch_call_output"]
     call_id: NonEmptyText
@@ -224,7 +228,7 @@ class ShellAction(Wire):
 
 
 class ShellCallItem(CallItem):
-    """A shell call made by the model."""
+    """A call of shell that the model has made."""
 
     type: Literal["shell_call"]
     action: ShellAction
@@ -239,7 +243,7 @@ class ShellOutcome(Wire):
 
 
 class ShellOutput(Wire):
-    """What a command has written, and how it ended."""
+    """The output of one command, and how the command ended."""
 
     stdout: Text
     stderr: Text
@@ -248,7 +252,7 @@ class ShellOutput(Wire):
 
 
 class ShellCallOutputItem(CallOutputItem):
-    """The result of the shell call with this `call_id`."""
+    """The output of the shell call with this `call_id`."""
 
     type: Literal["shell_call_output"]
     call_id: NonEmptyText
@@ -269,14 +273,16 @@ class LocalShellAction(Wire):
 
 
 class LocalShellCallItem(CallItem):
-    """A local_shell call made by the model."""
+    """A call of local_shell that the model has made."""
 
     type: Literal["local_shell_call"]
     action: LocalShellAction
 
 
 class LocalShellCallOutputItem(CallOutputItem):
-    """The result of a local_shell call. OpenAI's API has the id of the call in `id`, agents have it in `call_id`."""
+    """The output of a local_shell call. The id of the call is in `id` in OpenAI's API, and in `call_id` in agents'
+    requests.
+    """
 
     type: Literal["local_shell_call_output"]
     call_id: NonEmptyText | None = None
@@ -292,7 +298,7 @@ class LocalShellCallOutputItem(CallOutputItem):
 
 
 class ToolSearchCallItem(CallItem):
-    """A search for tools, made by the model and run by the client."""
+    """A search for tools that the model has requested and the client runs."""
 
     type: Literal["tool_search_call"]
     arguments: Annotated[Any, AfterValidator(writable)] = None
@@ -300,7 +306,7 @@ class ToolSearchCallItem(CallItem):
 
 
 class ToolSearchOutputItem(CallOutputItem):
-    """The tools that a search has found. The model may call them from here on."""
+    """The tools that a tool search has found. From this item on, the model may call them."""
 
     type: Literal["tool_search_output"]
     call_id: NonEmptyText
@@ -310,7 +316,7 @@ class ToolSearchOutputItem(CallOutputItem):
 
 
 class AdditionalToolsItem(Item):
-    """Tools that the model may call from here on."""
+    """Further tools. From this item on, the model may call them."""
 
     type: Literal["additional_tools"]
     role: Any = Field(None, description="No effect: not part of the prompt.")
@@ -318,7 +324,7 @@ class AdditionalToolsItem(Item):
 
 
 class CompactionItem(ItemWithStatus):
-    """The compacted form of earlier turns, made by /v1/responses/compact."""
+    """A summary that replaces earlier turns, made by /v1/responses/compact."""
 
     type: Literal["compaction"]
     encrypted_content: Text = Field(description="Value returned by this server, unchanged.")
@@ -326,7 +332,7 @@ class CompactionItem(ItemWithStatus):
 
 
 class ReasoningItem(ItemWithStatus):
-    """Earlier reasoning. The prompt contains `content`, else `encrypted_content`, else `summary`."""
+    """Reasoning of an earlier turn. The prompt contains `content`, or else `encrypted_content`, or else `summary`."""
 
     type: Literal["reasoning"]
     summary: Thoughts | None = None
@@ -365,7 +371,9 @@ _SEARCHES = ("tool_search_call", "tool_search_output")
 
 
 class ForeignItem(BaseModel):
-    """An item of any other type: what another provider's tools did. The model reads it as a note of its fields."""
+    """An item of any other type, such as a call of a tool that only another provider has. The model reads a note with
+    the item's fields.
+    """
 
     model_config = ConfigDict(extra="allow", strict=True)
 
@@ -379,17 +387,17 @@ class ForeignItem(BaseModel):
 
     @property
     def fields(self) -> JsonObject:
-        """All fields but the id."""
+        """All fields of the item except the id."""
         return {"type": self.type, **(self.model_extra or {})}
 
 
 def _form_of(given: Any) -> str | None:
-    """The form of an input: text or items."""
+    """ "text" or "items", the two forms of an input; None for anything else."""
     return "text" if isinstance(given, str) else "items" if isinstance(given, list) else None
 
 
 def _type_of(item: Any) -> str | None:
-    """The tag of an item in the union; None if the value is not an item."""
+    """The tag that selects the class of an item in the union `InputItem`; None if the value is not an item."""
     if not isinstance(item, dict):
         return None
     kind = item.get("type")

@@ -1,4 +1,4 @@
-"""Items of OpenAI's Responses API, as its responses contain them, and their conversion to chat messages
+"""Items of OpenAI's Responses API in the form that responses contain, and their conversion to chat messages
 (https://platform.openai.com/docs/api-reference/responses/input-items).
 """
 
@@ -73,62 +73,62 @@ _ORPHAN = "[output of an earlier tool call]"
 
 
 def new_id(prefix: str) -> str:
-    """A random id that cannot be guessed."""
+    """A new random id with this prefix, which cannot be guessed."""
     return f"{prefix}_{secrets.token_hex(24)}"
 
 
 def new_item(type: str, id: str | None = None, **fields: Any) -> JsonObject:
-    """An item of this type, with a new id if none is given. Fields that are None are left out."""
+    """An item of this type with these fields, without those that are None. The item gets a new id if none is given."""
     given = {name: value for name, value in fields.items() if value is not None}
     prefix = _PREFIXES.get(type) or _SERVED_PREFIXES.get(type, _OTHER_PREFIX)
     return {"id": id or new_id(prefix), "type": type, **given}
 
 
 def message(role: str, content: list[JsonObject], id: str | None = None, status: Status = "completed") -> JsonObject:
-    """A message item; `input_text` and `output_text` build its content."""
+    """A message item. `content` consists of parts made by `input_text` and `output_text`."""
     return new_item("message", id, status=status, role=role, content=content)
 
 
 def input_text(text: str) -> JsonObject:
-    """A content part of a message that is not the model's."""
+    """A content part for a text that is not the model's."""
     return {"type": "input_text", "text": text}
 
 
 def output_text(text: str, logprobs: list[JsonObject] | None = None) -> JsonObject:
-    """A content part of a message by the model."""
+    """A content part for a text of the model."""
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs or []}
 
 
 def reasoning_text(text: str) -> JsonObject:
-    """A content part of reasoning."""
+    """A content part for reasoning of the model."""
     return {"type": "reasoning_text", "text": text}
 
 
 def encrypted(text: str) -> str:
-    """`encrypted_content` of reasoning, for clients that store nothing else of it.
+    """The value of `encrypted_content` for a text, for clients that keep nothing else of a reasoning item.
 
-    It is only encoded, not encrypted: the item contains the same content in plain text.
+    The text is only encoded, not encrypted, since the item contains it in plain text as well.
     """
     return base64.b64encode(text.encode()).decode()
 
 
 def listed(item: JsonObject) -> JsonObject:
-    """An item as listed by `input_items`, where custom tool calls have a status."""
+    """The item as `input_items` lists it: calls of custom tools and their outputs get a status."""
     is_custom = item["type"] in ("custom_tool_call", "custom_tool_call_output")
     return {**item, "status": "completed"} if is_custom else item
 
 
 def referenced_ids(given: str | Sequence[InputItem]) -> list[str]:
-    """The ids of all item references in a request's input, with repetitions."""
+    """The ids of all items to which an input refers by item_reference, with repetitions."""
     return [item.id for item in given if isinstance(item, ItemReference)]
 
 
 def given_items(
     given: str | Sequence[InputItem], known: Mapping[str, JsonObject], *, field: str = "input"
 ) -> list[JsonObject]:
-    """The items of a request's field. `known` maps ids to items that an item_reference may refer to.
+    """The items of a request in the form that responses contain. `known` has stored items by id, for item references.
 
-    Raises InvalidField for an unknown reference, and for encrypted content that this server did not create.
+    Raises InvalidField for an unknown reference, and for encrypted content that this server has not created.
     """
     if isinstance(given, str):
         return [message("user", [input_text(given)])]
@@ -172,7 +172,7 @@ def _given_item(item: Item | ForeignItem, place: str) -> JsonObject:
 
 
 def _fields(item: Item) -> JsonObject:
-    """The fields that only items of this type have."""
+    """The fields that are specific to items of this type."""
     without = {"id", "type", "status", "async_", "caller", "created_by", "environment", "role"}
     fields: JsonObject = item.model_dump(exclude=without, exclude_none=True)
     return fields
@@ -199,7 +199,7 @@ def _thoughts(item: ReasoningItem, place: str) -> list[str]:
 
 
 def is_readable(encrypted_content: str) -> bool:
-    """Whether this server has made this encrypted content, as far as its form shows."""
+    """Whether encrypted content can be decoded, so that this server may have created it."""
     try:
         _decrypted(encrypted_content)
     except InvalidField:
@@ -221,22 +221,22 @@ def is_call(item: JsonObject) -> bool:
 
 
 def is_output(item: JsonObject) -> bool:
-    """Whether an item is the output of such a call."""
+    """Whether an item is the output of a tool that the client has run."""
     return item["type"] in _OUTPUTS and not is_foreign(item)
 
 
 def is_foreign(item: JsonObject) -> bool:
-    """Whether an item is none of this server's, and is read as a note."""
+    """Whether an item has a type that this server does not support, so that the model reads it as a note."""
     kind = item["type"]
     return kind not in _PREFIXES or (kind.startswith("tool_search_") and item.get("call_id") is None)
 
 
 def to_messages(conversation: Sequence[JsonObject], introduce: Introduce = lambda item: "") -> list[ChatMessage]:
-    """The messages of a conversation. Reasoning, text and calls of one turn form one message. `introduce` gives the
-    text in the place of an item that brings tools.
+    """The chat messages for a conversation. Reasoning, text and calls of one turn form one message.
 
-    Items of other providers, and earlier outputs of calls that the conversation does not have, become texts. Raises
-    InvalidField for the output of an unknown call that no message of the user follows.
+    `introduce` writes the text for an item that adds tools. Items of other providers become text, and so do outputs of
+    earlier calls that are not in the conversation. Raises InvalidField for the output of an unknown call after which
+    there is no message of the user.
     """
     messages: list[JsonObject] = []
     for item, is_orphan in _with_orphans(conversation):
@@ -265,7 +265,7 @@ def to_messages(conversation: Sequence[JsonObject], introduce: Introduce = lambd
 
 
 def conversions(conversation: Sequence[JsonObject]) -> Iterator[tuple[JsonObject, str]]:
-    """The items that `to_messages` converts to something else than OpenAI's API would, each with its form in the
+    """The items that `to_messages` converts to another form than OpenAI's API would, each with its form in the
     prompt.
     """
     for item, is_orphan in _with_orphans(conversation):
@@ -281,10 +281,10 @@ def without_effect(conversation: Sequence[JsonObject]) -> Iterator[tuple[JsonObj
 
 
 def _with_orphans(conversation: Sequence[JsonObject]) -> Iterator[tuple[JsonObject, bool]]:
-    """The items, each with whether it is an orphan: the output of a call that does not precede it, as in a history
-    whose beginning a client has cut off.
+    """Each item, and whether it is the output of a call that is not before it, as in a conversation whose beginning the
+    client has cut off.
 
-    Raises InvalidField for an orphan that is not history, because no message of the user follows it.
+    Raises InvalidField for such an output if no message of the user follows, since it is then not part of the history.
     """
     asked = max((n for n, item in enumerate(conversation) if item.get("role") == "user"), default=-1)
     calls: set[str] = set()
@@ -299,21 +299,23 @@ def _with_orphans(conversation: Sequence[JsonObject]) -> Iterator[tuple[JsonObje
 
 
 def _turn(messages: list[JsonObject], *ended_by: str) -> JsonObject:
-    """The assistant's open message, or a new one if the last message is complete or has another role."""
+    """The assistant's message to which the next item belongs: the last message, unless it has another role or one of
+    the fields `ended_by`; otherwise a new message.
+    """
     if not messages or messages[-1]["role"] != "assistant" or any(field in messages[-1] for field in ended_by):
         return _new(messages, "assistant")
     return messages[-1]
 
 
 def _new(messages: list[JsonObject], role: str) -> JsonObject:
-    """A new message, which is added."""
+    """Append a new message with this role, and return it."""
     messages.append({"role": role})
     return messages[-1]
 
 
 def _add_note(messages: list[JsonObject], item: JsonObject) -> None:
-    """Add the note of another provider's item. One of the assistant stays in its turn, so that calls are followed by
-    their outputs.
+    """Add the text for another provider's item to the messages. An item of the assistant stays in the assistant's
+    message, so that calls are directly followed by their outputs.
     """
     text, role = foreign_tools.note(item), foreign_tools.note_role(item)
     if role != "assistant":
@@ -338,7 +340,7 @@ def _as_parts(content: str | list[JsonObject]) -> list[JsonObject]:
 
 
 def _called(item: JsonObject) -> JsonObject:
-    """The function that represents a call's tool, with its arguments."""
+    """The name and arguments of the function call that stands for a call item."""
     if item["type"] == "function_call":
         return {"name": full_name(item["name"], item.get("namespace")), "arguments": item["arguments"]}
     if item["type"] == "custom_tool_call":
@@ -354,26 +356,30 @@ def _output(item: JsonObject, introduce: Introduce) -> str | list[JsonObject]:
 
 
 def is_medium(part: Any) -> bool:
-    """Whether a content part is an image or a sound."""
+    """Whether a content part is an image or audio."""
     return isinstance(part, dict) and part["type"] in ("input_image", "input_audio")
 
 
 def data_of(part: JsonObject) -> tuple[str, str]:
-    """The field of an image or a sound that has its URL or data, and that."""
+    """The field of an image or audio part that contains its URL or data, and the value of the field."""
     if part["type"] == "input_image":
         return "image_url", part["image_url"]
     return "input_audio.data", part["input_audio"]["data"]
 
 
 def parts_of(item: JsonObject) -> tuple[str, list[JsonObject]]:
-    """The field of an item that may have content parts, and its parts; none if its value is a text."""
+    """The name of the field in which an item has content parts, and the parts. There are none if the field is a
+    text.
+    """
     field = _CONTENT_FIELDS.get(item["type"], "")
     parts = item.get(field)
     return field, parts if isinstance(parts, list) else []
 
 
 def _content(content: str | list[JsonObject]) -> str | list[JsonObject]:
-    """The text; with images or sounds, a chat's content parts, in which the texts between two of these are joined."""
+    """The content of a chat message: the text; with images or audio, a list of parts in which adjacent texts are
+    joined.
+    """
     if isinstance(content, str) or not any(map(is_medium, content)):
         return _text(content)
     found: list[JsonObject] = []

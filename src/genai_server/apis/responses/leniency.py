@@ -1,5 +1,5 @@
-"""What the Responses and Conversations APIs convert of a conversation's history, and what they accept and remove
-although this server does not support it.
+"""What the Responses and Conversations APIs convert in a conversation history, and what they remove from requests
+because this server does not support it, unless GENAI_STRICT is set.
 """
 
 from collections.abc import Iterator
@@ -53,17 +53,19 @@ _FOREIGN_SUMMARY = "[summary of earlier turns left out: another server has encry
 
 
 def convert(body: Any) -> list[str]:
-    """Convert the history in the `input` of a Responses API body; returns the locations."""
+    """Convert parts of the history in the field `input` of a Responses API body to text. Returns their locations."""
     return _convert(body, "input")
 
 
 def convert_items(body: Any) -> list[str]:
-    """Like `convert`, for the `items` of a body of the Conversations API."""
+    """Convert parts of the field `items` of a Conversations API body to text. Returns their locations."""
     return _convert(body, "items")
 
 
 def _leave_out_tools(body: Any) -> list[str]:
-    """Remove tools that OpenAI's servers run, and flatten namespaces; returns the locations removed."""
+    """Remove tools that only OpenAI's servers can run, and replace namespaces by their tools. Returns the locations of
+    what was removed.
+    """
     found = []
     if not any(
         tool.get("type") == "tool_search" and _is_run_by_client(tool) for _, tool in objects_at(body, "tools[]")
@@ -79,7 +81,7 @@ def _leave_out_tools(body: Any) -> list[str]:
 
 
 def _is_run_by_client(tool: JsonObject) -> bool:
-    """Whether a tool of a type that OpenAI's servers run, too, is one that the client runs."""
+    """Whether the client runs this tool, whose type may also stand for a tool that OpenAI's servers run."""
     if tool["type"] == "tool_search":
         return tool.get("execution") == "client"
     environment = tool.get("environment")
@@ -97,8 +99,8 @@ def _convert(body: Any, field: str) -> list[str]:
 
 
 def _history(body: Any, field: str) -> JsonObject:
-    """A body with those items of its history that may have content parts. A conversation asks nothing, so all of its
-    items are history.
+    """A body with only those history items that may have content parts. In the Conversations API all items are
+    history.
     """
     return _with_parts(body if field == "items" else history_of(body, field), field)
 
@@ -117,7 +119,9 @@ def _leave_out_of_items(body: Any, field: str) -> list[str]:
 
 
 def _leave_out_file(place: str, image: JsonObject) -> Iterator[str]:
-    """Leave out the stored file of an image, which is the image itself unless it has a URL; yields the location."""
+    """Remove the reference to a stored file from an image; an image without a URL is replaced by a text. Yields the
+    location.
+    """
     if image.get("image_url"):
         yield from (f"{place}.{field}" for field in remove(image, "file_id"))
     else:
@@ -125,7 +129,9 @@ def _leave_out_file(place: str, image: JsonObject) -> Iterator[str]:
 
 
 def _with_parts(body: Any, field: str) -> JsonObject:
-    """A body with those of its items that may have content parts; an empty object is in the place of each other."""
+    """A body with only the list `field`, in which items that cannot have content parts are replaced by empty
+    objects.
+    """
     items = body.get(field) if isinstance(body, dict) else None
     if not isinstance(items, list):
         return {}
@@ -134,7 +140,7 @@ def _with_parts(body: Any, field: str) -> JsonObject:
 
 
 def _leave_out_encrypted(body: Any, field: str) -> Iterator[str]:
-    """Remove what another server has encrypted; yields the locations."""
+    """Remove content that another server has encrypted. Yields the locations."""
     for place, item in objects_at(body, f"{field}[]"):
         kind, content = item.get("type"), item.get("encrypted_content")
         if kind not in ("reasoning", "compaction") or not isinstance(content, str) or is_readable(content):
@@ -148,13 +154,13 @@ def _leave_out_encrypted(body: Any, field: str) -> Iterator[str]:
 
 
 def _is_loadable(tool: JsonObject) -> bool:
-    """Whether the model may call a tool that an item brings."""
+    """Whether the model may call this tool, which an item of the conversation adds."""
     kind = tool["type"]
     return kind in _TYPES_OF_TOOLS and (kind not in SERVER_TOOLS or _is_run_by_client(tool))
 
 
 def _leave_out_loaded_tools(place: str, item: JsonObject) -> Iterator[str]:
-    """Remove from an item that brings tools those of types that this server does not know; yields the locations."""
+    """Remove tools of unsupported types from an item that adds tools. Yields their locations."""
     tools = item.get("tools")
     if item.get("type") not in ("tool_search_output", "additional_tools") or not isinstance(tools, list):
         return
@@ -169,7 +175,7 @@ def _leave_out_loaded_tools(place: str, item: JsonObject) -> Iterator[str]:
 
 
 def _flattened(tool: Any) -> list[Any]:
-    """The functions of a namespace, each with the namespace's name; any other tool unchanged."""
+    """The tools of a namespace, each with the name of the namespace; any other tool in a list of its own."""
     if not isinstance(tool, dict) or tool.get("type") != "namespace" or not isinstance(tool.get("tools"), list):
         return [tool]
     space = {"namespace": tool.get("name")}

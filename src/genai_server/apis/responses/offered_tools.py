@@ -1,7 +1,8 @@
-"""Which tools a prompt has at its beginning, which items of the conversation introduce, and which an answer may call.
+"""Decides which tools a prompt defines at its beginning, which ones items of the conversation introduce, and which ones
+the answer may call.
 
-A tool with `defer_loading` is not at the beginning, but where an item brings it: in the output of a search that the
-client has run, or in an item of type `additional_tools`.
+A tool with `defer_loading` is not defined at the beginning, but at the item that adds it: the output of a tool search
+that the client has run, or an item of type `additional_tools`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -33,7 +34,7 @@ _TOOL: TypeAdapter[ItemTool] = TypeAdapter(ItemTool)
 
 
 class OfferedTools:
-    """The tools of a request that continues a conversation. Raises InvalidField for too many."""
+    """The tools of a request and of the conversation that it continues. Raises InvalidField if there are too many."""
 
     def __init__(self, body: ResponsesRequest, conversation: Sequence[JsonObject]) -> None:
         own = list(body.tools or [])
@@ -53,11 +54,11 @@ class OfferedTools:
         self._defined = {tool.full_name for tool in self.listed}
 
     def by_name(self) -> dict[str, ResponseTool]:
-        """The tools that an answer may call, keyed by their names in the prompt."""
+        """The tools that the answer may call, by their names in the prompt."""
         return {tool.full_name: tool for tool in self.callable}
 
     def function(self, tool: ResponseTool) -> JsonObject:
-        """A tool as a function of a chat."""
+        """The tool as a function for the chat parameters."""
         if isinstance(tool, FunctionTool):
             fields = {"description": tool.full_description, "parameters": tool.parameters, "strict": tool.strict}
             return {"name": tool.full_name} | {name: value for name, value in fields.items() if value is not None}
@@ -69,7 +70,7 @@ class OfferedTools:
         return CLIENT_TOOLS[tool.type].function(tool, self._deferred)
 
     def introduce(self, item: JsonObject) -> str:
-        """The text in the place of an item that brings tools; "" if all of them are at the beginning of the prompt."""
+        """The text for an item that adds tools; "" if the beginning of the prompt defines all of them."""
         tools = list(_brought(item))
         if item["type"] == "additional_tools" and all(tool.full_name in self._defined for tool in tools):
             return ""
@@ -81,12 +82,12 @@ class OfferedTools:
 
 
 def _brought(item: JsonObject) -> Iterator[ResponseTool]:
-    """The tools that the model may call from an item on."""
+    """The tools that an item adds to those that the model may call."""
     if item["type"] in _BRINGING and not is_foreign(item):
         yield from flattened(map(_TOOL.validate_python, item["tools"]))
 
 
 def _called(conversation: Sequence[JsonObject]) -> set[str]:
-    """The names of the functions and custom tools that have been called."""
+    """The names of the functions and custom tools that the conversation contains calls of."""
     calls = (item for item in conversation if is_call(item) and "name" in item)
     return {full_name(call["name"], call.get("namespace")) for call in calls}

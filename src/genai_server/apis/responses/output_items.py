@@ -1,4 +1,4 @@
-"""The output items of a running response, and the events of each
+"""The output items of a response that is being generated, and their stream events
 (https://platform.openai.com/docs/api-reference/responses-streaming).
 """
 
@@ -19,7 +19,7 @@ NamedEvent = tuple[str, JsonObject]
 
 
 class OutputItem(ABC):
-    """An output item whose text arrives in pieces."""
+    """An output item whose text arrives piece by piece."""
 
     # The type of the item.
     type: str
@@ -33,12 +33,12 @@ class OutputItem(ABC):
 
     @property
     def text(self) -> str:
-        """The text so far."""
+        """The text received so far."""
         return "".join(self._texts)
 
     @property
     def is_shown(self) -> bool:
-        """Whether the response includes the item. One that never becomes complete may be in no response."""
+        """Whether the response includes the item. Some items are only included when they are complete."""
         return True
 
     @abstractmethod
@@ -46,21 +46,23 @@ class OutputItem(ABC):
         """The item in its current state."""
 
     def opening(self) -> Iterator[NamedEvent]:
-        """The events that open the item."""
+        """The events with which the item begins."""
         yield "output_item.added", {"item": self.to_json()}
 
     def more(self, text: str, tokens: Sequence[ScoredToken]) -> Iterator[NamedEvent]:
-        """Add text; yields its events. `tokens` are the text's tokens if log probabilities are requested."""
+        """Add text, and yield its events. `tokens` are the tokens of the text if the request asks for log
+        probabilities.
+        """
         self._texts.append(text)
         yield from ()
 
     def closing(self) -> Iterator[NamedEvent]:
-        """The events that close the item."""
+        """The events with which the item ends."""
         yield "output_item.done", {"item": self.to_json()}
 
 
 class FunctionCall(OutputItem):
-    """A function call; its text is the arguments."""
+    """A function call. The text of the item is the call's arguments."""
 
     type = "function_call"
 
@@ -85,9 +87,9 @@ class FunctionCall(OutputItem):
 
 
 class CustomCall(OutputItem):
-    """A custom tool call, which the model writes as a function call whose only argument is the text.
+    """A call of a custom tool. The model writes it as a function call whose only argument is the text for the tool.
 
-    A client could execute the beginning of a text, so the events of a call that is not complete stop with its deltas.
+    An incomplete call gets no events after its deltas, because a client could execute the beginning of a text.
     """
 
     type = "custom_tool_call"
@@ -123,8 +125,8 @@ class CustomCall(OutputItem):
 
 
 class ClientToolCall(OutputItem):
-    """A call of a tool that the API knows by its type. It is shown when complete, because a part of a patch must not
-    be applied, and a part of a command not be run.
+    """A call of a tool that the API defines by its type. It is shown only when complete, because a part of a patch or
+    command must not be executed.
     """
 
     is_announced = False
@@ -153,7 +155,7 @@ class ClientToolCall(OutputItem):
 
 
 class McpCall(OutputItem):
-    """A call that the server runs. Its arguments arrive in pieces, then its result in one."""
+    """A tool call that the server runs. The arguments arrive piece by piece, the result as a whole."""
 
     type = "mcp_call"
 
@@ -195,25 +197,26 @@ class McpCall(OutputItem):
         yield "mcp_call_arguments.delta", {"delta": text}
 
     def called(self) -> Iterator[NamedEvent]:
-        """The event of a call that is complete, whose result follows."""
+        """The event after the last piece of the arguments, before the tool runs."""
         yield "mcp_call_arguments.done", {"arguments": self.text}
 
     def end(self, text: str, *, is_error: bool) -> Iterator[NamedEvent]:
-        """Add the result; yields the last events."""
+        """Add the tool's result, and yield the last events."""
         self._result, self.status = (text, is_error), "completed"
         yield "mcp_call.failed" if is_error else "mcp_call.completed", {}
         yield from self.closing()
 
 
 def tool_error(text: str) -> JsonObject:
-    """The error of a call whose tool failed with this text."""
+    """The field `error` of a call whose tool has failed with this text."""
     return {"type": "mcp_tool_execution_error", "content": [{"type": "text", "text": text}]}
 
 
 class McpApprovalRequest(OutputItem):
-    """An `mcp_approval_request`: a call of a server's tool that the client has to approve before it is run.
+    """An item `mcp_approval_request`: a call of a tool server's tool that the client has to approve before the server
+    runs it.
 
-    It is shown only when the model has written it completely, because part of a call cannot be approved.
+    It is shown only when the model has written it completely, since a part of a call cannot be approved.
     """
 
     type = "mcp_approval_request"
@@ -241,7 +244,7 @@ class McpApprovalRequest(OutputItem):
 
 
 class McpToolList(OutputItem):
-    """The tools of a tool server, which is complete from its beginning on."""
+    """The list of a tool server's tools. It is complete from the beginning."""
 
     type = "mcp_list_tools"
 
@@ -264,13 +267,13 @@ class McpToolList(OutputItem):
 
 
 class TextItem(OutputItem):
-    """An item with one content part. `kind` is the part's type and the prefix of its events' names."""
+    """An item with one content part. `kind` is the type of the part and the prefix of the names of its events."""
 
     kind: ClassVar[str]
 
     @abstractmethod
     def part(self) -> JsonObject:
-        """The part in its current state."""
+        """The content part with the text received so far."""
 
     def opening(self) -> Iterator[NamedEvent]:
         yield from super().opening()
@@ -287,12 +290,12 @@ class TextItem(OutputItem):
         yield from super().closing()
 
     def parts(self) -> list[JsonObject]:
-        """The item's content, empty at the beginning."""
+        """The item's list of content parts, which is empty at the beginning."""
         return [self.part()] if self._texts or self.status != "in_progress" else []
 
 
 class Reasoning(TextItem):
-    """A reasoning item, with `encrypted_content` if `is_encrypted`."""
+    """A reasoning item. It has `encrypted_content` if `is_encrypted`."""
 
     type = "reasoning"
     kind = "reasoning_text"
@@ -311,7 +314,7 @@ class Reasoning(TextItem):
 
 
 class Message(TextItem):
-    """A message by the model."""
+    """A message of the model."""
 
     type = "message"
     kind = "output_text"
@@ -339,6 +342,6 @@ class Message(TextItem):
 
 
 def _for_event(scored: JsonObject) -> JsonObject:
-    """A token's log probability in the format of text events, which omit the bytes."""
+    """The log probability of a token in the format of stream events, which do not have the token's bytes."""
     top = [{"token": one["token"], "logprob": one["logprob"]} for one in scored["top_logprobs"]]
     return {"token": scored["token"], "logprob": scored["logprob"], "top_logprobs": top}

@@ -1,4 +1,4 @@
-"""Builds a response of OpenAI's Responses API, and the events of its stream, from the parts of an answer
+"""Builds a response of OpenAI's Responses API and its stream events from the parts of an answer
 (https://platform.openai.com/docs/api-reference/responses-streaming).
 """
 
@@ -39,20 +39,20 @@ from genai_server.http.telemetry.usage import Usage
 
 
 def error_of(error: GenaiServerError) -> JsonObject:
-    """The `error` of a failed response. OpenAI has no codes for this server's errors."""
+    """The field `error` of a failed response. OpenAI has no codes for this server's errors."""
     return {"code": "server_error", "type": error.code, "message": error.message, "param": None}
 
 
 def stream_error(error: GenaiServerError, number: int) -> JsonObject:
-    """The last event of a stream that ends before its response, with this sequence number."""
+    """The event that ends a stream with an error, without a response. `number` is its sequence number."""
     fields = {"code": error.code, "message": error.message, "param": error.param}
     return {"type": "error", "sequence_number": number, **fields}
 
 
 class ResponseBuilder:
-    """Completes a response created by `translate.new_response`.
+    """Builds up a response that `translate.new_response` has created.
 
-    The first call of `finish`, `cancel` or `fail` ends it; `add` must not be called afterwards.
+    The first call of `finish`, `cancel` or `fail` ends the response; after that, `add` must not be called.
     """
 
     def __init__(
@@ -84,11 +84,11 @@ class ResponseBuilder:
 
     @property
     def response(self) -> JsonObject:
-        """The response in its current state."""
+        """The response object in its current state."""
         return {**self._begun, "output": [item.to_json() for item in self._items if item.is_shown]}
 
     def find_items(self, ids: Collection[str]) -> dict[str, JsonObject]:
-        """The output items with these ids, keyed by id."""
+        """The output items with these ids, by id."""
         return {item.id: item.to_json() for item in self._items if item.id in ids and item.is_shown}
 
     @property
@@ -97,21 +97,23 @@ class ResponseBuilder:
         return self._begun["status"] not in ("queued", "in_progress")
 
     def begin(self) -> list[JsonObject]:
-        """The first events."""
+        """The first events of the stream."""
         events = [self._state("created"), self._state(self._begun["status"])]
         for each in self._listed:
             events += [*self._open(each), *self._close("completed")]
         return events
 
     def start(self) -> list[JsonObject]:
-        """The event that a queued response is in progress; empty if it was not queued."""
+        """The event that a queued response is in progress; empty if the response was not queued."""
         if self._begun["status"] != "queued":
             return []
         self._begun = {**self._begun, "status": "in_progress"}
         return [self._state("in_progress")]
 
     def add(self, parts: Sequence[Part], tokens: Sequence[ScoredToken]) -> list[JsonObject]:
-        """Add parts of the answer, with their tokens if log probabilities were requested; returns the events."""
+        """Add parts of the answer, and return their events. `tokens` are their tokens if the request asks for log
+        probabilities.
+        """
         self._tokens += tokens
         events: list[JsonObject] = []
         for part in parts:
@@ -131,7 +133,7 @@ class ResponseBuilder:
         return events
 
     def _add_call(self, part: ToolCallStart | ToolCallArguments | ToolCallEnd | ToolResult) -> list[JsonObject]:
-        """Add a part of a call."""
+        """Add a part of a tool call, and return its events."""
         match part:
             case ToolCallStart(index, call_id, name):
                 item = self._call(call_id, name)
@@ -150,9 +152,9 @@ class ResponseBuilder:
         return self._events(called.end(part.text, is_error=part.is_error), called)
 
     def finish(self, ending: Ending, usage: Usage, at: int, **more: Any) -> list[JsonObject]:
-        """End the response with a complete or truncated answer at Unix time `at`; returns the last events.
+        """End the response because its answer is complete or was cut off, and return the last events.
 
-        `more` are additional fields of this server.
+        `at` is the time in seconds since 1970. `more` are further fields of this server for the response.
         """
         left = self._close_called()
         if ending.is_cut:
@@ -165,12 +167,16 @@ class ResponseBuilder:
         return [*left, *events, *self._close("completed"), self._end("completed", usage, completed_at=at, **more)]
 
     def cancel(self, usage: Usage) -> list[JsonObject]:
-        """Cancel the response; returns the last events. OpenAI has no event for cancellation."""
+        """End the response as cancelled, and return the last events. OpenAI has no event for cancellation, so it is
+        `incomplete`.
+        """
         left = self._close_called()
         return [*left, *self._close("incomplete"), self._end("incomplete", usage, status="cancelled")]
 
     def fail(self, error: GenaiServerError, usage: Usage) -> JsonObject:
-        """End the response with an error; returns the last event, or the existing one if it has already ended."""
+        """End the response with an error, and return the last event. If the response has already ended, its last event
+        is returned again.
+        """
         if self.is_ended:
             return self._state(self._last_event)
         for called in self._called.values():
@@ -180,7 +186,7 @@ class ResponseBuilder:
         return self._end("failed", usage, error=error_of(error))
 
     def unstored(self, events: Sequence[JsonObject]) -> list[JsonObject]:
-        """Say that the response was not stored after all; returns its last events with this."""
+        """Note in the response that it could not be stored, and return the last events with this response."""
         self._begun = {**self._begun, "store": False}
         return [{**event, "response": self.response} if "response" in event else event for event in events]
 
@@ -227,7 +233,7 @@ class ResponseBuilder:
         return self._state(event)
 
     def _close_called(self) -> list[JsonObject]:
-        """The events that close the calls which get no result any more."""
+        """End the calls that get no result any more, and return their events."""
         events: list[JsonObject] = []
         for called in self._called.values():
             called.status = "incomplete"
@@ -237,7 +243,7 @@ class ResponseBuilder:
         return events
 
     def _events(self, named: Iterable[NamedEvent], item: OutputItem | None = None) -> list[JsonObject]:
-        """Complete events about an item, by default the last one."""
+        """Complete stream events about an item, by default about the last one."""
         place = {"output_index": len(self._items) - 1 if item is None else self._items.index(item)}
         item = self._items[-1] if item is None else item
         return [
@@ -253,7 +259,9 @@ class ResponseBuilder:
         return {"type": f"response.{name}", "sequence_number": self._num_events - 1, **fields}
 
     def _tokens_of(self, text: str) -> list[ScoredToken]:
-        """The latest tokens that make up the text; earlier ones belong to markers."""
+        """The most recent tokens that make up the text. Tokens before them belong to markers, which are not part of any
+        text.
+        """
         missing, found = len(text.encode(errors="replace")), []
         while missing > 0 and self._tokens:
             found.append(self._tokens.pop())

@@ -1,4 +1,4 @@
-"""OpenAI's /v1/responses: stored, continued and background responses."""
+"""The endpoint /v1/responses of OpenAI's API, with stored, continued and background responses."""
 
 import asyncio
 import time
@@ -64,7 +64,7 @@ router = VersionedRouter(lenient_route(LEFT_OUT, convert=convert), "openai")
 async def create_response(
     body: ResponsesRequest, services: ServicesDep, context: RequestContextDep, stored: StoreDep
 ) -> Response:
-    """Create a response, complete or as a stream of events. With `background`, it returns at once."""
+    """Create a response, as one object or as a stream of events. With `background`, the request returns at once."""
     running = await _start(body, services, context, stored)
     if body.background:
         await running.begin_in_background(context.detach(), services.drain.counting)
@@ -85,7 +85,7 @@ async def create_response(
 
 @router.get("/v1/responses", include_in_schema=False)
 async def upgrade_required() -> Response:
-    """Reached by WebSocket handshakes (apis/responses/websocket.py), or by a plain GET."""
+    """Answer a GET with 426. WebSocket handshakes are checked by such a request (apis/responses/websocket.py)."""
     return Response(status_code=426, headers={"upgrade": "websocket", "connection": "upgrade"})
 
 
@@ -93,7 +93,7 @@ async def upgrade_required() -> Response:
 async def count_input_tokens(
     body: ResponsesRequest, services: ServicesDep, stored: StoreDep, context: RequestContextDep
 ) -> InputTokens:
-    """Count the tokens of a response's prompt. Needs no engine and stores nothing."""
+    """Count the tokens of the prompt for a response. Needs no running engine and stores nothing."""
     codec = (await services.served(body.model, Task.GENERATE)).codec
     earlier, given = await _items(body, stored)
     mcp = await find_mcp_tools(body, services, context)
@@ -109,7 +109,7 @@ async def count_input_tokens(
 async def compact_response(
     body: CompactRequest, services: ServicesDep, context: RequestContextDep, stored: StoreDep
 ) -> dict[str, Any]:
-    """Compact a long conversation to its user messages and a summary by the model."""
+    """Compact a long conversation to its user messages and a summary that the model writes."""
     earlier, given = await _items(body, stored)
     conversation = [*earlier, *given]
 
@@ -135,7 +135,7 @@ async def compact_response(
 
 @router.get("/v1/responses/{response_id}", responses=STREAMS)
 async def get_response(response_id: str, query: Annotated[RetrieveParameters, Query()], stored: StoreDep) -> Response:
-    """A response in its current state, or the events of a streamed background response."""
+    """Get a response in its current state, or the events of a background response that was created with a stream."""
     kept = await stored.store.get(response_id, stored.owner)
     if query.stream:
         return _followed(kept, query.starting_after)
@@ -146,14 +146,14 @@ async def get_response(response_id: str, query: Annotated[RetrieveParameters, Qu
 
 @router.delete("/v1/responses/{response_id}")
 async def delete_response(response_id: str, stored: StoreDep) -> dict[str, Any]:
-    """Delete a response. Responses that continued it keep the items they need."""
+    """Delete a response. Responses that continued it keep the items that they need."""
     await stored.store.delete(response_id, stored.owner)
     return {"id": response_id, "object": "response", "deleted": True}
 
 
 @router.post("/v1/responses/{response_id}/cancel")
 async def cancel_response(response_id: str, stored: StoreDep) -> Response:
-    """Cancel a running response; returns it with its partial answer."""
+    """Cancel a running response; returns the response with its partial answer."""
     kept = await stored.store.cancel(response_id, stored.owner)
     return await built_response(lambda: kept.response, is_long=True)
 
@@ -162,13 +162,17 @@ async def cancel_response(response_id: str, stored: StoreDep) -> Response:
 async def list_input_items(
     response_id: str, query: Annotated[InputItemsParameters, Query()], stored: StoreDep
 ) -> Response:
-    """A page of a response's input items, including those of earlier turns."""
+    """List the input items of a response page by page, including those of earlier turns."""
     page = await stored.store.page("response", response_id, stored.owner, query)
     return await page_response(page, shown=listed)
 
 
 def _followed(kept: KeptResponse, after: int | None = None) -> EventStream:
-    """A stream of events of a response that does not depend on the stream. Raises InvalidField."""
+    """A stream with the events of a response after the sequence number `after`. Closing the stream does not end the
+    response.
+
+    Raises InvalidField if the response has no events.
+    """
     events = kept.follow(after)
     return EventStream(Following(kept), events, named=True, make_error=lambda error: stream_error(error, 0))
 
@@ -176,7 +180,7 @@ def _followed(kept: KeptResponse, after: int | None = None) -> EventStream:
 async def _start(
     body: ResponsesRequest, services: Services, context: RequestContext, stored: CallerStore
 ) -> RunningResponse:
-    """Start the generation. Raises RequestError, which names the client's field, and Unavailable."""
+    """Start to generate a response. Raises RequestError with the client's names of fields, and Unavailable."""
     store = stored.store
     if not store.is_on:
         for field in ("store", "background", "conversation"):
@@ -236,9 +240,10 @@ async def _start(
 async def _begun(
     begin: Callable[[Sequence[JsonObject]], Awaitable[Generation]], items: list[JsonObject], *, is_shortened: bool
 ) -> tuple[list[JsonObject], Generation]:
-    """Start the answer to a conversation; returns the items used. `is_shortened` drops the oldest items if needed.
+    """Start the answer to a conversation with `begin`; returns the items that were used, and the answer.
 
-    Raises PromptTooLong if nothing more can be dropped, and the errors of `begin`.
+    If `is_shortened`, the oldest items are dropped as long as the prompt is too long. Raises PromptTooLong if no more
+    can be dropped, and the errors of `begin`.
     """
     while True:
         try:
@@ -254,7 +259,7 @@ async def _begun(
 
 
 def _field_of_earlier(body: ResponsesRequest | CompactRequest) -> str:
-    """The field that refers to the items of earlier turns."""
+    """The name of the request's field that refers to the items of earlier turns."""
     is_conversation = isinstance(body, ResponsesRequest) and body.conversation is not None
     return "conversation" if is_conversation else "previous_response_id"
 
@@ -262,14 +267,16 @@ def _field_of_earlier(body: ResponsesRequest | CompactRequest) -> str:
 async def _items(
     body: ResponsesRequest | CompactRequest, stored: CallerStore
 ) -> tuple[list[JsonObject], list[JsonObject]]:
-    """The items of all earlier turns, and those of this request. Raises InvalidField and StoreUnavailable."""
+    """The items of all earlier turns, and the items of this request. Raises InvalidField and StoreUnavailable."""
     given: str | list[InputItem] = [] if body.input is None else body.input
     return await _earlier(body, stored), await stored.given_items(given, "input")
 
 
 async def _earlier(body: ResponsesRequest | CompactRequest, stored: CallerStore) -> list[JsonObject]:
-    """The items of earlier turns. Raises PreviousNotFound, StoreUnavailable, and InvalidField if the previous response
-    is still running, or if there are too many items.
+    """The items of all earlier turns.
+
+    Raises PreviousNotFound, StoreUnavailable, and InvalidField if the previous response is still running or there are
+    too many items.
     """
     store, owner = stored.store, stored.owner
     latest = None if stored.latest is None else stored.latest.record

@@ -1,4 +1,4 @@
-"""A response of /v1/responses while it is generated, for its client or in the background."""
+"""A response of /v1/responses while it is being generated, for a waiting client or in the background."""
 
 import asyncio
 import logging
@@ -23,8 +23,8 @@ log = logging.getLogger(__name__)
 
 
 class RunningResponse(Running):
-    """Builds a response from a generation. It must either be closed, which cancels a running answer, or run in the
-    background.
+    """Generates a response. It must either run in the background or be closed, which cancels it if it is still
+    running.
     """
 
     def __init__(
@@ -75,14 +75,14 @@ class RunningResponse(Running):
         return given | self._build.find_items(ids)
 
     def begin(self) -> None:
-        """Make the response available in the store."""
+        """Make the running response available to other requests through the store."""
         if self.response["store"]:
             self._stored.store.begin(self)
 
     async def begin_in_background(
         self, counted: ExitStack, counting: Callable[[], AbstractContextManager[None]]
     ) -> None:
-        """Continue without a client, in a task within `counting`; `counted` is closed at the end."""
+        """Continue without a client, in a task that runs within `counting`. When it ends, `counted` is closed."""
         try:
             await self._stored.store.begin_background(self)
         except BaseException:
@@ -94,7 +94,7 @@ class RunningResponse(Running):
         self._task = asyncio.create_task(self._run(self._reading, counted, counting))
 
     async def events(self) -> AsyncGenerator[JsonObject]:
-        """All events of the stream. Raises GenerationFailed."""
+        """All stream events of the response. Raises GenerationFailed."""
         for event in self._build.begin():
             yield event
         async for _, answer, piece in self._generation.pieces():
@@ -113,9 +113,9 @@ class RunningResponse(Running):
             yield event
 
     async def whole(self, context: RequestContext) -> JsonObject:
-        """Read the complete answer and return the response, which is stored only if this succeeds.
+        """Wait for the complete answer and return the response. It is stored only if this succeeds.
 
-        Raises ClientLeft as soon as the client has disconnected, and GenerationFailed.
+        Raises ClientLeft when the client disconnects, and GenerationFailed.
         """
         try:
             await context.run_while_connected(self._read())
@@ -131,17 +131,17 @@ class RunningResponse(Running):
         return self._follow(self._events, 0 if after is None else after + 1)
 
     def cancel(self) -> None:
-        """Cancel the response with its partial answer. Readers of the stream receive the last events."""
+        """Cancel the response and keep its partial answer. Clients that follow its stream receive the last events."""
         if self._build.is_ended and self.response["status"] != "cancelled":
             raise not_cancelled(self.response)
         self._end()
 
     def fail(self, error: GenaiServerError) -> JsonObject:
-        """End the response with an error; returns the last event."""
+        """End the response with an error, and return the last event."""
         return self._build.fail(error, self._generation.usage())
 
     def close(self) -> None:
-        """Cancel the answer if it is still running, and store the response."""
+        """Cancel the answer unless it has ended, and store the response."""
         self._end()
         self._generation.close()
         if self._storing is None and not self._is_abandoned:
@@ -153,7 +153,9 @@ class RunningResponse(Running):
             await asyncio.wait([self._task])
 
     async def keep(self) -> None:
-        """Store the ended response, once. Storing continues if the caller is cancelled."""
+        """Store the response when it has ended. Only the first call stores it, and storing continues if the caller is
+        cancelled.
+        """
         if self._is_abandoned:
             return
         if self._storing is None:
@@ -165,7 +167,7 @@ class RunningResponse(Running):
         return {item["id"]: item for item in self.items}
 
     async def _keep_safely(self) -> None:
-        """Store the response as far as possible. Whatever fails, the response reaches its end."""
+        """Store the response. An unexpected error is logged and noted, so that the response still reaches its end."""
         try:
             await self._keep()
         except Exception:
@@ -188,7 +190,7 @@ class RunningResponse(Running):
                 self._last_events = self._build.unstored(self._last_events)
 
     async def _add_to_conversation(self, conversation: str, record: Record) -> None:
-        """Add a completed or truncated response's new items to its conversation."""
+        """Append the new items of a completed or truncated response to its conversation."""
         if record.value["status"] not in ("completed", "incomplete"):
             return
         # Items without a status, such as custom tool calls, are only in the output if they are complete.
@@ -230,7 +232,7 @@ class RunningResponse(Running):
             self._add_event(event)
 
     async def _ended(self, ending: Ending) -> list[JsonObject]:
-        """End the response as its answer has ended; returns the last events."""
+        """End the response in the way its answer has ended, and return the last events."""
         was_ended_elsewhere = (
             ending.reason is FinishReason.CANCELLED
             and self._task is not None
@@ -249,7 +251,7 @@ class RunningResponse(Running):
             self._wake()
 
     def _add_last_events(self, error: GenaiServerError) -> None:
-        """Add the last events, those of an error unless the response has already ended."""
+        """Add the last events to the stored stream: those of this error, unless the response has already ended."""
         for event in self._missing(self._last_events if self._build.is_ended else [self.fail(error)]):
             self._add_event(event)
 
@@ -279,7 +281,7 @@ class RunningResponse(Running):
         return Record(self.response, self.items, self.owner, events)
 
     def _missing(self, last: list[JsonObject]) -> list[JsonObject]:
-        """The last events that have not been added yet."""
+        """Those of the last events that have not been added to the stored stream."""
         num_events = len(self._events or [])
         return [event for event in last if event["sequence_number"] >= num_events]
 
@@ -290,14 +292,14 @@ class RunningResponse(Running):
 
 @dataclass(frozen=True)
 class Following:
-    """Stream source of a client that follows a response. The response does not depend on the client."""
+    """The source of a stream that follows a response, whose generation does not depend on the stream."""
 
     kept: KeptResponse
 
     @property
     def progress(self) -> tuple[int, int] | None:
-        """Prompt tokens processed and their total number; None when all have been processed."""
+        """How many prompt tokens have been read, and how many there are in all; None when all have been read."""
         return self.kept.progress
 
     def close(self) -> None:
-        """Do nothing: the response continues."""
+        """Do nothing, since the response continues without this stream."""

@@ -39,7 +39,7 @@ Include = Literal[
 
 
 class NamedTypedTool(Wire):
-    """Refers to a tool in `tools` that the API knows by its type."""
+    """Refers to a tool in `tools` that the API defines by its type."""
 
     namespace: ClassVar[None] = None
     type: Literal["apply_patch", "shell", "local_shell", "tool_search"]
@@ -67,7 +67,9 @@ class NamedResponseFunction(Wire):
 
 
 class NamedMcpTool(Wire):
-    """Requires a call of a tool of a tool server in `tools`: of the one with this name, or of any."""
+    """Requires a call of a tool of a tool server in `tools`: of the tool with this name, or of any if there is no
+    name.
+    """
 
     type: Literal["mcp"]
     server_label: NonEmptyText
@@ -78,7 +80,9 @@ ChosenTool = NamedResponseFunction | NamedCustom | NamedTypedTool
 
 
 class AllowedResponseTools(Wire):
-    """The subset of `tools` that the model may, or must, call. Other tools are not part of the prompt."""
+    """The subset of `tools` that the model may call, or must call one of. The prompt does not contain the other
+    tools.
+    """
 
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
@@ -86,7 +90,7 @@ class AllowedResponseTools(Wire):
 
 
 class TextFormat(Wire):
-    """Format of the answer. Without `strict`, as much of the schema as possible is enforced."""
+    """The format of the answer. Without `strict`, as much of the schema as possible is enforced."""
 
     type: Literal["text", "json_object", "json_schema"]
     name: NonEmptyText | None = None
@@ -202,17 +206,19 @@ class ResponsesRequest(GenerationFields):
 
     @property
     def searches_tools(self) -> bool:
-        """Whether the model sees tools with `defer_loading` only once a search has found them."""
+        """Whether tools with `defer_loading` are shown to the model only when a tool search has found them."""
         return any(isinstance(tool, ToolSearchTool) for tool in self.tools or [])
 
     @property
     def conversation_id(self) -> str | None:
-        """The id of `conversation`."""
+        """The id of the conversation to continue; None if there is none."""
         given = self.conversation
         return given.id if isinstance(given, ConversationId) else given
 
     def chosen_names(self) -> list[str]:
-        """The name in the prompt of each function in `tool_choice`. Raises if one of them is not in `tools`."""
+        """The names in the prompt of the tools that `tool_choice` names. Raises a validation error if one of them is
+        not in `tools`.
+        """
         choice = self.tool_choice
         chosen: Sequence[ChosenTool] = [choice] if isinstance(choice, ChosenTool) else []
         if isinstance(choice, AllowedResponseTools):

@@ -1,4 +1,6 @@
-"""Tools of type mcp, which this server runs: those of the operator's tool servers, their items, and approvals."""
+"""Tools of type mcp, which this server runs: finds the tools of the tool servers that a request names, and converts
+their calls and approvals.
+"""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,7 +29,7 @@ _NOT_APPROVED = "Error: the user has not approved this call"
 
 @dataclass(frozen=True)
 class McpTools:
-    """What a request may use of the operator's tool servers."""
+    """The tools of tool servers that a request may use."""
 
     tools: Sequence[ServedTool] = ()
     # The labels of the servers that the request may use.
@@ -36,7 +38,7 @@ class McpTools:
     descriptions: Mapping[str, str | None] = field(default_factory=dict)
 
     def functions(self, label: str) -> list[McpFunction]:
-        """The functions in the place of the tool that names a server."""
+        """The tools of the tool server with this label, as functions."""
         return [
             McpFunction.model_validate(
                 {
@@ -54,7 +56,7 @@ class McpTools:
         ]
 
     def instead(self, body: ResponsesRequest) -> ResponsesRequest:
-        """The request with the functions of the servers in the place of the tools that name them."""
+        """The request with each tool of type mcp replaced by the functions of its tool server."""
         if not any(isinstance(tool, McpTool) for tool in body.tools or ()):
             return body
         tools = [
@@ -67,11 +69,13 @@ class McpTools:
         return body.model_copy(update={"tools": tools or None})
 
     def served(self, approved: Collection[str]) -> ServedTools:
-        """What the loop runs. `approved` are the ids of the calls that the client has approved."""
+        """The tools that the server runs while it generates the answer. `approved` are the ids of calls that the client
+        has approved.
+        """
         return ServedTools({tool.name: tool for tool in self.tools}, frozenset(approved))
 
     def lists(self, conversation: Sequence[JsonObject]) -> list[McpToolList]:
-        """The items with the tools of each server that the conversation has not listed yet."""
+        """An item with the list of tools for each tool server whose tools are not listed in the conversation yet."""
         known = {item.get("server_label") for item in conversation if item["type"] == "mcp_list_tools"}
         return [
             McpToolList(label, [_listed(tool) for tool in self.tools if tool.server == label])
@@ -89,7 +93,8 @@ def _listed(tool: ServedTool) -> JsonObject:
 
 
 async def find_mcp_tools(body: ResponsesRequest, services: Services, context: RequestContext) -> McpTools:
-    """The tools of the servers that a request names. Servers that it may not use are left out, and named.
+    """Find the tools of the tool servers that a request names. Servers that the request may not use are left out and
+    reported.
 
     Raises InvalidField, ToolServerUnavailable, ClientLeft and DeadlinePassed.
     """
@@ -123,7 +128,10 @@ async def find_mcp_tools(body: ResponsesRequest, services: Services, context: Re
 
 
 def _address(tool: McpTool, place: int, services: Services) -> ServerAddress | None:
-    """Where a server is that is not the operator's; None if the operator does not allow it. Raises InvalidField."""
+    """The address of a tool server that the request names by URL; None if the operator does not allow this host.
+
+    Raises InvalidField for invalid headers or an invalid name.
+    """
     try:
         found = address_of(services, tool.server_url, tool.authorization, tool.headers)
     except ValueError as error:
@@ -135,7 +143,7 @@ def _address(tool: McpTool, place: int, services: Services) -> ServerAddress | N
 
 @dataclass(frozen=True)
 class ServedHistory:
-    """A conversation whose items about tool servers have become calls of functions, and results."""
+    """A conversation in which items of tool servers are replaced by function calls and their outputs."""
 
     items: list[JsonObject]
     # The approval requests of the calls that the client has approved, keyed by the calls' ids.
@@ -143,9 +151,10 @@ class ServedHistory:
 
 
 def with_calls(conversation: Sequence[JsonObject], labels: Collection[str]) -> ServedHistory:
-    """Convert the items about these servers. Those of others stay, and become notes.
+    """Replace the items of the tool servers with these labels by function calls and outputs. Items of other tool
+    servers stay, and the model reads them as notes.
 
-    Raises InvalidField for the approval of what the conversation does not request.
+    Raises InvalidField for an approval without a request for it.
     """
     if not labels:
         return ServedHistory([*conversation], {})
@@ -173,7 +182,7 @@ def with_calls(conversation: Sequence[JsonObject], labels: Collection[str]) -> S
 
 
 def _approvals(conversation: Sequence[JsonObject]) -> dict[object, JsonObject]:
-    """The items that approve or decline calls, keyed by the ids of the requests."""
+    """The items with which the client approves or declines calls, by the ids of the approval requests."""
     requests = {item["id"] for item in conversation if item["type"] == "mcp_approval_request"}
     answers: dict[object, JsonObject] = {}
     for item in conversation:
@@ -197,7 +206,7 @@ def _output(item: JsonObject, call_id: str, text: str) -> JsonObject:
 
 
 def _result(item: JsonObject) -> str:
-    """What the model reads of a call's result."""
+    """The text that the model reads as the result of a call."""
     match item.get("error"):
         case {"content": [{"text": str(text)}, *_]} | {"message": str(text)} | str(text):
             return f"Error: {text}"

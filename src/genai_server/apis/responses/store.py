@@ -1,7 +1,7 @@
-"""Running responses, and stored responses and conversations, as their owners find them.
+"""Finds running and stored responses, and stored conversations, for their owners.
 
-Responses with a client are known to this API process until they end, and are stored then. Responses in the background
-are in the store from their beginning, where every API process finds them.
+A response with a waiting client is known only to its API process until it ends, and is stored then. A background
+response is in the store from the beginning, so that every API process finds it.
 """
 
 import asyncio
@@ -66,7 +66,7 @@ EndRequest = Callable[[str], Awaitable[object]]
 
 
 class Running(Protocol):
-    """A response running in this process."""
+    """A response that is being generated in this process."""
 
     # The conversation's items up to this response.
     items: Sequence[JsonObject]
@@ -77,17 +77,17 @@ class Running(Protocol):
 
     @property
     def response(self) -> JsonObject:
-        """The response in its current state."""
+        """The response object in its current state."""
 
     @property
     def progress(self) -> tuple[int, int] | None:
-        """Prompt tokens processed and their total number; None when all have been processed."""
+        """How many prompt tokens have been read, and how many there are in all; None when all have been read."""
 
     def find_items(self, ids: Set[str]) -> dict[str, JsonObject]:
-        """The conversation and output items with these ids, keyed by id."""
+        """Those of the conversation's items and the output items that have these ids, by id."""
 
     def follow(self, after: int | None) -> AsyncGenerator[JsonObject]:
-        """The stream's events after this sequence number, as they are generated.
+        """The stream events after this sequence number, including those that are yet to be generated.
 
         Raises InvalidField if the response has no events.
         """
@@ -101,7 +101,7 @@ class Running(Protocol):
 
 @dataclass(frozen=True)
 class StoredResponse:
-    """A stored response, with the same methods for its clients as a running one."""
+    """A response read from the store, with the same methods for requests as a running one."""
 
     record: StoredRecord
     # Reads the next stream events after a sequence number. Raises ResponseNotFound and StoreUnavailable.
@@ -111,21 +111,21 @@ class StoredResponse:
 
     @property
     def response(self) -> JsonObject:
-        """The response. Its output items are raw JSON."""
+        """The response object. Its output items are raw JSON."""
         return self.record.value
 
     @property
     def is_running(self) -> bool:
-        """Whether it runs in another API process."""
+        """Whether another API process is still generating the response."""
         return self.response["status"] in RUNNING
 
     def cancel(self) -> None:
-        """Do nothing if the response was cancelled; else raise InvalidField."""
+        """Do nothing if the response was cancelled, otherwise raise InvalidField."""
         if self.response["status"] != "cancelled":
             raise not_cancelled(self.response)
 
     def follow(self, after: int | None) -> AsyncGenerator[JsonObject]:
-        """The stream's events after this sequence number. Raises InvalidField if none are stored."""
+        """The stream events after this sequence number. Raises InvalidField if no events are stored."""
         if not self.record.has_events:
             raise not_streamed(self.response["id"])
         return self._events(-1 if after is None else after)
@@ -142,20 +142,22 @@ KeptResponse = Running | StoredResponse
 
 @dataclass
 class LatestResponse:
-    """The latest response on a WebSocket. The next one there may continue it even if it is not stored."""
+    """The latest response on a WebSocket, which the next request on it may continue even if the response is not
+    stored.
+    """
 
     record: Record | None = None
 
     def forget(self, id: object) -> None:
-        """Forget this response because a turn could not continue it."""
+        """Forget the response if it has this id, because a request that should continue it has failed."""
         if self.record is not None and self.record.id == id:
             self.record = None
 
 
 class ResponseStore:
-    """Finds responses and conversations for their owners. Belongs to the event loop; must be closed.
+    """Stores responses and conversations and finds them for their owners. Belongs to the event loop; must be closed.
 
-    All methods that read or write the store raise StoreUnavailable if they cannot.
+    All methods that access the store raise StoreUnavailable if that is not possible.
     """
 
     def __init__(
@@ -188,15 +190,15 @@ class ResponseStore:
         self._is_closing = False
 
     async def check(self, owner: str | None) -> None:
-        """Write to the store, to find out whether something can be stored. Raises StoreUnavailable."""
+        """Write to the store, to find out whether it works. Raises StoreUnavailable."""
         await self._database.write(owner, lambda rows: rows.execute(f"PRAGMA user_version = {VERSION}"))
 
     def begin(self, running: Running) -> None:
-        """Add a running response."""
+        """Register a running response."""
         self._running[running.response["id"]] = running
 
     async def begin_background(self, running: Running) -> None:
-        """Add a running response that has no client, also for other processes.
+        """Register a running background response, and store it, so that other processes find it.
 
         Raises StoreUnavailable, and InvalidField if its items are too large to be stored.
         """
@@ -218,9 +220,9 @@ class ResponseStore:
             raise
 
     async def finish(self, ended: Record) -> str | None:
-        """Replace a running response by the ended one, unless it has been deleted, here or by another process.
+        """Store a response that has ended, unless this process or another one has deleted it.
 
-        Returns the reason why it could not be stored, if any.
+        Returns the reason why it could not be stored; None if it could, or if it was deleted.
         """
         # Before the first await: one that is deleted in the meantime must not be stored as a new one.
         is_background = self._background.pop(ended.id, None) is not None
@@ -243,19 +245,19 @@ class ResponseStore:
         return reason
 
     def abandon(self, id: str) -> None:
-        """Remove a running response."""
+        """Forget a running response without storing it."""
         self._running.pop(id, None)
 
     def later(self, storing: Coroutine[Any, Any, object]) -> None:
-        """Store a response without making its client wait."""
+        """Run `storing` as a task for which no client waits."""
         task = asyncio.ensure_future(storing)
         self._storing.add(task)
         task.add_done_callback(self._storing.discard)
 
     async def put(self, record: Record, *, is_begun: bool = False) -> None:
-        """Store a record, or complete one that has begun unless it was deleted.
+        """Store a record. If `is_begun`, complete one that is stored already, unless it has been deleted.
 
-        Raises StoreUnavailable, and InvalidField if it is too large.
+        Raises StoreUnavailable, and InvalidField if the record is too large.
         """
         encoded = await asyncio.to_thread(EncodedRecord, record)
         put = self._records.complete if is_begun else self._records.put
@@ -264,7 +266,10 @@ class ResponseStore:
             raise InvalidField(None, "it exceeds this API key's share of GENAI_RESPONSE_STORE_BYTES")
 
     async def get(self, id: str, owner: str | None = None) -> KeptResponse:
-        """A response of this owner. Raises ResponseNotFound. It has failed if its API process has died."""
+        """The response of this owner with this id. If its API process has died, its status is `failed`.
+
+        Raises ResponseNotFound.
+        """
         key = Key("response", id, owner)
         running = self._running_of(key)
         if running is not None:
@@ -278,9 +283,9 @@ class ResponseStore:
     async def page(
         self, object: Literal["response", "conversation"], id: str, owner: str | None, query: InputItemsParameters
     ) -> Page:
-        """A page of a response's input items or of a conversation's items.
+        """A page of the input items of a response or the items of a conversation.
 
-        Raises ResponseNotFound or ConversationNotFound, and InvalidField.
+        Raises ResponseNotFound or ConversationNotFound, and InvalidField for an unknown item in `query.after`.
         """
         key = Key(object, id, owner)
         running = self._running_of(key)
@@ -294,10 +299,10 @@ class ResponseStore:
     async def history(
         self, object: Literal["response", "conversation"], id: str, owner: str | None, *, is_shortened: bool = False
     ) -> list[JsonObject]:
-        """The items of an ended response, including its output, or of a conversation.
+        """The items of a response that has ended, including its output, or the items of a conversation.
 
-        Raises ResponseNotFound or ConversationNotFound, and InvalidField if it is too long to continue. With
-        `is_shortened`, the oldest turns are dropped instead.
+        If they are too long to be continued, InvalidField is raised, or, if `is_shortened`, the oldest turns are left
+        out. Raises ResponseNotFound or ConversationNotFound.
         """
         key, max_bytes = Key(object, id, owner), self._max_history // (2 if is_shortened else 1)
         running = self._running_of(key)
@@ -309,10 +314,10 @@ class ResponseStore:
         return await asyncio.to_thread(_decoded, found)
 
     async def cancel(self, id: str, owner: str | None = None) -> KeptResponse:
-        """Cancel a running response in whichever process it runs, and return it.
+        """Cancel a running response, in whichever process it runs, and return it.
 
-        Raises ResponseNotFound, Unavailable if it does not end in time, and InvalidField if it has ended in another
-        way.
+        Raises ResponseNotFound, Unavailable if the response does not end in time, and InvalidField if it has ended in
+        another way.
         """
         kept = await self.get(id, owner)
         if isinstance(kept, StoredResponse) and kept.is_running:
@@ -334,7 +339,8 @@ class ResponseStore:
         return record is None or record.is_cancelled
 
     async def delete(self, id: str, owner: str | None = None) -> None:
-        """Delete a response. A background response is cancelled; one with a client continues for it.
+        """Delete a response. If it is running in the background it is cancelled; if a client waits for it, it continues
+        for this client.
 
         Raises ResponseNotFound.
         """
@@ -353,7 +359,7 @@ class ResponseStore:
             self.later(self._end_elsewhere(kept.record))
 
     async def conversation(self, id: str, owner: str | None) -> JsonObject:
-        """A conversation of this owner, without its items. Raises ConversationNotFound."""
+        """The conversation of this owner with this id, without its items. Raises ConversationNotFound."""
         key = Key("conversation", id, owner)
         return (await self._find(key, lambda rows: self._records.get(rows, key))).value
 
@@ -369,8 +375,9 @@ class ResponseStore:
     async def update_conversation(
         self, id: str, owner: str | None, change: Callable[[JsonObject], JsonObject]
     ) -> JsonObject:
-        """Change a conversation's value and return it. Raises ConversationNotFound and InvalidField, without a
-        change.
+        """Replace a conversation object by the result of `change`, and return it.
+
+        Raises ConversationNotFound, and InvalidField if it would be too large; nothing is changed then.
         """
         key = Key("conversation", id, owner)
         changed = await self._database.write(owner, lambda rows: self._records.set_value(rows, key, change))
@@ -389,7 +396,7 @@ class ResponseStore:
         await self._evict(owner)
 
     async def remove_item(self, id: str, owner: str | None, item: str) -> JsonObject:
-        """Delete an item of a conversation; returns the conversation. Raises ConversationNotFound."""
+        """Delete an item of a conversation, and return the conversation. Raises ConversationNotFound."""
         conversation = await self.conversation(id, owner)
         key = Key("conversation", id, owner)
         if not await self._database.write(owner, lambda rows: self._records.remove_item(rows, key, item)):
@@ -397,14 +404,14 @@ class ResponseStore:
         return conversation
 
     async def delete_conversation(self, id: str, owner: str | None) -> None:
-        """Remove a conversation of this owner. Raises ConversationNotFound."""
+        """Delete a conversation of this owner. Raises ConversationNotFound."""
         await self.conversation(id, owner)
         await self._delete(id, owner)
 
     async def find_items(self, ids: Iterable[str], owner: str | None = None) -> dict[str, JsonObject]:
-        """The owner's items with these ids, keyed by id. Unknown ids are omitted.
+        """The owner's items with these ids, by id. Unknown ids are omitted.
 
-        Raises InvalidField for too many or too large items.
+        Raises InvalidField if the items are too many or too large.
         """
         wanted = Counter(ids)
         if not wanted:
@@ -426,7 +433,7 @@ class ResponseStore:
         return await asyncio.to_thread(lambda: {id: json.loads(item) for id, item in found.items()})
 
     async def close(self) -> None:
-        """Stop background responses and finish storing ended ones."""
+        """Stop background responses, and wait until those that have ended are stored."""
         self._is_closing = True
         for running in list(self._background.values()):
             await running.stop()
@@ -441,7 +448,9 @@ class ResponseStore:
         await self._database.write(owner, lambda rows: self._records.delete(rows, id, owner))
 
     async def _complete(self, ended: Record) -> None:
-        """Complete a background response once the store can be written; until then it seems to run."""
+        """Store the end of a background response as soon as the store can be written. Until then the response seems to
+        be running.
+        """
         while not self._is_closing:
             await asyncio.sleep(_RETRY_EVERY)
             with suppress(StoreUnavailable, InvalidField):
@@ -449,7 +458,9 @@ class ResponseStore:
                 return
 
     async def _evict(self, owner: str | None) -> set[str]:
-        """Delete records, each in a job of its own, until the limits are met; returns their ids."""
+        """Delete records until the limits of the store are met, each in a job of its own. Returns the ids of the
+        deleted records.
+        """
         evicted = set()
         with suppress(StoreUnavailable):  # the next record continues the eviction
             while (id := await self._database.write(owner, lambda rows: self._records.evict(rows, owner))) is not None:
@@ -457,13 +468,15 @@ class ResponseStore:
         return evicted
 
     async def _end_elsewhere(self, running: StoredRecord) -> None:
-        """End the engine request of another process's response."""
+        """End the engine request for a response that another process generates."""
         if self._end_request is not None:
             with suppress(NoEngineReady, RequestNotFound):  # the request has ended, perhaps with its engine
                 await self._end_request(running.request)
 
     async def _ended(self, id: str, owner: str | None) -> KeptResponse:
-        """The response, once its process has ended it. Raises Unavailable if this takes too long."""
+        """Wait until the process that generates the response has ended it, and return it. Raises Unavailable if this
+        takes too long.
+        """
         try:
             async with asyncio.timeout(_CANCEL_TIMEOUT):
                 while True:
@@ -479,7 +492,9 @@ class ResponseStore:
         return await asyncio.to_thread(lambda: [json.loads(event) for event in events])
 
     async def _find(self, key: Key, read: Do[T | None]) -> T:
-        """Read from a record. Raises ResponseNotFound and ConversationNotFound."""
+        """Run a job that reads from a record, and return its result. Raises ResponseNotFound and
+        ConversationNotFound.
+        """
         found = await self._database.read(key.owner, read)
         if found is None:
             raise _not_found(key)
@@ -487,14 +502,14 @@ class ResponseStore:
 
 
 def not_streamed(id: str) -> InvalidField:
-    """The error for a stream that was not stored."""
+    """The error for a request to stream a response whose events were not stored."""
     return InvalidField(
         "stream", f"must be false: response {quoted(id)} was not created with background: true and stream: true"
     )
 
 
 def not_cancelled(response: JsonObject) -> InvalidField:
-    """The error for a request to cancel a response that is no longer running and was not cancelled."""
+    """The error for a request to cancel a response that has ended in another way."""
     return InvalidField("response_id", f"{response['id']} cannot be cancelled: it is {response['status']}")
 
 
@@ -508,7 +523,7 @@ def _no_item(id: str, item: str) -> GenaiServerError:
 
 
 def _page(items: Sequence[JsonObject], query: InputItemsParameters) -> Page:
-    """A page of a running response's items. Raises InvalidField if `after` is not one of them."""
+    """A page of a running response's items. Raises InvalidField if `after` is not the id of one of these items."""
     items = items[::-1] if query.order == "desc" else items
     start = 0
     if query.after is not None:
@@ -520,7 +535,9 @@ def _page(items: Sequence[JsonObject], query: InputItemsParameters) -> Page:
 
 
 def _decoded(history: History) -> list[JsonObject]:
-    """Decode the items. A shortened history keeps initial instructions and continues from a user's message."""
+    """The items of a history. If it was shortened, it has the initial instructions, if any, and then begins with a
+    user's message.
+    """
     items = [json.loads(item) for item in history.items]
     if history.first is None:
         return items

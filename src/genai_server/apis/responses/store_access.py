@@ -1,4 +1,4 @@
-"""The store as routes use it: the caller's view of it, and responses with stored items."""
+"""Access of routes to the store of responses and conversations, for the caller of a request."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ NOT_STORED = "x-genai-not-stored"
 
 @dataclass(frozen=True)
 class TurnReceipt(Receipt):
-    """The receipt of a turn on a WebSocket."""
+    """The receipt of a request that came over a WebSocket."""
 
     # The latest response on the connection.
     latest: LatestResponse = field(default_factory=LatestResponse)
@@ -42,7 +42,7 @@ class CallerStore:
     latest: LatestResponse | None = None
 
     async def given_items(self, given: str | Sequence[InputItem], field: str) -> list[JsonObject]:
-        """The items of a request's field, with the stored items that it refers to.
+        """The items of the request's field, in which item references are replaced by the stored items.
 
         Raises InvalidField and StoreUnavailable.
         """
@@ -54,7 +54,7 @@ class CallerStore:
 
 
 async def caller_store(request: Request, owner: KeyHolderDep) -> CallerStore:
-    """The store for the caller of a request."""
+    """The store for the caller of a request; a dependency."""
     state = request_state(request.scope)
     latest = state.receipt.latest if isinstance(state.receipt, TurnReceipt) else None
     return CallerStore(request.app.state.responses, owner, state.record.unique_id, latest)
@@ -65,12 +65,14 @@ StoreDep = Annotated[CallerStore, Depends(caller_store)]
 
 
 def not_stored(reason: str | None) -> dict[str, str]:
-    """The header with the reason why something was not stored, if any."""
+    """The response header with the reason why something was not stored; empty if there is no reason."""
     return {} if reason is None else {NOT_STORED: reason.encode("ascii", "backslashreplace").decode()}
 
 
 async def page_response(page: Page, shown: Callable[[JsonObject], JsonObject] | None = None) -> Response:
-    """A page of items in OpenAI's format, each converted by `shown` if given. It is encoded in a thread."""
+    """A response with a page of items in OpenAI's format, encoded in a thread. `shown`, if given, converts each
+    item.
+    """
 
     def build() -> JsonObject:
         ids = [id for id, _ in page.items]

@@ -1,5 +1,5 @@
-"""Tools of OpenAI's Responses API that the model may call, one class for each type. The client runs them, except those
-of type mcp.
+"""Tools of OpenAI's Responses API that the model may call, one class for each type. Clients run these tools, except
+those of type mcp, which the server runs.
 """
 
 from collections.abc import Iterable, Iterator
@@ -26,7 +26,9 @@ _MAX_HEADERS = 128
 
 
 def full_name(name: str, namespace: str | None) -> str:
-    """The name of a function in the prompt. Functions in different namespaces may share a name."""
+    """The name of a function in the prompt. It contains the namespace, because functions in different namespaces may
+    have the same name.
+    """
     return f"{namespace}__{name}" if namespace else name
 
 
@@ -46,7 +48,7 @@ AllowedCallers = Annotated[list[Literal["direct", "programmatic"]], elements(8),
 
 
 class NamespacedTool(Wire):
-    """Fields of tools that have names of their own."""
+    """Fields of tools that have a name, and may have a namespace."""
 
     name: FunctionName
     description: Text | None = None
@@ -75,7 +77,7 @@ class NamespacedTool(Wire):
 
 
 class FunctionTool(NamespacedTool):
-    """A function the model may call. `parameters` is a JSON schema."""
+    """A function that the model may call. `parameters` is a JSON schema."""
 
     type: Literal["function"]
     parameters: dict[str, Any] | None = None
@@ -86,7 +88,7 @@ class FunctionTool(NamespacedTool):
 
 
 class ToolGrammar(Wire):
-    """Format of a custom tool's input."""
+    """The format of the text with which a custom tool is called."""
 
     type: Literal["text", "grammar"]
     syntax: Literal["lark", "regex"] | None = None
@@ -99,14 +101,14 @@ class ToolGrammar(Wire):
 
 
 class CustomTool(NamespacedTool):
-    """A tool that the model calls with free-form text."""
+    """A tool that the model calls with a text instead of JSON arguments."""
 
     type: Literal["custom"]
     format: ToolGrammar | None = Field(None, description="Format of the tool's input; by default any text.")
 
 
 class TypedTool(Wire):
-    """Fields of tools that the API knows by their type, which is also their name in the prompt."""
+    """Fields of tools that the API defines by their type, which is also their name in the prompt."""
 
     type: str
     allowed_callers: AllowedCallers | None = None
@@ -161,26 +163,26 @@ class ToolSearchTool(TypedTool):
 
 
 class McpFilter(Wire):
-    """Tools of a tool server, by name, or by what the server says about them; by both if both are given."""
+    """Selects tools of a tool server by name, by whether the server calls them read-only, or by both."""
 
     tool_names: Annotated[list[NonEmptyText], elements(MAX_TOOLS)] | None = None
     read_only: bool | None = None
 
     def matches(self, tool: ToolInfo) -> bool:
-        """Whether a tool is one of them."""
+        """Whether the filter selects this tool."""
         is_named = self.tool_names is None or tool.name in self.tool_names
         return is_named and (self.read_only is None or tool.is_read_only == self.read_only)
 
 
 class McpApproval(Wire):
-    """The tools whose calls need an approval, or those whose calls do not."""
+    """Selects the tools whose calls need an approval, or those whose calls need none."""
 
     always: McpFilter | None = None
     never: McpFilter | None = None
 
 
 class McpTool(Wire):
-    """The tools of a tool server, which this server runs: of one that the operator lists, or at an allowed host."""
+    """A tool server whose tools this server runs: one from the server's configuration, or one at an allowed host."""
 
     type: Literal["mcp"]
     server_label: NonEmptyText = Field(
@@ -205,18 +207,18 @@ class McpTool(Wire):
 
     @property
     def full_name(self) -> str:
-        """What no tool's name in a prompt is: its tools have names of their own."""
+        """A name that no tool in a prompt has, since the tools of the tool server have their own names."""
         return f"mcp:{self.server_label}"
 
     def allows(self, tool: ToolInfo) -> bool:
-        """Whether the model may call a tool of the server."""
+        """Whether the request lets the model call this tool."""
         allowed = self.allowed_tools
         if isinstance(allowed, McpFilter):
             return allowed.matches(tool)
         return allowed is None or tool.name in allowed
 
     def wants_approval(self, tool: ToolInfo) -> bool:
-        """Whether the client wants to approve each call of a tool."""
+        """Whether the request wants the client to approve each call of this tool."""
         rule = self.require_approval
         if isinstance(rule, McpApproval):
             if rule.never is not None and rule.never.matches(tool):
@@ -225,13 +227,15 @@ class McpTool(Wire):
         return rule != "never"
 
     def without_effect(self, *, has_address: bool) -> list[str]:
-        """The given fields that are not used. `has_address`: whether the server is the one at `server_url`."""
+        """The names of the given fields that have no effect. `has_address` says whether the tool server is the one at
+        `server_url`.
+        """
         own = () if has_address else ("server_url", "authorization", "headers")
         return [field for field in (*own, "connector_id", "tunnel_id", "defer_loading") if getattr(self, field)]
 
 
 class McpFunction(FunctionTool):
-    """A tool of a tool server, in the place of its McpTool. The namespace is the name of the server."""
+    """A tool of a tool server as a function. Its namespace is the name of the tool server."""
 
     needs_approval: bool = False
 
@@ -264,7 +268,7 @@ ItemTool = Annotated[
 
 
 def flattened(tools: "Iterable[ResponseTool | NamespaceTool]") -> Iterator[ResponseTool]:
-    """The tools, with those of a namespace in its place."""
+    """The tools, with each namespace replaced by its tools."""
     for tool in tools:
         if isinstance(tool, NamespaceTool):
             space = {"namespace": tool.name, "namespace_description": tool.description}

@@ -1,4 +1,4 @@
-"""Translates Responses API requests to chat parameters, and builds the new response
+"""Translates requests of the Responses API to chat parameters, and creates the response object
 (https://platform.openai.com/docs/api-reference/responses).
 """
 
@@ -63,9 +63,9 @@ _NAMES = {
 
 
 def to_chat(body: ResponsesRequest, conversation: Sequence[JsonObject]) -> ChatParameters:
-    """The chat parameters of a request.
+    """The chat parameters for a request and its conversation.
 
-    Raises InvalidField for the output of an unknown call, and for too many messages or tools, or no message.
+    Raises InvalidField for the output of an unknown call, for too many messages or tools, and if there is no message.
     """
     tools = OfferedTools(body, conversation)
     messages = to_messages(conversation, tools.introduce)
@@ -96,7 +96,7 @@ def to_chat(body: ResponsesRequest, conversation: Sequence[JsonObject]) -> ChatP
 
 
 def _tools(body: ResponsesRequest, offered: OfferedTools, tools: Sequence[ResponseTool]) -> list[Tool]:
-    """Functions for those of these tools that are allowed."""
+    """The tools as functions, without those that `tool_choice` does not allow."""
     choice = body.tool_choice
     allowed = set(body.chosen_names()) if isinstance(choice, AllowedResponseTools) else None
     return [
@@ -136,9 +136,9 @@ def _mcp_choice(body: ResponsesRequest, choice: NamedMcpTool) -> JsonObject:
 def field_names(
     chat: ChatParameters, conversation: Sequence[JsonObject], given: Sequence[JsonObject], earlier: str
 ) -> FieldNames:
-    """The request's names for fields of the chat that a conversation became.
+    """The request's names for fields of the chat parameters.
 
-    `given` are the items of `input`. `earlier` is the field that refers to all others.
+    `given` are the items of `input`, and `earlier` is the field that refers to all other items of the conversation.
     """
     places = _places(given, earlier)
 
@@ -159,7 +159,9 @@ def field_names(
 def new_response(
     body: ResponsesRequest, *, model: str, sampling: Sampling, created: int, is_stored: bool
 ) -> JsonObject:
-    """A new response, with the request's fields and the sampling values in effect. `created` is a Unix time."""
+    """A new response object with the request's fields and the sampling parameters in use. `created` is in seconds since
+    1970.
+    """
     asked = body.model_dump(include={"reasoning", "text", "tool_choice"}, exclude_none=True, by_alias=True)
     return {
         "id": new_id("resp"),
@@ -201,10 +203,9 @@ def new_response(
 def name_conversions(
     leniency: Leniency, conversation: Sequence[JsonObject], given: Sequence[JsonObject], earlier: str
 ) -> None:
-    """Name the items of a conversation that are left out of the prompt, or have another form there than OpenAI's API
-    would give them.
+    """Report the items of a conversation that the prompt leaves out, or has in another form than with OpenAI's API.
 
-    `given` are the items of `input`. `earlier` is the field that refers to all others.
+    `given` are the items of `input`, and `earlier` is the field that refers to all other items of the conversation.
     """
     place = _places(given, earlier)
     leniency.convert(f"{place(item)} ({form})" for item, form in conversions(conversation))
@@ -212,18 +213,18 @@ def name_conversions(
 
 
 def _places(given: Sequence[JsonObject], earlier: str) -> Callable[[JsonObject], str]:
-    """A function that says where a request has an item."""
+    """A function that returns the path of an item in the request."""
     places = {id(item): f"input[{index}]" for index, item in enumerate(given)}
     return lambda item: places.get(id(item)) or f"{earlier} (item {item['id']})"
 
 
 def tools_by_name(body: ResponsesRequest, conversation: Sequence[JsonObject] = ()) -> dict[str, ResponseTool]:
-    """The tools that an answer may call, keyed by their names in the prompt."""
+    """The tools that the answer may call, by their names in the prompt."""
     return OfferedTools(body, conversation).by_name()
 
 
 def _repeated(tools: Sequence[ResponseTool]) -> list[JsonObject]:
-    """The tools in OpenAI's format, in which a namespace contains its tools."""
+    """The request's tools in OpenAI's format, in which a namespace contains its tools, for the response object."""
     found: list[JsonObject] = []
     for tool in tools:
         if not isinstance(tool, NamespacedTool):
@@ -244,28 +245,28 @@ def _repeated(tools: Sequence[ResponseTool]) -> list[JsonObject]:
 
 
 def _given_text(value: Any) -> str | None:
-    """The value if it is a string: clients expect no other type."""
+    """The value if it is a text, otherwise None, because clients expect no other type."""
     return value if isinstance(value, str) else None
 
 
 def compacting(body: CompactRequest, conversation: Sequence[JsonObject]) -> ChatParameters:
-    """The chat parameters for summarizing a conversation. Raises InvalidField as `to_chat` does."""
+    """The chat parameters with which the model summarizes a conversation. Raises the same errors as `to_chat`."""
     asked = [*conversation, message("user", [text_part(_COMPACT)])]
     fields = {"model": body.model, "input": "", "instructions": body.instructions}
     return to_chat(ResponsesRequest.model_validate(fields), asked)
 
 
 def compacted(conversation: Sequence[JsonObject], summary: str) -> list[JsonObject]:
-    """The compacted form of a conversation: its user messages and a summary of everything."""
+    """The compacted form of a conversation: its user messages, and the summary of everything."""
     users = [item for item in conversation if item["type"] == "message" and item["role"] == "user"]
     return [*users, new_item("compaction", encrypted_content=encrypted(summary))]
 
 
 def shortened(conversation: Sequence[JsonObject], share: float) -> list[JsonObject] | None:
-    """The newest part of a conversation that is too long, at most this share of its text if possible.
+    """The newest part of a conversation that is too long, with at most this `share` of its text if possible.
 
-    Initial instructions and the user's last message are kept, and calls stay with their outputs. None if nothing can be
-    dropped.
+    Initial instructions and the user's last message are kept, and calls are not separated from their outputs. None if
+    nothing can be dropped.
     """
     first = next((place for place, item in enumerate(conversation) if item.get("role") not in _INSTRUCTING), 0)
     head, rest = list(conversation[:first]), conversation[first:]
@@ -298,13 +299,15 @@ _IMAGE_SIZE = 2000
 
 
 def _size(item: JsonObject) -> int:
-    """The size of an item in characters of text."""
+    """The size of an item in characters. An image or audio counts as a fixed number of characters."""
     media = [data_of(part)[1] for part in parts_of(item)[1] if is_medium(part)]
     return len(json.dumps(item, ensure_ascii=False)) + sum(_IMAGE_SIZE - len(data) for data in media)
 
 
 def _cuts(items: Sequence[JsonObject]) -> Iterator[int]:
-    """The positions after the first item where a conversation may be cut: not between a call and its output."""
+    """The positions, except 0, at which a conversation may be cut: not between a call and its output, nor within a
+    turn's reasoning and calls.
+    """
     open_calls: set[str | None] = set()
     for place, item in enumerate(items):
         # Reasoning and calls of one turn are adjacent.

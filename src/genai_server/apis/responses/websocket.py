@@ -1,6 +1,7 @@
-"""The Responses API over a WebSocket, as defined by Open Responses and OpenAI: each turn becomes a POST to the app.
+"""The Responses API over a WebSocket, as defined by Open Responses and OpenAI. Each message becomes a POST request to
+the app.
 
-Authentication, limits, logs and metrics therefore apply to turns as to all other requests.
+Authentication, limits, logs and metrics thus apply to these requests as to all others.
 """
 
 import asyncio
@@ -41,10 +42,11 @@ _MAX_SHOWN = 100
 
 
 class ResponsesSocket:
-    """The ASGI app of all WebSockets: accepts those at the Responses API's paths and refuses the others.
+    """The ASGI app for all WebSockets. It accepts those at the paths of the Responses API and refuses the others.
 
-    The handshake passes through the app as a GET and is refused like one. Browsers allow any web page to open
-    WebSockets to any server without a preflight request, so the origin must be the server's own or one of `origins`.
+    For each handshake, a GET request is sent to the app; if the app refuses it, the handshake is refused in the same
+    way. Browsers let any web page open WebSockets to any server without a preflight request. Therefore the origin must
+    be the server's own or one of `origins`.
     """
 
     def __init__(self, origins: Collection[str]) -> None:
@@ -67,7 +69,7 @@ class ResponsesSocket:
             await send({"type": "websocket.close", "code": _GOING_AWAY})
 
     async def _refusal(self, scope: Scope) -> "InnerResponse | None":
-        """The refusal of a handshake; None if it is accepted."""
+        """The response that refuses a handshake; None if the handshake is accepted."""
         headers = Headers(scope=scope)
         if not is_own_origin(headers) and headers["origin"] not in self._origins:
             error = OriginForbidden()
@@ -82,7 +84,7 @@ class ResponsesSocket:
 
 
 async def _serve(parsing: ParsingThread, scope: Scope, receive: Receive, send: Send) -> None:
-    """Serve turns, one after another, until the client disconnects, which cancels the running turn."""
+    """Handle messages, one after another, until the client disconnects, which cancels the request in progress."""
     latest, turn = LatestResponse(), None
     try:
         while (message := await receive())["type"] != "websocket.disconnect":
@@ -104,7 +106,7 @@ async def _serve(parsing: ParsingThread, scope: Scope, receive: Receive, send: S
 
 
 async def _begun(message: Message, receipt: TurnReceipt, parsing: ParsingThread, scope: Scope, send: Send) -> "_Turn":
-    """The turn that a message asks for. Raises RequestError."""
+    """Start the request that a message asks for. Raises RequestError."""
     text = (message.get("text") or "").encode(errors="replace") or message.get("bytes") or b""
     body, previous = await parsing.run(lambda: _body(text), num_bytes=len(text), key=scope["state"][BODY_KEY])
     post = _http_scope(scope, "POST", body, receipt)
@@ -112,7 +114,7 @@ async def _begun(message: Message, receipt: TurnReceipt, parsing: ParsingThread,
 
 
 class _Turn:
-    """One request to the app, whose events are sent to the WebSocket."""
+    """A request to the app, whose stream events are sent to the WebSocket."""
 
     def __init__(self, app: ASGIApp, scope: Scope, body: bytes, send: Send, on_refusal: Callable[[], None]) -> None:
         self._on_refusal = on_refusal
@@ -132,7 +134,7 @@ class _Turn:
         await asyncio.wait([self._task])
 
     async def leave(self) -> None:
-        """Signal to the app that the client has disconnected, and wait for it to finish."""
+        """Tell the app that the client has disconnected, and wait until the app has finished the request."""
         self._is_left.set()
         await self.ended()
 
@@ -163,7 +165,7 @@ class _Turn:
                 self.is_finished = self.is_finished or name in _LAST_EVENTS
 
     async def _refused(self) -> None:
-        """Send what the app has answered in place of events."""
+        """Send the error with which the app has answered instead of a stream."""
         self.is_finished = True
         self._on_refusal()
         status = self._answer.status if self._answer.status >= 400 else 500
@@ -181,13 +183,15 @@ class _Turn:
 
 
 def _named(headers: Iterable[tuple[bytes, bytes]]) -> JsonObject:
-    """The fields of an event that say what headers say: `genai_ignored` for x-genai-ignored."""
+    """Fields for the first event with the values of headers that report what was left out or converted: `genai_ignored`
+    for x-genai-ignored.
+    """
     found = {name.decode().lower(): value.decode() for name, value in headers}
     return {name[2:].replace("-", "_"): found[name] for name in (IGNORED_HEADER, CONVERTED_HEADER) if name in found}
 
 
 def _body(text: bytes) -> tuple[bytes, object]:
-    """The body of the POST for a message, and its `previous_response_id`. Raises RequestError."""
+    """The body of the POST request for a message, and the value of `previous_response_id`. Raises RequestError."""
     check_json(text)
     try:
         body = json.loads(text)
@@ -206,7 +210,7 @@ def _body(text: bytes) -> tuple[bytes, object]:
 
 
 def _http_scope(scope: Scope, method: str, body: bytes, receipt: Receipt) -> Scope:
-    """The scope of a request that comes over a WebSocket."""
+    """The ASGI scope of a request that came over a WebSocket."""
     headers = [
         (name, value)
         for name, value in scope["headers"]

@@ -1,4 +1,4 @@
-"""vLLM's /generative_scoring, and /classify by a generative model."""
+"""The endpoints /generative_scoring and /classify, as in vLLM, for models that generate text."""
 
 import time
 
@@ -21,7 +21,7 @@ router = VersionedRouter(BodyRoute, "scoring", codes=(504,))
 
 @router.post("/v1/generative_scoring", response_model=LabelScoreResponse)
 async def generative_scoring(body: LabelScoreRequest, services: ServicesDep, context: RequestContextDep) -> Response:
-    """How likely the first of some tokens is after the query and each item."""
+    """Get the probability of the first of the given tokens after the query and each item."""
     found = await label_scores(services, body, context, normalizes=True)
     data = [{"index": n, "object": "score", "score": one[0]} for n, one in enumerate(found.probabilities)]
     whole = {"id": context.answer_id("generative-scoring-"), "object": "list", "created": int(time.time())}
@@ -30,7 +30,7 @@ async def generative_scoring(body: LabelScoreRequest, services: ServicesDep, con
 
 @router.post("/v1/classify", response_model=ClassifyResponse)
 async def classify_texts(body: ClassifyRequest, services: ServicesDep, context: RequestContextDep) -> Response:
-    """The most likely of the request's labels for each text."""
+    """Get the most likely of the given labels for each text."""
     found = await classify(services, body, context)
     data = [
         {"index": n, "label": body.labels[one.index(max(one))], "probs": one, "num_classes": len(one)}

@@ -1,4 +1,4 @@
-"""Bodies of scores and classes by generative models, in vLLM's and SGLang's forms."""
+"""Bodies of the endpoints that score and classify texts by a generative model, in vLLM's and SGLang's formats."""
 
 from typing import Annotated, Self
 
@@ -34,8 +34,10 @@ _SALT = "Share cached prefixes only with requests that have the same salt. Use a
 
 
 class LabelScoreRequest(ResultFields):
-    """Body of vLLM's /generative_scoring, and of /v1/score in SGLang's form: how likely tokens are after each prompt,
-    which is the query and an item. Special tokens in texts are encoded as such.
+    """Body of vLLM's /generative_scoring, and of /v1/score in SGLang's format: asks for the probabilities of tokens
+    after each prompt, which consists of the query and one item.
+
+    Texts may contain special tokens, which are encoded as such.
     """
 
     query: _Query
@@ -78,7 +80,9 @@ class LabelScoreResponse(BaseModel):
 
 
 class ClassifyRequest(ResultFields):
-    """Body of /classify, in vLLM's form, with the labels that vLLM takes from a classifier's configuration."""
+    """Body of /classify in vLLM's format. It also has the labels, which vLLM reads from a classifier's
+    configuration.
+    """
 
     input: Text | Annotated[list[Text], elements(MAX_ITEMS, min_length=1)]
     labels: Annotated[list[NonEmptyText], elements(MAX_LABELS, min_length=2)]
@@ -93,7 +97,7 @@ class ClassifyRequest(ResultFields):
 
     @property
     def inputs(self) -> list[str]:
-        """The texts to classify."""
+        """The texts to classify, as a list."""
         return [self.input] if isinstance(self.input, str) else self.input
 
 

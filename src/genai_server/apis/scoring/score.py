@@ -26,7 +26,7 @@ _INSTRUCTIONS = "Choose the label that fits the text."
 
 @dataclass(frozen=True)
 class ScoredTexts:
-    """For each text the probability of each label, in their order."""
+    """The probabilities of all labels for each text, in the order of the labels."""
 
     # The model's name in responses.
     model: str
@@ -35,22 +35,23 @@ class ScoredTexts:
 
     @property
     def usage(self) -> JsonObject:
-        """The usage in vLLM's form."""
+        """The token counts in vLLM's format."""
         return {"prompt_tokens": self.tokens.prompt, "total_tokens": self.tokens.prompt, "completion_tokens": 0}
 
 
 async def label_scores(
     services: Services, body: LabelScoreRequest, context: RequestContext, *, normalizes: bool
 ) -> ScoredTexts:
-    """The probabilities of token ids after each prompt; `normalizes` is the default of `apply_softmax`.
+    """The probabilities of token ids after each prompt. `normalizes` is used if the request does not have
+    `apply_softmax`.
 
-    Raises RequestError, Unavailable, GenerationFailed, and ClientLeft as soon as the client has disconnected.
+    Raises RequestError, Unavailable, GenerationFailed, and ClientLeft when the client disconnects.
     """
     return await context.run_while_connected(_label_scores(services, body, context, normalizes))
 
 
 async def classify(services: Services, body: ClassifyRequest, context: RequestContext) -> ScoredTexts:
-    """The probabilities of the labels of each text. Raises as `label_scores` does."""
+    """The probabilities of the labels for each text. Raises the same errors as `label_scores`."""
     return await context.run_while_connected(_classify(services, body, context))
 
 
@@ -83,7 +84,9 @@ async def _prompts(
     model: ModelInfo,
     context: RequestContext,
 ) -> list[NextTokens]:
-    """The prompts, of which all but the first count only what follows the query, if that comes first."""
+    """The prompts, one for each item. If they all begin with the query, only the first prompt counts the query's
+    tokens.
+    """
     add_special = body.add_special_tokens is not False
     query = await _encode(body.query, "query", codec, context, add_special=add_special)
     places = [f"items[{number}]" for number in range(len(items))]
@@ -134,7 +137,9 @@ async def _classify(services: Services, body: ClassifyRequest, context: RequestC
 
 
 def _asked(body: ClassifyRequest, number: int, text: str) -> AskedChat:
-    """The chat in which the model would choose a label. What it has in common with those of other texts comes first."""
+    """The chat in which the model would choose a label for a text. The part that is the same for all texts comes
+    first.
+    """
     labels = "".join(f"\n- {json.dumps(label, ensure_ascii=False)}" for label in body.labels)
     head = f'{body.instructions or _INSTRUCTIONS}{labels}\nAnswer {{"answer": …}} with one of these.'
     chat = ChatParameters.model_validate(

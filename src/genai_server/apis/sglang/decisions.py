@@ -1,5 +1,5 @@
-"""SGLang's form of /v1/decisions, in which questions have ids, and answers are members of an object
-(sglang 0.5.23: `srt/entrypoints/openai/protocol.py`, `serving_decisions.py`).
+"""SGLang's format of /v1/decisions, in which questions have ids and the answers are members of an object (sglang
+0.5.23: `srt/entrypoints/openai/protocol.py`, `serving_decisions.py`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,14 +20,14 @@ DecisionText = Annotated[_JsonText, AfterValidator(writable)]
 
 
 class SglangQuestion(Wire):
-    """Fields of all questions."""
+    """Fields that all types of questions have."""
 
     id: NonEmptyText
     question: DecisionText
 
 
 class SglangYesNo(SglangQuestion):
-    """A yes or no question, with descriptions of both."""
+    """A yes or no question. Both answers may have a description."""
 
     type: Literal["yes_no"]
     yes: DecisionText | None = None
@@ -42,21 +42,21 @@ class SglangOption(Wire):
 
 
 class SglangChoice(SglangQuestion):
-    """A choice of one of several options."""
+    """A question with several options."""
 
     type: Literal["choice"]
     options: Annotated[list[SglangOption], elements(255, min_length=2)]
 
 
 class SglangScore(SglangQuestion):
-    """A choice of one of several levels, the lowest first."""
+    """A question with several levels, lowest first."""
 
     type: Literal["score"]
     levels: Annotated[list[DecisionText], elements(255, min_length=2)]
 
 
 class SglangDecisionRequest(ResultFields):
-    """Body of /v1/decisions in SGLang's form."""
+    """Body of /v1/decisions in SGLang's format."""
 
     input: DecisionText
     questions: Annotated[
@@ -76,7 +76,7 @@ class SglangDecisionRequest(ResultFields):
         return self
 
     def openai_form(self, as_text: Any) -> JsonObject:
-        """The body in OpenAI's form; `as_text` writes JSON as text."""
+        """The body in OpenAI's format. `as_text` converts JSON values to text."""
 
         def text(value: Any) -> str:
             return value if isinstance(value, str) else as_text(value)
@@ -104,14 +104,14 @@ class SglangDecisionRequest(ResultFields):
         return {"input": [{"role": "user", "content": content}], "questions": questions, **fields}
 
     def answers(self, answers: Sequence[Mapping[str, Any]]) -> JsonObject:
-        """The answers in SGLang's form, by the ids of their questions."""
+        """The answers in SGLang's format, by the ids of their questions. `answers` has them in OpenAI's format."""
         return {
             question.id: _answer(question, answer) for question, answer in zip(self.questions, answers, strict=True)
         }
 
 
 class SglangDecisionResponse(BaseModel):
-    """Response in SGLang's form: an answer by the id of each question."""
+    """Response of /v1/decisions in SGLang's format. `answers` has the answer to each question by the question's id."""
 
     object: str
     model: str
@@ -120,7 +120,7 @@ class SglangDecisionResponse(BaseModel):
 
 
 def form_of_body(given: Any) -> str:
-    """Whether a body is in OpenAI's form or in SGLang's, by its first question."""
+    """ "sglang" or "openai": the format of a body, which its first question shows."""
     questions = given.get("questions") if isinstance(given, dict) else None
     first = questions[0] if isinstance(questions, list) and questions else None
     is_other = "question" in first if isinstance(first, dict) else isinstance(given, SglangDecisionRequest)

@@ -1,7 +1,8 @@
-"""What chats of earlier turns have that this server's form of messages does not, in OpenAI's form of messages.
+"""Converts parts of a conversation history in OpenAI's format that this server does not support.
 
-Programs send back whatever they were given, by this server, by another one, or by an SDK. What can be read as text is
-converted and named; what cannot is left out and named. What the user's last message has is left for validation.
+Programs send back messages that they received from this server, another server or an SDK. Parts that can be read as
+text are converted, other parts are left out, and both are reported. The user's last message is not changed; validation
+refuses what it may not contain.
 """
 
 from collections.abc import Collection, Iterator
@@ -18,7 +19,9 @@ _PARTS = ("text", "image_url", "input_audio", *FILES)
 
 
 def convert_messages(body: Any) -> list[str]:
-    """Convert the history in a body's `messages`; returns the locations, each with the form that it has now."""
+    """Convert parts of the conversation history in the field `messages` of a body to text. Returns the location and new
+    form of each.
+    """
     found = convert_parts(history_of(body, "messages"), "messages[].content[]", _PARTS, "text")
     for place, message in objects_at(body, "messages[]"):
         if message.get("role") != "assistant":
@@ -52,8 +55,9 @@ HISTORY = LeftOut(
 
 
 def convert_parts(history: JsonObject, path: str, known: Collection[str], text_type: str) -> list[str]:
-    """Replace the content parts at a path of a history whose types are not `known` by parts of this type with their
-    text; returns the locations.
+    """Replace content parts of unknown types at a path of a history by their text. Returns the location of each.
+
+    Parts with a type in `known` are unchanged. The new parts have the type `text_type`.
     """
     found = []
     for place, part in objects_at(history, path):
@@ -67,7 +71,7 @@ def convert_parts(history: JsonObject, path: str, known: Collection[str], text_t
 
 
 def _add_text(message: JsonObject, text: str) -> bool:
-    """Add a text to the content of a message. Returns False if the text is empty."""
+    """Append a text to the content of a message. Returns False if the text is empty."""
     content = message.get("content")
     if text and isinstance(content, list):
         content.append({"type": "text", "text": text})

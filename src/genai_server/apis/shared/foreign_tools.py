@@ -1,8 +1,9 @@
-"""Calls and results of tools that another provider ran, and its kinds of content, as texts of a conversation's history.
+"""Describes tool calls, tool results and content of other providers as text, so that a model can read them in a
+conversation.
 
-A program that changes its provider sends the complete conversation along: the first provider's web searches, executed
-code, tool servers and whatever its API gets next. This server runs no such tool, and chat templates have no form for
-them, so the model reads each as a note: the item's type and then its fields, one a line.
+A program that changes its provider sends the whole conversation to the new one, with the first provider's web searches,
+executed code, calls of tool servers and so on. This server has no such tools, and chat templates have no form for them.
+So the model reads a note: the type of the item, and then its fields, one in each line.
 """
 
 import json
@@ -44,10 +45,10 @@ _ROLES = ("assistant", "developer", "system", "user")
 
 
 def note(value: JsonObject) -> str:
-    """The text that stands for a call or a result of another provider's tool.
+    """A text that describes a call or a result of another provider's tool.
 
-    It has all texts and numbers of the value, except ids, states, encrypted content and files, and of tools only the
-    names: the model cannot call them.
+    It contains all texts and numbers of the object, except ids, states, encrypted content and files. Of tools that the
+    object lists it has only the names, since the model cannot call them.
     """
     lines = [f"[{value['type']}]"]
     for name, field in value.items():
@@ -58,15 +59,15 @@ def note(value: JsonObject) -> str:
 
 
 def part_text(part: JsonObject) -> str:
-    """The text of a content part of an unknown type: its own if it consists of that alone, else a note."""
+    """The text of a content part of an unknown type: the part's own text if it has nothing else, otherwise a note."""
     texts = [part[name] for name in ("text", "refusal") if isinstance(part.get(name), str)]
     is_text = len(texts) == 1 and len(part.keys() - _WITHOUT_MEANING - _ABOUT_TEXTS) == 1
     return str(texts[0]) if is_text else note(part)
 
 
 def note_role(value: JsonObject) -> str:
-    """The role of the message that a note is part of: the value's own role if it has one, the user's for a result,
-    else the assistant's.
+    """The role of the message for a note: the object's own role if it has one, otherwise `user` for a tool result and
+    `assistant` for everything else.
     """
     if (role := value.get("role")) in _ROLES:
         return str(role)
@@ -74,7 +75,7 @@ def note_role(value: JsonObject) -> str:
 
 
 def _names(tools: Any) -> Any:
-    """The names of tools, with a comma between them; those without a name by their types."""
+    """The names of tools, separated by commas. A tool without a name is represented by its type."""
     if not isinstance(tools, list):
         return _meaning(tools)
     named = [tool.get("name") or tool.get("type") for tool in tools if isinstance(tool, dict)]
@@ -82,7 +83,7 @@ def _names(tools: Any) -> Any:
 
 
 def _meaning(value: Any) -> Any:
-    """A value without what means something only to its server, in all objects inside of it."""
+    """The value without fields that only the server that wrote it can use, and without files, at all levels."""
     if isinstance(value, dict):
         inner = {
             name: _meaning(field) for name, field in value.items() if name == "type" or name not in _WITHOUT_MEANING
@@ -94,7 +95,7 @@ def _meaning(value: Any) -> Any:
 
 
 def _text(value: Any) -> str:
-    """A text as it is, content parts as their texts, and everything else as JSON."""
+    """A text unchanged, a list of text parts as their texts in lines, and everything else as JSON."""
     if isinstance(value, str):
         return value
     if isinstance(value, list) and all(_is_text(part) for part in value):

@@ -1,4 +1,6 @@
-"""The client's names for images and sounds of a chat that another API's body became, in errors and leniency reports."""
+"""Maps images and audio of a chat request to their fields in the body of another API, for error messages and
+reports.
+"""
 
 from collections.abc import Iterable, Sequence
 
@@ -9,7 +11,9 @@ ImagePlace = tuple[str, str]
 
 
 def image_names(messages: Sequence[ChatMessage], places: Iterable[ImagePlace]) -> dict[str, str]:
-    """The body's names, keyed by the chat's. `places` has the images in the order in which the chat has them."""
+    """The paths in the body for the paths of images and audio in the chat. `places` has those in the body, in the same
+    order.
+    """
     parts = [
         (f"messages[{number}].content[{index}]", "image_url.url" if part.type == "image_url" else "input_audio.data")
         for number, message in enumerate(messages)

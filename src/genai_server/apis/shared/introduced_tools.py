@@ -1,7 +1,8 @@
-"""Functions that a conversation introduces, because a search has found them or a message has added them.
+"""Writes the definitions of functions into a conversation, where a tool search has found them or a message has added
+them.
 
-The text is in the place of the conversation where they were found, not at the beginning of the prompt. So the prompt
-stays the same up to there when an agent finds more tools, and its cached prefix stays valid.
+The definitions are not at the beginning of the prompt. So when an agent finds more tools, the prompt is unchanged up to
+that point and its cached prefix stays valid.
 """
 
 import json
@@ -11,7 +12,7 @@ from genai_server.http.json_response import JsonObject
 
 
 def introduction(functions: Iterable[JsonObject]) -> str:
-    """The text that introduces functions: their definitions, or only the names of those that have nothing else."""
+    """A text with the definitions of functions. A function that has only a name is listed by its name."""
     lines = (f"<function>{_definition(function)}</function>" for function in functions)
     return "\n".join(["<functions>", *lines, "</functions>"])
 

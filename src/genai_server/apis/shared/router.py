@@ -1,4 +1,4 @@
-"""Routers of the APIs, and OpenAPI's description of their errors."""
+"""Routers for the APIs, and the description of their errors in the OpenAPI document."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,17 +14,19 @@ REFERENCE = "#/components/schemas/"
 
 
 def error_responses(*codes: int, error: type[BaseModel] = ErrorResponse) -> dict[int | str, dict[str, Any]]:
-    """OpenAPI's description of errors with these statuses; `error` is the form of their bodies.
+    """The OpenAPI description of error responses with these statuses. `error` is the model of their bodies.
 
-    It refers to the form, which openapi.py describes. FastAPI would build a validator for each route and status, which
-    takes a tenth of a second of each start.
+    It only refers to the model by name; openapi.py adds the schema. FastAPI would otherwise build a validator for each
+    route and status, which takes a tenth of a second at each start.
     """
     body = {"content": {"application/json": {"schema": {"$ref": f"{REFERENCE}{error.__name__}"}}}}
     return dict.fromkeys(codes, body)
 
 
 class VersionedRouter(APIRouter):
-    """Serves each path below /v1 without this prefix, too. `codes` are further statuses of errors."""
+    """A router that serves each path below /v1 also without this prefix. `codes` are statuses of further errors to
+    document.
+    """
 
     def __init__(
         self,

@@ -1,4 +1,6 @@
-"""Other servers' fields for how much a model thinks, which mean `reasoning_effort` and `thinking_token_budget`."""
+"""Fields of other servers' APIs that set how much a model reasons. They are translated to `reasoning_effort` and
+`thinking_token_budget`.
+"""
 
 from typing import Literal, Self
 
@@ -12,7 +14,7 @@ _SOME: ReasoningEffort = "medium"
 
 
 class ReasoningOptions(Wire):
-    """OpenRouter's options of reasoning."""
+    """OpenRouter's options for reasoning."""
 
     effort: ReasoningEffort | None = None
     enabled: bool | None = Field(None, description="false is the effort none, true the effort medium.")
@@ -22,7 +24,7 @@ class ReasoningOptions(Wire):
 
 
 class ThinkingOptions(Wire):
-    """Anthropic's, DeepSeek's and GLM's option of thinking."""
+    """The options for reasoning in the APIs of Anthropic, DeepSeek and GLM."""
 
     type: Literal["enabled", "disabled", "adaptive", "auto"] = Field(
         description="disabled is the effort none, enabled the effort medium; the others leave it to the chat template."
@@ -31,7 +33,7 @@ class ThinkingOptions(Wire):
 
 
 class OtherThinkingFields(ChatParameters):
-    """Other names for `reasoning_effort` and `thinking_token_budget`. Several may be given if they do not contradict
+    """Further names of `reasoning_effort` and `thinking_token_budget`. Several may be given if they do not contradict
     each other.
     """
 
@@ -91,7 +93,9 @@ class OtherThinkingFields(ChatParameters):
 
     @property
     def thinking_names(self) -> dict[str, str]:
-        """Maps `reasoning_effort` and `thinking_token_budget` to the names that the client used."""
+        """The names that the client used for `reasoning_effort` and `thinking_token_budget`, by these names, where they
+        differ.
+        """
         names = {"reasoning_effort": self._effort_field, "thinking_token_budget": self._budget_field}
         return {field: name for field, name in names.items() if name is not None}
 

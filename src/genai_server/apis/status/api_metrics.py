@@ -1,6 +1,7 @@
-"""Prometheus metrics that an API process counts: requests, answers, batches, grammar checks, images and recordings.
+"""The Prometheus metrics that each API process counts: requests, answers, batches, grammar checks, images and
+recordings.
 
-Names and meanings are vLLM's where it has them, with another prefix
+Names and meanings are vLLM's where vLLM has the metric, with another prefix
 (https://docs.vllm.ai/en/stable/usage/metrics/).
 """
 
@@ -44,12 +45,12 @@ _BATCH_STATES = ("completed", "failed", "expired", "cancelled")
 def api_metrics(
     shared: Path | None, prefix: str, *, with_keys: bool = False
 ) -> "tuple[CollectorRegistry, Instruments]":
-    """The registry to scrape, and the instruments that count into it. All names begin with `prefix`.
+    """The registry that Prometheus scrapes, and the instruments with which this process counts. All names begin with
+    `prefix`.
 
-    `with_keys` gives the counters of requests a label with the name of the API key.
-
-    With a folder that the API processes share, the registry adds up what all of them have counted, those that have
-    ended included. prometheus-client must have been imported with that folder in its environment.
+    `with_keys` adds a label with the name of the API key to the counters of requests. `shared` is a folder that all API
+    processes share; the registry then reports the sums of all processes, including those that have ended.
+    prometheus-client must have been imported with this folder in its environment variable.
     """
     registry = CollectorRegistry()
     if shared is None:
@@ -59,7 +60,7 @@ def api_metrics(
 
 
 class Instruments:
-    """Counts each ended answer and each refused request. The functions `count_…` count one by how it ended."""
+    """Counts answers and refused requests when they end. Each function `count_…` counts one event by its outcome."""
 
     def __init__(self, registry: CollectorRegistry, prefix: str, *, with_keys: bool = False) -> None:
         self._with_keys = with_keys
@@ -119,7 +120,7 @@ class Instruments:
         )
 
     def observe(self, record: RequestRecord) -> None:
-        """Count a request that has ended; a refused one that only reads does not count."""
+        """Count a request that has ended. Refused requests that only read are not counted."""
         labels = (record.model, record.device)
         keys = (record.key_name,) if self._with_keys else ()
         if not record.answers and record.status >= 400 and not record.only_reads:
@@ -133,9 +134,9 @@ class Instruments:
             self._longest.labels(*labels).observe(max(answer.usage.completion for answer in to_one))
 
     def _observe_answer(self, answer: AnswerFigures, labels: tuple[str, str], *, waits: bool) -> None:
-        """Count an answer's tokens, and its times if a client `waits` for it.
+        """Count the tokens of an answer, and its times if a client `waits` for it.
 
-        The times of batches say nothing about the service.
+        The times of answers in batches are left out, since they do not show how fast the service is.
         """
         timings = answer.timings()
         times = (

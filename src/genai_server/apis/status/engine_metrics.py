@@ -1,6 +1,6 @@
-"""/metrics, and the Prometheus metrics of the engines and their supervisor, the same in every API process.
+"""The endpoint /metrics, and the Prometheus metrics of engines and supervisor, which are the same in each API process.
 
-They follow the Gateway API Inference Extension's protocol for model servers
+They follow the protocol for model servers of the Gateway API Inference Extension
 (https://gateway-api-inference-extension.sigs.k8s.io), which routers read: running and waiting requests, use and size of
 the KV cache, and adapters.
 """
@@ -45,9 +45,9 @@ Labels = tuple[str, str]
 
 
 class EngineMetrics(Collector):
-    """Collects metrics from the engines' latest reports when Prometheus scrapes, without waiting for an engine.
+    """Makes metrics from the engines' latest reports when Prometheus scrapes, without waiting for an engine.
 
-    Metrics that only the engine can report are absent while it is not connected.
+    Metrics that need an engine's report are absent while the engine is not connected.
     """
 
     def __init__(self, settings: Settings, models: Catalog) -> None:
@@ -64,7 +64,7 @@ class EngineMetrics(Collector):
         return {labels: engine for labels, engine in self._engines.items() if engine.is_connected}
 
     def collect(self) -> Iterator[Metric]:
-        """All metrics of the engines."""
+        """All metrics of the engines. Called by prometheus-client."""
         for metrics in (self._of_all(), self._of_connected(), self._of_counting(), self._of_server()):
             for metric in metrics:
                 yield metric
@@ -73,7 +73,7 @@ class EngineMetrics(Collector):
                     yield _renamed(metric, self._prefix + old)
 
     def loads(self) -> dict[Labels, dict[str, Any]]:
-        """What each connected engine does now and has counted, for a history."""
+        """The current load and the counters of each connected engine, for the history of the web page."""
         found = {}
         for labels, engine in self._connected.items():
             figures = engine.figures
@@ -121,7 +121,7 @@ class EngineMetrics(Collector):
         yield info
 
     def _of_server(self) -> Iterator[Metric]:
-        """What a router needs to know about the entire server, one series each."""
+        """Metrics about the server as a whole, which routers read, without labels."""
         engines = self._connected
         used = sum(engine.figures.kv_tokens for engine in engines.values() if engine.figures is not None)
         capacity = sum(map(self._capacity, engines))
@@ -198,7 +198,9 @@ class EngineMetrics(Collector):
         return self._filled(CounterMetricFamily(self._prefix + name, text, labels=_LABELS), values)
 
     def _counter_by_key(self, name: str, text: str, values: Mapping[Labels, Mapping[str, int]]) -> Metric:
-        """A counter of values by API key: with a label for it, or summed up."""
+        """A counter whose values are given by API key: with a label for the key if GENAI_METRICS_KEYS is set, otherwise
+        summed up.
+        """
         if not self._settings.metrics_keys:
             return self._counter(name, text, {labels: sum(by_key.values()) for labels, by_key in values.items()})
         family = CounterMetricFamily(self._prefix + name, text, labels=(*_LABELS, KEY_LABEL))
@@ -263,7 +265,7 @@ _HISTOGRAMS = (
 
 
 def _renamed(metric: Metric, name: str) -> Metric:
-    """The same metric under another name."""
+    """A copy of the metric under another name."""
     copy = Metric(name, metric.documentation, metric.type)
     copy.samples = [sample._replace(name=name + sample.name.removeprefix(metric.name)) for sample in metric.samples]
     return copy
@@ -276,9 +278,9 @@ def _add(family: HistogramMetricFamily, labels: Labels, values: Histogram) -> No
 
 @router.get(PATH, responses={200: {"content": {"text/plain": {}}}}, response_class=Response)
 async def metrics(services: ServicesDep) -> Response:
-    """Metrics for Prometheus, the same from each API process.
+    """Metrics for Prometheus. They are the same from each API process.
 
-    Always in the text format: in OpenMetrics prometheus-client 0.26 writes samples with an underscore for the colon of
-    their prefix, which no query of a dashboard finds.
+    The format is always Prometheus's text format. In the OpenMetrics format, prometheus-client 0.26 writes samples with
+    an underscore instead of the colon in the prefix, so that queries of dashboards would not find them.
     """
     return Response(await asyncio.to_thread(generate_latest, services.registry), media_type=CONTENT_TYPE_PLAIN_0_0_4)

@@ -1,4 +1,4 @@
-"""Health endpoints: whether the API process is alive, and whether the server accepts work."""
+"""Health endpoints, which report whether the API process is alive and whether the server accepts work."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -29,11 +29,11 @@ router = APIRouter(tags=["status"])
 
 @router.get("/healthz")
 async def healthz(request: Request, services: ServicesDep) -> dict[str, Any]:
-    """200 as long as the API process is alive, with the state of each model and device.
+    """Report the state of each model and device. The status is 200 as long as the API process is alive.
 
-    `status` is `degraded` if devices have died, failed or been terminated, and `failed` if no other one works or loads;
-    otherwise `ok`. `devices` and `model_dir` are the first model's. Without an API key, only `status` and the states of
-    these devices are shown.
+    `status` is `ok`, `degraded` if devices have died, failed or been terminated, or `failed` if in addition no other
+    device works or loads. `devices` and `model_dir` are those of the first model. Without an API key, only `status` and
+    the states of these devices are shown.
     """
     settings, models = services.settings, services.models
     known = models.statuses()
@@ -55,9 +55,10 @@ async def healthz(request: Request, services: ServicesDep) -> dict[str, Any]:
 
 @router.get("/livez")
 async def livez(services: ServicesDep) -> JSONResponse:
-    """503 once all devices have failed for good, until the server restarts or an operator loads a model; else 200.
+    """503 if all devices have failed for good, so that the server must be restarted or an operator must load a model;
+    otherwise 200.
 
-    Intended for liveness probes: a server that is loading a model, stopping, or has no model is alive.
+    Intended for liveness probes: a server that is loading a model, is stopping or has no model is alive.
     """
     states = [engine.state for about in services.models.statuses() for engine in services.models.engine_statuses(about)]
     if states and all(state == EngineState.FAILED for state in states):
@@ -69,9 +70,9 @@ async def livez(services: ServicesDep) -> JSONResponse:
 @router.get("/health", include_in_schema=False)
 @router.get("/readyz")
 async def readyz(request: Request, services: ServicesDep) -> JSONResponse:
-    """200 if at least one engine accepts work, or a model is loaded on demand; else 503 with the reason.
+    """200 if an engine accepts work or a model can be loaded on demand; otherwise 503 with the reason.
 
-    Both responses report failed devices. Without an API key, reasons, which may contain paths, and models are hidden.
+    Both responses list failed devices. Without an API key, models and reasons, which may contain paths, are hidden.
     """
     in_full = request_state(request.scope).access is not None
     models = services.models
@@ -95,7 +96,7 @@ async def readyz(request: Request, services: ServicesDep) -> JSONResponse:
 
 
 def _whole_status(models: Catalog, known: Iterable[ModelStatus]) -> str:
-    """`ok`, `degraded` or `failed`, by all devices of all models."""
+    """The status of the server, by the states of all devices of all models: `ok`, `degraded` or `failed`."""
     states = [state for about in known for state in _states(models, about)]
     if not any(state in _BROKEN for state in states):
         return OK
@@ -103,7 +104,7 @@ def _whole_status(models: Catalog, known: Iterable[ModelStatus]) -> str:
 
 
 def _states(models: Catalog, about: ModelStatus) -> list[str]:
-    """The state of each of a model's devices, or `terminated`."""
+    """The state of each device of a model; `terminated` for one whose session an operator has terminated."""
     served = models.served(about)
     if served is None:
         return [engine.state for engine in models.engine_statuses(about)]
@@ -112,7 +113,7 @@ def _states(models: Catalog, about: ModelStatus) -> list[str]:
 
 
 def model_status(services: Services, about: ModelStatus) -> dict[str, Any]:
-    """The state of a model and its devices."""
+    """The state of a model and of its devices, as /healthz shows it."""
     models = services.models
     entry = model_entry(services, about)
     kept: dict[str, Any] = {
@@ -126,7 +127,7 @@ def model_status(services: Services, about: ModelStatus) -> dict[str, Any]:
 
 
 def _device_status(models: Catalog, about: ModelStatus, status: EngineStatus) -> dict[str, Any]:
-    """The state of one device; `error` is present only after a failure."""
+    """The state of a model's engine on one device. `error` is present only after a failure."""
     served = models.served(about)
     engine = None if served is None else served.router.engines[status.device]
     load = Load() if engine is None else engine.load
@@ -153,7 +154,7 @@ def _device_status(models: Catalog, about: ModelStatus, status: EngineStatus) ->
 
 
 def _states_in_words(models: Catalog, about: ModelStatus, *, in_full: bool) -> dict[str, str]:
-    """The state of each device in words; `in_full` includes failures."""
+    """The state of a model on each of its devices, in words. If `in_full`, failures are explained."""
     served = models.served(about)
     if served is None:
         return dict.fromkeys(about.devices, about.state)

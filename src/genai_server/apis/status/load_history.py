@@ -1,6 +1,6 @@
-"""/metrics/history: what each device has done in the last minutes, for the charts of the web page.
+"""The endpoint /metrics/history: the load of each device in the last five minutes, for the charts of the web page.
 
-A longer history is Prometheus's work.
+Longer histories are left to Prometheus.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ router = APIRouter(tags=["status"])
 
 
 class LoadHistory:
-    """Samples the engines' latest reports at regular intervals, without waiting for an engine."""
+    """Takes samples of the engines' latest reports at regular intervals, without waiting for an engine."""
 
     def __init__(self, metrics: EngineMetrics, requests: RecentRequests) -> None:
         self._metrics = metrics
@@ -30,13 +30,13 @@ class LoadHistory:
         self._samples: dict[Labels, deque[dict[str, Any]]] = {}
 
     async def follow(self) -> NoReturn:
-        """Sample until cancelled."""
+        """Take samples until cancelled."""
         while True:
             self._sample(time.time())
             await asyncio.sleep(INTERVAL)
 
     def _sample(self, now: float) -> None:
-        """Add a sample of each device, and forget those that are too old. `now` is in seconds since 1970."""
+        """Add a sample for each device, and remove devices without recent samples. `now` is in seconds since 1970."""
         for labels, load in self._metrics.loads().items():
             number, total = self._requests.first_tokens.get(labels, (0, 0.0))
             sample = {"time": round(now, 3), **load, "first_tokens": number, "first_token_seconds": round(total, 4)}
@@ -46,7 +46,7 @@ class LoadHistory:
                 del self._samples[labels]
 
     def since(self, since: float) -> list[dict[str, Any]]:
-        """The samples after this time of each device."""
+        """The samples of each device after this time, in seconds since 1970."""
         return [
             {"model": model, "device": device, "samples": [each for each in samples if each["time"] > since]}
             for (model, device), samples in self._samples.items()
@@ -55,9 +55,10 @@ class LoadHistory:
 
 @router.get(PATH)
 async def load_history(request: Request, since: float = 0.0) -> dict[str, Any]:
-    """Samples of each device's load and counters, every two seconds for five minutes. `since` leaves out older ones.
+    """Get samples of each device's load and counters, taken every two seconds and kept for five minutes.
 
-    Counters begin with the engine. `token_gaps` has the numbers of gaps between tokens up to each of `gap_bounds`, in
-    seconds, and above. Times to first tokens are those that one API process has seen.
+    Only samples after `since`, in seconds since 1970, are returned. Counters begin when the engine starts. `token_gaps`
+    has the number of gaps between two tokens up to each of `gap_bounds` (in seconds), and above the last one. Times to
+    the first token are those that one API process has seen.
     """
     return {"object": "list", "interval": INTERVAL, "data": request.app.state.history.since(since)}

@@ -1,4 +1,4 @@
-"""Endpoints that convert between text and token ids. None of them needs an engine."""
+"""Endpoints that convert between text and token ids. They need no running engine."""
 
 import asyncio
 from typing import Any
@@ -35,7 +35,7 @@ router = APIRouter(
 @router.post("/tokenize", response_model=TokenizeResponse)
 @router.post("/v1/tokenize", response_model=TokenizeResponse)
 async def tokenize(body: TokenizeRequest, services: ServicesDep, context: RequestContextDep) -> Response:
-    """The tokens of a text, or of the prompt rendered from messages."""
+    """Get the tokens of a text, or of the prompt that the chat template makes of messages."""
     served = await services.served(body.model, None if body.messages is None else Task.GENERATE)
     codec = served.codec
     tokens = await context.run_in_time(_tokens(services, body, codec, context))
@@ -51,7 +51,7 @@ async def tokenize(body: TokenizeRequest, services: ServicesDep, context: Reques
 @router.post("/detokenize", response_model=DetokenizeResponse)
 @router.post("/v1/detokenize", response_model=DetokenizeResponse)
 async def detokenize(body: DetokenizeRequest, services: ServicesDep) -> Response:
-    """The text of tokens, including special tokens."""
+    """Get the text of tokens, including special tokens."""
     codec = (await services.served(body.model)).codec
     text = await asyncio.to_thread(codec.decode, body.tokens)  # in a thread because the list may be long
     return json_response({"prompt": text, "content": text})
@@ -60,7 +60,7 @@ async def detokenize(body: DetokenizeRequest, services: ServicesDep) -> Response
 @router.get("/tokenizer_info", response_model=TokenizerInfo)
 @router.get("/v1/tokenizer_info", response_model=TokenizerInfo)
 async def tokenizer_info(services: ServicesDep, model: str | None = None) -> TokenizerInfo:
-    """The special tokens and the chat template of a model, by default of the first one."""
+    """Get the special tokens and the chat template of a model, by default of the first one."""
     codec = (await services.served(model)).codec
     named = {name: codec.named_tokens.get(name) for name in TokenizerInfo.model_fields}
     return TokenizerInfo(**{**named, "chat_template": codec.writer.source or None})
@@ -69,7 +69,7 @@ async def tokenizer_info(services: ServicesDep, model: str | None = None) -> Tok
 @router.post("/apply-template", response_model=ApplyTemplateResponse)
 @router.post("/v1/apply-template", response_model=ApplyTemplateResponse)
 async def apply_template(body: ApplyTemplateRequest, services: ServicesDep, leniency: LeniencyDep) -> Response:
-    """The prompt rendered from messages, as text."""
+    """Get the prompt that the chat template makes of messages, as text."""
     codec = (await services.served(body.model, Task.GENERATE)).codec
 
     def prompt() -> WrittenPrompt:

@@ -20,7 +20,7 @@ _ONLY_WITH = {
 
 
 class TokenizeRequest(NullFields):
-    """Body of /tokenize: one of `prompt`, `content` (llama.cpp's name for it) and `messages`."""
+    """Body of /tokenize, with exactly one of `prompt`, `content` (llama.cpp's name for it) and `messages`."""
 
     model: str | None = Field(None, description="Id of a served model; by default the first one.")
     prompt: Text | None = None
@@ -61,13 +61,13 @@ class TokenizeRequest(NullFields):
 
 
 class RenderedPrompt(BaseModel):
-    """A prompt as returned by /v1/chat/completions/render and /v1/completions/render."""
+    """The tokens of a prompt, as /v1/chat/completions/render and /v1/completions/render return them."""
 
     token_ids: list[int]
 
 
 class TokenizeResponse(BaseModel):
-    """Response of /tokenize. A piece is a list of bytes if they are not valid UTF-8 on their own."""
+    """Response of /tokenize. In `pieces`, a token whose bytes are not valid UTF-8 on their own is a list of bytes."""
 
     tokens: list[int]
     count: int
@@ -76,7 +76,9 @@ class TokenizeResponse(BaseModel):
 
 
 class TokenizerInfo(BaseModel):
-    """Response of /tokenizer_info, with vLLM's field names; null where the model has no such token or template."""
+    """Response of /tokenizer_info, with vLLM's field names. Fields are null if the model has no such token or no
+    template.
+    """
 
     bos_token: str | None
     eos_token: str | None
@@ -93,7 +95,7 @@ class DetokenizeRequest(NullFields):
 
 
 class DetokenizeResponse(BaseModel):
-    """Response of /detokenize: the same text under vLLM's name and under llama.cpp's."""
+    """Response of /detokenize. The text is in vLLM's field `prompt` and in llama.cpp's field `content`."""
 
     prompt: str
     content: str

@@ -1,4 +1,4 @@
-"""/v1/tool_servers: the operator's tool servers that a caller may use."""
+"""The endpoint /v1/tool_servers, which lists the configured tool servers that a client may use."""
 
 from typing import Literal
 
@@ -13,7 +13,7 @@ router = APIRouter(tags=["tools"], responses=error_responses(401, 429))
 
 
 class ListedToolServer(BaseModel):
-    """A tool server; its name goes into `x-genai-run-tools`, `server_label` or `mcp_servers`."""
+    """A tool server. Requests refer to it by its name, in `x-genai-run-tools`, `server_label` or `mcp_servers`."""
 
     id: str
     object: Literal["tool_server"] = "tool_server"
@@ -21,7 +21,7 @@ class ListedToolServer(BaseModel):
 
 
 class ToolServerList(BaseModel):
-    """All of them."""
+    """The tool servers that the client may use."""
 
     object: Literal["list"] = "list"
     data: list[ListedToolServer]
@@ -29,7 +29,7 @@ class ToolServerList(BaseModel):
 
 @router.get("/v1/tool_servers", response_model=ToolServerList)
 async def list_tool_servers(services: ServicesDep, context: RequestContextDep) -> ToolServerList:
-    """The tool servers whose tools this server runs for requests with the caller's API key."""
+    """List the tool servers whose tools this server runs for requests with the client's API key."""
     servers = services.tools.servers
     return ToolServerList(
         data=[

@@ -1,4 +1,4 @@
-"""The English names of Whisper's languages, as OpenAI's responses have them."""
+"""The English names of Whisper's languages, which OpenAI's responses contain."""
 
 from collections.abc import Mapping
 
@@ -23,5 +23,5 @@ ENGLISH = "en"
 
 
 def language_name(code: str) -> str:
-    """The English name of a language; its code if the name is unknown."""
+    """The English name of the language with this code; the code itself if the name is unknown."""
     return LANGUAGE_NAMES.get(code, code)

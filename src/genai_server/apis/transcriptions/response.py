@@ -1,4 +1,4 @@
-"""Transcripts in OpenAI's formats."""
+"""Response bodies with transcripts, in OpenAI's formats."""
 
 import math
 import re
@@ -29,17 +29,19 @@ class Transcript:
 
     @property
     def text(self) -> str:
-        """The text of all segments."""
+        """The text of the whole recording."""
         return "".join(segment.text for segment in self.segments).strip()
 
     @property
     def logprobs(self) -> Iterable[TokenLogprob]:
-        """The log probabilities of all tokens of the text."""
+        """The log probabilities of all tokens of the text, in order."""
         return (each for segment in self.segments for each in segment.logprobs)
 
 
 class TextDeltas:
-    """Makes pieces of text whose concatenation is `Transcript.text`: white space around the whole is left out."""
+    """Splits the text of a transcript into deltas for a stream, without white space at the beginning and the end of the
+    whole.
+    """
 
     def __init__(self) -> None:
         self.text = ""
@@ -47,7 +49,7 @@ class TextDeltas:
         self._held = ""
 
     def add(self, text: str) -> str:
-        """The next piece, possibly empty, for the next segment's text."""
+        """The delta for the text of the next segment; may be empty."""
         whole = self._held + text if self.text else text.lstrip()
         delta = whole.rstrip()
         self._held = whole[len(delta) :]
@@ -56,12 +58,14 @@ class TextDeltas:
 
 
 def usage_of(duration: float) -> JsonObject:
-    """The usage of a recording in seconds, rounded up as OpenAI does."""
+    """The object `usage` for a recording: its length in seconds, rounded up as OpenAI does."""
     return {"type": "duration", "seconds": math.ceil(duration)}
 
 
 def json_body(transcript: Transcript, token_bytes: Callable[[int], bytes] | None = None) -> JsonObject:
-    """The body in the format json, with log probabilities if `token_bytes` is given."""
+    """The response body in the format json. With `token_bytes`, which returns the bytes of a token, it has log
+    probabilities.
+    """
     body: JsonObject = {"text": transcript.text, "usage": usage_of(transcript.duration)}
     if not transcript.is_translated:
         body["languages"] = detected(transcript.language)
@@ -69,12 +73,12 @@ def json_body(transcript: Transcript, token_bytes: Callable[[int], bytes] | None
 
 
 def detected(language: str | None) -> list[JsonObject]:
-    """The languages of a recording by their codes: one, or none without speech."""
+    """The list of a recording's languages by code: one language, or none if nobody speaks."""
     return [] if language is None else [{"code": language}]
 
 
 def scored_tokens(logprobs: Iterable[TokenLogprob], token_bytes: Callable[[int], bytes]) -> list[JsonObject]:
-    """Tokens with their log probabilities."""
+    """Tokens with their text, bytes and log probability, in OpenAI's format."""
     found = []
     for each in logprobs:
         data = token_bytes(each.token)
@@ -83,7 +87,7 @@ def scored_tokens(logprobs: Iterable[TokenLogprob], token_bytes: Callable[[int],
 
 
 def verbose_body(transcript: Transcript, *, has_segments: bool = True, has_words: bool = False) -> JsonObject:
-    """The body in the format verbose_json, with segments, words, or both."""
+    """The response body in the format verbose_json, with segments, words, or both."""
     body: JsonObject = {
         "task": "translate" if transcript.is_translated else "transcribe",
         "language": language_name(ENGLISH if transcript.is_translated else transcript.language or ENGLISH),
@@ -122,7 +126,7 @@ def _short(value: float) -> float:
 
 
 def plain_body(transcript: Transcript, form: TranscriptFormat) -> str:
-    """The body in the format text, srt or vtt."""
+    """The response body in the format text, srt or vtt."""
     if form is TranscriptFormat.TEXT:
         return f"{transcript.text}\n"
     if form is TranscriptFormat.SRT:

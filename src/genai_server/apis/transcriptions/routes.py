@@ -1,4 +1,4 @@
-"""OpenAI's /v1/audio/transcriptions and /v1/audio/translations."""
+"""The endpoints /v1/audio/transcriptions and /v1/audio/translations of OpenAI's API."""
 
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
@@ -51,7 +51,7 @@ _Scored = Callable[[int], bytes] | None
 async def transcribe_recording(
     form: Annotated[TranscriptionForm, Body(media_type=FORM)], services: ServicesDep, context: RequestContextDep
 ) -> Response:
-    """OpenAI's transcriptions API, for models that transcribe. Recordings may be hours long."""
+    """Transcribe a recording, which may be hours long. Needs a model that transcribes."""
     return await _transcribed(services, form, context, translates=False)
 
 
@@ -59,7 +59,7 @@ async def transcribe_recording(
 async def translate_recording(
     form: Annotated[TranslationForm, Body(media_type=FORM)], services: ServicesDep, context: RequestContextDep
 ) -> Response:
-    """OpenAI's translations API: a transcript in English of a recording in another language."""
+    """Transcribe a recording in another language as English text. Needs a model that transcribes."""
     return await _transcribed(services, form, context, translates=True)
 
 
@@ -92,7 +92,7 @@ async def _transcribed(services: Services, form: AudioForm, context: RequestCont
 
 
 async def _events(transcription: Transcription, scored: _Scored) -> AsyncGenerator[Event]:
-    """The events of a transcript. What has been sent does not change any more."""
+    """The events of a streamed transcript. Text that has been sent is never changed."""
     deltas, logprobs = TextDeltas(), list[JsonObject]()
     async with aclosing(transcription.windows()) as windows:
         async for segments in windows:

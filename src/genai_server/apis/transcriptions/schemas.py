@@ -1,4 +1,4 @@
-"""Forms and responses of OpenAI's transcriptions and translations."""
+"""Forms and responses of OpenAI's transcription and translation endpoints."""
 
 import json
 from enum import StrEnum
@@ -18,7 +18,7 @@ _MAX_MILLISECONDS = 30_000
 
 
 class TranscriptFormat(StrEnum):
-    """What a transcript is returned as."""
+    """The formats in which a transcript can be returned."""
 
     JSON = "json"
     TEXT = "text"
@@ -28,7 +28,7 @@ class TranscriptFormat(StrEnum):
 
 
 class AudioForm(Wire):
-    """The fields that both endpoints have. All values of a form are texts, so numbers are written as such."""
+    """The fields of both endpoints. All values in a form are texts, also numbers."""
 
     model_config = ConfigDict(strict=False)
 
@@ -67,12 +67,12 @@ class AudioForm(Wire):
 
     @property
     def has_words(self) -> bool:
-        """Whether verbose_json has words."""
+        """Whether the response in format verbose_json has words."""
         return False
 
     @property
     def has_segments(self) -> bool:
-        """Whether verbose_json has segments."""
+        """Whether the response in format verbose_json has segments."""
         return True
 
     @model_validator(mode="after")
@@ -85,31 +85,36 @@ class AudioForm(Wire):
 
 
 class TranslationForm(AudioForm):
-    """Body of /v1/audio/translations. OpenAI's API has neither `language` nor `stream` here."""
+    """Body of /v1/audio/translations. OpenAI's own API does not have `language` and `stream` here."""
 
 
 class ServerVad(Wire):
-    """How speech is distinguished from silence. Forms have it as `chunking_strategy[type]` and so on, or as JSON."""
+    """How speech is told from silence (voice activity detection). In a form the fields are `chunking_strategy[type]`
+    and so on, or one text with JSON.
+    """
 
     model_config = ConfigDict(strict=False)
 
     type: Literal["server_vad"]
     threshold: float | None = Field(
-        None, ge=0, le=1, description="Probability of speech from which on sound is speech; 0.2 by default."
+        None, ge=0, le=1, description="Probability from which on audio counts as speech; 0.2 by default."
     )
     prefix_padding_ms: int | None = Field(
-        None, ge=0, le=_MAX_MILLISECONDS, description="Sound that is kept before speech; 1000 by default."
+        None,
+        ge=0,
+        le=_MAX_MILLISECONDS,
+        description="Milliseconds of audio that are kept before speech; 1000 by default.",
     )
     silence_duration_ms: int | None = Field(
         None,
         ge=0,
         le=_MAX_MILLISECONDS,
-        description="Silence at which a window may end; by default a long pause is preferred.",
+        description="Milliseconds of silence at which a window may end; by default a long pause is preferred.",
     )
 
     @property
     def detection(self) -> Detection:
-        """The values for the detector, with its own in the place of those that are not given."""
+        """The parameters of the speech detector, with the detector's defaults for fields that are not given."""
         samples = SAMPLE_RATE // 1000
         given: dict[str, Any] = {
             "threshold": self.threshold,
@@ -120,7 +125,7 @@ class ServerVad(Wire):
 
 
 class TranscriptionForm(AudioForm):
-    """Body of /v1/audio/transcriptions. Lists are written as `include[]`, once for each of their values."""
+    """Body of /v1/audio/transcriptions. A list is given by repeating a field such as `include[]` for each value."""
 
     languages: Annotated[list[str], elements(_MAX_LANGUAGES)] | None = Field(
         None, description="Codes of the languages that the recording may have; the most probable one is used."
@@ -208,7 +213,8 @@ class DetectedLanguage(BaseModel):
 class TranscriptionResponse(BaseModel):
     """Response with `response_format` json.
 
-    `languages` is empty without speech, and absent from translations. `logprobs` is present if `include[]` has it.
+    `languages` is empty if nobody speaks, and absent from translations. `logprobs` is present if `include[]` asks for
+    it.
     """
 
     text: str
@@ -218,7 +224,9 @@ class TranscriptionResponse(BaseModel):
 
 
 class TranscribedSegment(BaseModel):
-    """A segment of a transcript. Times are in seconds; `seek` is the beginning of its window in hundredths of one."""
+    """A segment of a transcript. Times are in seconds; `seek` is the beginning of the segment's window in hundredths of
+    a second.
+    """
 
     id: int
     seek: int
@@ -241,7 +249,9 @@ class TranscribedWord(BaseModel):
 
 
 class VerboseTranscriptionResponse(BaseModel):
-    """Response with `response_format` verbose_json. `timestamp_granularities` chooses among segments and words."""
+    """Response with `response_format` verbose_json. It has segments, words or both, as `timestamp_granularities`
+    asks.
+    """
 
     task: Literal["transcribe", "translate"]
     language: str

@@ -1,4 +1,4 @@
-"""The segments of a transcript: a window's tokens, split at the timestamps among them."""
+"""Splits the tokens that a model has written for a window into segments, at the timestamps among the tokens."""
 
 import zlib
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ _AT_END = 0.3
 
 @dataclass(frozen=True)
 class Segment:
-    """A part of a transcript. Times are in seconds from the beginning of the recording."""
+    """A segment of a transcript. Times are in seconds from the beginning of the recording."""
 
     start: float
     end: float
@@ -40,9 +40,9 @@ class Segment:
 
 
 class Span(NamedTuple):
-    """The tokens of a segment within those of its window, and its times in seconds from the window's beginning.
+    """The position of a segment in the tokens of its window, and its times in seconds from the beginning of the window.
 
-    A model may write times after the window's end.
+    The model may have written times that are later than the end of the window.
     """
 
     first: int
@@ -54,12 +54,11 @@ class Span(NamedTuple):
 def split(
     tokens: Sequence[int], model: SpeechModel, duration: float, *, is_cut: bool = False
 ) -> tuple[list[Span], float]:
-    """The segments of a window's transcript, and how many seconds of the window they complete.
+    """The segments of a window, and how many seconds of the window they cover.
 
-    `duration` is the window's, in seconds. Text after the last complete segment is left out unless it reaches the
-    window's end: the next window begins where that segment ends, so it has the text again. If the window `is_cut`, it
-    ends within speech. Then the text that reaches its end is not complete either, and what follows the last segment
-    may be a word that was cut.
+    `duration` is the length of the window in seconds. The next window begins at the end of the last complete segment.
+    Text after that segment is therefore left out, unless it reaches the end of the window. If `is_cut`, the window ends
+    within speech: text that reaches its end is then not complete, and a word there may be cut.
     """
     first = model.first_timestamp
     is_time = [token >= first for token in tokens]
@@ -88,6 +87,8 @@ def split(
 
 
 def compression_ratio(text: str) -> float:
-    """How many bytes of a text zlib makes one byte of; high for a text that repeats itself."""
+    """The length of a text in bytes divided by its length after compression with zlib. High for a text that repeats
+    itself.
+    """
     data = text.encode()
     return len(data) / len(zlib.compress(data))

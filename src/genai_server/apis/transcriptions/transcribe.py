@@ -1,6 +1,7 @@
-"""The transcription of a recording, window by window (arXiv 2212.04356, section 4.5): read `begin`, then `windows`.
+"""Transcribes a recording window by window, as in arXiv 2212.04356, section 4.5. Entry points are `begin` and
+`Transcription.windows`.
 
-A window begins where the last complete segment before it ends, and its prompt has the text before it.
+A window begins where the last complete segment ended, and its prompt contains the text before it.
 """
 
 import asyncio
@@ -42,13 +43,13 @@ _DETECTED = "auto"
 _SUBTAGS = re.compile(r"[-_].*", re.DOTALL)
 _WORDS = "timestamp_granularities"
 _NO_WORDS = (
-    "times of words need the decoder's attention to the sound, which is only read where the server runs its graph"
+    "times of words need the decoder's attention to the audio, which is only read where the server runs its graph"
 )
 
 
 @dataclass(frozen=True)
 class TranscriptionOptions:
-    """What a form says about the transcript."""
+    """What a request asks for: language, prompt, temperature and the parts of the response."""
 
     # Code of the language; None to detect it.
     language: str | None
@@ -63,7 +64,7 @@ class TranscriptionOptions:
 
 
 class Transcription:
-    """A transcription that has begun. `close` cancels what runs in the engine."""
+    """A transcription in progress. `close` cancels what is running in the engine."""
 
     # What a stream reports of prompts: nothing.
     progress = None
@@ -91,9 +92,10 @@ class Transcription:
         self._first: asyncio.Future[list[Segment] | None] | None = None
 
     async def wait_until_accepted(self) -> None:
-        """Begin, and return when an engine has accepted the first window, or its transcript is complete.
+        """Start the transcription, and wait until an engine has accepted the first window or the transcription has
+        ended.
 
-        Raises as `windows` does. `close` ends what has begun.
+        Raises the same errors as `windows`. `close` cancels what has been started.
         """
         first = self._first = asyncio.ensure_future(anext(self._transcribed, None))
         first.add_done_callback(lambda done: done.cancelled() or done.exception())  # it may never be awaited
@@ -109,7 +111,7 @@ class Transcription:
             first.result()
 
     async def windows(self) -> AsyncGenerator[list[Segment]]:
-        """The segments of each window, in order, as soon as its transcript is good enough.
+        """The segments of each window, in order, as soon as they are final.
 
         Raises the errors of EngineRequests, InvalidField and AudioReaderUnavailable.
         """
@@ -150,7 +152,7 @@ class Transcription:
         self._requests.finish()
 
     async def _with_words(self, segments: list[Segment], window: Window, task: TranscriptTask) -> list[Segment]:
-        """The segments of a window with their words."""
+        """The segments of a window with the times of their words, which take another pass of the model."""
         texts = [[token for token in segment.tokens if self._transcriber.is_text(token)] for segment in segments]
         times = await self._transcriber.token_times(window, list(chain(*texts)), task)
         times = [min(window.start + time, window.end) for time in times]
@@ -167,20 +169,22 @@ class Transcription:
                 return await self._recording.window(seek)
 
     def usage(self) -> JsonObject:
-        """The tokens in the form that OpenAI's streams have. Those of the recording are the encoder's."""
+        """The token counts in the format of OpenAI's streams. Audio tokens are counted by the length of the
+        recording.
+        """
         used, audio = self._requests.usage, math.ceil(self.duration * _AUDIO_TOKENS_PER_SECOND)
         details = {"audio_tokens": audio, "text_tokens": used.prompt}
         tokens = {"input_tokens": audio + used.prompt, "output_tokens": used.completion}
         return {"type": "tokens", **tokens, "total_tokens": sum(tokens.values()), "input_token_details": details}
 
     def close(self) -> None:
-        """Cancel the window and the engine request that run."""
+        """Cancel the window that is being read and the engine request that is running."""
         if self._first is not None:
             self._first.cancel()
         self._requests.close()
 
     def _segment(self, found: WindowTranscript, window: Window, span: Span) -> Segment | None:
-        """A segment; None for one without text or without length."""
+        """The segment for a span of a window's tokens; None if it has no text or no length."""
         tokens = found.tokens[span.first : span.last]
         text = self._transcriber.text(tokens)
         if not text.strip() or span.end <= span.start:
@@ -201,7 +205,7 @@ class Transcription:
 
 
 async def begin(services: Services, form: AudioForm, context: RequestContext, *, translates: bool) -> Transcription:
-    """Choose the model and open the recording, whose files exist until the request has ended.
+    """Choose the model and open the recording. The recording's files exist until the request has ended.
 
     Raises RequestError, Unavailable and DeadlinePassed.
     """
@@ -273,13 +277,15 @@ async def _options(
 
 
 def _detection(form: AudioForm) -> Detection:
-    """How speech is distinguished from silence."""
+    """The parameters for telling speech from silence."""
     strategy = form.chunking_strategy if isinstance(form, TranscriptionForm) else None
     return strategy.detection if isinstance(strategy, ServerVad) else Detection()
 
 
 def _known(code: str, model: SpeechModel, param: str) -> str:
-    """The code of a language that the model knows, also for one with a region, such as `en-US`. Raises InvalidField."""
+    """The model's code for a language. A region as in `en-US` is ignored. Raises InvalidField if the model does not
+    know the language.
+    """
     known = sorted(model.languages) or [ENGLISH]
     found = _SUBTAGS.sub("", code.strip().lower())
     if found not in known:

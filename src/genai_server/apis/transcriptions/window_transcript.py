@@ -1,4 +1,4 @@
-"""The transcript of one window, repeated with higher temperatures until it is good enough.
+"""Transcribes one window, and repeats that with higher temperatures until the text is good enough.
 
 The thresholds are those of Whisper's authors (arXiv 2212.04356, section 4.5, and their reference implementation).
 """
@@ -37,7 +37,7 @@ _ANY = Sampling()
 
 @dataclass(frozen=True)
 class TranscriptTask:
-    """What to make of all windows of a recording."""
+    """How all windows of a recording are to be transcribed."""
 
     # Code of the spoken language; "" for a model that only knows English.
     language: str
@@ -50,7 +50,7 @@ class TranscriptTask:
 
 @dataclass(frozen=True)
 class WindowTranscript:
-    """What the model has written for a window."""
+    """What the model has written for one window."""
 
     # Timestamps and text, with a log probability for each.
     tokens: list[int]
@@ -65,20 +65,20 @@ class WindowTranscript:
 
     @property
     def is_silent(self) -> bool:
-        """Whether the window has no speech."""
+        """Whether nobody speaks in the window, by Whisper's thresholds."""
         return self.no_speech_prob > _MAX_NO_SPEECH and self.avg_logprob < _MIN_LOGPROB
 
     @property
     def is_good(self) -> bool:
-        """Whether the text is neither repetitive nor improbable."""
+        """Whether the text neither repeats itself nor is improbable."""
         return self.compression_ratio <= _MAX_COMPRESSION and self.avg_logprob >= _MIN_LOGPROB
 
 
 class WindowTranscriber:
     """Transcribes windows with one model.
 
-    `base` has what all engine requests have in common: the salt of the prefix cache, and the `max_length` of prompt and
-    transcript together.
+    `base` is the template of all engine requests. It has the salt of the prefix cache, and the `max_length` of prompt
+    and transcript together.
     """
 
     def __init__(self, model: SpeechModel, codec: TextCodec, requests: EngineRequests, base: GenerationRequest) -> None:
@@ -98,13 +98,17 @@ class WindowTranscriber:
         )
 
     async def detect_language(self, window: Window, candidates: Collection[str] = ()) -> str:
-        """The code of the most probable language, of all or of the candidates."""
+        """The code of the language that the window most likely has, out of `candidates`, or out of all if there are
+        none.
+        """
         languages = {code: id for code, id in self._model.languages.items() if not candidates or code in candidates}
         found = await self._scores(window, [], list(languages.values()))
         return max(languages, key=lambda code: found[languages[code]])
 
     async def transcribe(self, window: Window, previous: Sequence[int], task: TranscriptTask) -> WindowTranscript:
-        """The transcript of a window after the text of the `previous` tokens. Raises the errors of EngineRequests."""
+        """The transcript of a window. `previous` are the tokens of the text before the window. Raises the errors of
+        EngineRequests.
+        """
         before = self._before(previous)
         no_speech: float | None = None
         if task.shows_no_speech:
@@ -122,7 +126,9 @@ class WindowTranscriber:
         return found
 
     async def token_times(self, window: Window, tokens: Sequence[int], task: TranscriptTask) -> list[float]:
-        """The seconds in the window at which the tokens of its text begin, and the last one ends."""
+        """When each of the text's tokens begins, and when the last one ends, in seconds from the beginning of the
+        window.
+        """
         model = self._model
         prompt = [model.start_of_transcript, *self._task_tokens(task)]
         before = [*prompt, model.no_timestamps]
@@ -131,7 +137,9 @@ class WindowTranscriber:
         return (await self._requests.run(request)).token_times
 
     def _before(self, previous: Sequence[int]) -> list[int]:
-        """The prompt's tokens before the task."""
+        """The tokens at the beginning of a prompt: the text before the window, as far as it fits, and the start of the
+        transcript.
+        """
         model = self._model
         last = previous[-(self._max_tokens - 1) :] if previous else []
         return [*([model.start_of_previous, *last] if last else []), model.start_of_transcript]
@@ -141,7 +149,7 @@ class WindowTranscriber:
         return math.exp((await self._scores(window, before, [token]))[token])
 
     async def _scores(self, window: Window, before: list[int], tokens: list[int]) -> dict[int, float]:
-        """The log probabilities of these tokens after the start of the transcript."""
+        """The log probabilities of these tokens at the first position of the transcript, by token."""
         prompt = before or [self._model.start_of_transcript]
         # The token that is generated does not matter, but the end would bring no log probabilities.
         chosen = Sampling(logit_bias={self._model.no_speech: _SELECTED})
@@ -177,7 +185,7 @@ class WindowTranscriber:
         )
 
     def _task_tokens(self, task: TranscriptTask) -> list[int]:
-        """What says in a prompt how to write the transcript."""
+        """The tokens in a prompt that name the language and whether to translate."""
         model = self._model
         if not task.language:
             return []
@@ -217,6 +225,6 @@ class WindowTranscriber:
 
 
 def _seed(window: Window, prompt: Sequence[int], temperature: float) -> int:
-    """The seed of an attempt: a recording that is transcribed again gets the same text."""
+    """The seed for an attempt. It depends only on the input, so that the same recording always gets the same text."""
     digest = blake2b(f"{window.digest} {temperature} {list(prompt)}".encode(), digest_size=4).digest()
     return int.from_bytes(digest)

@@ -1,4 +1,4 @@
-"""The words of a transcript with their times, from those of its tokens (openai/whisper: timing.py, tokenizer.py)."""
+"""Groups the tokens of a transcript into words with times, as in openai/whisper (timing.py, tokenizer.py)."""
 
 import re
 import string
@@ -24,7 +24,9 @@ class Word(NamedTuple):
 
 
 class _Piece(NamedTuple):
-    """The fewest tokens that are complete characters; `last` is behind them."""
+    """The smallest group of tokens whose bytes are complete characters. `first` and `last` are token positions; `last`
+    is exclusive.
+    """
 
     text: str
     first: int
@@ -38,7 +40,9 @@ class _Piece(NamedTuple):
 def words_of(
     tokens: Sequence[int], times: Sequence[float], token_bytes: Callable[[int], bytes], language: str
 ) -> list[Word]:
-    """The words of a text. `times` has the beginning of each of its tokens, and the end of the last one."""
+    """The words of a text. `times` has the time at which each token begins, and the time at which the last token
+    ends.
+    """
     grouped: list[list[_Piece]] = []
     for piece in _pieces([token_bytes(token) for token in tokens]):
         begins = not piece.is_mark if language in _UNSPACED else piece.text[:1].isspace()
@@ -49,9 +53,9 @@ def words_of(
 
 
 def bounded(words: Sequence[Word], start: float, end: float) -> list[Word]:
-    """The words of a segment with these times, which they leave by `_SLACK` at most.
+    """The words of a segment, with times at most `_SLACK` seconds outside of the segment's `start` and `end`.
 
-    Silence before the first and after the last one belongs to none of them.
+    Silence before the first word and after the last word is not counted as part of them.
     """
     if not words:
         return []
@@ -65,7 +69,7 @@ def bounded(words: Sequence[Word], start: float, end: float) -> list[Word]:
 
 
 def _word(pieces: Sequence[_Piece], times: Sequence[float]) -> Word | None:
-    """One word, without the time of marks at its ends; None for marks alone."""
+    """One word, without the times of punctuation at its ends; None for punctuation alone."""
     text = _AROUND.sub("", "".join(piece.text for piece in pieces))
     spoken = [piece for piece in pieces if not piece.is_mark]
     return Word(text, times[spoken[0].first], times[spoken[-1].last]) if text and spoken else None

@@ -1,7 +1,7 @@
-"""The root path: the web page for browsers, server information for programs, and the API documentation.
+"""The root path, which is the web page for browsers and server information for programs, and the API documentation.
 
-The page's files contain no secrets and need no API key: the page asks for the key itself, and the page of /docs reads
-the description of the API with the key that the page has.
+The files of the web page contain no secrets and need no API key. The page asks the user for the key, and the
+documentation page uses the same key to read /openapi.json.
 """
 
 import mimetypes
@@ -30,24 +30,24 @@ router = APIRouter(tags=["status"])
 
 
 class WebFiles(StaticFiles):
-    """Static files that browsers cache but revalidate each time."""
+    """Static files that browsers cache but check for changes each time."""
 
     async def get_response(self, path: str, scope: Scope) -> Response:
-        """The response with one file. Raises HTTPException."""
+        """The response with one file. Raises HTTPException if there is no such file."""
         response = await super().get_response(path, scope)
         response.headers["cache-control"] = "no-cache"
         return response
 
 
 def open_paths() -> frozenset[str]:
-    """The paths of the page's files and of the page of /docs, which need no API key."""
+    """The paths of the web page's files and of the documentation page, which need no API key."""
     files = {f"{PAGE_PATH}/{name}" for name in names(PAGE)} | {f"{API_DOCS_PATH}/{name}" for name in names(API_DOCS)}
     return frozenset({"/docs", *files})
 
 
 @router.get("/", response_model=dict[str, str])
 async def about(request: Request, services: ServicesDep) -> Response:
-    """Server information and links, nothing confidential. Browsers receive the web page instead."""
+    """Get server information and links; nothing confidential. Browsers receive the web page instead."""
     if services.settings.ui and "text/html" in request.headers.get("accept", ""):
         return _page(PAGE / "index.html", content_security_policy(inline_hashes()))
     about: dict[str, Any] = {
@@ -64,7 +64,7 @@ async def about(request: Request, services: ServicesDep) -> Response:
 
 @router.get("/docs", include_in_schema=False)
 async def api_docs() -> Response:
-    """The API documentation for browsers."""
+    """The API documentation as a web page."""
     return _page(API_DOCS / "index.html", content_security_policy())
 
 
