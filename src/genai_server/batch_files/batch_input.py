@@ -35,7 +35,7 @@ class InputCheck:
         return len(self._errors) >= MAX_ERRORS or len(self._ids) > self._max_requests
 
     def add(self, lines: Sequence[BatchLine | LineError]) -> None:
-        """Check the next lines."""
+        """Check the next lines of the input, and keep their errors."""
         for line in lines:
             error = line if isinstance(line, LineError) else self._wrong(line)
             if error is not None:

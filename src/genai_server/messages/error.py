@@ -8,7 +8,7 @@ _BY_CODE = {error.code: error for error in ALL_ERRORS}
 
 
 class ErrorInfo(Struct, frozen=True):
-    """An error as one process reports it to another."""
+    """An error as one process reports it to another, in place of an exception."""
 
     # Names a class of errors.py.
     code: str

@@ -76,7 +76,7 @@ class Image(Struct, frozen=True):
 
 
 class Sound(Struct, frozen=True):
-    """What a model for speech transcribes: a window of a recording, prepared for the model."""
+    """A window of a recording, preprocessed for a model that transcribes audio."""
 
     # Equal for equal windows. Requests with different salts have different digests.
     digest: str
@@ -223,7 +223,7 @@ class TokenLogprob(Struct, frozen=True, array_like=True):
 
 
 class FinishReason(StrEnum):
-    """Why a generation ended without an error."""
+    """Why an answer ended without an error."""
 
     STOP = "stop"
     LENGTH = "length"

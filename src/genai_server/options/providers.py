@@ -126,7 +126,9 @@ _MAX_NAME = 40
 
 
 def meant_devices(name: str) -> str:
-    """The end of a message about an unknown device: `; did you mean …?`, or the known devices."""
+    """The end of a message about an unknown device: `; did you mean …?` with the most likely names, or a list of the
+    known devices.
+    """
     letters = name.strip().lower().rstrip(string.digits)
     index = name.strip()[len(letters) :]
     number = f":{index}" if 1 <= len(index) <= 3 else ""

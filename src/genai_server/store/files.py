@@ -110,7 +110,7 @@ class FileStore:
         return file
 
     async def get(self, id: str, owner: str) -> StoredFile:
-        """A file of this owner. Raises StoredFileNotFound."""
+        """The file of this owner with this id. Raises StoredFileNotFound."""
         found = await self.database.read(owner, lambda rows: find(rows, id, owner))
         if found is None:
             raise _not_found(id)

@@ -51,7 +51,7 @@ class BatchErrors(BaseModel):
 
 
 class Batch(BaseModel):
-    """A batch. Times are in seconds since 1970."""
+    """A batch of requests. Times are in seconds since 1970."""
 
     id: str
     object: Literal["batch"]

@@ -192,7 +192,7 @@ class PredicateAnswer(BaseModel):
 
 
 class ChoiceProbability(BaseModel):
-    """The probability of one option."""
+    """The probability of one option of a choice."""
 
     value: Value
     probability: float

@@ -69,7 +69,7 @@ class EmbeddingRequest(PooledFields):
 
 
 class Document(Wire):
-    """A document in object form."""
+    """A document, given as an object with a text."""
 
     text: Text
 

@@ -231,7 +231,7 @@ class AnthropicTool(_Cacheable):
 
 
 class ToolName(Wire):
-    """Refers to a tool by its name."""
+    """Refers to a tool of the request by its name."""
 
     type: Literal["tool_reference"]
     name: NonEmptyText
@@ -318,7 +318,7 @@ class AnthropicMessage(Wire):
 
 
 class ToolChoice(Wire):
-    """Whether a tool must be called, and which one."""
+    """Whether the model must call a tool, and which one."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: FunctionName | None = Field(None, description="Name of the tool, with type tool.")
@@ -367,7 +367,7 @@ class OutputFormat(Wire):
 
 
 class OutputConfig(Wire):
-    """Options of the answer."""
+    """Options of the answer: reasoning effort and format."""
 
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     format: OutputFormat | None = None

@@ -326,9 +326,9 @@ def _add_note(messages: list[JsonObject], item: JsonObject) -> None:
 
 
 def _joined(first: str | list[JsonObject], second: str | list[JsonObject]) -> str | list[JsonObject]:
-    """Two contents of messages as the content of one message.
+    """The content of one message that has the contents of two messages.
 
-    Two texts are joined by a line break. If one of both is a list of content parts, the result is a list, too.
+    Two texts are joined by a line break. If one of the two is a list of content parts, the result is a list, too.
     """
     if isinstance(first, str) and isinstance(second, str):
         return f"{first}\n{second}"

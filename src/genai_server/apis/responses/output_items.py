@@ -43,7 +43,7 @@ class OutputItem(ABC):
 
     @abstractmethod
     def to_json(self) -> JsonObject:
-        """The item in its current state."""
+        """The item as JSON, in its current state."""
 
     def opening(self) -> Iterator[NamedEvent]:
         """The events with which the item begins."""

@@ -134,7 +134,7 @@ class LocalSkill(Wire):
 
 
 class LocalEnvironment(Wire):
-    """The client's own machine."""
+    """The environment of shell commands: the client's own machine."""
 
     type: Literal["local"]
     skills: Annotated[list[LocalSkill], elements(MAX_TOOLS)] | None = None

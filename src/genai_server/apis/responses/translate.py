@@ -275,7 +275,7 @@ def shortened(conversation: Sequence[JsonObject], share: float) -> list[JsonObje
     last = max((place for place, item in enumerate(rest) if item.get("role") == "user"), default=None)
 
     def users_last(place: int) -> int | None:
-        """The position of the user's last message if it is before `place`."""
+        """The position of the user's last message if it is before `place`, otherwise None."""
         return last if last is not None and last < place else None
 
     def size(place: int) -> int:

@@ -61,7 +61,7 @@ class LabelScoreRequest(ResultFields):
 
 
 class LabelScore(BaseModel):
-    """The probability of the first label after one item."""
+    """The probability of the first of the given tokens after one item."""
 
     index: int
     object: str

@@ -70,7 +70,7 @@ class Instruments:
             return Histogram(prefix + name, text, _LABELS, buckets=buckets, registry=registry)
 
         def counter(name: str, text: str, label: str, values: Iterable[str]) -> Callable[[str], None]:
-            """What counts one with a value of the label; those of `values` are shown from the start."""
+            """A function that counts one event by its label. All of `values` are exported from the start, as 0."""
             counted = Counter(prefix + name, text, (label,), registry=registry)
             for value in values:
                 counted.labels(value)

@@ -229,7 +229,7 @@ async def begin(services: Services, form: AudioForm, context: RequestContext, *,
     context.release_body()  # the uploaded file has been removed
 
     async def pick() -> EngineClient:
-        """The engine for a window. While none runs the model counts as idle, and may be unloaded for another one."""
+        """Choose the engine for a window. Between two windows the model counts as idle and may have been unloaded."""
         _, served = await models.serving(models.choose(chosen.id), context.deadline.seconds_left)
         return served.router.pick(form.device, tenant=context.tenant)[0]
 
