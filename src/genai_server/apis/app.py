@@ -392,7 +392,7 @@ def _add_middleware(
 def _media_limit(app: FastAPI, settings: Settings) -> int:
     """The maximum size in bytes of a body that may contain images or audio; 0 while no served model takes them."""
     models = app.state.services.models.statuses()
-    return settings.max_media_body_bytes if any(about.medium is not None for about in models) else 0
+    return settings.max_media_body_bytes if any(status.medium is not None for status in models) else 0
 
 
 def cors_options(settings: Settings) -> dict[str, Any]:

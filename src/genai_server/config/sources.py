@@ -105,8 +105,8 @@ def load_settings(
         field = next(field for field in Settings.model_fields if name in (field, environment_variable(field)))
         shown = "(hidden)" if field in ("admin_api_key", "api_keys") else quoted(values[field], limit=_MAX_VALUE)
         findings = [each for each in error.errors(include_url=False) if each["loc"][0] == name]
-        key, space, place = written_as[field].partition(" ")
-        raise ConfigurationError(f"{key}={shown}{space}{place}: {_reason(field, findings)}") from None
+        key, space, source = written_as[field].partition(" ")
+        raise ConfigurationError(f"{key}={shown}{space}{source}: {_reason(field, findings)}") from None
 
 
 def _reason(field: str, findings: Sequence[ErrorDetails]) -> str:

@@ -111,13 +111,13 @@ def tool_servers(settings: Settings, environ: Mapping[str, str] = os.environ) ->
 
 
 def _tool_server(name: str, table: Any, environ: Mapping[str, str]) -> ToolServer:
-    place = f"[mcp.{name}]"
+    table_name = f"[mcp.{name}]"
     if not is_name(name):
-        raise ConfigurationError(f"{place}: the name {NAME_RULE}")
+        raise ConfigurationError(f"{table_name}: the name {NAME_RULE}")
     if not isinstance(table, dict) or "name" in table:
-        raise ConfigurationError(f"{place}: expected a table without a name, not {quoted(table)}")
+        raise ConfigurationError(f"{table_name}: expected a table without a name, not {quoted(table)}")
     filled = {
-        key: {inner: _filled(value, f"{place} {key}.{inner}", environ) for inner, value in given.items()}
+        key: {inner: _filled(value, f"{table_name} {key}.{inner}", environ) for inner, value in given.items()}
         if key in ("env", "headers") and isinstance(given, dict)
         else given
         for key, given in table.items()
@@ -130,10 +130,10 @@ def _tool_server(name: str, table: Any, environ: Mapping[str, str]) -> ToolServe
         depth = 2 if finding["loc"][:1] in (("env",), ("headers",)) else 1
         field = ".".join(map(str, finding["loc"][:depth]))
         rule = "unknown" if finding["type"] == "extra_forbidden" else rule_of(finding)
-        raise ConfigurationError(f"{place} {field}: {rule}" if field else f"{place}: {rule}") from None
+        raise ConfigurationError(f"{table_name} {field}: {rule}" if field else f"{table_name}: {rule}") from None
 
 
-def _filled(value: Any, place: str, environ: Mapping[str, str]) -> Any:
+def _filled(value: Any, location: str, environ: Mapping[str, str]) -> Any:
     """The value, with references such as `${TOKEN}` replaced by environment variables; values that are not text are
     unchanged.
 
@@ -144,8 +144,8 @@ def _filled(value: Any, place: str, environ: Mapping[str, str]) -> Any:
     try:
         return string.Template(value).substitute(environ)
     except KeyError as error:
-        raise ConfigurationError(f"{place}: names the variable {error.args[0]}, which is not set") from None
+        raise ConfigurationError(f"{location}: names the variable {error.args[0]}, which is not set") from None
     except ValueError:
         raise ConfigurationError(
-            f"{place}: a $ must be part of a variable's name, as in ${{TOKEN}}, or be $$"
+            f"{location}: a $ must be part of a variable's name, as in ${{TOKEN}}, or be $$"
         ) from None

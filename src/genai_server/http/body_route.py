@@ -41,9 +41,9 @@ class BodyRoute(APIRoute):
         handle = super().get_route_handler()
         if self.body_field is None:
             return handle
-        about = self.body_field.field_info
+        field_info = self.body_field.field_info
         # A union of bodies has its discriminator in the metadata.
-        body = Annotated[about.annotation, *about.metadata] if about.metadata else about.annotation
+        body = Annotated[field_info.annotation, *field_info.metadata] if field_info.metadata else field_info.annotation
         adapter: TypeAdapter[Any] = TypeAdapter(cast(type[Any], body))
 
         async def checked(request: Request) -> Response:

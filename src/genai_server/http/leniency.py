@@ -29,11 +29,11 @@ log = logging.getLogger(__name__)
 IGNORED_HEADER = "x-genai-ignored"
 # Names what of the history is in the prompt in another form than the request has it.
 CONVERTED_HEADER = "x-genai-converted"
-# Takes something out of a body, or converts it, in place; the texts name its places.
+# Takes something out of a body, or converts it, in place; the texts name its locations.
 Change = Callable[[Any], Iterable[str]]
 # A place of a request with what is said of it: the path of a field of the chat, which the client's name replaces, and a
 # remark; or a text with the client's own name.
-Place = str | tuple[str, str]
+Location = str | tuple[str, str]
 
 # Of the header, in characters: proxies limit the size of all headers together.
 _MAX_CHARACTERS = 2000
@@ -145,17 +145,17 @@ class Leniency:
         self.note([(path, remark)])
         return True
 
-    def note(self, places: Iterable[Place]) -> None:
+    def note(self, locations: Iterable[Location]) -> None:
         """Report parts of the request that are ignored."""
-        self._left_out += map(self._named, places)
+        self._left_out += map(self._named, locations)
 
-    def convert(self, places: Iterable[Place]) -> None:
+    def convert(self, locations: Iterable[Location]) -> None:
         """Report parts of the conversation history that are in the prompt in another form, as in `messages[3] (as text
         of the user)`.
 
         No content is lost, so this happens in strict requests, too.
         """
-        self._converted += map(self._named, places)
+        self._converted += map(self._named, locations)
 
     def convert_value(self, path: str, given: object, remark: str) -> None:
         """Report a field of the chat request for which the prompt uses another value than the client gave."""
@@ -169,10 +169,10 @@ class Leniency:
             self.note([(path, f" (capped to {tokens})")])
         return self._caps
 
-    def _named(self, place: Place) -> str:
-        if isinstance(place, str):
-            return place
-        path, remark = place
+    def _named(self, location: Location) -> str:
+        if isinstance(location, str):
+            return location
+        path, remark = location
         return self.names.name(path) + remark
 
     def report(self) -> dict[str, str]:
@@ -227,20 +227,20 @@ def objects_at(body: Any, path: str) -> Iterator[tuple[str, JsonObject]]:
     for part in path.split(".") if path else []:
         field = part.removesuffix("[]")
         found = [
-            (f"{place}.{field}".removeprefix("."), value[field])
-            for place, value in found
+            (f"{location}.{field}".removeprefix("."), value[field])
+            for location, value in found
             if isinstance(value, dict) and field in value
         ]
         if part.endswith("[]"):
             # A body is limited to 50,000 objects; lists may hold many more other values.
             found = [
-                (f"{place}[{index}]", element)
-                for place, value in found
+                (f"{location}[{index}]", element)
+                for location, value in found
                 if isinstance(value, list)
                 for index, element in enumerate(value)
                 if isinstance(element, dict)
             ]
-    yield from ((place, value) for place, value in found if isinstance(value, dict))
+    yield from ((location, value) for location, value in found if isinstance(value, dict))
 
 
 def remove(body: Any, *paths: str) -> list[str]:
@@ -248,9 +248,9 @@ def remove(body: Any, *paths: str) -> list[str]:
     found = []
     for path in paths:
         parent, _, field = path.rpartition(".")
-        for place, value in objects_at(body, parent):
+        for location, value in objects_at(body, parent):
             if value.pop(field, None) is not None:
-                found.append(f"{place}.{field}".removeprefix("."))
+                found.append(f"{location}.{field}".removeprefix("."))
     return found
 
 
@@ -261,14 +261,14 @@ def remove_tools(
     of each.
     """
     found = {
-        place: tool
-        for place, tool in objects_at(body, "tools[]")
+        location: tool
+        for location, tool in objects_at(body, "tools[]")
         if isinstance(tool.get("type"), str) and is_removed(tool["type"]) and not but(tool)
     }
     if found:
         removed = [id(tool) for tool in found.values()]
         body["tools"] = [tool for tool in body["tools"] if id(tool) not in removed]
-    return [f"{place} ({tool['type']})" for place, tool in found.items()]
+    return [f"{location} ({tool['type']})" for location, tool in found.items()]
 
 
 def replace_media(body: Any, kinds: Mapping[str, str], text_type: str, *paths: str) -> list[str]:
@@ -278,12 +278,12 @@ def replace_media(body: Any, kinds: Mapping[str, str], text_type: str, *paths: s
     part has the type `text_type`.
     """
     found = []
-    for place, part in (located for path in paths for located in objects_at(body, path)):
+    for location, part in (located for path in paths for located in objects_at(body, path)):
         kind = part.get("type")
         if isinstance(kind, str) and kind in kinds:
             part.clear()
             part.update(type=text_type, text=f"[{kinds[kind]} left out: this model reads text only]")
-            found.append(f"{place} ({kinds[kind]})")
+            found.append(f"{location} ({kinds[kind]})")
     return found
 
 
@@ -296,29 +296,29 @@ def remove_unknown_keys(body: Any, path: str, form: Any) -> list[str]:
     `messages[].tool_calls[].index`. An object whose `type` no model has is left as it is, for validation to refuse. The
     empty path is the body itself.
     """
-    places: dict[str, None] = {}
+    locations: dict[str, None] = {}
     for _, value in objects_at(body, path):
-        for place in _remove(value, path, form):
-            if len(places) < _MAX_NAMED:
-                places[place.removeprefix(".")] = None
-    return list(places)
+        for location in _remove(value, path, form):
+            if len(locations) < _MAX_NAMED:
+                locations[location.removeprefix(".")] = None
+    return list(locations)
 
 
-def _remove(value: JsonObject, place: str, form: Any) -> Iterator[str]:
+def _remove(value: JsonObject, location: str, form: Any) -> Iterator[str]:
     model = _model_of(value, form)
     if model is None:
         return
     known = _fields(model)
     for key in [key for key in value if key not in known]:
         if value.pop(key) is not None:
-            yield f"{place}.{nameable(key, '(a key)')}"
+            yield f"{location}.{nameable(key, '(a key)')}"
     for key, inner in value.items():
         if isinstance(inner, dict):
-            yield from _remove(inner, f"{place}.{key}", known[key])
+            yield from _remove(inner, f"{location}.{key}", known[key])
         elif isinstance(inner, list) and _models(known[key]):
             for element in inner:
                 if isinstance(element, dict):
-                    yield from _remove(element, f"{place}.{key}[]", known[key])
+                    yield from _remove(element, f"{location}.{key}[]", known[key])
 
 
 def _model_of(value: JsonObject, form: Any) -> type[BaseModel] | None:

@@ -65,7 +65,7 @@ class KvEventTarget(Struct, frozen=True):
 
 
 def event_target(
-    address: str, topic: str, about: ModelStatus, device: str, *, num_devices: int
+    address: str, topic: str, status: ModelStatus, device: str, *, num_devices: int
 ) -> KvEventTarget | None:
     """The target of the KV events of one engine, which runs a model on one device; None if `address` is empty.
 
@@ -75,7 +75,7 @@ def event_target(
     """
     if not address:
         return None
-    rank = about.serial * num_devices + about.devices.index(device)
+    rank = status.serial * num_devices + status.devices.index(device)
     host, _, port = address.rpartition(":")
     own = f"{host}:{int(port) + rank}" if "*" in host else address
-    return KvEventTarget(own, topic.replace("{model}", about.name), rank, about.name)
+    return KvEventTarget(own, topic.replace("{model}", status.name), rank, status.name)

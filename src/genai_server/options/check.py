@@ -21,7 +21,7 @@ _RUN_ROWS = names(session.RUN)
 _CUDA_DEVICES = ("cuda", "tensorrt")
 # Providers that number the same devices.
 _NVIDIA = ("cuda", "tensorrt", "nv_tensorrt_rtx")
-_PLACES = ("library", "package")
+_SOURCES = ("library", "package")
 # The providers' names for the number of a device.
 _INDICES = ("device_id", "device_index", "deviceId")
 
@@ -148,7 +148,7 @@ def _providers(order: Any, tables: Mapping[str, dict[str, Any]], device: str) ->
         )
     read = {name: provider_options(name, table) for name, table in tables.items()}
     for name in order:
-        if name not in PROVIDERS and not any(tables.get(name, {}).get(place) for place in _PLACES):
+        if name not in PROVIDERS and not any(tables.get(name, {}).get(source) for source in _SOURCES):
             raise ConfigurationError(
                 f"providers={quoted(order)}: {name} is unknown, and [provider.{name}] has no library or package"
                 f"{nearest(name, PROVIDERS)}"
@@ -187,12 +187,12 @@ def provider_options(name: str, table: Mapping[str, Any]) -> ProviderOptions:
     Raises ConfigurationError.
     """
     where = f"[provider.{name}]"
-    places = {place: str(table[place]) for place in _PLACES if table.get(place)}
-    given = flat({key: value for key, value in table.items() if key not in _PLACES})
+    sources = {source: str(table[source]) for source in _SOURCES if table.get(source)}
+    given = flat({key: value for key, value in table.items() if key not in _SOURCES})
     if name not in PROVIDERS:
-        if not places:
+        if not sources:
             raise ConfigurationError(f"{where}: unknown provider{nearest(name, PROVIDERS)}")
-        return ProviderOptions(name, {key: str(value) for key, value in given.items()}, **places)
+        return ProviderOptions(name, {key: str(value) for key, value in given.items()}, **sources)
     rows = names(PROVIDERS[name].rows)
     found: dict[str, str] = {}
     for key, value in given.items():
@@ -201,7 +201,7 @@ def provider_options(name: str, table: Mapping[str, Any]) -> ProviderOptions:
             why = f"unknown option{nearest(key, possible(rows))}" if rows else f"{name} has no options of its own"
             raise ConfigurationError(f"{where} {key}={quoted(value)}: {why}")
         _add(found, row, key, value, where)
-    return ProviderOptions(name, found, **places)
+    return ProviderOptions(name, found, **sources)
 
 
 def _check_together(options: DeviceOptions, warnings: list[str]) -> None:

@@ -101,10 +101,10 @@ def _scopes(tables: Mapping[str, Any], model: str, device: str) -> list[Mapping[
     """
     own = _part(tables, "models", model)
     found = [tables]
-    for place in (tables, own):
-        if place is own:
+    for scoped in (tables, own):
+        if scoped is own:
             found.append(own)
-        found += [_part(place, "devices", name) for name in dict.fromkeys((device.partition(":")[0], device))]
+        found += [_part(scoped, "devices", name) for name in dict.fromkeys((device.partition(":")[0], device))]
     for scope in found[1:]:
         if strange := sorted(scope.keys() - {*SECTIONS, *_SCOPES}):
             raise ConfigurationError(

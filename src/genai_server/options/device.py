@@ -82,10 +82,12 @@ def reaching(options: DeviceOptions, runner: Reach) -> DeviceOptions:
         if known.genai is None and runner is Reach.GENERATOR:
             continue
         rows = names(known.rows)
-        kept = {key: value for key, value in given.options.items() if key not in rows or not _misses(rows[key], runner)}
-        providers.append(msgspec.structs.replace(given, options=kept))
-    kept = {name: value for name, value in options.session.items() if not _misses(_SESSION_ROWS[name], runner)}
-    return msgspec.structs.replace(options, session=kept, providers=providers)
+        effective = {
+            key: value for key, value in given.options.items() if key not in rows or not _misses(rows[key], runner)
+        }
+        providers.append(msgspec.structs.replace(given, options=effective))
+    effective = {name: value for name, value in options.session.items() if not _misses(_SESSION_ROWS[name], runner)}
+    return msgspec.structs.replace(options, session=effective, providers=providers)
 
 
 def device_id(options: DeviceOptions) -> int:

@@ -70,131 +70,131 @@ def translate(config: Message, backend_config: Sequence[str] = (), *, is_complet
     the configuration from the model's file, as it does without --disable-auto-complete-config. Raises
     ConfigurationError for values that Triton would refuse.
     """
-    found = Translation()
+    result = Translation()
     for name, values in config.items():
-        _field(found, name, values)
-    _backend(found, backend_config, is_completed=is_completed)
-    _place(found)
-    _choose_runner(found)
-    return found
+        _field(result, name, values)
+    _backend(result, backend_config, is_completed=is_completed)
+    _place(result)
+    _choose_runner(result)
+    return result
 
 
-def _field(found: Translation, name: str, values: list[Any]) -> None:
+def _field(result: Translation, name: str, values: list[Any]) -> None:
     match name:
         case "name":
-            found.settings["model_name"] = str(values[-1])
+            result.settings["model_name"] = str(values[-1])
         case "max_batch_size":
-            _max_batch_size(found, name, str(values[-1]))
+            _max_batch_size(result, name, str(values[-1]))
         case "instance_group":
-            _instances(found, values)
+            _instances(result, values)
         case "parameters":
-            _parameters(found, values)
+            _parameters(result, values)
         case "optimization":
-            _optimization(found, values)
+            _optimization(result, values)
         case "model_operations":
             for operations in messages(values):
-                found.libraries += [str(path) for path in operations.get("op_library_filename", [])]
+                result.libraries += [str(path) for path in operations.get("op_library_filename", [])]
         case _:
             why = _OF_THE_MODEL.get(name, "it has no counterpart here")
             if why:
-                found.notes.append(f"{name} is left out: {why}")
+                result.notes.append(f"{name} is left out: {why}")
 
 
-def _max_batch_size(found: Translation, name: str, value: str) -> None:
+def _max_batch_size(result: Translation, name: str, value: str) -> None:
     try:
         size = int(number().text(value))
     except ValueError as error:
         raise ConfigurationError(f"{name}={quoted(value)}: {error}") from None
     if size > 0:  # 0 stands for models that cannot batch
-        found.settings["max_batch_size"] = size
+        result.settings["max_batch_size"] = size
 
 
-def _instances(found: Translation, values: list[Any]) -> None:
+def _instances(result: Translation, values: list[Any]) -> None:
     """Translate Triton's instance groups into devices. The number of instances is left out, since one engine per device
     batches all requests.
     """
     for group in messages(values):
         kind, gpus = str(group.get("kind", ["KIND_AUTO"])[-1]), group.get("gpus", [])
-        found.devices += [f"cuda:{gpu}" for gpu in gpus] or {"KIND_CPU": ["cpu"], "KIND_GPU": ["cuda"]}.get(kind, [])
+        result.devices += [f"cuda:{gpu}" for gpu in gpus] or {"KIND_CPU": ["cpu"], "KIND_GPU": ["cuda"]}.get(kind, [])
         if str(group.get("count", ["1"])[-1]) != "1":
-            found.notes.append("instance_group.count is left out: a device has one engine process, which batches")
+            result.notes.append("instance_group.count is left out: a device has one engine process, which batches")
 
 
-def _parameters(found: Translation, values: list[Any]) -> None:
+def _parameters(result: Translation, values: list[Any]) -> None:
     for name, value in _entries(values).items():
         if name in DEPRECATED:
             given = {name: DEPRECATED[name].get(value, value)}
-            found.provider.setdefault("cuda", {})[name] = provider_options("cuda", given).options[name]
-            found.notes.append(f"parameter {name} is also deprecated in Triton: it is an option of cuda")
+            result.provider.setdefault("cuda", {})[name] = provider_options("cuda", given).options[name]
+            result.notes.append(f"parameter {name} is also deprecated in Triton: it is an option of cuda")
         elif name not in _ROWS:
-            found.notes.append(f"parameter {name} is left out: it is unknown{nearest(name, possible(_ROWS))}")
+            result.notes.append(f"parameter {name} is left out: it is unknown{nearest(name, possible(_ROWS))}")
         elif _ROWS[name].impossible:
-            found.notes.append(f"parameter {name} is left out: it cannot be set: {_ROWS[name].impossible}")
+            result.notes.append(f"parameter {name} is left out: it cannot be set: {_ROWS[name].impossible}")
         else:
-            _set(found, name, value)
+            _set(result, name, value)
 
 
-def _set(found: Translation, name: str, value: str) -> None:
+def _set(result: Translation, name: str, value: str) -> None:
     row = _ROWS[name]
     for option, meant in row.options(value_text(row, name, value, "parameter")).items():
         if _DEFAULTS.get(option) == meant:
-            found.session.pop(option, None)
+            result.session.pop(option, None)
         else:
-            found.session[option] = meant
+            result.session[option] = meant
 
 
 def _entries(values: list[Any]) -> dict[str, str]:
     """The entries of a protobuf map as text by key. A value may be a text, or a message with a `string_value`."""
-    found: dict[str, str] = {}
+    result: dict[str, str] = {}
     for entry in messages(values):
         key, value = (entry.get(part, [""])[-1] for part in ("key", "value"))
         if isinstance(value, dict):
             value = str(value.get("string_value", [""])[-1])
-        found[str(key)] = value
-    return found
+        result[str(key)] = value
+    return result
 
 
-def _optimization(found: Translation, values: list[Any]) -> None:
+def _optimization(result: Translation, values: list[Any]) -> None:
     for optimization in messages(values):
         for graph in messages(optimization.pop("graph", [])):
             for level in graph.get("level", []):
-                _set(found, "level", str(level))
+                _set(result, "level", str(level))
         for accelerators in messages(optimization.pop("execution_accelerators", [])):
             for kind in ("gpu_execution_accelerator", "cpu_execution_accelerator"):
                 for accelerator in messages(accelerators.get(kind, [])):
-                    _accelerator(found, accelerator)
-        found.notes += [f"optimization.{name} is left out: it has no counterpart here" for name in optimization]
+                    _accelerator(result, accelerator)
+        result.notes += [f"optimization.{name} is left out: it has no counterpart here" for name in optimization]
 
 
-def _accelerator(found: Translation, accelerator: Message) -> None:
+def _accelerator(result: Translation, accelerator: Message) -> None:
     name = str(accelerator.get("name", [""])[-1])
     if name not in ("tensorrt", "cuda", "openvino"):
         raise ConfigurationError(f"execution accelerator {quoted(name)}: expected one of tensorrt, cuda, openvino")
     options = provider_options(name, _entries(accelerator.get("parameters", []))).options
-    found.provider[name] = found.provider.get(name, {}) | options
+    result.provider[name] = result.provider.get(name, {}) | options
 
 
-def _backend(found: Translation, backend_config: Sequence[str], *, is_completed: bool) -> None:
+def _backend(result: Translation, backend_config: Sequence[str], *, is_completed: bool) -> None:
     """Translate the options of Triton's command line, `--backend-config` and --disable-auto-complete-config."""
     given = _of_this_backend(backend_config)
     known = (_POOL, _BATCH, *_THREADS)
     if strange := [key for key in given if key not in known]:
-        found.notes.append(f"--backend-config {strange[0]} is left out: it is unknown{nearest(strange[0], known)}")
+        result.notes.append(f"--backend-config {strange[0]} is left out: it is unknown{nearest(strange[0], known)}")
     if not is_completed:
-        found.notes.append(
+        result.notes.append(
             f"{AUTO_COMPLETE} is left out: a model directory describes its model, and config.pbtxt is not read again"
         )
         if given.pop(_BATCH, None) is not None:
-            found.notes.append(f"--backend-config {_BATCH} is left out: Triton ignores it with {AUTO_COMPLETE}")
-    if _BATCH in given and "max_batch_size" not in found.settings:
-        _max_batch_size(found, f"--backend-config {_BATCH}", given[_BATCH])
+            result.notes.append(f"--backend-config {_BATCH} is left out: Triton ignores it with {AUTO_COMPLETE}")
+    if _BATCH in given and "max_batch_size" not in result.settings:
+        _max_batch_size(result, f"--backend-config {_BATCH}", given[_BATCH])
     if _POOL in given:
-        _set(found, _POOL, given[_POOL])
-        if found.session.get(session.POOL) == "1":
+        _set(result, _POOL, given[_POOL])
+        if result.session.get(session.POOL) == "1":
             for name in _THREADS:  # with a global pool, Triton ignores the model's own
-                if found.session.pop(_ROWS[name].name, None) is not None:
-                    found.notes.append(f"parameter {name} is left out: Triton ignores it with a global pool")
-                _set(found, name, given.get(name, "0"))
+                if result.session.pop(_ROWS[name].name, None) is not None:
+                    result.notes.append(f"parameter {name} is left out: Triton ignores it with a global pool")
+                _set(result, name, given.get(name, "0"))
 
 
 def _of_this_backend(backend_config: Sequence[str]) -> dict[str, str]:
@@ -213,65 +213,65 @@ def _of_this_backend(backend_config: Sequence[str]) -> dict[str, str]:
     return given
 
 
-def _place(found: Translation) -> None:
+def _place(result: Translation) -> None:
     """Choose the devices and the execution providers of each kind of device, in order.
 
     Without instance groups, the accelerators decide the devices. On a GPU, CUDA runs the nodes that the other providers
     leave. Accelerators of a kind without a device are left out with a note.
     """
-    on_gpus = [name for name in found.provider if name not in (*_ON_CPUS, "cuda")]
-    orders = {"cpu": [name for name in found.provider if name in _ON_CPUS], "cuda": on_gpus}
-    if "cuda" in found.provider or on_gpus:
+    on_gpus = [name for name in result.provider if name not in (*_ON_CPUS, "cuda")]
+    orders = {"cpu": [name for name in result.provider if name in _ON_CPUS], "cuda": on_gpus}
+    if "cuda" in result.provider or on_gpus:
         orders["cuda"] = [*on_gpus, "cuda"]
-    if not found.devices:
-        found.devices = ["cuda"] if orders["cuda"] else ["cpu"] if orders["cpu"] else []
-    kinds = dict.fromkeys(device.partition(":")[0] for device in found.devices)
+    if not result.devices:
+        result.devices = ["cuda"] if orders["cuda"] else ["cpu"] if orders["cpu"] else []
+    kinds = dict.fromkeys(device.partition(":")[0] for device in result.devices)
     for kind, others in (("cpu", "GPUs"), ("cuda", "the CPU")):
         for name in orders[kind] if kind not in kinds else []:
-            if found.provider.pop(name, None) is not None:
-                found.notes.append(f"{name} is left out: all instances are on {others}")
-    found.providers = {kind: [*orders[kind], "cpu"] for kind in kinds if orders[kind]}
-    for name, options in found.provider.items():
+            if result.provider.pop(name, None) is not None:
+                result.notes.append(f"{name} is left out: all instances are on {others}")
+    result.providers = {kind: [*orders[kind], "cpu"] for kind in kinds if orders[kind]}
+    for name, options in result.provider.items():
         if package := PROVIDERS[name].package:
             options["package"] = package
-            found.notes.append(f"{name} comes from a package: pip install {package.replace('_', '-')}")
+            result.notes.append(f"{name} comes from a package: pip install {package.replace('_', '-')}")
 
 
-def _choose_runner(found: Translation) -> None:
+def _choose_runner(result: Translation) -> None:
     """Set the scheduler to `batched` on GPUs if an option would have no effect in onnxruntime-genai's runner."""
-    for kind in {device.partition(":")[0] for device in found.devices} - {"cpu"}:
-        order = {"providers": found.providers[kind]} if kind in found.providers else {}
-        used = {name: options for name, options in found.provider.items() if name in found.providers.get(kind, ())}
-        options = check_device({"session": found.session, "provider": used, **order}, kind)
+    for kind in {device.partition(":")[0] for device in result.devices} - {"cpu"}:
+        order = {"providers": result.providers[kind]} if kind in result.providers else {}
+        used = {name: options for name, options in result.provider.items() if name in result.providers.get(kind, ())}
+        options = check_device({"session": result.session, "provider": used, **order}, kind)
         if reason := unreachable(options, Reach.GENERATOR):
-            found.settings |= {"scheduler": "batched", "kv_cache_bytes": _KV_CACHE_BYTES}
-            found.notes.append(f"{reason}: so scheduler is batched, which has not been tested on a GPU")
-            found.notes.append("kv_cache_bytes is a guess at the memory on each card for keys and values")
-            for kept in reaching(options, Reach.BATCHED).providers:
-                for key in [key for key in found.provider.get(kept.name, {}) if key not in kept.options]:
-                    del found.provider[kept.name][key]
-                    found.notes.append(f"{key} of {kept.name} is left out: it does not reach the batched session")
+            result.settings |= {"scheduler": "batched", "kv_cache_bytes": _KV_CACHE_BYTES}
+            result.notes.append(f"{reason}: so scheduler is batched, which has not been tested on a GPU")
+            result.notes.append("kv_cache_bytes is a guess at the memory on each card for keys and values")
+            for reached in reaching(options, Reach.BATCHED).providers:
+                for key in [key for key in result.provider.get(reached.name, {}) if key not in reached.options]:
+                    del result.provider[reached.name][key]
+                    result.notes.append(f"{key} of {reached.name} is left out: it does not reach the batched session")
 
 
-def as_toml(found: Translation) -> str:
+def as_toml(result: Translation) -> str:
     """The translated configuration as the text of a configuration file. The notes are comments at its beginning."""
-    lines = [f"# {note}" for note in found.notes]
-    lines += [f"{name} = {toml_value(value)}" for name, value in found.settings.items()]
-    if found.devices:
-        lines.append(f'device = "{",".join(dict.fromkeys(found.devices))}"')
-    orders = {kind: f"providers = [{', '.join(map(toml_value, names))}]" for kind, names in found.providers.items()}
-    is_alone = len({device.partition(":")[0] for device in found.devices}) == 1
+    lines = [f"# {note}" for note in result.notes]
+    lines += [f"{name} = {toml_value(value)}" for name, value in result.settings.items()]
+    if result.devices:
+        lines.append(f'device = "{",".join(dict.fromkeys(result.devices))}"')
+    orders = {kind: f"providers = [{', '.join(map(toml_value, names))}]" for kind, names in result.providers.items()}
+    is_alone = len({device.partition(":")[0] for device in result.devices}) == 1
     if is_alone:
         lines += orders.values()
-    if found.session or found.libraries:
+    if result.session or result.libraries:
         lines += ["", "[session]"]
-        lines += [f"{toml_key(name)} = {toml_value(value)}" for name, value in flat(found.session).items()]
-        if found.libraries:
-            lines.append(f"{session.LIBRARIES} = [{', '.join(toml_value(path) for path in found.libraries)}]")
+        lines += [f"{toml_key(name)} = {toml_value(value)}" for name, value in flat(result.session).items()]
+        if result.libraries:
+            lines.append(f"{session.LIBRARIES} = [{', '.join(toml_value(path) for path in result.libraries)}]")
     if not is_alone:
         for kind, order in orders.items():
             lines += ["", f"[devices.{kind}]", order]
-    for name, options in found.provider.items():
+    for name, options in result.provider.items():
         if options:
             lines += ["", f"[provider.{name}]"]
             lines += [f"{toml_key(key)} = {toml_value(value)}" for key, value in options.items()]

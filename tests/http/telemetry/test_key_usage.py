@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from genai_server.errors import StoreUnavailable
-from genai_server.http.telemetry.key_usage import MAX_DAYS, Counts, KeyUsage, Place
+from genai_server.http.telemetry.key_usage import MAX_DAYS, Counts, KeyUsage, UsageKey
 from genai_server.http.telemetry.request_record import RequestRecord
 from genai_server.http.telemetry.usage import Usage
 from genai_server.timing import Arrival, Timings
@@ -69,10 +69,10 @@ async def test_requests_are_added_up_by_day_key_and_model(tmp_path: Path) -> Non
         ):
             usage.observe(record)
         assert await usage.between(DAY - timedelta(days=1), DAY) == [
-            (Place("2026-11-27", "bob", "m"), Counts(1, 0, 7, 4, 3)),
-            (Place("2026-11-28", "", "m"), Counts(1, 0, 7, 4, 3)),
-            (Place("2026-11-28", "alice", "m"), Counts(2, 1, 7 + 14, 4 + 8, 3 + 6)),
-            (Place("2026-11-28", "alice", "m:law"), Counts(1, 0, 7, 4, 3)),
+            (UsageKey("2026-11-27", "bob", "m"), Counts(1, 0, 7, 4, 3)),
+            (UsageKey("2026-11-28", "", "m"), Counts(1, 0, 7, 4, 3)),
+            (UsageKey("2026-11-28", "alice", "m"), Counts(2, 1, 7 + 14, 4 + 8, 3 + 6)),
+            (UsageKey("2026-11-28", "alice", "m:law"), Counts(1, 0, 7, 4, 3)),
         ]
         assert await usage.between(DAY - timedelta(days=9), DAY - timedelta(days=2)) == []
 
@@ -94,7 +94,7 @@ async def test_several_processes_and_a_restart_share_the_file(tmp_path: Path) ->
         other.observe(_request("alice"))
     async with _opened(tmp_path / "usage") as usage:
         usage.observe(_request("alice"))
-        assert await usage.between(DAY, DAY) == [(Place("2026-11-28", "alice", "m"), Counts(3, 0, 21, 12, 9))]
+        assert await usage.between(DAY, DAY) == [(UsageKey("2026-11-28", "alice", "m"), Counts(3, 0, 21, 12, 9))]
 
 
 async def test_counts_wait_for_a_disk_that_takes_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -106,7 +106,7 @@ async def test_counts_wait_for_a_disk_that_takes_nothing(tmp_path: Path, caplog:
                 await usage.between(DAY, DAY)
         assert len(caplog.records) == 1
         path.parent.mkdir()
-        assert await usage.between(DAY, DAY) == [(Place("2026-11-28", "alice", "m"), Counts(3, 0, 21, 12, 9))]
+        assert await usage.between(DAY, DAY) == [(UsageKey("2026-11-28", "alice", "m"), Counts(3, 0, 21, 12, 9))]
 
 
 async def test_days_are_removed_after_their_time(tmp_path: Path) -> None:

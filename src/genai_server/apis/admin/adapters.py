@@ -26,20 +26,20 @@ async def load_adapter(body: LoadAdapterRequest, services: ServicesDep) -> dict[
     If the model is loaded on demand, it is loaded first, because only its engines can check whether the adapter fits.
     """
     models = services.models
-    about = models.find(body.model)
-    if body.name in (adapter.name for adapter in about.adapters):
+    status = models.find(body.model)
+    if body.name in (adapter.name for adapter in status.adapters):
         raise InvalidField(
-            "name", f"{quoted(body.name)} has already been loaded for model {quoted(about.name)}; unload it first"
+            "name", f"{quoted(body.name)} has already been loaded for model {quoted(status.name)}; unload it first"
         )
-    await models.serving(ChosenModel(about), services.settings.load_timeout or math.inf)
+    await models.serving(ChosenModel(status), services.settings.load_timeout or math.inf)
     adapter = Adapter(body.name, body.path, secrets.token_hex(8))
     try:
-        await ask(models.engines(about.name), lambda number: LoadAdapter(number, adapter), needs_all=True)
-        await models.command(AddAdapter(about.name, adapter))
+        await ask(models.engines(status.name), lambda number: LoadAdapter(number, adapter), needs_all=True)
+        await models.command(AddAdapter(status.name, adapter))
     except BaseException:
-        await _unload(services, about, adapter)
+        await _unload(services, status, adapter)
         raise
-    return adapter_entry(services, models.find(about.name), adapter)
+    return adapter_entry(services, models.find(status.name), adapter)
 
 
 @router.post("/v1/admin/adapters/unload")
@@ -47,21 +47,21 @@ async def unload_adapter(body: UnloadAdapterRequest, services: ServicesDep) -> d
     """Unload a LoRA adapter for new requests. Its memory is freed when the running requests that use it have ended;
     `running` lists their ids.
     """
-    about = services.models.find(body.model)
-    adapter = next((adapter for adapter in about.adapters if adapter.name == body.name), None)
+    status = services.models.find(body.model)
+    adapter = next((adapter for adapter in status.adapters if adapter.name == body.name), None)
     if adapter is None:
-        known = ", ".join(adapter.name for adapter in about.adapters) or "none"
+        known = ", ".join(adapter.name for adapter in status.adapters) or "none"
         raise ModelNotFound(
-            f"model {quoted(about.name)} has no adapter {quoted(body.name)}; it has: {known}", param="name"
+            f"model {quoted(status.name)} has no adapter {quoted(body.name)}; it has: {known}", param="name"
         )
-    await services.models.command(RemoveAdapter(about.name, adapter.id))
-    running = await _unload(services, about, adapter)
-    return {"id": f"{about.name}:{adapter.name}", "object": "model", "unloaded": True, "running": running}
+    await services.models.command(RemoveAdapter(status.name, adapter.id))
+    running = await _unload(services, status, adapter)
+    return {"id": f"{status.name}:{adapter.name}", "object": "model", "unloaded": True, "running": running}
 
 
-async def _unload(services: Services, about: ModelStatus, adapter: Adapter) -> list[str]:
+async def _unload(services: Services, status: ModelStatus, adapter: Adapter) -> list[str]:
     """Unload the adapter from all engines of the model; returns the ids of the requests that still use it."""
     with suppress(NoEngineReady, ModelNotFound):  # an engine that is not running has no adapters
-        replies = await ask(services.models.engines(about.name), lambda number: UnloadAdapter(number, adapter.id))
+        replies = await ask(services.models.engines(status.name), lambda number: UnloadAdapter(number, adapter.id))
         return sorted({request_id for _, reply in replies for request_id in reply.request_ids})
     return []

@@ -27,7 +27,7 @@ async def get_usage(query: Annotated[UsageParameters, Query()], services: Servic
     first = query.since or max(date.min + timedelta(days=_DAYS), last) - timedelta(days=_DAYS - 1)
     found = await services.usage.between(first, last)
     entries = [
-        {"object": "usage", **place._asdict(), "key_name": place.key_name or None, **counts._asdict()}
-        for place, counts in found
+        {"object": "usage", **key._asdict(), "key_name": key.key_name or None, **counts._asdict()}
+        for key, counts in found
     ]
     return {"object": "list", "data": entries}

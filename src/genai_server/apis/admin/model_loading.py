@@ -37,11 +37,11 @@ async def load_model(body: LoadModelRequest, services: ServicesDep) -> dict[str,
         except ModelTooLarge as error:
             await services.models.command(UnloadModel(body.name, 0))
             raise ModelLoadFailed(error.message, param="path") from None
-    about = services.models.find(body.name)
-    entry = model_entry(services, about)
+    status = services.models.find(body.name)
+    entry = model_entry(services, status)
     if entry["state"] != "ready" and "error" in entry:
-        if about.state != ModelState.FAILED:  # only this process failed; the engines would keep their memory
-            await services.models.command(UnloadModel(about.name, 0))
+        if status.state != ModelState.FAILED:  # only this process failed; the engines would keep their memory
+            await services.models.command(UnloadModel(status.name, 0))
         field = "draft_model" if entry["error"].startswith("draft_model=") else "path"
         raise ModelLoadFailed(f"model {quoted(body.name)} cannot be loaded: {entry['error']}", param=field)
     return entry
@@ -50,12 +50,12 @@ async def load_model(body: LoadModelRequest, services: ServicesDep) -> dict[str,
 @router.post("/v1/admin/models/unload")
 async def unload_model(body: UnloadModelRequest, services: ServicesDep) -> dict[str, Any]:
     """Unload a model; responds when its engine processes have ended."""
-    about = services.models.find(body.name, param="name")
+    status = services.models.find(body.name, param="name")
     timeout = float(services.settings.drain_timeout) if body.timeout is None else body.timeout
-    await services.models.command(UnloadModel(about.name, timeout))
+    await services.models.command(UnloadModel(status.name, timeout))
     if body.wait is not False:
-        await services.models.gone(about)
-    return {"id": about.name, "object": "model", "unloaded": body.wait is not False}
+        await services.models.gone(status)
+    return {"id": status.name, "object": "model", "unloaded": body.wait is not False}
 
 
 @router.post("/v1/admin/models/alias")

@@ -178,22 +178,22 @@ def download_file(manifest: FoundManifest, name: str) -> Response:
 @router.delete("/v1/admin/profiles/{session_id}")
 async def delete_profile(manifest: FoundManifest, open_sessions: OpenSessions, services: ServicesDep) -> dict[str, Any]:
     """End a session that is still open, or remove an ended session with its files."""
-    about = manifest.session
-    if about.id in open_sessions:
-        for engine in services.models.engines(device=about.device):
+    session = manifest.session
+    if session.id in open_sessions:
+        for engine in services.models.engines(device=session.device):
             with suppress(ProfileNotFound):  # the session is another model's, or has just ended
-                await ask([engine], lambda number: EndProfile(number, about.id))
-        return {"id": about.id, "object": "profile", "deleted": False}
+                await ask([engine], lambda number: EndProfile(number, session.id))
+        return {"id": session.id, "object": "profile", "deleted": False}
     if _is_open(manifest, open_sessions):
         raise InvalidField(
             "session_id",
-            f'{quoted(about.id)} is of a session that is still being written: set enable_profiling to "0" first',
+            f'{quoted(session.id)} is of a session that is still being written: set enable_profiling to "0" first',
         )
     try:
         await asyncio.to_thread(remove, manifest)
     except OSError as error:
-        raise InvalidField("session_id", f"{quoted(about.id)} cannot be removed: {error}") from None
-    return {"id": about.id, "object": "profile", "deleted": True}
+        raise InvalidField("session_id", f"{quoted(session.id)} cannot be removed: {error}") from None
+    return {"id": session.id, "object": "profile", "deleted": True}
 
 
 def _is_open(manifest: Manifest, open_sessions: Mapping[str, ProfileState]) -> bool:
@@ -205,15 +205,15 @@ def _is_open(manifest: Manifest, open_sessions: Mapping[str, ProfileState]) -> b
 
 def _summary(manifest: Manifest, open_sessions: Mapping[str, ProfileState]) -> dict[str, Any]:
     """A session as JSON. While the session is open, `state` is what its engine reports; afterwards it is "ended"."""
-    about = msgspec.to_builtins(manifest.session)
-    del about["type"]
+    session = msgspec.to_builtins(manifest.session)
+    del session["type"]
     still, end = _is_open(manifest, open_sessions), manifest.end
     state = open_sessions.get(manifest.session.id)
     reason = end.reason if end else None if still else "its engine has ended"
     profiled = state.profiled if state else end.profiled if end else None
     return {
         "object": "profile",
-        **about,
+        **session,
         "open": still,
         "state": state.state if state else "recording" if still else "ended",
         "profiled": msgspec.to_builtins(profiled),
@@ -232,10 +232,10 @@ def _download(name: str, media_type: str, write: Callable[[IO[bytes]], object]) 
         write(file)
         size = file.tell()
         file.seek(0)
-        kept = stack.pop_all()
+        resources = stack.pop_all()
 
     def pieces() -> Iterator[bytes]:
-        with kept:
+        with resources:
             while piece := file.read(_CHUNK):
                 yield piece
 

@@ -111,8 +111,8 @@ class ProfileRequest(Wire):
         slow = None
         if self.slow_token_ms is not None or self.slow_token_ratio is not None:
             given = {"num_tokens": self.next_tokens, "max_per_hour": self.max_per_hour}
-            kept = {name: value for name, value in given.items() if value is not None}
-            slow = SlowTokens(self.slow_token_ms, self.slow_token_ratio, **kept)
+            limits = {name: value for name, value in given.items() if value is not None}
+            slow = SlowTokens(self.slow_token_ms, self.slow_token_ratio, **limits)
         return ProfilePlan(self.prefix, self.request_id, first, last, self.max_tokens, self.max_seconds, slow)
 
     def _window(self) -> tuple[int, int | None]:

@@ -58,7 +58,7 @@ async def list_variants(repository: str, services: ServicesDep) -> dict[str, Any
 
 
 def _entry(stored: StoredModel, models: Catalog) -> dict[str, Any]:
-    served = next((about.name for about in models.statuses() if Path(about.path).absolute() == stored.path), None)
+    served = next((status.name for status in models.statuses() if Path(status.path).absolute() == stored.path), None)
     return {
         "id": stored.path.name,
         "object": "model",

@@ -47,10 +47,10 @@ async def load_lora_adapter(body: LoadLoraRequest, services: ServicesDep, reques
     this name.
     """
     with request_state(request.scope).leniency.with_names(_NAMES):
-        about = services.models.find(body.base_model_name)
-        if body.load_inplace and body.lora_name in (adapter.name for adapter in about.adapters):
-            await unload_adapter(UnloadAdapterRequest(model=about.name, name=body.lora_name), services)
-        await load_adapter(LoadAdapterRequest(model=about.name, name=body.lora_name, path=body.lora_path), services)
+        status = services.models.find(body.base_model_name)
+        if body.load_inplace and body.lora_name in (adapter.name for adapter in status.adapters):
+            await unload_adapter(UnloadAdapterRequest(model=status.name, name=body.lora_name), services)
+        await load_adapter(LoadAdapterRequest(model=status.name, name=body.lora_name, path=body.lora_path), services)
     return f"Success: LoRA adapter '{body.lora_name}' added successfully."
 
 
@@ -77,10 +77,10 @@ async def kv_event_sources(services: ServicesDep, request: Request) -> list[dict
     """
     settings = services.settings
     found = []
-    for about in services.models.statuses():
-        for device in about.devices:
+    for status in services.models.statuses():
+        for device in status.devices:
             target = event_target(
-                settings.kv_events, settings.kv_events_topic, about, device, num_devices=len(settings.devices)
+                settings.kv_events, settings.kv_events_topic, status, device, num_devices=len(settings.devices)
             )
             if target is not None and "*" in target.address:
                 endpoint = target.address.replace("*", request.url.hostname or "127.0.0.1")

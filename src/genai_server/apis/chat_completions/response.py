@@ -235,17 +235,17 @@ class ChatCompletionBuilder(ChoicesBuilder):
             case ToolCallStart(index, id, name) if name in self._custom_tools:
                 self._held[answer, index] = WholeToolCall(id, name)
             case ToolCallStart(index, id, name):
-                place = self._place(answer, index)
-                call = {"index": place, "id": id, "type": "function", "function": {"name": name, "arguments": ""}}
+                position = self._place(answer, index)
+                call = {"index": position, "id": id, "type": "function", "function": {"name": name, "arguments": ""}}
                 delta.setdefault("tool_calls", []).append(call)
             case ToolCallArguments(index, fragment) if (answer, index) in self._held:
                 self._held[answer, index].arguments += fragment
             case ToolCallArguments(index, fragment):
-                calls, place = delta.setdefault("tool_calls", []), self._place(answer, index)
-                if calls and calls[-1]["index"] == place:
+                calls, position = delta.setdefault("tool_calls", []), self._place(answer, index)
+                if calls and calls[-1]["index"] == position:
                     calls[-1]["function"]["arguments"] += fragment
                 else:
-                    calls.append({"index": place, "function": {"arguments": fragment}})
+                    calls.append({"index": position, "function": {"arguments": fragment}})
             case ToolCallEnd(index, is_complete) if (answer, index) in self._held:
                 made = self._held.pop((answer, index))
                 if is_complete:

@@ -69,9 +69,10 @@ class Reading:
     def _choices(self) -> str:
         if isinstance(self.question, PredicateQuestion):
             return f"\nAnswer {_answer_text(True)} or {_answer_text(False)}."
-        about = {key(value): description for value, description in options_of(self.question)}
+        descriptions = {key(value): description for value, description in options_of(self.question)}
         lines = [
-            f"\n- {compact(value)}" + (f": {about[key(value)]}" if about[key(value)] else "") for value in self.values
+            f"\n- {compact(value)}" + (f": {descriptions[key(value)]}" if descriptions[key(value)] else "")
+            for value in self.values
         ]
         return f'{"".join(lines)}\nAnswer {{"answer": …}} with one of these.'
 

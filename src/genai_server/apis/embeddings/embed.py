@@ -152,13 +152,13 @@ class _PooledRequest:
             low_priority=self.context.low_priority,
         )
         require_capacity()
-        about = codec.pooling
-        if about is None:
+        pooling = codec.pooling
+        if pooling is None:
             raise InvalidField("model", f"{chosen.id} has been replaced by one that generates text")
         limit = self._limit(info)
         async with within(self.context.deadline):
             order, texts, prompt = await codec.encode_pooled(
-                lambda pooled: self._in_order(encode(pooled, about, limit), info.vocab_size), self.context.owner
+                lambda pooled: self._in_order(encode(pooled, pooling, limit), info.vocab_size), self.context.owner
             )
         require_capacity([len(prompt)])
         data = await self._read(engine, prompt, texts)
@@ -166,7 +166,7 @@ class _PooledRequest:
         vectors: list[array[float]] = [found[0]] * len(texts)
         for number, vector in zip(order, found, strict=True):
             vectors[number] = vector
-        return Pooled(chosen.id, vectors, len(prompt), about.normalizes)
+        return Pooled(chosen.id, vectors, len(prompt), pooling.normalizes)
 
     def _limit(self, info: ModelInfo) -> TextLimit:
         limit, source = info.max_length, info.limited_by
@@ -184,9 +184,9 @@ class _PooledRequest:
         order = sorted(range(len(texts)), key=lambda number: -texts[number].about.num_tokens)
         for number, text in enumerate(texts):
             if (largest := max(text.tokens)) >= vocab_size:
-                place = self.param if len(texts) == 1 else f"{self.param}[{number}]"
+                path = self.param if len(texts) == 1 else f"{self.param}[{number}]"
                 raise InvalidField(
-                    place, f"must have token ids below {vocab_size}, the model's vocabulary size", given=largest
+                    path, f"must have token ids below {vocab_size}, the model's vocabulary size", given=largest
                 )
         prompt = [token for number in order for token in texts[number].tokens]
         return order, [texts[number].about for number in order], prompt

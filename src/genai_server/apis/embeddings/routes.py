@@ -37,21 +37,21 @@ FEW_NUMBERS = 4096
 @router.post("/api/v0/embeddings", include_in_schema=False)  # LM Studio's name
 async def create_embeddings(body: EmbeddingRequest, services: ServicesDep, context: RequestContextDep) -> Response:
     """Compute embeddings. Needs an embedding model."""
-    found = await embed(services, context, body.inputs, body, dimensions=body.dimensions, prompt_name=body.prompt_name)
+    pooled = await embed(services, context, body.inputs, body, dimensions=body.dimensions, prompt_name=body.prompt_name)
     as_base64 = body.encoding_format == "base64"
     return await built_response(
-        lambda: embeddings_body(found, as_base64=as_base64),
-        is_long=len(found.vectors) * len(found.vectors[0]) > FEW_NUMBERS,
+        lambda: embeddings_body(pooled, as_base64=as_base64),
+        is_long=len(pooled.vectors) * len(pooled.vectors[0]) > FEW_NUMBERS,
     )
 
 
-def embeddings_body(found: Pooled, *, as_base64: bool) -> JsonObject:
+def embeddings_body(pooled: Pooled, *, as_base64: bool) -> JsonObject:
     """OpenAI's response body with the embeddings in the order of the texts, as lists of numbers or in base64."""
     entries = [
         {"object": "embedding", "index": index, "embedding": _as_base64(vector) if as_base64 else vector.tolist()}
-        for index, vector in enumerate(found.vectors)
+        for index, vector in enumerate(pooled.vectors)
     ]
-    return {"object": "list", "data": entries, "model": found.model, "usage": found.usage}
+    return {"object": "list", "data": entries, "model": pooled.model, "usage": pooled.usage}
 
 
 def _as_base64(vector: "array[float]") -> str:
@@ -90,8 +90,8 @@ async def score_pairs(body: AnyScoreRequest, services: ServicesDep, context: Req
         Pair(first, second, _place("text_1", body.text_1, number), _place("text_2", body.text_2, number))
         for number, (first, second) in enumerate(body.pairs)
     ]
-    found = await score(services, context, pairs, body, param="text_2", instruction=body.instruction)
-    return json_response(scores_body(context.answer_id("score-"), int(time.time()), found))
+    pooled = await score(services, context, pairs, body, param="text_2", instruction=body.instruction)
+    return json_response(scores_body(context.answer_id("score-"), int(time.time()), pooled))
 
 
 def _place(field: str, given: str | list[str], number: int) -> str:
@@ -100,7 +100,7 @@ def _place(field: str, given: str | list[str], number: int) -> str:
 
 
 async def _ranked(body: RerankRequest, services: Services, context: RequestContext, *, shows: bool) -> Response:
-    found = await score(
+    pooled = await score(
         services,
         context,
         [Pair(body.query, text, "query", f"documents[{number}]") for number, text in enumerate(body.texts)],
@@ -110,27 +110,27 @@ async def _ranked(body: RerankRequest, services: Services, context: RequestConte
         document_tokens=body.max_tokens_per_doc,
     )
     documents = body.texts if shows else None
-    return json_response(rerank_body(context.answer_id("rerank-"), found, top_n=body.top_n, documents=documents))
+    return json_response(rerank_body(context.answer_id("rerank-"), pooled, top_n=body.top_n, documents=documents))
 
 
-def rerank_body(id: str, found: Pooled, *, top_n: int | None, documents: Sequence[str] | None) -> JsonObject:
+def rerank_body(id: str, pooled: Pooled, *, top_n: int | None, documents: Sequence[str] | None) -> JsonObject:
     """The response body in Jina's format, best document first, with the fields that Cohere's clients read.
 
     `documents`, if given, are the texts to return with the results.
     """
-    scores = found.scores
+    scores = pooled.scores
     ranked = sorted(range(len(scores)), key=lambda index: -scores[index])[: top_n or None]
     results: list[JsonObject] = [{"index": index, "relevance_score": scores[index]} for index in ranked]
     if documents is not None:
         for result in results:
             result["document"] = {"text": documents[result["index"]]}
-    meta = {"tokens": {"input_tokens": found.num_tokens, "output_tokens": 0}}
-    whole = {"id": id, "object": "list", "model": found.model, "results": results}
-    return whole | {"usage": found.usage, "meta": meta}
+    meta = {"tokens": {"input_tokens": pooled.num_tokens, "output_tokens": 0}}
+    whole = {"id": id, "object": "list", "model": pooled.model, "results": results}
+    return whole | {"usage": pooled.usage, "meta": meta}
 
 
-def scores_body(id: str, created: int, found: Pooled) -> JsonObject:
+def scores_body(id: str, created: int, pooled: Pooled) -> JsonObject:
     """The response body in vLLM's format, with the scores in the order of the pairs."""
-    entries = [{"object": "score", "index": index, "score": score} for index, score in enumerate(found.scores)]
-    whole = {"id": id, "object": "list", "created": created, "model": found.model, "data": entries}
-    return whole | {"usage": found.usage}
+    entries = [{"object": "score", "index": index, "score": score} for index, score in enumerate(pooled.scores)]
+    whole = {"id": id, "object": "list", "created": created, "model": pooled.model, "data": entries}
+    return whole | {"usage": pooled.usage}

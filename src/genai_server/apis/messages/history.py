@@ -34,30 +34,30 @@ _TOOLS = "tools"
 def convert(body: Any) -> list[str]:
     """Replace blocks of unknown types in a body by their text. Returns the location of each, with its new form."""
     found: list[str] = []
-    for place, message in objects_at(body, "messages[]"):
+    for location, message in objects_at(body, "messages[]"):
         if message.get("role") == "system" and "content" not in message and "output_config" in message:
             message["content"] = ""
-        found += _replace(_changes_without_form(place, message))
+        found += _replace(_changes_without_form(location, message))
     for path, known in _KNOWN.items():
         blocks = objects_at(body, path)
-        found += _replace((place, block) for place, block in blocks if block.get("type") not in known)
+        found += _replace((location, block) for location, block in blocks if block.get("type") not in known)
     return [*found, *_remove_changes_without_form(body), *_convert_inputs(body)]
 
 
 def _replace(blocks: Iterable[tuple[str, JsonObject]]) -> list[str]:
     """Turn blocks into text blocks, except those without a type. Returns their locations."""
     found = []
-    for place, block in blocks:
+    for location, block in blocks:
         kind = block.get("type")
         if isinstance(kind, str):
             text = note({name: value for name, value in block.items() if name != _TOOLS})
             block.clear()
             block.update(type="text", text=text)
-            found.append(f"{place} ({nameable(kind, 'a block')} as text)")
+            found.append(f"{location} ({nameable(kind, 'a block')} as text)")
     return found
 
 
-def _changes_without_form(place: str, message: JsonObject) -> Iterator[tuple[str, JsonObject]]:
+def _changes_without_form(location: str, message: JsonObject) -> Iterator[tuple[str, JsonObject]]:
     """Blocks of a message that add or remove tools and cannot be followed: because only Anthropic's servers have such
     tools, or because the message is not the system's. Each comes with its location.
     """
@@ -65,7 +65,7 @@ def _changes_without_form(place: str, message: JsonObject) -> Iterator[tuple[str
         if block.get("type") not in _CHANGES:
             continue
         if message.get("role") != "system" or not _is_change(block.get("tool")):
-            yield f"{place}.{inner}", block
+            yield f"{location}.{inner}", block
 
 
 def _is_change(tool: Any) -> bool:
@@ -81,22 +81,22 @@ def _remove_changes_without_form(body: Any) -> Iterator[str]:
     """Remove changes of tools that only Anthropic's servers have from the summaries (`compaction`) of earlier messages.
     Yields the locations.
     """
-    for place, block in objects_at(body, "messages[].content[]"):
+    for location, block in objects_at(body, "messages[].content[]"):
         changes = block.get("tool_changes")
         if block.get("type") == "compaction" and isinstance(changes, list):
             block["tool_changes"] = [one for one in changes if isinstance(one, dict) and _is_change(one.get("tool"))]
             if len(block["tool_changes"]) < len(changes):
-                yield f"{place}.tool_changes (without those of other tools)"
+                yield f"{location}.tool_changes (without those of other tools)"
 
 
 def _convert_inputs(body: Any) -> Iterator[str]:
     """Turn inputs of tool calls that are not objects, because the call was cut off, into objects. Yields the
     locations.
     """
-    for place, block in objects_at(body, "messages[].content[]"):
+    for location, block in objects_at(body, "messages[].content[]"):
         if block.get("type") == "tool_use" and not isinstance(given := block.get("input"), dict):
             block["input"] = _object(given)
-            yield f"{place}.input (as an object)"
+            yield f"{location}.input (as an object)"
 
 
 def _object(given: Any) -> JsonObject:

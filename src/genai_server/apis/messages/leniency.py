@@ -41,11 +41,11 @@ def _leave_out_tools(body: Any) -> list[str]:
 
 def _leave_out_documents(body: Any, path: str) -> Iterator[str]:
     """Replace documents that are files by a text, and remove `citations` from the others. Yields the locations."""
-    for place, block in objects_at(body, path):
+    for location, block in objects_at(body, path):
         if block.get("type") == "document" and _is_readable(block.get("source")):
-            yield from (f"{place}.{field}" for field in remove(block, "citations"))
+            yield from (f"{location}.{field}" for field in remove(block, "citations"))
         else:
-            yield from (f"{place}{rest}" for rest in replace_media(block, DOCUMENTS, "text", ""))
+            yield from (f"{location}{rest}" for rest in replace_media(block, DOCUMENTS, "text", ""))
 
 
 def _is_readable(source: Any) -> bool:
@@ -68,11 +68,11 @@ def _leave_out_images(body: Any) -> list[str]:
         (results, _PLACES_OF_MEDIA[1]),
         (results, _PLACES_IN_DOCUMENTS[1]),
     ):
-        for place, block in objects_at(messages, path):
+        for location, block in objects_at(messages, path):
             if block.get("type") == "image" and not _has_form(block.get("source")):
                 block.clear()
                 block.update(type="text", text="[image left out: it is not part of the request, or of another type]")
-                found.append(f"{place} (image)")
+                found.append(f"{location} (image)")
     return found
 
 
@@ -89,9 +89,9 @@ def _leave_out_citations(body: Any) -> list[str]:
     """Remove citations from text blocks, since they refer to what another server has found. Returns the locations."""
     found = []
     for path in (*_PLACES_OF_MEDIA, *_PLACES_IN_DOCUMENTS, "system[]"):
-        for place, block in objects_at(body, path):
+        for location, block in objects_at(body, path):
             if block.get("type") == "text" and block.pop("citations", None):
-                found.append(f"{place}.citations")
+                found.append(f"{location}.citations")
     return found
 
 
@@ -101,9 +101,9 @@ def _leave_out_callers(body: Any) -> list[str]:
     """
     found = []
     for path in ("tools[]", _DEFINITIONS):
-        for place, tool in objects_at(body, path):
+        for location, tool in objects_at(body, path):
             if tool.get("allowed_callers") not in (None, ["direct"]):
-                found += [f"{place}.{field}" for field in remove(tool, "allowed_callers")]
+                found += [f"{location}.{field}" for field in remove(tool, "allowed_callers")]
     return found
 
 

@@ -25,15 +25,15 @@ async def find_server_tools(
         if name not in names and not context.leniency.leave_out("tools", " (mcp_toolset)"):
             raise InvalidField("tools", "has an mcp_toolset of a server that is not in mcp_servers", given=name)
     selected: dict[str, Selection] = {}
-    for place, server in enumerate(body.mcp_servers or ()):
-        at = None if server.name in usable else _address(server, place, services)
+    for index, server in enumerate(body.mcp_servers or ()):
+        at = None if server.name in usable else _address(server, index, services)
         if server.name in usable or at is not None:
             allows = _Allowed(server, toolsets.get(server.name))
             selected[server.name] = Selection(server.name, allows, address=at)
             if server.authorization_token and at is None:
-                _leave_out(context, f"mcp_servers[{place}].authorization_token", "", server.name)
+                _leave_out(context, f"mcp_servers[{index}].authorization_token", "", server.name)
         else:
-            _leave_out(context, f"mcp_servers[{place}]", "", server.name)
+            _leave_out(context, f"mcp_servers[{index}]", "", server.name)
     tools = await find_tools(services, context, body.model, list(selected.values())) if selected else []
     for tool in tools:
         if tool.needs_approval:
@@ -41,7 +41,7 @@ async def find_server_tools(
     return {name: [tool for tool in tools if tool.server == name and not tool.needs_approval] for name in selected}
 
 
-def _address(server: McpServer, place: int, services: Services) -> ServerAddress | None:
+def _address(server: McpServer, index: int, services: Services) -> ServerAddress | None:
     """The address of a tool server that the request names by URL; None if the operator does not allow this host.
 
     Raises InvalidField for an invalid name or token.
@@ -49,9 +49,9 @@ def _address(server: McpServer, place: int, services: Services) -> ServerAddress
     try:
         found = address_of(services, server.url, server.authorization_token)
     except ValueError as error:
-        raise InvalidField(f"mcp_servers[{place}].authorization_token", str(error)) from None
+        raise InvalidField(f"mcp_servers[{index}].authorization_token", str(error)) from None
     if found is not None and not is_name(server.name):
-        raise InvalidField(f"mcp_servers[{place}].name", NAME_RULE, given=server.name)
+        raise InvalidField(f"mcp_servers[{index}].name", NAME_RULE, given=server.name)
     return found
 
 

@@ -118,8 +118,8 @@ class DocumentBlock(_Cacheable):
         """The title, the context and the content as text and image blocks."""
         content = self.source.data if isinstance(self.source, TextSource) else self.source.content
         texts = [self.title, self.context, content if isinstance(content, str) else None]
-        about = [TextBlock.model_construct(type="text", text=text) for text in texts if text is not None]
-        return [*about, *(content if isinstance(content, list) else ())]
+        texts_before = [TextBlock.model_construct(type="text", text=text) for text in texts if text is not None]
+        return [*texts_before, *(content if isinstance(content, list) else ())]
 
 
 class ToolReferenceBlock(_Cacheable):

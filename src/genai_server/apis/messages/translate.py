@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 
 from genai_server.apis.messages.schemas import CountTokensRequest, MessagesRequest
 from genai_server.apis.messages.tools import OfferedTools
-from genai_server.apis.messages.turns import Turns, image_places
-from genai_server.apis.shared.image_places import image_names
+from genai_server.apis.messages.turns import Turns, media_locations
+from genai_server.apis.shared.media_locations import media_names
 from genai_server.errors import InvalidField, ThreadUnsupported
 from genai_server.generation.parameters.chat_messages import MAX_MESSAGES, MAX_TOOLS, ChatParameters, Tool
 from genai_server.generation.parameters.sampling_parameters import SamplingFields
@@ -41,12 +41,12 @@ class Translation:
         # The tools that the server runs. Functions of the body with the name of one replace it.
         self.tools = ServedTools({tool.name: tool for tool in ours})
         turns = Turns(body, tools, served or {})
-        places = [place for place, _ in turns.messages]
-        if len(places) > MAX_MESSAGES:
+        paths = [path for path, _ in turns.messages]
+        if len(paths) > MAX_MESSAGES:
             raise InvalidField(
                 "messages",
                 f"may have at most {MAX_MESSAGES} turns, counting system and each tool result",
-                given=len(places),
+                given=len(paths),
             )
         self.chat = ChatParameters.model_validate(
             {
@@ -61,7 +61,7 @@ class Translation:
         if tools.listed != functions:
             self.chat.list_tools([Tool.model_validate(tool) for tool in _as_tools([*tools.listed, *more])])
         # The body's names for fields of the chat.
-        self.names = _names(body, places, image_names(self.chat.messages, image_places(body)))
+        self.names = _names(body, paths, media_names(self.chat.messages, media_locations(body)))
         self._converted = turns.converted
         self._left_out = turns.left_out
         if tools.are_all_deferred:
@@ -73,20 +73,20 @@ class Translation:
         leniency.convert(self._converted)
 
 
-def _names(body: CountTokensRequest, places: Sequence[str], images: Mapping[str, str]) -> FieldNames:
-    """The body's names for fields of the chat parameters. `places` are the paths in the body from which the chat's
+def _names(body: CountTokensRequest, paths: Sequence[str], images: Mapping[str, str]) -> FieldNames:
+    """The body's names for fields of the chat parameters. `paths` are the paths in the body from which the chat's
     messages come.
     """
     effort_comes_from_thinking = body.output_config is None or body.output_config.effort is None
     output_format = "output_format" if body.output_format is not None else "output_config.format"
     table = {
-        "chat_template_kwargs": places[-1],
+        "chat_template_kwargs": paths[-1],
         _EFFORT: "thinking.type" if effort_comes_from_thinking else "output_config.effort",
         _BUDGET: "thinking.budget_tokens",
         _FORMAT: output_format,
         _SCHEMA: output_format,
         _PARALLEL: "tool_choice.disable_parallel_tool_use",
-        **{f"messages[{index}]": place for index, place in enumerate(places)},
+        **{f"messages[{index}]": path for index, path in enumerate(paths)},
         **images,
     }
     return FieldNames(table, {_EFFORT: "enabled"} if effort_comes_from_thinking else {})

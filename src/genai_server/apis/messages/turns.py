@@ -29,7 +29,7 @@ from genai_server.apis.messages.schemas import (
 )
 from genai_server.apis.messages.tools import OfferedTools
 from genai_server.apis.shared.foreign_tools import note
-from genai_server.apis.shared.image_places import ImagePlace
+from genai_server.apis.shared.media_locations import MediaLocation
 from genai_server.generation.tool_loop import function_name
 from genai_server.http.json_response import JsonObject
 
@@ -72,8 +72,8 @@ class Turns:
         for role, group in groupby(_shown_messages(body), key=lambda one: one[1].role):
             messages = list(group)
             blocks = [
-                _Located(place, index, block)
-                for place, message in messages
+                _Located(location, index, block)
+                for location, message in messages
                 for index, block in enumerate(message.blocks)
             ]
             if role == "assistant":
@@ -181,10 +181,10 @@ class Turns:
             return [*parts, _text(block.content)]
         return [*parts, *self._flat(located.place, block.content or ())]
 
-    def _flat(self, place: str, parts: Sequence[_Part]) -> list[TextBlock | ImageBlock]:
+    def _flat(self, location: str, parts: Sequence[_Part]) -> list[TextBlock | ImageBlock]:
         """The texts and images in the parts of a tool result. Adjacent references to tools become one list of tools."""
         flat: list[TextBlock | ImageBlock] = []
-        located = [(f"{place}.content[{index}]", part) for index, part in enumerate(parts)]
+        located = [(f"{location}.content[{index}]", part) for index, part in enumerate(parts)]
         for is_reference, run in groupby(located, key=lambda one: isinstance(one[1], ToolReferenceBlock)):
             found = list(run)
             if is_reference:
@@ -196,10 +196,10 @@ class Turns:
 
     def _references(self, found: Sequence[tuple[str, _Part]]) -> str:
         names = [part.tool_name for _, part in found if isinstance(part, ToolReferenceBlock)]
-        self.converted += [f"{place} (tool_reference as text)" for place, _ in found]
+        self.converted += [f"{location} (tool_reference as text)" for location, _ in found]
         return self._tools.introduce(names)
 
-    def _simple(self, place: str, block: _Part) -> list[TextBlock | ImageBlock]:
+    def _simple(self, location: str, block: _Part) -> list[TextBlock | ImageBlock]:
         """The texts and images of a block other than a tool result."""
         match block:
             case TextBlock() | ImageBlock():
@@ -207,14 +207,14 @@ class Turns:
             case DocumentBlock():
                 return block.blocks
             case CompactionBlock(content=content):
-                self.converted.append(f"{place} (compaction as text)")
+                self.converted.append(f"{location} (compaction as text)")
                 return [_text(content)] if content else []
             case ToolAdditionBlock(tool=tool):
-                self.converted.append(f"{place} (tool_addition as text)")
+                self.converted.append(f"{location} (tool_addition as text)")
                 name = tool.definition.name if isinstance(tool, ToolDefinition) else tool.name
                 return [_text(f"[tool_addition]\n{self._tools.introduce([name])}")]
             case ToolRemovalBlock(tool=removed):
-                self.converted.append(f"{place} (tool_removal as text)")
+                self.converted.append(f"{location} (tool_removal as text)")
                 return [_text(note({"type": "tool_removal", "name": removed.name}))]
         return []
 
@@ -288,20 +288,20 @@ def _url(source: Base64Source | UrlSource) -> str:
     return source.url if isinstance(source, UrlSource) else f"data:{source.media_type};base64,{source.data}"
 
 
-def image_places(body: CountTokensRequest) -> Iterator[ImagePlace]:
+def media_locations(body: CountTokensRequest) -> Iterator[MediaLocation]:
     """The paths of the images in the body, in the order in which the chat's messages contain the images."""
-    for place, message in _shown_messages(body):
-        if place != "system":
-            yield from _places_of_images(message.blocks, f"{place}.content")
+    for location, message in _shown_messages(body):
+        if location != "system":
+            yield from _image_locations(message.blocks, f"{location}.content")
 
 
-def _places_of_images(blocks: Sequence[_Part], path: str) -> Iterator[ImagePlace]:
+def _image_locations(blocks: Sequence[_Part], path: str) -> Iterator[MediaLocation]:
     for index, block in enumerate(blocks):
-        place = f"{path}[{index}]"
+        location = f"{path}[{index}]"
         match block:
             case ImageBlock():
-                yield place, f"{place}.source.{'data' if block.source.type == 'base64' else 'url'}"
+                yield location, f"{location}.source.{'data' if block.source.type == 'base64' else 'url'}"
             case ToolResultBlock(content=list(content)):
-                yield from _places_of_images(content, f"{place}.content")
+                yield from _image_locations(content, f"{location}.content")
             case DocumentBlock(source=ContentSource(content=list(content))):
-                yield from _places_of_images(content, f"{place}.source.content")
+                yield from _image_locations(content, f"{location}.source.content")

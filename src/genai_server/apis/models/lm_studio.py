@@ -38,8 +38,8 @@ async def list_models_v0(services: ServicesDep) -> dict[str, Any]:
 @router.get("/api/v0/models/{model:path}")
 async def get_model_v0(model: str, services: ServicesDep) -> dict[str, Any]:
     """Get one model or adapter, in the format of LM Studio's v0 API."""
-    about = services.models.choose(model).about
-    return _in_v0(services, model, about, await asyncio.to_thread(read_files, about))
+    status = services.models.choose(model).about
+    return _in_v0(services, model, status, await asyncio.to_thread(read_files, status))
 
 
 @router.get("/api/v1/models")
@@ -53,22 +53,22 @@ async def _listed(
 ) -> list[JsonObject]:
     """The entries of all usable models, one for each name of a model. `entry` makes an entry."""
     found = []
-    for about in services.models.usable():
-        if about.task in _TYPES_V0:
-            files = await asyncio.to_thread(read_files, about)
-            found += [entry(services, name, about, files) for name in names_of(about)]
+    for status in services.models.usable():
+        if status.task in _TYPES_V0:
+            files = await asyncio.to_thread(read_files, status)
+            found += [entry(services, name, status, files) for name in names_of(status)]
     return found
 
 
-def _in_v0(services: Services, name: str, about: ModelStatus, files: ModelFiles) -> JsonObject:
+def _in_v0(services: Services, name: str, status: ModelStatus, files: ModelFiles) -> JsonObject:
     """The entry for a model, which need not be loaded, in the format of /api/v0/models."""
-    known = model_entry(services, about)
+    known = model_entry(services, status)
     is_loaded, can = known["state"] == ModelState.READY, known["capabilities"]
     length = _context_length(services, known, files)
     return {
         "id": name,
         "object": "model",
-        "type": _VISION_V0 if "vision" in can else _TYPES_V0.get(about.task, about.task.value),
+        "type": _VISION_V0 if "vision" in can else _TYPES_V0.get(status.task, status.task.value),
         "publisher": _publisher(name),
         "arch": files.family,
         "compatibility_type": _COMPATIBILITY,
@@ -80,19 +80,19 @@ def _in_v0(services: Services, name: str, about: ModelStatus, files: ModelFiles)
     }
 
 
-def _in_v1(services: Services, name: str, about: ModelStatus, files: ModelFiles) -> JsonObject:
+def _in_v1(services: Services, name: str, status: ModelStatus, files: ModelFiles) -> JsonObject:
     """The entry for a model, which need not be loaded, in the format of /api/v1/models. That format has no value for
     ONNX.
     """
-    known = model_entry(services, about)
+    known = model_entry(services, status)
     can, length = known["capabilities"], _context_length(services, known, files)
     more: JsonObject = {}
-    if about.task is Task.GENERATE:
+    if status.task is Task.GENERATE:
         more["architecture"] = files.family or None
         more["capabilities"] = {"vision": "vision" in can, "trained_for_tool_use": "tools" in can}
     instance = {"id": name, "config": {"context_length": length}}
     return {
-        "type": _TYPES_V1[about.task],
+        "type": _TYPES_V1[status.task],
         "publisher": _publisher(name),
         "key": name,
         "display_name": name,

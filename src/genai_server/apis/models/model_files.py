@@ -27,17 +27,17 @@ class ModelFiles:
     context_length: int | None
 
 
-def read_files(about: ModelStatus) -> ModelFiles:
+def read_files(status: ModelStatus) -> ModelFiles:
     """Read the directory of a model. Blocks. A missing directory counts as empty."""
     try:
-        stats = {path.name: path.stat() for path in Path(about.path).iterdir() if path.is_file()}
+        stats = {path.name: path.stat() for path in Path(status.path).iterdir() if path.is_file()}
     except (OSError, ValueError):  # a scripted device needs no directory
         stats = {}
     listed = sorted((name, stat.st_size, stat.st_mtime_ns) for name, stat in stats.items())
-    digest = hashlib.sha256(json.dumps([about.name, *listed]).encode()).hexdigest()
-    modified = max((stat.st_mtime for stat in stats.values()), default=about.created)
+    digest = hashlib.sha256(json.dumps([status.name, *listed]).encode()).hexdigest()
+    modified = max((stat.st_mtime for stat in stats.values()), default=status.created)
     size = sum(stat.st_size for stat in stats.values())
-    config = _config(Path(about.path) / _CONFIG)
+    config = _config(Path(status.path) / _CONFIG)
     family, length = config.get("type"), config.get("context_length")
     return ModelFiles(
         size,

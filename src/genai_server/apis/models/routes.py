@@ -27,11 +27,11 @@ router = APIRouter(tags=["models"], responses=error_responses(404))
 async def list_models(request: Request, services: ServicesDep) -> dict[str, Any]:
     """List models, loaded or not, with their aliases and adapters. Models that failed to load are left out."""
     found = []
-    for about in services.models.usable():
-        entry = model_entry(services, about)
-        entries = [entry, *({**entry, "id": alias} for alias in about.aliases if alias != ANY_NAME)]
-        entries += [adapter_entry(services, about, adapter) for adapter in about.adapters]
-        found += [_in_format(request, services, about, entry) for entry in entries]
+    for status in services.models.usable():
+        entry = model_entry(services, status)
+        entries = [entry, *({**entry, "id": alias} for alias in status.aliases if alias != ANY_NAME)]
+        entries += [adapter_entry(services, status, adapter) for adapter in status.adapters]
+        found += [_in_format(request, services, status, entry) for entry in entries]
     if not speaks_anthropic(request.scope):
         return {"object": "list", "data": found}
     ids = [entry["id"] for entry in found] or [None]
@@ -51,13 +51,13 @@ async def get_model(model: str, request: Request, services: ServicesDep) -> dict
     return _in_format(request, services, chosen.about, found)
 
 
-def adapter_entry(services: Services, about: ModelStatus, adapter: Adapter) -> dict[str, Any]:
+def adapter_entry(services: Services, status: ModelStatus, adapter: Adapter) -> dict[str, Any]:
     """The entry for a LoRA adapter. `parent` is the name of its model, whose state and limits it has."""
-    id = ChosenModel(about, adapter).id
-    return {**model_entry(services, about), "id": id, "root": id, "parent": about.name}
+    id = ChosenModel(status, adapter).id
+    return {**model_entry(services, status), "id": id, "root": id, "parent": status.name}
 
 
-def model_entry(services: Services, about: ModelStatus) -> dict[str, Any]:
+def model_entry(services: Services, status: ModelStatus) -> dict[str, Any]:
     """The entry for a model. Fields are omitted as long as their values are unknown.
 
     `root` is the model's own name, also in entries for aliases. `chat` is false for a model without a chat template,
@@ -68,24 +68,24 @@ def model_entry(services: Services, about: ModelStatus) -> dict[str, Any]:
     failed to load, and `shortage` why there was no memory for it at the last request.
     """
     models = services.models
-    engines = models.engine_statuses(about)
-    served = models.served(about)
-    state = models.state(about)
+    engines = models.engine_statuses(status)
+    served = models.served(status)
+    state = models.state(status)
     entry: dict[str, Any] = {
-        "id": about.name,
+        "id": status.name,
         "object": "model",
-        "created": about.created,
+        "created": status.created,
         "owned_by": "genai-server",
-        "root": about.name,
+        "root": status.name,
         "state": state,
     }
-    if about.task is not Task.GENERATE:
-        entry |= {"chat": False, "capabilities": [about.task.value]}
+    if status.task is not Task.GENERATE:
+        entry |= {"chat": False, "capabilities": [status.task.value]}
     elif served is not None and served.is_readable:
         entry["chat"] = served.codec.has_chat_template
         entry["capabilities"] = _capabilities(served.codec)
     else:
-        entry["capabilities"] = ["completion", *([] if about.medium is None else [_ABILITIES[about.medium]])]
+        entry["capabilities"] = ["completion", *([] if status.medium is None else [_ABILITIES[status.medium]])]
     if served is not None and served.is_readable and (pooling := served.codec.pooling) is not None:
         entry |= {"dimensions": pooling.dimensions} if pooling.dimensions else {}
     if served is not None and (length := served.max_length) is not None:
@@ -97,18 +97,18 @@ def model_entry(services: Services, about: ModelStatus) -> dict[str, Any]:
         errors.append(f"the text side {served.error}")
     if state == ModelState.LOADING:
         entry["loading_seconds"] = round(time.time() - min(engine.since for engine in engines), 1)
-    if about.shortage:
-        entry["shortage"] = about.shortage
+    if status.shortage:
+        entry["shortage"] = status.shortage
     if errors:
         entry["error"] = "; ".join(errors)
     return entry
 
 
-def _in_format(request: Request, services: Services, about: ModelStatus, entry: dict[str, Any]) -> dict[str, Any]:
+def _in_format(request: Request, services: Services, status: ModelStatus, entry: dict[str, Any]) -> dict[str, Any]:
     """The entry in the format of the API whose client has sent the request."""
     if not speaks_anthropic(request.scope):
         return entry
-    served = services.models.served(about)
+    served = services.models.served(status)
     return anthropic_entry(entry, served.codec if served is not None and served.is_readable else None)
 
 

@@ -71,12 +71,12 @@ async def _embeddings(
     """The embeddings of the texts; None without texts, in which case the model is only loaded or unloaded."""
     name = None if body.model is None else services.models.choose(body.model).id
     chosen = services.models.choose_for(name, Task.EMBED)
-    kept = await seconds_to_keep(body, request, context, is_all=not texts and body.seconds_to_keep == 0)
+    keep_seconds = await seconds_to_keep(body, request, context, is_all=not texts and body.seconds_to_keep == 0)
     if not texts:
-        await load(services, context, chosen, kept)
+        await load(services, context, chosen, keep_seconds)
         return None
     fields = {"model": chosen.id, "truncate_prompt_tokens": _TO_MODEL_LIMIT if truncates else None}
     asked = PooledFields.model_validate(fields)
     found = await embed(services, context, texts, asked, dimensions=dimensions, remedy="truncate: true")
-    await keep(services, chosen.about, kept)
+    await keep(services, chosen.about, keep_seconds)
     return found

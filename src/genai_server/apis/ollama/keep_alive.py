@@ -34,15 +34,15 @@ async def seconds_to_keep(body: KeptFields, request: Request, context: RequestCo
     return body.seconds_to_keep
 
 
-async def keep(services: Services, about: ModelStatus, seconds: float | None) -> None:
+async def keep(services: Services, status: ModelStatus, seconds: float | None) -> None:
     """Set for how many seconds a model stays loaded without requests. Does nothing for None or for an unchanged
     value.
     """
     if seconds is None:
         return
-    kept = None if seconds > _MAX_KEPT else seconds
-    if about.idle_unload != kept or about.state in (ModelState.UNLOADED, ModelState.UNLOADING):
-        await services.models.command(KeepModel(about.name, kept))
+    limit = None if seconds > _MAX_KEPT else seconds
+    if status.idle_unload != limit or status.state in (ModelState.UNLOADED, ModelState.UNLOADING):
+        await services.models.command(KeepModel(status.name, limit))
 
 
 async def load(services: Services, context: RequestContext, chosen: ChosenModel, seconds: float | None) -> None:

@@ -12,11 +12,11 @@ from genai_server.http.leniency import LeftOut, objects_at
 
 def _leave_out_calls_of_others(body: Any) -> Iterator[str]:
     """Remove tool calls from messages that are not the assistant's. Yields the locations."""
-    for place, message in objects_at(body, "messages[]"):
+    for location, message in objects_at(body, "messages[]"):
         role = message.get("role")
         if message.get("tool_calls") and isinstance(role, str) and role.lower() != "assistant":
             del message["tool_calls"]
-            yield f"{place}.tool_calls"
+            yield f"{location}.tool_calls"
 
 
 LEFT_OUT = LeftOut(

@@ -44,10 +44,10 @@ async def version() -> dict[str, str]:
 async def list_models(services: ServicesDep) -> dict[str, Any]:
     """List models, loaded or not, with their aliases and adapters. Models that failed to load are left out."""
     found = []
-    for about in services.models.usable():
-        files = await asyncio.to_thread(read_files, about)
-        more = {"modified_at": timestamp(files.modified), "capabilities": model_entry(services, about)["capabilities"]}
-        found += [{**_entry(name, about, files), **more} for name in names_of(about)]
+    for status in services.models.usable():
+        files = await asyncio.to_thread(read_files, status)
+        more = {"modified_at": timestamp(files.modified), "capabilities": model_entry(services, status)["capabilities"]}
+        found += [{**_entry(name, status, files), **more} for name in names_of(status)]
     return {"models": found}
 
 
@@ -57,18 +57,18 @@ async def list_running(services: ServicesDep) -> dict[str, Any]:
     arrive.
     """
     found = []
-    for about in services.models.statuses():
-        if about.state != ModelState.READY:
+    for status in services.models.statuses():
+        if status.state != ModelState.READY:
             continue
-        files = await asyncio.to_thread(read_files, about)
-        kept = _FOREVER if about.idle_unload is None else timedelta(seconds=about.idle_unload)
-        is_on_host = all(device.partition(":")[0] in ("cpu", "scripted") for device in about.devices)
+        files = await asyncio.to_thread(read_files, status)
+        remaining = _FOREVER if status.idle_unload is None else timedelta(seconds=status.idle_unload)
+        is_on_host = all(device.partition(":")[0] in ("cpu", "scripted") for device in status.devices)
         found.append(
             {
-                **_entry(about.name, about, files),
-                "expires_at": timestamp(datetime.now(UTC) + min(kept, _FOREVER)),
+                **_entry(status.name, status, files),
+                "expires_at": timestamp(datetime.now(UTC) + min(remaining, _FOREVER)),
                 "size_vram": 0 if is_on_host else files.size,
-                "context_length": _context_length(services, about) or 0,
+                "context_length": _context_length(services, status) or 0,
             }
         )
     return {"models": found}
@@ -80,26 +80,26 @@ async def show_model(body: ShowRequest, services: ServicesDep) -> dict[str, Any]
     name = body.model or body.name
     if not name:
         raise MissingField("model", "is required")
-    about = services.models.choose(name).about
-    files = await asyncio.to_thread(read_files, about)
-    length = _context_length(services, about)
+    status = services.models.choose(name).about
+    files = await asyncio.to_thread(read_files, status)
+    length = _context_length(services, status)
     architecture = files.family or "unknown"
-    served = services.models.served(about)
+    served = services.models.served(status)
     template = served.codec.writer.source if served is not None and served.is_readable else ""
     parameters = {} if length is None else {"num_ctx": length}
-    model_info = {"general.architecture": architecture, "general.basename": about.name}
+    model_info = {"general.architecture": architecture, "general.basename": status.name}
     return {
-        "modelfile": f"FROM {about.name}\n",
+        "modelfile": f"FROM {status.name}\n",
         "parameters": "\n".join(f"{name:<30} {value}" for name, value in parameters.items()),
         "template": template,
         "details": _details(files),
         "model_info": model_info | ({} if length is None else {f"{architecture}.context_length": length}),
-        "capabilities": model_entry(services, about)["capabilities"],
+        "capabilities": model_entry(services, status)["capabilities"],
         "modified_at": timestamp(files.modified),
     }
 
 
-def _entry(name: str, about: ModelStatus, files: ModelFiles) -> JsonObject:
+def _entry(name: str, status: ModelStatus, files: ModelFiles) -> JsonObject:
     named = name if ":" in name else f"{name}:latest"
     return {"name": named, "model": named, "size": files.size, "digest": files.digest, "details": _details(files)}
 
@@ -115,6 +115,6 @@ def _details(files: ModelFiles) -> JsonObject:
     }
 
 
-def _context_length(services: Services, about: ModelStatus) -> int | None:
-    served = services.models.served(about)
+def _context_length(services: Services, status: ModelStatus) -> int | None:
+    served = services.models.served(status)
     return None if served is None else served.max_length

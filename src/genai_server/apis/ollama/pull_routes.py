@@ -107,15 +107,15 @@ class _Pull:
     def _is_served(self) -> bool:
         """Whether a model with this name is served and has not failed."""
         try:
-            about = self._services.models.find(self._given)
+            status = self._services.models.find(self._given)
         except ModelNotFound:
             return False
-        return self._services.models.state(about) != ModelState.FAILED
+        return self._services.models.state(status) != ModelState.FAILED
 
     async def _serve(self, path: str) -> None:
         """Serve the model in the directory `path`, unless the name is already used."""
         models = self._services.models
-        known = {name for about in models.statuses() for name in (about.name, *about.aliases)}
+        known = {name for status in models.statuses() for name in (status.name, *status.aliases)}
         if self._name not in known:
             await models.command(LoadModel(self._name, path, self._services.settings.device.split(","), at_once=False))
         alias = f"{self._name}:{self._folder}"

@@ -68,10 +68,10 @@ async def _response(
 ) -> Response:
     chosen = services.models.choose(body.model)
     build = AnswerBuilder(body.model or chosen.id, is_chat=isinstance(body, OllamaChatRequest))
-    kept = await seconds_to_keep(body, request, context, is_all=is_empty and body.seconds_to_keep == 0)
+    keep_seconds = await seconds_to_keep(body, request, context, is_all=is_empty and body.seconds_to_keep == 0)
     if is_empty:
-        await load(services, context, chosen, kept)
-        return JSONResponse(build.nothing("unload" if kept == 0 else "load"))
+        await load(services, context, chosen, keep_seconds)
+        return JSONResponse(build.nothing("unload" if keep_seconds == 0 else "load"))
     is_streamed = body.stream is not False
     translation = await asyncio.to_thread(Translation, body, chosen.id)
     context.leniency.note(translation.overridden)
@@ -86,7 +86,7 @@ async def _response(
             services, translation.body, context, is_streamed=is_streamed, only_complete_calls=True
         )
     # Set this last: a model with a keep_alive of 0 would otherwise be unloaded before it has the request.
-    await keep(services, chosen.about, kept)
+    await keep(services, chosen.about, keep_seconds)
     if is_streamed:
         return LineStream(generation, _lines(generation, build, context))
     (whole,) = await context.run_while_connected(generation.whole())

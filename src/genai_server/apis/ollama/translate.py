@@ -11,7 +11,7 @@ from genai_server.apis.ollama.schemas import (
     OllamaMessage,
     Options,
 )
-from genai_server.apis.shared.image_places import ImagePlace, image_names
+from genai_server.apis.shared.media_locations import MediaLocation, media_names
 from genai_server.generation.parameters.chat_messages import ChatParameters, NamedFunction
 from genai_server.generation.parameters.completion_body import CompletionRequest
 from genai_server.http.dialect import FieldNames
@@ -60,7 +60,7 @@ class Translation:
         self.body = ChatParameters.model_validate({**options, "messages": messages, **tools, **_output(body)})
         if isinstance(body.think, str):
             self.body.take_effort_as_budget()
-        images = image_names(self.body.messages, _image_places(body))
+        images = media_names(self.body.messages, _image_locations(body))
         self.names = replace(self.names, table=_NAMES | _names_of_prompt(body) | images)
 
 
@@ -117,16 +117,16 @@ def _content(text: str | None, images: Sequence[str] | None) -> str | list[JsonO
     return [*parts, {"type": "text", "text": text}] if text else parts
 
 
-def _image_places(body: OllamaChatRequest | GenerateRequest) -> Iterator[ImagePlace]:
+def _image_locations(body: OllamaChatRequest | GenerateRequest) -> Iterator[MediaLocation]:
     """The paths of the images in the body, in order."""
     holders: list[tuple[str, Sequence[str]]] = []
     if isinstance(body, GenerateRequest):
         holders = [("images", body.images or ())]
     else:
         holders = [(f"messages[{n}].images", message.images or ()) for n, message in enumerate(body.messages or ())]
-    for place, images in holders:
+    for path, images in holders:
         for index in range(len(images)):
-            yield f"{place}[{index}]", f"{place}[{index}]"
+            yield f"{path}[{index}]", f"{path}[{index}]"
 
 
 def _output(body: OllamaChatRequest | GenerateRequest) -> JsonObject:

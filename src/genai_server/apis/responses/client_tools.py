@@ -171,7 +171,7 @@ class _ToolSearch(ClientTool):
         paths = {one.namespace or one.name: one.namespace_description or one.description for one in deferred}
         description = tool.description or "Load more tools, which can be called afterwards."
         if paths:
-            lines = [f"- {path}: {about}" if about else f"- {path}" for path, about in paths.items()]
+            lines = [f"- {path}: {text}" if text else f"- {path}" for path, text in paths.items()]
             description = "\n".join([description, "What can be loaded:", *lines])
         path = {"type": "string", **({"enum": list(paths)} if paths else {})}
         by_paths = _object(["paths"], paths={"type": "array", "items": path, "minItems": 1})

@@ -145,7 +145,7 @@ def given_items(
     return found
 
 
-def _given_item(item: Item | ForeignItem, place: str) -> JsonObject:
+def _given_item(item: Item | ForeignItem, location: str) -> JsonObject:
     status: Any = getattr(item, "status", None) or "completed"
     match item:
         case ForeignItem():
@@ -155,10 +155,12 @@ def _given_item(item: Item | ForeignItem, place: str) -> JsonObject:
             content = [part(item.content or "")] if isinstance(item.content, str | None) else _parts(item.content, part)
             return message(item.role, content, item.id, status)
         case ReasoningItem():
-            content = [reasoning_text(text) for text in _thoughts(item, place)]
+            content = [reasoning_text(text) for text in _thoughts(item, location)]
             return new_item(item.type, item.id, status=status, summary=[], content=content)
         case CompactionItem():
-            return new_item(item.type, item.id, encrypted_content=encrypted(_decrypted(item.encrypted_content, place)))
+            return new_item(
+                item.type, item.id, encrypted_content=encrypted(_decrypted(item.encrypted_content, location))
+            )
         case FunctionCallOutputItem() | CustomToolCallOutputItem():
             output = item.output if isinstance(item.output, str) else _parts(item.output, input_text)
             shown_status = status if isinstance(item, FunctionCallOutputItem) else None
@@ -192,9 +194,9 @@ def _parts(
     return found
 
 
-def _thoughts(item: ReasoningItem, place: str) -> list[str]:
+def _thoughts(item: ReasoningItem, location: str) -> list[str]:
     if item.content is None and item.encrypted_content:
-        return [_decrypted(item.encrypted_content, place)]
+        return [_decrypted(item.encrypted_content, location)]
     return [one.text for one in item.content or item.summary or []]
 
 
@@ -207,11 +209,11 @@ def is_readable(encrypted_content: str) -> bool:
     return True
 
 
-def _decrypted(text: str, place: str = "input") -> str:
+def _decrypted(text: str, location: str = "input") -> str:
     try:
         return base64.b64decode(text, validate=True).decode()
     except ValueError:
-        field = f"{place}.encrypted_content"
+        field = f"{location}.encrypted_content"
         raise InvalidField(field, "was not created by this server and cannot be decoded") from None
 
 

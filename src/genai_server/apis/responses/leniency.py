@@ -72,9 +72,9 @@ def _leave_out_tools(body: Any) -> list[str]:
     ):
         found = remove(body, *_DEFERRED)
     found += remove_tools(body, SERVER_TOOLS.__contains__, but=_is_run_by_client)
-    for place, tool in objects_at(body, "tools[]"):
+    for location, tool in objects_at(body, "tools[]"):
         if tool.get("type") == "mcp":
-            found += [f"{place}.{key}" for key in remove_unknown_keys(tool, "", McpTool)]
+            found += [f"{location}.{key}" for key in remove_unknown_keys(tool, "", McpTool)]
     if any(tool.get("type") == "namespace" for _, tool in objects_at(body, "tools[]")):
         body["tools"] = [one for tool in body["tools"] for one in _flattened(tool)]
     return found
@@ -92,9 +92,9 @@ def _is_run_by_client(tool: JsonObject) -> bool:
 def _convert(body: Any, field: str) -> list[str]:
     history = _history(body, field)
     return [
-        place
+        location
         for name, known in _PARTS.items()
-        for place in convert_parts(history, f"{field}[].{name}[]", known, "input_text")
+        for location in convert_parts(history, f"{field}[].{name}[]", known, "input_text")
     ]
 
 
@@ -109,23 +109,23 @@ def _leave_out_of_items(body: Any, field: str) -> list[str]:
     paths = [f"{field}[].{name}[]" for name in _PARTS]
     found = replace_media(_with_parts(body, field), MEDIA, "input_text", *paths)
     for path in paths:
-        for place, part in objects_at(_history(body, field), path):
+        for location, part in objects_at(_history(body, field), path):
             if part.get("type") == "input_image" and part.get("file_id") is not None:
-                found += _leave_out_file(place, part)
+                found += _leave_out_file(location, part)
     found += _leave_out_encrypted(body, field)
-    for place, item in objects_at(body, f"{field}[]"):
-        found += _leave_out_loaded_tools(place, item)
+    for location, item in objects_at(body, f"{field}[]"):
+        found += _leave_out_loaded_tools(location, item)
     return found
 
 
-def _leave_out_file(place: str, image: JsonObject) -> Iterator[str]:
+def _leave_out_file(location: str, image: JsonObject) -> Iterator[str]:
     """Remove the reference to a stored file from an image; an image without a URL is replaced by a text. Yields the
     location.
     """
     if image.get("image_url"):
-        yield from (f"{place}.{field}" for field in remove(image, "file_id"))
+        yield from (f"{location}.{field}" for field in remove(image, "file_id"))
     else:
-        yield from (f"{place}{rest}" for rest in replace_media(image, {"input_image": "image"}, "input_text", ""))
+        yield from (f"{location}{rest}" for rest in replace_media(image, {"input_image": "image"}, "input_text", ""))
 
 
 def _with_parts(body: Any, field: str) -> JsonObject:
@@ -141,7 +141,7 @@ def _with_parts(body: Any, field: str) -> JsonObject:
 
 def _leave_out_encrypted(body: Any, field: str) -> Iterator[str]:
     """Remove content that another server has encrypted. Yields the locations."""
-    for place, item in objects_at(body, f"{field}[]"):
+    for location, item in objects_at(body, f"{field}[]"):
         kind, content = item.get("type"), item.get("encrypted_content")
         if kind not in ("reasoning", "compaction") or not isinstance(content, str) or is_readable(content):
             continue
@@ -150,7 +150,7 @@ def _leave_out_encrypted(body: Any, field: str) -> Iterator[str]:
         else:
             item.clear()
             item.update(type="message", role="user", content=_FOREIGN_SUMMARY)
-        yield f"{place}.encrypted_content"
+        yield f"{location}.encrypted_content"
 
 
 def _is_loadable(tool: JsonObject) -> bool:
@@ -159,19 +159,19 @@ def _is_loadable(tool: JsonObject) -> bool:
     return kind in _TYPES_OF_TOOLS and (kind not in SERVER_TOOLS or _is_run_by_client(tool))
 
 
-def _leave_out_loaded_tools(place: str, item: JsonObject) -> Iterator[str]:
+def _leave_out_loaded_tools(location: str, item: JsonObject) -> Iterator[str]:
     """Remove tools of unsupported types from an item that adds tools. Yields their locations."""
     tools = item.get("tools")
     if item.get("type") not in ("tool_search_output", "additional_tools") or not isinstance(tools, list):
         return
-    kept = []
+    loadable = []
     for index, tool in enumerate(tools):
         kind = tool.get("type") if isinstance(tool, dict) else None
         if not isinstance(kind, str) or _is_loadable(tool):
-            kept.append(tool)
+            loadable.append(tool)
         else:
-            yield f"{place}.tools[{index}] ({nameable(kind, 'a tool')})"
-    item["tools"] = kept
+            yield f"{location}.tools[{index}] ({nameable(kind, 'a tool')})"
+    item["tools"] = loadable
 
 
 def _flattened(tool: Any) -> list[Any]:

@@ -244,10 +244,10 @@ class ResponseBuilder:
 
     def _events(self, named: Iterable[NamedEvent], item: OutputItem | None = None) -> list[JsonObject]:
         """Complete stream events about an item, by default about the last one."""
-        place = {"output_index": len(self._items) - 1 if item is None else self._items.index(item)}
+        position = {"output_index": len(self._items) - 1 if item is None else self._items.index(item)}
         item = self._items[-1] if item is None else item
         return [
-            self._event(name, {**place, **({} if "item" in fields else {"item_id": item.id}), **fields})
+            self._event(name, {**position, **({} if "item" in fields else {"item_id": item.id}), **fields})
             for name, fields in named
         ]
 

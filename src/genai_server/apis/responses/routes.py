@@ -136,12 +136,12 @@ async def compact_response(
 @router.get("/v1/responses/{response_id}", responses=STREAMS)
 async def get_response(response_id: str, query: Annotated[RetrieveParameters, Query()], stored: StoreDep) -> Response:
     """Get a response in its current state, or the events of a background response that was created with a stream."""
-    kept = await stored.store.get(response_id, stored.owner)
+    response = await stored.store.get(response_id, stored.owner)
     if query.stream:
-        return _followed(kept, query.starting_after)
+        return _followed(response, query.starting_after)
     if query.starting_after is not None:
         raise InvalidField("starting_after", "is only allowed with stream: true")
-    return await built_response(lambda: kept.response, is_long=True)
+    return await built_response(lambda: response.response, is_long=True)
 
 
 @router.delete("/v1/responses/{response_id}")
@@ -154,8 +154,8 @@ async def delete_response(response_id: str, stored: StoreDep) -> dict[str, Any]:
 @router.post("/v1/responses/{response_id}/cancel")
 async def cancel_response(response_id: str, stored: StoreDep) -> Response:
     """Cancel a running response; returns the response with its partial answer."""
-    kept = await stored.store.cancel(response_id, stored.owner)
-    return await built_response(lambda: kept.response, is_long=True)
+    response = await stored.store.cancel(response_id, stored.owner)
+    return await built_response(lambda: response.response, is_long=True)
 
 
 @router.get("/v1/responses/{response_id}/input_items")
@@ -167,14 +167,14 @@ async def list_input_items(
     return await page_response(page, shown=listed)
 
 
-def _followed(kept: KeptResponse, after: int | None = None) -> EventStream:
+def _followed(response: KeptResponse, after: int | None = None) -> EventStream:
     """A stream with the events of a response after the sequence number `after`. Closing the stream does not end the
     response.
 
     Raises InvalidField if the response has no events.
     """
-    events = kept.follow(after)
-    return EventStream(Following(kept), events, named=True, make_error=lambda error: stream_error(error, 0))
+    events = response.follow(after)
+    return EventStream(Following(response), events, named=True, make_error=lambda error: stream_error(error, 0))
 
 
 async def _start(

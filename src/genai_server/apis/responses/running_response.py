@@ -259,12 +259,12 @@ class RunningResponse(Running):
         self._news.set()
         self._news = asyncio.Event()
 
-    async def _follow(self, events: list[JsonObject], place: int) -> AsyncGenerator[JsonObject]:
+    async def _follow(self, events: list[JsonObject], position: int) -> AsyncGenerator[JsonObject]:
         while True:
             news = self._news
-            while place < len(events):
-                yield events[place]
-                place += 1
+            while position < len(events):
+                yield events[position]
+                position += 1
                 news = self._news
             if self._is_over:
                 return

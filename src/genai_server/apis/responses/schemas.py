@@ -198,10 +198,10 @@ class ResponsesRequest(GenerationFields):
             raise field_error("tool_choice", "is only allowed with tools")
         self.chosen_names()
         if not self.searches_tools:
-            for place, tool in enumerate(self.tools or []):
+            for index, tool in enumerate(self.tools or []):
                 if isinstance(tool, NamespacedTool) and tool.defer_loading:
                     rule = "is only allowed with a tool of type tool_search that the client executes"
-                    raise field_error(f"tools[{place}].defer_loading", rule)
+                    raise field_error(f"tools[{index}].defer_loading", rule)
         return self
 
     @property

@@ -98,28 +98,28 @@ async def find_mcp_tools(body: ResponsesRequest, services: Services, context: Re
 
     Raises InvalidField, ToolServerUnavailable, ClientLeft and DeadlinePassed.
     """
-    named = [(place, tool) for place, tool in enumerate(body.tools or ()) if isinstance(tool, McpTool)]
+    named = [(index, tool) for index, tool in enumerate(body.tools or ()) if isinstance(tool, McpTool)]
     if not named:
         return McpTools()
     usable = usable_servers(services, context)
     found: dict[str, McpTool] = {}
     selected: list[Selection] = []
-    for place, tool in named:
+    for index, tool in named:
         if tool.server_label in found:
-            raise InvalidField(f"tools[{place}].server_label", "must be unique", given=tool.server_label)
-        at = None if tool.server_label in usable else _address(tool, place, services)
+            raise InvalidField(f"tools[{index}].server_label", "must be unique", given=tool.server_label)
+        at = None if tool.server_label in usable else _address(tool, index, services)
         if tool.server_label in usable or at is not None:
             found[tool.server_label] = tool
             selected.append(Selection(tool.server_label, tool.allows, tool.wants_approval, at))
             for name in tool.without_effect(has_address=at is not None):
-                if not context.leniency.leave_out(f"tools[{place}].{name}"):
-                    raise InvalidField(f"tools[{place}].{name}", "has no effect: the server's configuration has it")
-        elif not context.leniency.leave_out(f"tools[{place}]", " (mcp)"):
+                if not context.leniency.leave_out(f"tools[{index}].{name}"):
+                    raise InvalidField(f"tools[{index}].{name}", "has no effect: the server's configuration has it")
+        elif not context.leniency.leave_out(f"tools[{index}]", " (mcp)"):
             rule = (
                 "must be the name of a tool server that this request may use ([mcp.NAME] in the configuration file), "
                 "unless server_url has a host that the operator allows (GENAI_MCP_HOSTS)"
             )
-            raise InvalidField(f"tools[{place}].server_label", rule, given=tool.server_label)
+            raise InvalidField(f"tools[{index}].server_label", rule, given=tool.server_label)
     listed = await find_tools(services, context, body.model, selected) if selected else []
     # Functions of the request with the name of a server's tool replace it.
     own = {tool.full_name for tool in body.tools or ()}
@@ -127,7 +127,7 @@ async def find_mcp_tools(body: ResponsesRequest, services: Services, context: Re
     return McpTools(tools, frozenset(found), {label: tool.server_description for label, tool in found.items()})
 
 
-def _address(tool: McpTool, place: int, services: Services) -> ServerAddress | None:
+def _address(tool: McpTool, index: int, services: Services) -> ServerAddress | None:
     """The address of a tool server that the request names by URL; None if the operator does not allow this host.
 
     Raises InvalidField for invalid headers or an invalid name.
@@ -135,9 +135,9 @@ def _address(tool: McpTool, place: int, services: Services) -> ServerAddress | N
     try:
         found = address_of(services, tool.server_url, tool.authorization, tool.headers)
     except ValueError as error:
-        raise InvalidField(f"tools[{place}].headers", str(error)) from None
+        raise InvalidField(f"tools[{index}].headers", str(error)) from None
     if found is not None and not is_name(tool.server_label):
-        raise InvalidField(f"tools[{place}].server_label", NAME_RULE, given=tool.server_label)
+        raise InvalidField(f"tools[{index}].server_label", NAME_RULE, given=tool.server_label)
     return found
 
 

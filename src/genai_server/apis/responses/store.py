@@ -319,15 +319,15 @@ class ResponseStore:
         Raises ResponseNotFound, Unavailable if the response does not end in time, and InvalidField if it has ended in
         another way.
         """
-        kept = await self.get(id, owner)
-        if isinstance(kept, StoredResponse) and kept.is_running:
+        response = await self.get(id, owner)
+        if isinstance(response, StoredResponse) and response.is_running:
             key = Key("response", id, owner)
             await self._database.write(owner, lambda rows: self._records.mark_cancelled(rows, key))
             # Runs in a task because other engines than the response's may not reply.
-            self.later(self._end_elsewhere(kept.record))
-            kept = await self._ended(id, owner)
-        kept.cancel()
-        return kept
+            self.later(self._end_elsewhere(response.record))
+            response = await self._ended(id, owner)
+        response.cancel()
+        return response
 
     async def was_ended_elsewhere(self, id: str, owner: str | None) -> bool:
         """Whether another process has cancelled or deleted a background response of this process."""
@@ -344,7 +344,7 @@ class ResponseStore:
 
         Raises ResponseNotFound.
         """
-        kept = await self.get(id, owner)
+        response = await self.get(id, owner)
         running = self._running.pop(id, None)
         try:
             await self._delete(id, owner)
@@ -355,8 +355,8 @@ class ResponseStore:
         if id in self._background:
             with suppress(InvalidField):  # it has just ended
                 self._background[id].cancel()
-        elif isinstance(kept, StoredResponse) and kept.is_running:
-            self.later(self._end_elsewhere(kept.record))
+        elif isinstance(response, StoredResponse) and response.is_running:
+            self.later(self._end_elsewhere(response.record))
 
     async def conversation(self, id: str, owner: str | None) -> JsonObject:
         """The conversation of this owner with this id, without its items. Raises ConversationNotFound."""

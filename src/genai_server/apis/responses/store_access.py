@@ -47,10 +47,10 @@ class CallerStore:
         Raises InvalidField and StoreUnavailable.
         """
         try:
-            kept = await self.store.find_items(referenced_ids(given), self.owner)
+            stored = await self.store.find_items(referenced_ids(given), self.owner)
         except InvalidField as error:
             raise error.at(field) from None
-        return await asyncio.to_thread(given_items, given, kept, field=field)
+        return await asyncio.to_thread(given_items, given, stored, field=field)
 
 
 async def caller_store(request: Request, owner: KeyHolderDep) -> CallerStore:

@@ -32,7 +32,7 @@ from genai_server.apis.responses.schemas import (
     ResponsesRequest,
 )
 from genai_server.apis.responses.tool_schemas import FunctionTool, McpFunction, NamespacedTool, ResponseTool
-from genai_server.apis.shared.image_places import ImagePlace, image_names
+from genai_server.apis.shared.media_locations import MediaLocation, media_names
 from genai_server.errors import InvalidField, quoted
 from genai_server.generation.parameters.base import WithoutEffect
 from genai_server.generation.parameters.chat_messages import MAX_MESSAGES, ChatMessage, ChatParameters, Tool
@@ -140,20 +140,20 @@ def field_names(
 
     `given` are the items of `input`, and `earlier` is the field that refers to all other items of the conversation.
     """
-    places = _places(given, earlier)
+    location_of = _location_of(given, earlier)
 
-    def image_places() -> Iterator[ImagePlace]:
+    def media_locations() -> Iterator[MediaLocation]:
         for item in conversation:
             field, parts = parts_of(item)
-            base = places(item)
+            base = location_of(item)
             for index, part in enumerate(parts):
                 if is_medium(part):
-                    place = f"{base}.{field}[{index}]"
-                    yield place, f"{place}.{data_of(part)[0]}"
+                    location = f"{base}.{field}[{index}]"
+                    yield location, f"{location}.{data_of(part)[0]}"
 
     # Several items may be one message.
     messages = {f"messages[{index}]": f"input (message {index + 1})" for index in range(len(chat.messages))}
-    return FieldNames({**_NAMES, **messages, **image_names(chat.messages, image_places())})
+    return FieldNames({**_NAMES, **messages, **media_names(chat.messages, media_locations())})
 
 
 def new_response(
@@ -207,15 +207,15 @@ def name_conversions(
 
     `given` are the items of `input`, and `earlier` is the field that refers to all other items of the conversation.
     """
-    place = _places(given, earlier)
-    leniency.convert(f"{place(item)} ({form})" for item, form in conversions(conversation))
-    leniency.note(f"{place(item)} ({kind})" for item, kind in without_effect(conversation))
+    location_of = _location_of(given, earlier)
+    leniency.convert(f"{location_of(item)} ({form})" for item, form in conversions(conversation))
+    leniency.note(f"{location_of(item)} ({kind})" for item, kind in without_effect(conversation))
 
 
-def _places(given: Sequence[JsonObject], earlier: str) -> Callable[[JsonObject], str]:
+def _location_of(given: Sequence[JsonObject], earlier: str) -> Callable[[JsonObject], str]:
     """A function that returns the path of an item in the request."""
-    places = {id(item): f"input[{index}]" for index, item in enumerate(given)}
-    return lambda item: places.get(id(item)) or f"{earlier} (item {item['id']})"
+    locations = {id(item): f"input[{index}]" for index, item in enumerate(given)}
+    return lambda item: locations.get(id(item)) or f"{earlier} (item {item['id']})"
 
 
 def tools_by_name(body: ResponsesRequest, conversation: Sequence[JsonObject] = ()) -> dict[str, ResponseTool]:
@@ -268,29 +268,31 @@ def shortened(conversation: Sequence[JsonObject], share: float) -> list[JsonObje
     Initial instructions and the user's last message are kept, and calls are not separated from their outputs. None if
     nothing can be dropped.
     """
-    first = next((place for place, item in enumerate(conversation) if item.get("role") not in _INSTRUCTING), 0)
+    first = next((position for position, item in enumerate(conversation) if item.get("role") not in _INSTRUCTING), 0)
     head, rest = list(conversation[:first]), conversation[first:]
     sizes = [_size(item) for item in rest]
     left = list(accumulate(reversed(sizes), initial=0))[::-1]
-    last = max((place for place, item in enumerate(rest) if item.get("role") == "user"), default=None)
+    last = max((position for position, item in enumerate(rest) if item.get("role") == "user"), default=None)
 
-    def users_last(place: int) -> int | None:
+    def users_last(position: int) -> int | None:
         """The position of the user's last message if it is before `place`, otherwise None."""
-        return last if last is not None and last < place else None
+        return last if last is not None and last < position else None
 
-    def size(place: int) -> int:
-        user = users_last(place)
-        return left[place] + (0 if user is None else sizes[user])
+    def size(position: int) -> int:
+        user = users_last(position)
+        return left[position] + (0 if user is None else sizes[user])
 
-    cuts = [place for place in _cuts(rest) if size(place) < left[0]]
+    cuts = [position for position in _cuts(rest) if size(position) < left[0]]
     # Prefer complete turns: many templates require the user's message first.
-    turns = [place for place in cuts if rest[place].get("role") == "user"]
+    turns = [position for position in cuts if rest[position].get("role") == "user"]
     target = share * left[0]
-    place = next((place for place in [*turns, *cuts] if size(place) <= target), min(cuts, key=size, default=None))
-    if place is None:
+    position = next(
+        (position for position in [*turns, *cuts] if size(position) <= target), min(cuts, key=size, default=None)
+    )
+    if position is None:
         return None
-    user = users_last(place)
-    return [*head, *([] if user is None else [rest[user]]), *rest[place:]]
+    user = users_last(position)
+    return [*head, *([] if user is None else [rest[user]]), *rest[position:]]
 
 
 _INSTRUCTING = ("system", "developer")
@@ -309,11 +311,13 @@ def _cuts(items: Sequence[JsonObject]) -> Iterator[int]:
     turn's reasoning and calls.
     """
     open_calls: set[str | None] = set()
-    for place, item in enumerate(items):
+    for position, item in enumerate(items):
         # Reasoning and calls of one turn are adjacent.
-        is_within = place > 0 and item["type"] != "message" and items[place - 1]["type"] in ("reasoning", item["type"])
-        if place and not open_calls and not is_output(item) and not is_within:
-            yield place
+        is_within = (
+            position > 0 and item["type"] != "message" and items[position - 1]["type"] in ("reasoning", item["type"])
+        )
+        if position and not open_calls and not is_output(item) and not is_within:
+            yield position
         if is_output(item):
             open_calls.discard(item.get("call_id"))
         elif is_call(item):

@@ -91,7 +91,7 @@ async def _prompts(
     query = await _encode(body.query, "query", codec, context, add_special=add_special)
     places = [f"items[{number}]" for number in range(len(items))]
     encoding = zip(items, places, strict=True)
-    parts = [await _encode(item, place, codec, context, add_special=False) for item, place in encoding]
+    parts = [await _encode(item, path, codec, context, add_special=False) for item, path in encoding]
     for name, tokens in (("label_token_ids", body.label_token_ids), ("query", query), *zip(places, parts, strict=True)):
         if (largest := max(tokens, default=0)) >= model.vocab_size:
             raise InvalidField(name, "must have token ids below", limit=model.vocab_size, given=largest)

@@ -85,8 +85,8 @@ class SglangDecisionRequest(ResultFields):
         for one in self.questions:
             asked: JsonObject = {"type": one.type, "name": one.id, "instructions": text(one.question)}
             if isinstance(one, SglangChoice):
-                about = [(option.name, option.description) for option in one.options]
-                asked["choices"] = [{"value": name, **_about(given, text)} for name, given in about]
+                options = [(option.name, option.description) for option in one.options]
+                asked["choices"] = [{"value": name, **_about(given, text)} for name, given in options]
             elif isinstance(one, SglangScore):
                 asked["levels"] = [{"label": text(level)} for level in one.levels]
             else:

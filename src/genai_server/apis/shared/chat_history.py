@@ -23,25 +23,27 @@ def convert_messages(body: Any) -> list[str]:
     form of each.
     """
     found = convert_parts(history_of(body, "messages"), "messages[].content[]", _PARTS, "text")
-    for place, message in objects_at(body, "messages[]"):
+    for location, message in objects_at(body, "messages[]"):
         if message.get("role") != "assistant":
             continue
         refusal, audio = message.get("refusal"), message.get("audio")
         if isinstance(refusal, str):
             del message["refusal"]
-            found += [f"{place}.refusal (as content)"] if _add_text(message, refusal) else []
+            found += [f"{location}.refusal (as content)"] if _add_text(message, refusal) else []
         if isinstance(audio, dict) and isinstance(audio.get("transcript"), str):
             del message["audio"]
-            found += [f"{place}.audio (its transcript as content)"] if _add_text(message, audio["transcript"]) else []
+            found += (
+                [f"{location}.audio (its transcript as content)"] if _add_text(message, audio["transcript"]) else []
+            )
     return found
 
 
 def _leave_out_of_answers(body: Any) -> Iterator[str]:
-    for place, message in objects_at(body, "messages[]"):
+    for location, message in objects_at(body, "messages[]"):
         for field in ("annotations", "audio"):
             if message.get(field) and message.get("role") == "assistant":
                 del message[field]
-                yield f"{place}.{field}"
+                yield f"{location}.{field}"
 
 
 # What of the history in a body's `messages` cannot be read as text.
@@ -60,13 +62,13 @@ def convert_parts(history: JsonObject, path: str, known: Collection[str], text_t
     Parts with a type in `known` are unchanged. The new parts have the type `text_type`.
     """
     found = []
-    for place, part in objects_at(history, path):
+    for location, part in objects_at(history, path):
         kind = part.get("type")
         if isinstance(kind, str) and kind not in known:
             text = part_text(part)
             part.clear()
             part.update(type=text_type, text=text)
-            found.append(f"{place} ({nameable(kind, 'a part')} as text)")
+            found.append(f"{location} ({nameable(kind, 'a part')} as text)")
     return found
 
 

@@ -41,7 +41,7 @@ async def healthz(request: Request, services: ServicesDep) -> dict[str, Any]:
     if request_state(request.scope).access is None:
         engines = models.engine_statuses(known[0]) if known else []
         return {"status": status, "devices": {engine.device: {"state": engine.state} for engine in engines}}
-    found = {about.name: model_status(services, about) for about in known}
+    found = {model.name: model_status(services, model) for model in known}
     return {
         "status": status,
         "backend": "onnx-genai",
@@ -60,7 +60,7 @@ async def livez(services: ServicesDep) -> JSONResponse:
 
     Intended for liveness probes: a server that is loading a model, is stopping or has no model is alive.
     """
-    states = [engine.state for about in services.models.statuses() for engine in services.models.engine_statuses(about)]
+    states = [engine.state for model in services.models.statuses() for engine in services.models.engine_statuses(model)]
     if states and all(state == EngineState.FAILED for state in states):
         return JSONResponse({"status": "failed", "reason": "all devices have been given up"}, 503)
     return JSONResponse({"status": "ok"})
@@ -77,13 +77,13 @@ async def readyz(request: Request, services: ServicesDep) -> JSONResponse:
     in_full = request_state(request.scope).access is not None
     models = services.models
     known = models.statuses()
-    states = {about.name: _states_in_words(models, about, in_full=in_full) for about in known}
+    states = {model.name: _states_in_words(models, model, in_full=in_full) for model in known}
     body: dict[str, Any] = {"devices": next(iter(states.values()), {})}
     if len(known) > 1 and in_full:
         body["models"] = states
     if services.drain.is_draining:
         return JSONResponse({"status": "not ready", "reason": "the server is about to stop", **body}, 503)
-    if any(_takes_work(models, about) for about in known):
+    if any(_takes_work(models, model) for model in known):
         return JSONResponse({"status": "ready", **body})
     reasons = [
         f"device {device} is {state}"
@@ -97,45 +97,45 @@ async def readyz(request: Request, services: ServicesDep) -> JSONResponse:
 
 def _whole_status(models: Catalog, known: Iterable[ModelStatus]) -> str:
     """The status of the server, by the states of all devices of all models: `ok`, `degraded` or `failed`."""
-    states = [state for about in known for state in _states(models, about)]
+    states = [state for model in known for state in _states(models, model)]
     if not any(state in _BROKEN for state in states):
         return OK
     return DEGRADED if any(state in _WORKING for state in states) else FAILED
 
 
-def _states(models: Catalog, about: ModelStatus) -> list[str]:
+def _states(models: Catalog, model: ModelStatus) -> list[str]:
     """The state of each device of a model; `terminated` for one whose session an operator has terminated."""
-    served = models.served(about)
+    served = models.served(model)
     if served is None:
-        return [engine.state for engine in models.engine_statuses(about)]
+        return [engine.state for engine in models.engine_statuses(model)]
     engines = served.router.engines.values()
     return [_TERMINATED if engine.load.terminated else engine.status().state for engine in engines]
 
 
-def model_status(services: Services, about: ModelStatus) -> dict[str, Any]:
+def model_status(services: Services, model: ModelStatus) -> dict[str, Any]:
     """The state of a model and of its devices, as /healthz shows it."""
     models = services.models
-    entry = model_entry(services, about)
-    kept: dict[str, Any] = {
+    entry = model_entry(services, model)
+    summary: dict[str, Any] = {
         name: entry[name] for name in ("state", "loading_seconds", "error", "shortage") if name in entry
     }
-    if (served := models.served(about)) is not None and served.is_readable and served.codec.has_chat_template:
+    if (served := models.served(model)) is not None and served.is_readable and served.codec.has_chat_template:
         # What of conversations the prompt has in another form.
-        kept["chat_template"] = served.codec.writer.adaptations
-    devices = {status.device: _device_status(models, about, status) for status in models.engine_statuses(about)}
-    return {**kept, "path": about.path, "aliases": about.aliases, "devices": devices}
+        summary["chat_template"] = served.codec.writer.adaptations
+    devices = {status.device: _device_status(models, model, status) for status in models.engine_statuses(model)}
+    return {**summary, "path": model.path, "aliases": model.aliases, "devices": devices}
 
 
-def _device_status(models: Catalog, about: ModelStatus, status: EngineStatus) -> dict[str, Any]:
+def _device_status(models: Catalog, model: ModelStatus, status: EngineStatus) -> dict[str, Any]:
     """The state of a model's engine on one device. `error` is present only after a failure."""
-    served = models.served(about)
+    served = models.served(model)
     engine = None if served is None else served.router.engines[status.device]
     load = Load() if engine is None else engine.load
     found: dict[str, Any] = {
         "state": status.state,
         "pid": status.pid,
         "restarts": status.restarts,
-        "model": about.name,
+        "model": model.name,
         "running": load.running,
         "waiting": load.waiting,
         "background": {"running": load.low_priority_running, "waiting": load.low_priority_waiting},
@@ -153,11 +153,11 @@ def _device_status(models: Catalog, about: ModelStatus, status: EngineStatus) ->
     return found
 
 
-def _states_in_words(models: Catalog, about: ModelStatus, *, in_full: bool) -> dict[str, str]:
+def _states_in_words(models: Catalog, model: ModelStatus, *, in_full: bool) -> dict[str, str]:
     """The state of a model on each of its devices, in words. If `in_full`, failures are explained."""
-    served = models.served(about)
+    served = models.served(model)
     if served is None:
-        return dict.fromkeys(about.devices, about.state)
+        return dict.fromkeys(model.devices, model.state)
     return {engine.device: _in_words(engine, in_full=in_full) for engine in served.router.engines.values()}
 
 
@@ -168,8 +168,8 @@ def _in_words(engine: EngineClient, *, in_full: bool) -> str:
     return describe(status) if in_full else status.state
 
 
-def _takes_work(models: Catalog, about: ModelStatus) -> bool:
-    served = models.served(about)
+def _takes_work(models: Catalog, model: ModelStatus) -> bool:
+    served = models.served(model)
     if served is None:
-        return about.on_demand
-    return served.router.is_ready and served.is_readable and not about.leaving
+        return model.on_demand
+    return served.router.is_ready and served.is_readable and not model.leaving

@@ -133,16 +133,16 @@ class Transcription:
                 options.temperature,
                 options.shows_no_speech,
             )
-            found = await self._transcriber.transcribe(window, previous, task)
+            transcript = await self._transcriber.transcribe(window, previous, task)
             seek = window.end
-            if found.is_silent:
+            if transcript.is_silent:
                 continue
-            spans, advance = split(found.tokens, self._model, window.end - window.start, is_cut=window.is_cut)
+            spans, advance = split(transcript.tokens, self._model, window.end - window.start, is_cut=window.is_cut)
             seek = min(window.start + advance, window.end)
-            segments = [each for span in spans if (each := self._segment(found, window, span)) is not None]
+            segments = [each for span in spans if (each := self._segment(transcript, window, span)) is not None]
             if options.has_words and segments:
                 segments = await self._with_words(segments, window, task)
-            if found.temperature > _MAX_CONDITIONING:
+            if transcript.temperature > _MAX_CONDITIONING:
                 previous = []
             else:
                 new = [token for segment in segments for token in segment.tokens]
@@ -183,23 +183,23 @@ class Transcription:
             self._first.cancel()
         self._requests.close()
 
-    def _segment(self, found: WindowTranscript, window: Window, span: Span) -> Segment | None:
+    def _segment(self, transcript: WindowTranscript, window: Window, span: Span) -> Segment | None:
         """The segment for a span of a window's tokens; None if it has no text or no length."""
-        tokens = found.tokens[span.first : span.last]
+        tokens = transcript.tokens[span.first : span.last]
         text = self._transcriber.text(tokens)
         if not text.strip() or span.end <= span.start:
             return None
-        scored = found.logprobs[span.first : span.last]
+        scored = transcript.logprobs[span.first : span.last]
         return Segment(
             start=min(window.start + span.start, window.end),
             end=min(window.start + span.end, window.end),
             text=text,
             tokens=tokens,
             window_start=window.start,
-            temperature=found.temperature,
-            avg_logprob=found.avg_logprob,
-            compression_ratio=found.compression_ratio,
-            no_speech_prob=found.no_speech_prob,
+            temperature=transcript.temperature,
+            avg_logprob=transcript.avg_logprob,
+            compression_ratio=transcript.compression_ratio,
+            no_speech_prob=transcript.no_speech_prob,
             logprobs=[each for each in scored if self._transcriber.is_text(each.token)],
         )
 

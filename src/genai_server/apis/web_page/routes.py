@@ -50,7 +50,7 @@ async def about(request: Request, services: ServicesDep) -> Response:
     """Get server information and links; nothing confidential. Browsers receive the web page instead."""
     if services.settings.ui and "text/html" in request.headers.get("accept", ""):
         return _page(PAGE / "index.html", content_security_policy(inline_hashes()))
-    about: dict[str, Any] = {
+    information: dict[str, Any] = {
         "name": "genai-server",
         "version": __version__,
         "docs": "/docs",
@@ -59,7 +59,7 @@ async def about(request: Request, services: ServicesDep) -> Response:
         "ready": "/readyz",
         "models": "/v1/models",
     }
-    return JSONResponse(about, headers={"vary": "accept"} if services.settings.ui else None)
+    return JSONResponse(information, headers={"vary": "accept"} if services.settings.ui else None)
 
 
 @router.get("/docs", include_in_schema=False)

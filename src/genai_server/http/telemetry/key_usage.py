@@ -38,7 +38,7 @@ INSERT INTO usage VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET
 """
 
 
-class Place(NamedTuple):
+class UsageKey(NamedTuple):
     """What is counted together: a day in UTC, such as 2026-11-28, an API key and a model. `key_name` is "" for requests
     without a key.
     """
@@ -76,7 +76,7 @@ class KeyUsage:
     def __init__(self) -> None:
         self._database: Database | None = None
         # Not in the file yet.
-        self._pending: dict[Place, Counts] = {}
+        self._pending: dict[UsageKey, Counts] = {}
 
     def open(self, path: Path) -> None:
         """Use this file from now on."""
@@ -91,7 +91,7 @@ class KeyUsage:
         counts = Counts(
             int(bool(record.answers)), int(not record.answers), usage.prompt, usage.cached, usage.completion
         )
-        self._add(Place(ended.date().isoformat(), record.key_name, record.model), counts)
+        self._add(UsageKey(ended.date().isoformat(), record.key_name, record.model), counts)
 
     async def follow(self) -> NoReturn:
         """Add the counted numbers to the file at regular intervals, until cancelled."""
@@ -100,7 +100,7 @@ class KeyUsage:
             with suppress(StoreUnavailable):
                 await self._write()
 
-    async def between(self, first: date, last: date) -> list[tuple[Place, Counts]]:
+    async def between(self, first: date, last: date) -> list[tuple[UsageKey, Counts]]:
         """The numbers of all API processes from the day `first` to the day `last`, sorted by day, key and model.
 
         The last seconds of other processes may be missing. Raises StoreUnavailable.
@@ -120,8 +120,8 @@ class KeyUsage:
         assert self._database is not None
         return self._database
 
-    def _add(self, place: Place, counts: Counts) -> None:
-        self._pending[place] = self._pending.get(place, Counts()).plus(counts)
+    def _add(self, key: UsageKey, counts: Counts) -> None:
+        self._pending[key] = self._pending.get(key, Counts()).plus(counts)
 
     async def _write(self) -> None:
         """Add the numbers in memory to the file. Raises StoreUnavailable; the numbers then stay in memory."""
@@ -131,8 +131,8 @@ class KeyUsage:
         try:
             await self._opened.write(None, lambda file: _add_all(file, written))
         except StoreUnavailable:
-            for place, counts in written.items():
-                self._add(place, counts)
+            for key, counts in written.items():
+                self._add(key, counts)
             raise
 
 
@@ -142,16 +142,16 @@ def _prepare(file: sqlite3.Connection) -> None:
     file.execute(f"PRAGMA user_version = {max(KNOWN_VERSIONS)}")
 
 
-def _add_all(file: sqlite3.Connection, counted: dict[Place, Counts]) -> None:
-    file.executemany(_ADD, [(*place, *counts) for place, counts in counted.items()])
-    last = date.fromisoformat(max(place.day for place in counted))
+def _add_all(file: sqlite3.Connection, counted: dict[UsageKey, Counts]) -> None:
+    file.executemany(_ADD, [(*key, *counts) for key, counts in counted.items()])
+    last = date.fromisoformat(max(key.day for key in counted))
     file.execute("DELETE FROM usage WHERE day <= ?", ((last - timedelta(days=MAX_DAYS)).isoformat(),))
 
 
-def _rows(file: sqlite3.Connection, first: date, last: date) -> Iterator[tuple[Place, Counts]]:
+def _rows(file: sqlite3.Connection, first: date, last: date) -> Iterator[tuple[UsageKey, Counts]]:
     found = file.execute(
         "SELECT * FROM usage WHERE day BETWEEN ? AND ? ORDER BY day, key_name, model",
         (first.isoformat(), last.isoformat()),
     )
     for day, key_name, model, *counts in found:
-        yield Place(day, key_name, model), Counts(*counts)
+        yield UsageKey(day, key_name, model), Counts(*counts)

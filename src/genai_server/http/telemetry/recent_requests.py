@@ -94,10 +94,10 @@ class RecentRequests:
         while self._has_unwritten.wait() and not self._is_closed:
             self._has_unwritten.clear()
             with self._lock:
-                entries, kept = list(self._unwritten), list(self._entries)
+                entries, all_entries = list(self._unwritten), list(self._entries)
                 self._unwritten.clear()
             is_full = num_lines + len(entries) > 2 * MAX_REQUESTS
-            written = kept if is_full else entries
+            written = all_entries if is_full else entries
             try:
                 with path.open("w" if is_full else "a", encoding="utf-8") as file:
                     file.writelines(json.dumps(entry) + "\n" for entry in written)

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Sequence
 
 from genai_server.generation.parameters.chat_messages import ChatMessage
 
-# Where a body has an image or a sound: the part, such as `input[0].content[1]`, and its field with the data or URL.
-ImagePlace = tuple[str, str]
+# Where a body has an image or audio: the part, such as `input[0].content[1]`, and its field with the data or URL.
+MediaLocation = tuple[str, str]
 
 
-def image_names(messages: Sequence[ChatMessage], places: Iterable[ImagePlace]) -> dict[str, str]:
-    """The paths in the body for the paths of images and audio in the chat. `places` has those in the body, in the same
+def media_names(messages: Sequence[ChatMessage], locations: Iterable[MediaLocation]) -> dict[str, str]:
+    """The paths in the body for the paths of images and audio in the chat. `locations` has the former, in the same
     order.
     """
     parts = [
@@ -20,6 +20,6 @@ def image_names(messages: Sequence[ChatMessage], places: Iterable[ImagePlace]) -
         for index, part in message.media
     ]
     found: dict[str, str] = {}
-    for (part, field), (outer_part, outer_field) in zip(parts, places, strict=True):
+    for (part, field), (outer_part, outer_field) in zip(parts, locations, strict=True):
         found |= {part: outer_part, f"{part}.{field}": outer_field}
     return found
