@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from genai_server.messages.commands import Command
 from genai_server.messages.server_status import ServerStatus
+from genai_server.messages.supervisor import Command
 from genai_server.supervisor.server import SupervisorServer
 from genai_server.workers.limits import WorkerLimits
 from genai_server.workers.pool import WorkerPool

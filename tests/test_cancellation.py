@@ -7,7 +7,7 @@ from contextlib import ExitStack, closing
 
 import pytest
 
-from tests.apis.admin.test_running_requests import ENDLESS, listed
+from tests.apis.admin.test_requests import ENDLESS, listed
 from tests.running_server import RunningServer, body, wait_until
 from tests.server_here import run_here
 

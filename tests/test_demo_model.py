@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from genai_server.engine.runners.lengths import IDLE_CHUNK
-from tests.apis.admin.test_running_requests import listed
+from tests.apis.admin.test_requests import listed
 from tests.running_server import RunningServer, last_event, wait_until
 
 # A seed prevents drafts, which would shorten its time.

@@ -10,7 +10,7 @@ import anthropic
 import openai
 import pytest
 
-from tests.apis.admin.test_running_requests import ENDLESS, listed
+from tests.apis.admin.test_requests import ENDLESS, listed
 from tests.running_server import RunningServer, body, wait_until
 from tests.server_here import run_here
 

@@ -293,7 +293,7 @@ _OLLAMA_OPTIONS = {
     "frequency_penalty": 0.5,
     "seed": 7,
     "stop": ["\n", "stop"],
-    # What is left out: see apis/ollama/leniency.py.
+    # What is left out: see apis/ollama/routes.py.
     "num_ctx": 4096,
     "mirostat": 0,
 }

@@ -15,7 +15,7 @@ from genai_server.engine.model.session_options import missing_device, node_share
 from genai_server.engine.runners.choose import load_model
 from genai_server.messages.launch import EngineSpec
 from genai_server.options.check import check_device
-from genai_server.options.openvino import OPENVINO
+from genai_server.options.providers import OPENVINO
 from tests.engine.model_runners import greedy
 from tests.engine.runners.test_choose import spec
 from tests.running_server import DEMO

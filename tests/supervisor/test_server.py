@@ -12,9 +12,16 @@ import pytest
 
 from genai_server.engine_client.supervisor import SupervisorClient
 from genai_server.errors import ConfigurationError, ModelNotFound, NoEngineReady
-from genai_server.messages.commands import Command, LoadModel, SetAlias, WantModel
 from genai_server.messages.server_status import NO_SERVER, EngineState, EngineStatus, ServerStatus
-from genai_server.messages.supervisor import SupervisorAddress, read_address, write_address
+from genai_server.messages.supervisor import (
+    Command,
+    LoadModel,
+    SetAlias,
+    SupervisorAddress,
+    WantModel,
+    read_address,
+    write_address,
+)
 from genai_server.supervisor.server import SupervisorServer
 from tests.reported_status import SECRET, reporting
 

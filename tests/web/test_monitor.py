@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, Request, Route, expect
 
-from tests.apis.admin.test_running_requests import cancel, listed
+from tests.apis.admin.test_requests import cancel, listed
 from tests.running_server import RunningServer, body, wait_until
 from tests.web.browser import agree, charted, opened, picture, violations
 

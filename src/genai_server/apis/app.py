@@ -15,10 +15,9 @@ from prometheus_client import CollectorRegistry
 from starlette.routing import WebSocketRoute
 
 from genai_server import __version__
-from genai_server.apis.admin import adapters, key_usage, runtime_options, stored_models, vllm_calls
-from genai_server.apis.admin import model_loading as model_admin
+from genai_server.apis.admin import models as model_admin
 from genai_server.apis.admin import profile_sessions as profiles
-from genai_server.apis.admin import running_requests as requests
+from genai_server.apis.admin import requests, runtime_options, vllm_calls
 from genai_server.apis.admin.engine_calls import cancel_request
 from genai_server.apis.batches import routes as batch_routes
 from genai_server.apis.batches.running import files_and_batches
@@ -31,7 +30,6 @@ from genai_server.apis.files import routes as files
 from genai_server.apis.messages import routes as messages
 from genai_server.apis.models import lm_studio
 from genai_server.apis.models import routes as models
-from genai_server.apis.ollama import embed_routes as ollama_embed
 from genai_server.apis.ollama import model_routes as ollama_models
 from genai_server.apis.ollama import pull_routes as ollama_pull
 from genai_server.apis.ollama import routes as ollama
@@ -62,7 +60,7 @@ from genai_server.generation.served_model import LoadText
 from genai_server.grammar_checker.checker import GrammarChecker
 from genai_server.http.api_keys import ApiKeys
 from genai_server.http.body_budget import BODY_BUDGET, BodyBudget
-from genai_server.http.error_handlers import install_error_handlers
+from genai_server.http.error_responses import install_error_handlers
 from genai_server.http.middleware.authentication import Authentication
 from genai_server.http.middleware.body import BodyLimits
 from genai_server.http.middleware.request_lifetime import OPEN_PATHS, Drain, Drained, RequestLifetime
@@ -249,7 +247,6 @@ def create_app(
         scoring,
         messages,
         ollama,
-        ollama_embed,
         ollama_models,
         ollama_pull,
         lm_studio,
@@ -261,11 +258,8 @@ def create_app(
         batch_routes,
         runtime_options,
         model_admin,
-        stored_models,
-        adapters,
         vllm_calls,
         requests,
-        key_usage,
         profiles,
         health,
         page,
@@ -274,7 +268,9 @@ def create_app(
     app.include_router(embeddings.rerank_router)
     app.include_router(requests.readers_router)
     app.include_router(vllm_calls.adapter_router)
+    app.include_router(ollama.embed_router)
     app.include_router(ollama.unsupported)
+    app.include_router(model_admin.stored_router)
     app.mount(page.API_DOCS_PATH, page.WebFiles(directory=API_DOCS))
     if settings.ui:
         app.mount(page.PAGE_PATH, page.WebFiles(directory=PAGE))

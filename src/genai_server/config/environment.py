@@ -31,7 +31,7 @@ _OF_PYTHON = (
 )
 
 
-# The same for a program of the operator's that the server starts, such as a tool server.
+# Variables for a program that the operator lets the server start, such as a tool server.
 _OF_PROGRAMS = (
     *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "TERM", "TMPDIR", "TEMP", "TMP", "LANG", "LC_"),
     *("USERPROFILE", "APPDATA", "LOCALAPPDATA", "PROGRAMDATA", "SYSTEMROOT", "SYSTEMDRIVE", "COMSPEC"),

@@ -5,8 +5,7 @@ from typing import Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from genai_server.config.setting_form import AUTO, Positive, SettingsForm
-from genai_server.config.setting_lists import listed
+from genai_server.config.setting_form import AUTO, Positive, SettingsForm, listed
 from genai_server.errors import quoted
 
 _HOST = re.compile(r"([A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:]+\])(:[0-9]{1,5})?")

@@ -8,8 +8,7 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
-from genai_server.config.setting_form import Positive, SettingsForm
-from genai_server.config.setting_lists import listed
+from genai_server.config.setting_form import Positive, SettingsForm, listed
 from genai_server.errors import quoted
 
 _ORIGIN = re.compile(r"https?://[A-Za-z0-9.-]+(:[0-9]{1,5})?|https?://\[[0-9A-Fa-f:]+\](:[0-9]{1,5})?")

@@ -15,8 +15,10 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from genai_server.config.media_settings import MediaSettings, checked_hosts, host_set
 from genai_server.config.server_settings import ServerSettings
-from genai_server.config.setting_form import AUTO, NotNegative, Positive
-from genai_server.config.setting_lists import (
+from genai_server.config.setting_form import (
+    AUTO,
+    NotNegative,
+    Positive,
     adapter_entries,
     entries_of_models,
     listed,

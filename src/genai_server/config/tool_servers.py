@@ -126,7 +126,7 @@ def _tool_server(name: str, table: Any, environ: Mapping[str, str]) -> ToolServe
         return ToolServer.model_validate({**filled, "name": name})
     except ValidationError as error:
         finding = error.errors(include_url=False, include_input=False)[0]
-        # Of a field that may be a word or a list, the rest of the location is which of both was tried.
+        # If a field may be a word or a list, the rest of the location says which of the two was tried.
         depth = 2 if finding["loc"][:1] in (("env",), ("headers",)) else 1
         field = ".".join(map(str, finding["loc"][:depth]))
         rule = "unknown" if finding["type"] == "extra_forbidden" else rule_of(finding)

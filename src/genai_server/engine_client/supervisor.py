@@ -8,12 +8,12 @@ from itertools import count
 import msgspec
 
 from genai_server.errors import NoEngineReady
-from genai_server.messages.commands import Command
 from genai_server.messages.connection import connect
 from genai_server.messages.protocol import Hello, encode_frame
 from genai_server.messages.server_status import NO_SERVER, ServerStatus
 from genai_server.messages.supervisor import (
     Ask,
+    Command,
     CommandReply,
     FromSupervisor,
     SupervisorAddress,

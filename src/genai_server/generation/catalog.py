@@ -23,7 +23,6 @@ from genai_server.errors import (
     quoted,
 )
 from genai_server.generation.served_model import Fingerprint, LoadText, ServedModel, read_files
-from genai_server.messages.commands import Command, WantModel
 from genai_server.messages.generation_request import Adapter
 from genai_server.messages.server_status import (
     ANY_NAME,
@@ -32,6 +31,7 @@ from genai_server.messages.server_status import (
     ModelState,
     ModelStatus,
 )
+from genai_server.messages.supervisor import Command, WantModel
 from genai_server.model_files.pooling_model import Task
 from genai_server.model_files.vision_model import Medium
 

@@ -25,26 +25,26 @@ from genai_server.http.json_response import JsonObject
 
 log = logging.getLogger(__name__)
 
-# Names what was left out of a request.
+# The response header that names what was left out of the request.
 IGNORED_HEADER = "x-genai-ignored"
-# Names what of the history is in the prompt in another form than the request has it.
+# The response header that names parts of the history that the prompt has in another form than the request.
 CONVERTED_HEADER = "x-genai-converted"
-# Takes something out of a body, or converts it, in place; the texts name its locations.
+# Removes something from a body, or converts it, in place; returns the locations.
 Change = Callable[[Any], Iterable[str]]
 # A place of a request with what is said of it: the path of a field of the chat, which the client's name replaces, and a
 # remark; or a text with the client's own name.
 Location = str | tuple[str, str]
 
-# Of the header, in characters: proxies limit the size of all headers together.
+# Maximum number of characters in a header, because proxies limit the size of all headers together.
 _MAX_CHARACTERS = 2000
-# What of a client's own names can be part of a header.
+# Names that clients choose and that can be shown in a header.
 _NAMEABLE = re.compile(r"[\w.-]{1,64}", re.ASCII)
-# Places of unknown keys that are named for one request. Clients add the same few keys to each message.
+# Maximum number of locations of unknown keys to report for a request. Clients add the same few keys to each message.
 _MAX_NAMED = 32
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
-# Places, versions and limits, which differ between requests.
+# Indexes, versions and limits in a report, which differ between requests.
 _VARYING = re.compile(r"\[\d+\]|_\d{8}\b|\d+")
-# What this process has logged, up to a limit, because clients choose some of the names.
+# Reports that this process has logged, up to a maximum number, because clients choose some of the names.
 _logged: set[str] = set()
 _MAX_LOGGED = 500
 
@@ -57,7 +57,7 @@ class LeftOut:
     fields: Collection[str] = ()
     # Values without effect, keyed by the path of their field.
     values: Mapping[str, Collection[object]] = field(default_factory=dict)
-    # What depends on more than one field.
+    # Functions that remove what depends on more than one field.
     rules: Sequence[Change] = ()
     # The types of objects of which unknown keys are left out, keyed by path; see `remove_unknown_keys`.
     forms: Mapping[str, Any] = field(default_factory=dict)
@@ -94,15 +94,15 @@ class Leniency:
         convert: Change | None = None,
         caps: bool = False,
     ) -> None:
-        # None for a request that is strict about what it asks for.
+        # None if nothing may be left out of what the request asks for.
         self._table = left_out
-        # What such a request leaves out of its history.
+        # What may nevertheless be left out of the conversation history.
         self._history = history
-        # Converts the history, also that of a request that leaves out nothing.
+        # Converts the conversation history, even if nothing may be left out.
         self._convert = convert
-        # Whether the answer's limit is reduced to what fits.
+        # Whether a maximum number of tokens that does not fit the context is reduced.
         self._caps = caps
-        # The client's names for fields of the chat that its body has become.
+        # The client's names for fields of the chat request that its body was translated to.
         self.names = FieldNames()
         self._left_out: list[str] = []
         self._converted: list[str] = []

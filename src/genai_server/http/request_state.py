@@ -152,28 +152,28 @@ class HttpRequestState:
     """
 
     receipt: Receipt
-    # Has the request's ids.
+    # The record for observers, which has the request's ids.
     record: RequestRecord
-    # The format of its errors.
+    # The format of the errors of the request's API.
     dialect: Dialect = DEFAULT
-    # None until it is authenticated, and without a key at an open path.
+    # None until the request is authenticated, and for a request without a key at an open path.
     access: Access | None = None
-    # What counts towards the limits of its key until the end. A response in the background takes it over.
+    # Closed when the request no longer counts towards its key's limits: at the end of it or of its background response.
     counted: ExitStack = field(default_factory=ExitStack)
-    # Counts its answers, as one of which it counts already. Takes their number and the name of the field that asks for
-    # them; raises RateLimitExceeded and InvalidField.
+    # Counts the request's answers towards its key's limits; the first is counted with the request. Takes the number of
+    # answers and the field that asks for them; raises RateLimitExceeded and InvalidField.
     count_answers: CountAnswers = _count_nothing
-    # What its endpoint may leave out of it.
+    # What the endpoint may leave out of the request.
     leniency: Leniency = field(default_factory=Leniency)
-    # Its body, if that has a file.
+    # The request's body if it is a form with a file.
     upload: Upload | None = None
-    # Whether its answer may wait for all others; see GenerationRequest. Set by the server itself, never by a client.
+    # Whether the answer has low priority (see GenerationRequest). Set by the server itself, never by a client.
     low_priority: bool = False
-    # Bytes of its body; set by BodyLimits.
+    # Size of the request's body; set by BodyLimits.
     num_body_bytes: int = 0
-    # Reads its body, if that is long; set by BodyLimits.
+    # Parses the request's body, in a thread if it is long; set by BodyLimits.
     parsing: ParsingThread = field(init=False, repr=False)
-    # The bytes of its body that are kept; set by BodyLimits.
+    # The bytes of the request's body that are in memory; set by BodyLimits.
     held_body: HeldBody = field(init=False, repr=False)
 
     @property

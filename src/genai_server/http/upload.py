@@ -14,7 +14,7 @@ from genai_server.errors import InvalidField, MalformedForm, quoted
 FORM = "multipart/form-data"
 # The field that has the file.
 FILE = "file"
-# Of all other fields of a form: their number, and their bytes together.
+# Limits of the other fields of a form: their number, and their bytes together.
 MAX_FIELDS = 64
 MAX_FIELD_BYTES = 64 * 1024
 # Limits of a part's headers: their number, and the bytes of each.
@@ -55,7 +55,7 @@ class FormParser:
         self.file_name = ""
         self._num_bytes = 0
         self._is_complete = False
-        # Of the current part: its headers, the one that is read, its name, and its value unless it is the file.
+        # The current part: its headers, the header being read, its name, and its value unless it is the file.
         self._headers: dict[bytes, bytes] = {}
         self._header = (bytearray(), bytearray())
         self._name = ""

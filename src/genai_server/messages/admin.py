@@ -129,11 +129,11 @@ class RequestPhase(StrEnum):
     """What a sequence is waiting for or doing."""
 
     QUEUED = "queued"
-    # Its prompt is being read.
+    # The prompt is being read.
     PREFILL = "prefill"
-    # It has its first token.
+    # Tokens are being generated.
     DECODE = "decode"
-    # The server lists or runs tools for it; no engine has it.
+    # The server lists or runs tools for the request; no engine has it.
     TOOLS = "tools"
 
 

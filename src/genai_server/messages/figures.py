@@ -40,7 +40,7 @@ class Figures(Struct, frozen=True, tag=True):
 
     # Tokens of running sequences in the KV cache now.
     kv_tokens: int
-    # Those that the KV cache holds for all sequences; 0 if each slot has memory for the longest sequence.
+    # Tokens that the KV cache holds for all sequences; 0 if each slot has memory for the longest sequence.
     kv_capacity: int
     # A prompt is counted when it has been read.
     prompt_tokens: int
@@ -51,9 +51,9 @@ class Figures(Struct, frozen=True, tag=True):
     # Tokens that were drafted, and those that were accepted.
     drafted: int
     accepted: int
-    # Images that were encoded, without those whose features were kept.
+    # Images that were encoded, without those whose features were cached.
     encoded_images: int
-    # Windows of recordings, likewise.
+    # Windows of audio that were encoded, without those whose features were cached.
     encoded_sounds: int
     # How often low-priority sequences gave up their slots to others.
     low_priority_preemptions: int
@@ -72,7 +72,7 @@ class Figures(Struct, frozen=True, tag=True):
     decode_rows: Histogram
     # Seconds between two tokens of an answer.
     token_gaps: Histogram
-    # The same two numbers by the name of the API key, "" without one.
+    # Tokens of prompts and answers by the name of the API key, "" without one.
     prompt_tokens_by_key: dict[str, int] = {}
     generation_tokens_by_key: dict[str, int] = {}
     # None without a prefix cache on disk.

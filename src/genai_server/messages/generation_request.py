@@ -162,7 +162,7 @@ class GenerationRequest(Struct, frozen=True):
     top_logprobs: int | None = None
     # Whether to return them for the prompt's tokens, too. Such a prompt is not taken from the cache.
     prompt_logprobs: bool = False
-    # They end the answer and are not part of it, whatever `ignore_eos` says.
+    # Tokens that end the answer and are not part of it, whatever `ignore_eos` says.
     stop_token_ids: list[int] = []
     # What the answer must match, in one of llguidance's two forms.
     grammar: str | None = None

@@ -197,7 +197,7 @@ class Tokens(Struct, frozen=True, tag=True, omit_defaults=True):
     """The next tokens of an answer, with their log probabilities if the request asks for those."""
 
     key: int
-    # Their ids.
+    # Ids of the tokens.
     tokens: list[int]
     # One for each token if the request asks for them, otherwise empty.
     logprobs: list[TokenLogprob] = []

@@ -15,16 +15,16 @@ ANY_NAME = "*"
 class EngineState(StrEnum):
     """The state of the engine process of one model on one device."""
 
-    # It is loading its model for the first time.
+    # The engine is loading its model for the first time.
     STARTING = "starting"
     READY = "ready"
-    # It has died; the next process waits or loads.
+    # The engine process has died; the next one waits or loads.
     RESTARTING = "restarting"
-    # It accepts no new requests, and ends after the running ones.
+    # The engine accepts no new requests, and ends after the running ones.
     UNLOADING = "unloading"
-    # Its model is not loaded, so there is no process.
+    # The model is not loaded, so there is no engine process.
     UNLOADED = "unloaded"
-    # It could not load, or has died too often; there is no next process.
+    # The engine could not load its model, or has died too often, and is not started again.
     FAILED = "failed"
     STOPPED = "stopped"
 

@@ -1,9 +1,10 @@
-"""The protocol between an API process and the supervisor, and the file with the supervisor's address.
+"""The protocol between an API process and the supervisor: commands, other messages, and the file with the supervisor's
+address.
 
 Each API process has one connection, with frames as in protocol.py. The API process sends `Hello` first. The supervisor
 then sends its `ServerStatus`, and again after each change. It answers each `Ask` with a `CommandReply`, after the
-status that shows the command's effect. The messages of the worker pool are in worker_tasks.py, those about tools in
-tool_servers.py.
+status that shows the command's effect, and never waits for an engine. The messages of the worker pool are in
+worker_tasks.py, those about tools in tool_servers.py.
 """
 
 import os
@@ -12,8 +13,8 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from genai_server.messages.commands import Command
 from genai_server.messages.error import ErrorInfo
+from genai_server.messages.generation_request import Adapter
 from genai_server.messages.protocol import FrameDecoder, Hello
 from genai_server.messages.server_status import ServerStatus
 from genai_server.messages.tool_servers import FromToolServers, ToToolServers
@@ -23,6 +24,84 @@ _NAME = "supervisor.json"
 # The file in the same folder that is locked by a process that starts the supervisor, and by the supervisor while it
 # leaves.
 LOCK = "lock"
+
+
+# commands
+
+
+class LoadModel(Struct, frozen=True, tag=True):
+    """Serve the model in the directory `path` under a name. A model that has this name and has failed or is unloaded is
+    replaced.
+    """
+
+    name: str
+    path: str
+    # At least one; each gets an engine.
+    devices: list[str]
+    # A file or a name, in place of the model's own; "" for the model's own.
+    chat_template: str = ""
+    # Whether it is loaded now; otherwise the first request for it loads it.
+    at_once: bool = True
+    # The directory of its draft model; "" for none.
+    draft_model: str = ""
+
+
+class UnloadModel(Struct, frozen=True, tag=True):
+    """Stop serving a model. New requests for it are refused at once; running ones may end within `timeout` seconds."""
+
+    name: str
+    # Maximum seconds for running requests to end.
+    timeout: float
+
+
+class SetAlias(Struct, frozen=True, tag=True):
+    """Give a model another name, or remove such a name."""
+
+    alias: str
+    # The model's name; None removes the alias.
+    name: str | None
+
+
+class KeepModel(Struct, frozen=True, tag=True):
+    """Set for how many seconds without a request a model stays loaded. The value is forgotten when the model is
+    unloaded.
+    """
+
+    name: str
+    # None for no limit.
+    seconds: float | None
+
+
+class WantModel(Struct, frozen=True, tag=True):
+    """A request waits for a model that is not loaded. The API process repeats the command as long as the request
+    waits.
+    """
+
+    name: str
+
+
+class AddAdapter(Struct, frozen=True, tag=True):
+    """Let requests choose a LoRA adapter that all engines of its model have loaded."""
+
+    model: str
+    adapter: Adapter
+
+
+class RemoveAdapter(Struct, frozen=True, tag=True):
+    """Let no new request choose the LoRA adapter with this id."""
+
+    model: str
+    id: str
+
+
+class EndServer(Struct, frozen=True, tag=True):
+    """End the engines and the supervisor as soon as the last API process has disconnected; no new one will connect."""
+
+
+Command = LoadModel | UnloadModel | SetAlias | KeepModel | WantModel | AddAdapter | RemoveAdapter | EndServer
+
+
+# the connection
 
 
 class Ask(Struct, frozen=True, tag=True):
@@ -53,6 +132,9 @@ def supervisor_decoder(max_bytes: int = MAX_FRAME_BYTES) -> FrameDecoder[ToSuper
 def supervisor_client_decoder() -> FrameDecoder[FromSupervisor]:
     """A decoder of the messages that an API process receives from the supervisor."""
     return FrameDecoder(msgspec.msgpack.Decoder(list[FromSupervisor]), MAX_FRAME_BYTES)
+
+
+# the start
 
 
 class SupervisorLaunch(Struct, frozen=True):

@@ -15,7 +15,7 @@ class ServerAddress(Struct, frozen=True):
     """The URL of a tool server that a request names. The API process has already checked that the host is allowed."""
 
     url: str
-    # Of all requests to the URL.
+    # Headers of all requests to the URL.
     headers: dict[str, str] = {}
 
 

@@ -1,4 +1,5 @@
-"""The execution providers that the server knows, each with its names in ONNX Runtime and in onnxruntime-genai.
+"""The execution providers that the server knows, each with its options and its names in ONNX Runtime and in
+onnxruntime-genai.
 
 onnxruntime-genai's names are those of `NormalizeProviderName` and the table in its session_options.cpp (0.18); it does
 not have TensorRT. Any other provider may come from a Python package or a library, under the name that the library gives
@@ -6,12 +7,47 @@ it.
 """
 
 import difflib
+import re
 import string
 from dataclasses import dataclass
 
-from genai_server.options.nvidia import CUDA, NV_TENSORRT_RTX, TENSORRT
-from genai_server.options.openvino import OPENVINO
-from genai_server.options.table import Reach, Row, choice, flag, number, text
+from genai_server.options.nvidia import CUDA, NV_TENSORRT_RTX, POINTER, TENSORRT
+from genai_server.options.table import Kind, Reach, Row, Value, choice, flag, number, text
+
+_HARDWARE = r"(CPU|NPU|GPU(\.\d+)?)"
+_DEVICE_TYPE = re.compile(rf"{_HARDWARE}|(HETERO|MULTI|AUTO|BATCH):{_HARDWARE}(,{_HARDWARE})*")
+
+
+def _device_type() -> Kind:
+    def read(value: Value) -> str:
+        found = str(value).upper()
+        if not _DEVICE_TYPE.fullmatch(found):
+            raise ValueError
+        return found
+
+    return Kind("CPU, GPU, GPU.0, NPU or a combination such as AUTO:GPU,CPU", read)
+
+
+_SWITCH = flag("True", "False")
+
+OPENVINO: tuple[Row, ...] = (
+    Row("device_type", _device_type()),
+    Row("device_id", text()),
+    Row("device_luid", text()),
+    Row("precision", choice("FP32", "FP16", "ACCURACY")),
+    Row("num_of_threads", number(1)),
+    Row("num_streams", number(1)),
+    Row("cache_dir", text()),
+    Row("load_config", text()),
+    Row("model_priority", choice("LOW", "MEDIUM", "HIGH", "DEFAULT")),
+    Row("layout", text()),
+    Row("reshape_input", text()),
+    Row("enable_opencl_throttling", _SWITCH),
+    Row("enable_qdq_optimizer", _SWITCH),
+    Row("enable_causallm", _SWITCH),
+    Row("disable_dynamic_shapes", _SWITCH),
+    Row("context", text(), impossible=POINTER),
+)
 
 
 @dataclass(frozen=True)

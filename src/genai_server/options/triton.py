@@ -2,6 +2,7 @@
 file.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,7 +16,6 @@ from genai_server.options.pbtxt import Message, messages
 from genai_server.options.providers import PROVIDERS
 from genai_server.options.session import ELSEWHERE, ENTRIES, RUN, SESSION
 from genai_server.options.table import Reach, names, nearest, number, possible
-from genai_server.options.toml import toml_key, toml_value
 
 BACKEND = "onnxruntime"
 AUTO_COMPLETE = "--disable-auto-complete-config"
@@ -32,6 +32,9 @@ _DEFAULTS = {
 _ON_CPUS = ("openvino",)
 # A guess: the memory of the card is not known here.
 _KV_CACHE_BYTES = 2 * 1024**3
+# Texts that TOML allows as keys, and as whole numbers, without quotes.
+_PLAIN_KEY = re.compile(r"[A-Za-z0-9_-]+")
+_INTEGER = re.compile(r"-?(0|[1-9][0-9]*)")
 # Fields that describe the model, which the model directory itself does.
 _OF_THE_MODEL = {
     "platform": "",
@@ -276,3 +279,17 @@ def as_toml(result: Translation) -> str:
             lines += ["", f"[provider.{name}]"]
             lines += [f"{toml_key(key)} = {toml_value(value)}" for key, value in options.items()]
     return "\n".join(lines).strip() + "\n"
+
+
+def toml_key(name: str) -> str:
+    """The key as it is written in TOML: bare where its characters allow that, else quoted."""
+    return name if _PLAIN_KEY.fullmatch(name) else toml_value(name)
+
+
+def toml_value(value: Any) -> str:
+    """The value as it is written in TOML: bare if it is a whole number, else as a quoted string."""
+    text = str(value)
+    if _INTEGER.fullmatch(text):
+        return text
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return '"' + "".join(c if c.isprintable() else f"\\u{ord(c):04x}" for c in escaped) + '"'

@@ -19,10 +19,9 @@ from starlette.datastructures import Headers
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from genai_server.apis.admin import adapters, key_usage, runtime_options
-from genai_server.apis.admin import model_loading as model_admin
+from genai_server.apis.admin import models as model_admin
 from genai_server.apis.admin import profile_sessions as profiles
-from genai_server.apis.admin import running_requests as requests
+from genai_server.apis.admin import requests, runtime_options
 from genai_server.apis.app import cors_options, open_paths
 from genai_server.apis.dialects import DIALECTS
 from genai_server.apis.models import lm_studio
@@ -289,11 +288,11 @@ class _IngressApp:
 
 # Calls about what runs on any replica; that of the readers of answers is one of them.
 _ADMIN: list[BaseRoute] = [
-    *(route for module in (runtime_options, requests, key_usage, profiles) for route in module.router.routes),
+    *(route for module in (runtime_options, requests, profiles) for route in module.router.routes),
     *requests.readers_router.routes,
 ]
 # A replica that is started later would not have what these bring.
-_FIXED: list[BaseRoute] = [route for module in (model_admin, adapters, ollama_pull) for route in module.router.routes]
+_FIXED: list[BaseRoute] = [route for module in (model_admin, ollama_pull) for route in module.router.routes]
 _ABOUT_MODELS: list[BaseRoute] = [*models.router.routes, *ollama_models.router.routes, *lm_studio.router.routes]
 _ALIVE = ReplicaAnswer("", "", HTTPStatus.OK, [(b"content-type", b"application/json")], b'{"status":"ok"}')
 

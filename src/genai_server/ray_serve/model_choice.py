@@ -12,7 +12,7 @@ from genai_server.apis.completions import routes as completions
 from genai_server.apis.decisions import routes as decisions
 from genai_server.apis.embeddings import routes as embeddings
 from genai_server.apis.messages import routes as messages
-from genai_server.apis.ollama import embed_routes as ollama_embed
+from genai_server.apis.ollama import routes as ollama
 from genai_server.apis.own_chat import routes as chat
 from genai_server.apis.responses import conversation_routes as conversations
 from genai_server.apis.responses import routes as responses
@@ -28,7 +28,7 @@ from genai_server.model_files.pooling_model import Task
 _GENERATING = (chat, chat_completions, completions, conversations, decisions, messages, responses, scoring)
 _ROUTES = {
     Task.GENERATE: [route for module in _GENERATING for route in module.router.routes],
-    Task.EMBED: [*embeddings.router.routes, *ollama_embed.router.routes],
+    Task.EMBED: [*embeddings.router.routes, *ollama.embed_router.routes],
     Task.RERANK: embeddings.rerank_router.routes,
     Task.TRANSCRIBE: transcriptions.router.routes,
 }

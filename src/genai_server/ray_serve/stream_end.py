@@ -12,8 +12,7 @@ from genai_server.apis.responses import routes as responses
 from genai_server.apis.responses.response import stream_error
 from genai_server.errors import GenaiServerError
 from genai_server.http.error_responses import error_body
-from genai_server.http.ndjson import LineStream, line_bytes
-from genai_server.http.sse import EventStream, event_bytes
+from genai_server.http.streams import EventStream, LineStream, event_bytes, line_bytes
 from genai_server.ray_serve.model_choice import matches
 
 _NAMED = b"event: "

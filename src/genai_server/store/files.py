@@ -30,7 +30,7 @@ class StoredFile:
     id: str
     # Stands for an API key; "" without API keys.
     owner: str
-    # Seconds since 1970; None for a file that stays.
+    # In seconds since 1970. `expires` is None for a file that stays.
     created: int
     expires: int | None
     name: str
@@ -79,7 +79,7 @@ class FileStore:
         self.locks = folder / "locks"
         # Has a folder for the uploads of each process.
         self.uploads = folder / "uploads"
-        # That of this process, where uploads go before they are added; set once it exists.
+        # This process's folder in `uploads`, to which uploads are written before they are added; set once it exists.
         self.own_uploads = self.uploads
         for one in (folder, self._contents, self.locks, self.uploads):
             one.mkdir(mode=0o700, parents=True, exist_ok=True)

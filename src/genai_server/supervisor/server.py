@@ -21,12 +21,12 @@ import msgspec
 
 from genai_server.config.tool_servers import ToolServer
 from genai_server.errors import ConfigurationError, GenaiServerError, in_one_line
-from genai_server.messages.commands import Command
 from genai_server.messages.error import ErrorInfo
 from genai_server.messages.protocol import Hello, encode_frame
 from genai_server.messages.server_status import NO_SERVER, ServerStatus
 from genai_server.messages.supervisor import (
     Ask,
+    Command,
     CommandReply,
     FromSupervisor,
     SupervisorAddress,

@@ -23,7 +23,11 @@ from genai_server.config.settings import Settings
 from genai_server.config.sources import device_options, engine_spec
 from genai_server.config.tool_servers import tool_servers
 from genai_server.errors import ModelLoadFailed
-from genai_server.messages.commands import (
+from genai_server.messages.generation_request import Adapter
+from genai_server.messages.kv_events import event_target
+from genai_server.messages.launch import EngineLaunch
+from genai_server.messages.server_status import EngineState, EngineStatus, ModelStatus, ServerStatus
+from genai_server.messages.supervisor import (
     AddAdapter,
     Command,
     EndServer,
@@ -34,10 +38,6 @@ from genai_server.messages.commands import (
     UnloadModel,
     WantModel,
 )
-from genai_server.messages.generation_request import Adapter
-from genai_server.messages.kv_events import event_target
-from genai_server.messages.launch import EngineLaunch
-from genai_server.messages.server_status import EngineState, EngineStatus, ModelStatus, ServerStatus
 from genai_server.model_files.pooling_model import task_of
 from genai_server.options.device import DeviceOptions
 from genai_server.supervisor.engine_watch import EngineWatch, Restarts

@@ -27,8 +27,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from genai_server.batch_files.batch_input import InputCheck
-from genai_server.batch_files.batch_lines import BatchLine, LineReader, digest, error_line, response_line
+from genai_server.batch_files.batch_lines import BatchLine, InputCheck, LineReader, digest, error_line, response_line
 from genai_server.batch_files.result_file import ResultFile, first_other_line
 from genai_server.cli.option_types import path_of, positive
 from genai_server.cli.screen import say_aside

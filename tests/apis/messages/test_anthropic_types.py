@@ -11,8 +11,7 @@ from anthropic.types.beta import message_create_params as beta_message_create_pa
 from pydantic import BaseModel
 from typing_extensions import get_type_hints, is_typeddict
 
-from genai_server.apis.messages.history import convert
-from genai_server.apis.messages.leniency import LEFT_OUT, SERVER_TOOLS
+from genai_server.apis.messages.leniency import LEFT_OUT, SERVER_TOOLS, convert
 from genai_server.apis.messages.schemas import MessagesRequest, ToolType
 from genai_server.http.leniency import CONVERTED_HEADER, IGNORED_HEADER
 from tests.running_server import RunningServer

@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
-from genai_server.apis.messages.history import convert
+from genai_server.apis.messages.leniency import convert
 from genai_server.apis.messages.schemas import MessagesRequest
 from genai_server.http.leniency import CONVERTED_HEADER, IGNORED_HEADER
 from tests.http.test_leniency import strict  # noqa: F401 - a fixture

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from genai_server.apis.ollama.leniency import LEFT_OUT
+from genai_server.apis.ollama.routes import LEFT_OUT
 from genai_server.apis.ollama.schemas import EmbedRequest, OllamaChatRequest, ShowRequest
 from genai_server.http.leniency import remove_unknown_keys
 

@@ -17,8 +17,8 @@ from genai_server.cli.serve.attach import find_or_start
 from genai_server.config.sources import load_settings
 from genai_server.engine_client.supervisor import SupervisorClient
 from genai_server.errors import ConfigurationError
-from genai_server.messages.commands import SetAlias
 from genai_server.messages.server_status import NO_SERVER
+from genai_server.messages.supervisor import SetAlias
 from genai_server.system.runtime_folder import open_runtime_folder
 from tests.running_server import wait_until
 

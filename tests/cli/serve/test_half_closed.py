@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.apis.admin.test_running_requests import ENDLESS, listed
+from tests.apis.admin.test_requests import ENDLESS, listed
 from tests.raw_http import RawAnswer, answers, connect, read_to_end
 from tests.running_server import RunningServer, body, run_server, wait_until
 from tests.server_here import run_here

@@ -15,7 +15,7 @@ from genai_server.errors import ServerDraining
 from genai_server.http.error_responses import FOR_BROWSERS
 from genai_server.http.middleware.request_lifetime import Drain, Drained, RequestLifetime
 from genai_server.http.telemetry.request_record import RequestRecord
-from tests.apis.admin.test_running_requests import ENDLESS
+from tests.apis.admin.test_requests import ENDLESS
 from tests.raw_http import answers, connect, read_to_end
 from tests.running_server import RunningServer, body, wait_until
 from tests.server_here import run_here

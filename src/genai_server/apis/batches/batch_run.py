@@ -14,8 +14,15 @@ from dataclasses import dataclass
 
 from genai_server.apis.batches.answering import Answering, Stop
 from genai_server.apis.batches.results import Results
-from genai_server.batch_files.batch_input import InputCheck
-from genai_server.batch_files.batch_lines import BatchLine, LineError, LineReader, error_line, listed, response_line
+from genai_server.batch_files.batch_lines import (
+    BatchLine,
+    InputCheck,
+    LineError,
+    LineReader,
+    error_line,
+    listed,
+    response_line,
+)
 from genai_server.errors import StoreUnavailable
 from genai_server.http.json_response import JsonObject
 from genai_server.http.request_state import OnBehalf

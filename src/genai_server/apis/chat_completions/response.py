@@ -35,7 +35,7 @@ from genai_server.generation.parameters.sampling_parameters import StreamFields
 from genai_server.generation.tool_loop import NO_TOOLS, ServedTool, ServedTools, generate_with_tools
 from genai_server.http.dialect import FieldNames
 from genai_server.http.json_response import JsonObject, built_response
-from genai_server.http.sse import EventStream
+from genai_server.http.streams import EventStream
 from genai_server.http.telemetry.usage import Usage
 from genai_server.messages.generation_request import FinishReason
 

@@ -19,11 +19,11 @@ from genai_server.generation.parameters.chat_messages import (
 from genai_server.generation.parameters.sampling_parameters import OtherStructureFields, StreamFields
 from genai_server.http.leniency import LeftOut, replace_media
 
-# What is left out of lenient text completions: vLLM's choice of grammar library and JSON whitespace, both fixed here.
+# Removed from text completions unless GENAI_STRICT is set: vLLM's choice of grammar library and JSON whitespace.
 COMPLETIONS = LeftOut(
     fields=("guided_decoding_backend", "guided_whitespace_pattern", "structured_outputs.whitespace_pattern")
 )
-# What is left out of lenient chat completions: this server searches nothing and has no other models.
+# Removed from chat completions unless GENAI_STRICT is set: this server does not search the web or fall back to others.
 CHATS = LeftOut(
     fields=(*COMPLETIONS.fields, "fallbacks", "web_search_options"),
     values={"verbosity": ("low", "high"), "reasoning.summary": ("concise", "detailed")},

@@ -9,7 +9,7 @@ from pydantic import Discriminator, Tag, TypeAdapter
 
 from genai_server.apis.decisions.decide import decide
 from genai_server.apis.decisions.schemas import DecisionRequest, DecisionResponse, compact
-from genai_server.apis.sglang.decisions import SglangDecisionRequest, SglangDecisionResponse, form_of_body
+from genai_server.apis.decisions.sglang import SglangDecisionRequest, SglangDecisionResponse, form_of_body
 from genai_server.apis.shared.router import VersionedRouter
 from genai_server.generation.dependencies import RequestContextDep, ServicesDep
 from genai_server.http.body_route import BodyRoute, validated

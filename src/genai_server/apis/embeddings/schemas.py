@@ -97,7 +97,7 @@ class RerankRequest(PooledFields):
         return [document if isinstance(document, str) else document.text for document in self.documents]
 
 
-# What is left out of bodies for reranking: documents are not divided into chunks; a long one is cut or refused.
+# Removed from rerank requests: documents are not divided into chunks; one that is too long is truncated or refused.
 RERANKING = LeftOut(fields=("max_chunks_per_doc",), forms={"documents[]": Document})
 
 

@@ -5,8 +5,7 @@ from collections.abc import AsyncGenerator
 
 from fastapi.responses import JSONResponse, Response
 
-from genai_server.apis.messages.history import convert
-from genai_server.apis.messages.leniency import LEFT_OUT
+from genai_server.apis.messages.leniency import LEFT_OUT, convert
 from genai_server.apis.messages.mcp_servers import find_server_tools
 from genai_server.apis.messages.response import MessageBuilder
 from genai_server.apis.messages.schemas import AnthropicErrorResponse, CountTokensRequest, MessagesRequest
@@ -19,7 +18,7 @@ from genai_server.generation.prompts import encode_chat
 from genai_server.generation.tool_loop import generate_with_tools
 from genai_server.http.body_route import lenient_route
 from genai_server.http.json_response import JsonObject
-from genai_server.http.sse import STREAMS, EventStream
+from genai_server.http.streams import STREAMS, EventStream
 from genai_server.model_files.pooling_model import Task
 
 router = VersionedRouter(lenient_route(LEFT_OUT, convert=convert, caps=True), "anthropic", error=AnthropicErrorResponse)

@@ -21,7 +21,7 @@ from genai_server.apis.messages.schemas import (
     ToolRemovalBlock,
     ToolResultBlock,
 )
-from genai_server.apis.shared.introduced_tools import introduction
+from genai_server.apis.shared.tool_texts import introduction
 from genai_server.http.json_response import JsonObject
 
 

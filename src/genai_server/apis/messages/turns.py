@@ -28,8 +28,8 @@ from genai_server.apis.messages.schemas import (
     UrlSource,
 )
 from genai_server.apis.messages.tools import OfferedTools
-from genai_server.apis.shared.foreign_tools import note
 from genai_server.apis.shared.media_locations import MediaLocation
+from genai_server.apis.shared.tool_texts import note
 from genai_server.generation.tool_loop import function_name
 from genai_server.http.json_response import JsonObject
 

@@ -1,16 +1,18 @@
 """The endpoints /v1/models and /v1/models/{id}, in OpenAI's or Anthropic's format."""
 
 import time
+from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Any
 
 from fastapi import APIRouter, Request
 
 from genai_server.apis.messages.errors import speaks_anthropic
-from genai_server.apis.models.anthropic_entry import anthropic_entry
 from genai_server.apis.shared.router import error_responses
 from genai_server.generation.catalog import ChosenModel
 from genai_server.generation.dependencies import Services, ServicesDep
 from genai_server.generation.infill import infill_tokens
+from genai_server.http.json_response import JsonObject
 from genai_server.messages.generation_request import Adapter
 from genai_server.messages.server_status import ANY_NAME, ModelState, ModelStatus
 from genai_server.model_files.pooling_model import Task
@@ -19,6 +21,8 @@ from genai_server.text.codec import TextCodec
 
 # What taking something besides text is called in `capabilities`.
 _ABILITIES = {Medium.IMAGE: "vision", Medium.AUDIO: "audio"}
+# The levels of effort in Anthropic's API.
+_EFFORTS = ("low", "medium", "high", "xhigh", "max")
 router = APIRouter(tags=["models"], responses=error_responses(404))
 
 
@@ -126,3 +130,53 @@ def _capabilities(codec: TextCodec) -> list[str]:
         "thinking": codec.dialect.reasoning is not None,
     }
     return [name for name, it_can in can.items() if it_can]
+
+
+def anthropic_entry(entry: Mapping[str, Any], codec: TextCodec | None) -> JsonObject:
+    """Convert the entry for a model or adapter from OpenAI's format to Anthropic's.
+
+    `codec` has the tokenizer and chat template of a loaded model. Without it, `capabilities` is null.
+    """
+    length = entry.get("max_model_len")
+    return {
+        "type": "model",
+        "id": entry["id"],
+        "display_name": entry["id"],
+        "created_at": datetime.fromtimestamp(entry["created"], UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "lifecycle": "active",
+        "max_input_tokens": length,
+        "max_tokens": length,
+        "capabilities": None if codec is None else _anthropic_capabilities(entry, codec),
+    }
+
+
+def _anthropic_capabilities(entry: Mapping[str, Any], codec: TextCodec) -> JsonObject:
+    """What the endpoint /v1/messages supports with this model.
+
+    A level of effort is supported if the chat template takes it; requests with another level get the nearest one.
+    Thinking of type `enabled` is supported if the template has a variable for it. All models that can chat accept the
+    type `disabled`, as Anthropic's definition requires.
+    """
+    can, chats = entry["capabilities"], entry["chat"]
+    variables = codec.writer.thinking
+    efforts = variables.efforts if chats else {}
+    thinks = chats and "thinking" in can
+    is_switched = thinks and bool(efforts or variables.switch_on)
+    no = _support(False)
+    types = {"adaptive": thinks, "between_tools": False, "disabled": chats, "enabled": is_switched}
+    return {
+        "batch": no,
+        "citations": no,
+        "code_execution": no,
+        "context_management": no,
+        "effort": {**_support(bool(efforts)), **{level: _support(level in efforts) for level in _EFFORTS}},
+        "image_input": _support("vision" in can),
+        "pdf_input": no,
+        "server_tools": {**no, "code_execution": no, "web_search": no},
+        "structured_outputs": _support(chats),
+        "thinking": {**_support(thinks), "types": {name: _support(is_taken) for name, is_taken in types.items()}},
+    }
+
+
+def _support(supported: bool) -> JsonObject:
+    return {"supported": supported}

@@ -19,9 +19,9 @@ from genai_server.generation.dependencies import Services, ServicesDep, while_co
 from genai_server.generation.pulling import PullProgress
 from genai_server.http.json_response import JsonObject
 from genai_server.http.middleware.authentication import require_admin
-from genai_server.http.ndjson import LINES, LineStream
-from genai_server.messages.commands import LoadModel, SetAlias
+from genai_server.http.streams import LINES, LineStream
 from genai_server.messages.server_status import ModelState
+from genai_server.messages.supervisor import LoadModel, SetAlias
 
 router = APIRouter(tags=["ollama"], dependencies=[Depends(require_admin)], responses=OPERATORS_ERRORS)
 _SUCCESS = {"status": "success"}

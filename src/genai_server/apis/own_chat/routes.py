@@ -31,7 +31,7 @@ from genai_server.generation.parameters.custom_tools import text_of
 from genai_server.http.body_route import history_route
 from genai_server.http.dialect import FieldNames
 from genai_server.http.json_response import JsonObject, built_response
-from genai_server.http.sse import STREAMS, EventStream
+from genai_server.http.streams import STREAMS, EventStream
 
 router = APIRouter(
     route_class=history_route(HISTORY, convert=convert_messages),

@@ -29,7 +29,7 @@ from genai_server.apis.responses.item_schemas import (
     Status,
 )
 from genai_server.apis.responses.tool_schemas import full_name
-from genai_server.apis.shared import foreign_tools
+from genai_server.apis.shared import tool_texts
 from genai_server.errors import InvalidField, quoted
 from genai_server.generation.parameters import custom_tools
 from genai_server.generation.parameters.chat_messages import ChatMessage
@@ -44,7 +44,7 @@ _OUTPUTS = frozenset(
 # Items that say nothing to the model: they change what the API does with later requests.
 _SETTINGS = ("compaction_trigger", "configuration_update")
 _CONTENT_FIELDS = {"message": "content", "function_call_output": "output", "custom_tool_call_output": "output"}
-# Beginnings of the items' ids.
+# Prefixes of the ids of items.
 _PREFIXES = {
     "message": "msg",
     "reasoning": "rs",
@@ -63,7 +63,7 @@ _PREFIXES = {
     "additional_tools": "at",
     "compaction": "cmp",
 }
-# The same of items about calls that this server runs.
+# Prefixes of the ids of items about tool calls that this server runs.
 _SERVED_PREFIXES = {"mcp_call": "mcp", "mcp_list_tools": "mcpl", "mcp_approval_request": "mcpr"}
 _OTHER_PREFIX = "item"
 # Precedes the summary of a compacted conversation.
@@ -319,7 +319,7 @@ def _add_note(messages: list[JsonObject], item: JsonObject) -> None:
     """Add the text for another provider's item to the messages. An item of the assistant stays in the assistant's
     message, so that calls are directly followed by their outputs.
     """
-    text, role = foreign_tools.note(item), foreign_tools.note_role(item)
+    text, role = tool_texts.note(item), tool_texts.note_role(item)
     if role != "assistant":
         _new(messages, role)["content"] = text
         return

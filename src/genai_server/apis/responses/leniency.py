@@ -184,8 +184,8 @@ def _flattened(tool: Any) -> list[Any]:
     return [{**function, **space} if isinstance(function, dict) else function for function in tool["tools"]]
 
 
-# What is left out of bodies of the Responses API: what cannot affect answers of this server's models, or only saves
-# time or tokens. These models have one style, and reasoning is returned unsummarized.
+# Removed from bodies of the Responses API: fields that cannot affect answers of this server's models, or that only save
+# time or tokens. The models have no verbosity setting, and reasoning is returned unsummarized.
 LEFT_OUT = LeftOut(
     fields=(
         "client_metadata",
@@ -201,5 +201,5 @@ LEFT_OUT = LeftOut(
     rules=(partial(_leave_out_of_items, field="input"), _leave_out_tools),
     forms={"input[]": InputItem},
 )
-# The same of bodies of the Conversations API.
+# Removed from bodies of the Conversations API.
 LEFT_OUT_OF_ITEMS = LeftOut(rules=(partial(_leave_out_of_items, field="items"),), forms={"items[]": InputItem})

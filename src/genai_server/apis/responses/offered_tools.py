@@ -23,7 +23,7 @@ from genai_server.apis.responses.tool_schemas import (
     flattened,
     full_name,
 )
-from genai_server.apis.shared.introduced_tools import introduction
+from genai_server.apis.shared.tool_texts import introduction
 from genai_server.errors import InvalidField
 from genai_server.generation.parameters import custom_tools
 from genai_server.generation.parameters.chat_messages import MAX_TOOLS

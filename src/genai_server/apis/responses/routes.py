@@ -51,7 +51,7 @@ from genai_server.generation.prompts import encode_chat
 from genai_server.generation.tool_loop import generate_with_tools
 from genai_server.http.body_route import lenient_route
 from genai_server.http.json_response import JsonObject, built_response, json_response
-from genai_server.http.sse import STREAMS, EventStream
+from genai_server.http.streams import STREAMS, EventStream
 from genai_server.model_files.pooling_model import Task
 
 # Safety margin when shortening a prompt that is too long: the number of tokens per character varies.

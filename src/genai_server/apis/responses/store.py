@@ -106,7 +106,7 @@ class StoredResponse:
     record: StoredRecord
     # Reads the next stream events after a sequence number. Raises ResponseNotFound and StoreUnavailable.
     read_events: Callable[[int], Awaitable[Sequence[JsonObject]]]
-    # Its prompt has been processed.
+    # None, because the prompt has been read.
     progress: None = None
 
     @property
@@ -181,9 +181,9 @@ class ResponseStore:
         self._run = run
         # None if there is no other API process.
         self._end_request = end_request
-        # Keyed by id.
+        # Running responses, by id.
         self._running: dict[str, Running] = {}
-        # Those of them that have no client. They stay until they end, even if they are deleted before.
+        # Those running responses that have no client. A response stays here until it ends, even if it is deleted.
         self._background: dict[str, Running] = {}
         # Tasks that store responses without a waiting client.
         self._storing: set[asyncio.Task[Any]] = set()

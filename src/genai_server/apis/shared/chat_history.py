@@ -8,7 +8,7 @@ refuses what it may not contain.
 from collections.abc import Collection, Iterator
 from typing import Any
 
-from genai_server.apis.shared.foreign_tools import part_text
+from genai_server.apis.shared.tool_texts import part_text
 from genai_server.generation.parameters.chat_messages import ChatMessage
 from genai_server.http.json_response import JsonObject
 from genai_server.http.leniency import LeftOut, history_of, nameable, objects_at, replace_media

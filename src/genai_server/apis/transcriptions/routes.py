@@ -31,7 +31,7 @@ from genai_server.apis.transcriptions.transcribe import Transcription, begin
 from genai_server.generation.dependencies import RequestContext, RequestContextDep, Services, ServicesDep
 from genai_server.http.body_route import BodyRoute
 from genai_server.http.json_response import JsonObject, built_response
-from genai_server.http.sse import Event, EventStream
+from genai_server.http.streams import Event, EventStream
 from genai_server.http.upload import FORM
 
 _PATHS = ("/v1/audio/transcriptions", "/v1/audio/translations")

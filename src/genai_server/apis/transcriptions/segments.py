@@ -28,8 +28,8 @@ class Segment:
     # Where its window begins.
     window_start: float
     temperature: float
-    # Of the window's transcript: the mean log probability of its tokens, how much its text can be compressed, and how
-    # probable it is that there is no speech.
+    # About the whole window: mean log probability of the tokens, compression ratio of the text, and probability that
+    # nobody speaks.
     avg_logprob: float
     compression_ratio: float
     no_speech_prob: float

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 # Codes of languages whose words are not separated by spaces. Each of their characters counts as a word.
 _UNSPACED = {"ja", "lo", "my", "th", "yue", "zh"}
-# What is not part of a word at its ends. These marks take no time of their own.
+# Punctuation, which is not part of a word and takes no time of its own.
 _MARKS = re.escape(string.punctuation + "“”‘’«»„¿¡…。，、！？：；（）「」『』")
 _AROUND = re.compile(rf"\A[\s{_MARKS}]+|[\s{_MARKS}]+\Z")
 

@@ -20,9 +20,8 @@ from genai_server.cli.serve.supervisor_start import start_supervisor
 from genai_server.config.settings import Settings
 from genai_server.engine_client.supervisor import FindSupervisor, SupervisorClient
 from genai_server.errors import GenaiServerError
-from genai_server.messages.commands import EndServer
 from genai_server.messages.server_status import NO_SERVER, EngineState, ServerStatus
-from genai_server.messages.supervisor import LOCK, SupervisorAddress, SupervisorLaunch, read_address
+from genai_server.messages.supervisor import LOCK, EndServer, SupervisorAddress, SupervisorLaunch, read_address
 from genai_server.system.child_process import in_words
 from genai_server.system.runtime_folder import open_runtime_folder
 

@@ -20,7 +20,7 @@ from genai_server.http.middleware.request_lifetime import OPEN_PATHS
 from genai_server.http.rate_limit import RateLimits
 from genai_server.http.request_state import HttpRequestState, request_state
 
-# What is read at these paths can be large: a list of files has up to 10,000.
+# Paths of stored data. Responses to reads can be large: a list of files has up to 10,000 entries.
 _STORED_PATHS = ("/responses/", "/conversations/", "/files")
 _FORWARDING_HEADERS = {"forwarded", "via", "x-real-ip", "x-client-ip", "true-client-ip", "cf-connecting-ip"}
 # uri-host [ ":" port ]: an IPv6 address, or a registered name, whose form addresses of IPv4 have, too.

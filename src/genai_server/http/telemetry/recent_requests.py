@@ -33,7 +33,7 @@ class RecentRequests:
         # Guards the next two fields, which the event loop and other threads use.
         self._lock = threading.Lock()
         self._entries: deque[dict[str, Any]] = deque(maxlen=MAX_REQUESTS)
-        # Those that are to be written.
+        # Entries that have not been written to the file yet.
         self._unwritten: deque[dict[str, Any]] = deque(maxlen=MAX_REQUESTS)
         self._has_unwritten = threading.Event()
         self._is_closed = False

@@ -1,11 +1,14 @@
-"""Endpoints about requests: list the running, waiting and ended ones, cancel one, and end the reasoning of one."""
+"""Endpoints about requests: list the running, waiting and ended ones, cancel one, end the reasoning of one, and report
+requests and tokens by day, API key and model.
+"""
 
 import asyncio
 import re
-from typing import Any
+from datetime import UTC, date, datetime, timedelta
+from typing import Annotated, Any
 
 import msgspec
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Query, Request
 
 from genai_server.apis.admin import engine_calls
 from genai_server.apis.admin.engine_calls import admin_router, ask
@@ -15,17 +18,21 @@ from genai_server.apis.admin.schemas import (
     EndedRequestsResponse,
     NoFields,
     RequestsResponse,
+    UsageParameters,
+    UsageResponse,
 )
 from genai_server.apis.shared.router import error_responses
 from genai_server.generation.dependencies import RequestContextDep, ServicesDep
 from genai_server.http.middleware.authentication import rights
 from genai_server.messages.admin import ListRequests, RequestState
 
-router = admin_router(409)
+router = admin_router()
 # For the readers of answers, not only for operators.
 readers_router = APIRouter(tags=["chat"], responses=error_responses(400, 404, 409, 503))
 # Ids of answers have their request's unique id in them.
 _ANSWER_ID = re.compile("(?:chatcmpl-|msg_)([0-9a-f]{24})")
+# Days of usage that are shown without parameters.
+_DAYS = 31
 
 
 @router.get("/v1/requests", response_model=RequestsResponse)
@@ -49,7 +56,7 @@ async def list_ended_requests(services: ServicesDep, since: float = 0.0) -> dict
     return {"object": "list", "data": await asyncio.to_thread(services.recent.ended_after, since)}
 
 
-@router.post("/v1/requests/{request_id}/cancel", response_model=CancelledRequest)
+@router.post("/v1/requests/{request_id}/cancel", response_model=CancelledRequest, responses=error_responses(409))
 async def cancel_request(request_id: str, services: ServicesDep, body: NoFields | None = None) -> dict[str, Any]:
     """Cancel a request: end all of its answers and the tools that the server runs for it. Its client receives the
     partial answers, with the finish reason `cancelled`.
@@ -85,3 +92,21 @@ def _entry(state: RequestState, model: str, device: str) -> dict[str, Any]:
     names = {"id": figures.pop("request_id"), "unique_id": figures.pop("unique_id")}
     key_name = figures.pop("key_name") or None
     return {**names, "object": "request", "key_name": key_name, **where, **figures}
+
+
+@router.get("/v1/admin/usage", response_model=UsageResponse)
+async def get_usage(query: Annotated[UsageParameters, Query()], services: ServicesDep) -> dict[str, Any]:
+    """The requests and tokens of each API key and model on each day (in UTC), oldest first. Without `since`, the last
+    31 days.
+
+    With GENAI_USAGE_FILE the numbers are kept when the server stops. Those that other API processes have counted in the
+    last seconds may be missing.
+    """
+    last = query.until or datetime.now(UTC).date()
+    first = query.since or max(date.min + timedelta(days=_DAYS), last) - timedelta(days=_DAYS - 1)
+    found = await services.usage.between(first, last)
+    entries = [
+        {"object": "usage", **key._asdict(), "key_name": key.key_name or None, **counts._asdict()}
+        for key, counts in found
+    ]
+    return {"object": "list", "data": entries}

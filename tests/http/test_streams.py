@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from genai_server.errors import EngineDied
 from genai_server.http.request_state import begin_request
-from genai_server.http.sse import EventStream
+from genai_server.http.streams import EventStream
 from tests.running_server import body, free_port, wait_until
 from tests.server_here import run_here
 

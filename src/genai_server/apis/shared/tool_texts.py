@@ -1,13 +1,18 @@
-"""Describes tool calls, tool results and content of other providers as text, so that a model can read them in a
-conversation.
+"""Texts about tools in a conversation: notes on calls and results of other providers' tools, and definitions of
+functions that the conversation introduces.
 
 A program that changes its provider sends the whole conversation to the new one, with the first provider's web searches,
 executed code, calls of tool servers and so on. This server has no such tools, and chat templates have no form for them.
 So the model reads a note: the type of the item, and then its fields, one in each line.
+
+Functions that a tool search has found, or that a message has added, are defined where that happens and not at the
+beginning of the prompt. So when an agent finds more tools, the prompt is unchanged up to that point and its cached
+prefix stays valid.
 """
 
 import json
 import re
+from collections.abc import Iterable
 from typing import Any
 
 from genai_server.http.json_response import JsonObject
@@ -105,3 +110,14 @@ def _text(value: Any) -> str:
 
 def _is_text(part: Any) -> bool:
     return isinstance(part, dict) and part.keys() == {"type", "text"} and isinstance(part["text"], str)
+
+
+def introduction(functions: Iterable[JsonObject]) -> str:
+    """A text with the definitions of functions. A function that has only a name is listed by its name."""
+    lines = (f"<function>{_definition(function)}</function>" for function in functions)
+    return "\n".join(["<functions>", *lines, "</functions>"])
+
+
+def _definition(function: JsonObject) -> str:
+    fields = {name: function[name] for name in ("description", "name", "parameters") if name in function}
+    return json.dumps(fields, ensure_ascii=False)
