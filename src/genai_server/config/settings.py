@@ -335,9 +335,8 @@ class Settings(ServerSettings, MediaSettings):
         return self.device.split(",")
 
     def within(self, context_length: int | None) -> int | None:
-        """The maximum length of a model's sequences by the settings alone; None if the settings set no limit.
-
-        `context_length` is the model's context length, where it is known.
+        """The maximum length of a model's sequences in tokens, by the settings and the model's context length where it
+        is known; None if neither limits it.
         """
         if isinstance(self.max_length, str):
             return context_length

@@ -85,8 +85,8 @@ class BodyBudget:
     """Counts the bytes of request bodies while they are held, and shares the limit among API keys.
 
     There are two limits of `max_bytes`: one for the first MiB of each body and one for the rest, so that large bodies
-    never make small ones fail. A body that is alone is always accepted. Complete bodies of other keys cannot be
-    revoked, so a key that gets its share may exceed a limit by the size of one body. `setting` names the limit in
+    never make small ones fail. A body that is alone is always accepted. Complete bodies cannot be revoked, so all
+    bodies together may reach up to twice a limit while other keys get their shares. `setting` names the limit in
     messages. Belongs to the event loop.
     """
 

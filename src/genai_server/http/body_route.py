@@ -122,7 +122,9 @@ class _CheckedRequest(Request):
         self._adapter = adapter
 
     async def body(self) -> bytes:
-        """A placeholder that is empty if the request has no body. FastAPI then calls `json`."""
+        """A placeholder for FastAPI, empty if the request has no body. If there is one, FastAPI calls `json` to get the
+        validated body.
+        """
         return b"{}" if self._upload is not None or await super().body() else b""
 
     async def json(self) -> Any:
