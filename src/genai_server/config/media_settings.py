@@ -47,7 +47,7 @@ class MediaSettings(SettingsForm):
     """Maximum number of images or audio parts in a request."""
 
     max_media_bytes: Positive = 20 * 1024 * 1024
-    """Maximum size of the file of an image or sound, in bytes."""
+    """Maximum size of an image or audio file, in bytes."""
 
     max_image_pixels: Positive = Field(50_000_000, le=500_000_000)
     """Maximum number of pixels of an image, width times height. A process that reads images may take 1 GiB and 40 bytes
@@ -66,7 +66,7 @@ class MediaSettings(SettingsForm):
     """Maximum number of prompt tokens of all images or audio of a request; the model decides how many each takes."""
 
     media_timeout: Positive = Field(10, le=600)
-    """Seconds for fetching an image, and for decoding and preparing an image or sound; a longer time results in a 400.
+    """Seconds for fetching an image, and for decoding and preparing an image or audio; a longer time results in a 400.
     """
 
     encoder_cache_bytes: int = Field(256 * 1024 * 1024, ge=0)

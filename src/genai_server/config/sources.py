@@ -45,7 +45,7 @@ NAMES = (*Settings.model_fields, *FORMER_NAMES.values())
 # Settings of earlier versions, and what to do instead.
 _REMOVED = {
     "prefill_weights": "it was removed: decoders on CPUs have one copy of their weights, which prompts are read with, "
-    "too; GENAI_ENCODER_WEIGHTS chooses those of graphs for images and sounds",
+    "too; GENAI_ENCODER_WEIGHTS chooses those of graphs for images and audio",
 }
 # Values of settings in earlier versions, and what to set instead.
 _REMOVED_VALUES = {

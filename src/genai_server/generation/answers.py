@@ -334,7 +334,7 @@ class Generation:
         """Total token counts of all answers."""
         tokens = self.num_media_tokens
         found = usage_of(self.answers, self.num_per_prompt)
-        return replace(found, sounds=tokens) if self.medium is Medium.AUDIO else replace(found, images=tokens)
+        return replace(found, audio=tokens) if self.medium is Medium.AUDIO else replace(found, images=tokens)
 
     def metrics(self) -> dict[str, Any]:
         """Metrics of the first answer with six digits, in the format of generation.parameters.base.Metrics."""

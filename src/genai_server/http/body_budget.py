@@ -53,7 +53,7 @@ class HeldBody:
         # Whether it may still be revoked.
         self.is_arriving = True
         self.on_revoked = on_revoked
-        # Whether the parsed request keeps the data of images or sounds, so that parsing releases nothing.
+        # Whether the parsed request keeps the data of images or audio, so that parsing releases nothing.
         self.has_media = False
         self._budget = budget
 

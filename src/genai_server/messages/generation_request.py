@@ -91,7 +91,7 @@ class Alignment(Struct, frozen=True):
     tokens: list[int]
     # Tokens of the prompt in front of the text; at least one.
     num_before: int
-    # Length of the sound.
+    # Length of the audio.
     seconds: float
 
 
@@ -190,7 +190,7 @@ class GenerationRequest(Struct, frozen=True):
     # Only for models for speech, which need one.
     sound: Sound | None = None
     transcript: TranscriptRules | None = None
-    # Only with a sound, and only if `ModelInfo.aligns`.
+    # Only with audio, and only if `ModelInfo.aligns`.
     alignment: Alignment | None = None
     # With log probabilities, these tokens' follow the most likely ones of each token.
     scored_tokens: list[int] = []

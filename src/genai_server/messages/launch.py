@@ -43,7 +43,7 @@ class EngineSpec(Struct, frozen=True):
     kv_cache_type: str
     attention_type: str
     encoder_weights: str
-    # Bytes of encoded images and sounds that no present request has.
+    # Bytes of encoded images and audio that are kept for later requests.
     encoder_cache_bytes: int
     # A path; "" for no cache.
     cache_dir: str

@@ -16,9 +16,9 @@ class Usage:
     # Drafted tokens that became part of the answer, and those that did not.
     accepted: int = 0
     rejected: int = 0
-    # Tokens of the prompt that stand for images, and for sounds.
+    # Tokens of the prompt that stand for images, and for audio.
     images: int = 0
-    sounds: int = 0
+    audio: int = 0
 
     def __add__(self, other: "Usage") -> "Usage":
         """The sums of both counts."""
@@ -31,7 +31,7 @@ class Usage:
             "completion_tokens": self.completion,
             "total_tokens": self.prompt + self.completion,
             "prompt_tokens_details": {
-                "audio_tokens": self.sounds,
+                "audio_tokens": self.audio,
                 "cached_tokens": self.cached,
                 "image_tokens": self.images,
             },
