@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from tests.apis.batches.inputs import CHAT, begin, ended, get, jsonl, line, num_running, results
-from tests.running_server import RunningServer, api_processes, run_server, wait_until
+from tests.running_server import RunningServer, api_processes, has_ended, run_server, wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGKILL")
 
@@ -55,8 +55,20 @@ def require_each_once(server: RunningServer, batch: dict[str, Any]) -> set[str]:
     return {each["id"] for each in [*succeeded.values(), *failed.values()]}
 
 
-def holds_a_lock(process: psutil.Process) -> bool:
-    return any("/locks/" in file.path for file in process.open_files())
+def runner(server: RunningServer) -> psutil.Process:
+    """The API process that runs the batch, whose lock it holds; others may open the lock's file for a moment."""
+    found: list[psutil.Process] = []
+
+    def is_found() -> bool:
+        found.clear()
+        for process in api_processes(server):
+            with suppress(psutil.Error):  # it has just ended
+                if any("/locks/" in file.path for file in process.open_files()):
+                    found.append(process)
+        return len(found) == 1
+
+    wait_until(is_found)
+    return found[0]
 
 
 def kill(server: RunningServer) -> None:
@@ -95,9 +107,10 @@ def test_another_process_takes_over_from_a_killed_one(tmp_path: Path) -> None:
         id = begin(server.client, LINES)
         for _ in range(2):
             begun = num_answered(server)
+            running = runner(server)
             wait_until(lambda: num_answered(server) >= begun + 12)  # noqa: B023
-            (runner,) = [process for process in api_processes(server) if holds_a_lock(process)]
-            runner.kill()
+            running.kill()
+            wait_until(lambda: has_ended(running))  # noqa: B023
         with suppress(httpx.TransportError):
             server.client.get("/livez")  # the connection may have been to that process
         require_each_once(server, ended(server.client, id))
@@ -149,7 +162,7 @@ def test_a_large_batch_is_never_in_memory(tmp_path: Path) -> None:
             response = server.client.post("/v1/files", files={"file": file}, data={"purpose": "batch"})
         body = {"input_file_id": response.json()["id"], "endpoint": CHAT, "completion_window": "24h"}
         id = server.client.post("/v1/batches", json=body).json()["id"]
-        wait_until(lambda: get(server.client, id)["status"] == "in_progress", 40)
+        wait_until(lambda: get(server.client, id)["status"] == "in_progress")
         server.client.post(f"/v1/batches/{id}/cancel")
         assert ended(server.client, id)["request_counts"] == {"total": num_lines, "completed": 0, "failed": num_lines}
         assert source.stat().st_size > 100_000_000

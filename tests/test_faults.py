@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from tests.running_server import (
+    PATIENCE,
     SCRIPTED,
     RunningServer,
     api_processes,
@@ -36,7 +37,7 @@ def hanging_orphan(tmp_path_factory: pytest.TempPathFactory) -> Iterator[psutil.
         engine = psutil.Process(server.device("scripted")["pid"])
         with contextlib.suppress(httpx.TransportError), server.begun("hold 600 at 1; say x"):
             server.process.kill()
-        server.process.wait(15)
+        server.process.wait(PATIENCE)
     yield engine
     if not has_ended(engine):
         engine.kill()
@@ -113,7 +114,7 @@ def test_engine_whose_runner_fails_every_pass_is_restarted(own_folder: Path) -> 
 @pytest.mark.slow
 def test_hung_engine_is_replaced_and_other_devices_continue(own_folder: Path) -> None:
     devices = "scripted:0,scripted:1"
-    with run_server(own_folder, "--device", devices, "--step-timeout", "3") as server:
+    with run_server(own_folder, "--device", devices, "--step-timeout", "10") as server:
         with (
             server.begun("delay 0.02; count 1000", device="scripted:0") as hanging,
             server.stream("delay 0.02; count 70", device="scripted:1") as other,
@@ -131,7 +132,7 @@ def test_hung_engine_is_replaced_and_other_devices_continue(own_folder: Path) ->
         assert (held[0].status_code, held[0].json()["error"]["code"]) == (500, "engine_hung")
         wait_until(lambda: server.device("scripted:0")["restarts"] == 1)
         wait_until(lambda: server.device("scripted:0")["state"] == "ready")
-        assert "hung and was killed: a step of 1 tokens has not ended for 3.1 s" in server.log()
+        assert "hung and was killed: a step of 1 tokens has not ended for 1" in server.log()
         assert server.chat("say x", device="scripted:0").json()["content"] == "x"
         assert server.device("scripted:1")["restarts"] == 0
 
@@ -217,7 +218,7 @@ def test_nothing_is_left_behind_when_the_server_is_killed(
         assert len(family) >= (3 if options else 2)
         assert any("genai_server.grammar_checker.process" in process.cmdline() for process in family)
         server.process.kill()
-        assert running_after(family, 15.0) == []
+        assert running_after(family, PATIENCE) == []
         assert [path.name for path in short_folder.iterdir() if path.name.startswith("genai-server-")] == []
 
 
@@ -226,7 +227,7 @@ def test_nothing_is_left_behind_when_the_server_is_killed(
 def test_engine_hung_in_native_code_ends_soon_after_its_parent(
     hanging_orphan: psutil.Process,
 ) -> None:
-    wait_until(lambda: has_ended(hanging_orphan), 30)
+    wait_until(lambda: has_ended(hanging_orphan))
 
 
 @pytest.mark.slow
@@ -239,6 +240,7 @@ def test_killed_api_processes_are_replaced_and_leave_no_requests(workers: Runnin
         for process in killed:
             process.kill()
         list(events)
+    wait_until(lambda: len(set(api_processes(workers)) - set(killed)) == 2)
     wait_until(lambda: workers.is_ready() and workers.idle("scripted"))
     assert workers.device("scripted")["pid"] == engine
     assert workers.chat("say x").json()["content"] == "x"
@@ -254,4 +256,4 @@ def test_signal_to_the_process_group_drains_the_server(own_folder: Path, options
                 os.kill(child.pid, number)
             os.kill(server.process.pid, number)
             assert last_event(reader)["finish_reason"] == "stop"
-        assert server.process.wait(15) == 0
+        assert server.process.wait(PATIENCE) == 0

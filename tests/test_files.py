@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from tests.raw_http import RawAnswer, answers, connect, read_to_end
-from tests.running_server import ROOT, RunningServer, body, run_server, wait_until
+from tests.running_server import PATIENCE, ROOT, RunningServer, body, run_server, wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits another process")
 FILES = 64
@@ -30,7 +30,7 @@ def tight(own_folder: Path) -> Iterator[RunningServer]:
     with run_server(own_folder, settings=settings) as server:
         server.client.close()  # it keeps a connection open
         psutil.Process(server.process.pid).rlimit(psutil.RLIMIT_NOFILE, (FILES, FILES))
-        server.client = type(server.client)(base_url=server.url, timeout=30, headers={"connection": "close"})
+        server.client = type(server.client)(base_url=server.url, timeout=PATIENCE, headers={"connection": "close"})
         yield server
 
 

@@ -19,6 +19,7 @@ from genai_server.profiles.folder import read_profile
 from tests.model_edits import edited_config
 from tests.running_server import (
     DEMO,
+    PATIENCE,
     EventReader,
     RunningServer,
     api_processes,
@@ -44,13 +45,13 @@ def told_to_stop(server: RunningServer, script: str, number: int = signal.SIGTER
 
 def ask(server: RunningServer, method: str, path: str, **fields: Any) -> httpx.Response:
     """A response on a separate connection."""
-    return httpx.request(method, f"{server.url}{path}", timeout=30, **fields)
+    return httpx.request(method, f"{server.url}{path}", timeout=PATIENCE, **fields)
 
 
 def is_ready(url: str) -> bool:
     """Whether a server is ready, asked on a separate connection."""
     try:
-        return httpx.get(f"{url}/readyz", timeout=90).status_code == 200
+        return httpx.get(f"{url}/readyz", timeout=PATIENCE).status_code == 200
     except httpx.TransportError:
         return False
 
@@ -101,7 +102,7 @@ def test_running_answers_complete_and_the_status_is_0(own_folder: Path, kind: li
     with run_server(own_folder, "--device", "scripted", *kind) as server:
         with told_to_stop(server, "delay 0.02; count 20", number) as reader:
             assert last_event(reader)["finish_reason"] == "stop"
-        assert server.process.wait(15) == 0
+        assert server.process.wait(PATIENCE) == 0
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -123,18 +124,18 @@ def test_request_that_outlasts_the_drain_ends_with_status_3(own_folder: Path, ki
             wait_until(lambda: not is_ready(server.url))
             assert last_event(reader)["error"]["code"] == "server_stopping"
         for thread in threads:
-            thread.join(90)
+            thread.join(PATIENCE)
         # One of them was running, two were waiting.
         assert [(answer.status_code, answer.json()["error"]["code"]) for answer in plain] == [
             (503, "server_stopping")
         ] * 3
         assert {answer.headers["retry-after"] for answer in plain} == {"1"}
-        assert server.process.wait(15) == 3
+        assert server.process.wait(PATIENCE) == 3
 
 
 def test_draining_server_accepts_nothing_and_closes_connections(own_folder: Path) -> None:
     with run_server(own_folder, "--device", "scripted") as server:
-        with httpx.Client(base_url=server.url, timeout=90) as kept:
+        with httpx.Client(base_url=server.url, timeout=PATIENCE) as kept:
             assert "connection" not in kept.get("/healthz").headers
             with server.stream("delay 0.02; count 20") as short, told_to_stop(server, LONG) as reader:
                 answer = kept.post("/v1/chat", json=body("say x"))
@@ -150,7 +151,7 @@ def test_draining_server_accepts_nothing_and_closes_connections(own_folder: Path
                 # An operator may still end running requests.
                 assert ask(server, "POST", "/v1/admin/runtime_options", json={"terminate_session": "1"}).is_success
                 assert last_event(reader)["finish_reason"] == "terminated"
-        assert server.process.wait(15) == 0
+        assert server.process.wait(PATIENCE) == 0
 
 
 @pytest.mark.slow
@@ -171,7 +172,7 @@ def test_a_signal_before_the_start_is_over_is_no_error(own_folder: Path) -> None
     )
     program = [sys.executable, str(script)]
     with run_server(own_folder, "--device", "scripted", program=program, ready=False) as server:
-        assert server.process.wait(30) == 0
+        assert server.process.wait(PATIENCE) == 0
         assert "stopped during the start" in server.log()
         assert "ERROR" not in server.log()
 
@@ -183,7 +184,7 @@ def test_a_second_signal_ends_now(own_folder: Path, kind: list[str]) -> None:
             assert last_event(iter(short))["finish_reason"] == "stop"
             server.process.send_signal(signal.SIGTERM)
             assert last_event(reader)["error"]["code"] == "server_stopping"
-        assert server.process.wait(15) == 3
+        assert server.process.wait(PATIENCE) == 3
 
 
 @pytest.mark.slow
@@ -196,7 +197,7 @@ def test_signals_end_workers_that_hang_too(own_folder: Path) -> None:
             server.process.send_signal(signal.SIGTERM)
             return server.process.poll() is not None
 
-        wait_until(has_ended, 30)
+        wait_until(has_ended)
 
 
 @pytest.mark.slow
@@ -206,7 +207,7 @@ def test_shutdown_without_a_drain_ends_running_requests_at_once(
     assert unread.ended["error"]["code"] == "server_stopping"
     assert unread.failed["type"] == "response.failed"
     assert unread.failed["response"]["error"]["type"] == "server_stopping"
-    assert unread.server.process.wait(90) == 3
+    assert unread.server.process.wait(PATIENCE) == 3
 
 
 @pytest.mark.slow
@@ -214,20 +215,22 @@ def test_engine_death_does_not_delay_the_drain(own_folder: Path) -> None:
     with run_server(own_folder, "--device", "scripted", "--drain-timeout", "600") as server:
         with told_to_stop(server, "delay 0.02; crash at 100; count 1000") as reader:
             assert last_event(reader)["error"]["code"] == "engine_died"
-        assert server.process.wait(15) == 0
+        assert server.process.wait(PATIENCE) == 0
 
 
 @pytest.mark.slow
 def test_plain_uvicorn_drains_running_answers(own_folder: Path) -> None:
     with uvicorn(own_folder, GENAI_DEVICE="scripted") as (process, url, _):
         wait_until(lambda: is_ready(url))
-        with httpx.stream("POST", f"{url}/v1/chat/stream", json=body("delay 0.02; count 20"), timeout=30) as response:
+        with httpx.stream(
+            "POST", f"{url}/v1/chat/stream", json=body("delay 0.02; count 20"), timeout=PATIENCE
+        ) as response:
             reader = iter(EventReader(response))
             next(reader)
             process.send_signal(signal.SIGTERM)
             wait_until(lambda: not is_ready(url))
             assert last_event(reader)["finish_reason"] == "stop"
-        process.wait(15)
+        process.wait(PATIENCE)
 
 
 @pytest.mark.slow
@@ -248,7 +251,7 @@ def test_session_profile_is_complete_after_the_end(own_folder: Path) -> None:
             assert "contain enable_profiling" in response.json()["error"]["message"]
         assert server.client.get("/v1/admin/runtime_options").json()["devices"]["cpu"]["enable_profiling"] == "0"
         server.process.send_signal(signal.SIGTERM)
-        assert server.process.wait(15) == 0
+        assert server.process.wait(PATIENCE) == 0
     (path,) = (own_folder / "profiles" / "cpu").glob("whole_*.json")
     assert len(read_profile(path).passes) > 0
 
@@ -258,11 +261,11 @@ def test_a_response_in_the_background_ends_once_at_a_stop(tmp_path: Path) -> Non
     options = ("--device", "scripted", "--max-length", "4000")
     stored = ("--response-store-file", str(tmp_path / "responses.sqlite"))
     asked = {"input": LONG, "background": True}
-    with run_server(tmp_path, *options, *stored, "--drain-timeout", "3") as server:
+    with run_server(tmp_path, *options, *stored, "--drain-timeout", "10") as server:
         cut = ask(server, "POST", "/v1/responses", json=asked).json()["id"]
         short = ask(server, "POST", "/v1/responses", json={**asked, "input": "delay 0.01; count 5"}).json()["id"]
         server.process.send_signal(signal.SIGTERM)
-        server.process.wait(20)
+        server.process.wait(PATIENCE)
     with run_server(tmp_path, *options, *stored) as server:
         ended = ask(server, "GET", f"/v1/responses/{cut}").json()
         assert (ended["status"], ended["error"]["type"]) == ("failed", "server_stopping")
@@ -270,7 +273,7 @@ def test_a_response_in_the_background_ends_once_at_a_stop(tmp_path: Path) -> Non
         assert ask(server, "GET", f"/v1/responses/{short}").json()["status"] == "completed"
         killed = ask(server, "POST", "/v1/responses", json=asked).json()["id"]
         server.process.kill()
-        server.process.wait(20)
+        server.process.wait(PATIENCE)
     with run_server(tmp_path, *options, *stored) as server:
         ended = ask(server, "GET", f"/v1/responses/{killed}").json()
         assert (ended["status"], ended["error"]["type"]) == ("failed", "server_stopping")
@@ -320,7 +323,7 @@ def hanging(folder: Path, hang: str, *options: str) -> Iterator[RunningServer]:
 def test_a_stop_ends_a_process_that_hangs(own_folder: Path, hang: str) -> None:
     with hanging(own_folder, hang, "--drain-timeout", "1") as server:
         server.process.send_signal(signal.SIGTERM)
-        assert server.process.wait(30) == -signal.SIGALRM
+        assert server.process.wait(PATIENCE) == -signal.SIGALRM
         if hang != "standard error":
             assert "Current thread" in server.log() or "most recent call first" in server.log()
 
@@ -333,4 +336,4 @@ def test_a_second_signal_ends_a_process_that_hangs(own_folder: Path, hang: str) 
         wait_until(lambda: not server.is_ready())
         time.sleep(0.5)  # it hangs by now
         server.process.send_signal(signal.SIGTERM)
-        assert server.process.wait(30) in (-signal.SIGKILL, -signal.SIGALRM)
+        assert server.process.wait(PATIENCE) in (-signal.SIGKILL, -signal.SIGALRM)

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from genai_server.cli.serve.exit_status import CUT_OFF
-from tests.running_server import RunningServer, run_server
+from tests.running_server import PATIENCE, RunningServer, run_server
 from tests.server_here import run_here
 
 ALICE, BOB = "alice-0123456789abcdef", "bob-0123456789abcdef"
@@ -157,7 +157,7 @@ def test_sigterm_ends_the_busy_server(tmp_path: Path) -> None:
             server.process.send_signal(signal.SIGTERM)
             try:
                 # A thread that blocked the process would do so forever.
-                status = server.process.wait(60)
+                status = server.process.wait(PATIENCE)
             finally:
                 is_stopped.set()
         assert answered.status_code == 200

@@ -66,7 +66,7 @@ class Home:
     def run(self, *command: str, said: str = "", **environment: str) -> None:
         """Run Python to its end."""
         environment = clean_environment(**self.variables, **environment)
-        run_python(*command, environment=environment, said=said, seconds=55)
+        run_python(*command, environment=environment, said=said, seconds=200)
 
     def notes(self, key: str) -> list[dict[str, Any]]:
         lines = (self._witness / "notes").read_text(encoding="utf-8").splitlines()

@@ -55,6 +55,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workers", type=int, default=2, help="API processes (2)")
     help = f"of memory that is allowed ({_MAX_GROWTH}, below {_LONG} attempts {_MAX_GROWTH_WHILE_FILLING})"
     parser.add_argument("--growth", type=float, help=help)
+    help = "how many times as long as on a quiet machine answers may take (1)"
+    parser.add_argument("--slack", type=float, default=1.0, help=help)
 
 
 def run(arguments: argparse.Namespace, numbers: range) -> Campaign:
@@ -69,7 +71,7 @@ def run(arguments: argparse.Namespace, numbers: range) -> Campaign:
                 shown = attempt(arguments.seed, arguments.only, asked.paths, asked.places)
                 print(f"{shown}"[:_MAX_PRINTED])
             with pulse(server.port) as beats:
-                fuzzer = Fuzzer(server, found, asked, beats)
+                fuzzer = Fuzzer(server, found, asked, beats, arguments.slack)
                 asyncio.run(fuzzer.run(numbers))
         tracebacks = (Path(folder) / "server.log").read_text(errors="replace").count("Traceback")
     found.figures += [["endpoints", f"{len(asked.paths)}"], ["tracebacks in the log", f"{tracebacks}"]]
@@ -106,7 +108,7 @@ class Targets:
 
 def targets(server: Server) -> Targets:
     """All endpoints and places in the server's OpenAPI description."""
-    description: dict[str, Any] = httpx.get(f"http://{HOST}:{server.port}/openapi.json", timeout=10).json()
+    description: dict[str, Any] = httpx.get(f"http://{HOST}:{server.port}/openapi.json", timeout=60).json()
     paths = sorted(path for path, methods in description["paths"].items() if "post" in methods)
     return Targets(paths, places(description))
 
@@ -139,15 +141,20 @@ class Stored:
 
 
 class Fuzzer:
-    """Sends the attempts of one campaign. `api` and `engines` are the footprints of all these processes over time."""
+    """Sends the attempts of one campaign. `api` and `engines` are the footprints of all these processes over time.
 
-    def __init__(self, server: Server, found: Campaign, asked: Targets, pulse: Pulse) -> None:
+    All time limits are multiplied by `slack`.
+    """
+
+    def __init__(self, server: Server, found: Campaign, asked: Targets, pulse: Pulse, slack: float = 1.0) -> None:
         self.api: list[Footprint] = []
         self.engines: list[Footprint] = []
         self._server = server
         self._found = found
         self._asked = asked
         self._pulse = pulse
+        self._longest_seconds, self._longest_pulse = slack * LONGEST_SECONDS, slack * LONGEST_PULSE
+        self._given_up_seconds = slack * _GIVEN_UP_SECONDS
         self._stored = Stored(server.port)
         self._sampled = 1
         # When each attempt was under way, by `time.monotonic`.
@@ -168,11 +175,11 @@ class Fuzzer:
             await self._measure()
         seconds, result, complaint = await self._try(made)
         tries = 1
-        while seconds > LONGEST_SECONDS and complaint is None and tries < _TRIES:
+        while seconds > self._longest_seconds and complaint is None and tries < _TRIES:
             seconds, result, complaint = await self._try(made)
             tries += 1
         self._times.append((started, time.monotonic(), number))
-        if seconds > LONGEST_SECONDS:
+        if seconds > self._longest_seconds:
             complaint = complaint or f"takes {seconds:.1f} s each time"
         if "admin" in made.path:
             await ask_json(self._server.port, ADMIN, {"terminate_session": "0", "enable_profiling": "0"})
@@ -184,14 +191,14 @@ class Fuzzer:
     async def _find_what_holds_up(self) -> None:
         """Repeat each attempt that was under way while /healthz did not answer, alone: a culprit always delays it."""
         await asyncio.to_thread(self._pulse.look)
-        slow = [beat for beat in self._pulse.beats if beat[1] - beat[0] > LONGEST_PULSE]
+        slow = [beat for beat in self._pulse.beats if beat[1] - beat[0] > self._longest_pulse]
         self._found.figures.append(["slowest /healthz", f"{self._pulse.slowest():.3f} s, {len(slow)} too slow"])
         suspects = [
             number for began, ended, number in self._times if any(start < ended and began < end for start, end in slow)
         ]
         for number in suspects[:_MAX_SUSPECTS]:
             fastest = await self._pulse_during(self._attempt(number))
-            if fastest > LONGEST_PULSE:
+            if fastest > self._longest_pulse:
                 self._found.failures.append((number, f"/healthz takes {fastest:.2f} s during it each time"))
         if len(suspects) > _MAX_SUSPECTS:
             self._found.broken.append(f"{len(suspects)} attempts were under way during slow answers of /healthz")
@@ -204,7 +211,7 @@ class Fuzzer:
             await self._try(made)
             await asyncio.to_thread(self._pulse.look)
             fastest = min(fastest, self._pulse.slowest(started))
-            if fastest <= LONGEST_PULSE:
+            if fastest <= self._longest_pulse:
                 break
         return fastest
 
@@ -212,11 +219,11 @@ class Fuzzer:
         """Seconds until the end, the status, and what is wrong with the answer."""
         started = time.perf_counter()
         try:
-            async with asyncio.timeout(_GIVEN_UP_SECONDS):
+            async with asyncio.timeout(self._given_up_seconds):
                 filled = replace(made, data=await self._stored.fill(made.data))
                 response = await send(self._server.port, filled)
         except TimeoutError:
-            return time.perf_counter() - started, "no answer", f"no answer within {_GIVEN_UP_SECONDS:.0f} s"
+            return time.perf_counter() - started, "no answer", f"no answer within {self._given_up_seconds:.0f} s"
         except (BrokenAnswer, OSError) as error:
             complaint = f"no complete answer: {type(error).__name__} {error}" if made.is_whole else None
             return time.perf_counter() - started, "hung up", complaint

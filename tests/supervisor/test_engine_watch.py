@@ -22,7 +22,7 @@ from genai_server.config.sources import load_settings
 from genai_server.supervisor.supervisor import Supervisor
 
 def until(condition):
-    end = time.monotonic() + 20
+    end = time.monotonic() + 90
     while not condition():
         assert time.monotonic() < end, supervisor.statuses()
         time.sleep(0.01)
@@ -83,7 +83,7 @@ WAITS = "the engine process waits for free file descriptors: [Errno 24] Too many
 
 
 def output(program: str) -> list[str]:
-    finished = subprocess.run([sys.executable, "-c", BEGIN + program], capture_output=True, text=True, timeout=60)
+    finished = subprocess.run([sys.executable, "-c", BEGIN + program], capture_output=True, text=True, timeout=200)
     assert finished.returncode == 0, finished.stderr
     return finished.stdout.splitlines()
 
@@ -179,11 +179,11 @@ def test_the_next_engine_gets_what_an_operator_has_set(monkeypatch: pytest.Monke
     status = EngineStatus("cpu", EngineState.STARTING)
     watch = EngineWatch(launch, status, Restarts(9), lambda: None, step_timeout=0, load_timeout=0)
     watch.start()
-    process = started.get(timeout=20)
+    process = started.get(timeout=90)
     assert process.kept == KeptOptions()
     process.may_load.set()
     process.kept = KeptOptions(terminated=True, profile="slow")
     process.may_die.set()
-    assert started.get(timeout=20).kept == KeptOptions(terminated=True, profile="slow")
+    assert started.get(timeout=90).kept == KeptOptions(terminated=True, profile="slow")
     watch.leave()
     watch.end()

@@ -1,7 +1,8 @@
 """The page in a real browser: opened on a running server, with checks for forbidden requests and errors."""
 
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -9,9 +10,14 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from playwright.sync_api import Browser, Locator, Page, expect
+from playwright.sync_api import Browser, Error, Locator, Page
+from playwright.sync_api import expect as playwright_expect
 
 from tests.running_server import RunningServer
+
+# Seconds: a busy machine takes longer than the library's 5.
+PATIENCE = 60
+playwright_expect.set_options(timeout=1000 * PATIENCE)
 
 # A folder for pictures of the main views; without it they are discarded.
 PICTURES = os.environ.get("PICTURES", "")
@@ -19,6 +25,37 @@ PICTURES = os.environ.get("PICTURES", "")
 SCHEMES = ("light", "dark")
 WIDTHS = (390, 900, 1440)
 _VIOLATIONS = "async () => (await axe.run()).violations"
+
+
+class Expectation:
+    """Playwright's assertions about a locator, which also wait while it has several matches for a moment.
+
+    Playwright fails at once then, for example while the answers of the last chat are still shown.
+    """
+
+    def __init__(self, locator: Locator) -> None:
+        self._locator = locator
+        self._assertions = playwright_expect(locator)
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        holds = getattr(self._assertions, name)
+
+        def wait(*expected: object) -> None:
+            ends = time.monotonic() + PATIENCE
+            while True:
+                try:
+                    return holds(*expected)
+                except (Error, AssertionError) as error:
+                    if "strict mode violation" not in str(error) or time.monotonic() > ends:
+                        raise
+                self._locator.page.wait_for_timeout(50)
+
+        return wait
+
+
+def expect(locator: Locator) -> Expectation:
+    """What the locator is expected to be within a minute."""
+    return Expectation(locator)
 
 
 @contextmanager

@@ -3,15 +3,12 @@
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import Browser
 
 from tests.media.audio.sounds import encoded, sentence
 from tests.profiles.browser import launched
 from tests.running_server import SCRIPTED, RunningServer
 from tests.server_here import run_here
-
-# A busy machine takes longer than the library's 5 seconds.
-expect.set_options(timeout=60_000)
 
 
 # Its event loop runs as long as the browser, so no other test in the process could start one.

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Locator, Page, Route, expect
+from playwright.sync_api import Browser, Locator, Page, Route
 
 from tests.running_server import RunningServer, wait_until
-from tests.web.browser import agree, answer, answered, ask, opened, picture, violations
+from tests.web.browser import agree, answer, answered, ask, expect, opened, picture, violations
 
 PARIS = "The capital of France is Paris."
 _CHUNK = {"choices": [{"index": 0, "delta": {"content": PARIS}, "finish_reason": "stop"}]}
@@ -347,6 +347,7 @@ def test_recording_is_written_down_where_the_chosen_model_does_not_hear(talk: Ta
     talk.attach(file("talk.mp3", b"ID3" + bytes(100), "audio/mpeg"))
     expect(talk.page.get_by_text("Reading talk.mp3 …")).to_be_visible()
     expect(talk.page.get_by_role("button", name="Send", exact=True)).to_be_disabled()
+    wait_until(lambda: talk.page.evaluate("1") == len(held))
     assert b'filename="talk.mp3"' in (held[0].request.post_data_buffer or b"")
     held[0].fulfill(json={"text": " Buy two apples. "})
     expect(talk.attached().locator("summary")).to_have_text("talk.mp3")
@@ -354,6 +355,7 @@ def test_recording_is_written_down_where_the_chosen_model_does_not_hear(talk: Ta
     assert talk.asked() == "talk.mp3:\n```\nBuy two apples.\n```\n\nWhat shall I buy?"
     talk.attach(file("talk.mp3", b"ID3" + bytes(100), "audio/mpeg"))
     expect(talk.page.get_by_text("Reading talk.mp3 …")).to_be_visible()
+    wait_until(lambda: talk.page.evaluate("2") == len(held))
     held[1].fulfill(status=400, json={"error": {"message": "file is no recording", "code": "invalid_value"}})
     expect(talk.page.get_by_role("alert")).to_have_text("talk.mp3: file is no recording")
 

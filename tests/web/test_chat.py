@@ -8,11 +8,11 @@ from pathlib import Path
 
 import httpx
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page
 
-from tests.running_server import RunningServer, body, wait_until
+from tests.running_server import PATIENCE, RunningServer, body, wait_until
 from tests.server_here import run_here
-from tests.web.browser import agree, answer, answered, ask, opened, say, violations
+from tests.web.browser import agree, answer, answered, ask, expect, opened, say, violations
 
 KEY, ADMIN_KEY = "alices-key-0123456789", "admins-key-0123456789"
 PARIS = "The capital of France is Paris."
@@ -421,7 +421,7 @@ def test_a_server_behind_a_path_prefix_is_used_there(browser: Browser, demo: Run
             demo.url + path.removeprefix(prefix),
             headers=headers,
             content=request.post_data_buffer,
-            timeout=30,
+            timeout=PATIENCE,
         )
         route.fulfill(status=found.status_code, headers=dict(found.headers), body=found.content)  # type: ignore[attr-defined]
 

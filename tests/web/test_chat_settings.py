@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, Route, expect
+from playwright.sync_api import Browser, Page, Route
 
 from tests.running_server import RunningServer
-from tests.web.browser import answer, ask, opened, picture
+from tests.web.browser import answer, ask, expect, opened, picture
 
 PIRATE = "You are a pirate."
 CHUNK = {"choices": [{"index": 0, "delta": {"content": "Arr"}, "finish_reason": "stop"}]}

@@ -4,10 +4,10 @@ import json
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Browser, Page, Route, expect
+from playwright.sync_api import Browser, Page, Route
 
 from tests.running_server import RunningServer
-from tests.web.browser import answer, answered, ask, opened
+from tests.web.browser import answer, answered, ask, expect, opened
 
 BANNER = "Server not reachable. Retrying …"
 

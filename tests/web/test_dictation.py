@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Locator, Page, Route, expect
+from playwright.sync_api import Browser, Locator, Page, Route
 
 from tests.running_server import ROOT, RunningServer, wait_until
 from tests.server_here import run_here
-from tests.web.browser import opened, violations
+from tests.web.browser import expect, opened, violations
 
 CHATS = {"id": "chats", "capabilities": ["completion"], "chat": True}
 HEARS = {"id": "hears", "capabilities": ["transcription"], "chat": False}

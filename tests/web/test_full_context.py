@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Locator, Page, Route, expect
+from playwright.sync_api import Browser, Locator, Page, Route
 
 from tests.running_server import RunningServer
-from tests.web.browser import SCHEMES, WIDTHS, answer, ask, opened, picture, say, violations
+from tests.web.browser import SCHEMES, WIDTHS, answer, ask, expect, opened, picture, say, violations
 
 CONTEXT = 2048
 REFUSAL = {

@@ -3,12 +3,12 @@
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import Browser
 
 from tests.media.images.pictures import encoded, picture
 from tests.running_server import ROOT, RunningServer
 from tests.server_here import run_here
-from tests.web.browser import answer, ask, opened
+from tests.web.browser import answer, ask, expect, opened
 
 # It has a token for 32 by 32 pixels, and one before and after an image.
 MODEL = ROOT / "tests" / "built_models" / "qwen-3-vl-images"

@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page
 
 from tests.running_server import RunningServer
-from tests.web.browser import answer, answered, ask, opened, picture, violations
+from tests.web.browser import answer, answered, ask, expect, opened, picture, violations
 
 
 @pytest.fixture

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page
 
 from tests.running_server import RunningServer
-from tests.web.browser import ask, opened, picture, violations
+from tests.web.browser import ask, expect, opened, picture, violations
 
 
 @pytest.fixture

@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, Route, expect
+from playwright.sync_api import Browser, Page, Route
 
 from genai_server.hub.client import Hub
 from tests.local_hub import HubRepository, run_hub
 from tests.running_server import DEMO, RunningServer
 from tests.server_here import run_here
-from tests.web.browser import SCHEMES, WIDTHS, agree, answer, ask, opened, picture, violations
+from tests.web.browser import SCHEMES, WIDTHS, agree, answer, ask, expect, opened, picture, violations
 
 GIB = 1024**3
 FILES = {path.name: path.read_bytes() for path in DEMO.iterdir() if path.is_file()}
@@ -53,7 +53,7 @@ def test_a_model_is_fetched_talked_to_and_loaded_again(page: Page, tmp_path: Pat
     expect(variants.first.locator(".badge")).to_be_visible()
     expect(variants.last).to_contain_text("for other devices, or not the best for this one")
     page.get_by_role("button", name="Fetch org/two:cpu").click()
-    expect(variants.first.get_by_role("status")).to_have_text("Fetched and served.", timeout=30_000)
+    expect(variants.first.get_by_role("status")).to_have_text("Fetched and served.")
     row = stored.locator("tbody tr")
     expect(row.get_by_role("cell", name="org/two", exact=True)).to_be_visible()
     picture(page, "model-store", tmp_path)
@@ -61,14 +61,14 @@ def test_a_model_is_fetched_talked_to_and_loaded_again(page: Page, tmp_path: Pat
     row.get_by_role("button", name="Chat with it").click()
     expect(page.get_by_label("Model", exact=True)).to_have_value("org/two")
     ask(page, "What is the capital of France?")
-    expect(answer(page)).to_contain_text("Paris", timeout=30_000)
+    expect(answer(page)).to_contain_text("Paris")
     page.goto(f"{page.url.partition('#')[0]}#monitor/models")
     served = page.locator("section[aria-label=Models] tbody tr").filter(has_text="org/two")
     served.get_by_role("button", name="Unload").click()
     agree(page, "Unload")
     expect(served).to_have_count(0)
     page.get_by_role("button", name="Load two").click()
-    expect(served).to_contain_text("ready", timeout=30_000)
+    expect(served).to_contain_text("ready")
 
 
 @pytest.mark.parametrize("width", WIDTHS)

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, Request, Route, expect
+from playwright.sync_api import Browser, Page, Request, Route
 
 from tests.apis.admin.test_requests import cancel, listed
 from tests.running_server import RunningServer, body, wait_until
-from tests.web.browser import agree, charted, opened, picture, violations
+from tests.web.browser import agree, charted, expect, opened, picture, violations
 
 
 @pytest.fixture
@@ -178,7 +178,7 @@ def test_a_profile_session_leads_from_a_click_to_its_report(browser: Browser, de
         expect(page.get_by_text("has begun")).to_be_visible()
         demo.chat("What is the capital of France?")
         row = page.locator("section[aria-label=Sessions]").locator("tbody tr").filter(has_text="page")
-        expect(row).to_contain_text("ended", timeout=15_000)
+        expect(row).to_contain_text("ended")
         row.get_by_role("button", name="Report").click()
         report = page.frame_locator("iframe.report")
         expect(report.locator("#passes rect")).not_to_have_count(0)

@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page
 
 from tests.running_server import RunningServer
-from tests.web.browser import agree, answer, answered, ask, opened, say
+from tests.web.browser import agree, answer, answered, ask, expect, opened, say
 
 
 @pytest.fixture

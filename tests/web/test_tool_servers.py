@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page
 
 from tests.running_server import RunningServer
 from tests.server_here import run_here
-from tests.web.browser import answer, answered, opened, say, violations
+from tests.web.browser import answer, answered, expect, opened, say, violations
 
 PROGRAM = Path(__file__).parents[1] / "tool_server.py"
 

@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Locator, Page, Route, expect
+from playwright.sync_api import Browser, Locator, Page, Route
 
 from tests.running_server import RunningServer
-from tests.web.browser import agree, answer, answered, ask, opened, picture, say
+from tests.web.browser import agree, answer, answered, ask, expect, opened, picture, say
 
 PARIS = "The capital of France is Paris."
 

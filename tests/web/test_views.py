@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page
 
 from tests.running_server import RunningServer
-from tests.web.browser import WIDTHS, answer, answered, ask, charted, opened, picture, violations
+from tests.web.browser import WIDTHS, answer, answered, ask, charted, expect, opened, picture, violations
 
 VIEWS = ["chat", "settings", "tokens", "monitor", "profiles", "models", "runtime-options"]
 # Elements that appear once a view is complete.

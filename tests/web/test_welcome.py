@@ -3,10 +3,10 @@
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import Browser
 
 from tests.running_server import RunningServer
-from tests.web.browser import answer, answered, opened, picture, violations
+from tests.web.browser import answer, answered, expect, opened, picture, violations
 
 EXAMPLES = {
     "What is the capital of France?": "Paris",

@@ -18,12 +18,12 @@ SLOW_START = """import sys, time
 if "multiprocessing.spawn" in " ".join(sys.orig_argv):
     time.sleep(7)
 """
-# A server whose parent process waits only 3 s.
+# A server whose parent process waits less long, but longer than a start takes on a busy machine.
 HASTY = """import sys
 from genai_server.cli import main
 from genai_server.cli.serve import server_lifetime
 if __name__ == "__main__":
-    server_lifetime._HEALTH_CHECK_TIMEOUT = 3
+    server_lifetime._HEALTH_CHECK_TIMEOUT = 15
     sys.exit(main(["serve", *sys.argv[1:]]))
 """
 
@@ -49,13 +49,13 @@ def test_the_parent_of_api_processes_and_the_supervisor_import_no_web_framework(
 
 
 def test_a_killed_api_process_is_replaced(server: RunningServer) -> None:
-    wait_until(lambda: len(api_processes(server)) == 2, 60)
+    wait_until(lambda: len(api_processes(server)) == 2)
     (victim, survivor) = api_processes(server)
     victim.send_signal(signal.SIGKILL)
     wait_until(lambda: has_ended(victim))
-    wait_until(lambda: len(api_processes(server)) == 2, 60)
+    wait_until(lambda: len(api_processes(server)) == 2)
     assert survivor in api_processes(server)
-    wait_until(server.is_ready, 60)
+    wait_until(server.is_ready)
 
 
 @pytest.mark.slow
@@ -63,18 +63,17 @@ def test_an_api_process_that_hangs_is_replaced(tmp_path: Path) -> None:
     script = tmp_path / "hasty.py"
     script.write_text(HASTY, encoding="utf-8")
     with run_server(tmp_path, *WORKERS, program=[sys.executable, str(script)], seconds=90) as server:
-        # One that hangs while it starts is awaited for longer.
-        wait_until(lambda: server.log().count("Application startup complete") == 2, 60)
+        wait_until(lambda: server.log().count("Application startup complete") == 2)
         hanging = api_processes(server)[0]
         hanging.suspend()
-        wait_until(lambda: has_ended(hanging), 40)
-        wait_until(lambda: len(api_processes(server)) == 2, 60)
+        wait_until(lambda: has_ended(hanging))
+        wait_until(lambda: len(api_processes(server)) == 2)
 
 
 @pytest.mark.slow
 def test_a_stop_ends_a_server_whose_api_processes_are_starting(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(SLOW_START, encoding="utf-8")
     with run_server(tmp_path, *WORKERS, settings={"PYTHONPATH": str(tmp_path)}, ready=False) as server:
-        wait_until(lambda: len(api_processes(server)) == 2, 60)
+        wait_until(lambda: len(api_processes(server)) == 2)
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(60) == 0
