@@ -10,11 +10,11 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.running_server import DEMO, ROOT, clean_environment, running_after, wait_until
+from tests.running_server import DEMO, PATIENCE, ROOT, clean_environment, running_after, wait_until
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's /proc"),
-    pytest.mark.timeout(180),
+    pytest.mark.timeout(300),
 ]
 QUICK = ("--device", "cpu", "--quick")
 
@@ -66,13 +66,13 @@ def test_time_that_is_over_is_told_for_each_step(tmp_path: Path) -> None:
 def test_sigterm_leaves_results_and_no_process(tmp_path: Path) -> None:
     process = started(tmp_path, "--device", "cpu", f"ended={DEMO}:auto:GENAI_THREADS=1")
     try:
-        wait_until(lambda: ("ended", "greedy") in results(tmp_path), 60)
+        wait_until(lambda: ("ended", "greedy") in results(tmp_path))
         family = psutil.Process(process.pid).children(recursive=True)
         process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=60)
+        process.communicate(timeout=PATIENCE)
     finally:
         process.kill()
     assert process.returncode == 128 + signal.SIGTERM
     assert len(family) > 1
-    assert running_after(family, 10.0) == []
+    assert running_after(family, PATIENCE) == []
     assert results(tmp_path)["ended", "chat"]["status"] == "ok"

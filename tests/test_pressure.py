@@ -223,15 +223,10 @@ def test_anthropics_client_reads_the_partial_answer(server: RunningServer) -> No
     assert message.model_extra == {"genai_finish_reason": "timeout"}
 
 
-@pytest.mark.parametrize("path", ["/v1/chat", "/v1/chat/completions", "/v1/messages"])
-@pytest.mark.parametrize("timeout", [60.5, 0, -1, "5"])
-def test_invalid_or_excessive_timeout_is_refused(server: RunningServer, path: str, timeout: Any) -> None:
-    fields = {"max_tokens": 5, "timeout": timeout}
-    response = server.client.post(path, json=body("say x", **fields))
+def test_timeout_above_the_servers_is_refused(server: RunningServer) -> None:
+    response = server.client.post("/v1/chat", json=body("say x", timeout=60.5))
     assert response.status_code == 400
-    assert "timeout" in response.text
-    if timeout == 60.5:
-        assert "at most 60 seconds (GENAI_REQUEST_TIMEOUT); given 60.5" in response.text
+    assert "at most 60 seconds (GENAI_REQUEST_TIMEOUT); given 60.5" in response.text
 
 
 @pytest.mark.parametrize("given", ["soon", "-1", "61", "nan", ""])

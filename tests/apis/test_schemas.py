@@ -52,24 +52,6 @@ def test_null_is_taken_for_other_servers_fields_and_for_no_unknown_one(model: ty
     assert _refused_field(model, body | {"surprise": None}) == ("surprise",)
 
 
-@pytest.mark.parametrize(
-    "message",
-    [
-        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
-        {"role": "developer", "content": "x", "name": "Ann"},
-        {"role": "assistant", "content": "x", "reasoning_content": "y", "refusal": None},
-        {"role": "assistant", "content": "x", "provider_specific_fields": {"refusal": None}},
-        {"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "add", "arguments": "{}"}}]},
-        {"role": "tool", "content": "3", "tool_call_id": "1"},
-    ],
-)
-def test_messages_of_every_kind_are_accepted(message: dict[str, Any]) -> None:
-    given = ChatRequest.model_validate({"messages": [message]}).messages[0].for_template()
-    assert given["role"] == message["role"]
-    assert given["content"] == message.get("content")
-    assert "provider_specific_fields" not in given
-
-
 def test_a_template_gets_images_without_their_data() -> None:
     mark = {"prompt_cache_breakpoint": {"mode": "explicit"}}
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA==", "detail": "low"}}

@@ -1,8 +1,5 @@
 """Errors of the command line."""
 
-import argparse
-import inspect
-
 import pytest
 
 from genai_server.cli import main
@@ -84,23 +81,3 @@ def test_the_usage_of_many_options_leaves_the_error_in_sight(capsys: pytest.Capt
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 3
     assert "genai-server serve --help lists the options" in lines[1]
-
-
-@pytest.mark.parametrize(
-    ("owner", "name", "parameters"),
-    [
-        (argparse.HelpFormatter, "_fill_text", ["text", "width", "indent"]),
-        (argparse.ArgumentParser, "_check_value", ["action", "value"]),
-    ],
-)
-def test_argparse_has_the_private_methods_that_are_overridden(owner: type, name: str, parameters: list[str]) -> None:
-    method = getattr(owner, name, None)
-    assert method is not None, f"argparse's {owner.__name__}.{name} has gone, which cli/suggesting_parser.py overrides"
-    found = list(inspect.signature(method).parameters)[1:]
-    assert found == parameters, f"argparse's {owner.__name__}.{name} has other parameters than are expected"
-
-
-def test_argparse_has_the_list_of_actions_that_is_read() -> None:
-    parser = argparse.ArgumentParser(add_help=False)
-    added = parser.add_argument("--one")
-    assert getattr(parser, "_actions", None) == [added], "argparse's ArgumentParser._actions has gone or changed"

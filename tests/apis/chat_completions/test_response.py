@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from openai.types.chat import ChatCompletion
 
 from genai_server.answer_parts import (
     Content,
@@ -48,28 +48,6 @@ def _complete(answer: WholeAnswer, ending: Ending = ENDED, **options: Any) -> di
     return build.complete([build.choice(0, answer, ending)], Usage(3, 4))
 
 
-@pytest.mark.parametrize("reason", FinishReason)
-def test_a_whole_answer_is_one_of_openais(reason: FinishReason) -> None:
-    read = ChatCompletion.model_validate(_complete(whole([Content("text")]), Ending(reason)))
-    assert (read.id, read.model, read.created, read.object) == ("id1", "m", 1234, "chat.completion")
-    assert [choice.message.content for choice in read.choices] == ["text"]
-    assert read.choices[0].finish_reason in ("stop", "length")
-    assert read.usage is not None
-    assert read.usage.total_tokens == 7
-
-
-def test_calls_and_reasoning_accompany_the_content() -> None:
-    read = ChatCompletion.model_validate(_complete(whole(PARTS), CALLED))
-    message = read.choices[0].message
-    assert message.content == "Hello"
-    assert message.model_extra == {"reasoning_content": "so be it", "reasoning": "so be it"}
-    assert [(call.id, call.function.name, call.function.arguments) for call in message.tool_calls or []] == [
-        ("call_1", "add", '{"a": 1}'),
-        ("call_2", "sub", "{}"),
-    ]
-    assert read.choices[0].finish_reason == "tool_calls"
-
-
 def test_an_answer_of_calls_alone_has_no_content() -> None:
     built = _complete(whole(PARTS[4:]))
     assert built["choices"][0]["message"]["content"] is None
@@ -92,43 +70,10 @@ def _stream(**options: bool) -> list[dict[str, Any]]:
     return [*build.first(1), *parts, build.last(0, CALLED)]
 
 
-def test_stream_chunks_are_openais_and_make_up_the_answer() -> None:
-    chunks = [ChatCompletionChunk.model_validate(chunk) for chunk in _stream()]
-    assert {(chunk.id, chunk.model, chunk.created, chunk.object) for chunk in chunks} == {
-        ("id1", "m", 1234, "chat.completion.chunk")
-    }
-    choices = [chunk.choices[0] for chunk in chunks]
-    assert [choice.delta.role for choice in choices] == ["assistant", *[None] * (len(choices) - 1)]
-    assert "".join(choice.delta.content or "" for choice in choices) == "Hello"
-    assert [choice.finish_reason for choice in choices] == [None] * (len(choices) - 1) + ["tool_calls"]
-    arguments = ["", ""]
-    for choice in choices:
-        for call in choice.delta.tool_calls or []:
-            arguments[call.index] += (call.function and call.function.arguments) or ""
-    assert arguments == ['{"a": 1}', "{}"]
-
-
 def test_parts_of_one_chunk_are_put_together() -> None:
     delta = _build().part(0, PARTS, [])["choices"][0]["delta"]
     assert (delta["reasoning_content"], delta["content"]) == ("so be it", "Hello")
     assert [call["function"]["arguments"] for call in delta["tool_calls"]] == ['{"a": 1}', "{}"]
-
-
-def test_usage_is_null_in_chunks_if_requested_and_absent_if_not() -> None:
-    assert {chunk["usage"] for chunk in _stream(has_usage=True)} == {None}
-    assert not [chunk for chunk in _stream() if "usage" in chunk]
-
-
-def test_continuous_usage_is_on_each_chunk() -> None:
-    chunk = _build(has_usage=True).part(0, PARTS[:1], [], Usage(1, 2))
-    assert chunk["usage"]["total_tokens"] == 3
-
-
-def test_the_chunk_of_usage_has_no_choices() -> None:
-    read = ChatCompletionChunk.model_validate(_build(has_usage=True).usage(Usage(1, 2)))
-    assert read.choices == []
-    assert read.usage is not None
-    assert read.usage.total_tokens == 3
 
 
 @pytest.mark.parametrize("reason", ["terminated", "timeout", "cancelled"])
@@ -214,29 +159,10 @@ def test_chat_stream_starts_with_role_and_ends_with_done() -> None:
     assert mark == "[DONE]"
 
 
-def test_requested_usage_and_metrics_come_last() -> None:
-    *chunks, last, mark = _chat(b"hi", stream=True, stream_options={"include_usage": True}, include_metrics=True)
-    assert {chunk["usage"] for chunk in chunks} == {None}
-    assert (last["choices"], last["usage"]["total_tokens"], last["metrics"]["output_tokens"]) == ([], 4, 2)
-    assert mark == "[DONE]"
-
-
 def test_usage_counts_accepted_and_rejected_drafts() -> None:
     *_, last, _ = _chat(b"answer", num_drafted=9, num_accepted=5, stream=True, stream_options={"include_usage": True})
     details = last["usage"]["completion_tokens_details"]
     assert (details["accepted_prediction_tokens"], details["rejected_prediction_tokens"]) == (5, 4)
-
-
-def test_a_completion_has_no_chunk_before_its_text() -> None:
-    *chunks, mark = _completion(b"hi")
-    assert [chunk["choices"][0]["text"] for chunk in chunks] == ["h", "i", ""]
-    assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [None, None, "stop"]
-    assert mark == "[DONE]"
-
-
-def test_echoed_prompt_is_in_the_first_text_chunk() -> None:
-    *chunks, _ = _completion(b"hi", echo=True)
-    assert [chunk["choices"][0]["text"] for chunk in chunks] == ["abh", "i", ""]
 
 
 def test_prompt_is_echoed_without_any_token() -> None:

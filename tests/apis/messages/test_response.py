@@ -8,8 +8,6 @@ from anthropic.types import (
     RawMessageDeltaEvent,
     RawMessageStartEvent,
     RawMessageStreamEvent,
-    TextBlock,
-    ThinkingBlock,
     ToolUseBlock,
 )
 from pydantic import TypeAdapter
@@ -48,17 +46,6 @@ def _stream(parts: list[Part], ending: Ending = CALLED, *, shows_thinking: bool 
     for part in parts:
         events += build.parts([part])
     return [EVENT.validate_python(event) for event in [*events, *build.last(ending, USAGE)]]
-
-
-def test_complete_message_has_blocks_of_thinking_text_and_calls() -> None:
-    message = _complete(PARTS)
-    assert (message.id, message.type, message.role, message.model) == ("msg_1", "message", "assistant", "m")
-    assert [block.to_dict() for block in message.content] == [
-        {"type": "thinking", "thinking": "so be it", "signature": "unsigned"},
-        {"type": "text", "text": "Hello"},
-        {"type": "tool_use", "id": "toolu_1", "name": "add", "input": {"a": 1}},
-        {"type": "tool_use", "id": "toolu_2", "name": "sub", "input": {}},
-    ]
 
 
 def test_the_input_of_a_cut_call_has_what_is_complete() -> None:
@@ -131,27 +118,6 @@ def test_the_events_of_a_stream_come_in_anthropics_order() -> None:
     assert types == ["message_start", *thinking, *text, *calls, "message_delta", "message_stop"]
 
 
-def test_stream_and_complete_answer_have_the_same_blocks() -> None:
-    blocks: list[TextBlock | ThinkingBlock | ToolUseBlock] = []
-    written: dict[int, str] = {}
-    for event in _stream(PARTS):
-        if isinstance(event, RawContentBlockStartEvent):
-            assert event.index == len(blocks)
-            assert isinstance(event.content_block, TextBlock | ThinkingBlock | ToolUseBlock)
-            blocks.append(event.content_block)
-        elif isinstance(event, RawContentBlockDeltaEvent):
-            assert event.index == len(blocks) - 1
-            delta = event.delta.to_dict()
-            for kind in ("text", "thinking", "partial_json"):
-                written[event.index] = written.get(event.index, "") + str(delta.get(kind, ""))
-    assert [block.type for block in blocks] == ["thinking", "text", "tool_use", "tool_use"]
-    assert written == {0: "so be it", 1: "Hello", 2: '{"a": 1}', 3: "{}"}
-    assert [(block.id, block.name) for block in blocks if isinstance(block, ToolUseBlock)] == [
-        ("toolu_1", "add"),
-        ("toolu_2", "sub"),
-    ]
-
-
 def test_an_id_that_the_models_template_needs_stays() -> None:
     message = _complete([ToolCallStart(0, "a1B2c3D4e", "add"), ToolCallArguments(0, "{}")])
     assert [block.to_dict()["id"] for block in message.content] == ["a1B2c3D4e"]
@@ -172,18 +138,6 @@ def test_blocks_come_in_the_order_in_which_they_were_written() -> None:
 def test_thoughts_are_signed_before_their_block_ends() -> None:
     deltas = [event.delta for event in _stream(PARTS[:2]) if isinstance(event, RawContentBlockDeltaEvent)]
     assert [delta.type for delta in deltas] == ["thinking_delta", "thinking_delta", "signature_delta"]
-
-
-def test_thoughts_that_are_not_shown_leave_an_empty_block() -> None:
-    (block, *_) = _complete(PARTS, shows_thinking=False).content
-    assert isinstance(block, ThinkingBlock)
-    assert (block.thinking, block.signature) == ("", "unsigned")
-    deltas = [
-        event.delta.type
-        for event in _stream(PARTS[:2], shows_thinking=False)
-        if isinstance(event, RawContentBlockDeltaEvent)
-    ]
-    assert deltas == ["signature_delta"]
 
 
 def test_an_empty_answer_is_a_message_without_blocks() -> None:

@@ -9,7 +9,6 @@ from genai_server.apis.transcriptions.languages import LANGUAGE_NAMES, language_
 from genai_server.apis.transcriptions.response import TextDeltas, Transcript, json_body, plain_body, verbose_body
 from genai_server.apis.transcriptions.schemas import TranscriptFormat
 from genai_server.apis.transcriptions.segments import Segment
-from genai_server.apis.transcriptions.words import Word
 from genai_server.messages.generation_request import TokenLogprob
 
 
@@ -38,12 +37,6 @@ def test_no_text_ends_its_subtitle_early() -> None:
     assert plain_body(transcript, TranscriptFormat.SRT) == "1\n00:00:00,000 --> 00:00:01,000\na\nb\n\n"
 
 
-def test_plain_text_ends_with_a_line_end() -> None:
-    assert plain_body(TRANSCRIPT, TranscriptFormat.TEXT) == "Hi a --> b\n"
-    assert plain_body(Transcript([], 1.0, "en"), TranscriptFormat.TEXT) == "\n"
-    assert plain_body(Transcript([], 1.0, "en"), TranscriptFormat.VTT) == "WEBVTT\n\n"
-
-
 def test_verbose_body_has_all_of_a_segment() -> None:
     body = verbose_body(TRANSCRIPT)
     assert {name: value for name, value in body.items() if name != "segments"} == {
@@ -66,19 +59,6 @@ def test_verbose_body_has_all_of_a_segment() -> None:
         "no_speech_prob": 0.125,
     }
     assert TranscriptionVerbose.model_validate(body, strict=True).segments
-
-
-def test_verbose_body_has_words_on_demand() -> None:
-    timed = replace(TRANSCRIPT.segments[0], words=[Word("Hi", 0.1234, 1.5)])
-    transcript = replace(TRANSCRIPT, segments=[timed, TRANSCRIPT.segments[1]])
-    words = [{"word": "Hi", "start": 0.123, "end": 1.5}]
-    body = verbose_body(transcript, has_segments=False, has_words=True)
-    assert body["words"] == words
-    assert "segments" not in body
-    both = TranscriptionVerbose.model_validate(verbose_body(transcript, has_words=True), strict=True)
-    assert (both.words or [])[0].word == "Hi"
-    assert len(both.segments or []) == 2
-    assert "words" not in verbose_body(transcript)
 
 
 def test_a_translation_is_in_english() -> None:

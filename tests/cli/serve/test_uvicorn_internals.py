@@ -2,7 +2,7 @@
 
 import asyncio
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,7 +11,6 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from uvicorn.server import ServerState
 from uvicorn.supervisors import Multiprocess
-from uvicorn.supervisors.basereload import BaseReload
 from uvicorn.supervisors.multiprocess import Process
 from uvicorn.supervisors.statreload import StatReload
 
@@ -51,22 +50,6 @@ METHODS: dict[type, dict[str, list[str]]] = {
         "send_receive_event_to_app": [],
         "receive": [],
     },
-    Process: {
-        "start": [],
-        "target": ["sockets"],
-        "terminate": [],
-        "kill": [],
-    },
-    Multiprocess: {
-        "init_processes": [],
-        "keep_subprocess_alive": [],
-        "terminate_all": [],
-        "join_all": [],
-        "handle_hup": [],
-        "handle_ttin": [],
-        "handle_ttou": [],
-    },
-    StatReload: {"signal_handler": ["sig", "frame"], "startup": [], "restart": [], "shutdown": []},
 }
 # Read or set.
 ATTRIBUTES: dict[str, set[str]] = {
@@ -108,9 +91,9 @@ ATTRIBUTES: dict[str, set[str]] = {
         "read_paused",
         "transport",
     },
-    "Process": {"child_conn", "config", "exitcode", "parent_conn", "pid", "process"},
-    "Multiprocess": {"config", "processes", "processes_num", "should_exit", "signal_queue", "sockets"},
-    "StatReload": {"config", "should_exit", "sockets"},
+    "Process": {"exitcode", "pid"},
+    "Multiprocess": {"processes", "should_exit"},
+    "StatReload": {"process", "should_exit"},
 }
 
 
@@ -147,16 +130,3 @@ def instances() -> Iterator[dict[str, Any]]:
 def test_uvicorn_has_the_attributes_that_are_read(instances: dict[str, Any], name: str) -> None:
     missing = {attribute for attribute in ATTRIBUTES[name] if not hasattr(instances[name], attribute)}
     assert not missing, f"uvicorn's {name} lacks attributes that cli/serve reads or sets"
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda: inspect.signature(Process).bind(_config(), []),
-        lambda: inspect.signature(Multiprocess).bind(_config(), []),
-        lambda: inspect.signature(BaseReload).bind(_config(), target=print, sockets=[]),
-        lambda: inspect.signature(HttpToolsProtocol).bind(config=None, server_state=None, app_state={}),
-    ],
-)
-def test_uvicorn_is_made_with_the_same_arguments(call: Callable[[], Any]) -> None:
-    call()
