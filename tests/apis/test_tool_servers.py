@@ -449,6 +449,7 @@ def test_a_request_is_cancelled_while_a_tool_server_starts(server: RunningServer
     assert (entry["model"], raised.value.code) == ("demo", "cancelled")
 
 
+@pytest.mark.slow
 def test_every_api_process_finds_and_ends_a_request_within_a_tool(tmp_path: Path) -> None:
     text = f"[mcp.test]\ncommand = {json.dumps([sys.executable, str(PROGRAM)])}\n"
     (tmp_path / "server.toml").write_text(text, encoding="utf-8")

@@ -40,11 +40,11 @@ class Expectation:
     def __getattr__(self, name: str) -> Callable[..., None]:
         holds = getattr(self._assertions, name)
 
-        def wait(*expected: object) -> None:
+        def wait(*expected: object, **options: object) -> None:
             ends = time.monotonic() + PATIENCE
             while True:
                 try:
-                    return holds(*expected)
+                    return holds(*expected, **options)
                 except (Error, AssertionError) as error:
                     if "strict mode violation" not in str(error) or time.monotonic() > ends:
                         raise
@@ -111,7 +111,7 @@ def say(page: Page, text: str) -> None:
 
 def answered(page: Page) -> None:
     """Wait until no answer is being written."""
-    expect(page.get_by_role("button", name="Send", exact=True)).to_be_visible(timeout=30_000)
+    expect(page.get_by_role("button", name="Send", exact=True)).to_be_visible()
 
 
 def ask(page: Page, text: str) -> None:

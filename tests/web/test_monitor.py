@@ -306,7 +306,7 @@ def test_the_description_of_the_api_needs_no_other_host(browser: Browser, script
     expect(with_docs.get_by_role("status")).to_have_text("Loading the description of the API …")
     wait_until(lambda: with_docs.evaluate("1") == 1 and bool(held))
     held[0].continue_()
-    expect(with_docs.get_by_text("/v1/chat/completions", exact=True)).to_be_visible(timeout=15_000)
+    expect(with_docs.get_by_text("/v1/chat/completions", exact=True)).to_be_visible()
     assert all(url.startswith((scripted.url, "data:")) for url in asked)
     assert wrong == []
     with_docs.close()

@@ -55,7 +55,7 @@ def show(page: Page, view: str) -> None:
         page.get_by_role("navigation", name="Monitor").get_by_role("link", name=name).click()
         if view == "monitor":
             charted(page)
-        expect(page.locator(SHOWN[view]).first).to_be_visible(timeout=15_000)
+        expect(page.locator(SHOWN[view]).first).to_be_visible()
 
 
 @contextmanager

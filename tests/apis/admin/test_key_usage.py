@@ -125,6 +125,7 @@ def test_usage_is_for_operators_only(used: RunningServer) -> None:
     assert used.client.get("/v1/admin/usage", headers={"x-api-key": BOB}).status_code == 403
 
 
+@pytest.mark.slow
 def test_usage_outlives_the_server_and_several_processes_add_up(own_folder: Path) -> None:
     settings = {**SETTINGS, "GENAI_USAGE_FILE": str(own_folder / "usage.sqlite"), "WORKERS": "2"}
     for number in (1, 2):

@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from genai_server.config.settings import Settings
 from genai_server.http.leniency import CONVERTED_HEADER
 from genai_server.supervisor.supervisor import Supervisor
-from tests.running_server import RunningServer, run_server, wait_until
+from tests.running_server import RunningServer, wait_until
 from tests.server_here import run_here
 
 MODEL = "demo"
@@ -570,40 +570,33 @@ def test_responses_and_conversations_survive_a_restart(own_folder: Path) -> None
         assert [item["role"] for item in items["data"]] == ["assistant", "user"]
 
 
-@pytest.fixture(scope="module")
-def two_processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    """A server of two API processes. Requests sent by httpx alone may reach either process."""
-    with run_server(tmp_path_factory.mktemp("two"), "--device", "scripted", "--workers", "2") as server:
-        yield server
-
-
 def _begin(server: RunningServer, **fields: Any) -> str:
     """Start a response in the background; returns its path."""
     begun = httpx.post(f"{server.url}/v1/responses", json={"background": True, **fields}, timeout=90).json()
     return f"{server.url}/v1/responses/{begun['id']}"
 
 
-def test_all_api_processes_share_the_store(two_processes: RunningServer) -> None:
-    url = f"{two_processes.url}/v1/responses"
+def test_all_api_processes_share_the_store(workers: RunningServer) -> None:
+    url = f"{workers.url}/v1/responses"
     ids = [httpx.post(url, json={"input": "say x"}, timeout=90).json()["id"] for _ in range(4)]
     assert [httpx.get(f"{url}/{id}", timeout=90).status_code for id in ids for _ in range(4)] == [200] * 16
-    path = _begin(two_processes, input="delay 0.01; count 9")
+    path = _begin(workers, input="delay 0.01; count 9")
     wait_until(lambda: [httpx.get(path, timeout=90).json()["status"] for _ in range(4)] == ["completed"] * 4)
 
 
-def test_every_api_process_cancels_a_response_of_the_others(two_processes: RunningServer) -> None:
+def test_every_api_process_cancels_a_response_of_the_others(workers: RunningServer) -> None:
     # The chance that all twelve requests reach the process that runs them is 1 in 4,000.
-    paths = [_begin(two_processes, input="delay 0.02; count 500") for _ in range(12)]
+    paths = [_begin(workers, input="delay 0.02; count 500") for _ in range(12)]
     ended = [httpx.post(f"{path}/cancel", timeout=90).json() for path in paths]
     assert [response.get("status", response) for response in ended] == ["cancelled"] * len(paths)
     assert [httpx.get(path, timeout=90).json() for path in paths] == ended
-    wait_until(lambda: two_processes.idle("scripted"))
+    wait_until(lambda: workers.idle("scripted"))
 
 
-def test_deletion_by_one_api_process_is_final_for_all(two_processes: RunningServer) -> None:
-    paths = [_begin(two_processes, input="delay 0.02; count 500") for _ in range(12)]
-    assert [httpx.delete(path, timeout=30).status_code for path in paths] == [200] * len(paths)
-    wait_until(lambda: two_processes.idle("scripted"))
+def test_deletion_by_one_api_process_is_final_for_all(workers: RunningServer) -> None:
+    paths = [_begin(workers, input="delay 0.02; count 500") for _ in range(12)]
+    assert [httpx.delete(path, timeout=90).status_code for path in paths] == [200] * len(paths)
+    wait_until(lambda: workers.idle("scripted"))
     wait_until(lambda: {httpx.get(path, timeout=90).status_code for path in paths} == {404})
 
 

@@ -133,6 +133,7 @@ def test_engine_counters_restart_after_its_death(own_folder: Path) -> None:
         assert _ended(scrape(server), finished_reason="stop") == 2
 
 
+@pytest.mark.slow
 def test_api_processes_report_the_same_sums(own_folder: Path) -> None:
     with run_server(own_folder, "--device", "scripted", "--workers", "2") as server:
         answered = 0

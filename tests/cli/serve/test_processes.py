@@ -48,6 +48,7 @@ def test_the_parent_of_api_processes_and_the_supervisor_import_no_web_framework(
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
+@pytest.mark.slow
 def test_a_killed_api_process_is_replaced(server: RunningServer) -> None:
     wait_until(lambda: len(api_processes(server)) == 2)
     (victim, survivor) = api_processes(server)

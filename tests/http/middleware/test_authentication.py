@@ -343,7 +343,7 @@ def test_a_listed_origins_page_may_read_answers_and_errors(locked: RunningServer
     assert "access-control-allow-origin" not in refused.headers
 
 
-@pytest.fixture(scope="module", params=[1, 2], ids=["one", "workers"])
+@pytest.fixture(scope="module", params=[1, pytest.param(2, marks=pytest.mark.slow)], ids=["one", "workers"])
 def keyed(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[RunningServer, int]]:
