@@ -408,6 +408,7 @@ def test_a_part_of_an_answer_that_is_written_stays_as_it_is(scripted_page: Page)
 def test_a_server_behind_a_path_prefix_is_used_there(browser: Browser, demo: RunningServer) -> None:
     prefix = "/llm/small"
     context = browser.new_context()
+    context.set_default_timeout(1000 * PATIENCE)
     asked: list[str] = []
 
     def forward(route: object) -> None:

@@ -12,7 +12,7 @@ import pytest
 from playwright.sync_api import Browser, Page, Request, Route
 
 from tests.apis.admin.test_requests import cancel, listed
-from tests.running_server import RunningServer, body, wait_until
+from tests.running_server import PATIENCE, RunningServer, body, wait_until
 from tests.web.browser import agree, charted, expect, opened, picture, violations
 
 
@@ -296,6 +296,7 @@ def test_hidden_view_and_hidden_tab_poll_nothing(browser: Browser, own_scripted:
 
 def test_the_description_of_the_api_needs_no_other_host(browser: Browser, scripted: RunningServer) -> None:
     with_docs = browser.new_page()
+    with_docs.set_default_timeout(1000 * PATIENCE)
     asked: list[str] = []
     wrong: list[str] = []
     with_docs.on("request", lambda request: asked.append(request.url))
