@@ -106,6 +106,13 @@ def test_libraries_whose_internals_are_used_have_an_upper_bound(name: str) -> No
     assert wanted.specifier.contains(_PINS[name])
 
 
+def test_base_image_is_pinned_and_the_same_for_all_stages() -> None:
+    bases = [_all("FROM", stage)[0].partition(" AS ") for stage in _stages()]
+    names = {name for _, _, name in bases}
+    (image,) = {image for image, _, _ in bases if image not in names}
+    assert re.fullmatch(r"python:3\.\d+\.\d+-slim-\w+", image)
+
+
 def test_dependencies_are_installed_before_any_source_is_there() -> None:
     dependencies, package, final = _stages()
     assert _all("COPY", dependencies) == ["pyproject.toml deploy/constraints.txt ./", "native native"]

@@ -93,7 +93,7 @@ ATTRIBUTES: dict[str, set[str]] = {
     },
     "Process": {"exitcode", "pid"},
     "Multiprocess": {"processes", "should_exit"},
-    "StatReload": {"process", "should_exit"},
+    "StatReload": {"should_exit"},
 }
 
 
