@@ -51,7 +51,9 @@ def matches(routes: Iterable[BaseRoute], scope: Scope) -> bool:
 
 @dataclass(frozen=True)
 class ModelNames:
-    """The names of the deployed models, which are chosen by the rules of `Catalog.choose_for`."""
+    """The names of the deployed models, and the choice of a model by the `model` field of a request, by the same
+    rules as in a single server (`Catalog.choose_for`).
+    """
 
     settings: Settings
     # What each model is for.

@@ -68,7 +68,7 @@ class Decision(Enum):
 
 @dataclass(frozen=True)
 class Shortage:
-    """The reason why a model cannot be loaded."""
+    """The reason why there is too little memory to load a model."""
 
     # Names the bytes that are needed and those that are free.
     reason: str

@@ -151,7 +151,7 @@ class ManagedModel:
 
 @dataclass
 class _Demand:
-    """When requests have waited for a model that is not loaded."""
+    """The times at which the first and the last request waited for a model that is not loaded."""
 
     # When the first one came.
     first: float

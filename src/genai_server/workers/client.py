@@ -56,7 +56,9 @@ class WorkerClient:
         self._waiting: dict[int, _Waiting] = {}
 
     def submit(self, tasks: Sequence[Task]) -> "list[asyncio.Future[Answer]]":
-        """Run tasks of one request; see `Workers.submit`."""
+        """Ask the pool to run the tasks of one request, and return a future for the answer of each task (see
+        `Workers.submit`).
+        """
         return self._submit(tasks, None)
 
     def _submit(self, tasks: Sequence[Task], space: "_Space | None") -> "list[asyncio.Future[Answer]]":
@@ -71,14 +73,18 @@ class WorkerClient:
         return answers
 
     def start_process(self, kind: TaskKind, spec: Mapping[str, Any]) -> "asyncio.Future[Answer]":
-        """Start a worker process in advance; see `Workers.start_process`."""
+        """Ask the pool to start a worker process in advance, and return a future for the process's start (see
+        `Workers.start_process`).
+        """
         id = next(self._ids)
         started = self._wait(id, kind.unavailable)
         self._send(StartProcess(id, kind.name, dict(spec)))
         return started
 
     async def reserve_space(self, owner: TaskOwner, num_bytes: int, unavailable: type[Unavailable]) -> "_Space":
-        """Wait for disk space; see `Workers.reserve_space`."""
+        """Wait until the pool has reserved `num_bytes` of disk space, and return the space (see
+        `Workers.reserve_space`).
+        """
         id = next(self._ids)
         space = _Space(id, self._submit, self._send)
         taken = self._wait(id, unavailable)
@@ -154,28 +160,28 @@ class _Space:
         self._submit = submit
         self._send = send
         # How many bytes to keep, if that is fewer than the pool knows of.
-        self._kept: int | None = None
+        self._wanted_bytes: int | None = None
 
     def submit(self, tasks: Sequence[Task]) -> "list[asyncio.Future[Answer]]":
-        """Run tasks that write into this space; see `Workers.submit`."""
+        """Ask the pool to run tasks that write into this space, and return a future for the answer of each task."""
         return self._submit(tasks, self)
 
     def shrink(self, num_bytes: int) -> None:
-        """Return all but `num_bytes` when no task writes into the space."""
-        if self._kept is None or num_bytes < self._kept:
-            self._kept = num_bytes
+        """Give back all but `num_bytes` bytes of the space, as soon as no task writes into the space."""
+        if self._wanted_bytes is None or num_bytes < self._wanted_bytes:
+            self._wanted_bytes = num_bytes
         self._resize()
 
     def release(self) -> None:
-        """Return all bytes when no task writes into the space."""
+        """Give back the whole space as soon as no task writes into the space."""
         self.shrink(0)
 
     def task_ended(self) -> None:
-        """Uncount a task that the pool has answered."""
+        """Note that the pool has answered one of the tasks that write into the space."""
         self.num_tasks -= 1
         self._resize()
 
     def _resize(self) -> None:
-        if not self.num_tasks and self._kept is not None:
-            kept, self._kept = self._kept, None
-            self._send(ResizeSpace(self.id, kept))
+        if not self.num_tasks and self._wanted_bytes is not None:
+            wanted_bytes, self._wanted_bytes = self._wanted_bytes, None
+            self._send(ResizeSpace(self.id, wanted_bytes))

@@ -106,7 +106,7 @@ class WorkerPool:
     # see Workers
 
     def submit(self, tasks: Sequence[Task]) -> "list[asyncio.Future[Answer]]":
-        """Run tasks of one request; see `Workers.submit`."""
+        """Queue the tasks of one request, and return a future for the answer of each task (see `Workers.submit`)."""
         return self._submit(tasks, None)
 
     def _submit(self, tasks: Sequence[Task], space: "TakenSpace | None") -> "list[asyncio.Future[Answer]]":
@@ -134,7 +134,7 @@ class WorkerPool:
         return nothing
 
     async def reserve_space(self, owner: TaskOwner, num_bytes: int, unavailable: type[Unavailable]) -> "TakenSpace":
-        """Wait for disk space; see `Workers.reserve_space`."""
+        """Wait until `num_bytes` of disk space are reserved, and return the space (see `Workers.reserve_space`)."""
         taken = TakenSpace(self._space, self._space.reserve(owner, num_bytes), self._submit)
         try:
             await taken.reservation.granted
@@ -202,7 +202,11 @@ class WorkerPool:
             self._abandon(entry)
 
     def _abandon(self, entry: _Entry) -> None:
-        """Handle a task for whose answer nobody waits any more."""
+        """Handle a task whose result nobody wants any more.
+
+        A waiting task is removed. A running task of a kind of long tasks is ended with its process; any other running
+        task goes on until it keeps other tasks waiting (see `TaskQueue.overdue`).
+        """
         if self._queue(entry).abandon(entry, entry.task.owner):
             entry.end()
         if entry.kind.is_long:
@@ -375,7 +379,7 @@ class WorkerPool:
 
 
 class TakenSpace:
-    """Implementation of Space for WorkerPool."""
+    """Disk space reserved in the worker pool of this process."""
 
     def __init__(
         self,
@@ -389,29 +393,29 @@ class TakenSpace:
         self._budget = budget
         self._submit = submit
         # How many bytes are still wanted.
-        self._kept = reservation.num_bytes
+        self._wanted_bytes = reservation.num_bytes
 
     def submit(self, tasks: Sequence[Task]) -> "list[asyncio.Future[Answer]]":
-        """Run tasks that write into this space; see `Workers.submit`."""
+        """Queue tasks that write into this space, and return a future for the answer of each task."""
         return self._submit(tasks, self)
 
     def shrink(self, num_bytes: int) -> None:
-        """Return all but `num_bytes` when no task writes into the space."""
-        self._kept = min(self._kept, num_bytes)
+        """Give back all but `num_bytes` bytes of the space, as soon as no task writes into the space."""
+        self._wanted_bytes = min(self._wanted_bytes, num_bytes)
         self._resize()
 
     def release(self) -> None:
-        """Return all bytes when no task writes into the space."""
+        """Give back the whole space as soon as no task writes into the space."""
         self.shrink(0)
 
     def task_ended(self) -> None:
-        """Uncount a task that writes no more."""
+        """Note that one of the tasks that write into the space has ended."""
         self.num_tasks -= 1
         self._resize()
 
     def _resize(self) -> None:
-        if not self.num_tasks and self._kept < self.reservation.num_bytes:
-            self._budget.resize(self.reservation, self._kept)
+        if not self.num_tasks and self._wanted_bytes < self.reservation.num_bytes:
+            self._budget.resize(self.reservation, self._wanted_bytes)
 
 
 def remove(path: str) -> None:

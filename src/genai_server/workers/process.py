@@ -82,7 +82,9 @@ class WorkerProcess:
         return self._process.poll() is None
 
     def ask(self, question: Mapping[str, Any], data: bytes, timeout: float) -> dict[str, Any]:
-        """Send a question with bytes and return the answer; see `AnyWorkerProcess.ask`."""
+        """Send a question with bytes to the worker process, wait, and return the answer; see
+        `AnyWorkerProcess.ask`.
+        """
         head = json.dumps({**question, "size": len(data)}).encode()
         return self._exchange(head + b"\n" + data, timeout)
 

@@ -28,7 +28,7 @@ class SharedCall(Generic[T]):
         return await asyncio.shield(self._task)
 
     def leave(self) -> None:
-        """Stop waiting. The work is cancelled if no other caller waits."""
+        """End one caller's wait for the result. The work is cancelled if no other caller waits."""
         self.num_waiting -= 1
         if not self.num_waiting:
             self._task.cancel()

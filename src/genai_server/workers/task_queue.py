@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 @dataclass
 class _Running:
-    """A running task."""
+    """A running task, with the owner of its request and the time at which it began."""
 
     owner: TaskOwner
     # When it began, by the clock.

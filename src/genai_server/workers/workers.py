@@ -26,15 +26,18 @@ class Space(Protocol):
     """Disk space that a request has reserved. It is not returned while tasks that write into it are running."""
 
     def submit(self, tasks: Sequence[Task]) -> "list[asyncio.Future[Answer]]":
-        """Run tasks that write into this space; see `Workers.submit`."""
+        """Run tasks that write into this space, and return a future for the answer of each.
+
+        Futures and refusals are those of `Workers.submit`.
+        """
         ...
 
     def shrink(self, num_bytes: int) -> None:
-        """Return all but `num_bytes` when no task writes into the space."""
+        """Give back all but `num_bytes` bytes of the space, as soon as no task writes into the space."""
         ...
 
     def release(self) -> None:
-        """Return all bytes when no task writes into the space."""
+        """Give back the whole space as soon as no task writes into the space."""
         ...
 
 
@@ -42,10 +45,11 @@ class Workers(Protocol):
     """A pool of processes that handle untrusted input. Used on the event loop only."""
 
     def submit(self, tasks: Sequence[Task]) -> "list[asyncio.Future[Answer]]":
-        """Run tasks of one request: all of them, or none if too much work of the request's tenant already waits.
+        """Run the tasks of one request, and return a future for the answer of each task.
 
-        Cancelling a future ends its task. The futures raise ProcessDied if two processes died of the task,
-        ProcessTimeout, QueueFull, and the error of the kind of tasks if no process can be started.
+        All tasks are accepted, or none if too much work of the request's tenant already waits. Cancelling a future ends
+        the task. The futures raise ProcessDied if two processes died of the task, ProcessTimeout, QueueFull, and the
+        error of the kind of tasks if no process can be started.
         """
         ...
 

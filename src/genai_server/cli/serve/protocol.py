@@ -252,18 +252,18 @@ class HalfClosed:
             self._transport.write(_CONTINUE)  # an interim response, which HTTP/1.1 allows at any number
         elif running.chunked_encoding:
             self._transport.write(b"0")  # a leading zero of the next chunk's size
-        self._look()
+        self._check()
 
     def stop(self) -> None:
         """Stop checking, because the connection has ended."""
         if self._timer is not None:
             self._timer.cancel()
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         if self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
             self._transport.abort()
         else:
-            self._timer = self._loop.call_later(_CHECK_INTERVAL, self._look)
+            self._timer = self._loop.call_later(_CHECK_INTERVAL, self._check)
 
 
 class Unchunked:

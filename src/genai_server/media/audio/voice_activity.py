@@ -46,7 +46,9 @@ class Speech(NamedTuple):
 
 
 class Silence(NamedTuple):
-    """The recording has no speech before the sample `end`."""
+    """The result of a search for speech that found none: the recording is silent up to the sample with index
+    `end`.
+    """
 
     end: int
 

@@ -41,25 +41,27 @@ class RequestSpace:
         self._is_closed = False
 
     def begin(self) -> None:
-        """Count an image that is being prepared."""
+        """Note that one more image of the request is being prepared."""
         self._num_preparing += 1
 
     def end(self) -> None:
-        """Uncount an image that is no longer being prepared."""
+        """Note that one image fewer is being prepared, and give back the rest of the space if nothing more needs
+        it.
+        """
         self._num_preparing -= 1
         self._return_rest()
 
     def add(self, num_bytes: int) -> None:
-        """Count the bytes of a file that occupies a part of the space."""
+        """Note that a file of `num_bytes` bytes occupies a part of the space."""
         self._num_bytes += num_bytes
 
     def remove(self, num_bytes: int) -> None:
-        """Uncount the bytes of a file."""
+        """Note that a file of `num_bytes` bytes no longer occupies a part of the space."""
         self._num_bytes -= num_bytes
         self._return_rest()
 
     def close(self) -> None:
-        """Mark that the request will prepare no more images."""
+        """Note that the request will prepare no more images, so that the unused space can be given back."""
         self._is_closed = True
         self._return_rest()
 
@@ -69,13 +71,13 @@ class RequestSpace:
 
 
 @dataclass
-class _Kept:
+class _CachedFile:
     """A cached file of a prepared image."""
 
-    # Describes it; this object is given to no one.
+    # Describes the file; this object is never handed out.
     image: ReadImage
-    # What was given to others, if it is still in use.
-    given: "weakref.ref[ReadImage]"
+    # The copy that was handed out to requests, if it is still in use.
+    reference: "weakref.ref[ReadImage]"
     # The space of the request that has prepared it; None once it has been used by no request.
     space: RequestSpace | None
 
@@ -99,7 +101,7 @@ class ImageFiles:
         self._max_bytes = max_bytes
         self._run_soon = run_soon
         # Keyed by digest, in order of use.
-        self._kept: OrderedDict[str, _Kept] = OrderedDict()
+        self._files: OrderedDict[str, _CachedFile] = OrderedDict()
         # Digests of images that have ended.
         self._ended: deque[str] = deque()
         # Bytes of the files that no request has space for.
@@ -107,7 +109,7 @@ class ImageFiles:
 
     def __contains__(self, digest: str) -> bool:
         """Whether the prepared image with this digest is cached."""
-        return digest in self._kept
+        return digest in self._files
 
     def create(self) -> None:
         """Create the folder if it does not exist."""
@@ -119,47 +121,47 @@ class ImageFiles:
 
     def get(self, digest: str) -> ReadImage | None:
         """Return the prepared image with this digest; None if it is not cached."""
-        kept = self._kept.get(digest)
-        if kept is None:
+        file = self._files.get(digest)
+        if file is None:
             return None
-        self._kept.move_to_end(digest)
-        return self._give(kept)
+        self._files.move_to_end(digest)
+        return self._handle(file)
 
     def add(self, image: ReadImage, space: RequestSpace) -> ReadImage:
         """Cache an image whose file was written into the space of a request.
 
         Returns the object that requests must hold.
         """
-        if (old := self._kept.get(image.digest)) is not None:  # read twice, and the file is that of the second time
+        if (old := self._files.get(image.digest)) is not None:  # read twice, and the file is that of the second time
             self._leave_space(old)
             self.num_bytes -= old.image.num_bytes
         space.add(image.num_bytes)
-        given = None if old is None else old.given()
-        if given is None:
-            given = self._given(image)
-        self._kept[image.digest] = _Kept(image, weakref.ref(given), space)
-        self._kept.move_to_end(image.digest)
-        return given
+        handle = None if old is None else old.reference()
+        if handle is None:
+            handle = self._new_handle(image)
+        self._files[image.digest] = _CachedFile(image, weakref.ref(handle), space)
+        self._files.move_to_end(image.digest)
+        return handle
 
     def close(self) -> None:
         """Remove the folder with all files."""
         shutil.rmtree(self.folder, ignore_errors=True)
-        for kept in self._kept.values():
-            self._leave_space(kept)
-        self._kept.clear()
+        for file in self._files.values():
+            self._leave_space(file)
+        self._files.clear()
 
-    def _give(self, kept: _Kept) -> ReadImage:
-        image = kept.given()
+    def _handle(self, file: _CachedFile) -> ReadImage:
+        image = file.reference()
         if image is None:
-            image = self._given(kept.image)
-            kept.given = weakref.ref(image)
+            image = self._new_handle(file.image)
+            file.reference = weakref.ref(image)
         return image
 
-    def _given(self, image: ReadImage) -> ReadImage:
-        """Return a copy of an image object for requests. When it is garbage-collected, the file counts as unused."""
-        given = replace(image)
-        weakref.finalize(given, self._image_ended, image.digest).atexit = False
-        return given
+    def _new_handle(self, image: ReadImage) -> ReadImage:
+        """Return a copy of an image object for requests. The file counts as unused when this copy is freed."""
+        handle = replace(image)
+        weakref.finalize(handle, self._image_ended, image.digest).atexit = False
+        return handle
 
     def _image_ended(self, digest: str) -> None:
         self._ended.append(digest)
@@ -171,20 +173,20 @@ class ImageFiles:
         limit.
         """
         while self._ended:
-            kept = self._kept.get(self._ended.popleft())
-            if kept is not None and kept.given() is None:
-                self._leave_space(kept)
-        for digest, kept in list(self._kept.items()):
+            file = self._files.get(self._ended.popleft())
+            if file is not None and file.reference() is None:
+                self._leave_space(file)
+        for digest, file in list(self._files.items()):
             if self.num_bytes <= self._max_bytes:
                 return
-            if kept.space is None and kept.given() is None:
-                del self._kept[digest]
-                self.num_bytes -= kept.image.num_bytes
-                kept.image.path.unlink(missing_ok=True)
+            if file.space is None and file.reference() is None:
+                del self._files[digest]
+                self.num_bytes -= file.image.num_bytes
+                file.image.path.unlink(missing_ok=True)
 
-    def _leave_space(self, kept: _Kept) -> None:
+    def _leave_space(self, file: _CachedFile) -> None:
         """Move a file from its request's space to the cache's own bytes."""
-        if kept.space is not None:
-            space, kept.space = kept.space, None
-            self.num_bytes += kept.image.num_bytes
-            space.remove(kept.image.num_bytes)
+        if file.space is not None:
+            space, file.space = file.space, None
+            self.num_bytes += file.image.num_bytes
+            space.remove(file.image.num_bytes)

@@ -200,7 +200,7 @@ def _finite(key: str, value: Number) -> Number:
 
 
 def _meant(value: Number) -> Decimal:
-    """Return the exact decimal value of a number as written in JSON."""
+    """Return the decimal value that a JSON text with this number denotes, without the rounding error of a float."""
     return Decimal(value) if isinstance(value, int) else Decimal(repr(value))
 
 

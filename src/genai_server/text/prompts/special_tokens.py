@@ -28,7 +28,7 @@ class Prompt(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The joined pieces."""
+        """The complete text of the prompt."""
         return "".join(self.pieces)
 
 

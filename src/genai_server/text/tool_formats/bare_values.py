@@ -95,7 +95,7 @@ def bare(value: Any) -> str:
 
 
 def _type_of(value: str) -> str:
-    """Return the JSON type of the value that a JSON text has."""
+    """Return the JSON type (such as `integer` or `object`) of a value that is given as JSON text."""
     number = "number" if any(char in value for char in ".eE") else "integer"
     return _BY_BEGINNING.get(value[0], number)
 

@@ -27,7 +27,10 @@ def read_call_list(text: Lookahead, calls: Calls) -> Reader[bool]:
 
 
 def read_call_object(text: Lookahead, calls: Calls) -> Reader[bool]:
-    """Read one call. Returns like `ToolFormat.read_calls`."""
+    """Read one tool call, a JSON object with the function's name and arguments, and emit it.
+
+    Returns like `ToolFormat.read_calls`.
+    """
     yield from text.skip_space()
     if not (yield from text.take("{")):
         return False
@@ -92,7 +95,10 @@ class _Call:
 
 
 def read_arguments(text: Lookahead, calls: Calls) -> Reader[bool]:
-    """Read the arguments of the open call, a JSON object, and end the call. Returns like `ToolFormat.read_calls`."""
+    """Read the arguments of the open call, a JSON object, emit them and end the call.
+
+    Returns like `ToolFormat.read_calls`.
+    """
     if (yield from text.skip_space()) != "{" or not (yield from _emit_value(text, calls)):
         return False
     calls.end(text.at)

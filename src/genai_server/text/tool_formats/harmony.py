@@ -190,10 +190,10 @@ class _Messages:
         yield from self.read_content(is_reasoning=is_reasoning, written=written)
 
     def read_content(self, *, is_reasoning: bool, written: str = "", continues: bool = False) -> Reader[None]:
-        """Read the content of a message up to its end marker and emit it. `written` is the content that was read
-        before.
+        """Read the content of a message up to the end marker, and emit it as reasoning or content.
 
-        With `continues`, a part of the message has already been emitted.
+        `written` is the part of the content that was read before. With `continues`, a part of the message has already
+        been emitted.
         """
         text = self._text
         between = _BETWEEN if self._had[is_reasoning] and not continues else ""

@@ -79,7 +79,10 @@ class MarkedPython(ToolFormat):
 
 
 def read_call(text: Lookahead, calls: Calls) -> Reader[bool]:
-    """Read one call. Each argument is emitted when it is complete. Returns like `ToolFormat.read_calls`."""
+    """Read one tool call in Python notation and emit each argument when it is complete.
+
+    Returns like `ToolFormat.read_calls`.
+    """
     yield from text.skip_space()
     name = yield from text.take_all(_NAME)
     if name not in calls.names or not (yield from text.take("(")):
