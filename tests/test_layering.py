@@ -35,8 +35,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("config", "logs", "store"),
     ("workers",),
     ("text", "profiles", "hub", "grammar_checker", "web"),
-    ("media",),
-    ("tool_servers",),
+    ("media", "tool_servers"),
     ("engine", "engine_client", "supervisor", "http"),
     ("generation",),
     ("apis",),
@@ -125,7 +124,6 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
         "hub.export_encoder",
         "hub.measure_export",
         "media.images.processor",
-        "media.images.audio_processor",
     )
     + ("media.audio.features", "media.audio.voice_activity"),
     # It parses untrusted input, and must not do so in the API process.
@@ -148,12 +146,12 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
         "apis.*",
         "generation.dependencies",
         "http.telemetry.*",
-        "ray_serve.merging",
+        "ray_serve.broadcast",
         "tools.top.snapshot",
     ),
     # For people at a terminal.
     "rich": ("cli.*", "tools.*"),
-    "prompt_toolkit": ("tools.terminal_chat.questions", "tools.top.top_command"),
+    "prompt_toolkit": ("tools.terminal_chat.user_input", "tools.top.top_command"),
     # Only with an extra: servers do not have them.
     "aiohttp": ("tools.bench.*",),
     "opentelemetry": ("http.telemetry.traces",),

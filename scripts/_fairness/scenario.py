@@ -14,7 +14,7 @@ from pathlib import Path
 
 from _load.http import ask
 
-from genai_server.tools.bench.statistics import percentile
+from genai_server.tools.bench.measurement import percentile
 
 from .clients import ADMIN, ATTACKER, VICTIM, Client, Refused, Tally
 

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 import psutil
 
 from genai_server.tools.bench.bench_client import Server as Asked
-from genai_server.tools.bench.bench_load import run_load
+from genai_server.tools.bench.bench_client import run_load
 from genai_server.tools.bench.bench_prompts import Calibration, words
-from genai_server.tools.bench.statistics import Figures as RoundFigures
-from genai_server.tools.bench.statistics import answer_figures, spread
+from genai_server.tools.bench.measurement import Figures as RoundFigures
+from genai_server.tools.bench.measurement import answer_figures, spread
 
 from .answers import error_code
 from .gpu import gpu_use

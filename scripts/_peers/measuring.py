@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from genai_server.tools.bench import sweep
-from genai_server.tools.bench.bench_client import Server
-from genai_server.tools.bench.bench_load import run_load
+from genai_server.tools.bench.bench_client import Server, run_load
 from genai_server.tools.bench.bench_prompts import calibrate, words
-from genai_server.tools.bench.measurement import Case, Measurement
+from genai_server.tools.bench.measurement import Case, Measurement, answer_figures
 from genai_server.tools.bench.plan import Plan
-from genai_server.tools.bench.statistics import answer_figures
 from genai_server.tools.bench.target import Target
 
 COLD, SHARED = sweep.NAME, "shared prefix"

@@ -2,7 +2,6 @@
 
 import ipaddress
 import re
-from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
@@ -10,6 +9,7 @@ from pydantic import Field, field_validator
 
 from genai_server.config.setting_form import Positive, SettingsForm, listed
 from genai_server.errors import quoted
+from genai_server.system.addresses import is_loopback
 
 _ORIGIN = re.compile(r"https?://[A-Za-z0-9.-]+(:[0-9]{1,5})?|https?://\[[0-9A-Fa-f:]+\](:[0-9]{1,5})?")
 
@@ -217,14 +217,3 @@ class ServerSettings(SettingsForm):
     def on_loopback(self) -> bool:
         """Whether the server listens on a loopback address, so that only programs on this machine can connect."""
         return is_loopback(self.host)
-
-
-@lru_cache(maxsize=16)  # asked for each request
-def is_loopback(host: str) -> bool:
-    """Whether a host name or address means this machine without a lookup: `localhost` or a loopback address."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -14,7 +14,7 @@ from genai_server.text.answers.reasoning import ReasoningState
 from genai_server.text.codec import TextCodec
 from genai_server.text.grammars import grammar
 from genai_server.text.grammars.lark import lark_of_text
-from genai_server.text.grammars.schema_relaxed import EVERYTHING, any_value, relaxed
+from genai_server.text.grammars.schema_exact import EVERYTHING, any_value, relaxed
 from genai_server.text.tool_formats.tool_format import ANY_OBJECT, Tool, ToolFormat
 
 # The error message for a grammar; None if it is valid.

@@ -16,11 +16,11 @@ from typing import Any
 from genai_server.cli.serve.preflight import bind, check_access, check_models
 from genai_server.cli.serve.welcome import url_of
 from genai_server.config.environment import keep_ray_local
-from genai_server.config.server_settings import is_loopback
 from genai_server.config.settings import Settings
 from genai_server.config.sources import add_options, load_settings
 from genai_server.errors import ConfigurationError
 from genai_server.logs import configure_logging
+from genai_server.system.addresses import is_loopback
 from genai_server.system.installation import this_installation
 
 _NAME = "genai-server"

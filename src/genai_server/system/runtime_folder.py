@@ -1,12 +1,15 @@
-"""The folder in which the processes of one server find each other."""
+"""The folder in which the processes of one server find each other, and the folders of these processes within it."""
 
 import getpass
 import multiprocessing
 import os
+import shutil
 import stat
 import sys
 import tempfile
 from pathlib import Path
+
+import psutil
 
 from genai_server.errors import ConfigurationError
 
@@ -37,3 +40,15 @@ def open_runtime_folder(pid: int) -> Path:
     ):
         raise ConfigurationError(f"{folder} must be a folder that belongs to this user, with mode 0700")
     return folder
+
+
+def own_folder(parent: Path, name: str) -> Path:
+    """Return the folder of this process for files of a kind. The caller creates it, with mode 0700, and removes it.
+
+    Folders of dead processes, and of an earlier process with the same id, are removed.
+    """
+    for left in parent.glob(f"{name}-*"):
+        id = left.name.rpartition("-")[2]
+        if id.isdecimal() and (int(id) == os.getpid() or not psutil.pid_exists(int(id))):
+            shutil.rmtree(left, ignore_errors=True)
+    return parent / f"{name}-{os.getpid()}"

@@ -10,7 +10,6 @@ from msgspec import structs
 
 from genai_server.config.tool_servers import ToolServer
 from genai_server.errors import ToolServerUnavailable, in_one_line
-from genai_server.media.images.sources import is_public
 from genai_server.messages.tool_servers import (
     EndRequest,
     FindRequests,
@@ -29,6 +28,7 @@ from genai_server.messages.tool_servers import (
     ToolServerFailed,
     ToToolServers,
 )
+from genai_server.system.addresses import is_public
 
 if TYPE_CHECKING:
     from genai_server.tool_servers.connection import ToolServerConnection
@@ -173,15 +173,20 @@ class HeldRequests:
         self._held: dict[tuple[_Send, int], tuple[ToolRequest, float]] = {}
 
     def hold(self, send: _Send, message: HoldRequest) -> None:
-        """Store a request, or replace its description."""
+        """Store the description of a request that waits for tools, or replace the stored one.
+
+        `send` sends messages to the request's API process and identifies it.
+        """
         self._held[send, message.id] = message.request, time.monotonic()
 
     def release(self, send: _Send, id: int) -> None:
-        """Remove a request. `send` identifies the API process."""
+        """Remove the request with number `id` of the API process that `send` identifies."""
         self._held.pop((send, id), None)
 
     def forget(self, send: _Send) -> None:
-        """Remove all requests of an API process, identified by `send`."""
+        """Remove all requests of the API process that `send` identifies, because the connection to that process
+        has ended.
+        """
         self._held = {key: held for key, held in self._held.items() if key[0] is not send}
 
     def find(self, question: FindRequests) -> list[ToolRequest]:

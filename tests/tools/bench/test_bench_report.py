@@ -7,9 +7,8 @@ import pytest
 
 from genai_server.plain_tables import plain_report
 from genai_server.tools.bench.bench_report import Report, TargetInfo, as_json, as_parts
-from genai_server.tools.bench.measurement import Case, Measurement
+from genai_server.tools.bench.measurement import Case, Measurement, Spread
 from genai_server.tools.bench.plan import Plan
-from genai_server.tools.bench.statistics import Spread
 from genai_server.tools.bench.sweep import SHIPPED, TUNED, WITHOUT_DRAFTS
 
 ONE, FOUR = (Case("sweep", streams, 64, 32) for streams in (1, 4))

@@ -9,7 +9,7 @@ import pytest
 from genai_server.errors import ServerUnusable
 from genai_server.plain_tables import plain_report
 from genai_server.tools.bench import scenarios, sweep
-from genai_server.tools.bench.bench_load import Outcome
+from genai_server.tools.bench.bench_client import Outcome
 from genai_server.tools.bench.bench_report import Report, as_parts
 from genai_server.tools.bench.bench_session import Session
 from genai_server.tools.bench.measured_answer import Answer

@@ -7,7 +7,7 @@ import pytest
 
 from genai_server.errors import ChatFailed
 from genai_server.tools.terminal_chat.chat_history import Conversation, Message, SavedChat, load, save
-from genai_server.tools.terminal_chat.typed_parameters import parse
+from genai_server.tools.terminal_chat.user_input import parse
 
 
 def said(messages: list[Message] | None) -> list[str]:

@@ -10,13 +10,14 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import uvicorn
+from uvicorn import Config
 from uvicorn.config import STARTUP_FAILURE
 from uvicorn.supervisors import ChangeReload, Multiprocess
 
@@ -27,7 +28,6 @@ from genai_server.cli.serve.loaders import ReadTexts
 from genai_server.cli.serve.preflight import bind, check_server, lone_reloader
 from genai_server.cli.serve.protocol import GuardedProtocol
 from genai_server.cli.serve.shutdown import CLOSING, ENDING, ServerStop
-from genai_server.cli.serve.tls_handshakes import HandshakeConfig
 from genai_server.cli.serve.websocket import GuardedWebSocket
 from genai_server.cli.serve.welcome import welcome
 from genai_server.config.environment import export_metrics, export_settings
@@ -228,3 +228,21 @@ def _max_body_bytes(settings: Settings) -> int:
     if any_takes_media(settings.served.values()):
         return max(settings.max_body_bytes, settings.max_media_body_bytes)
     return settings.max_body_bytes
+
+
+class HandshakeConfig(Config):
+    """uvicorn's configuration with a limit for TLS handshakes: `timeout_keep_alive` seconds, as for a request's
+    head.
+    """
+
+    def get_loop_factory(self) -> Callable[[], asyncio.AbstractEventLoop] | None:
+        """Return the factory of the event loop in which uvicorn runs (called by uvicorn)."""
+        make = super().get_loop_factory()
+        return make if make is None or not self.is_ssl else partial(_loop_with_limit, make, self.timeout_keep_alive)
+
+
+def _loop_with_limit(make: Callable[[], asyncio.AbstractEventLoop], seconds: float) -> asyncio.AbstractEventLoop:
+    loop = make()
+    # uvicorn has no option for this argument.
+    loop.create_server = partial(loop.create_server, ssl_handshake_timeout=seconds)  # type: ignore[method-assign]
+    return loop

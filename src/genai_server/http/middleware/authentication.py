@@ -12,13 +12,13 @@ from fastapi import Depends, Request
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from genai_server.config.server_settings import is_loopback
 from genai_server.errors import AdminForbidden, InvalidApiKey, RateLimitExceeded
 from genai_server.http.api_keys import Access, ApiKey, ApiKeys, hash_key
 from genai_server.http.error_responses import error_response
 from genai_server.http.middleware.request_lifetime import OPEN_PATHS
 from genai_server.http.rate_limit import RateLimits
 from genai_server.http.request_state import HttpRequestState, request_state
+from genai_server.system.addresses import is_loopback
 
 # Paths of stored data. Responses to reads can be large: a list of files has up to 10,000 entries.
 _STORED_PATHS = ("/responses/", "/conversations/", "/files")

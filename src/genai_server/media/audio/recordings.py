@@ -11,7 +11,7 @@ from genai_server.media.audio.decoder import Decoded, Decoder
 from genai_server.media.audio.detection import Detection
 from genai_server.media.audio.window_reader import Window, WindowReader
 from genai_server.model_files.speech_model import SAMPLE_RATE, SpeechModel
-from genai_server.system.process_folder import own_folder
+from genai_server.system.runtime_folder import own_folder
 from genai_server.workers.workers import Requester, Workers
 
 # Name of the folder in the engines' folder.

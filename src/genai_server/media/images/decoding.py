@@ -8,8 +8,7 @@ from io import BytesIO
 import numpy as np
 from PIL import Image
 
-from genai_server.media.images.image_size import MAX_KEPT_PIXELS, webp_size
-from genai_server.media.images.image_types import IMAGE_FORMATS, image_type
+from genai_server.media.images.image_header import IMAGE_FORMATS, MAX_KEPT_PIXELS, image_type, webp_size
 
 # Others have rare, old decoders. JPEG files with several pictures become MPO, of which the first one is read.
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")

@@ -15,9 +15,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from genai_server.media.images.audio_processor import AudioProcessor
 from genai_server.media.images.decoding import CostsMore, UnusableImage, decode, png
-from genai_server.media.images.processor import ImageProcessor, ProcessedImage
+from genai_server.media.images.processor import AudioProcessor, ImageProcessor, ProcessedImage
 from genai_server.model_files.vision_model import Medium, read_vision_model
 from genai_server.workers.worker_loop import Answer, answer_questions
 

@@ -14,12 +14,13 @@ from typing import Any, NamedTuple
 from genai_server.config.settings import Settings
 from genai_server.errors import AsIs, ImageReaderUnavailable, InvalidField
 from genai_server.media.images.image_files import ImageFiles, ReadImage, RequestSpace
-from genai_server.media.images.image_size import MAX_KEPT_PIXELS, declared_size
-from genai_server.media.images.sources import SourceLimits, is_data_url, is_public, load_image
+from genai_server.media.images.image_header import MAX_KEPT_PIXELS, declared_size
+from genai_server.media.images.sources import SourceLimits, is_data_url, load_image
 from genai_server.messages.worker_tasks import Task
 from genai_server.model_files.speech_model import longest_audio
 from genai_server.model_files.vision_model import Medium, VisionModel
-from genai_server.system.process_folder import own_folder
+from genai_server.system.addresses import is_public
+from genai_server.system.runtime_folder import own_folder
 from genai_server.workers.pool import remove
 from genai_server.workers.process import ProcessDied, ProcessTimeout
 from genai_server.workers.shared_calls import SharedCall, SharedCalls

@@ -8,7 +8,6 @@ no effect.
 import asyncio
 import binascii
 import contextlib
-import ipaddress
 import re
 import socket
 import ssl
@@ -16,10 +15,11 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import TYPE_CHECKING, NamedTuple
-from urllib.parse import SplitResult, urljoin, urlsplit
+from urllib.parse import urljoin, urlsplit
 
 from genai_server.errors import AsIs, InvalidField, quoted
-from genai_server.media.images.image_types import IMAGE_FORMATS, image_type
+from genai_server.media.images.image_header import IMAGE_FORMATS, image_type
+from genai_server.system.addresses import DEFAULT_PORTS, MAX_URL, has_url_characters, host_of, is_public
 
 if TYPE_CHECKING:
     import httpx
@@ -27,10 +27,6 @@ if TYPE_CHECKING:
 _DATA_URL = re.compile(r"data:[^,]{0,200};base64,", re.IGNORECASE)
 _BLANKS = str.maketrans("", "", " \t\r\n")
 _AS_DATA = "send the image as data:image/png;base64,…"
-_PORTS = {"http": 80, "https": 443}
-_PUBLIC_IPV6 = ipaddress.ip_network("2000::/3")
-_MAX_URL = 8192
-_URL = re.compile(r"[!-\[\]-~]+")
 _MAX_REDIRECTS = 3
 _REDIRECTS = (301, 302, 303, 307, 308)
 # Larger data URLs are decoded in a thread: a megabyte takes a millisecond.
@@ -49,39 +45,6 @@ class SourceLimits:
     timeout: float
 
 
-def is_public(address: str) -> bool:
-    """Whether an IP address belongs to the public internet, and not to this machine or its networks."""
-    ip = ipaddress.ip_address(address.partition("%")[0])
-    if isinstance(ip, ipaddress.IPv6Address):
-        if ip.sixtofour is not None or ip.teredo is not None:  # lead to an IPv4 address by a gateway
-            return False
-        if ip.ipv4_mapped is None and ip not in _PUBLIC_IPV6:
-            return False
-        ip = ip.ipv4_mapped or ip
-    return ip.is_global and not (ip.is_multicast or ip.is_reserved or ip.is_link_local or ip.is_unspecified)
-
-
-def host_of(parts: SplitResult) -> str:
-    """The host of an http or https URL as operators list it: with a port if that is not the scheme's own.
-
-    Raises ValueError for a port that is no number.
-    """
-    host = (parts.hostname or "").rstrip(".")
-    shown = f"[{host}]" if ":" in host else host
-    return shown if parts.port in (None, _PORTS[parts.scheme]) else f"{shown}:{parts.port}"
-
-
-def is_at(url: str, hosts: Collection[str]) -> bool:
-    """Whether a text is an http or https URL, without a user's name and password, of one of these hosts."""
-    if not hosts or len(url) > _MAX_URL or not _URL.fullmatch(url):
-        return False
-    try:
-        parts = urlsplit(url)
-        return parts.scheme in _PORTS and "@" not in parts.netloc and host_of(parts) in hosts
-    except ValueError:
-        return False
-
-
 def is_data_url(url: str) -> bool:
     """Whether a URL contains the image itself (`data:`)."""
     return url[:5].lower() == "data:"
@@ -98,7 +61,7 @@ async def load_image(
     if is_data_url(url):
         decode = partial(_decode, url, limits.max_bytes, param)
         return decode() if len(url) < _LONG else await asyncio.to_thread(decode)
-    if scheme not in _PORTS:
+    if scheme not in DEFAULT_PORTS:
         raise InvalidField(param, f"must be a data URL; {_AS_DATA}", given=url)
     if not limits.hosts:
         raise InvalidField(
@@ -146,22 +109,22 @@ class _Target(NamedTuple):
 
 def _target(url: str, hosts: Collection[str], param: str) -> _Target:
     """Check a URL against the allowed hosts and return its parts. Raises InvalidField if it is not allowed."""
-    if len(url) > _MAX_URL:
+    if len(url) > MAX_URL:
         raise InvalidField(
-            param, "cannot be used: a URL may have at most", limit=f"{_MAX_URL} characters", given=len(url)
+            param, "cannot be used: a URL may have at most", limit=f"{MAX_URL} characters", given=len(url)
         )
-    if not _URL.fullmatch(url):
+    if not has_url_characters(url):
         raise InvalidField(param, "must be a URL of ASCII characters, without blanks and backslashes", given=url)
     try:
         parts = urlsplit(url)
         host, port = (parts.hostname or "").rstrip("."), parts.port
     except ValueError as error:
         raise InvalidField(param, f"is not a URL: {error}", given=url) from None
-    if parts.scheme not in _PORTS or not host:
+    if parts.scheme not in DEFAULT_PORTS or not host:
         raise InvalidField(param, "must be an http or https URL with a host", given=url)
     if "@" in parts.netloc:
         raise InvalidField(param, "must have no user name or password in its URL")
-    port = _PORTS[parts.scheme] if port is None else port
+    port = DEFAULT_PORTS[parts.scheme] if port is None else port
     shown = host_of(parts)
     if shown not in hosts:
         raise InvalidField(
@@ -233,7 +196,7 @@ async def _get(target: _Target, max_bytes: int, param: str, may_connect: Callabl
 async def _get_from(client: "httpx.AsyncClient", address: str, target: _Target, max_bytes: int) -> _Response:
     """Request an image from one of a host's IP addresses. TLS certificates are checked against the host's name."""
     name = f"[{target.host}]" if ":" in target.host else target.host
-    usual = target.port == _PORTS[target.scheme]
+    usual = target.port == DEFAULT_PORTS[target.scheme]
     headers = {
         "Host": name if usual else f"{name}:{target.port}",
         "Accept": "image/*",

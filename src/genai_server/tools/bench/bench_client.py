@@ -1,4 +1,5 @@
-"""Sends requests to one OpenAI-style server and records when each piece of the response arrives.
+"""Sends requests to one OpenAI-style server, also as a load of concurrent streams, and records when each piece of a
+response arrives.
 
 Client and server often share their cores. While a response arrives, only times and bytes are recorded; they are parsed
 after the load. aiohttp is used because it takes a third of httpx's time for each chunk.
@@ -7,13 +8,14 @@ after the load. aiohttp is used because it takes a third of httpx's time for eac
 import asyncio
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
 
 from genai_server.tools.bench.measured_answer import Answer, AnswerError, read_answer
+from genai_server.tools.bench.measurement import Case, Figures, Measurement, answer_figures
 from genai_server.tools.server_answers import authorization, checked_url, error_message, unanswered
 
 # Seconds to connect, and to wait for the next byte, before a request counts as failed.
@@ -169,3 +171,49 @@ def open_http(headers: Mapping[str, str] | None = None) -> aiohttp.ClientSession
     """
     connector = aiohttp.TCPConnector(limit=0)
     return aiohttp.ClientSession(connector=connector, headers=headers, timeout=_TIMEOUT, trust_env=False)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The answers and errors of a number of requests."""
+
+    answers: list[Answer]
+    errors: list[str]
+
+    def measurement(self, target: str, case: Case, number: int, more: Figures | None = None) -> Measurement:
+        """Return the measurement of a case in round `number`, from the statistics of the answers and `more`
+        figures.
+        """
+        figures = answer_figures(self.answers, case.streams) | (more or {})
+        return Measurement(target, case, number, figures, len(self.answers), tuple(self.errors))
+
+
+async def run_load(
+    server: Server, prompts: Sequence[str], max_tokens: int, streams: int, more: Mapping[str, Any] = {}
+) -> Outcome:
+    """Send all prompts, `streams` of them at a time, and parse the answers when all have ended.
+
+    `more` are fields of these requests only.
+    """
+    recordings: list[Recording] = []
+    waiting = iter(prompts)
+
+    async def stream() -> None:
+        for prompt in waiting:
+            recordings.append(await server.ask(prompt, max_tokens, more=more))
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(streams):
+            group.create_task(stream())
+    return read_all(recordings)
+
+
+def read_all(recordings: Sequence[Recording]) -> Outcome:
+    """Parse recordings. Returns complete answers, and the errors of the others."""
+    outcome = Outcome([], [])
+    for recording in recordings:
+        try:
+            outcome.answers.append(recording.answer())
+        except AnswerError as error:
+            outcome.errors.append(str(error))
+    return outcome

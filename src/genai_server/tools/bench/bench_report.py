@@ -10,10 +10,9 @@ from functools import partial
 from typing import Any
 
 from genai_server.plain_tables import Rows
-from genai_server.tools.bench.measurement import Measurement, Summary, summarize
+from genai_server.tools.bench.measurement import Figures, Measurement, Spread, Summary, latencies, summarize
 from genai_server.tools.bench.plan import Plan
 from genai_server.tools.bench.ratios import Ratio, ratios
-from genai_server.tools.bench.statistics import Figures, Spread, latencies
 
 # Title, figure, and the factor from its unit to the shown one.
 _COLUMNS = (

@@ -11,10 +11,9 @@ from genai_server.tools.bench.bench_client import Server
 from genai_server.tools.bench.bench_prompts import calibrate
 from genai_server.tools.bench.bench_report import Report, TargetInfo
 from genai_server.tools.bench.measured_answer import AnswerError
-from genai_server.tools.bench.measurement import Case, Measurement
+from genai_server.tools.bench.measurement import Case, Measurement, latencies
 from genai_server.tools.bench.plan import LABELS, Plan, RequestOptions
 from genai_server.tools.bench.scenarios import MEASURES
-from genai_server.tools.bench.statistics import latencies
 from genai_server.tools.bench.target import HealthProbe, Target, server_processes
 
 

@@ -2,8 +2,137 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean, median
 
-from genai_server.tools.bench.statistics import Figures, Spread, spread
+import numpy as np
+
+from genai_server.tools.bench.measured_answer import Answer
+
+Figures = dict[str, float | None]
+# A rate needs at least this many tokens of each stream.
+_MIN_TOKENS = 8
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The median, minimum and maximum of a figure over the rounds."""
+
+    median: float
+    min: float
+    max: float
+    rounds: int
+
+
+def spread(values: Sequence[float | None]) -> Spread | None:
+    """Return the spread over the rounds in which the figure is known; None if it is never known."""
+    known = [value for value in values if value is not None]
+    return Spread(median(known), min(known), max(known), len(known)) if known else None
+
+
+def percentile(values: Sequence[float], percent: float) -> float | None:
+    """Return a percentile by linear interpolation between the nearest ranks, as numpy and vLLM do; None without
+    values.
+    """
+    return float(np.percentile(values, percent)) if values else None
+
+
+def mean(values: Sequence[float]) -> float | None:
+    """Return the mean; None without values."""
+    return fmean(values) if values else None
+
+
+def latencies(name: str, values: Sequence[float], *percents: int) -> Figures:
+    """Return percentiles with the names `{name}_p50` and so on, in the unit of the values."""
+    return {f"{name}_p{percent}": percentile(values, percent) for percent in percents}
+
+
+def answer_figures(answers: Sequence[Answer], streams: int) -> Figures:
+    """Return the figures of a load with `streams` concurrent streams. Times are in seconds, rates in tokens per second.
+
+    `tokens_per_second` is the number of all output tokens divided by the time from the first request to the end of the
+    last answer. `prefill_tokens_per_second` is the number of prompt tokens without cached ones, such as those of the
+    chat template, divided by the TTFT. It is known only for one stream, since several wait for each other, and if the
+    server reports cached tokens.
+    """
+    ttfts = [answer.ttft for answer in answers if answer.ttft is not None]
+    cached = [answer.cached_tokens for answer in answers if answer.cached_tokens is not None]
+    drafted = [answer.drafted_tokens for answer in answers if answer.drafted_tokens is not None]
+    prefill = [
+        (answer.prompt_tokens - answer.cached_tokens) / answer.ttft
+        for answer in answers
+        if answer.ttft and answer.cached_tokens is not None
+    ]
+    return {
+        **latencies("ttft", ttfts, 50, 95, 99),
+        **latencies("tpot", [answer.tpot for answer in answers if answer.tpot is not None], 50, 95, 99),
+        **latencies("itl", [gap for answer in answers for gap in answer.gaps], 50, 95, 99),
+        "tokens_per_second": output_rate(answers),
+        "decode_tokens_per_second": decode_rate(answers, streams),
+        "prefill_tokens_per_second": percentile(prefill, 50) if streams == 1 else None,
+        "prompt_tokens": mean([answer.prompt_tokens for answer in answers]),
+        "cached_tokens": mean(cached),
+        "drafted_tokens": mean(drafted),
+        "output_tokens": mean([answer.output_tokens for answer in answers]),
+    }
+
+
+def output_rate(answers: Sequence[Answer]) -> float | None:
+    """Return the output tokens per second, from the first request to the end of the last answer."""
+    if not answers:
+        return None
+    wall = max(answer.ended for answer in answers) - min(answer.sent for answer in answers)
+    return sum(answer.output_tokens for answer in answers) / wall if wall > 0 else None
+
+
+def per_token(answers: Sequence[Answer], before: float | None, after: float | None) -> float | None:
+    """Return the use of a resource per output token; None if it is unknown. `before` and `after` are the total
+    use.
+    """
+    tokens = sum(answer.output_tokens for answer in answers)
+    return (after - before) / tokens if tokens and before is not None and after is not None else None
+
+
+def decode_rate(answers: Sequence[Answer], streams: int) -> float | None:
+    """Return the tokens per second of all streams together while all of them decode and no prompt is processed.
+
+    It is measured over the time in which exactly `streams` answers are between their first text and their end. For one
+    wave of requests, this is the time from the last first token to the first end. For a single stream it gives (tokens
+    - 1) / (last - first). Tokens after the first text are assumed to arrive in equal parts with each chunk. None if
+    that time has fewer than 8 tokens per stream.
+    """
+    decoding = [answer for answer in answers if answer.chunks and answer.output_tokens > 1]
+    seconds = tokens = 0.0
+    for start, end in _all_decoding(decoding, streams):
+        seconds += end - start
+        tokens += sum(_tokens_between(answer, start, end) for answer in decoding)
+    return tokens / seconds if seconds > 0 and tokens >= _MIN_TOKENS * streams else None
+
+
+def _all_decoding(answers: Sequence[Answer], streams: int) -> list[tuple[float, float]]:
+    """Return the time spans in which exactly `streams` answers are between their first text and their end."""
+    # At equal times an end (-1) sorts before a beginning.
+    changes = sorted([(answer.chunks[0], 1) for answer in answers] + [(answer.ended, -1) for answer in answers])
+    spans, active = [], 0
+    for (moment, change), (following, _) in zip(changes, changes[1:], strict=False):
+        active += change
+        if active == streams and following > moment:
+            spans.append((moment, following))
+    return spans
+
+
+def _tokens_between(answer: Answer, start: float, end: float) -> float:
+    later = answer.chunks[1:]
+    if not later:
+        inside = answer.chunks[0] <= start and answer.ended <= end
+        return answer.output_tokens - 1 if inside else 0.0
+    if start <= answer.chunks[0] and answer.ended <= end:
+        return answer.output_tokens - 1
+    return sum(start < moment <= end for moment in later) * (answer.output_tokens - 1) / len(later)
+
+
+def gaps_within(times: Sequence[float], start: float, end: float) -> list[float]:
+    """Return the gaps between arrivals that overlap the time span, even in part. All times are in seconds."""
+    return [after - before for before, after in zip(times, times[1:], strict=False) if after > start and before < end]
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from genai_server.tools.bench import sweep
 from genai_server.tools.bench.bench_report import Report
-from genai_server.tools.bench.measurement import Summary
-from genai_server.tools.bench.statistics import Spread
+from genai_server.tools.bench.measurement import Spread, Summary
 
 # Title, figure, and the factor from its unit to the shown one.
 _PANELS = (

@@ -4,8 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from genai_server.tools.bench import scenarios, sweep
-from genai_server.tools.bench.measurement import Case, Measurement
-from genai_server.tools.bench.statistics import Figures, Spread, spread
+from genai_server.tools.bench.measurement import Case, Figures, Measurement, Spread, spread
 
 _LIBRARIES = {
     sweep.TUNED: "the bare og.Generator loop, same threads",

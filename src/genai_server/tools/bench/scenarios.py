@@ -4,13 +4,11 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 
-from genai_server.tools.bench.bench_client import FAILURES, Recording, Server
-from genai_server.tools.bench.bench_load import read_all
+from genai_server.tools.bench.bench_client import FAILURES, Recording, Server, read_all
 from genai_server.tools.bench.bench_prompts import words
 from genai_server.tools.bench.measured_answer import AnswerError, text_times
-from genai_server.tools.bench.measurement import Case, Measurement
+from genai_server.tools.bench.measurement import Case, Figures, Measurement, gaps_within, latencies
 from genai_server.tools.bench.plan import Plan
-from genai_server.tools.bench.statistics import Figures, gaps_within, latencies
 from genai_server.tools.bench.target import Target
 from genai_server.tools.server_answers import error_message, unanswered
 

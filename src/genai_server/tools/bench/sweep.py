@@ -10,12 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from genai_server.tools.bench.bench_load import Outcome, run_load
+from genai_server.tools.bench.bench_client import Outcome, run_load
 from genai_server.tools.bench.bench_prompts import words
 from genai_server.tools.bench.measured_answer import Answer
-from genai_server.tools.bench.measurement import Case, Measurement
+from genai_server.tools.bench.measurement import Case, Measurement, per_token
 from genai_server.tools.bench.plan import Plan
-from genai_server.tools.bench.statistics import per_token
 from genai_server.tools.bench.target import Target
 
 # Started by name: importing it would load the engine and the library.

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from genai_server.config.server_settings import is_loopback
+from genai_server.system.addresses import is_loopback
 from genai_server.tools.bench.bench_client import FAILURES, Server, open_http
 from genai_server.tools.bench.bench_prompts import Calibration
 

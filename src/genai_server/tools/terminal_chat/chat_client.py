@@ -16,7 +16,7 @@ from genai_server.errors import ChatFailed
 from genai_server.model_files.pooling_model import ENDPOINTS
 from genai_server.tools.server_answers import authorization, checked_url, error_message, unanswered
 from genai_server.tools.terminal_chat.chat_history import Message
-from genai_server.tools.terminal_chat.typed_parameters import Value
+from genai_server.tools.terminal_chat.user_input import Value
 
 # Seconds to connect or list models, and to wait for the next piece of an answer.
 _SHORT, _LONG = 10.0, 600.0

@@ -30,9 +30,8 @@ from genai_server.tools.server_answers import is_address
 from genai_server.tools.terminal_chat.chat_client import Answer, ChatClient
 from genai_server.tools.terminal_chat.chat_history import Conversation, Message
 from genai_server.tools.terminal_chat.dialogue import Dialogue, choose_model, continued, require_images, show_answer
-from genai_server.tools.terminal_chat.image_files import data_url
 from genai_server.tools.terminal_chat.own_server import own_server
-from genai_server.tools.terminal_chat.questions import is_confirmed
+from genai_server.tools.terminal_chat.user_input import data_url, is_confirmed
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -12,7 +12,7 @@ from typing import Any, Literal, NotRequired, Self, TypedDict
 import msgspec
 
 from genai_server.errors import ChatFailed
-from genai_server.tools.terminal_chat.typed_parameters import PARAMETERS, Value, parse
+from genai_server.tools.terminal_chat.user_input import PARAMETERS, Value, parse
 
 
 class ImageUrl(TypedDict):

@@ -16,10 +16,16 @@ from genai_server.engine.model.files import GIVE_A_TEMPLATE, NO_CHAT_TEMPLATE
 from genai_server.errors import ChatFailed, did_you_mean, escaped, quoted
 from genai_server.tools.terminal_chat.chat_client import Answer, ChatClient, ChatPiece, ToolRun
 from genai_server.tools.terminal_chat.chat_history import Conversation, Message, SavedChat, load, save
-from genai_server.tools.terminal_chat.image_files import data_url
-from genai_server.tools.terminal_chat.questions import is_confirmed, question_reader
-from genai_server.tools.terminal_chat.typed_parameters import PARAMETERS, Value, parse, require_known
 from genai_server.tools.terminal_chat.undisturbed import without_echo
+from genai_server.tools.terminal_chat.user_input import (
+    PARAMETERS,
+    Value,
+    data_url,
+    is_confirmed,
+    parse,
+    question_reader,
+    require_known,
+)
 
 _DEFAULT = "default"
 _BUDGET = "thinking_token_budget"

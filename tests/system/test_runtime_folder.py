@@ -5,7 +5,7 @@ from pathlib import Path
 
 import psutil
 
-from genai_server.system.process_folder import own_folder
+from genai_server.system.runtime_folder import own_folder
 
 
 def test_folder_has_the_name_of_its_process(tmp_path: Path) -> None:

@@ -1,11 +1,15 @@
-"""Reads questions and commands from standard input, which may be a terminal."""
+"""Reads what the user of a terminal chat enters: questions and commands, image files, and values of request fields."""
 
+import base64
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from genai_server.cli.screen import screen
 from genai_server.cli.standard_streams import piped_line
+from genai_server.errors import ChatFailed, did_you_mean, quoted
+from genai_server.media.images.image_header import IMAGE_FORMATS, image_type
 
 if TYPE_CHECKING:
     from prompt_toolkit import PromptSession
@@ -13,6 +17,27 @@ if TYPE_CHECKING:
 _PROMPT, _MORE = "> ", "… "
 # Begins and ends a text of several lines.
 _QUOTES = '"""'
+# Limit of an image file.
+_MAX_BYTES = 20 * 1024 * 1024
+Value = float | int | str
+# The fields of a chat request that the user may set. The server checks the ranges.
+_KINDS: dict[str, type[float] | type[int] | type[str]] = {
+    "temperature": float,
+    "top_p": float,
+    "top_k": int,
+    "min_p": float,
+    "max_tokens": int,
+    "seed": int,
+    "stop": str,
+    "repetition_penalty": float,
+    "frequency_penalty": float,
+    "presence_penalty": float,
+    "repeat_last_n": int,
+    "reasoning_effort": str,
+    "thinking_token_budget": int,
+}
+PARAMETERS = tuple(_KINDS)
+_WORDS = {float: "a number", int: "a whole number"}
 
 
 def question_reader(commands: Sequence[str]) -> Callable[[], str]:
@@ -82,3 +107,39 @@ def _session(commands: Sequence[str]) -> "PromptSession[str]":
         completer=WordCompleter(list(commands), sentence=True),
         complete_while_typing=False,
     )
+
+
+def data_url(path: Path) -> str:
+    """Return the data URL of an image file.
+
+    Raises ChatFailed if the file cannot be read, is not an image, or is larger than 20 MiB.
+    """
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            content = file.read(_MAX_BYTES + 1)
+    except (OSError, ValueError) as error:
+        raise ChatFailed(f"{path} cannot be read: {(isinstance(error, OSError) and error.strerror) or error}") from None
+    media_type = image_type(content)
+    if media_type is None:
+        raise ChatFailed(f"{path} is not a {IMAGE_FORMATS} image")
+    if len(content) > _MAX_BYTES:
+        raise ChatFailed(f"{path} has {size} bytes; an image may have at most {_MAX_BYTES}")
+    return f"data:{media_type};base64,{base64.b64encode(content).decode()}"
+
+
+def require_known(name: str) -> None:
+    """Raise ChatFailed if the user may not set a field with this name."""
+    if name not in _KINDS:
+        meant = did_you_mean(name, PARAMETERS)
+        raise ChatFailed(f"there is no setting {quoted(name)}{meant} (known: {', '.join(PARAMETERS)})")
+
+
+def parse(name: str, text: str) -> Value:
+    """Return the value of a field, parsed from text. Raises ChatFailed for an unknown field and for a wrong type."""
+    require_known(name)
+    kind = _KINDS[name]
+    try:
+        return kind(text)
+    except ValueError:
+        raise ChatFailed(f"{name} must be {_WORDS[kind]}, not {quoted(text)}") from None

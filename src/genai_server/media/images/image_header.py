@@ -1,20 +1,34 @@
-"""Reads the size of an image from the header of its file: the cost of preparing the image, in pixels.
+"""Reads the format and the size of an image from the header of the file. The size, in pixels, is the cost of
+preparing the image.
 
 This runs in the API process, so only bytes at fixed positions are read and no decoder. The decoder in the worker
 process checks the actual size later.
 """
 
+import re
 import struct
 from collections.abc import Iterator
 
-from genai_server.media.images.image_types import image_type
-
+IMAGE_FORMATS = "PNG, JPEG, WebP, GIF or BMP"
+# BMP has four zeros where a text has letters.
+_TYPES = {
+    "image/png": re.compile(rb"\x89PNG\r\n\x1a\n"),
+    "image/jpeg": re.compile(rb"\xff\xd8\xff"),
+    "image/webp": re.compile(rb"RIFF.{4}WEBP", re.DOTALL),
+    "image/gif": re.compile(rb"GIF8[79]a"),
+    "image/bmp": re.compile(rb"BM.{4}\0{4}", re.DOTALL),
+}
 # Larger images are reduced to this number of pixels. No processor keeps as many, and resizing takes it seconds.
 MAX_KEPT_PIXELS = 16_000_000
 # Markers of JPEG's frame headers, and those of its parts without a length.
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _ALONE = frozenset((0x01, *range(0xD0, 0xD9)))
 _START_OF_SCAN, _END = 0xDA, 0xD9
+
+
+def image_type(data: bytes | bytearray) -> str | None:
+    """Return the media type of a file, such as `image/png`; None if it is no image of a supported format."""
+    return next((name for name, beginning in _TYPES.items() if beginning.match(data)), None)
 
 
 def declared_size(data: bytes) -> tuple[int, int] | None:

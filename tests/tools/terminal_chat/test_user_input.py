@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from genai_server.errors import ChatFailed
-from genai_server.tools.terminal_chat.image_files import data_url
+from genai_server.tools.terminal_chat.user_input import data_url
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import pytest
 
 from genai_server.tools.bench.measured_answer import Answer
-from genai_server.tools.bench.statistics import (
+from genai_server.tools.bench.measurement import (
     Spread,
     answer_figures,
     decode_rate,

@@ -6,7 +6,7 @@ import struct
 import pytest
 from PIL import Image
 
-from genai_server.media.images.image_size import declared_size
+from genai_server.media.images.image_header import declared_size
 from tests.media.images.pictures import encoded, picture, png_header
 
 
