@@ -94,5 +94,5 @@ def test_images_of_results_and_of_neighbours_are_all_written(
     written = _writer(templates / f"{name}.jinja", marker).write(messages, None, None)
     assert written.text.count(marker) == 3
     assert list(written.media) == [0, 1, 2]
-    is_moved = any("its images and sounds as a message of the user" in remark for _, remark in written.converted)
+    is_moved = any("its images and audio as a message of the user" in remark for _, remark in written.converted)
     assert is_moved is not in_result

@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 
 from genai_server.cli.download_progress import download_progress, size_in_words
 from genai_server.cli.option_types import path_of
-from genai_server.cli.pull_command import absolute, add_hub_options, checked_name, fetch_description, tell_how_to_serve
+from genai_server.cli.pull_command import absolute, add_hub_options, checked_name, fetch_description, print_how_to_serve
 from genai_server.cli.screen import say, say_aside
 from genai_server.config.environment import builder_environment
 from genai_server.config.sources import load_settings
@@ -130,7 +130,7 @@ def run(arguments: argparse.Namespace) -> int:
         from genai_server.cli import main
 
         return main(["serve", str(directory), *arguments.serve])
-    tell_how_to_serve(directory)
+    print_how_to_serve(directory)
     return 0
 
 
@@ -163,7 +163,7 @@ def _agrees(question: str) -> bool:
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
-def _tell_cost(order: Build) -> None:
+def _print_cost(order: Build) -> None:
     """Print an estimate of the time and memory that a build takes, if there is one."""
     if (cost := cost_of(order)) is None:
         say("how long this takes is not known for this kind of model")
@@ -190,7 +190,7 @@ def _target(arguments: argparse.Namespace, name: str, source: Path) -> Path:
     if order.is_encoder:
         builder.check_environment(arguments.python, builder.NEEDED_FOR_ENCODERS)
     directory = _directory(arguments, name, order.precision)
-    _tell_cost(order)
+    _print_cost(order)
     return directory
 
 
@@ -241,7 +241,7 @@ def _check_gguf(arguments: argparse.Namespace, path: Path) -> str:
     with tempfile.TemporaryDirectory() as folder:
         gguf_source.unpack(path, Path(folder), arguments.python, builder_environment(), lambda _: None)
         order = _chosen(arguments, _order(arguments, Path(folder), Path(folder), path))
-        _tell_cost(order)
+        _print_cost(order)
         return order.precision
 
 

@@ -97,7 +97,7 @@ def run(arguments: argparse.Namespace) -> int:
     include = source.include or arguments.include
     source = replace(source, include=include, revision=arguments.revision, original=original)
     print(pull(Hub(arguments.token), source, directory))
-    tell_how_to_serve(directory)
+    print_how_to_serve(directory)
     return 0
 
 
@@ -299,7 +299,7 @@ def absolute(path: Path) -> Path:
     return path_of(str(path)).absolute()
 
 
-def tell_how_to_serve(directory: Path) -> None:
+def print_how_to_serve(directory: Path) -> None:
     """Print the commands that serve the model and chat with it."""
     is_known = directory.parent == load_settings().models_path.absolute()
     quoted = shlex.quote(directory.name if is_known else str(directory))

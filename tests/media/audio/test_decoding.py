@@ -118,7 +118,7 @@ def test_file_without_sound_is_refused() -> None:
 
 
 def test_recording_of_zero_samples_is_refused() -> None:
-    assert _refusal(_wav(num_bytes=0)) == "has no sound, or none that can be decoded"
+    assert _refusal(_wav(num_bytes=0)) == "has no audio, or none that can be decoded"
 
 
 def test_empty_file_is_refused() -> None:
@@ -195,7 +195,7 @@ def test_wrong_claim_of_a_length_is_not_believed() -> None:
         (999, 1, "must have a sample rate between 1000 and 768000 Hz, given 999"),
         (768_001, 1, "must have a sample rate between 1000 and 768000 Hz, given 768001"),
         (RATE, 65, "may have at most 64 channels, given 65"),
-        (RATE, 9, "has sound that cannot be mixed from its 9 channels"),
+        (RATE, 9, "has audio that cannot be mixed from its 9 channels"),
     ],
 )
 def test_absurd_rates_and_channels_are_refused(rate: int, channels: int, words: str) -> None:
@@ -209,7 +209,7 @@ def test_rates_within_the_limits_are_resampled(rate: int) -> None:
 
 def test_codec_that_is_not_allowed_is_refused() -> None:
     assert _refusal(encoded(tone(1), "matroska", "tta")) == (
-        "has a sound of the codec tta, which this server does not decode"
+        "has audio of the codec tta, which this server does not decode"
     )
 
 

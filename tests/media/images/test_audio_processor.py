@@ -42,7 +42,7 @@ def test_formats_and_channels_make_the_same_spectrogram(processor: AudioProcesso
         (b"", "is an empty file"),
         (b"no sound", "is not a flac"),
         (encoded(silence(2.0)), "may be at most 1 s long"),
-        (encoded(tone(0.001)), "is refused by the model's sound processor|is too short"),
+        (encoded(tone(0.001)), "is refused by the model's audio processor|is too short"),
     ],
 )
 def test_unusable_sound_is_refused_with_its_reason(processor: AudioProcessor, data: bytes, reason: str) -> None:

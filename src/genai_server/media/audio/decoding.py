@@ -63,7 +63,7 @@ def decode(
             writer.write(_resample(resampler, frame))
         writer.write(_resample(resampler, None))
     if not writer.num_samples:
-        raise UnusableRecording("has no sound, or none that can be decoded")
+        raise UnusableRecording("has no audio, or none that can be decoded")
     return writer.num_samples, writer.peak
 
 
@@ -101,7 +101,7 @@ def _audio_stream(container: Any) -> Any:
     context = stream.codec_context
     if context is None or context.codec.name not in _DECODERS.split(","):
         name = "of an unknown codec" if context is None else f"of the codec {context.codec.name}"
-        raise UnusableRecording(f"has a sound {name}, which this server does not decode")
+        raise UnusableRecording(f"has audio {name}, which this server does not decode")
     context.thread_count = 1
     return stream
 
@@ -134,7 +134,7 @@ def _resample(resampler: Any, frame: Any) -> list[Any]:
     except (av.FFmpegError, ValueError) as error:
         _raise_for_memory(error)
         name = "its channels" if frame is None else f"its {frame.layout.nb_channels} channels ({frame.layout.name})"
-        raise UnusableRecording(f"has sound that cannot be mixed from {name}") from None
+        raise UnusableRecording(f"has audio that cannot be mixed from {name}") from None
     return found
 
 

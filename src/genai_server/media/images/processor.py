@@ -124,7 +124,7 @@ class AudioProcessor:
             named = self._processor(_MARKER, audios=self._library.Audios.open_bytes(wav_file(pcm)))
             tensors = {name: named[name].as_numpy() for name in named.keys()}  # noqa: SIM118
         except RuntimeError as error:
-            raise UnusableImage(f"is refused by the model's sound processor: {error}") from None
+            raise UnusableImage(f"is refused by the model's audio processor: {error}") from None
         expansion = [token for token in tensors["input_ids"].reshape(-1).tolist() if token == self._token]
         if not expansion:
             raise UnusableImage("is too short for the model")

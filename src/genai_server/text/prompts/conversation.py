@@ -464,7 +464,7 @@ class _Conversion:
                     result = result.with_fields(content=text_of(result.content))
                 self._append(result)
         for result, parts in media:
-            self._convert(result, "its images and sounds as a message of the user")
+            self._convert(result, "its images and audio as a message of the user")
             self._user(_Turn(result.number, {"role": "user", "content": labelled("of the tool result", parts)}))
 
     def _orphan(self, turn: _Turn) -> None:
