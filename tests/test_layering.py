@@ -124,6 +124,7 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
         "hub.export_encoder",
         "hub.measure_export",
         "media.images.processor",
+        "media.images.audio_processor",
     )
     + ("media.audio.features", "media.audio.voice_activity"),
     # It parses untrusted input, and must not do so in the API process.
@@ -146,7 +147,7 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
         "apis.*",
         "generation.dependencies",
         "http.telemetry.*",
-        "ray_serve.broadcast",
+        "ray_serve.merging",
         "tools.top.snapshot",
     ),
     # For people at a terminal.

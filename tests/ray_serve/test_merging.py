@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from genai_server.ray_serve.broadcast import joined, merged, merged_metrics
 from genai_server.ray_serve.forwarded import ReplicaAnswer
+from genai_server.ray_serve.merging import joined, merged, merged_metrics
 
 JSON = [(b"content-type", b"application/json"), (b"content-length", b"9")]
 

@@ -49,7 +49,7 @@ from genai_server.http.rate_limit import RateLimits
 from genai_server.http.request_state import request_state
 from genai_server.logs import configure_logging
 from genai_server.model_files.vision_model import any_takes_media
-from genai_server.ray_serve.broadcast import ask_replicas, joined, merged, merged_metrics
+from genai_server.ray_serve.broadcast import ask_replicas
 from genai_server.ray_serve.forwarded import (
     FORWARDED,
     READINESS,
@@ -61,6 +61,7 @@ from genai_server.ray_serve.forwarded import (
     prompt_text,
     with_header,
 )
+from genai_server.ray_serve.merging import joined, merged, merged_metrics
 from genai_server.ray_serve.model_choice import ModelNames, matches, requested_task
 from genai_server.ray_serve.stream_end import is_event, stream_end
 

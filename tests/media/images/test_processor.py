@@ -1,6 +1,8 @@
 """onnxruntime-genai's processor without weights: expansions and tensors of each family."""
 
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -124,3 +126,8 @@ def test_tokenizer_without_the_placeholder_is_an_error(own_folder: Path) -> None
         shutil.copy(demo / name, model_dir / name)
     with pytest.raises(Exception, match="image_pad"):
         _processor(model_dir, own_folder / "stub")
+
+
+def test_images_are_prepared_without_the_extra_for_audio() -> None:
+    program = "import sys; sys.modules['av'] = None; import genai_server.media.images.process"
+    subprocess.run([sys.executable, "-c", program], check=True)

@@ -16,7 +16,7 @@ import numpy as np
 from PIL import Image
 
 from genai_server.media.images.decoding import CostsMore, UnusableImage, decode, png
-from genai_server.media.images.processor import AudioProcessor, ImageProcessor, ProcessedImage
+from genai_server.media.images.processor import ImageProcessor, ProcessedImage
 from genai_server.model_files.vision_model import Medium, read_vision_model
 from genai_server.workers.worker_loop import Answer, answer_questions
 
@@ -54,6 +54,9 @@ def _process(spec: dict[str, Any]) -> _Process:
         raise ValueError("the model takes neither images nor audio")
     with tempfile.TemporaryDirectory(dir=spec["folder"]) as folder:
         if model.medium is Medium.AUDIO:
+            # Needs FFmpeg's libraries, an extra that images do not need.
+            from genai_server.media.images.audio_processor import AudioProcessor
+
             processor_of_audio = AudioProcessor(model, model_dir, Path(folder))
             return lambda data, low_detail, max_cost: processor_of_audio.process(data, spec["max_seconds"])
         processor = ImageProcessor(model, model_dir, Path(folder))

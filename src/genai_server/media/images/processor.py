@@ -1,29 +1,20 @@
-"""Prepares images and audio clips with onnxruntime-genai's processors for one model, without loading the weights."""
+"""Prepares images with onnxruntime-genai's image processor for one model directory, without loading the weights."""
 
-import io
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy.typing as npt
 
-from genai_server.media.audio.decoding import UnusableRecording, decode
-from genai_server.media.audio.features import wav_file
 from genai_server.media.images.decoding import UnusableImage
-from genai_server.model_files.speech_model import SAMPLE_RATE
 from genai_server.model_files.stub_directory import write_stub
 from genai_server.model_files.vision_model import VisionModel
 
-_IMAGE_GRAPHS = ("vision", "embedding", "decoder")
+_GRAPHS = ("vision", "embedding", "decoder")
 # Names of tensors for the complete prompt, which is not the request's.
 OF_PROMPT = ("input_ids", "token_type_ids")
 _GRID = "image_grid_thw"
 _PIXELS = "pixel_values"
 _MERGE_SIZE = 2
-_AUDIO_GRAPHS = ("speech", "embedding", "decoder")
-# What stands for one audio clip in the library's prompts. It need not be a token.
-_MARKER = "<|audio|>"
-# Half a second of silence, in bytes.
-_SILENCE = bytes(SAMPLE_RATE)
 
 
 class ProcessedImage(NamedTuple):
@@ -50,7 +41,7 @@ class ImageProcessor:
         self._library: Any = onnxruntime_genai
         self._model = model
         no_speech = {"filename": "", "config_filename": ""}  # else the library looks for its usual names
-        stub = write_stub(model_dir, folder, _IMAGE_GRAPHS, speech=no_speech)
+        stub = write_stub(model_dir, folder, _GRAPHS, speech=no_speech)
         self._merge_size = int(stub["vision"].get("spatial_merge_size") or _MERGE_SIZE)
         loaded = self._library.Model(str(folder))
         self._processor = loaded.create_multimodal_processor()
@@ -91,42 +82,3 @@ class ImageProcessor:
             raise ValueError(f"the processor gives {len(pixels)} patches for a grid of {frames}x{rows}x{columns}")
         tensors[_PIXELS] = pixels[: frames * rows * columns]
         return frames, rows // self._merge_size, columns // self._merge_size
-
-
-class AudioProcessor:
-    """onnxruntime-genai's audio processor for a model directory.
-
-    `folder` must be empty, and its contents must not be changed while the object is used. The constructor raises
-    whatever the library raises for files that do not fit.
-    """
-
-    def __init__(self, model: VisionModel, model_dir: Path, folder: Path) -> None:
-        import onnxruntime_genai
-
-        self._library: Any = onnxruntime_genai
-        self._token = model.image_token_id
-        write_stub(model_dir, folder, _AUDIO_GRAPHS)
-        self._processor = self._library.Model(str(folder)).create_multimodal_processor()
-        self.process_pcm(_SILENCE)  # one-time work is done before the first clip is timed
-
-    def process(self, data: bytes, max_seconds: int) -> ProcessedImage:
-        """Decode and prepare an audio file. Raises UnusableImage if it cannot be used."""
-        pcm = io.BytesIO()
-        try:
-            decode(io.BytesIO(data), pcm, len(data), max_seconds)
-        except UnusableRecording as error:
-            raise UnusableImage(str(error)) from None
-        return self.process_pcm(pcm.getvalue())
-
-    def process_pcm(self, pcm: bytes) -> ProcessedImage:
-        """Prepare mono samples of 16 bits at 16 kHz. Raises UnusableImage if the model's processor refuses them."""
-        try:
-            named = self._processor(_MARKER, audios=self._library.Audios.open_bytes(wav_file(pcm)))
-            tensors = {name: named[name].as_numpy() for name in named.keys()}  # noqa: SIM118
-        except RuntimeError as error:
-            raise UnusableImage(f"is refused by the model's audio processor: {error}") from None
-        expansion = [token for token in tensors["input_ids"].reshape(-1).tolist() if token == self._token]
-        if not expansion:
-            raise UnusableImage("is too short for the model")
-        tensors = {name: tensor for name, tensor in tensors.items() if name not in OF_PROMPT}
-        return ProcessedImage(expansion, None, tensors)

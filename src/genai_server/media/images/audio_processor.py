@@ -1,0 +1,58 @@
+"""Prepares audio clips of chats with onnxruntime-genai's audio processor, without loading the model's weights."""
+
+import io
+from pathlib import Path
+from typing import Any
+
+from genai_server.media.audio.decoding import UnusableRecording, decode
+from genai_server.media.audio.features import wav_file
+from genai_server.media.images.decoding import UnusableImage
+from genai_server.media.images.processor import OF_PROMPT, ProcessedImage
+from genai_server.model_files.speech_model import SAMPLE_RATE
+from genai_server.model_files.stub_directory import write_stub
+from genai_server.model_files.vision_model import VisionModel
+
+_GRAPHS = ("speech", "embedding", "decoder")
+# What stands for one audio clip in the library's prompts. It need not be a token.
+_MARKER = "<|audio|>"
+# Half a second of silence, in bytes.
+_SILENCE = bytes(SAMPLE_RATE)
+
+
+class AudioProcessor:
+    """onnxruntime-genai's audio processor for a model directory.
+
+    `folder` must be empty, and its contents must not be changed while the object is used. The constructor raises
+    whatever the library raises for files that do not fit.
+    """
+
+    def __init__(self, model: VisionModel, model_dir: Path, folder: Path) -> None:
+        import onnxruntime_genai
+
+        self._library: Any = onnxruntime_genai
+        self._token = model.image_token_id
+        write_stub(model_dir, folder, _GRAPHS)
+        self._processor = self._library.Model(str(folder)).create_multimodal_processor()
+        self.process_pcm(_SILENCE)  # one-time work is done before the first clip is timed
+
+    def process(self, data: bytes, max_seconds: int) -> ProcessedImage:
+        """Decode and prepare an audio file. Raises UnusableImage if it cannot be used."""
+        pcm = io.BytesIO()
+        try:
+            decode(io.BytesIO(data), pcm, len(data), max_seconds)
+        except UnusableRecording as error:
+            raise UnusableImage(str(error)) from None
+        return self.process_pcm(pcm.getvalue())
+
+    def process_pcm(self, pcm: bytes) -> ProcessedImage:
+        """Prepare mono samples of 16 bits at 16 kHz. Raises UnusableImage if the model's processor refuses them."""
+        try:
+            named = self._processor(_MARKER, audios=self._library.Audios.open_bytes(wav_file(pcm)))
+            tensors = {name: named[name].as_numpy() for name in named.keys()}  # noqa: SIM118
+        except RuntimeError as error:
+            raise UnusableImage(f"is refused by the model's audio processor: {error}") from None
+        expansion = [token for token in tensors["input_ids"].reshape(-1).tolist() if token == self._token]
+        if not expansion:
+            raise UnusableImage("is too short for the model")
+        tensors = {name: tensor for name, tensor in tensors.items() if name not in OF_PROMPT}
+        return ProcessedImage(expansion, None, tensors)
