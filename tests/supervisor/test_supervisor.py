@@ -14,9 +14,10 @@ import pytest
 from genai_server.config.environment import export_settings
 from genai_server.config.settings import Settings
 from genai_server.messages.launch import EngineLaunch
-from genai_server.messages.server_status import EngineStatus
+from genai_server.messages.server_status import EngineCores, EngineStatus
 from genai_server.supervisor import engine_process, engine_watch
 from genai_server.supervisor.supervisor import Supervisor
+from genai_server.system.cores import Core, Node
 from tests.given_settings import given
 from tests.running_server import DEMO, ROOT, clean_environment, has_ended, wait_until
 from tests.server_here import starts_held
@@ -113,6 +114,30 @@ def test_engines_never_receive_an_api_key(tmp_path: Path, monkeypatch: pytest.Mo
         wait_until(lambda: first(supervisor).state == "failed")
     assert "prefix_cache_dir" in record.read_text(encoding="utf-8")
     assert "swordfish" not in record.read_text(encoding="utf-8")
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux" or len(os.sched_getaffinity(0)) < 2, reason="two CPUs of Linux stand for two nodes"
+)
+def test_an_engine_of_a_node_is_kept_on_its_cores_with_weights_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cpus = sorted(os.sched_getaffinity(0))[:2]
+    nodes = [Node(number, (Core((cpu,)),)) for number, cpu in enumerate(cpus)]
+    monkeypatch.setattr("genai_server.supervisor.supervisor.numa_nodes", lambda: nodes)
+    monkeypatch.setattr("genai_server.supervisor.engine_cores.numa_nodes", lambda: nodes)
+    with supervised(Supervisor(settings(device="cpu:0,cpu:1", model_dir=str(DEMO), cache_dir=str(tmp_path)))) as found:
+        wait_until(lambda: all(status.state == "ready" for status in found.statuses()))
+        assert [status.cores for status in found.statuses()] == [
+            EngineCores(str(cpu), 1, number) for number, cpu in enumerate(cpus)
+        ]
+        for status, cpu in zip(found.statuses(), cpus, strict=True):
+            # ONNX Runtime's threads among them.
+            assert {tuple(os.sched_getaffinity(thread.id)) for thread in psutil.Process(status.pid).threads()} == {
+                (cpu,)
+            }
+            mapped = {file.path for file in psutil.Process(status.pid).memory_maps()}
+            assert any(path.startswith(str(tmp_path / f"node-{status.device[-1]}")) for path in mapped)
 
 
 def test_killed_engine_is_restarted() -> None:

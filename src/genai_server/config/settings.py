@@ -78,7 +78,7 @@ class Settings(ServerSettings, MediaSettings):
 
     device: str = "cpu"
     """`cpu`, `cuda`, `directml` or another execution provider, or a list such as `cpu,cuda:1`; each gets an engine
-    process.
+    process. `cpu:NODE` has the cores of a NUMA node.
     """
 
     max_length: Positive | Literal["auto"] = AUTO
@@ -175,10 +175,12 @@ class Settings(ServerSettings, MediaSettings):
     """
 
     threads: int = Field(0, ge=0, le=1024)
-    """Threads of a CPU operator; 0 uses as many as the process has physical cores."""
+    """Threads of a CPU operator; 0 uses as many as the engine has physical cores."""
 
     cache_dir: str = ""
-    """Folder for packed weights, which all engines share; empty uses the user's cache, `none` disables it."""
+    """Folder for packed weights, which engines share, with a copy for each NUMA node of `cpu:NODE`; empty uses the
+    user's cache, `none` disables it.
+    """
 
     prefix_cache_bytes: str = Field("0", pattern="^(auto|[0-9]{1,18})$")
     """Maximum bytes of the prefix cache on disk, from which engines load the KV cache of prompts after a restart.

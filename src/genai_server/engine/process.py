@@ -5,6 +5,7 @@ Its standard streams carry the messages of messages/launch.py in both directions
 
 import logging
 import os
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 from msgspec import structs
 
 from genai_server.engine.heartbeat import Heartbeat
+from genai_server.engine.host.pinning import keep_on
 from genai_server.engine.host.supervisor_link import SupervisorLink
 from genai_server.engine.ipc.connections import Connections, Listener, listen
 from genai_server.engine.kv_cache.kv_events import KvEventPublisher
@@ -33,9 +35,11 @@ from genai_server.errors import in_one_line
 from genai_server.logs import configure_logging
 from genai_server.messages.generation_request import ModelInfo
 from genai_server.messages.launch import EngineLaunch, EngineReport, EngineSpec, Resize
+from genai_server.messages.server_status import EngineCores
 from genai_server.model_files.model_memory import advice_for_context
 from genai_server.model_files.pooling_model import Task, task_of
 from genai_server.system.child_process import ignore_group_signals
+from genai_server.system.cores import in_ranges
 from genai_server.system.process_memory import freeze_existing_objects
 
 if TYPE_CHECKING:
@@ -58,6 +62,8 @@ def main() -> None:
         from genai_server.config.environment import allow_telemetry
 
         allow_telemetry()
+    if spec.cores is not None:
+        keep_on(spec.cores)
     try:
         listener = listen(launch.address)  # first, because a wrong address shows without the model
         loaded = load_model(spec)
@@ -146,7 +152,20 @@ def about_loaded(spec: EngineSpec, loaded: LoadedModel, address: str) -> EngineR
     least, most = loaded.kv_range if on_cpu(spec) else (0, 0)
     if spec.kv_cache_bytes:  # set by the operator
         least = most = min(most, spec.kv_cache_bytes)
-    return EngineReport(address, "", model.max_length, model.limited_by, least, max(least, most))
+    return EngineReport(
+        address, "", model.max_length, model.limited_by, least, max(least, most), cores=cores_in_use(spec)
+    )
+
+
+def cores_in_use(spec: EngineSpec) -> EngineCores | None:
+    """Where the threads of an engine on a CPU run, as the system says; None on other devices and systems."""
+    if sys.platform == "linux" and on_cpu(spec):
+        from genai_server.engine.model.session_options import num_threads
+
+        cpus, planned = in_ranges(os.sched_getaffinity(0)), spec.cores
+        node = planned.node if planned is not None and planned.cpus == cpus else None
+        return EngineCores(cpus, num_threads(spec.options, spec.threads), node)
+    return None
 
 
 def _report_context(spec: EngineSpec, model: ModelInfo) -> None:

@@ -13,6 +13,7 @@ from msgspec import Struct
 from genai_server.messages.generation_request import Adapter
 from genai_server.messages.kv_events import KvEventTarget
 from genai_server.messages.protocol import FrameDecoder
+from genai_server.messages.server_status import EngineCores
 from genai_server.options.device import DeviceOptions
 
 
@@ -70,6 +71,8 @@ class EngineSpec(Struct, frozen=True):
     kv_bytes: int = 0
     # The directory of the draft model; "" for none.
     draft_model: str = ""
+    # The cores that its process is kept on; None for all that the supervisor may use.
+    cores: EngineCores | None = None
 
     @classmethod
     def is_setting(cls, name: str) -> bool:
@@ -131,6 +134,8 @@ class EngineReport(Struct, frozen=True, tag=True):
     # that would be used. Equal if the size is fixed.
     min_kv_bytes: int = 0
     max_kv_bytes: int = 0
+    # Where its threads run; None on devices other than CPUs, and where the system does not tell.
+    cores: EngineCores | None = None
 
 
 # Maximum seconds between a pass and the last heartbeat that announced one like it, and between those of an idle engine.

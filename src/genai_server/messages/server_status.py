@@ -41,6 +41,24 @@ class ModelState(StrEnum):
     FAILED = "failed"
 
 
+class EngineCores(Struct, frozen=True):
+    """The processor cores of an engine whose device is a CPU."""
+
+    # Logical CPUs in the form of the kernel's lists, such as "0-31,64-95".
+    cpus: str
+    # Threads of an operator.
+    threads: int
+    # The number of the NUMA node whose cores and memory the engine has to itself; None if it is not kept on one.
+    node: int | None = None
+
+    def in_words(self) -> str:
+        """The cores for people, as in `32 threads on CPUs 0-31,64-95 of NUMA node 0`."""
+        threads = f"{self.threads} thread{'s' * (self.threads != 1)}"
+        several = "," in self.cpus or "-" in self.cpus
+        of = "" if self.node is None else f" of NUMA node {self.node}"
+        return f"{threads} on CPU{'s' * several} {self.cpus}{of}"
+
+
 class EngineStatus(Struct, frozen=True):
     """The engine of one model on one device, as the supervisor reports it."""
 
@@ -63,6 +81,8 @@ class EngineStatus(Struct, frozen=True):
     # Maximum number of tokens of prompt and answer together, and what sets it; 0 until it has loaded.
     max_length: int = 0
     limited_by: str = ""
+    # Where its threads run; None until it has loaded, on devices other than CPUs, and where the system does not tell.
+    cores: EngineCores | None = None
 
 
 class ModelStatus(Struct, frozen=True):

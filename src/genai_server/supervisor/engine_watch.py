@@ -173,7 +173,8 @@ class EngineWatch:
                 with self._lock:
                     self._change_spec(adapters=[])
                 # Logged before the state changes, because observers of the state may log more.
-                log.info("%s is ready, process %d", self._name, self.status.pid)
+                cores = "" if report.cores is None else f", {report.cores.in_words()}"
+                log.info("%s is ready, process %d%s", self._name, self.status.pid, cores)
                 self.kv_range = report.min_kv_bytes, report.max_kv_bytes
                 self._set(
                     state=EngineState.READY,
@@ -182,6 +183,7 @@ class EngineWatch:
                     hung=False,
                     max_length=report.max_length,
                     limited_by=report.limited_by,
+                    cores=report.cores,
                 )
                 with self._lock:
                     self._send_size()  # it may have changed while the engine loaded

@@ -137,6 +137,10 @@ class MemoryBudget:
         """Return the bytes of memory that all engines of a model need besides their KV caches."""
         return len(about.devices) * RUNTIME + self._num_host_engines(about) * self._memory(about).weights
 
+    def weights_of_engine(self, about: ModelStatus) -> int:
+        """The bytes of memory that one engine of a model needs on a CPU, besides its KV cache."""
+        return RUNTIME + self._memory(about).weights
+
     def _figures(self, about: ModelStatus, loaded: Collection[MemoryModel]) -> str:
         """Return a sentence with the memory that a model needs and the memory that is free."""
         weights, engines = self.weights(about), self._num_host_engines(about)

@@ -26,7 +26,7 @@ from genai_server.errors import ModelLoadFailed
 from genai_server.messages.generation_request import Adapter
 from genai_server.messages.kv_events import event_target
 from genai_server.messages.launch import EngineLaunch
-from genai_server.messages.server_status import EngineState, EngineStatus, ModelStatus, ServerStatus
+from genai_server.messages.server_status import EngineCores, EngineState, EngineStatus, ModelStatus, ServerStatus
 from genai_server.messages.supervisor import (
     AddAdapter,
     Command,
@@ -40,10 +40,12 @@ from genai_server.messages.supervisor import (
 )
 from genai_server.model_files.pooling_model import task_of
 from genai_server.options.device import DeviceOptions
+from genai_server.supervisor.engine_cores import advice_for_nodes, cores_of_devices, planned_cores, shortage_of_node
 from genai_server.supervisor.engine_watch import EngineWatch, Restarts
 from genai_server.supervisor.memory_budget import MemoryBudget
 from genai_server.supervisor.model_pool import ManagedModel, ModelPool, new_status
 from genai_server.supervisor.server import SupervisorServer
+from genai_server.system.cores import cpu_quota, numa_nodes
 from genai_server.workers.limits import WorkerLimits
 from genai_server.workers.pool import WorkerPool
 
@@ -69,6 +71,7 @@ class Supervisor:
     ) -> None:
         for name in settings.served:
             device_options(settings, name)
+        planned_cores(settings.devices)
         self.folder = Path(tempfile.mkdtemp(prefix="genai-server-", dir=found_in))
         self._found_in = found_in or self.folder
         self._has_nothing = False
@@ -85,8 +88,8 @@ class Supervisor:
         self._thread = threading.Thread(target=self._run_models, name="models", daemon=True)
         # Without keys nobody's answers are cut off for somebody else's.
         drain = settings.drain_timeout if settings.api_keys or settings.api_key_file else math.inf
-        budget = budget or MemoryBudget(settings)
-        self._models = ModelPool(settings.max_models, settings.idle_unload, budget, drain=drain)
+        self._budget = budget or MemoryBudget(settings)
+        self._models = ModelPool(settings.max_models, settings.idle_unload, self._budget, drain=drain)
         for name, path in settings.served.items():
             model = self._managed_model(name, path, settings.devices)
             files = settings.adapter_files(name).items()
@@ -116,6 +119,7 @@ class Supervisor:
             takes_tool_addresses=bool(self._settings.allowed_mcp_hosts),
         )
         with self._lock:
+            self._advise()
             self._models.load_first(self._clock())
             self._first = [engine for model in self._models for engine in model.engines]
             self._publish()
@@ -157,6 +161,12 @@ class Supervisor:
         with self._lock:
             return self._models.statuses()
 
+    def _advise(self) -> None:
+        """Log what engines on each NUMA node would bring, if one engine has the cores of several."""
+        about = next(iter(self._models)).about
+        if advice := advice_for_nodes(about.devices, numa_nodes(), self._budget.weights_of_engine(about)):
+            log.info("%s", advice)
+
     def _execute(self, command: Command) -> None:
         """Execute a command of an API process. Raises RequestError and ConfigurationError."""
         with self._lock:
@@ -183,6 +193,7 @@ class Supervisor:
     def _load(self, command: LoadModel, now: float) -> None:
         name, draft_model = command.name, command.draft_model
         device_options(self._settings, name, command.devices)
+        planned_cores(command.devices)
         if draft_model and (why := task_of(Path(command.path)).why_no_drafts):
             raise ModelLoadFailed(f"draft_model={draft_model}: {why}", param="draft_model")
         model = self._managed_model(name, command.path, command.devices, on_demand=True)
@@ -218,12 +229,22 @@ class Supervisor:
 
     def _engines(self, about: ModelStatus) -> list[EngineWatch]:
         options = device_options(self._settings, about.name, about.devices)
-        return [self._engine(about, device, options.get(device, DeviceOptions())) for device in about.devices]
+        nodes = numa_nodes()
+        cores = cores_of_devices(about.devices, nodes, cpu_quota())
+        for device, own in cores.items():
+            if shortage := shortage_of_node(device, own, nodes, self._budget.weights_of_engine(about)):
+                log.warning("model %s: %s", about.name, shortage)
+        return [
+            self._engine(about, device, options.get(device, DeviceOptions()), cores.get(device))
+            for device in about.devices
+        ]
 
-    def _engine(self, about: ModelStatus, device: str, options: DeviceOptions) -> EngineWatch:
+    def _engine(
+        self, about: ModelStatus, device: str, options: DeviceOptions, cores: EngineCores | None
+    ) -> EngineWatch:
         settings = self._settings
         return EngineWatch(
-            self._launch(about, device, options),
+            self._launch(about, device, options, cores),
             EngineStatus(device, EngineState.STARTING, model=about.name, serial=about.serial, since=time.time()),
             Restarts(settings.max_restarts),
             self._on_change,
@@ -232,7 +253,9 @@ class Supervisor:
             clock=self._clock,
         )
 
-    def _launch(self, about: ModelStatus, device: str, options: DeviceOptions) -> EngineLaunch:
+    def _launch(
+        self, about: ModelStatus, device: str, options: DeviceOptions, cores: EngineCores | None
+    ) -> EngineLaunch:
         settings = self._settings
         first = next(iter(settings.served))
         events, topic = settings.kv_events, settings.kv_events_topic
@@ -243,7 +266,10 @@ class Supervisor:
             adapters=about.adapters,
             kv_events=event_target(events, topic, about, device, num_devices=len(settings.devices)),
             draft_model=about.draft_model,
+            cores=cores,
         )
+        if cores is not None:
+            spec = structs.replace(spec, threads=settings.threads or cores.threads)
         socket = self.folder / f"{about.serial}-{device.replace(':', '-')}.sock"
         address = "" if sys.platform == "win32" else str(socket)
         return EngineLaunch(spec, address, self._secret, str(self.folder))

@@ -1,11 +1,14 @@
 """What the server reports about itself."""
 
+import os
+import sys
 from pathlib import Path
 
 import psutil
 import pytest
 
 from genai_server import __version__
+from genai_server.system.cores import in_ranges
 from tests.running_server import RunningServer, wait_until
 from tests.server_here import run_here, starts_held
 
@@ -24,6 +27,13 @@ def test_healthz_says_what_is_served_where(scripted: RunningServer) -> None:
     assert device["restarts"] == 0
     assert device["model"] == "demo"
     assert "error" not in device
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not tell")
+def test_healthz_says_which_cores_an_engine_has(demo: RunningServer, scripted: RunningServer) -> None:
+    cores = demo.health()["devices"]["cpu"]["cores"]
+    assert cores == {"cpus": in_ranges(os.sched_getaffinity(0)), "threads": 1, "node": None}
+    assert "cores" not in scripted.health()["devices"]["scripted:0"]
 
 
 def test_healthz_says_how_conversations_are_adapted(scripted: RunningServer) -> None:

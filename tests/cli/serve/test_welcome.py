@@ -10,7 +10,7 @@ import pytest
 from genai_server.cli.serve.welcome import url_of, welcome
 from genai_server.config.settings import Settings
 from genai_server.config.sources import load_settings
-from genai_server.messages.server_status import EngineState, EngineStatus
+from genai_server.messages.server_status import EngineCores, EngineState, EngineStatus
 from tests.running_server import DEMO, ROOT, clean_environment, start_command
 
 
@@ -117,6 +117,23 @@ def test_a_terminal_sees_it_when_the_server_is_ready() -> None:
 
 def loaded(max_length: int, limited_by: str = "memory: 9 bytes for keys and values") -> EngineStatus:
     return EngineStatus("cpu", EngineState.READY, model="demo", max_length=max_length, limited_by=limited_by)
+
+
+def test_the_cores_of_several_engines_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    engines = [
+        EngineStatus(
+            f"cpu:{node}",
+            EngineState.READY,
+            model="demo",
+            max_length=100,
+            cores=EngineCores(f"{8 * node}-{8 * node + 7}", 8, node),
+        )
+        for node in range(2)
+    ]
+    welcome(settings(model_dir=str(DEMO), model_name="demo", device="cpu:0,cpu:1"), 8002, engines)
+    text = capsys.readouterr().out
+    assert "cpu:0 has 8 threads on CPUs 0-7 of NUMA node 0\n" in text
+    assert "cpu:1 has 8 threads on CPUs 8-15 of NUMA node 1\n" in text
 
 
 def test_a_context_limited_by_memory_is_shown_with_the_figures(

@@ -10,7 +10,6 @@ import psutil
 import pytest
 from onnx import TensorProto, helper
 
-from genai_server.engine.host.cores import usable_cores
 from genai_server.engine.model import session_options as module
 from genai_server.engine.model.session_options import (
     config_entries,
@@ -27,6 +26,7 @@ from genai_server.errors import ConfigurationError
 from genai_server.options.check import check_device
 from genai_server.options.device import DeviceOptions, ProviderOptions
 from genai_server.options.session import ENTRIES, RUN, SPINNING_STOP
+from genai_server.system.cores import usable_cores
 from tests.running_server import DEMO
 
 MODEL = DEMO / "model.onnx"

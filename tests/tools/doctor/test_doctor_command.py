@@ -15,12 +15,13 @@ import pytest
 from genai_server.cli import main
 from genai_server.config.settings import Settings
 from genai_server.config.sources import load_settings
-from genai_server.engine.host.cores import usable_cores
 from genai_server.model_files.model_memory import RUNTIME
+from genai_server.system.cores import Core, Node, usable_cores
 from genai_server.tools.doctor import machine
 from genai_server.tools.doctor import model_checks as models
 from genai_server.tools.doctor.finding import FAIL, OK, WARN, Finding
 from tests.model_edits import base_model, edited_config
+from tests.recorded_cpus import write_cpus
 from tests.running_server import DEMO, ROOT, RunningServer, clean_environment, free_port, run_server
 
 
@@ -148,6 +149,34 @@ def test_quota_below_one_cpu_gets_a_warning(tmp_path: Path, quota: str, remedy: 
     (tmp_path / "sys/fs/cgroup").mkdir(parents=True)
     (tmp_path / "sys/fs/cgroup/cpu.max").write_text(quota, encoding="utf-8")
     assert remedy in next(machine.cores(settings(), tmp_path)).remedy
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells nodes")
+def test_nodes_are_shown_with_advice_or_with_their_engines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(16)))
+    write_cpus(tmp_path, {0: "0-7", 1: "8-15"}, free_mib=900)
+    together = {finding.subject: finding for finding in machine.cores(settings(), tmp_path)}
+    assert together["NUMA nodes"].found == "0 has 8 cores, 900 MiB free; 1 has 8 cores, 900 MiB free"
+    assert "--device cpu:0,cpu:1 would run an engine on each" in together["NUMA nodes"].remedy
+    apart = {finding.subject: finding for finding in machine.cores(settings(device="cpu:0,cpu:1"), tmp_path)}
+    assert apart["NUMA nodes"].remedy == ""
+    assert apart["threads of cpu:1"].found == "8 threads on CPUs 8-15 of NUMA node 1"
+    few = list(machine.cores(settings(device="cpu:0,cpu:1", threads="4"), tmp_path))[-1]
+    assert (few.state, few.found) == (WARN, "4 on 8 cores: the others idle")
+
+
+def test_a_node_with_too_little_memory_gets_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(16)))
+    write_cpus(tmp_path, {0: "0-7", 1: "8-15"}, free_mib=9)
+    found = {finding.subject: finding for finding in machine.memory(settings(device="cpu:0,cpu:1"), tmp_path)}
+    assert "NUMA node 1 has 9 MiB free" in found["memory of cpu:1"].found
+
+
+def test_a_device_without_a_node_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes = [Node(number, (Core((number,)),)) for number in range(2)]
+    monkeypatch.setattr("genai_server.supervisor.engine_cores.numa_nodes", lambda: nodes)
+    found = next(models.checked_settings(settings(device="cpu:0,cpu:2")))
+    assert (found.state, "GENAI_DEVICE=cpu:0,cpu:2: cpu:2: this process may use no core" in found.found) == (FAIL, True)
 
 
 def damaged(tmp_path: Path, *files: str) -> Path:

@@ -148,6 +148,8 @@ def _device_status(models: Catalog, model: ModelStatus, status: EngineStatus) ->
         found["prefix_disk_cache"] = msgspec.structs.asdict(engine.figures.disk_cache)
     if status.max_length:
         found |= {"max_length": status.max_length, "limited_by": status.limited_by}
+    if status.cores is not None:
+        found["cores"] = msgspec.structs.asdict(status.cores)
     if status.error is not None:
         found["error"] = status.error
     return found

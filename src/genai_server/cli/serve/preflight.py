@@ -30,6 +30,7 @@ from genai_server.model_files.pooling_model import Task, task_of
 from genai_server.model_files.vision_model import Medium
 from genai_server.store import tables
 from genai_server.store.database import why_unusable
+from genai_server.supervisor.engine_cores import planned_cores
 from genai_server.system.installation import this_installation
 from genai_server.text.codec import TextCodec
 
@@ -75,6 +76,7 @@ def check_models(settings: Settings) -> ReadTexts:
 
     Returns the text codecs of the first model, because that is certainly loaded at the start.
     """
+    check_cores(settings)
     load_text = text_loader(settings)
     texts: ReadTexts = {}
     for name, path in settings.served.items():
@@ -125,6 +127,14 @@ def check_runners(settings: Settings, name: str) -> None:
     """Check that a model's devices support the configured runners and options. Raises ConfigurationError."""
     for device, options in device_options(settings, name).items():
         check_runner(device, Path(settings.served[name]), settings, options)
+
+
+def check_cores(settings: Settings) -> None:
+    """Check that each device `cpu:NODE` names a NUMA node that this process may use. Raises ConfigurationError."""
+    try:
+        planned_cores(settings.devices)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"GENAI_DEVICE={settings.device}: {error.message}") from None
 
 
 def check_draft_model_of(settings: Settings, name: str) -> None:

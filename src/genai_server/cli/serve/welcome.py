@@ -19,6 +19,7 @@ from genai_server.messages.server_status import EngineStatus
 from genai_server.model_files.model_memory import advice_for_context
 from genai_server.model_files.pooling_model import ENDPOINTS, Task, read_pooling_model, task_of
 from genai_server.model_files.speech_model import transcribes
+from genai_server.options.providers import CPU
 
 # Hosts that stand for all addresses of the machine, each with one by which its own programs reach it.
 _ALL_ADDRESSES = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "": "127.0.0.1"}
@@ -55,6 +56,9 @@ def welcome(settings: Settings, port: int, engines: Sequence[EngineStatus] = ())
         shortest = min(loaded, key=lambda engine: engine.max_length, default=None)
         length = _context_length(path)
         _line("model", f"{name} on {settings.device}{_context(settings, path, length, shortest)}")
+        for engine in loaded:
+            if engine.cores is not None and engine.device != CPU:
+                _line("", f"{engine.device} has {engine.cores.in_words()}")
         if shortest is not None and settings.max_length == AUTO:
             for advice in filter(None, [advice_for_context(shortest.max_length, length)]):
                 _line("", advice, "yellow")

@@ -14,7 +14,6 @@ import msgspec
 import numpy as np
 import onnxruntime
 
-from genai_server.engine.host.cores import usable_cores, usable_cpus
 from genai_server.engine.model.native_library import native_library
 from genai_server.engine.model.processor import has_vnni
 from genai_server.engine.model.provider_advice import how_to_get
@@ -22,6 +21,7 @@ from genai_server.errors import ConfigurationError, quoted
 from genai_server.options import session
 from genai_server.options.device import DeviceOptions, ProviderOptions
 from genai_server.options.providers import CPU, PROVIDERS, provider
+from genai_server.system.cores import usable_cores, usable_cpus
 
 log = logging.getLogger(__name__)
 _LEVELS = {

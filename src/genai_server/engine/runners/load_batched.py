@@ -57,8 +57,14 @@ def load_batched(spec: EngineSpec, model_dir: Path, model: ModelInfo) -> "Batche
 
 
 def cache_dir(spec: EngineSpec) -> Path | None:
-    """Folder for packed weights; None if they are not stored."""
-    return Path(spec.cache_dir) if spec.cache_dir else None
+    """Folder for packed weights; None if they are not stored.
+
+    The memory of a file lies on one node, so an engine that is kept on a NUMA node has files of its own.
+    """
+    if not spec.cache_dir:
+        return None
+    node = None if spec.cores is None else spec.cores.node
+    return Path(spec.cache_dir) if node is None else Path(spec.cache_dir) / f"node-{node}"
 
 
 def _load(spec: EngineSpec, graph: DecoderGraph, model: ModelInfo) -> "BatchedRunner":

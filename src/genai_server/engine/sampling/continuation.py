@@ -14,13 +14,13 @@ from itertools import accumulate
 import numpy as np
 from numpy.typing import NDArray
 
-from genai_server.engine.host.cores import usable_cores
 from genai_server.engine.sampling.grammar import STEP_SECONDS, Guide
 from genai_server.engine.sampling.sampler import top_tokens
 from genai_server.engine.scores import Logits, Scores
 from genai_server.engine.sequence import Sequence
 from genai_server.errors import GrammarFailed, InvalidField
 from genai_server.messages.generation_request import FinishReason, TokenLogprob, TranscriptRules
+from genai_server.system.cores import usable_cores
 
 
 def with_rules(rules: TranscriptRules, transcript: Tokens[int], logits: Logits) -> Logits:

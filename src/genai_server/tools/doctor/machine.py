@@ -25,17 +25,18 @@ from genai_server.config.setting_form import AUTO
 from genai_server.config.settings import Settings
 from genai_server.config.sources import device_options, engine_spec
 from genai_server.engine.decoder_graph import DoesNotFit
-from genai_server.engine.host.cores import cpu_quota, usable_cores
 from genai_server.engine.model.files import check_model_directory, weight_bytes
 from genai_server.engine.model.graph import read_decoder_graph
 from genai_server.engine.model.speech_files import read_cross_decoder
 from genai_server.engine.runners.lengths import batch_limits
 from genai_server.errors import ConfigurationError
-from genai_server.messages.server_status import ModelStatus
+from genai_server.messages.server_status import EngineCores, ModelStatus
 from genai_server.model_files.speech_model import transcribes
 from genai_server.options.session import THREADS
+from genai_server.supervisor.engine_cores import advice_for_nodes, cores_of_devices, shortage_of_node
 from genai_server.supervisor.memory_budget import MemoryBudget
 from genai_server.supervisor.model_pool import new_status
+from genai_server.system.cores import cpu_quota, numa_nodes, usable_cores
 from genai_server.system.installation import this_installation
 from genai_server.system.system_memory import free_memory
 from genai_server.tools.doctor.finding import FAIL, MIB, OK, WARN, Finding
@@ -108,7 +109,7 @@ def providers() -> Iterator[Finding]:
 
 
 def cores(settings: Settings, root: Path = Path("/")) -> Iterator[Finding]:
-    """Compare the number of threads with the usable cores, and the usable cores with those of the machine."""
+    """Compare the number of threads with the usable cores, and these with those of the machine; describe NUMA nodes."""
     usable, quota = usable_cores(root), cpu_quota(root)
     machine = psutil.cpu_count(logical=False) or usable
     if quota < 1:
@@ -121,21 +122,29 @@ def cores(settings: Settings, root: Path = Path("/")) -> Iterator[Finding]:
         yield Finding(WARN, "cores", f"{usable} of the machine's {machine} may be used", remedy)
     else:
         yield Finding(OK, "cores", f"{usable}")
+    nodes = numa_nodes(root)
+    planned = cores_of_devices(settings.devices, nodes, quota)
+    if len(nodes) > 1:
+        shown = (f"{node.number} has {len(node.cores)} cores, {node.free_memory / MIB:.0f} MiB free" for node in nodes)
+        weights = MemoryBudget(settings).weights_of_engine(_status(settings, next(iter(settings.served))))
+        yield Finding(OK, "NUMA nodes", "; ".join(shown), advice_for_nodes(settings.devices, nodes, weights))
     for name in settings.served:
-        yield from _threads(settings, name, usable)
+        yield from _threads(settings, name, usable, planned)
 
 
-def _threads(settings: Settings, model: str, usable: int) -> Iterator[Finding]:
-    """Check the thread settings of a model's devices."""
+def _threads(settings: Settings, model: str, usable: int, planned: dict[str, EngineCores]) -> Iterator[Finding]:
+    """Check the thread settings of a model's devices, of which `planned` are kept on cores of their own."""
     for device, options in device_options(settings, model).items():
         subject = f"threads of {device}" + (f" for {model}" if settings.models else "")
         threads = int(options.session.get(THREADS, "0")) or settings.threads
-        if threads and threads != usable:
-            why = "they wait for each other" if threads > usable else "the others idle"
-            remedy = f"leave GENAI_THREADS or {THREADS} out, or set it to {usable}"
-            yield Finding(WARN, subject, f"{threads} on {usable} cores: {why}", remedy)
+        own = planned.get(device)
+        cores = usable if own is None else own.threads
+        if threads and threads != cores:
+            why = "they wait for each other" if threads > cores else "the others idle"
+            remedy = f"leave GENAI_THREADS or {THREADS} out, or set it to {cores}"
+            yield Finding(WARN, subject, f"{threads} on {cores} cores: {why}", remedy)
         elif device.startswith("cpu"):
-            yield Finding(OK, subject, f"{threads or usable} on {usable} cores")
+            yield Finding(OK, subject, f"{cores} on {cores} cores" if own is None else own.in_words())
 
 
 def memory(settings: Settings, root: Path = Path("/")) -> Iterator[Finding]:
@@ -157,6 +166,11 @@ def memory(settings: Settings, root: Path = Path("/")) -> Iterator[Finding]:
         yield Finding(FAIL, "memory", shown, "use a smaller or further quantized model, or free some memory")
         return
     yield Finding(OK, "memory", shown)
+    nodes = numa_nodes(root)
+    for device, own in cores_of_devices(settings.devices, nodes).items():
+        for shortage in (shortage_of_node(device, own, nodes, budget.weights_of_engine(about)) for about in models):
+            if shortage:
+                yield Finding(WARN, f"memory of {device}", shortage, "free some memory, or use a smaller model")
     for about in models:
         subject = f"context of {about.name}" if settings.models else "context"
         yield from _context(subject, settings, about, max(0, free - needed) // (2 * len(models)))
@@ -250,7 +264,9 @@ def cache(settings: Settings) -> Iterator[Finding]:
         yield Finding(WARN, "cache", f"{folder}: {(error.strerror or str(error)).lower()}", remedy)
         return
     free = shutil.disk_usage(folder).free
-    need = int(sum(map(_weights, set(settings.served.values()))) * _PACKED)
+    planned = cores_of_devices(settings.devices, numa_nodes()).values()
+    copies = max(1, sum(own.node is not None for own in planned))
+    need = int(sum(map(_weights, set(settings.served.values()))) * _PACKED * copies)
     shown = f"{folder}: {free / MIB:.0f} MiB are free"
     if free < need:
         yield Finding(WARN, "cache", f"{shown}, packed weights need {need / MIB:.0f}", "free some disk space")

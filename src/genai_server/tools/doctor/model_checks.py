@@ -7,6 +7,7 @@ from pathlib import Path
 from genai_server.cli.serve.loaders import text_loader
 from genai_server.cli.serve.preflight import (
     check_access,
+    check_cores,
     check_draft_model_of,
     check_runners,
     check_storage,
@@ -47,6 +48,7 @@ def checked_settings(settings: Settings) -> Iterator[Finding]:
     """Check the settings as a whole, session and provider options, and unknown GENAI_* variables."""
     remedies: dict[Callable[[Settings], object], str] = {
         check_access: "see docs/deployment.md",
+        check_cores: "name only nodes that it may use, or cpu for one engine with all cores",
         _check_options: "see docs/evidence/options.md for all options",
         check_traces: "correct the endpoint or install the extra otel",
         check_storage: _WRITE,
