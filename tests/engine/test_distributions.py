@@ -401,7 +401,7 @@ def test_answers_are_the_same_alone_in_a_batch_and_exact(
 
 
 # How many of the best logits a device returns unasked; 0 for a runner that gives all.
-NUM_BEST = [0, 4]
+NUM_BEST = [0, pytest.param(4, marks=pytest.mark.slow)]
 
 
 @pytest.mark.parametrize("num_best", NUM_BEST)

@@ -410,6 +410,7 @@ def test_a_model_answers_with_options_as_without() -> None:
     assert tokens(check_device({"session": {"enable_mem_arena": 0}}, "cpu")) == expected
 
 
+@pytest.mark.slow
 def test_a_global_pool_is_shared_by_all_sessions() -> None:
     """In a separate process, because a process has only one pool."""
     script = """

@@ -78,6 +78,7 @@ def test_invalid_schema_is_refused() -> None:
         relaxed(deep)
 
 
+@pytest.mark.slow
 def test_schemas_of_a_folder_are_checked_with_their_relaxed_form(tmp_path: Path) -> None:
     whole = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
     schemas = {"whole": whole, "part": {**whole, "not": {"required": ["b"]}}, "none": {"type": "any"}}

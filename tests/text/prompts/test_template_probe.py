@@ -187,7 +187,7 @@ def test_template_that_writes_no_conversation_is_not_adapted_to() -> None:
 
 
 def test_costly_template_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(template_sandbox, "MAX_SECONDS", 0.2)
+    monkeypatch.setattr(template_sandbox, "MAX_SECONDS", 0.05)
     costly = (
         "{% if messages[1:] %}{% for n in range(9999) %}{% for k in range(9999) %}{% endfor %}{% endfor %}{% endif %}"
         + OPEN
