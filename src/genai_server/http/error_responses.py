@@ -9,11 +9,10 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from http import HTTPStatus
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Match
 from starlette.types import Scope
@@ -22,6 +21,9 @@ from genai_server import errors
 from genai_server.errors import GenaiServerError, InvalidField, escaped
 from genai_server.http.dialect import DEFAULT, ErrorParts, FieldNames
 from genai_server.http.request_state import request_state
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
 
 log = logging.getLogger(__name__)
 
@@ -192,11 +194,13 @@ def _field_name(path: Sequence[str | int]) -> str | None:
     return name.removeprefix(".") or None
 
 
-def install_error_handlers(app: FastAPI) -> None:
+def install_error_handlers(app: "FastAPI") -> None:
     """Install handlers for this server's errors, invalid requests and HTTPException.
 
     All other exceptions are handled by http/middleware/request_lifetime.py.
     """
+    # The parent of API processes imports this module, too, and would spend a second on FastAPI.
+    from fastapi.exceptions import RequestValidationError
 
     @app.exception_handler(GenaiServerError)
     async def ours(request: Request, error: GenaiServerError) -> JSONResponse:
@@ -227,7 +231,7 @@ def install_error_handlers(app: FastAPI) -> None:
         return JSONResponse(body, error.status_code, headers=headers)
 
 
-def _methods(app: FastAPI, request: Request) -> list[str]:
+def _methods(app: "FastAPI", request: Request) -> list[str]:
     """The methods that the request's path supports, sorted. If the path is documented, routes that match it only by a
     path parameter do not count.
     """
