@@ -108,6 +108,7 @@ def test_damaged_file_is_found_by_check_and_fixed_by_pull(user: User) -> None:
     assert "already" in out
 
 
+@pytest.mark.slow
 def test_killed_pull_leaves_no_model_and_is_resumed(user: User) -> None:
     sent = len(FILES["model.onnx.data"])
     padding = os.urandom(16 * MIB)

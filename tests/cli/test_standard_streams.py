@@ -31,7 +31,7 @@ for command in sys.argv[1:]:
 SAYS_ALL = "say Grüße … 中 😀"
 
 
-@pytest.fixture(params=ENCODINGS)
+@pytest.fixture(params=["ascii", *(pytest.param(name, marks=pytest.mark.slow) for name in ("latin-1", "C"))])
 def encoding(request: pytest.FixtureRequest) -> Iterator[dict[str, str]]:
     """Variables of a process whose output is not UTF-8."""
     yield ENCODINGS[request.param]
@@ -50,7 +50,7 @@ def run(*arguments: str, variables: dict[str, str], said: bytes = b"") -> "subpr
         env=environment,
         input=said,
         capture_output=True,
-        timeout=55,
+        timeout=200,
         check=False,
     )
 
@@ -124,6 +124,7 @@ def test_the_chat_in_a_terminal_shows_what_it_can(scripted: RunningServer, term:
         assert chat.status() == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "said", ["say Grüße".encode(), b"\xef\xbb\xbfsay Gr\xc3\xbc\xc3\x9fe\r\n", "say Grüße".encode("latin-1")]
 )

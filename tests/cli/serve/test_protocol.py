@@ -329,7 +329,7 @@ def test_https_is_served_with_a_certificate(tmp_path: Path) -> None:
             httpx.get(f"{url}/healthz", timeout=90)
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
+@pytest.mark.parametrize("workers", ["1", pytest.param("2", marks=pytest.mark.slow)])
 def test_unfinished_tls_handshakes_and_heads_are_closed(tmp_path: Path, workers: str) -> None:
     """asyncio's own limit of a handshake, 60 s, is longer than this test reads."""
     settings = _with_certificate(tmp_path, GENAI_IDLE_TIMEOUT="4", WORKERS=workers)

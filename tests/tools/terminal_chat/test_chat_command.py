@@ -283,6 +283,7 @@ def test_directory_gets_its_own_server_for_the_chat(tmp_path: Path) -> None:
         wait_until(lambda: not any(process.is_running() for process in family))
 
 
+@pytest.mark.slow
 def test_terminated_chat_ends_its_server(tmp_path: Path) -> None:
     with terminal(str(DEMO), GENAI_CACHE_DIR=str(tmp_path)) as chat:
         chat.see("> ")
@@ -338,6 +339,7 @@ def test_one_question_prints_the_answer_alone(scripted: RunningServer) -> None:
         assert chat.status() == 0
 
 
+@pytest.mark.slow
 def test_piped_text_follows_the_question() -> None:
     said = "What is the capital of France?\n"
     done = run_command("chat", str(DEMO), "Answer this:", environment=clean_environment(), said=said)
